@@ -39,6 +39,13 @@ type ProfileName = Annotated[
     str, matching(PROFILE_PATTERN, "of 1 to 64 letters, digits, `.`, `_` and `-`")
 ]
 type Repositories = Annotated[list[Repository], Meta(max_length=1)]
+type EventKeys = Annotated[
+    list[Annotated[str, Meta(min_length=1, max_length=200)]], Meta(max_length=50)
+]
+type Conditions = Annotated[
+    dict[Annotated[str, Meta(min_length=1, max_length=200)], Annotated[str, Meta(max_length=1000)]],
+    Meta(max_length=20),
+]
 type Timeout = Annotated[int, Meta(ge=1, le=_YEAR_SECONDS)]
 type Dollars = Annotated[float, Meta(gt=0, le=1_000_000)]
 type Iterations = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -66,6 +73,14 @@ class OnceTrigger(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
 
 class WebhookTrigger(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="webhook"):
     """Starts a run for each delivery to `events_path` that is signed with the automation's secret."""
+
+    on: EventKeys | None = None
+    """Kinds of events that count, such as `issues.opened` or `pull_request.*`: the event that the
+    sender's header names, with the `action` of the payload behind a dot; or else the payload's
+    `type`. Null: all"""
+    when: Conditions | None = None
+    """Values that parts of the payload have to have, by names as in the prompt, such as `label.name`.
+    Null: any"""
 
 
 class ManualTrigger(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="manual"):

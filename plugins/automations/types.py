@@ -213,7 +213,7 @@ class DeliveryReceipt(msgspec.Struct, frozen=True, kw_only=True):
     received: bool
     """Always true: it is signed, and stored where it makes a run"""
     matched: int
-    """1, or 0 where the automation is disabled"""
+    """1, or 0 where the automation is disabled, or wants no deliveries of this kind"""
     runs_created: list[str]
     """Ids of the runs it has made: one, or none where it came before"""
 
