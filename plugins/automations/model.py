@@ -153,7 +153,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     name: Name
     """What it is called; conversations have it as their title"""
     description: Description | None = None
-    """What it is for; kept and shown only"""
+    """What it is for, kept and shown only; null: nothing"""
     prompt: Prompt
     """What the agent is told. `{{payload}}` stands for what a webhook has sent, and
     `{{payload.issue.title}}` for a part of it; `{{due_at}}` for the time it was due. What is put in
@@ -174,7 +174,9 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     """What becomes of the sandbox after a run: true leaves it to the server's rules, false deletes
     it, null pauses it. One that other conversations share is left alone"""
     concurrency: Concurrency = Concurrency.QUEUE
+    """What becomes of a run that is due while another one goes on"""
     missed: Missed = Missed.ONCE
+    """What becomes of due times that passed while the server was down"""
     most_missed: MostMissed = 10
     """With `missed` set to `all`, how many at most"""
     retries: Retries = 0

@@ -79,7 +79,9 @@ class AutomationUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """What becomes of the sandbox: true leaves it, false deletes it, null pauses it; left out:
     unchanged"""
     concurrency: Concurrency | UnsetType = UNSET
+    """What becomes of a run that is due while another one goes on; left out: unchanged"""
     missed: Missed | UnsetType = UNSET
+    """What becomes of due times that passed meanwhile; left out: unchanged"""
     most_missed: MostMissed | UnsetType = UNSET
     """How many missed runs are made at most; left out: unchanged"""
     retries: Retries | UnsetType = UNSET
