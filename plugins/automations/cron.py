@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import Final
-from zoneinfo import ZoneInfo
 
 import msgspec
 
@@ -161,6 +160,9 @@ def parse_zone(name: str, *, loc: tuple[str, ...] = ("body",)) -> tzinfo:
     """Return a time zone by its IANA name; raises InvalidRequest for one that is not known here."""
     if name == "UTC":
         return UTC
+    # It loads much that a server without such automations does without.
+    from zoneinfo import ZoneInfo  # noqa: PLC0415
+
     try:
         if _ZONE.fullmatch(name):
             return ZoneInfo(name)

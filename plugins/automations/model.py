@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from agentsvc.base import NO_CONTROL, stated
+from agentsvc.base import NO_CONTROL, matching, stated
 from agentsvc.extension.conversations import (
     PROFILE_PATTERN,
     Provider,
@@ -30,13 +30,22 @@ class Repository(msgspec.Struct, frozen=True, kw_only=True):
     """Where the repository is; null: where the user has a token for and it is found"""
 
 
-type Name = Annotated[str, Meta(min_length=1, max_length=500, pattern=NO_CONTROL)]
+type Name = Annotated[
+    str, matching(NO_CONTROL, "without control characters", min_length=1, max_length=500)
+]
 type Description = Annotated[str, Meta(max_length=2000)]
 type Prompt = Annotated[str, Meta(min_length=1, max_length=LONGEST_PROMPT)]
 type ProfileName = Annotated[
-    str, Meta(min_length=1, max_length=64), stated(pattern=PROFILE_PATTERN)
+    str, matching(PROFILE_PATTERN, "of 1 to 64 letters, digits, `.`, `_` and `-`")
 ]
 type Repositories = Annotated[list[Repository], Meta(max_length=1)]
+type EventKeys = Annotated[
+    list[Annotated[str, Meta(min_length=1, max_length=200)]], Meta(max_length=50)
+]
+type Conditions = Annotated[
+    dict[Annotated[str, Meta(min_length=1, max_length=200)], Annotated[str, Meta(max_length=1000)]],
+    Meta(max_length=20),
+]
 type Timeout = Annotated[int, Meta(ge=1, le=_YEAR_SECONDS)]
 type Dollars = Annotated[float, Meta(gt=0, le=1_000_000)]
 type Iterations = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -64,6 +73,14 @@ class OnceTrigger(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
 
 class WebhookTrigger(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="webhook"):
     """Starts a run for each delivery to `events_path` that is signed with the automation's secret."""
+
+    on: EventKeys | None = None
+    """Kinds of events that count, such as `issues.opened` or `pull_request.*`: the event that the
+    sender's header names, with the `action` of the payload behind a dot; or else the payload's
+    `type`. Null: all"""
+    when: Conditions | None = None
+    """Values that parts of the payload have to have, by names as in the prompt, such as `label.name`.
+    Null: any"""
 
 
 class ManualTrigger(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="manual"):
@@ -136,7 +153,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     name: Name
     """What it is called; conversations have it as their title"""
     description: Description | None = None
-    """What it is for; kept and shown only"""
+    """What it is for, kept and shown only; null: nothing"""
     prompt: Prompt
     """What the agent is told. `{{payload}}` stands for what a webhook has sent, and
     `{{payload.issue.title}}` for a part of it; `{{due_at}}` for the time it was due. What is put in
@@ -157,7 +174,9 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     """What becomes of the sandbox after a run: true leaves it to the server's rules, false deletes
     it, null pauses it. One that other conversations share is left alone"""
     concurrency: Concurrency = Concurrency.QUEUE
+    """What becomes of a run that is due while another one goes on"""
     missed: Missed = Missed.ONCE
+    """What becomes of due times that passed while the server was down"""
     most_missed: MostMissed = 10
     """With `missed` set to `all`, how many at most"""
     retries: Retries = 0

@@ -40,16 +40,18 @@ def fill(prompt: str, payload: Any, due_at: datetime) -> str:
     def put(match: re.Match[str]) -> str:
         if match[1] == "due_at":
             return f"{due_at:%Y-%m-%d %H:%M:%S} UTC"
-        return f"<{_MARK}>{_as_text(_find(payload, match[1]), longest)}</{_MARK}>"
+        return (
+            f"<{_MARK}>{_as_data(find_part(payload, match[1].split('.')[1:]), longest)}</{_MARK}>"
+        )
 
     filled = _PLACE.sub(put, prompt)
     return filled + _WARNING if count else filled
 
 
-def _find(payload: Any, name: str) -> Any:
+def find_part(payload: Any, steps: list[str]) -> Any:
     """Return a part of a payload by the names that lead to it, or None."""
     found = payload
-    for step in name.split(".")[1:]:
+    for step in steps:
         if isinstance(found, Mapping):
             found = found.get(step)
         elif isinstance(found, list) and step.isdecimal() and int(step[:9]) < len(found):
@@ -59,9 +61,13 @@ def _find(payload: Any, name: str) -> Any:
     return found
 
 
-def _as_text(value: Any, longest: int) -> str:
-    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+def as_text(value: Any) -> str:
+    """Return a part of a payload as a text: empty for none, JSON for what is no text."""
     if value is None:
-        text = ""
+        return ""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _as_data(value: Any, longest: int) -> str:
     # So that it cannot end its own mark.
-    return _MARKS.sub("data", text[:longest]).replace("\0", "")
+    return _MARKS.sub("data", as_text(value)[:longest]).replace("\0", "")

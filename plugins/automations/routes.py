@@ -2,7 +2,7 @@
 
 import asyncio
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from aiohttp import web
@@ -60,7 +60,7 @@ WAKE: Final[web.AppKey[asyncio.Event]] = web.AppKey("automations_wake")
 _ONE: Final = "/{automation_id}"
 _ORDER = msgspec.json.Decoder(AutomationOrder)
 _UPDATE = msgspec.json.Decoder(AutomationUpdate)
-_PAYLOAD = msgspec.json.Decoder(msgspec.Raw)
+_PAYLOAD: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder()
 
 
 async def get_automations(request: web.Request) -> web.Response:
@@ -200,11 +200,13 @@ async def post_delivery(request: web.Request) -> web.Response:
     if len(body) > LARGEST_DELIVERY:
         raise BodyTooLarge(f"A delivery has at most {LARGEST_DELIVERY} bytes")
     automation_id = path_id(request, "automation_id")
-    decode(body, _PAYLOAD)
+    payload = decode(body, _PAYLOAD)
     check_extremes(body, wide_integers=True)
-    is_enabled, runs = await request.app[AUTOMATIONS].deliver(automation_id, request.headers, body)
+    is_wanted, runs = await request.app[AUTOMATIONS].deliver(
+        automation_id, request.headers, body, payload
+    )
     request.app[WAKE].set()
-    receipt = DeliveryReceipt(received=True, matched=int(is_enabled), runs_created=runs)
+    receipt = DeliveryReceipt(received=True, matched=int(is_wanted), runs_created=runs)
     return json_response(receipt)
 
 

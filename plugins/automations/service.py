@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import datetime
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 import msgspec
@@ -34,7 +35,7 @@ from .model import (
     Trigger,
     WebhookTrigger,
 )
-from .prompt import check_prompt
+from .prompt import as_text, check_prompt, find_part
 from .settings import AutomationsConfig
 from .signature import key_of, new_secret
 from .table import AutomationTable, RunTable, payload_context, secret_context
@@ -43,6 +44,7 @@ MOST_WAITING: Final = 1000
 """Runs of an automation that may wait; more deliveries are refused until some have begun."""
 
 _RETRY_SECONDS: Final = 60
+_EVENT_HEADERS: Final = ("X-GitHub-Event", "X-Forgejo-Event", "X-Gitea-Event")
 
 
 class Automations:
@@ -169,11 +171,11 @@ class Automations:
         return await self._db.write(body)
 
     async def deliver(
-        self, automation_id: str, headers: Mapping[str, str], body: bytes
+        self, automation_id: str, headers: Mapping[str, str], body: bytes, payload: Any
     ) -> tuple[bool, list[str]]:
-        """Make a run for a delivery that has not come before.
+        """Make a run for a delivery that has not come before; the payload is its body, decoded.
 
-        Say whether the automation is enabled, and which runs were made. Raises NotFound,
+        Say whether it counts for the automation, and which runs were made. Raises NotFound,
         NotAuthenticated for a signature that is wrong, and QuotaExceeded while too many wait.
         """
         automation = await AutomationTable.find(self._db, automation_id)
@@ -183,13 +185,16 @@ class Automations:
         secret = Secret(self._vault.unseal(sealed, secret_context(automation_id)).decode())
         key = key_of(headers, body, secret, now())
         run = new_run(automation, key=f"delivery:{key}", source=Source.WEBHOOK)
-        payload = self._vault.seal(body, payload_context(automation_id))
+        sealed = self._vault.seal(body, payload_context(automation_id))
 
         async def write(tx: Transaction) -> tuple[bool, list[str]]:
             found = await AutomationTable.find(tx, automation_id)
-            if found is None or not found.is_enabled or not _has_webhook(found):
+            trigger = found.definition.trigger if found is not None and found.is_enabled else None
+            if found is None or not isinstance(trigger, WebhookTrigger):
                 return False, []
-            return True, [run.id] if await self._add(tx, found, run, payload) else []
+            if not is_wanted(trigger, headers, payload):
+                return False, []
+            return True, [run.id] if await self._add(tx, found, run, sealed) else []
 
         return await self._db.write(write)
 
@@ -289,6 +294,20 @@ def first_due(trigger: Trigger, after: datetime) -> datetime | None:
             )
         return moment if moment > after else None
     return None
+
+
+def is_wanted(trigger: WebhookTrigger, headers: Mapping[str, str], payload: Any) -> bool:
+    """Tell whether a delivery is of a kind, and has the values, that a trigger asks for."""
+    named = next((headers[name] for name in _EVENT_HEADERS if name in headers), None)
+    action = find_part(payload, ["type" if named is None else "action"])
+    parts = [part for part in (named, action) if isinstance(part, str)]
+    kind = ".".join(parts)
+    if trigger.on is not None and not any(fnmatchcase(kind, one) for one in trigger.on):
+        return False
+    return all(
+        as_text(find_part(payload, name.split("."))) == value
+        for name, value in (trigger.when or {}).items()
+    )
 
 
 def _has_webhook(automation: Automation) -> bool:

@@ -56,9 +56,12 @@ MIGRATIONS: Final = (
     ) STRICT;
     CREATE INDEX plugin_automations_runs_listed
         ON plugin_automations_runs (automation_id, number);
-    CREATE INDEX plugin_automations_runs_open
-        ON plugin_automations_runs (status, automation_id, number)
-        WHERE status IN ('PENDING', 'RUNNING');
+    CREATE INDEX plugin_automations_runs_due
+        ON plugin_automations_runs (due_at) WHERE status = 'PENDING';
+    CREATE INDEX plugin_automations_runs_waiting
+        ON plugin_automations_runs (automation_id, number) WHERE status = 'PENDING';
+    CREATE INDEX plugin_automations_runs_running
+        ON plugin_automations_runs (automation_id, number) WHERE status = 'RUNNING';
     """,
 )
 
@@ -92,7 +95,7 @@ _STARTABLE: Final = """
           AND x.automation_id = r.automation_id
           AND json_extract(a.definition, '$.concurrency') = 'queue'
       )
-    ORDER BY r.number
+    ORDER BY r.due_at, r.number
     LIMIT :limit
 """
 _OF_CONVERSATIONS: Final = """
@@ -347,7 +350,7 @@ class RunTable:
         sql = _RUN + " WHERE r.status = 'RUNNING'"
         if automation_id is not None:
             sql += " AND r.automation_id = :automation_id"
-        rows = await source.all(sql + " ORDER BY r.number", {"automation_id": automation_id})
+        rows = await source.all(sql, {"automation_id": automation_id})
         return [_to_run(row) for row in rows]
 
     @staticmethod

@@ -79,7 +79,9 @@ class AutomationUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """What becomes of the sandbox: true leaves it, false deletes it, null pauses it; left out:
     unchanged"""
     concurrency: Concurrency | UnsetType = UNSET
+    """What becomes of a run that is due while another one goes on; left out: unchanged"""
     missed: Missed | UnsetType = UNSET
+    """What becomes of due times that passed meanwhile; left out: unchanged"""
     most_missed: MostMissed | UnsetType = UNSET
     """How many missed runs are made at most; left out: unchanged"""
     retries: Retries | UnsetType = UNSET
@@ -213,7 +215,7 @@ class DeliveryReceipt(msgspec.Struct, frozen=True, kw_only=True):
     received: bool
     """Always true: it is signed, and stored where it makes a run"""
     matched: int
-    """1, or 0 where the automation is disabled"""
+    """1, or 0 where the automation is disabled, or wants no deliveries of this kind"""
     runs_created: list[str]
     """Ids of the runs it has made: one, or none where it came before"""
 

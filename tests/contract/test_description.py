@@ -1,6 +1,7 @@
 """The published description is one, and every word of it is true of the server."""
 
 import asyncio
+import hmac
 import io
 import json
 import tarfile
@@ -180,7 +181,7 @@ def test_exactly_the_older_generation_is_deprecated(name: str) -> None:
     assert is_old == (
         operation.path.startswith("/api/")
         and not operation.path.startswith(
-            ("/api/v1/", "/api/keys", "/api/agent-profiles", "/api/shared-")
+            ("/api/v1/", "/api/keys", "/api/agent-profiles", "/api/shared-", "/api/automation/")
         )
     )
 
@@ -277,6 +278,7 @@ async def world(
             **await _new_user(client),
             **await _new_delivery(client),
             **await _new_share(client),
+            **await _new_automation(client),
         },
     )
 
@@ -321,6 +323,22 @@ async def _new_delivery(client: Client) -> Json:
 async def _new_share(client: Client) -> Json:
     made = await client.post("/api/v1/shares", json={"conversation_id": EXAMPLE_ID})
     return {"share_id": made.json()["id"]}
+
+
+async def _new_automation(client: Client, kind: str = "manual") -> Json:
+    order = {"name": "any", "prompt": "any", "trigger": {"type": kind}}
+    made = (await client.post("/api/automation/v1", json=order)).json()
+    return {"automation_id": made["id"], "signed_with": made["secret"]}
+
+
+async def _webhook(world: World) -> Json:
+    return await _new_automation(world.user, "webhook")
+
+
+async def _run(world: World) -> Json:
+    """Return a run that has not ended yet."""
+    path = f"/api/automation/v1/{world.real['automation_id']}/dispatch"
+    return {"run_id": (await world.user.post(path)).json()["id"]}
 
 
 async def _key(world: World) -> Json:
@@ -399,6 +417,8 @@ PREPARED: Final[dict[str, Callable[[World], Awaitable[Json]]]] = {
     "delete /api/v1/users/{user_id}": _leaving_user,
     "delete /api/v1/users/{user_id}/keys/{key_id}": _key_of_user,
     "get /api/v1/archives/{archive_id}": _archive,
+    "post /api/automation/v1/events/{automation_id}": _webhook,
+    "post /api/automation/v1/runs/{run_id}/cancel": _run,
     "post /api/v1/logins": _key,
     "post /api/v1/webhooks/replays/{conversation_id}/chat/completions": _replay,
     "post /api/v1/logins/link": _link,
@@ -432,6 +452,10 @@ async def send_example(world: World, operation: Operation) -> list[str]:
         options = list(example_body(operation, real))[again]
         if operation.route.scope is Scope.PASS:
             options["headers"] = world.granted
+        if real["signed_with"] and operation.route.scope is Scope.OPEN:
+            body = json.dumps(options["json"]).encode()
+            digest = hmac.digest(real["signed_with"].encode(), body, "sha256").hex()
+            options["headers"] = {"X-Signature-256": digest}
         client = world.client_for(operation)
         path = example_path(operation, real)
         if operation.route.media == EVENT_STREAM:

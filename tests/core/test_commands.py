@@ -267,7 +267,7 @@ async def test_automations_are_made_run_switched_and_deleted(
     cron = ("--cron", "0 3 * * 1", "--timezone", "Europe/Berlin", "--prompt", "Work.")
     await commands.good(*create, "--name", "nightly", *cron)
     names = (await commands.good("automations", "template")).split()
-    assert names == ["dependencies", "review", "triage"]
+    assert names == ["dependencies", "fix", "review", "triage"]
     for name in names:
         file = tmp_path / f"{name}.toml"
         file.write_text(await commands.good("automations", "template", name))

@@ -25,7 +25,7 @@ from tests.service import Answer, Client, Service
 HOOKS = [
     route
     for route in published_routes(FAST)
-    if route.path.startswith("/api/v1/webhook-subscriptions")
+    if route.path.startswith(("/api/v1/webhook-subscriptions", "/api/automation/v1"))
 ]
 ROUTES = [*ops.ROUTES, *v0.ROUTES, *v1.ROUTES, *v1.LOGIN_ROUTES, *HOOKS]
 PAGES = {"/oauth/device/verify"}

@@ -22,7 +22,7 @@ from tests.service import Answer, Client, Service
 OF_PLUGINS = [
     route
     for route in published_routes(FAST)
-    if route.path.startswith(("/runtime", "/api/v1/webhook-subscriptions"))
+    if route.path.startswith(("/runtime", "/api/v1/webhook-subscriptions", "/api/automation/v1"))
 ]
 ROUTES = [*ops.ROUTES, *v0.ROUTES, *v1.ROUTES, *v1.LOGIN_ROUTES, *OF_PLUGINS]
 WITH_BODY = [route for route in ROUTES if route.body is not None and JSON in route.reads]

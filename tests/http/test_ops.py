@@ -113,6 +113,8 @@ ALWAYS_OPEN = {"/alive", "/health", "/ready", "/server_info", "/api/v1/web-clien
 
 
 LOGIN_OPEN = {"/api/v1/logins", "/api/v1/logins/link"}
+DELIVERIES_OPEN = {"/api/automation/v1/events/{automation_id}"}
+"""What wants a signature in place of a key."""
 DOCS_OPEN = {"/docs", "/docs/viewer.css", "/docs/viewer.js", "/docs/icon.svg"}
 
 
@@ -120,13 +122,13 @@ async def test_only_these_operations_are_open_without_the_device_login(tmp_path:
     config = Config(server=ServerConfig(device_login=False))
     app = await build_app(config, data_dir=tmp_path)
     opened = {route.path for route in mounted(app) if route.scope is Scope.OPEN}
-    assert opened == ALWAYS_OPEN | LOGIN_OPEN | DOCS_OPEN
+    assert opened == ALWAYS_OPEN | LOGIN_OPEN | DOCS_OPEN | DELIVERIES_OPEN
 
 
 async def test_the_device_login_opens_its_own_and_is_on_by_default(tmp_path: Path) -> None:
     app = await build_app(Config(), data_dir=tmp_path)
     opened = {route.path for route in mounted(app) if route.scope is Scope.OPEN}
-    assert opened - ALWAYS_OPEN - LOGIN_OPEN - DOCS_OPEN == {
+    assert opened - ALWAYS_OPEN - LOGIN_OPEN - DOCS_OPEN - DELIVERIES_OPEN == {
         "/oauth/device/authorize",
         "/oauth/device/token",
         "/oauth/device/verify",

@@ -17,6 +17,7 @@ from agentsvc.conversations.model import ConversationQuery
 from agentsvc.conversations.starting.task_table import StartTaskTable
 from agentsvc.conversations.table import ConversationTable
 from agentsvc.domain.orders import ConversationSort, StartSort
+from agentsvc.extension.tables import migrate
 from agentsvc.sandboxes.table import SandboxTable
 from agentsvc.storage.database import Database, Row
 from agentsvc.storage.paging import Page
@@ -24,9 +25,16 @@ from agentsvc.storage.vault import Vault
 from tests.plugins import part
 
 if TYPE_CHECKING:
+    from automations.table import MIGRATIONS, AutomationTable, RunTable
     from webhooks.model import DeliveryState
     from webhooks.table import DeliveryTable
 else:
+    automations = part("automations.table")
+    MIGRATIONS, AutomationTable, RunTable = (
+        automations.MIGRATIONS,
+        automations.AutomationTable,
+        automations.RunTable,
+    )
     DeliveryState = part("webhooks.model").DeliveryState
     DeliveryTable = part("webhooks.table").DeliveryTable
 
@@ -151,3 +159,21 @@ async def test_pages_of_everything_else_are_in_the_order_of_an_index(
     for state in (None, DeliveryState.PENDING, DeliveryState.FAILED):
         await DeliveryTable.search(explained, new_id(), state=state, before=7, limit=PAGE)
     assert explained.slow() == []
+
+
+async def test_what_is_due_is_found_by_an_index(explained: Explained) -> None:
+    await migrate(explained, "automations", MIGRATIONS)
+    explained.plans.clear()
+    await AutomationTable.due(explained, MOMENT, PAGE)
+    await AutomationTable.next_at(explained)
+    await RunTable.startable(explained, MOMENT, PAGE)
+    await RunTable.next_at(explained, MOMENT)
+    await RunTable.running(explained, new_id())
+    await RunTable.count_waiting(explained, new_id())
+    await RunTable.search(explained, new_id(), limit=PAGE, offset=0)
+    assert len(explained.plans) >= 7
+    assert explained.slow() == []
+    # These read what runs, and nothing else.
+    await RunTable.running(explained)
+    await RunTable.of_conversations(explained, [new_id()])
+    assert all("runs_running" in plan for plan in explained.slow())

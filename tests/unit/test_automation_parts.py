@@ -9,14 +9,17 @@ import pytest
 from tests.plugins import part
 
 if TYPE_CHECKING:
-    from automations.model import Definition, ManualTrigger, Missed
+    from automations.model import Definition, ManualTrigger, Missed, WebhookTrigger
     from automations.prompt import LONGEST, fill
     from automations.scheduler import choose
+    from automations.service import is_wanted
 else:
     model, prompt = part("automations.model"), part("automations.prompt")
     Definition, ManualTrigger, Missed = model.Definition, model.ManualTrigger, model.Missed
     LONGEST, fill = prompt.LONGEST, prompt.fill
+    WebhookTrigger = model.WebhookTrigger
     choose = part("automations.scheduler").choose
+    is_wanted = part("automations.service").is_wanted
 
 DUE = datetime(2026, 5, 1, 6, 30, tzinfo=UTC)
 PAYLOAD = {"issue": {"title": "It breaks", "labels": [{"name": "bug"}], "number": 7}}
@@ -89,3 +92,28 @@ def test_a_definition_is_stored_with_what_it_leaves_out() -> None:
     # A query reads this from what is stored.
     stored = msgspec.to_builtins(Definition(name="a", prompt="b", trigger=ManualTrigger()))
     assert stored["concurrency"] == "queue"
+
+
+@pytest.mark.parametrize(
+    ("trigger", "headers", "payload", "is_expected"),
+    [
+        ({}, {}, [], True),
+        ({"on": ["issues.opened"]}, {"X-GitHub-Event": "issues"}, {"action": "opened"}, True),
+        ({"on": ["issues.*"]}, {"X-Forgejo-Event": "issues"}, {"action": "closed"}, True),
+        ({"on": ["issues.opened"]}, {"X-Gitea-Event": "issues"}, {"action": "closed"}, False),
+        ({"on": ["issues.opened"]}, {"X-GitHub-Event": "pull"}, {"action": "opened"}, False),
+        ({"on": ["push"]}, {"X-GitHub-Event": "push"}, {"action": 7}, True),
+        ({"on": ["invoice.paid"]}, {}, {"type": "invoice.paid"}, True),
+        ({"on": ["invoice.paid"]}, {}, {"action": "paid"}, False),
+        ({"on": ["any"]}, {}, "any", False),
+        ({"on": []}, {"X-GitHub-Event": "push"}, {}, False),
+        ({"when": {"label.name": "agent"}}, {}, {"label": {"name": "agent"}}, True),
+        ({"when": {"label.name": "agent"}}, {}, {"label": {"name": "Agent"}}, False),
+        ({"when": {"label.name": "agent"}}, {}, {"label": None}, False),
+        ({"when": {"issue.number": "7", "draft": "true"}}, {}, {**PAYLOAD, "draft": True}, True),
+    ],
+)
+def test_a_delivery_counts_if_its_kind_and_values_are_asked_for(
+    trigger: dict[str, Any], headers: dict[str, str], payload: Any, is_expected: bool
+) -> None:
+    assert is_wanted(WebhookTrigger(**trigger), headers, payload) is is_expected

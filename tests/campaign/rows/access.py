@@ -44,6 +44,7 @@ OPEN: Final = frozenset(
         "/api/v1/web-client/config",
         "/api/v1/logins",
         "/api/v1/logins/link",
+        "/api/automation/v1/events/{automation_id}",
         "/docs",
         "/docs/icon.svg",
         "/docs/viewer.css",

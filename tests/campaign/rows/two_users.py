@@ -54,6 +54,8 @@ class Things:
         hook = {"url": receiver, "description": _MARK}
         subscription = (await client.post("/api/v1/webhook-subscriptions", json=hook)).json()
         key = (await client.post("/api/keys", json={"name": _MARK})).json()
+        order = {"name": _MARK, "prompt": _MARK, "trigger": {"type": "webhook"}}
+        automation = (await client.post("/api/automation/v1", json=order)).json()
         archive = await client.post(f"/api/v1/app-conversations/{conversation}/archives")
         await client.post("/api/v1/secrets", json={"name": "OWN", "value": _MARK})
         return cls(
@@ -66,6 +68,8 @@ class Things:
                 "subscription_id": subscription["id"],
                 "key_id": str(key["id"]),
                 "archive_id": archive.json()["id"],
+                "automation_id": automation["id"],
+                "run_id": new_id(),
                 "delivery_id": "1",
                 "login_id": new_id(),
                 "secret_id": "OWN",
@@ -78,6 +82,7 @@ class Things:
             "/api/v1/app-conversations/search",
             "/api/v1/sandboxes/search",
             "/api/v1/webhook-subscriptions",
+            "/api/automation/v1",
             "/api/v1/secrets/search",
             "/api/v1/archives",
             "/api/keys",

@@ -53,6 +53,8 @@ async def test_who_owns_nothing_is_deleted_at_once_with_keys_and_settings(servic
     await holder.post("/api/v1/logins", json={"api_key": holder.key})
     order = {"url": "https://receiver.invalid/hook", "changes": ["conversation"]}
     await holder.post("/api/v1/webhook-subscriptions", json=order)
+    automation = {"name": "any", "prompt": "any", "trigger": {"type": "manual"}}
+    await holder.post("/api/automation/v1", json=automation)
     await boss.put(f"{USERS}/{user_id}/quotas", json={"running_sandboxes": 5})
     assert set(await rows_of(service, user_id)) >= {"users", "api_keys", "settings", "quotas"}
 
