@@ -11,7 +11,6 @@ from aiohttp import hdrs, web
 from msgspec import Meta
 
 from agentsvc.base import (
-    BadRequest,
     Conflict,
     InvalidRequest,
     NotFound,
@@ -135,7 +134,7 @@ class SharedConversation(msgspec.Struct, frozen=True, kw_only=True):
 class SharedIds(msgspec.Struct, frozen=True, kw_only=True):
     """Which shared conversations to get."""
 
-    ids: list[str]
+    ids: Annotated[list[str], Meta(max_length=_MOST_IDS)]
     """Ids of links, at most 100"""
 
 
@@ -163,7 +162,7 @@ class SharedSearch(EventSearch, frozen=True, kw_only=True):
 class SharedEventIds(OfShared, frozen=True, kw_only=True):
     """Which shared events to get."""
 
-    id: list[str]
+    id: Annotated[list[str], Meta(max_length=_MOST_IDS)]
     """Ids of events, at most 100"""
 
 
@@ -270,8 +269,7 @@ class Sharing(Extension[SharingConfig]):
 
         In the order of the ids, null for each that shows nothing. Reading starts no sandbox.
         """
-        ids = _checked(read_query(request, SharedIds).ids)
-        readings = [await self._find(one) for one in ids]
+        readings = [await self._find(one) for one in read_query(request, SharedIds).ids]
         return json_response([one and from_reading(one) for one in readings])
 
     async def search_shared_events(self, request: web.Request) -> web.Response:
@@ -304,8 +302,8 @@ class Sharing(Extension[SharingConfig]):
         In the order of the ids, null for each that is not shown.
         """
         wanted = read_query(request, SharedEventIds)
-        ids = _checked(wanted.id)
         reading = await self._find(wanted.conversation_id)
+        ids = wanted.id
         found = [None] * len(ids) if reading is None else await reading.find_many(ids)
         return raw_json_response(raw_array(found))
 
@@ -403,12 +401,6 @@ def _articles(events: list[bytes]) -> bytes:
     return b"".join(map(article, events))
 
 
-def _checked(ids: list[str]) -> list[str]:
-    if len(ids) > _MOST_IDS:
-        raise BadRequest(f"Too many ids requested. Maximum is {_MOST_IDS}.")
-    return ids
-
-
 def answer_link(request: web.Request, link: Link) -> web.Response:
     """Answer with a link that was made."""
     return json_response(from_link(request, link), status=201)
@@ -504,7 +496,6 @@ def _reader_routes(sharing: Sharing) -> Iterable[Route]:
         "Get shared conversations",
         query=SharedIds,
         answer=list[SharedConversation | None],
-        errors=(BadRequest,),
         example=Example(query={"ids": [EXAMPLE_ID]}),
     )
     yield _open_route(
@@ -529,7 +520,6 @@ def _reader_routes(sharing: Sharing) -> Iterable[Route]:
         "Get events of a shared conversation by id",
         query=SharedEventIds,
         answer=list[StoredEvent | None],
-        errors=(BadRequest,),
         example=Example(query={"conversation_id": EXAMPLE_ID, "id": [EXAMPLE_ID]}),
     )
     yield _open_route(
