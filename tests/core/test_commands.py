@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -258,3 +259,42 @@ async def test_a_run_needs_a_task_that_can_be_done(run: Run) -> None:
     await run.start("x", "--repo", "not a repository")
     assert await run.end() == 1
     assert "error: " in run.shown
+
+
+def _files(directory: Path) -> list[Path]:
+    return [one for one in directory.rglob("*") if one.is_file()]
+
+
+async def test_a_login_is_kept_for_other_commands_and_shells_complete_ids(
+    client: Client, tmp_path: Path
+) -> None:
+    conversation_id = await client.start_conversation("[script:say]", title="to be completed")
+    environment = {"XDG_CONFIG_HOME": str(tmp_path), "AGENTSVC_URL": "", "AGENTSVC_API_KEY": ""}
+
+    async def call(*arguments: str, given: str = "", **more: str) -> Result:
+        runner = CliRunner(env={**environment, **more})
+        return await asyncio.to_thread(runner.invoke, cli, arguments, input=given)
+
+    refused = await call("login", client.base_url, "--key", "nobody's")
+    assert refused.exit_code == 1, refused.output
+    assert _files(tmp_path) == []
+    done = await call("login", client.base_url, "--key", "-", given=f"{client.key}\n")
+    assert done.exit_code == 0, done.output
+    assert f"logged in at {client.base_url}" in done.stdout
+    [kept] = _files(tmp_path)
+    assert kept.stat().st_mode & 0o077 == 0
+    listed = json.loads((await call("conversations", "list", "--json")).stdout)
+    assert [one["id"] for one in listed] == [conversation_id]
+    words = f"agentsvc conversations show {conversation_id[:2]}"
+    asked = {"COMP_WORDS": words, "COMP_CWORD": "3", "_AGENTSVC_COMPLETE": "bash_complete"}
+    program = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "agentsvc",
+        env={**os.environ, **environment, **asked},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    found, _ = await program.communicate()
+    assert found.decode().split() == [f"plain,{conversation_id[:8]}"]
+    assert (await call("logout")).exit_code == 0
+    assert _files(tmp_path) == []
