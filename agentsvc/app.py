@@ -73,6 +73,7 @@ from agentsvc.http import (
     LIVE,
     LIVE_SETTINGS,
     LOGINS,
+    MODEL_HOSTS,
     MODEL_TOKENS,
     MODELS,
     OPEN_CONNECTIONS,
@@ -122,7 +123,7 @@ from agentsvc.sandboxes import (
     check_isolation,
     kinds_of,
 )
-from agentsvc.settings import SecretStore, SettingsStore
+from agentsvc.settings import ModelHosts, SecretStore, SettingsStore
 from agentsvc.storage import Installation, Vault
 
 log = logging.getLogger(__name__)
@@ -237,6 +238,8 @@ async def _database(app: web.Application) -> AsyncIterator[None]:
     app[LOGINS] = Logins(database, app[KEYRING], lifetime=lifetime)
     app[OPEN_CONNECTIONS] = OpenConnections(app[KEYRING], app[LOGINS])
     app[SETTINGS] = SettingsStore(database, vault)
+    app[MODEL_HOSTS] = ModelHosts(database, app[CONFIG].sandboxes.model_hosts)
+    await app[MODEL_HOSTS].load()
     app[SECRETS] = SecretStore(database, vault)
     app[EVENT_BUS] = event_bus = EventBus()
     app[EVENTS] = EventLog(database, event_bus, store_deltas=app[CONFIG].events.store_deltas)
@@ -310,6 +313,7 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         settings=app[SETTINGS],
         agents=app[_AGENTS],
         git_hosts=config.git.private_hosts,
+        model_hosts=app[MODEL_HOSTS],
     )
     app[ARCHIVES] = archives = Archives(
         db=app[DATABASE],
@@ -320,7 +324,7 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         config=config.archives,
     )
     app[MODELS] = models = ModelProxy(
-        config.sandboxes.model_hosts,
+        app[MODEL_HOSTS],
         silence_seconds=config.models.silence_seconds,
         own=config.server.own_urls(),
     )

@@ -5,7 +5,7 @@ the sweep looks at all of them now and then and is the only thing that knows orp
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
 import msgspec
@@ -68,9 +68,11 @@ class Sandboxes:
         settings: SettingsStore,
         agents: AgentClient,
         git_hosts: Sequence[str] = (),
+        model_hosts: Iterable[str] = (),
     ) -> None:
         self._db = db
         self._git_hosts = git_hosts
+        self._model_hosts = model_hosts
         self._settings = settings
         self._callbacks = callbacks
         self._table = SandboxTable(db, vault)
@@ -250,8 +252,8 @@ class Sandboxes:
         """
         settings = await self._settings.find(user_id)
         of_admin = await UserTable.is_admin(self._db, user_id)
-        spec = with_models(spec, settings, self._config.model_hosts, of_admin=of_admin)
-        spec = with_local_hosts(spec, (*self._git_hosts, *self._config.model_hosts))
+        spec = with_models(spec, settings, self._model_hosts, of_admin=of_admin)
+        spec = with_local_hosts(spec, (*self._git_hosts, *self._model_hosts))
         name = spec.backend or self._config.default_backend
         places = places_of(self._registry, name, spec, self._config)
         moment = now()

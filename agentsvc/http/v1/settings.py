@@ -5,7 +5,7 @@ from typing import Final
 from aiohttp import web
 
 from agentsvc.base import BadRequest, NotFound
-from agentsvc.http.keys import CONFIG, PRINCIPAL, SECRETS, SETTINGS
+from agentsvc.http.keys import CONFIG, MODEL_HOSTS, PRINCIPAL, SECRETS, SETTINGS
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.v1.settings_schema import AGENT_SCHEMA, CONVERSATION_SCHEMA, Schema
 from agentsvc.http.v1.types_settings import (
@@ -63,7 +63,7 @@ async def post_test_model(request: web.Request) -> web.Response:
     settings = await request.app[SETTINGS].find(request[PRINCIPAL].user_id) or Settings()
     config = request.app[CONFIG]
     found = await check_model(
-        llm_of(settings), config.sandboxes.model_hosts, own=config.server.own_urls()
+        llm_of(settings), request.app[MODEL_HOSTS], own=config.server.own_urls()
     )
     return json_response(found)
 
