@@ -269,7 +269,8 @@ async def test_a_login_is_kept_for_other_commands_and_shells_complete_ids(
     client: Client, tmp_path: Path
 ) -> None:
     conversation_id = await client.start_conversation("[script:say]", title="to be completed")
-    environment = {"XDG_CONFIG_HOME": str(tmp_path), "AGENTSVC_URL": "", "AGENTSVC_API_KEY": ""}
+    kept_in = tmp_path / "config"
+    environment = {"XDG_CONFIG_HOME": str(kept_in), "AGENTSVC_URL": "", "AGENTSVC_API_KEY": ""}
 
     async def call(*arguments: str, given: str = "", **more: str) -> Result:
         runner = CliRunner(env={**environment, **more})
@@ -277,11 +278,11 @@ async def test_a_login_is_kept_for_other_commands_and_shells_complete_ids(
 
     refused = await call("login", client.base_url, "--key", "nobody's")
     assert refused.exit_code == 1, refused.output
-    assert _files(tmp_path) == []
+    assert _files(kept_in) == []
     done = await call("login", client.base_url, "--key", "-", given=f"{client.key}\n")
     assert done.exit_code == 0, done.output
     assert f"logged in at {client.base_url}" in done.stdout
-    [kept] = _files(tmp_path)
+    [kept] = _files(kept_in)
     assert kept.stat().st_mode & 0o077 == 0
     listed = json.loads((await call("conversations", "list", "--json")).stdout)
     assert [one["id"] for one in listed] == [conversation_id]
@@ -297,4 +298,4 @@ async def test_a_login_is_kept_for_other_commands_and_shells_complete_ids(
     found, _ = await program.communicate()
     assert found.decode().split() == [f"plain,{conversation_id[:8]}"]
     assert (await call("logout")).exit_code == 0
-    assert _files(tmp_path) == []
+    assert _files(kept_in) == []
