@@ -102,7 +102,7 @@ from agentsvc.sandboxes import (
     check_isolation,
     kinds_of,
 )
-from agentsvc.settings import SecretStore, SettingsStore
+from agentsvc.settings import ModelHosts, SecretStore, SettingsStore
 from agentsvc.storage import Installation, Vault
 
 log = logging.getLogger(__name__)
@@ -227,6 +227,10 @@ async def _database(app: web.Application) -> AsyncIterator[None]:
     app[keys.LOGINS] = Logins(database, app[keys.KEYRING], lifetime=lifetime)
     app[keys.OPEN_CONNECTIONS] = OpenConnections(app[keys.KEYRING], app[keys.LOGINS])
     app[keys.SETTINGS] = SettingsStore(database, vault)
+    app[keys.MODEL_HOSTS] = model_hosts = ModelHosts(
+        database, app[keys.CONFIG].sandboxes.model_hosts
+    )
+    await model_hosts.load()
     app[keys.SECRETS] = SecretStore(database, vault)
     app[keys.EVENT_BUS] = event_bus = EventBus()
     app[keys.EVENTS] = EventLog(
@@ -288,9 +292,9 @@ async def _supervisor(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _sandboxes(app: web.Application) -> AsyncIterator[None]:
-    config = app[keys.CONFIG]
+    config, model_hosts = app[keys.CONFIG], app[keys.MODEL_HOSTS]
     app[keys.SANDBOXES] = sandboxes = Sandboxes(
-        SandboxStores(app[keys.DATABASE], app[_VAULT], app[keys.SETTINGS]),
+        SandboxStores(app[keys.DATABASE], app[_VAULT], app[keys.SETTINGS], model_hosts),
         registry=app[keys.BACKENDS],
         supervisor=app[keys.SUPERVISOR],
         config=config.sandboxes,
@@ -324,9 +328,9 @@ async def _sandboxes(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _models(app: web.Application) -> AsyncIterator[None]:
-    config = app[keys.CONFIG]
+    config, model_hosts = app[keys.CONFIG], app[keys.MODEL_HOSTS]
     app[keys.MODELS] = models = ModelProxy(
-        config.sandboxes.model_hosts,
+        model_hosts,
         silence_seconds=config.models.silence_seconds,
         own=config.server.own_urls(),
     )

@@ -27,6 +27,7 @@ from agentsvc.accounts.keys import (
 from agentsvc.accounts.logins import LINK_LIFETIME, Login, Logins, LoginToken, join_parts
 from agentsvc.accounts.open_connections import LOOK_SECONDS, OpenConnections
 from agentsvc.accounts.quotas import (
+    DayOfUse,
     Quotas,
     QuotaStore,
     Used,
@@ -46,6 +47,7 @@ __all__ = [
     "AuditLog",
     "Claim",
     "ClaimState",
+    "DayOfUse",
     "DeviceLogin",
     "DeviceLogins",
     "Entry",

@@ -36,6 +36,36 @@ class Used(msgspec.Struct, frozen=True, kw_only=True):
     spent_this_month: float
 
 
+class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens that a model has used; the model is "" where nobody knows."""
+
+    model: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+NONE: Final = Tokens()
+
+
+class DayOfUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user has used of one model in a day of UTC."""
+
+    day: str
+    """The day, such as `2026-01-31`"""
+    user_id: str
+    """Id of the user"""
+    user_name: str
+    """Name of the user"""
+    model: str
+    """Provider and name of the model; empty where nobody knows"""
+    prompt_tokens: int
+    """Tokens the model was told"""
+    completion_tokens: int
+    """Tokens the model has said"""
+    dollars: float
+    """US dollars that cost, as far as the price is known"""
+
+
 class QuotaStore:
     """The limits of every user."""
 
@@ -56,6 +86,11 @@ class QuotaStore:
         day, month = await _spent(self._db, user_id, moment)
         starts = await QuotaTable.starts(self._db, user_id, moment - _HOUR)
         return Used(conversations_last_hour=len(starts), spent_today=day, spent_this_month=month)
+
+    async def days(self, days: int, user_id: str | None = None) -> list[DayOfUse]:
+        """Return what was used in the last days, of one user or of all, the first day first."""
+        since = _day_of(values.now() - (days - 1) * _DAY)
+        return await QuotaTable.days(self._db, since, user_id)
 
 
 async def find_running(reader: Queryable, user_id: str) -> int | None:
@@ -112,9 +147,9 @@ async def note_start(tx: Transaction, user_id: str) -> None:
     await QuotaTable.insert_start(tx, user_id, moment)
 
 
-async def note_spend(tx: Transaction, user_id: str, dollars: float) -> str:
+async def note_spend(tx: Transaction, user_id: str, dollars: float, used: Tokens = NONE) -> str:
     """Count what something has cost; return why no more may be spent, or an empty text."""
-    await QuotaTable.add_spend(tx, user_id, _day_of(values.now()), dollars)
+    await QuotaTable.add_spend(tx, user_id, _day_of(values.now()), dollars, used)
     try:
         await check_spend(tx, user_id)
     except QuotaExceeded as exc:
@@ -217,20 +252,45 @@ class QuotaTable:
     async def spend(reader: Queryable, user_id: str, month: str) -> dict[str, float]:
         """Return what a user has spent on each day of a month."""
         sql = """
-            SELECT day, dollars
+            SELECT day, SUM(dollars) AS dollars
             FROM spending
             WHERE user_id = :user_id AND day BETWEEN :month AND :month || '~'
+            GROUP BY day
         """
         rows = await reader.all(sql, {"user_id": user_id, "month": month})
         return {row["day"]: row["dollars"] for row in rows}
 
     @staticmethod
-    async def add_spend(tx: Transaction, user_id: str, day: str, dollars: float) -> int:
+    async def days(reader: Queryable, since: str, user_id: str | None) -> list[DayOfUse]:
+        """Return what was used since a day, of one user or of all."""
+        sql = """
+            SELECT s.day, s.user_id, u.name AS user_name, s.model, s.prompt_tokens,
+                s.completion_tokens, s.dollars
+            FROM spending AS s
+            JOIN users AS u ON u.id = s.user_id
+            WHERE s.day >= :since AND (:user_id IS NULL OR s.user_id = :user_id)
+            ORDER BY s.day, u.name, s.model
+        """
+        rows = await reader.all(sql, {"since": since, "user_id": user_id})
+        return [DayOfUse(**row) for row in rows]
+
+    @staticmethod
+    async def add_spend(
+        tx: Transaction, user_id: str, day: str, dollars: float, used: Tokens = NONE
+    ) -> int:
         """Add to what a user has spent on a day."""
         sql = """
-            INSERT INTO spending (user_id, day, dollars)
-            VALUES (:user_id, :day, :dollars)
-            ON CONFLICT (user_id, day) DO UPDATE
-            SET dollars = dollars + excluded.dollars
+            INSERT INTO spending (user_id, day, model, prompt_tokens, completion_tokens, dollars)
+            VALUES (:user_id, :day, :model, :prompt_tokens, :completion_tokens, :dollars)
+            ON CONFLICT (user_id, day, model) DO UPDATE
+            SET prompt_tokens = prompt_tokens + excluded.prompt_tokens,
+                completion_tokens = completion_tokens + excluded.completion_tokens,
+                dollars = dollars + excluded.dollars
         """
-        return await tx.run(sql, {"user_id": user_id, "day": day, "dollars": dollars})
+        params = {
+            "user_id": user_id,
+            "day": day,
+            "dollars": dollars,
+            **msgspec.structs.asdict(used),
+        }
+        return await tx.run(sql, params)

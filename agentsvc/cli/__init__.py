@@ -21,7 +21,7 @@ from agentsvc.cli import certificates
 
 GROUPS: Final = {
     "Conversations": ("run", "chat", "conversations", "sandboxes", "status", "open"),
-    "Settings": ("settings", "secrets", "users", "keys"),
+    "Settings": ("login", "logout", "settings", "secrets", "users", "keys"),
     "Server": ("serve", "demo", "config", "doctor", "systemd", "deploy", "images", "plugins"),
     "Data": ("backup", "restore", "prune", "db", "audit"),
     "Reference": ("openapi", "sbom", "completion"),

@@ -5,9 +5,9 @@ from pathlib import Path
 import click
 
 from agentsvc.accounts import COMMAND_LINE, AuditLog, Entry, EntryQuery, Users
-from agentsvc.cli.options import config_option, data_dir_option, example
+from agentsvc.cli.options import config_option, data_dir_option, example, json_option
 from agentsvc.cli.stored import places_of, run_on
-from agentsvc.cli.text import columns
+from agentsvc.cli.text import print_table
 from agentsvc.storage import Database
 
 _TITLES = ("AT (UTC)", "WHO", "KEY", "ACTION", "SUBJECT", "STATUS", "FROM")
@@ -18,6 +18,7 @@ _TITLES = ("AT (UTC)", "WHO", "KEY", "ACTION", "SUBJECT", "STATUS", "FROM")
 @click.option("--text", metavar="TEXT", help="Only what has this in its action or subject.")
 @click.option("--refused", is_flag=True, help="Only what was answered by an error.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, help="How many entries.")
+@json_option
 @data_dir_option
 @config_option
 def command(
@@ -26,6 +27,7 @@ def command(
     text: str | None,
     refused: bool,
     limit: int,
+    as_json: bool,
     data_dir: str | None,
     config_file: Path | None,
 ) -> None:
@@ -40,8 +42,7 @@ def command(
         return (await AuditLog(database).search(query, limit=limit))[0]
 
     rows = [_row(entry) for entry in run_on(places_of(data_dir, config_file), body)]
-    for line in columns(_TITLES, rows):
-        click.echo(line)
+    print_table(_TITLES, rows, as_json=as_json)
 
 
 def _row(entry: Entry) -> tuple[str, ...]:

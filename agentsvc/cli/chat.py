@@ -13,9 +13,9 @@ import click
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import V1, Api
 from agentsvc.cli.options import example
-from agentsvc.cli.server import ServerChoice, get_api, server_options
+from agentsvc.cli.server import Id, ServerChoice, get_api, server_options
 from agentsvc.cli.talk import (
-    SHORT_ID,
+    CONVERSATIONS,
     Record,
     answer_agent,
     ask_agent,
@@ -24,6 +24,7 @@ from agentsvc.cli.talk import (
     spent,
     wake,
 )
+from agentsvc.cli.text import SHORT_ID
 
 _AGAIN_SECONDS: Final = 1.0
 _HELP: Final = """\
@@ -42,7 +43,13 @@ Anything else is a message to the agent, also while it works."""
     epilog=example('agentsvc chat "Find out why the tests fail"', "agentsvc chat --id 7c9e6679"),
 )
 @click.argument("task", metavar="[TASK]", required=False)
-@click.option("--id", "conversation_id", metavar="ID", help="Go on with this conversation.")
+@click.option(
+    "--id",
+    "conversation_id",
+    type=Id(CONVERSATIONS),
+    metavar="ID",
+    help="Go on with this conversation.",
+)
 @click.option("--repo", metavar="URL", help="Repository to clone first: its URL, or OWNER/NAME.")
 @server_options
 def command(

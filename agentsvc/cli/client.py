@@ -30,9 +30,11 @@ _NOT_AUTHENTICATED: Final = 401
 class Refused(CommandFailed):
     """The server answered, and not with what was asked for."""
 
-    def __init__(self, status: int, message: str, hint: str = "") -> None:
+    def __init__(self, status: int, message: str, hint: str = "", *, error: str = "") -> None:
+        """Keep the status, and the `error` that the answer names."""
         super().__init__(message, hint)
         self.status = status
+        self.error = error
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,7 +174,7 @@ def _refusal(status: int, text: bytes) -> Refused:
     if isinstance(detail, list):
         detail = "; ".join(f"{_place(one.get('loc'))}: {one.get('msg')}" for one in detail)
     hint = "name a key that is valid with --key" if status == _NOT_AUTHENTICATED else ""
-    return Refused(status, f"{detail}", hint)
+    return Refused(status, f"{detail}", hint, error=str(body.get("error") or ""))
 
 
 def _place(loc: Any) -> str:

@@ -11,10 +11,9 @@ import click
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import PAGE, V1
 from agentsvc.cli.options import example, json_option, yes_option
-from agentsvc.cli.server import ServerChoice, get_api, server_options
+from agentsvc.cli.server import Id, ServerChoice, get_api, server_options
 from agentsvc.cli.talk import (
     CONVERSATIONS,
-    SHORT_ID,
     Record,
     answer_agent,
     ask_agent,
@@ -24,7 +23,7 @@ from agentsvc.cli.talk import (
     send_message,
     wake,
 )
-from agentsvc.cli.text import ago, columns, fields, json_text, short, terminal_width
+from agentsvc.cli.text import SHORT_ID, ago, columns, fields, json_text, short, terminal_width
 from agentsvc.cli.text import confirm as ask_to_confirm
 
 _SHOWN: Final = (
@@ -98,7 +97,7 @@ def _state(item: Record) -> str:
 
 
 @command.command(epilog=example("agentsvc conversations show 7c9e66797425"))
-@click.argument("conversation_id", metavar="ID")
+@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
 @json_option
 @server_options
 def show(conversation_id: str, *, as_json: bool, server: ServerChoice) -> None:
@@ -121,7 +120,7 @@ def show(conversation_id: str, *, as_json: bool, server: ServerChoice) -> None:
 @command.command(
     epilog=example('agentsvc conversations send 7c9e66797425 "Now write the tests" --follow')
 )
-@click.argument("conversation_id", metavar="ID")
+@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
 @click.argument("text", metavar="TEXT")
 @click.option(
     "--follow", "is_followed", is_flag=True, help="Show what the agent does until it is done."
@@ -149,7 +148,7 @@ def send(
 
 
 @command.command(epilog=example("agentsvc conversations follow 7c9e66797425"))
-@click.argument("conversation_id", metavar="ID")
+@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
 @json_option
 @server_options
 def follow(conversation_id: str, *, as_json: bool, server: ServerChoice) -> None:
@@ -160,7 +159,7 @@ def follow(conversation_id: str, *, as_json: bool, server: ServerChoice) -> None
 
 
 @command.command(epilog=example("agentsvc conversations confirm 7c9e66797425"))
-@click.argument("conversation_id", metavar="ID")
+@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
 @server_options
 def confirm(conversation_id: str, *, server: ServerChoice) -> None:
     """Let the agent do what it asks for."""
@@ -173,7 +172,7 @@ def confirm(conversation_id: str, *, server: ServerChoice) -> None:
 @command.command(
     epilog=example('agentsvc conversations reject 7c9e66797425 --reason "Use the test database"')
 )
-@click.argument("conversation_id", metavar="ID")
+@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
 @click.option("--reason", default="", metavar="TEXT", help="Tell the agent why.")
 @server_options
 def reject(conversation_id: str, *, reason: str, server: ServerChoice) -> None:
@@ -186,7 +185,7 @@ def reject(conversation_id: str, *, reason: str, server: ServerChoice) -> None:
 
 
 @command.command(epilog=example("agentsvc conversations interrupt 7c9e66797425"))
-@click.argument("conversation_id", metavar="ID")
+@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
 @server_options
 def interrupt(conversation_id: str, *, server: ServerChoice) -> None:
     """Break off what the agent is doing; its sandbox goes on."""
@@ -197,7 +196,7 @@ def interrupt(conversation_id: str, *, server: ServerChoice) -> None:
 
 
 @command.command(epilog=example("agentsvc conversations pause 7c9e66797425 --now"))
-@click.argument("conversation_id", metavar="ID")
+@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
 @click.option("--now", is_flag=True, help="Break off what the agent is doing.")
 @server_options
 def pause(conversation_id: str, *, now: bool, server: ServerChoice) -> None:
@@ -209,7 +208,7 @@ def pause(conversation_id: str, *, now: bool, server: ServerChoice) -> None:
 
 
 @command.command(epilog=example("agentsvc conversations resume 7c9e66797425"))
-@click.argument("conversation_id", metavar="ID")
+@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
 @server_options
 def resume(conversation_id: str, *, server: ServerChoice) -> None:
     """Let a paused agent go on, and its sandbox before that."""
@@ -220,7 +219,7 @@ def resume(conversation_id: str, *, server: ServerChoice) -> None:
 
 
 @command.command(epilog=example("agentsvc conversations delete 7c9e66797425 --yes"))
-@click.argument("conversation_id", metavar="ID")
+@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
 @yes_option
 @server_options
 def delete(conversation_id: str, *, yes: bool, server: ServerChoice) -> None:
@@ -233,7 +232,7 @@ def delete(conversation_id: str, *, yes: bool, server: ServerChoice) -> None:
 
 
 @command.command(epilog=example("agentsvc conversations export 7c9e66797425 --output talk.zip"))
-@click.argument("conversation_id", metavar="ID")
+@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),

@@ -10,10 +10,10 @@ import click
 from agentsvc.accounts import ApiKey, DeviceLogins, KeyRing, KeyScope, Role
 from agentsvc.base import NotFound, Secret, now
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.options import config_option, data_dir_option, example
+from agentsvc.cli.options import config_option, data_dir_option, example, json_option
 from agentsvc.cli.secretoutput import output_option, secret_output
 from agentsvc.cli.stored import places_of, run_on
-from agentsvc.cli.text import columns
+from agentsvc.cli.text import print_table
 from agentsvc.config import DataDirectory
 from agentsvc.storage import Database, change_master_key, lock_data_dir
 
@@ -76,9 +76,10 @@ def create(
 
 
 @command.command("list", epilog=example("agentsvc keys list"))
+@json_option
 @data_dir_option
 @config_option
-def list_keys(data_dir: str | None, config_file: Path | None) -> None:
+def list_keys(*, as_json: bool, data_dir: str | None, config_file: Path | None) -> None:
     """List all keys, revoked ones included; their values are not stored."""
     rows = [
         (
@@ -94,8 +95,7 @@ def list_keys(data_dir: str | None, config_file: Path | None) -> None:
         for key in _run(places_of(data_dir, config_file), KeyRing.list_keys)
     ]
     titles = ("ID", "USER", "NAME", "SCOPE", "KEY", "CREATED (UTC)", "LAST USED", "STATE")
-    for line in columns(titles, rows):
-        click.echo(line)
+    print_table(titles, rows, as_json=as_json)
 
 
 @command.command(epilog=example("agentsvc keys revoke 2"))

@@ -6,7 +6,7 @@ import click
 
 from agentsvc.cli.client import PAGE, Api
 from agentsvc.cli.options import example, json_option, yes_option
-from agentsvc.cli.server import ServerChoice, get_api, server_options
+from agentsvc.cli.server import Id, ServerChoice, get_api, server_options
 from agentsvc.cli.talk import SANDBOXES, only
 from agentsvc.cli.text import columns, confirm, fields, json_text, moment, short
 
@@ -47,7 +47,7 @@ def list_sandboxes(*, limit: int, as_json: bool, server: ServerChoice) -> None:
 
 
 @command.command(epilog=example("agentsvc sandboxes show 5WPXcz"))
-@click.argument("sandbox_id", metavar="ID")
+@click.argument("sandbox_id", type=Id(SANDBOXES), metavar="ID")
 @json_option
 @server_options
 def show(sandbox_id: str, *, as_json: bool, server: ServerChoice) -> None:
@@ -61,7 +61,7 @@ def show(sandbox_id: str, *, as_json: bool, server: ServerChoice) -> None:
 
 
 @command.command(epilog=example("agentsvc sandboxes pause 5WPXcz"))
-@click.argument("sandbox_id", metavar="ID")
+@click.argument("sandbox_id", type=Id(SANDBOXES), metavar="ID")
 @server_options
 def pause(sandbox_id: str, *, server: ServerChoice) -> None:
     """Pause the sandbox with this ID; its files stay."""
@@ -69,7 +69,7 @@ def pause(sandbox_id: str, *, server: ServerChoice) -> None:
 
 
 @command.command(epilog=example("agentsvc sandboxes resume 5WPXcz"))
-@click.argument("sandbox_id", metavar="ID")
+@click.argument("sandbox_id", type=Id(SANDBOXES), metavar="ID")
 @server_options
 def resume(sandbox_id: str, *, server: ServerChoice) -> None:
     """Let the paused sandbox with this ID go on."""
@@ -77,7 +77,7 @@ def resume(sandbox_id: str, *, server: ServerChoice) -> None:
 
 
 @command.command(epilog=example("agentsvc sandboxes delete 5WPXcz --yes"))
-@click.argument("sandbox_id", metavar="ID")
+@click.argument("sandbox_id", type=Id(SANDBOXES), metavar="ID")
 @yes_option
 @server_options
 def delete(sandbox_id: str, *, yes: bool, server: ServerChoice) -> None:
@@ -90,7 +90,7 @@ def delete(sandbox_id: str, *, yes: bool, server: ServerChoice) -> None:
 
 
 @command.command(epilog=example("agentsvc sandboxes logs 5WPXcz | grep -i error"))
-@click.argument("sandbox_id", metavar="ID")
+@click.argument("sandbox_id", type=Id(SANDBOXES), metavar="ID")
 @server_options
 def logs(sandbox_id: str, *, server: ServerChoice) -> None:
     """Print the last lines that the sandbox with this ID has written."""

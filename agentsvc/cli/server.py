@@ -8,12 +8,14 @@ from typing import Any
 
 import click
 import msgspec
+from click.shell_completion import CompletionItem
 
-from agentsvc.base import Secret
+from agentsvc.base import AgentsvcError, Secret
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import Api
 from agentsvc.cli.options import Decorator, config_option, data_dir_of, data_dir_option, load_config
-from agentsvc.config import KEY_VARIABLE, URL_VARIABLE, DataDirectory
+from agentsvc.cli.text import SHORT_ID, short
+from agentsvc.config import KEY_VARIABLE, URL_VARIABLE, DataDirectory, schema
 
 
 class ServerChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,20 +52,74 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
 _url_option: Decorator = click.option(
     "--url",
     metavar="URL",
-    help=f"Server to talk to; otherwise {URL_VARIABLE}, then the one on the data directory.",
+    help=f"Server to talk to; otherwise {URL_VARIABLE}, then that of the login, then the one on the"
+    " data directory.",
 )
 _key_option: Decorator = click.option(
     "--key",
     "api_key",
     metavar="KEY",
-    help=f"API key; otherwise {KEY_VARIABLE}, then one of the data directory.",
+    help=f"API key; otherwise {KEY_VARIABLE}, then that of the login, then one of the data directory.",
 )
+
+
+class Id(click.ParamType[str]):
+    """The id of something that a search lists, or its beginning; shells complete it."""
+
+    name = "id"
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return the latest ones, with their titles; none where no server answers."""
+        given = ctx.params
+        chosen = ServerChoice(
+            url=given.get("url"),
+            key=given.get("api_key"),
+            data_dir=given.get("data_dir"),
+            config_file=given.get("config_file"),
+        )
+        try:
+            api = find_api(chosen)
+            found = api.call("GET", f"{self._path}/search")["items"] if api else []
+        except (AgentsvcError, click.ClickException):
+            return []
+        return [
+            CompletionItem(one["id"][:SHORT_ID], help=short(one.get("title") or one.get("status")))
+            for one in found
+            if one["id"].startswith(incomplete.lower())
+        ]
+
+
+class Login(msgspec.Struct, frozen=True, kw_only=True):
+    """The server that commands are for until `agentsvc logout`."""
+
+    url: str
+    key: str
+
+
+def login_file() -> Path:
+    """Return where `agentsvc login` keeps the server and the key."""
+    return schema.config_dir(os.environ) / "login.json"
+
+
+def find_login() -> Login | None:
+    """Return who is logged in where, if anybody is."""
+    try:
+        return msgspec.json.decode(login_file().read_bytes(), type=Login)
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 def find_api(chosen: ServerChoice) -> Api | None:
     """Return the server to talk to, or None where none is named and none runs beside this command."""
     url = chosen.url or os.environ.get(URL_VARIABLE)
     key = chosen.key or os.environ.get(KEY_VARIABLE)
+    if not chosen.data_dir and (login := find_login()) and (not url or url == login.url):
+        url, key = login.url, key or login.key
     if url and key:
         return Api(url, Secret(key))
     places = data_dir_of(load_config(chosen.config_file, server__data_dir=chosen.data_dir))
@@ -90,7 +146,7 @@ def get_api(chosen: ServerChoice) -> Api:
     if api is None:
         raise CommandFailed(
             "no server runs on the data directory",
-            "start one with `agentsvc serve`, or name one with --url and --key",
+            "start one with `agentsvc serve`, or log in to one with `agentsvc login URL`",
         )
     return api
 

@@ -8,8 +8,8 @@ import click
 from agentsvc.cli.client import PAGE
 from agentsvc.cli.options import example, json_option
 from agentsvc.cli.server import ServerChoice, get_api, server_options
-from agentsvc.cli.talk import CONVERSATIONS, SANDBOXES, SHORT_ID, Record
-from agentsvc.cli.text import json_text, short
+from agentsvc.cli.talk import CONVERSATIONS, SANDBOXES, Record
+from agentsvc.cli.text import SHORT_ID, json_text, short
 
 _MOST = 500
 _WAITING = "waiting_for_confirmation"

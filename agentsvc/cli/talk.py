@@ -13,9 +13,6 @@ SANDBOXES: Final = f"{V1}/sandboxes"
 
 type Record = dict[str, Any]
 
-SHORT_ID: Final = 8
-"""How many characters of an id people are shown; commands take any beginning that is enough."""
-
 _ID_LENGTH: Final = 32
 _WAKE_SECONDS: Final = 300.0
 _LOOK_SECONDS: Final = 0.3

@@ -12,6 +12,9 @@ import click
 from agentsvc.base import now
 from agentsvc.cli import CommandFailed
 
+SHORT_ID: Final = 8
+"""How many characters of an id people are shown; commands take any beginning that is enough."""
+
 _SHOWN = 60
 _CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 """Terminals obey these, too, and JSON does not escape them."""
@@ -30,6 +33,16 @@ def columns(
         cells = (cell.ljust(wide) for cell, wide in zip(row, widths, strict=True))
         line = "  ".join(cells).rstrip()
         yield line if width is None or len(line) <= width else f"{line[: width - 1]}…"
+
+
+def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, as_json: bool) -> None:
+    """Print rows as a table, or as JSON with the titles of the columns as names."""
+    if as_json:
+        names = [title.partition(" (")[0].lower().replace(" ", "_") for title in head]
+        click.echo(json_text([dict(zip(names, row, strict=True)) for row in rows]))
+        return
+    for line in columns(head, rows, width=terminal_width()):
+        click.echo(line)
 
 
 def terminal_width() -> int | None:

@@ -8,9 +8,9 @@ import msgspec
 from msgspec import UNSET
 
 from agentsvc.accounts import Quotas, QuotaStore, Role, Used, User, UserPatch, Users
-from agentsvc.cli.options import config_option, data_dir_option, example, yes_option
+from agentsvc.cli.options import config_option, data_dir_option, example, json_option, yes_option
 from agentsvc.cli.stored import places_of, run_on
-from agentsvc.cli.text import columns, confirm
+from agentsvc.cli.text import columns, confirm, print_table
 from agentsvc.conversations import PendingUserDeletion, let_go
 from agentsvc.storage import Database
 
@@ -69,9 +69,10 @@ def create(name: str, role: str, data_dir: str | None, config_file: Path | None)
 
 
 @command.command("list", epilog=example("agentsvc users list"))
+@json_option
 @data_dir_option
 @config_option
-def list_users(data_dir: str | None, config_file: Path | None) -> None:
+def list_users(*, as_json: bool, data_dir: str | None, config_file: Path | None) -> None:
     """List all users."""
     rows = [
         (
@@ -83,8 +84,7 @@ def list_users(data_dir: str | None, config_file: Path | None) -> None:
         )
         for user in _run(data_dir, config_file, Users.list_all)
     ]
-    for line in columns(("ID", "NAME", "ROLE", "CREATED (UTC)", "STATE"), rows):
-        click.echo(line)
+    print_table(("ID", "NAME", "ROLE", "CREATED (UTC)", "STATE"), rows, as_json=as_json)
 
 
 @command.command("set", epilog=example("agentsvc users set ann --role member"))

@@ -463,8 +463,13 @@ def find_file(named: Path | None, environ: Mapping[str, str]) -> Path | None:
         return _existing(named, "--config")
     if variable := environ.get(CONFIG_VARIABLE):
         return _existing(Path(variable), CONFIG_VARIABLE)
-    usual = _xdg(environ, "XDG_CONFIG_HOME", ".config") / "agentsvc" / "config.toml"
+    usual = config_dir(environ) / "config.toml"
     return usual if usual.is_file() else None
+
+
+def config_dir(environ: Mapping[str, str]) -> Path:
+    """Return the user's usual place for configuration."""
+    return _xdg(environ, "XDG_CONFIG_HOME", ".config") / "agentsvc"
 
 
 def data_dir(config: Config, environ: Mapping[str, str]) -> Path:

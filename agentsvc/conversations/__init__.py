@@ -18,7 +18,8 @@ from agentsvc.conversations.export import Exports
 from agentsvc.conversations.files import USUAL_ROOT, ConversationFiles, HookEvent, Skill
 from agentsvc.conversations.live_settings import LiveSettings, UserSkill
 from agentsvc.conversations.message_queue import MessageQueue, Queued
-from agentsvc.conversations.message_queue_table import PendingKind
+from agentsvc.conversations.message_queue_table import Pending, PendingKind
+from agentsvc.conversations.message_search import FoundMessage, find_messages
 from agentsvc.conversations.model import (
     SANDBOX_GONE,
     Conversation,
@@ -100,6 +101,7 @@ __all__ = [
     "Exports",
     "Facts",
     "Figures",
+    "FoundMessage",
     "Generation",
     "HookEvent",
     "IdleSandbox",
@@ -110,6 +112,7 @@ __all__ = [
     "Metrics",
     "ModelToken",
     "ModelTokens",
+    "Pending",
     "PendingKind",
     "PendingUserDeletion",
     "ProviderPass",
@@ -135,6 +138,7 @@ __all__ = [
     "error_event",
     "find_idle",
     "find_idle_by_rules",
+    "find_messages",
     "first_message",
     "give_up_idle",
     "keep_to_age",

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.accounts import quotas
 from agentsvc.agentserver import AgentClient, AgentServer, ConversationInfo
 from agentsvc.base import (
     AgentsvcError,
@@ -37,7 +36,7 @@ from agentsvc.conversations.event_log import (
     read_head,
 )
 from agentsvc.conversations.model import Conversation, Facts, TitleSource
-from agentsvc.conversations.model_usage import find_usage
+from agentsvc.conversations.model_usage import find_usage, note_use, used_of
 from agentsvc.conversations.state_masking import mask_state
 from agentsvc.conversations.stores import ConversationStores
 from agentsvc.domain import ExecutionStatus
@@ -427,13 +426,11 @@ def _read_timestamp(raw: bytes) -> str:
 
 async def _note_spend(tx: Transaction, before: Conversation, after: Conversation) -> str:
     """Count what has been spent since; return why no more may be, or an empty text."""
-    if facts.cost_of(after) <= facts.cost_of(before):
-        # An agent server that was restarted may have begun to count anew.
+    if after.metrics == before.metrics:
         return ""
     # What went through this server was counted then.
-    counted = (await find_usage(tx, before.id)).dollars or 0.0
-    dollars = max(facts.cost_of(after), counted) - max(facts.cost_of(before), counted)
-    return await quotas.note_spend(tx, before.user_id, dollars)
+    counted = await find_usage(tx, before.id)
+    return await note_use(tx, after, used_of(before, counted), used_of(after, counted))
 
 
 def _budget_event(conversation: Conversation) -> bytes:

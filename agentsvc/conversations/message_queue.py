@@ -72,6 +72,10 @@ class Queued(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its sandbox runs, or has to be started first."""
 
 
+class _Cancelled(AgentsvcError):
+    """A message was cancelled before its agent was told it."""
+
+
 class MessageQueue:
     """Takes what users tell their agents, and tells each agent as soon as that is possible."""
 
@@ -185,6 +189,27 @@ class MessageQueue:
         view = await self._conversations.get(user_id, conversation_id, include_starting=True)
         _require_future(view)
         return await self._take(view, _new(view, PendingKind.MESSAGE, message, run=run), most)
+
+    async def waiting(self, user_id: str, reference: str) -> list[Pending]:
+        """Return the messages that wait, in their order; `reference` as for `queue`."""
+        conversation_id = await self._resolve(user_id, reference)
+        return await self._table.messages(self._db, conversation_id)
+
+    async def cancel(self, user_id: str, reference: str, message_id: str) -> None:
+        """Remove a message that waits; raises NotFound, and Conflict where its agent was sent it."""
+        conversation_id = await self._resolve(user_id, reference)
+
+        async def body(tx: Transaction) -> Pending:
+            messages = await self._table.messages(tx, conversation_id)
+            found = next((one for one in messages if one.id == message_id), None)
+            if found is None:
+                raise NotFound("No such message waits; the agent may have it by now")
+            if found.is_tried:
+                raise Conflict("The agent has been sent this message, and reads it after its step")
+            await self._forget(tx, user_id, found)
+            return found
+
+        self._settle(await self._db.write(body))
 
     async def deliver_all(self) -> None:
         """Try to hand over whatever waits; called now and then, and once after a start."""
@@ -335,11 +360,15 @@ class MessageQueue:
         async def begin(last_event: str) -> bool:
             nonlocal is_tried
             is_to_run = await self._db.write(lambda tx: self._table.begin(tx, pending, last_event))
+            if is_to_run is None:
+                raise _Cancelled("The message was cancelled")
             is_tried = True
             return is_to_run
 
         try:
             await deliver_once(agent, pending, begin)
+        except _Cancelled:
+            return True
         except (AgentRefused, NotFound, Conflict) as exc:
             await self._fail(user_id, pending, exc)
         except AgentUnavailable as exc:

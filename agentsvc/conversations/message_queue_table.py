@@ -142,11 +142,22 @@ class PendingTable:
         row = await reader.one(sql, values)
         return _from_row(row) if row else None
 
-    async def begin(self, tx: Transaction, pending: Pending, last_event: str) -> bool:
+    async def messages(self, reader: Queryable, conversation_id: str) -> list[Pending]:
+        """Return the messages that wait in a conversation, in their order."""
+        sql = """
+            SELECT id, conversation_id, kind, message, run, about, last_event, said_before, is_tried
+            FROM pending_messages
+            WHERE conversation_id = :conversation_id AND kind = 'message'
+            ORDER BY seq
+        """
+        rows = await reader.all(sql, {"conversation_id": conversation_id})
+        return [_from_row(row) for row in rows]
+
+    async def begin(self, tx: Transaction, pending: Pending, last_event: str) -> bool | None:
         """Note that it is being tried, and where the agent's log ended before.
 
-        Returns whether the agent is still to go on with it. With what was told before a stop it is
-        not to go on any more.
+        Returns whether the agent is still to go on with it, None for one that was cancelled. With
+        what was told before a stop it is not to go on any more.
         """
         sql = """
             UPDATE pending_messages
@@ -157,7 +168,7 @@ class PendingTable:
         sql = "SELECT seq, run FROM pending_messages WHERE id = :id"
         row = await tx.one(sql, {"id": pending.id})
         if row is None:
-            return False
+            return None
         if pending.kind in STOPS:
             await self._stop_runs(tx, pending.conversation_id, row["seq"])
         return bool(row["run"])

@@ -1,5 +1,6 @@
 """Records of conversations and start tasks. Pure."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Final
@@ -118,7 +119,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     `synced_to` nothing is missing. `budget_stop_cost` is the cost at which the run was last
     stopped for its budget; while `is_stop_due` the agent server has still to be told. `event_bytes`
     is the size of all events that its sandbox has reported. One that `is_adopted` was not started
-    by this server. At `run_asked_at` the agent was last told to go on.
+    by this server. At `run_asked_at` the agent was last told to go on. `labels` are the user's.
     """
 
     status_at: str = ""
@@ -129,6 +130,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     is_stop_due: bool = False
     event_bytes: int = 0
     is_adopted: bool = False
+    labels: tuple[str, ...] = ()
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,6 +236,7 @@ class ConversationPatch(msgspec.Struct, frozen=True, kw_only=True):
     repository: str | UnsetType | None = UNSET
     branch: str | UnsetType | None = UNSET
     provider: Provider | UnsetType | None = UNSET
+    labels: Sequence[str] | UnsetType | None = UNSET
 
 
 def default_title(conversation_id: str) -> str:

@@ -34,7 +34,9 @@ from agentsvc.conversations.model_usage import (
     find_usage,
     forget_call,
     note_call,
+    note_use,
     open_calls,
+    used_of,
 )
 from agentsvc.conversations.stores import ConversationStores
 from agentsvc.domain import Llm
@@ -239,12 +241,10 @@ class ModelTokens:
         conversation = await self._table.find(conversation_id, tx)
         if conversation is None:
             return
-        reported = facts.cost_of(conversation)
-        before = max(reported, (await find_usage(tx, conversation.id)).dollars or 0.0)
+        before = used_of(conversation, await find_usage(tx, conversation.id))
         await add_usage(tx, conversation.id, usage)
-        after = max(reported, (await find_usage(tx, conversation.id)).dollars or 0.0)
-        if after > before:
-            await quotas.note_spend(tx, conversation.user_id, after - before)
+        after = used_of(conversation, await find_usage(tx, conversation.id))
+        await note_use(tx, conversation, before, after)
 
     async def _left(self, grant: ModelToken) -> float:
         """Return how many dollars may be spent; raises ModelBudgetReached if there are none."""

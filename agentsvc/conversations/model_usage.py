@@ -4,6 +4,8 @@ A call is noted before it is made, with what it may cost, until what it has used
 server ended meanwhile is not forgotten.
 """
 
+from agentsvc.accounts import quotas
+from agentsvc.conversations.model import Conversation
 from agentsvc.models import Usage
 from agentsvc.storage import Queryable, Row, Transaction
 
@@ -23,6 +25,33 @@ async def find_usage(reader: Queryable, conversation_id: str) -> Usage:
         completion_tokens=row["completion_tokens"],
         dollars=row["dollars"],
     )
+
+
+def used_of(conversation: Conversation, counted: Usage) -> Usage:
+    """Return what a conversation has used: what its agent reports, or what was counted here."""
+    metrics = conversation.metrics
+    tokens = metrics.accumulated_token_usage if metrics else None
+    return Usage(
+        prompt_tokens=max(tokens.prompt_tokens if tokens else 0, counted.prompt_tokens),
+        completion_tokens=max(tokens.completion_tokens if tokens else 0, counted.completion_tokens),
+        dollars=max(metrics.accumulated_cost if metrics else 0.0, counted.dollars or 0.0),
+    )
+
+
+async def note_use(tx: Transaction, conversation: Conversation, before: Usage, after: Usage) -> str:
+    """Count what was used since; return why no more may be spent, or an empty text.
+
+    An agent server that was restarted may have begun to count anew: less than before is nothing.
+    """
+    dollars = max(0.0, (after.dollars or 0.0) - (before.dollars or 0.0))
+    used = quotas.Tokens(
+        model=conversation.llm_model or "",
+        prompt_tokens=max(0, after.prompt_tokens - before.prompt_tokens),
+        completion_tokens=max(0, after.completion_tokens - before.completion_tokens),
+    )
+    if not (dollars or used.prompt_tokens or used.completion_tokens):
+        return ""
+    return await quotas.note_spend(tx, conversation.user_id, dollars, used)
 
 
 async def add_usage(tx: Transaction, conversation_id: str, usage: Usage) -> None:

@@ -135,7 +135,13 @@ def patched(conversation: Conversation, patch: ConversationPatch) -> Conversatio
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not UNSET}
     if "title" in changes:
         changes["title_source"] = TitleSource.USER if changes["title"] else TitleSource.DEFAULT
-    return msgspec.structs.replace(conversation, **changes, updated_at=now())
+    if changes:
+        changes["updated_at"] = now()
+    if patch.labels is not UNSET:
+        # Where somebody puts a conversation is no change of it.
+        labels = tuple(dict.fromkeys(patch.labels or ()))
+        changes["facts"] = msgspec.structs.replace(conversation.facts, labels=labels)
+    return msgspec.structs.replace(conversation, **changes)
 
 
 def shown(conversation_id: str) -> str:

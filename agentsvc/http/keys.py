@@ -43,7 +43,7 @@ from agentsvc.http.sdk_versions import Version
 from agentsvc.http.server.metrics_registry import Measures, Refusal
 from agentsvc.models import Catalogue, ModelProxy
 from agentsvc.sandboxes import BackendRegistry, Sandbox, Sandboxes
-from agentsvc.settings import SecretStore, SettingsStore
+from agentsvc.settings import ModelHosts, SecretStore, SettingsStore
 from agentsvc.storage import Database
 
 CONFIG: Final[web.AppKey[Config]] = web.AppKey("config")
@@ -58,6 +58,7 @@ AUDIT: Final[web.AppKey[AuditLog]] = web.AppKey("audit")
 QUOTAS: Final[web.AppKey[QuotaStore]] = web.AppKey("quotas")
 USERS: Final[web.AppKey[Users]] = web.AppKey("users")
 LOGINS: Final[web.AppKey[Logins]] = web.AppKey("logins")
+MODEL_HOSTS: Final[web.AppKey[ModelHosts]] = web.AppKey("model_hosts")
 SETTINGS: Final[web.AppKey[SettingsStore]] = web.AppKey("settings")
 SECRETS: Final[web.AppKey[SecretStore]] = web.AppKey("secrets")
 GIT_PROVIDERS: Final[web.AppKey[GitProviders]] = web.AppKey("git_providers")

@@ -18,7 +18,7 @@ from yarl import URL
 from agentsvc.agentserver import AddressNotAllowed, Lookup, SafeConnector, refusal_in
 from agentsvc.domain import Llm
 from agentsvc.models.access import check_host, reach_of_models
-from agentsvc.models.hosts import provider_of
+from agentsvc.models.hosts import host_of_url, provider_of
 from agentsvc.plugin.egress import BadHost
 
 _ANSWER_MAX: Final = 256 * 1024
@@ -71,6 +71,9 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     """HTTP status of the provider; null if it was not reached or not asked"""
     said: str = ""
     """What the provider said, cut off where it is long; empty if nothing"""
+    host: str = ""
+    """Host and port that an administrator may add to `model-hosts`, so that the model is asked;
+    empty unless that is missing"""
 
 
 async def check_model(
@@ -95,7 +98,9 @@ async def check_model(
         async with asyncio.timeout(time_limit):
             return await _ask(llm, found, reach)
     except AddressNotAllowed as exc:
-        return _untested(f"It cannot be tested here: {exc}")
+        return msgspec.structs.replace(
+            _untested(f"It cannot be tested here: {exc}"), host=host_of_url(str(found))
+        )
     except BadHost as exc:
         return _failed(f"The host of the base URL cannot be meant: {exc}.")
     except TimeoutError:

@@ -1,6 +1,7 @@
 """Passes requests of sandboxes on to their language models, with the key that sandboxes do not have."""
 
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Iterable
 from http import HTTPStatus
 from typing import Final
@@ -8,7 +9,7 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
-from agentsvc.agentserver import Lookup, refusal_in
+from agentsvc.agentserver import Lookup, SafeConnector, refusal_in
 from agentsvc.base import ModelUnavailable
 from agentsvc.models.access import check_host, may_ask, reach_of_models
 from agentsvc.models.wire import Upstream, Usage, UsageReader
@@ -79,8 +80,19 @@ class ModelProxy:
         own: Iterable[str] = (),
         lookup: Lookup | None = None,
     ) -> None:
-        self._reach = reach_of_models(known, own=own, lookup=lookup)
+        self._known = known
+        self._make = functools.partial(reach_of_models, own=own, lookup=lookup)
+        self._hosts = tuple(known)
+        self._current = self._make(self._hosts)
         self._silence_seconds = silence_seconds
+
+    @property
+    def _reach(self) -> SafeConnector:
+        """The rule for the hosts that are known now."""
+        if tuple(self._known) != self._hosts:
+            self._hosts = tuple(self._known)
+            self._current = self._make(self._hosts)
+        return self._current
 
     async def may_reach(self, base_url: str) -> bool:
         """Say whether models are asked at a base URL."""

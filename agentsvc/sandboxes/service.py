@@ -234,8 +234,8 @@ class Sandboxes:
         """
         settings = await self._stores.settings.find(user_id)
         of_admin = await UserTable.is_admin(self._db, user_id)
-        spec = with_models(spec, settings, self._config.model_hosts, of_admin=of_admin)
-        spec = with_local_hosts(spec, (*self._callbacks.git_hosts, *self._config.model_hosts))
+        spec = with_models(spec, settings, self._stores.model_hosts, of_admin=of_admin)
+        spec = with_local_hosts(spec, (*self._callbacks.git_hosts, *self._stores.model_hosts))
         name = spec.backend or self._config.default_backend
         places = places_of(self._registry, name, spec, self._config)
         moment = now()

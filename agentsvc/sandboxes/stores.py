@@ -1,5 +1,7 @@
 """The tables of sandboxes, made together, and who hears of their changes."""
 
+from collections.abc import Iterable
+
 from agentsvc.sandboxes.admission.table import UseTable
 from agentsvc.sandboxes.admission.warm_pool_table import WarmPoolTable
 from agentsvc.sandboxes.change_listeners import ChangeListeners
@@ -12,10 +14,14 @@ from agentsvc.storage import Database, Vault
 class SandboxStores:
     """What is stored of sandboxes, table by table."""
 
-    def __init__(self, db: Database, vault: Vault, settings: SettingsStore) -> None:
+    def __init__(
+        self, db: Database, vault: Vault, settings: SettingsStore, model_hosts: Iterable[str]
+    ) -> None:
         self.db = db
         self.settings = settings
         """Which models and git hosts sandboxes of a user are to reach."""
+        self.model_hosts = model_hosts
+        """Hosts that are not public and at which models may be, as they are when this is iterated."""
         self.sandboxes = SandboxTable(db, vault)
         self.uses = UseTable(db)
         """Who waits for room, who was used when, whose removal failed."""

@@ -4,6 +4,7 @@ Begin with `store`. The configuration of the server is in `config`. Imports `sto
 they import.
 """
 
+from agentsvc.settings.model_hosts import ModelHosts
 from agentsvc.settings.profiles import (
     NAME_PATTERN,
     active_profile,
@@ -66,6 +67,7 @@ __all__ = [
     "FlatText",
     "GroupingStrategy",
     "Iterations",
+    "ModelHosts",
     "ProviderToken",
     "ProviderTokenPatch",
     "ProviderTokens",

@@ -152,7 +152,7 @@ async def _sandboxes(
     registry = BackendRegistry.build(host, config, instance_id=_INSTANCE, state_dir=directory)
     await registry.open()
     return Sandboxes(
-        SandboxStores(db, vault, SettingsStore(db, vault)),
+        SandboxStores(db, vault, SettingsStore(db, vault), ()),
         registry=registry,
         supervisor=supervisor,
         config=config.sandboxes,

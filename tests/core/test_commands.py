@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -305,3 +306,43 @@ async def test_automations_are_made_run_switched_and_deleted(
     wrong = tmp_path / "wrong.toml"
     wrong.write_text("name =")
     assert (await commands(*create, str(wrong))).exit_code == 1
+
+
+def _files(directory: Path) -> list[Path]:
+    return [one for one in directory.rglob("*") if one.is_file()]
+
+
+async def test_a_login_is_kept_for_other_commands_and_shells_complete_ids(
+    client: Client, tmp_path: Path
+) -> None:
+    conversation_id = await client.start_conversation("[script:say]", title="to be completed")
+    kept_in = tmp_path / "config"
+    environment = {"XDG_CONFIG_HOME": str(kept_in), "AGENTSVC_URL": "", "AGENTSVC_API_KEY": ""}
+
+    async def call(*arguments: str, given: str = "", **more: str) -> Result:
+        runner = CliRunner(env={**environment, **more})
+        return await asyncio.to_thread(runner.invoke, cli, arguments, input=given)
+
+    refused = await call("login", client.base_url, "--key", "nobody's")
+    assert refused.exit_code == 1, refused.output
+    assert _files(kept_in) == []
+    done = await call("login", client.base_url, "--key", "-", given=f"{client.key}\n")
+    assert done.exit_code == 0, done.output
+    assert f"logged in at {client.base_url}" in done.stdout
+    [kept] = _files(kept_in)
+    assert kept.stat().st_mode & 0o077 == 0
+    listed = json.loads((await call("conversations", "list", "--json")).stdout)
+    assert [one["id"] for one in listed] == [conversation_id]
+    words = f"agentsvc conversations show {conversation_id[:2]}"
+    asked = {"COMP_WORDS": words, "COMP_CWORD": "3", "_AGENTSVC_COMPLETE": "bash_complete"}
+    program = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "agentsvc",
+        env={**os.environ, **environment, **asked},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    found, _ = await program.communicate()
+    assert found.decode().split() == [f"plain,{conversation_id[:8]}"]
+    assert (await call("logout")).exit_code == 0
+    assert _files(kept_in) == []

@@ -198,6 +198,20 @@ async def test_what_was_spent_before_today_counts_for_the_month_only(
     assert said == "You may spend 1.50 US dollars a month, and have spent 2.00"
 
 
+async def test_what_was_used_is_told_by_day_and_model(client: Client, db: Database) -> None:
+    conversation_id = await client.start_conversation()
+    await client.wait_for_execution(conversation_id, "finished")
+    seen = await client.conversation(conversation_id)
+    [used] = (await client.get("/api/v1/users/me/usage/days")).json()
+    tokens = seen["metrics"]["accumulated_token_usage"]
+    assert (used["day"], used["model"]) == (f"{now():%Y-%m-%d}", seen["llm_model"])
+    assert used["prompt_tokens"] == tokens["prompt_tokens"] > 0
+    assert used["completion_tokens"] == tokens["completion_tokens"] > 0
+    assert used["dollars"] == pytest.approx(seen["metrics"]["accumulated_cost"])
+    assert (await client.get("/api/v1/usage/days?days=1")).json() == [used]
+    assert (await client.get("/api/v1/usage/days?days=0")).status == 422
+
+
 async def start(db: Database, user_id: str, moment: datetime) -> None:
     await db.write(lambda tx: QuotaTable.insert_start(tx, user_id, moment))
 

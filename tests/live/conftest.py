@@ -17,6 +17,7 @@ import pytest_asyncio
 from agentsvc.models.hosts import host_of_url
 from agentsvc.testing.git import GitServer
 from agentsvc.testing.llm import ScriptedModel
+from tests.git_hosts import GitHosts
 from tests.live import rootless
 from tests.live.client import PATIENCE, LiveClient
 from tests.live.containers import Engine, our_engine, our_podman, without_root
@@ -55,6 +56,12 @@ async def model() -> AsyncIterator[ScriptedModel]:
 async def git_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GitServer]:
     async with GitServer(tmp_path_factory.mktemp("git"), secret("git")) as server:
         yield server
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def git_hosts() -> AsyncIterator[GitHosts]:
+    async with GitHosts() as hosts:
+        yield hosts
 
 
 @pytest.fixture(scope="session")
@@ -123,7 +130,10 @@ def gvisor(engine: Engine) -> Engine:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def shared(
-    tmp_path_factory: pytest.TempPathFactory, model: ScriptedModel, git_server: GitServer
+    tmp_path_factory: pytest.TempPathFactory,
+    model: ScriptedModel,
+    git_server: GitServer,
+    git_hosts: GitHosts,
 ) -> AsyncIterator[Installation]:
     """Return a server that is not to be stopped."""
     environment = {
@@ -137,7 +147,7 @@ async def shared(
         # Whoever has waited so long starts plainly, which takes its time, too.
         "AGENTSVC_SANDBOXES__START_SECONDS": str(2 * PATIENCE),
         "AGENTSVC_SANDBOXES__MODEL_HOSTS": json.dumps([host_of_url(model.url)]),
-        "AGENTSVC_GIT__PRIVATE_HOSTS": json.dumps([git_server.host]),
+        "AGENTSVC_GIT__PRIVATE_HOSTS": json.dumps([git_server.host, host_of_url(git_hosts.url)]),
         # The first request of an agent server waits for much to be loaded, on a busy machine long.
         "AGENTSVC_CONVERSATIONS__FIRST_ANSWER_SECONDS": "30",
     }

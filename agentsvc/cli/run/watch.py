@@ -14,7 +14,6 @@ from agentsvc.cli.client import V1, Api, Told
 from agentsvc.cli.show.notes import Event, to_note
 from agentsvc.cli.show.screen import Screen, open_screen
 from agentsvc.cli.talk import (
-    SHORT_ID,
     Record,
     ask_agent,
     check_text,
@@ -23,7 +22,7 @@ from agentsvc.cli.talk import (
     spent,
     wake,
 )
-from agentsvc.cli.text import json_line
+from agentsvc.cli.text import SHORT_ID, json_line
 
 _AGAIN_SECONDS: Final = 0.5
 _MOST_BREAKS: Final = 20

@@ -29,6 +29,14 @@ PATH_PARTS: Final = {
         text="Id of a conversation, with or without dashes",
         example="7c9e6679-7425-40de-944b-e07fc1f90ae7",
     ),
+    "message_id": PathPart(
+        kind=UUID,
+        text="Id of a message that waits, with or without dashes",
+        example="0b8a4d2e-6f1c-4a83-9d57-2c1e90b7f364",
+    ),
+    "model_host": PathPart(
+        kind=str, text="Host of models, as it was added", example="models.example.org:11434"
+    ),
     "sandbox_id": PathPart(
         kind=str, text="Id of a sandbox", example="7c9e6679742540de944be07fc1f90ae7"
     ),

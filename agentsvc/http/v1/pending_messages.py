@@ -14,10 +14,12 @@ from agentsvc.http.v1.types_pending import (
     Pending,
     PendingBody,
     PendingView,
+    WaitingMessage,
     from_queued,
+    from_waiting,
     to_pending,
 )
-from agentsvc.http.wire import json_response, path_text, read_json
+from agentsvc.http.wire import SUCCESS, Success, json_response, path_id, path_text, read_json
 
 _PENDING = msgspec.json.Decoder(PendingBody)
 
@@ -33,6 +35,26 @@ async def post_pending_message(request: web.Request) -> web.Response:
     message = to_pending(await read_json(request, _PENDING))
     queued = await request.app[PENDING].queue(request[PRINCIPAL].user_id, reference, message)
     return _answer(request, queued)
+
+
+async def get_pending_messages(request: web.Request) -> web.Response:
+    """GET /conversations/{conversation_id}/pending-messages.
+
+    In their order. The path names a conversation, or with `task-` in front of its id a start task.
+    """
+    reference = path_text(request, "conversation_id")
+    waiting = await request.app[PENDING].waiting(request[PRINCIPAL].user_id, reference)
+    return json_response([from_waiting(one) for one in waiting])
+
+
+async def delete_pending_message(request: web.Request) -> web.Response:
+    """DELETE /conversations/{conversation_id}/pending-messages/{message_id}.
+
+    Its agent is never told it. Refused (409) once its agent was sent it, and 404 when it waits no more.
+    """
+    reference, message_id = path_text(request, "conversation_id"), path_id(request, "message_id")
+    await request.app[PENDING].cancel(request[PRINCIPAL].user_id, reference, message_id)
+    return json_response(SUCCESS)
 
 
 def _answer(_request: web.Request, queued: Queued) -> web.Response:
@@ -54,5 +76,26 @@ ROUTES: Final = (
         effect=Effect(kind=Queued, answer=_answer),
         errors=(BadRequest, Conflict, Gone, QuotaExceeded, TooManyRequests),
         example=Example(body={"content": [{"type": "text", "text": "And then?"}]}),
+    ),
+    Route(
+        method="GET",
+        path="/api/v1/conversations/{conversation_id}/pending-messages",
+        handler=get_pending_messages,
+        scope=Scope.READ,
+        rank="P3",
+        summary="List the messages that wait for their agent",
+        path_types={"conversation_id": str},
+        answer=list[WaitingMessage],
+    ),
+    Route(
+        method="DELETE",
+        path="/api/v1/conversations/{conversation_id}/pending-messages/{message_id}",
+        handler=delete_pending_message,
+        scope=Scope.RUN,
+        rank="P3",
+        summary="Cancel a message that waits for its agent",
+        path_types={"conversation_id": str},
+        answer=Success,
+        errors=(Conflict,),
     ),
 )

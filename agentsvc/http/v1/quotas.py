@@ -5,10 +5,10 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.accounts import Quotas
+from agentsvc.accounts import DayOfUse, Quotas
 from agentsvc.http.keys import PRINCIPAL, QUOTAS, SANDBOXES, USERS
 from agentsvc.http.routes import Example, Route, Scope
-from agentsvc.http.wire import json_response, path_text, read_json
+from agentsvc.http.wire import json_response, path_text, read_json, read_query
 
 PREFIX: Final = "/api/v1/users"
 
@@ -44,6 +44,13 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """US dollars spent on models since the first of the month, UTC"""
 
 
+class Days(msgspec.Struct, frozen=True, kw_only=True):
+    """How far back to look."""
+
+    days: Annotated[int, msgspec.Meta(ge=1, le=366)] = 30
+    """How many days of UTC, today included"""
+
+
 _LIMITS = msgspec.json.Decoder(QuotaLimits)
 
 
@@ -62,6 +69,24 @@ async def get_usage(request: web.Request) -> web.Response:
     """
     user = await request.app[USERS].get(path_text(request, "user_id"))
     return json_response(await _usage_of(request, user.id))
+
+
+async def get_my_days(request: web.Request) -> web.Response:
+    """GET /users/me/usage/days.
+
+    The first day first. Days without use are left out, and so is what was used before this server
+    told models apart.
+    """
+    days = read_query(request, Days).days
+    return json_response(await request.app[QUOTAS].days(days, request[PRINCIPAL].user_id))
+
+
+async def get_days(request: web.Request) -> web.Response:
+    """GET /usage/days.
+
+    Of all users; otherwise as `users/me/usage/days`.
+    """
+    return json_response(await request.app[QUOTAS].days(read_query(request, Days).days))
 
 
 async def put_quotas(request: web.Request) -> web.Response:
@@ -95,6 +120,28 @@ ROUTES: Final = (
         rank="P3",
         summary="Return your quotas and what you have used of them",
         answer=Usage,
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/me/usage/days",
+        handler=get_my_days,
+        scope=Scope.READ,
+        rank="P3",
+        summary="Return what you have used of models, by day",
+        query=Days,
+        answer=list[DayOfUse],
+        example=Example(query={"days": 7}),
+    ),
+    Route(
+        method="GET",
+        path="/api/v1/usage/days",
+        handler=get_days,
+        scope=Scope.ADMIN_READ,
+        rank="P3",
+        summary="Return what all users have used of models, by day",
+        query=Days,
+        answer=list[DayOfUse],
+        example=Example(query={"days": 7}),
     ),
     Route(
         method="GET",

@@ -5,7 +5,7 @@ from typing import Final
 from aiohttp import web
 
 from agentsvc.base import BadRequest, NotFound
-from agentsvc.http.keys import CONFIG, PRINCIPAL, SECRETS, SETTINGS
+from agentsvc.http.keys import CONFIG, MODEL_HOSTS, PRINCIPAL, SECRETS, SETTINGS
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.v1.settings_schema import AGENT_SCHEMA, CONVERSATION_SCHEMA, Schema
 from agentsvc.http.v1.types_settings import (
@@ -61,10 +61,8 @@ async def post_test_model(request: web.Request) -> web.Response:
     It costs a few tokens. The answer is 200 also where the model does not answer: `outcome` tells.
     """
     settings = await request.app[SETTINGS].find(request[PRINCIPAL].user_id) or Settings()
-    config = request.app[CONFIG]
-    found = await check_model(
-        llm_of(settings), config.sandboxes.model_hosts, own=config.server.own_urls()
-    )
+    config, hosts = request.app[CONFIG], request.app[MODEL_HOSTS]
+    found = await check_model(llm_of(settings), hosts, own=config.server.own_urls())
     return json_response(found)
 
 

@@ -17,6 +17,7 @@ from agentsvc.http.wire import PAGE_MAX, Limit, Time, find_time
 from agentsvc.sandboxes import SandboxStatus
 
 IDS_MAX: Final = 99
+LABELS_MAX: Final = 20
 
 type Repository = Annotated[
     str,
@@ -25,6 +26,10 @@ type Repository = Annotated[
         "that looks like `owner/name`, without spaces and the signs `;`, `&`, `|` and `$`",
         max_length=256,
     ),
+]
+
+type Label = Annotated[
+    str, matching(r"\A[^\0\r\n]*\S[^\0\r\n]*\Z", "on one line, and not empty", max_length=64)
 ]
 
 type Branch = Annotated[
@@ -76,6 +81,8 @@ class AppConversation(msgspec.Struct, frozen=True, kw_only=True):
     operator has set `sharing.public_flag`. Null if it was not said"""
     tags: dict[str, str]
     """Short texts by name, such as where its workspace comes from"""
+    labels: list[str]
+    """Labels that you gave it; front ends show `pinned` on top and leave out `archived`"""
     created_at: Time
     updated_at: Time
     sandbox_status: SandboxStatus
@@ -141,6 +148,8 @@ class PatchBody(msgspec.Struct, frozen=True, kw_only=True):
     """Branch to show; nothing is checked out. Null: cleared, left out: unchanged"""
     git_provider: Provider | UnsetType | None = UNSET
     """Git hosting service to show; null: cleared, left out: unchanged"""
+    labels: Annotated[list[Label], msgspec.Meta(max_length=LABELS_MAX)] | UnsetType | None = UNSET
+    """All labels it has from now on, at most 20; null: none, left out: unchanged"""
 
 
 class SendMessageBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,6 +209,7 @@ def to_patch(body: PatchBody) -> ConversationPatch:
         repository=body.selected_repository,
         branch=body.selected_branch,
         provider=body.git_provider,
+        labels=body.labels,
     )
 
 
@@ -223,6 +233,7 @@ def from_view(view: ConversationView, links: Links) -> AppConversation:
         sub_conversation_ids=list(conversation.sub_ids),
         public=conversation.is_public,
         tags=conversation.tags,
+        labels=list(conversation.facts.labels),
         created_at=to_stored(conversation.created_at),
         updated_at=to_stored(conversation.updated_at),
         sandbox_status=view.sandbox_status,

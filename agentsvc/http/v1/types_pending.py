@@ -5,10 +5,18 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from agentsvc.base import BadRequest, InvalidRequest, dashed, in_text, stated
+from agentsvc.conversations import Pending as Waiting
 from agentsvc.conversations import Queued
 from agentsvc.domain import Message
 from agentsvc.http.routes import shown_as
-from agentsvc.http.v1.types_messages import SAYS_SOMETHING, MessagePart, to_said
+from agentsvc.http.v1.types_messages import (
+    SAYS_SOMETHING,
+    ImageContent,
+    MessagePart,
+    TextContent,
+    from_message,
+    to_said,
+)
 
 _PARTS_MAX: Final = 1000
 
@@ -47,6 +55,17 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
     """Its place in the queue, counted from 1"""
 
 
+class WaitingMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that waits for its agent."""
+
+    id: str
+    """Id of the message, with dashes"""
+    content: list[TextContent | ImageContent]
+    """The parts of the message"""
+    is_sent: bool
+    """Whether its agent was sent it, and reads it after its step: it cannot be cancelled any more"""
+
+
 _PARTS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -64,6 +83,15 @@ def to_pending(body: PendingBody) -> Message:
         return to_said(body.role, parts, loc=())
     except InvalidRequest as exc:
         raise BadRequest(f"Invalid content format: {in_text(exc)}") from exc
+
+
+def from_waiting(waiting: Waiting) -> WaitingMessage:
+    """Return a message that waits as it is shown."""
+    return WaitingMessage(
+        id=dashed(waiting.id),
+        content=from_message(waiting.message).content,
+        is_sent=waiting.is_tried,
+    )
 
 
 def from_queued(queued: Queued) -> PendingView:

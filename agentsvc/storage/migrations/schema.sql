@@ -476,13 +476,6 @@ CREATE TABLE conversation_starts (
 
 CREATE INDEX conversation_starts_by_user ON conversation_starts (user_id, started_at);
 
-CREATE TABLE spending (
-    user_id TEXT NOT NULL REFERENCES users (id) ON DELETE CASCADE,
-    day TEXT NOT NULL,
-    dollars REAL NOT NULL,
-    PRIMARY KEY (user_id, day)
-) STRICT;
-
 CREATE TABLE audit_log (
     number INTEGER NOT NULL PRIMARY KEY,
     at TEXT NOT NULL,
@@ -566,3 +559,18 @@ CREATE TABLE model_calls (
 ) STRICT;
 
 CREATE INDEX model_calls_by_conversation ON model_calls (conversation_id);
+
+CREATE TABLE "spending" (
+    user_id TEXT NOT NULL REFERENCES users (id) ON DELETE CASCADE,
+    day TEXT NOT NULL,
+    model TEXT NOT NULL,
+    prompt_tokens INTEGER NOT NULL,
+    completion_tokens INTEGER NOT NULL,
+    dollars REAL NOT NULL,
+    PRIMARY KEY (user_id, day, model)
+) STRICT;
+
+CREATE TABLE model_hosts (
+    host TEXT NOT NULL PRIMARY KEY,
+    added_at TEXT NOT NULL
+) STRICT;

@@ -1,12 +1,14 @@
 """Conversations of version 1: found, listed, changed, deleted, talked to."""
 
+import asyncio
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
 from agentsvc.accounts.keys import Role
 from agentsvc.testing.agent import FakeAgent
-from tests.service import Client, Service
+from tests.service import Answer, Client, Service
 
 PATH = "/api/v1/app-conversations"
 UNKNOWN_ID = "0" * 32
@@ -39,6 +41,7 @@ async def test_a_conversation_has_every_field_of_the_contract(client: Client) ->
         "sub_conversation_ids",
         "public",
         "tags",
+        "labels",
         "queued_messages",
         "created_at",
         "updated_at",
@@ -301,3 +304,39 @@ async def test_a_conversation_without_its_sandbox_is_missing_and_stays_readable(
     assert await client.events(conversation_id)
     answer = await client.post(f"{PATH}/{conversation_id}/send-message", json={"content": NEW_TEXT})
     assert answer.status == 410
+
+
+async def test_labels_are_the_users_own_and_putting_one_on_is_no_change(client: Client) -> None:
+    conversation_id = await client.start_conversation(None)
+    path = f"{PATH}/{conversation_id}"
+    before = (await client.get(path)).json()
+    assert before["labels"] == []
+    given = {"labels": ["pinned", "Größe", "pinned"]}
+    async with asyncio.timeout(client.patience):
+        # Its agent may still be telling of its start.
+        while (after := (await client.patch(path, json=given)).json()) != {
+            **before,
+            "labels": ["pinned", "Größe"],
+        }:
+            before = after
+    for labels in (["  "], ["a\nb"], ["x" * 65], [str(i) for i in range(21)], [1]):
+        assert (await client.patch(path, json={"labels": labels})).status == 422, labels
+    assert (await client.patch(path, json={"labels": None})).json()["labels"] == []
+
+
+async def _said(client: Client, words: str) -> Answer:
+    return await client.get(f"/api/v1/messages/search?{urlencode({'text__contains': words})}")
+
+
+async def test_what_was_said_is_found_by_its_words_and_by_nobody_else(
+    client: Client, service: Service
+) -> None:
+    other = await service.make_client("somebody else", Role.MEMBER)
+    conversation_id = await client.start_conversation('Say "Grüße" to the\nlast one')
+    for words in ('say "grüße"', "the\nlast", "TO THE"):
+        [found] = (await _said(client, words)).json()
+        assert (found["conversation_id"], found["source"]) == (conversation_id, "user")
+        assert found["excerpt"] == 'Say "Grüße" to the last one'
+    assert (await _said(client, "100%_")).json() == []
+    assert (await _said(other, "grüße")).json() == []
+    assert (await _said(client, "x")).status == 422

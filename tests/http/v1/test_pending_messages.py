@@ -10,6 +10,7 @@ from agentsvc.agentserver.responses import CommandResult
 from agentsvc.base.values import dashed, new_id
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.fake_sandbox import FakeSandbox
+from agentsvc.testing.llm import call, finish, make_playbook
 from tests.service import Answer, Client, Service
 
 SLOW = CommandResult(exit_code=0, stdout="", stderr="")
@@ -326,3 +327,48 @@ async def test_a_body_that_is_no_object_is_a_422(client: Client, data: bytes) ->
 async def test_a_key_is_needed(service: Service) -> None:
     nobody = await service.make_client(None)
     assert (await _queue(nobody, "0" * 32)).status == 401
+
+
+async def test_a_message_that_waits_is_cancelled_and_never_told(
+    client: Client, fake_agent: FakeAgent
+) -> None:
+    task = await _start_slowly(client, fake_agent)
+    reference = f"task-{task['id']}"
+    first, second, third = [
+        (await _queue(client, reference, text)).json()["id"] for text in ("one", "two", "three")
+    ]
+    path = f"/api/v1/conversations/{reference}/pending-messages"
+    waiting = (await client.get(path)).json()
+    assert [(one["id"], one["is_sent"]) for one in waiting] == [
+        (first, False),
+        (second, False),
+        (third, False),
+    ]
+    assert waiting[1]["content"] == [{"type": "text", "text": "two", "cache_prompt": False}]
+    assert (await client.delete(f"{path}/{second}")).json() == {"success": True}
+    assert (await client.delete(f"{path}/{second}")).status == 404
+    assert (await client.delete(f"{path}/zzz")).status == 422
+    conversation_id = (await client.end_of_start(task["id"]))["app_conversation_id"]
+    await _wait_for_texts(client, conversation_id, [FIRST, "one", "three"])
+    assert (await client.get(path)).json() == []
+
+
+async def test_a_message_that_the_agent_was_sent_is_not_cancelled(
+    client: Client, fake_agent: FakeAgent
+) -> None:
+    fake_agent.on_command("^slow", SLOW, seconds=60)
+    fake_agent.playbook = make_playbook([call("terminal", command="slow"), finish("done")])
+    conversation_id = await client.start_conversation()
+    await client.wait_for_execution(conversation_id, "running")
+    await _queue(client, conversation_id, "one")
+    await _queue(client, conversation_id, "two")
+    path = f"/api/v1/conversations/{conversation_id}/pending-messages"
+    async with asyncio.timeout(client.patience):
+        while True:
+            one, two = (await client.get(path)).json()
+            if (one["is_sent"], two["is_sent"]) == (True, False):
+                break
+            await asyncio.sleep(0.05)
+    assert (await client.delete(f"{path}/{one['id']}")).status == 409
+    assert (await client.delete(f"{path}/{two['id']}")).status == 200
+    assert (await client.conversation(conversation_id))["queued_messages"] == 1

@@ -555,10 +555,20 @@ async def test_the_stored_model_is_tested_but_not_inside(
         assert "`sandboxes.model_hosts`" in found["message"]
         assert model.requests == []
         host = model.url.removeprefix("http://").removesuffix("/v1")
+        assert found["host"] == host
+        hosts = "/api/v1/model-hosts"
+        assert (await newcomer.post(hosts, json={"host": host})).status == 403
+        assert (await client.post(hosts, json={"host": "a b"})).status == 422
+        added = (await client.post(hosts, json={"host": host})).json()
+        assert added == {"configured": [], "added": [host]}
+        found = (await client.post(f"{SETTINGS}/test-model")).json()
+        assert (found["outcome"], found["status"], found["host"]) == ("answers", 200, "")
+        assert (await client.delete(f"{hosts}/{host}")).json()["added"] == []
+        assert (await client.delete(f"{hosts}/{host}")).status == 404
         await reconfigure(service, sandboxes={"model_hosts": (host,)})
         found = (await client.post(f"{SETTINGS}/test-model")).json()
         assert (found["outcome"], found["status"]) == ("answers", 200)
-        assert len(model.requests) == 1
+        assert len(model.requests) == 2
     found = (await newcomer.post(f"{SETTINGS}/test-model")).json()
     assert (found["outcome"], found["message"]) == (
         "untested",

@@ -274,7 +274,7 @@ async def test_files_and_changes_of_the_workspace_are_shown(console: Console) ->
     await expect(the_end(page)).to_be_visible()
     await page.get_by_role("link", name="Changes").click()
     files = page.locator(".files")
-    await files.get_by_role("button", name="sub/new.txt").click()
+    await files.get_by_role("button", name="new.txt").click()
     await expect(page.locator(".diff-line.added", has_text="first")).to_be_visible()
     assert await serious(page) == []
     await picture(page, "changes")

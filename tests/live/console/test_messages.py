@@ -42,22 +42,36 @@ async def sent(client: LiveClient, conversation_id: str, text: str) -> int:
 async def test_a_message_is_shown_at_once_and_sent_once_while_the_agent_works(
     console: Console,
 ) -> None:
-    page, conversation_id = await opened(console, run("sleep 8"))
-    await expect(page.locator(".fold-head", has_text="sleep 8")).to_be_visible()
+    page, conversation_id = await opened(console, run("sleep 600"))
+    await expect(page.locator(".fold-head", has_text="sleep 600")).to_be_visible()
     field = page.get_by_label(FIELD)
     await field.fill("and then this")
     await field.press("Enter")
     await expect(field).to_have_value("", timeout=1000)
     pending = page.locator(".bubble.pending", has_text="and then this")
     await expect(pending).to_be_visible(timeout=1000)
+    await expect(pending.get_by_role("status")).to_have_text(re.compile("Queued|Delivered"))
+    # What is behind it waits on the server, and is taken back.
+    for text in ("never this", "one more thing"):
+        await field.fill(text)
+        await field.press("Enter")
+    never = page.locator(".bubble.pending", has_text="never this")
+    more = page.locator(".bubble.pending", has_text="one more thing")
+    await expect(more.get_by_role("button", name="Edit")).to_be_visible()
+    await picture(page, "message-queued")
+    await never.get_by_role("button", name="Cancel").click()
+    await expect(never).to_have_count(0)
+    await more.get_by_role("button", name="Edit").click()
+    await expect(field).to_have_value("one more thing")
+    await expect(more).to_have_count(0)
     await field.fill("typed meanwhile")
     await field.evaluate("(one) => one.setSelectionRange(0, 0)")
-    await expect(pending.get_by_role("status")).to_have_text(re.compile("Queued|Delivered"))
-    await picture(page, "message-queued")
+    await page.get_by_role("button", name="Interrupt").click()
     await expect(page.locator(".bubble.user", has_text="and then this")).to_have_count(1)
     await expect(pending).to_have_count(0)
     await expect(field).to_have_value("typed meanwhile")
     assert await sent(console.client, conversation_id, "and then this") == 1
+    assert await sent(console.client, conversation_id, "never this") == 0
 
 
 async def test_a_message_that_nobody_answered_is_tried_again_and_is_there_once(

@@ -5,6 +5,7 @@ import re
 import pytest
 from playwright.async_api import Browser, Page, expect
 
+from tests.git_hosts import GitHosts
 from tests.live.browser import Console, picture, serious, the_end
 from tests.live.console.users import new_user, usual_settings
 from tests.live.installation import Installation
@@ -85,23 +86,135 @@ async def test_steps_in_a_row_are_one_group_and_words_are_found_in_it(console: C
     await expect(find).to_have_count(0)
 
 
-async def test_what_waits_is_on_top_and_is_answered_by_keys(console: Console) -> None:
-    await usual_settings(console.client, confirmation_mode=True, security_analyzer="none")
-    conversation_id = await console.client.start_conversation(run("echo asked-$((1 + 1))"))
-    page = await console.page("new")
-    await expect(page.get_by_role("heading", name="Needs you")).to_be_visible()
-    await expect(page).to_have_title(re.compile(r"^\(\d+\) "))
-    await expect(page.locator("link[rel=icon]")).to_have_attribute(
-        "href", re.compile("icon-attention")
-    )
-    await page.keyboard.press("Escape")
-    await page.goto(f"{console.client.base_url}/#/c/{conversation_id}")
+async def test_conversations_are_put_in_order_and_found_by_what_was_said(
+    console: Console,
+) -> None:
+    page = await opened(console, "[script:say] about marmalade")
+    await expect(page.locator(".bubble.agent", has_text="Hello.")).to_be_visible()
+    await page.get_by_role("button", name="Rename").click()
+    dialog = page.get_by_role("dialog")
+    await dialog.get_by_label("Title").fill("Breakfast")
+    await dialog.get_by_label("Labels").fill("kitchen")
+    await dialog.get_by_role("button", name="Save").click()
+    header = page.locator(".head-side")
+    await header.get_by_role("button", name="Pin", exact=True).click()
+    side = page.get_by_role("complementary", name="Conversations")
+    pinned = side.get_by_role("list", name="Pinned").get_by_role("link", name="Breakfast")
+    await expect(pinned).to_contain_text("kitchen")
+    await side.get_by_role("button", name="kitchen").click()
+    await expect(side.locator(".row")).to_have_count(1)
+    await picture(page, "labels")
+    await side.get_by_role("button", name="kitchen").click()
+    await header.get_by_role("button", name="Archive", exact=True).click()
+    await expect(pinned).to_have_count(0)
+    await side.get_by_label("Search conversations").fill("marmalade")
+    found = side.get_by_role("list", name="In messages").get_by_role("link", name="Breakfast")
+    await expect(found.locator("mark").first).to_have_text("marmalade")
+    await page.goto(f"{console.client.base_url}/#/new")
+    await picture(page, "found")
+    assert await serious(page) == []
+    await found.click()
+    await expect(page.get_by_label("Find in the conversation")).to_have_value("marmalade")
+    await expect(page.locator(".find").get_by_role("status")).to_have_text(re.compile("1 of"))
+
+
+async def test_a_message_is_sent_again_and_a_conversation_forked(console: Console) -> None:
+    page = await opened(console, "[script:say] as it was")
+    await expect(page.locator(".bubble.agent", has_text="Hello.")).to_be_visible()
+    before = page.url
+    said = page.locator(".bubble.user", has_text="as it was")
+    await said.hover()
+    await picture(page, "acts")
+    await said.get_by_role("button", name="Edit and send again").click()
+    field = page.get_by_label(FIELD)
+    await expect(field).to_be_focused()
+    await expect(field).to_have_value("[script:say] as it was")
+    await field.fill("")
+    await page.get_by_role("button", name="Fork", exact=True).click()
+    await page.wait_for_url(lambda url: "/c/" in url and url != before)
+    await expect(page.get_by_role("heading", name="(fork)")).to_be_visible()
+    await expect(said).to_be_visible()
+
+
+async def test_what_the_agent_runs_with_is_chosen_beside_the_message(console: Console) -> None:
+    answer = await console.client.post("/api/v1/settings/profiles/quick", json={})
+    assert answer.status in {200, 201}, answer.text
+    page = await opened(console)
+    await expect(page.locator(".bubble.agent", has_text="Hello.")).to_be_visible()
+    await page.get_by_label("Mode", exact=True).select_option("Asks before each step")
+    await page.get_by_label("Model", exact=True).select_option("quick")
+    assert await serious(page) == []
+    field = page.get_by_label(FIELD)
+    await field.fill(run("echo asked-first"))
+    await field.press("Enter")
     confirmation = page.get_by_role("region", name="Confirmation")
-    await expect(confirmation).to_be_visible()
-    await page.locator("body").press("a")
-    await expect(confirmation).to_have_count(0)
+    await expect(confirmation.get_by_text("echo asked-first")).to_be_visible()
+    await picture(page, "run-with")
+    await confirmation.get_by_role("button", name="Confirm").click()
     await expect(the_end(page)).to_be_visible()
-    await expect(page).to_have_title(re.compile(r"^[^(]"))
+
+
+async def test_a_repository_and_a_branch_are_picked(console: Console, git_hosts: GitHosts) -> None:
+    tokens = {"forgejo": {"token": "good", "host": git_hosts.url}}
+    answer = await console.client.post(
+        "/api/v1/secrets/git-providers", json={"provider_tokens": tokens}
+    )
+    assert answer.status == 200, answer.text
+    page = await console.page("new")
+    repository = page.get_by_role("combobox", name="Repository")
+    await repository.click()
+    await expect(page.get_by_role("option", name="earl/garden")).to_be_visible()
+    assert await serious(page) == []
+    await picture(page, "repositories")
+    await repository.press("ArrowDown")
+    await repository.press("Enter")
+    await expect(repository).to_have_value("earl/garden")
+    branch = page.get_by_role("combobox", name="Branch")
+    await branch.click()
+    await expect(page.get_by_role("option", name="main default")).to_be_visible()
+    await branch.fill("roses")
+    await page.get_by_role("option", name="fix/roses").click()
+    await expect(branch).to_have_value("fix/roses")
+    await branch.fill("")
+    await repository.fill("")
+    await console.client.delete("/api/v1/secrets/git-providers")
+
+
+async def test_what_models_have_used_is_drawn_and_listed(console: Console) -> None:
+    page = await opened(console)
+    await expect(page.locator(".bubble.agent", has_text="Hello.")).to_be_visible()
+    await page.goto(f"{console.client.base_url}/#/settings/usage")
+    await page.get_by_label("What", exact=True).select_option("Tokens")
+    await expect(page.get_by_role("img", name=re.compile("Tokens by day"))).to_be_visible()
+    await expect(page.get_by_role("row", name=re.compile("openai.scripted"))).to_be_visible()
+    await page.get_by_text("Table", exact=True).click()
+    await expect(page.get_by_role("table", name="Tokens by day")).to_be_visible()
+    assert await serious(page) == []
+    await picture(page, "usage")
+
+
+async def test_what_waits_is_on_top_and_is_answered_by_keys(
+    browser: Browser, shared: Installation
+) -> None:
+    # A user of its own: what other tests leave waiting would be counted in the title, too.
+    client = await new_user(shared)
+    await usual_settings(client, confirmation_mode=True, security_analyzer="none")
+    conversation_id = await client.start_conversation(run("echo asked-$((1 + 1))"))
+    async with Console.opened(browser, client) as console:
+        page = await console.page("new")
+        await expect(page.get_by_role("heading", name="Needs you")).to_be_visible()
+        await expect(page).to_have_title(re.compile(r"^\(1\) "))
+        await expect(page.locator("link[rel=icon]")).to_have_attribute(
+            "href", re.compile("icon-attention")
+        )
+        await page.keyboard.press("Escape")
+        await page.goto(f"{client.base_url}/#/c/{conversation_id}")
+        confirmation = page.get_by_role("region", name="Confirmation")
+        await expect(confirmation).to_be_visible()
+        await page.locator("body").press("a")
+        await expect(confirmation).to_have_count(0)
+        await expect(the_end(page)).to_be_visible()
+        await expect(page).to_have_title(re.compile(r"^[^(]"))
 
 
 async def test_every_action_is_found_by_its_name(console: Console) -> None:

@@ -32,12 +32,13 @@ async function findSettings() {
 const leave = () => logOut().then(goToLogin);
 
 function View({ route, settings, onSettings }) {
-  const [, page, id, part] = route.split("?")[0].split("/");
+  const [path, query] = route.split("?");
+  const [, page, id, part] = path.split("/");
   switch (page) {
     case "setup":
       return html`<${SetupPage} settings=${settings} onSettings=${onSettings} />`;
     case "c":
-      return html`<${ConversationView} key=${id} id=${id} part=${part ?? ""} settings=${settings} />`;
+      return html`<${ConversationView} key=${id} id=${id} part=${part ?? ""} words=${new URLSearchParams(query).get("find")} settings=${settings} />`;
     case "start":
       return html`<${StartProgress} key=${id} id=${id} />`;
     case "sandboxes":
@@ -49,7 +50,7 @@ function View({ route, settings, onSettings }) {
     case "settings":
       return html`<${SettingsPage} section=${id ?? ""} settings=${settings} onSettings=${onSettings} />`;
     default:
-      return html`<${NewConversation} settings=${settings} />`;
+      return html`<${NewConversation} settings=${settings} onSettings=${onSettings} />`;
   }
 }
 

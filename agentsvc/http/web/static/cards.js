@@ -3,21 +3,21 @@ import { Diff } from "./diff.js";
 import { moment, span } from "./format.js";
 import { html } from "./html.js";
 import { Markdown } from "./markdown.js";
-import { Icon } from "./ui.js";
+import { Button, Copy, Icon } from "./ui.js";
 
 const MOST_CHARS = 20_000;
 
-/** Show an item; what is folded stays open in `open`, a set, when it is scrolled away and back. */
-export function Card({ item, run, open, onToggle }) {
+/** Show an item; what is folded stays open in `open`, a set, when it is scrolled away and back. `onAgain` gets what is to be said again. */
+export function Card({ item, run, open, onToggle, onAgain }) {
   const fold = (head, body, kind = "") => html`
     <${Fold} head=${head} kind=${kind} isOpen=${open.has(item.key)} onToggle=${() => onToggle(item.key)}>${body}<//>
   `;
   switch (item.type) {
     case "user":
-      return html`<div class="bubble user"><h3 class="who">You <${At} item=${item} /></h3><${Markdown} text=${item.text} />
+      return html`<div class="bubble user"><h3 class="who">You <${At} item=${item} /><${Acts} item=${item} onAgain=${onAgain} /></h3><${Markdown} text=${item.text} />
         ${item.images?.map((image) => (image.startsWith("data:") ? html`<img class="sent-image" src=${image} alt="An image that was sent along" />` : html`<p class="hint">${image}</p>`))}</div>`;
     case "agent":
-      return html`<div class="bubble agent"><h3 class="who">Agent <${At} item=${item} /></h3><${Markdown} text=${item.text} /></div>`;
+      return html`<div class="bubble agent"><h3 class="who">Agent <${At} item=${item} /><${Acts} item=${item} /></h3><${Markdown} text=${item.text} /></div>`;
     case "tool":
       return fold(html`<${ToolHead} item=${item} run=${run} />`, () => html`<${ToolBody} item=${item} />`, toolTone(item));
     case "group":
@@ -28,7 +28,7 @@ export function Card({ item, run, open, onToggle }) {
       return fold(html`<${Icon} name="thought" /><span class="fold-title">Thought</span>`, () => html`<${Markdown} text=${item.text} />`, "quiet");
     case "system":
       return fold(html`<${Icon} name="gear" /><span class="fold-title">System prompt, ${item.tools.length} tools</span>`,
-        () => html`<pre class="output" tabindex="0">${cut(item.text)}</pre><p class="hint">${item.tools.join(", ")}</p>`, "quiet");
+        () => html`<${Block} kind="output" text=${item.text} /><p class="hint">${item.tools.join(", ")}</p>`, "quiet");
     case "refusal":
       return html`<div class="problem passing"><${Icon} name="warn" /><div><strong>The model does not answer</strong> <${At} item=${item} /><p>${item.text}</p></div></div>`;
     case "error":
@@ -38,6 +38,13 @@ export function Card({ item, run, open, onToggle }) {
       return html`<p class="note"><span>${item.text}</span></p>`;
   }
 }
+
+/** What can be done with a message: it is copied, and one's own goes back into the field to be changed. */
+const Acts = ({ item, onAgain }) => html`
+  <span class="acts"><${Copy} text=${item.text} />
+    ${onAgain && html`<${Button} kind="bare" icon="pen" isIcon needs="run" label="Edit and send again" onPress=${() => onAgain(item.text)} />`}
+  </span>
+`;
 
 const At = ({ item }) => html`<time datetime=${item.at}>${moment(item.at)}</time>`;
 
@@ -103,8 +110,8 @@ function ToolBody({ item }) {
     <${Call} action=${action} output=${output} />
     ${rejected && html`<p><strong>Rejected:</strong> ${rejected}</p>`}
     ${error && html`<p class="pre bad-text">${error}</p>`}
-    ${output?.text && !isEdit(action) && html`<h4>Output</h4><pre class="output" tabindex="0">${cut(output.text)}</pre>`}
-    ${isEdit(action) && output?.is_error && html`<pre class="output" tabindex="0">${cut(output.text)}</pre>`}
+    ${output?.text && !isEdit(action) && html`<h4>Output</h4><${Block} kind="output" text=${output.text} />`}
+    ${isEdit(action) && output?.is_error && html`<${Block} kind="output" text=${output.text} />`}
     ${output?.exit_code != null && html`<p class="hint">Exit code ${output.exit_code}${output.metadata?.working_dir ? html` in <code>${output.metadata.working_dir}</code>` : ""}</p>`}
     ${risk && !["UNKNOWN", "LOW"].includes(risk) && html`<p class="hint">Risk, as the agent sees it: ${risk.toLowerCase()}</p>`}
   `;
@@ -117,14 +124,14 @@ export function Call({ action, output }) {
   switch (action?.kind) {
     case "TerminalAction":
     case "ExecuteBashAction":
-      return html`<pre class="command" tabindex="0"><code>${cut(action.command)}</code></pre>`;
+      return html`<${Block} kind="command" text=${action.command} />`;
     case "FileEditorAction":
       return html`<p class="path"><code>${action.path}</code></p>${isEdit(action) && html`<${Edit} action=${action} output=${output} />`}`;
     case "TaskTrackerAction":
       return html`<ul class="plan">${(action.task_list ?? []).map((task) => html`<li class=${task.status}>${task.title}</li>`)}</ul>`;
     default: {
       const { kind, ...rest } = action ?? {};
-      return html`<pre class="command" tabindex="0"><code>${cut(JSON.stringify(rest.data ?? rest, null, 2))}</code></pre>`;
+      return html`<${Block} kind="command" text=${JSON.stringify(rest.data ?? rest, null, 2)} />`;
     }
   }
 }
@@ -136,6 +143,9 @@ function Edit({ action, output }) {
   if (action.command === "undo_edit") return null;
   return html`<${Diff} before=${action.old_str ?? ""} after=${action.new_str ?? ""} path=${action.path} />`;
 }
+
+/** What was run, or printed; what is copied is all of it. */
+const Block = ({ kind, text }) => html`<div class="code"><pre class=${kind} tabindex="0">${cut(text)}</pre><${Copy} text=${text ?? ""} /></div>`;
 
 function cut(text) {
   const whole = text ?? "";

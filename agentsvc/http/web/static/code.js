@@ -1,6 +1,6 @@
 // Code in colours: the library is loaded when the first code is shown, and the code is there before that.
 import { html, h, useEffect, useState } from "./html.js";
-import { Button } from "./ui.js";
+import { Copy } from "./ui.js";
 
 const MOST_CHARS = 40_000;
 const LANGUAGES = {
@@ -52,16 +52,10 @@ const toElements = (nodes) => nodes.map((node) =>
 /** A block of code with a button that copies it. */
 export function Code({ text, language = "" }) {
   useHighlighting();
-  const [isCopied, setCopied] = useState(false);
-  const copy = async () => {
-    await navigator.clipboard?.writeText(text);
-    setCopied(true);
-    setTimeout(() => setCopied(false), 1500);
-  };
   return html`
     <div class="code" data-language=${language || null}>
       <pre tabindex="0"><code>${coloured(text, language)}</code></pre>
-      <${Button} kind="bare" icon=${isCopied ? "check" : "copy"} isIcon label=${isCopied ? "Copied" : "Copy"} onPress=${copy} />
+      <${Copy} text=${text} />
     </div>
   `;
 }

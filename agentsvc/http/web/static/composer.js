@@ -1,10 +1,11 @@
 // What is said to an agent: the draft, what is on its way, and what can be done with the run.
-import { agentPath, call, get, keep, kept, post, V1 } from "./api.js";
+import { agentPath, call, get, keep, kept, post, remove, V1 } from "./api.js";
 import { Attachments, attach, withFiles } from "./attachments.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { refusal } from "./me.js";
 import { Markdown } from "./markdown.js";
 import { FAILED, SENDING } from "./outbox.js";
+import { RunWith } from "./runwith.js";
 import { Button, Icon, go } from "./ui.js";
 
 const ENDING_MS = 20_000;
@@ -31,28 +32,61 @@ export function useDraft(name) {
   return [text, setText];
 }
 
-/** Messages that the conversation does not have yet. */
-export function Pending({ outbox, conversation, setText }) {
-  return outbox.messages.map(({ key, text, state, error }) => html`
-    <div class="item" key=${key}>
-      <div class="bubble user pending ${state}"><h3 class="who">You <span role="status">${stateOf(state, conversation)}</span></h3><${Markdown} text=${text} />
-        ${state === FAILED && html`
-          <p class="pre bad-text" role="alert">${error}</p>
-          <div class="actions"><${Button} kind="bare" icon="trash" onPress=${() => outbox.drop(key)} label="Discard" />
-            <${Button} kind="bare" icon="pen" onPress=${() => { setText(text); outbox.drop(key); }} label="Edit" />
-            <${Button} icon="refresh" onPress=${() => outbox.retry(key)} label="Try again" /></div>`}
+/** Messages that the conversation does not have yet: on their way from this browser, or queued from wherever. */
+export function Pending({ outbox, queue, conversation, attempt, setText }) {
+  const left = [...queue.messages];
+  const shown = outbox.messages.map((message) => {
+    const at = message.state === FAILED ? -1 : left.findIndex(({ text }) => text === message.text);
+    return { ...message, queued: at < 0 ? null : left.splice(at, 1)[0] };
+  });
+  const others = left.map((queued) => ({ key: queued.id, text: queued.text, queued, isOther: true }));
+  const edit = (text) => setText((old) => (old.trim() ? `${text}\n\n${old}` : text));
+  return [...shown, ...others].map(({ key, text, state, error, queued, isOther }) => {
+    const cancel = () => attempt(async () => {
+      await queue.cancel(queued.id);
+      if (!isOther) outbox.drop(key);
+    });
+    return html`
+      <div class="item" key=${key}>
+        <div class="bubble user pending ${state ?? ""}"><h3 class="who">You <span role="status">${stateOf(state, queued, conversation)}</span></h3><${Markdown} text=${text} />
+          ${state === FAILED && html`
+            <p class="pre bad-text" role="alert">${error}</p>
+            <div class="actions"><${Button} kind="bare" icon="trash" onPress=${() => outbox.drop(key)} label="Discard" />
+              <${Button} kind="bare" icon="pen" onPress=${() => { edit(text); outbox.drop(key); }} label="Edit" />
+              <${Button} icon="refresh" onPress=${() => outbox.retry(key)} label="Try again" /></div>`}
+          ${queued && !queued.is_sent && html`
+            <div class="actions"><${Button} kind="bare" icon="cross" needs="run" onPress=${cancel} label="Cancel" />
+              <${Button} kind="bare" icon="pen" needs="run" onPress=${async () => (await cancel()) && edit(text)} label="Edit" /></div>`}
+        </div>
       </div>
-    </div>
-  `);
+    `;
+  });
 }
 
-function stateOf(state, { queued_messages, sandbox_status }) {
+function stateOf(state, queued, { queued_messages, sandbox_status }) {
   if (state === FAILED) return "Not sent";
-  if (state === SENDING) return "Sending";
-  return queued_messages || sandbox_status !== "RUNNING" ? "Queued" : "Delivered";
+  if (state === SENDING && !queued) return "Sending";
+  if (queued?.is_sent) return "Delivered; the agent reads it after this step";
+  return queued || queued_messages || sandbox_status !== "RUNNING" ? "Queued" : "Delivered";
 }
 
-const waiting = (number) => (number === 1 ? "A message is queued: the agent gets it as soon as it can take it" : `${number} messages are queued: the agent gets them as soon as it can take them`);
+const LOOK_AGAIN_MS = 2000;
+
+/** Return the messages that wait on the server for the agent, and what takes one back. */
+export function useQueue({ id, queued_messages }) {
+  const [messages, setMessages] = useState([]);
+  const path = `${V1}/conversations/${id}/pending-messages`;
+  const load = () => get(path).then((found) => setMessages(found.map((one) => ({ ...one, text: one.content.map((part) => part.text).filter(Boolean).join("\n") }))), () => {});
+  useEffect(() => {
+    if (!queued_messages) return setMessages([]);
+    load();
+    // That the agent was sent one is told to nobody.
+    const timer = setInterval(load, LOOK_AGAIN_MS);
+    return () => clearInterval(timer);
+  }, [id, queued_messages]);
+  const cancel = (message) => remove(`${path}/${message}`).finally(load);
+  return { messages, cancel };
+}
 
 export function Composer({ conversation, run, timeline, attempt, outbox, text, setText }) {
   const field = useRef(null);
@@ -108,7 +142,6 @@ export function Composer({ conversation, run, timeline, attempt, outbox, text, s
     ${isRejected && html`
       <p class="banner" role="status"><${Icon} name="cross" /><span>You rejected this step, and the agent waits. Tell it what to do instead, or let it find another way.</span>
       <${Button} icon="play" onPress=${resume} label="Continue without it" /></p>`}
-    ${conversation.queued_messages > outbox.messages.length && html`<p class="banner" role="status"><span class="spinner">${waiting(conversation.queued_messages)}</span></p>`}
     <form class="composer ${isOver ? "over" : ""}" onSubmit=${(event) => event.preventDefault()} onDragOver=${onOver} onDragLeave=${() => setOver(false)} onDrop=${onDrop}>
       <${Attachments} files=${files} onRemove=${(file) => setFiles((old) => old.filter((one) => one !== file))} />
       <textarea rows="2" ref=${field} data-key="message" onPaste=${onPaste} aria-label="Message to the agent" placeholder=${isRejected ? "What should the agent do instead?" : "Message to the agent"} value=${text}
@@ -119,6 +152,7 @@ export function Composer({ conversation, run, timeline, attempt, outbox, text, s
           <${Button} icon="stop" onPress=${act("interrupt")} label="Interrupt" title="Stop at once" />`}
         ${["paused", "idle"].includes(run) && !isRejected && status === "RUNNING" && html`<${Button} icon="play" onPress=${resume} label="Resume" />`}
         <span class="grow"></span>
+        <${RunWith} conversation=${conversation} run=${run} attempt=${attempt} />
         <input type="file" multiple hidden ref=${chooser} onChange=${(event) => { add(event.target.files); event.target.value = ""; }} />
         <${Button} kind="bare" icon="clip" isIcon label="Attach files" onPress=${() => chooser.current.click()} />
         <${Button} kind="primary" icon="send" onPress=${send} label="Send" />

@@ -1,8 +1,9 @@
 // One conversation, live: what happened, what can be done now, and the workspace beside it.
-import { agentPath, conversationPath, download, get, patch, post, remove, V1 } from "./api.js";
+import { agentPath, conversationPath, download, get, newId, patch, post, remove, V1 } from "./api.js";
 import { useAttention } from "./attention.js";
 import { Call, Card } from "./cards.js";
-import { Composer, Pending, useDraft } from "./composer.js";
+import { ARCHIVED, PINNED, ownLabels, setLabels, toggleLabel } from "./conversations.js";
+import { Composer, Pending, useDraft, useQueue } from "./composer.js";
 import { conversationState, count, money } from "./format.js";
 import { html, useCallback, useEffect, useMemo, useRef, useState } from "./html.js";
 import { Markdown } from "./markdown.js";
@@ -103,10 +104,13 @@ function useConversation(id) {
   return { conversation: conversations.get(id) ?? asked.value, error: asked.error };
 }
 
-export function ConversationView({ id, part, settings }) {
+export function ConversationView({ id, part, words, settings }) {
   const { conversation, error } = useConversation(id);
   const [text, setText] = useDraft(id);
-  const [find, setFind] = useState(null);
+  const [find, setFind] = useState(words || null);
+  useEffect(() => {
+    if (words) setFind(words);
+  }, [words]);
   useAttention(conversation?.title);
   const live = useTimeline(id);
   if (live.isGone || error?.status === 404) {
@@ -139,6 +143,17 @@ function Top({ conversation, run, live, settings, onFind }) {
   const [error, setError] = useState(null);
   const close = () => setAsked("");
   const save = (path) => download(path).then(() => setError(null), setError);
+  const key = useRef(newId());
+  const fork = async () => {
+    try {
+      const task = await post(`${conversationPath(conversation.id)}/fork`, { title: `${(conversation.title || "Untitled").slice(0, 180)} (fork)` }, key.current);
+      store.tasks.set(task.id, task);
+      go(`/start/${task.id}`);
+    } catch (problem) {
+      if (problem.status) key.current = newId();
+      setError(problem);
+    }
+  };
   return html`
     <header class="head">
       <a class="button only-icon back" href="#/" aria-label="Back"><${Icon} name="back" /></a>
@@ -153,13 +168,16 @@ function Top({ conversation, run, live, settings, onFind }) {
       </div>
       <div class="head-side">
         <${Button} kind="bare" icon="search" isIcon label="Find" title="Find in the conversation (F)" data-key="find" onPress=${onFind} />
-        <${Button} kind="bare" icon="pen" isIcon needs="run" label="Rename" onPress=${() => setAsked("rename")} />
-        <${Button} kind="bare" icon="link" isIcon label="Share" onPress=${() => setAsked("share")} />
-        <${Button} kind="bare" icon="down" isIcon label="Download" onPress=${() => save(`${conversationPath(conversation.id)}/download`)} />
+        <${Button} kind="bare" icon="pin" isIcon needs="run" label="Pin" data-wide aria-pressed=${String(conversation.labels.includes(PINNED))} onPress=${() => toggleLabel(conversation, PINNED).catch(setError)} />
+        <${Button} kind="bare" icon="box" isIcon needs="run" label="Archive" data-wide aria-pressed=${String(conversation.labels.includes(ARCHIVED))} onPress=${() => toggleLabel(conversation, ARCHIVED).catch(setError)} />
+        <${Button} kind="bare" icon="pen" isIcon needs="run" label="Rename" title="Rename, and label" onPress=${() => setAsked("rename")} />
+        <${Button} kind="bare" icon="link" isIcon label="Share" data-wide onPress=${() => setAsked("share")} />
+        <${Button} kind="bare" icon="fork" isIcon needs="run" label="Fork" title="Fork: go on with a copy of this conversation and its files, in a sandbox of its own" data-wide onPress=${fork} />
+        <${Button} kind="bare" icon="down" isIcon label="Download" data-wide onPress=${() => save(`${conversationPath(conversation.id)}/download`)} />
         <${Button} kind="bare" icon="trash" isIcon needs="run" label="Delete" onPress=${() => setAsked("delete")} />
       </div>
     </header>
-    <${Problem} error=${error} title="Not downloaded" />
+    <${Problem} error=${error} title="Not done" />
     ${asked === "share" && html`<${Share} conversation=${conversation} onClose=${close} />`}
     ${asked === "rename" && html`<${Rename} conversation=${conversation} onClose=${close} />`}
     ${asked === "delete" && html`
@@ -190,12 +208,13 @@ function Spent({ conversation, timeline, settings }) {
 
 function Rename({ conversation, onClose }) {
   const [title, setTitle] = useState(conversation.title ?? "");
+  const [labels, setOwn] = useState(ownLabels(conversation).join(", "));
   const [error, setError] = useState(null);
   const save = async () => {
     try {
-      const renamed = await patch(conversationPath(conversation.id), { title: title.trim() });
-      store.conversations.set(renamed.id, renamed);
-      store.tell();
+      if (title.trim() !== (conversation.title ?? "")) await patch(conversationPath(conversation.id), { title: title.trim() });
+      const kept = conversation.labels.filter((one) => [PINNED, ARCHIVED].includes(one));
+      await setLabels(conversation, [...kept, ...labels.split(",").map((one) => one.trim()).filter(Boolean)]);
       onClose();
     } catch (problem) {
       setError(problem);
@@ -205,6 +224,7 @@ function Rename({ conversation, onClose }) {
     <${Dialog} title="Rename the conversation" onClose=${onClose}>
       <form onSubmit=${(event) => { event.preventDefault(); save(); }}>
         <${TextField} label="Title" value=${title} onValue=${setTitle} />
+        <${TextField} label="Labels" hint="With commas between them; the list can be narrowed to each." value=${labels} onValue=${setOwn} placeholder="website, urgent" />
         <${Problem} error=${error} />
         <div class="actions"><${Button} onPress=${onClose} label="Cancel" /><${Button} kind="primary" onPress=${save} label="Save" /></div>
       </form>
@@ -218,6 +238,7 @@ function Talk({ conversation, run, text, setText, find, setFind, live: { timelin
   const items = useMemo(() => grouped(timeline.items, run === "running"), [timeline, timeline.count, run]);
   const list = useRef(null);
   const outbox = useOutbox(conversation, timeline, isLoaded);
+  const queue = useQueue(conversation);
   const toggle = useCallback((key) => setOpen((old) => {
     const next = new Set(old);
     if (!next.delete(key)) next.add(key);
@@ -233,12 +254,17 @@ function Talk({ conversation, run, text, setText, find, setFind, live: { timelin
       return false;
     }
   };
+  const onAgain = useCallback((words) => {
+    setText((old) => (old.trim() ? `${words}\n\n${old}` : words));
+    document.querySelector("[data-key=message]")?.focus();
+  }, [setText]);
   return html`
+    <${Plan} tasks=${timeline.plan} />
     ${!isLoaded && !timeline.items.length && html`<${Spinner} label="Loading the events" />`}
-    ${find !== null && html`<${Find} items=${items} words=${find} onWords=${setFind} onGo=${(key) => list.current?.(key)} onOpen=${setOpen} />`}
-    <${VirtualList} items=${items} goTo=${list} loadAbove=${hasMore ? loadOlder : null} label="What happened" show=${(item) => html`<${Card} item=${item} run=${run} open=${open} onToggle=${toggle} />`}>
+    ${find !== null && html`<${Find} items=${items} words=${find} onWords=${setFind} onGo=${(key) => list.current?.(key)} onOpen=${setOpen} loadMore=${hasMore ? loadOlder : null} />`}
+    <${VirtualList} items=${items} goTo=${list} loadAbove=${hasMore ? loadOlder : null} label="What happened" show=${(item) => html`<${Card} item=${item} run=${run} open=${open} onToggle=${toggle} onAgain=${onAgain} />`}>
       <${Draft} timeline=${timeline} />
-      <${Pending} outbox=${outbox} conversation=${conversation} setText=${setText} />
+      <${Pending} outbox=${outbox} queue=${queue} conversation=${conversation} attempt=${attempt} setText=${setText} />
       ${run === "running" && !timeline.draft && html`<p class="working" aria-hidden="true"><span></span><span></span><span></span></p>`}
     <//>
     <p class="hidden" role="status">${announcement(run, timeline)}</p>
@@ -250,8 +276,17 @@ function Talk({ conversation, run, text, setText, find, setFind, live: { timelin
   `;
 }
 
+/** The agent's plan, above what happened while there is something left to do. */
+function Plan({ tasks }) {
+  const done = tasks.filter(({ status }) => status === "done").length;
+  if (!tasks.length || done === tasks.length) return null;
+  const current = tasks.find(({ status }) => status === "in_progress") ?? tasks.find(({ status }) => status !== "done");
+  return html`<details class="pinned-plan"><summary>Plan, ${done} of ${tasks.length} done: <span class="cut">${current.title}</span></summary>
+    <ul class="plan">${tasks.map((task) => html`<li class=${task.status}>${task.title}</li>`)}</ul></details>`;
+}
+
 /** Looks for words in what happened, and goes from one place to the next. */
-function Find({ items, words, onWords, onGo, onOpen }) {
+function Find({ items, words, onWords, onGo, onOpen, loadMore }) {
   const [at, setAt] = useState(0);
   const field = useRef(null);
   useEffect(() => field.current.focus(), []);
@@ -259,6 +294,17 @@ function Find({ items, words, onWords, onGo, onOpen }) {
     const wanted = words.toLowerCase();
     return wanted ? items.filter((item) => textOfItem(item).includes(wanted)) : [];
   }, [items, words]);
+  // What is not loaded yet may have the words: it is fetched part by part until something has.
+  useEffect(() => {
+    if (words && !found.length) loadMore?.();
+  }, [words, found.length, items]);
+  // Whoever comes with words is brought to them.
+  const isGiven = useRef(Boolean(words));
+  useEffect(() => {
+    if (!isGiven.current || !found.length) return;
+    isGiven.current = false;
+    go(found.length - 1);
+  }, [found]);
   const go = (next) => {
     if (!found.length) return;
     const place = (next + found.length) % found.length;
@@ -277,7 +323,7 @@ function Find({ items, words, onWords, onGo, onOpen }) {
     <div class="find" role="search">
       <input ref=${field} aria-label="Find in the conversation" placeholder="Find in the conversation" value=${words} onKeyDown=${onKey}
         onInput=${(event) => { onWords(event.target.value); setAt(-1); }} />
-      <span class="hint" role="status">${words ? (found.length ? `${Math.max(at, 0) + 1} of ${found.length}` : "Not found") : ""}</span>
+      <span class="hint" role="status">${words ? (found.length ? `${Math.max(at, 0) + 1} of ${found.length}` : loadMore ? "Looking further back" : "Not found") : ""}</span>
       <${Button} icon="up" isIcon kind="bare" label="The one before" onPress=${() => go(at - 1)} />
       <${Button} icon="downward" isIcon kind="bare" label="The next one" onPress=${() => go(at + 1)} />
       <${Button} icon="cross" isIcon kind="bare" label="Close" onPress=${() => onWords(null)} />

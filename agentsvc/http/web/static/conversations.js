@@ -1,23 +1,29 @@
 // The list of conversations: search, state and cost, and those that are being started.
-import { getAll, keep, kept, V1 } from "./api.js";
+import { conversationPath, get, getAll, patch, V1 } from "./api.js";
 import { needsYou } from "./attention.js";
 import { ago, conversationState, money } from "./format.js";
 import { html, useEffect, useState } from "./html.js";
 import { refusal } from "./me.js";
-import { useStore } from "./store.js";
+import { store, useStore } from "./store.js";
 import { Icon, Pill, Spinner } from "./ui.js";
 
 const SEARCH_WAIT_MS = 250;
+/** Labels that say where a conversation is shown; all others are the user's own. */
+export const PINNED = "pinned";
+export const ARCHIVED = "archived";
 
-/** Return the ids of what the server finds for some words, or null while nothing is searched for. */
+/** Return what the server finds for some words: {conversations, messages}, or null while nothing is searched for. */
 function useFound(words) {
   const [found, setFound] = useState(null);
   useEffect(() => {
     if (!words) return setFound(null);
     let isCurrent = true;
     const timer = setTimeout(async () => {
-      const items = await getAll(`${V1}/app-conversations/search`, { title__contains: words }, 3).catch(() => []);
-      if (isCurrent) setFound(items);
+      const [conversations, messages] = await Promise.all([
+        getAll(`${V1}/app-conversations/search`, { title__contains: words }, 3).catch(() => []),
+        words.length < 2 ? [] : get(`${V1}/messages/search`, { text__contains: words, limit: 20 }).catch(() => []),
+      ]);
+      if (isCurrent) setFound({ conversations, messages });
     }, SEARCH_WAIT_MS);
     return () => {
       isCurrent = false;
@@ -27,19 +33,31 @@ function useFound(words) {
   return found;
 }
 
+/** Give a conversation these labels, and no others. */
+export async function setLabels(conversation, labels) {
+  store.conversations.set(conversation.id, await patch(conversationPath(conversation.id), { labels }));
+  store.tell();
+}
+
+/** Put a label on a conversation, or take it off. */
+export const toggleLabel = (conversation, label) =>
+  setLabels(conversation, conversation.labels.includes(label) ? conversation.labels.filter((one) => one !== label) : [...conversation.labels, label]);
+
+export const ownLabels = ({ labels }) => labels.filter((one) => ![PINNED, ARCHIVED].includes(one));
+
 export function ConversationList({ route }) {
   const { conversations, tasks, isLoaded } = useStore();
   const [words, setWords] = useState("");
+  const [label, setLabel] = useState("");
   const found = useFound(words.trim());
-  const all = found ? found.map((one) => conversations.get(one.id) ?? one) : [...conversations.values()];
-  const [pins, setPins] = useState(() => kept("pins") ?? []);
-  const shown = all.filter((one) => !one.parent_conversation_id).sort((a, b) => (a.updated_at < b.updated_at ? 1 : -1));
-  const groups = groupsOf(shown, pins);
-  const pin = (id) => {
-    const next = pins.includes(id) ? pins.filter((one) => one !== id) : [...pins, id];
-    setPins(next);
-    keep("pins", next.length ? next : null);
-  };
+  const known = [...conversations.values()];
+  const all = (found ? found.conversations.map((one) => conversations.get(one.id) ?? one) : known).filter((one) => !one.parent_conversation_id);
+  const labels = [...new Set(known.flatMap(ownLabels))].sort((a, b) => a.localeCompare(b));
+  if (known.some((one) => one.labels.includes(ARCHIVED))) labels.push(ARCHIVED);
+  const chosen = labels.includes(label) ? label : "";
+  // What is archived is found by its words, and is shown where it needs the user.
+  const isShown = (one) => (chosen ? one.labels.includes(chosen) : words || needsYou(one) || !one.labels.includes(ARCHIVED));
+  const shown = all.filter(isShown).sort((a, b) => (a.updated_at < b.updated_at ? 1 : -1));
   const starting = [...tasks.values()].filter((task) => task.status !== "READY").sort((a, b) => (a.created_at < b.created_at ? 1 : -1));
   return html`
     <div class="list">
@@ -49,47 +67,66 @@ export function ConversationList({ route }) {
         <input type="search" data-key="search" placeholder="Search" aria-label="Search conversations" value=${words}
           onInput=${(event) => setWords(event.target.value)} />
       </label>
+      ${labels.length > 0 && html`<div class="chips" role="group" aria-label="Labels">
+        ${labels.map((one) => html`<button type="button" key=${one} aria-pressed=${String(one === chosen)} onClick=${() => setLabel(one === chosen ? "" : one)}>${one === ARCHIVED ? "Archived" : one}</button>`)}
+      </div>`}
       ${!isLoaded && html`<${Spinner} />`}
-      ${isLoaded && !shown.length && !starting.length && html`
-        <p class="none">${words ? "Nothing has these words in its title." : "There are no conversations so far."}</p>
+      ${isLoaded && !shown.length && !starting.length && !found?.messages.length && html`
+        <p class="none">${words ? "Nothing has these words." : "There are no conversations so far."}</p>
       `}
       <ul class="rows" aria-label="Conversations">
         ${starting.map((task) => html`<${StartingRow} key=${task.id} task=${task} route=${route} />`)}
-        ${groups.map(([name, members]) => html`
+        ${groupsOf(shown).map(([name, members]) => html`
           <li key=${name}><h2 class="row-group">${name}</h2><ul aria-label=${name}>
-            ${members.map((one) => html`<${Row} key=${one.id} conversation=${one} route=${route} isPinned=${pins.includes(one.id)} onPin=${() => pin(one.id)} />`)}
+            ${members.map((one) => html`<${Row} key=${one.id} conversation=${one} route=${route} />`)}
           </ul></li>`)}
+        ${found?.messages.length > 0 && html`<li key="messages"><h2 class="row-group">In messages</h2><ul aria-label="In messages">
+          ${found.messages.map((one) => html`<li key=${one.event_id}><a class="row" href=${`#/c/${one.conversation_id}?find=${encodeURIComponent(words.trim())}`}>
+            <span class="row-title">${conversations.get(one.conversation_id)?.title || "Untitled"}</span>
+            <span class="row-excerpt">${one.source === "user" ? "You: " : ""}<${Marked} text=${one.excerpt} words=${words.trim()} /></span></a></li>`)}
+        </ul></li>`}
       </ul>
     </div>
   `;
 }
 
+/** A text with the first place of some words in it marked. */
+function Marked({ text, words }) {
+  const at = text.toLowerCase().indexOf(words.toLowerCase());
+  if (at < 0) return text;
+  return html`${text.slice(0, at)}<mark>${text.slice(at, at + words.length)}</mark>${text.slice(at + words.length)}`;
+}
+
 const DAY_MS = 86_400_000;
 
 /** Return [name, conversations] for each group that has any: what needs the user, what is pinned, the rest by date. */
-function groupsOf(conversations, pins) {
+function groupsOf(conversations) {
   const today = new Date().setHours(0, 0, 0, 0);
   const ages = [["Today", today], ["Yesterday", today - DAY_MS], ["Last 7 days", today - 7 * DAY_MS], ["Earlier", -Infinity]];
   const groups = new Map([["Needs you", []], ["Pinned", []], ...ages.map(([name]) => [name, []])]);
   for (const one of conversations) {
     const at = Date.parse(one.updated_at);
-    const name = needsYou(one) ? "Needs you" : pins.includes(one.id) ? "Pinned" : ages.find(([, from]) => at >= from)[0];
+    const name = needsYou(one) ? "Needs you" : one.labels.includes(PINNED) ? "Pinned" : ages.find(([, from]) => at >= from)[0];
     groups.get(name).push(one);
   }
   return [...groups].filter(([, members]) => members.length);
 }
 
-function Row({ conversation, route, isPinned, onPin }) {
+function Row({ conversation, route }) {
   const href = `/c/${conversation.id}`;
   const cost = conversation.metrics?.accumulated_cost;
+  const title = conversation.title || "Untitled";
+  const toggle = (label, icon, name) => html`<button type="button" aria-pressed=${String(conversation.labels.includes(label))} title=${name} aria-label=${`${name} ${title}`}
+    onClick=${() => toggleLabel(conversation, label).catch(() => {})}><${Icon} name=${icon} /></button>`;
   return html`
     <li class="row-box">
-      <button type="button" class="pin" aria-pressed=${String(isPinned)} aria-label=${`Pin ${conversation.title || "Untitled"}`} onClick=${onPin}><${Icon} name="pin" /></button>
+      ${!refusal("run") && html`<span class="row-acts">${toggle(ARCHIVED, "box", "Archive")}${toggle(PINNED, "pin", "Pin")}</span>`}
       <a class="row" href="#${href}" aria-current=${route.startsWith(href) ? "page" : null}>
-        <span class="row-title">${conversation.title || "Untitled"}</span>
+        <span class="row-title">${title}</span>
         <span class="row-facts">
           <${Pill} state=${conversationState(conversation)} />
           ${conversation.selected_repository && html`<span class="cut">${conversation.selected_repository}</span>`}
+          ${ownLabels(conversation).map((one) => html`<span class="tag" key=${one}>${one}</span>`)}
           <span class="row-end">${cost ? html`<span>${money(cost)}</span>` : null}
           <time datetime=${conversation.updated_at}>${ago(conversation.updated_at)}</time></span>
         </span>

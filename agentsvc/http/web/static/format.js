@@ -1,6 +1,8 @@
 // How times, money, sizes and states are written.
 
 const UNITS = [
+  ["year", 31_557_600],
+  ["month", 2_629_800],
   ["day", 86400],
   ["hour", 3600],
   ["minute", 60],

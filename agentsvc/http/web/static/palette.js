@@ -18,6 +18,9 @@ const KEYS = [
   ["?", "These keys"],
 ];
 
+/** What the buttons in the head of a conversation are called. */
+const HEAD_ACTIONS = ["Find", "Pin", "Archive", "Rename", "Fork", "Download", "Delete"];
+
 const isTyping = ({ target }) => target.closest?.("input, textarea, select, [contenteditable], dialog, .xterm");
 
 /** Do what a key stands for, wherever nothing is typed; each has a mark on the element that it presses or goes to. */
@@ -33,11 +36,13 @@ function actionsOf(route, conversations) {
   const parts = page === "c" ? [["Conversation", ""], ["Changes", "/changes"], ["Files", "/files"], ["Terminal", "/terminal"], ["Ports", "/ports"]] : [];
   return [
     ["New conversation", () => go("/new")],
+    ...(page === "c" ? HEAD_ACTIONS.map((name) => [`This conversation: ${name.toLowerCase()}`, () => press(`.head-side [aria-label="${name}"]`)]) : []),
     ...parts.map(([name, part]) => [`Show: ${name}`, () => go(`/c/${id}${part}`)]),
     ["Sandboxes", () => go("/sandboxes")],
     ["Settings", () => go("/settings")],
     ["Settings: secrets", () => go("/settings/secrets")],
     ["Settings: API keys", () => go("/settings/keys")],
+    ["Settings: usage", () => go("/settings/usage")],
     ["Settings: this browser", () => go("/settings/browser")],
     ...(isAdmin() ? [["Users", () => go("/users")], ["Audit log", () => go("/audit")]] : []),
     ["Colours: light", () => setTheme("light")],

@@ -1,5 +1,6 @@
 // What administrators look after: users, their limits and keys.
 import { get, patch, post, put, remove, V1 } from "./api.js";
+import { UsageCharts } from "./charts.js";
 import { Keys } from "./credentials.js";
 import { Form } from "./forms.js";
 import { moment, money } from "./format.js";
@@ -152,5 +153,6 @@ export function UsageSection() {
       <${Problem} error=${usage.error} onAgain=${usage.again} />
       ${usage.value ? html`<${Usage} usage=${usage.value} />` : !usage.error && html`<${Spinner} />`}
     </section>
+    <${UsageCharts} />
   `;
 }

@@ -1,6 +1,7 @@
 // The first-run page: which model, and one real call that shows whether it answers.
 import { get, post, V1 } from "./api.js";
 import { html, useState } from "./html.js";
+import { isAdmin } from "./me.js";
 import { useLoaded } from "./store.js";
 import { Button, Head, Icon, Problem, Spinner, TextField } from "./ui.js";
 
@@ -45,16 +46,22 @@ export function SetupPage({ settings, onSettings }) {
       </form>
       ${state.isAsked && html`<${Spinner} label="The model is asked" />`}
       <${Problem} error=${state.error} />
-      ${state.found && html`<${Found} found=${state.found} />`}
+      ${state.found && html`<${Found} found=${state.found} onAgain=${test} />`}
     </div>
   `;
 }
 
 /** What came of asking the model; who cannot be asked from here may answer all the same. */
-function Found({ found: { outcome, message, said } }) {
+function Found({ found: { outcome, message, said, host }, onAgain }) {
+  const [error, setError] = useState(null);
+  const allow = () => post(`${V1}/model-hosts`, { host }).then(onAgain, setError);
   const begin = html`<a class="button primary" href="#/new">Start a conversation</a>`;
   if (outcome === "answers") {
     return html`<div class="success" role="status"><${Icon} name="check" /><div><strong>${message}</strong>${begin}</div></div>`;
+  }
+  if (host && isAdmin()) {
+    return html`<div class="card" role="status"><p><strong>The model is on your own network.</strong> Agents of all users, and this server, reach it there once you allow it.</p>
+      <${Problem} error=${error} /><div class="actions"><${Button} kind="primary" icon="check" needs="admin" onPress=${allow} label=${`Allow ${host}`} /></div></div>`;
   }
   if (outcome === "untested") {
     return html`<div class="card" role="status"><p><strong>The settings are saved, and the model was not tested.</strong></p><p>${message}</p><div class="actions">${begin}</div></div>`;

@@ -1,12 +1,13 @@
 // Starting a conversation: what to ask for, and how far the start has come.
 import { get, getAll, keep, kept, newId, post, textContent, V1 } from "./api.js";
 import { firstText } from "./conversations.js";
-import { STAGES } from "./format.js";
+import { STAGES, ago } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
+import { Picker } from "./picker.js";
+import { modelName, useProfiles } from "./runwith.js";
 import { store, useLoaded, useStore } from "./store.js";
-import { Button, Empty, Head, Icon, Problem, SelectField, Spinner, TextField, go } from "./ui.js";
+import { Button, Empty, Head, Icon, Problem, SelectField, Spinner, go } from "./ui.js";
 
-const SEARCH_WAIT_MS = 300;
 const DRAFT = "draft new";
 const EXAMPLES = [
   ["Explain a repository", "Read this repository, and write down what it does, how it is built and tested, and where to begin reading."],
@@ -14,9 +15,10 @@ const EXAMPLES = [
   ["Add tests", "Find the part of the code that is tested least but used most, and write tests for it in the style of those that are there."],
   ["Update dependencies", "Bring the dependencies up to date one by one. Run the tests after each, and leave out what breaks them, with the reason."],
 ];
-const EMPTY = { message: "", repository: "", branch: "", spec: "", provider: "" };
+const EMPTY = { message: "", repository: "", branch: "", spec: "", provider: "", mode: "" };
+const MODES = [["", "Do the task"], ["plan", "Write a plan only, into PLAN.md"]];
 
-export function NewConversation({ settings }) {
+export function NewConversation({ settings, onSettings }) {
   const [form, setForm] = useState(() => ({ ...EMPTY, ...kept(DRAFT) }));
   const starting = useRef(null);
   const [error, setError] = useState(null);
@@ -64,9 +66,12 @@ export function NewConversation({ settings }) {
             value=${form.spec} onValue=${change("spec")}
             options=${[["", "As in your settings"], ...specs.value.map((spec) => [spec.id, spec.id])]} />
         `}
+        <div class="pair even">
+          <${Model} settings=${settings} onSettings=${onSettings} onError=${setError} />
+          <${SelectField} label="Mode" value=${form.mode} onValue=${change("mode")} options=${MODES} />
+        </div>
         <${Problem} error=${error} title="It could not be started" />
         <div class="actions">
-          <span class="hint">${settings?.llm_model ? html`Model: <code>${settings.llm_model}</code>` : html`<a href="#/setup">Choose a model first</a>`}</span>
           <${Button} kind="primary" icon="send" needs="run" onPress=${start} label="Start" />
         </div>
       </form>
@@ -74,9 +79,36 @@ export function NewConversation({ settings }) {
   `;
 }
 
+const OTHER = "other";
+
+/** The model in use, and the saved ones: whichever is chosen is that of the settings from then on. */
+function Model({ settings, onSettings, onError }) {
+  const { profiles, active } = useProfiles();
+  const [chosen, setChosen] = useState(null);
+  const choose = async (name) => {
+    if (name === OTHER) return go("/setup");
+    setChosen(name);
+    if (!name) return undefined;
+    try {
+      await post(`${V1}/settings/profiles/${encodeURIComponent(name.slice(1))}/activate`);
+      await onSettings();
+    } catch (problem) {
+      onError(problem);
+    }
+  };
+  // A saved model may be called anything.
+  const options = [
+    ...(active ? [] : [["", modelName(settings?.llm_model) || "None so far"]]),
+    ...profiles.map(({ name, model }) => [`=${name}`, model ? `${name} (${modelName(model)})` : name]),
+    [OTHER, "Another one …"],
+  ];
+  return html`<${SelectField} label="Model" value=${chosen ?? (active ? `=${active}` : "")} onValue=${choose} options=${options} />`;
+}
+
 /** A spec is named by a sandbox that follows it. */
-async function toOrder({ message, repository, branch, spec, provider }, key) {
+async function toOrder({ message, repository, branch, spec, provider, mode }, key) {
   const order = { trigger: "gui" };
+  if (mode) order.agent_type = mode;
   if (message.trim()) order.initial_message = { role: "user", content: textContent(message.trim()) };
   if (repository.trim()) {
     order.selected_repository = repository.trim();
@@ -89,48 +121,29 @@ async function toOrder({ message, repository, branch, spec, provider }, key) {
 
 function Repository({ form, change, providers }) {
   const provider = form.provider || providers[0] || "";
-  const repositories = useSuggestions(
-    provider && form.repository !== null && [`${V1}/git/repositories/search`, { provider, query: form.repository, limit: 20 }],
-    (one) => one.full_name,
-  );
-  const branches = useSuggestions(
-    provider && form.repository.includes("/") && [`${V1}/git/branches/search`, { provider, repository: form.repository, query: form.branch || " " }],
-    (one) => one.name,
-  );
+  const [found, setFound] = useState([]);
+  const findRepositories = async (query) => {
+    const { items } = await get(`${V1}/git/repositories/search`, { provider, query, limit: 30 });
+    setFound(items);
+    return items.map((one) => ({ name: one.full_name, detail: [one.is_public ? "public" : "private", one.pushed_at && `pushed ${ago(one.pushed_at)}`].filter(Boolean).join(", ") }));
+  };
+  const main = found.find((one) => one.full_name === form.repository)?.main_branch;
+  const findBranches = async (query) => {
+    const { items } = await get(`${V1}/git/branches/search`, { provider, repository: form.repository, query: query || " ", limit: 30 });
+    return items.map((one) => ({ name: one.name, detail: [one.name === main && "default", one.protected && "protected", one.last_push_date && ago(one.last_push_date)].filter(Boolean).join(", ") }));
+  };
   return html`
     <fieldset class="pair">
       <legend>Repository</legend>
       ${providers.length > 1 && html`
         <${SelectField} label="Provider" value=${provider} onValue=${change("provider")} options=${providers.map((one) => [one, one])} />
       `}
-      <${TextField} label="Repository" hint="owner/name, or leave it empty for an empty workspace" value=${form.repository}
-        onValue=${change("repository")} list="repositories" placeholder="owner/name" autocomplete="off" spellcheck="false" />
-      <${TextField} label="Branch" hint="Empty: a new branch of the default one" value=${form.branch} onValue=${change("branch")}
-        list="branches" autocomplete="off" spellcheck="false" />
-      <datalist id="repositories">${repositories.map((name) => html`<option value=${name} />`)}</datalist>
-      <datalist id="branches">${branches.map((name) => html`<option value=${name} />`)}</datalist>
+      <${Picker} label="Repository" hint=${provider ? "Choose one, or leave it empty for an empty workspace" : html`A URL, or <a href="#/settings/git">connect a git provider</a> to choose; empty for an empty workspace`}
+        value=${form.repository} onValue=${change("repository")} find=${provider && findRepositories} keys=${[provider]} placeholder=${provider ? "owner/name" : "https://"} />
+      <${Picker} label="Branch" hint="Empty: a new branch of the default one" value=${form.branch} onValue=${change("branch")}
+        find=${provider && form.repository.includes("/") && findBranches} keys=${[provider, form.repository]} />
     </fieldset>
   `;
-}
-
-/** Return what the git provider suggests for a search, once nothing has been typed for a moment. */
-function useSuggestions(search, show) {
-  const [found, setFound] = useState([]);
-  const key = JSON.stringify(search || null);
-  useEffect(() => {
-    if (!search) return setFound([]);
-    let isCurrent = true;
-    const timer = setTimeout(async () => {
-      // They only help: a provider that does not answer stands in the way of nothing.
-      const page = await get(...search).catch(() => ({ items: [] }));
-      if (isCurrent) setFound(page.items.map(show));
-    }, SEARCH_WAIT_MS);
-    return () => {
-      isCurrent = false;
-      clearTimeout(timer);
-    };
-  }, [key]);
-  return found;
 }
 
 export function StartProgress({ id }) {

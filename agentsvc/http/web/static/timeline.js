@@ -22,6 +22,8 @@ export class Timeline {
   budget = null;
   draft = "";
   draftThought = "";
+  /** The agent's last list of tasks. */
+  plan = [];
   count = 0;
   #seen = new Set();
   #byAction = new Map();
@@ -92,6 +94,7 @@ export class Timeline {
     const item = this.#push(event, "tool", event.summary || event.tool_name, {
       tool: event.tool_name, action: action ?? readArguments(event.tool_call), risk: event.security_risk, summary: event.summary,
     });
+    if (action?.kind === "TaskTrackerAction" && action.command === "plan") this.plan = action.task_list ?? [];
     this.#byAction.set(event.id, item);
     this.#byCall.set(event.tool_call_id, item);
   }

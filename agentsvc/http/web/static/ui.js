@@ -38,6 +38,7 @@ const PATHS = {
   lock: "M6 11h12v9H6zM9 11V8a3 3 0 0 1 6 0v3",
   people: "M9 5a3.500 3.500 0 1 0 0 7 3.500 3.500 0 0 0 0-7zM3 20c0-4 3-6 6-6s6 2 6 6M16 5.500a3 3 0 0 1 0 6M18 14c2 .5 3 2.500 3 6",
   book: "M6 4h13v16H6zM6 4v16M10 9h5M10 13h5",
+  fork: "M7 5v14M7 13c6 0 10-2 10-6M5 5h4M15 5h4",
   refresh: "M19 8a8 8 0 1 0 1 6M19 3v5h-5",
 };
 
@@ -186,20 +187,21 @@ export function Question({ title, text, action, onYes, onClose }) {
   `;
 }
 
-/** A text to copy, such as a key that is shown once. */
-export function Copyable({ text }) {
+const COPIED_MS = 1500;
+
+/** A button that copies a text. */
+export function Copy({ text }) {
   const [isCopied, setCopied] = useState(false);
   const copy = async () => {
     await navigator.clipboard?.writeText(text);
     setCopied(true);
+    setTimeout(() => setCopied(false), COPIED_MS);
   };
-  return html`
-    <div class="copyable">
-      <code>${text}</code>
-      <${Button} icon=${isCopied ? "check" : "copy"} isIcon label=${isCopied ? "Copied" : "Copy"} onPress=${copy} />
-    </div>
-  `;
+  return html`<${Button} kind="bare" icon=${isCopied ? "check" : "copy"} isIcon label=${isCopied ? "Copied" : "Copy"} onPress=${copy} />`;
 }
+
+/** A text to copy, such as a key that is shown once. */
+export const Copyable = ({ text }) => html`<div class="copyable"><code>${text}</code><${Copy} text=${text} /></div>`;
 
 /** What is shown once, such as a new key: it comes into sight, and is read out. */
 export function Once({ title, text }) {

@@ -15,21 +15,59 @@ export function Changes({ conversation, onComment }) {
   const changes = useLoaded(async () => (isAwake ? get(`${conversationPath(conversation.id)}/git/changes`, { path: "." }) : []), [isAwake]);
   const [shown, setShown] = useState(null);
   if (!isAwake) return html`<${Asleep} />`;
+  const all = changes.value ?? [];
   return html`
     <div class="bar"><h2>Changes since the last commit</h2><${Button} icon="refresh" isIcon kind="bare" label="Look again" onPress=${changes.again} /></div>
     <${Problem} error=${changes.error} onAgain=${changes.again} />
     ${changes.isLoading && !changes.value && html`<${Spinner} />`}
     ${changes.value?.length === 0 && html`<${Empty} icon="diff" title="No changes">The files are as they were in the last commit.<//>`}
-    <ul class="files">
-      ${(changes.value ?? []).map(({ path, status }) => html`
-        <li key=${path}>
-          <button type="button" aria-expanded=${String(shown === path)} onClick=${() => setShown(shown === path ? null : path)}>
-            <span class="mark ${MARKS[status]?.[1] ?? ""}" aria-hidden="true">${MARKS[status]?.[0] ?? "?"}</span>${path}
-            <span class="hidden">, ${MARKS[status]?.[2] ?? status}</span></button>
-          ${shown === path && html`<${FileDiff} conversation=${conversation} path=${path} onComment=${onComment} />`}
-        </li>
-      `)}
-    </ul>
+    <${Tree} tree=${toTree(all)} isOpen=${all.length <= MOST_OPEN} show=${({ path, status }, name) => html`
+      <button type="button" aria-expanded=${String(shown === path)} title=${path} onClick=${() => setShown(shown === path ? null : path)}>
+        <span class="mark ${MARKS[status]?.[1] ?? ""}" aria-hidden="true">${MARKS[status]?.[0] ?? "?"}</span>${name}
+        <span class="hidden">, ${MARKS[status]?.[2] ?? status}</span></button>
+      ${shown === path && html`<${FileDiff} conversation=${conversation} path=${path} onComment=${onComment} />`}`} />
+  `;
+}
+
+/** With more files than this, folders are closed at first. */
+const MOST_OPEN = 60;
+
+/** Return files with a `path` as a tree of {name, files, folders}; folders with nothing but one folder are one with it. */
+function toTree(files) {
+  const root = { name: "", files: [], folders: new Map() };
+  for (const file of files) {
+    const parts = file.path.split("/");
+    const name = parts.pop();
+    let at = root;
+    for (const part of parts) {
+      if (!at.folders.has(part)) at.folders.set(part, { name: part, files: [], folders: new Map() });
+      at = at.folders.get(part);
+    }
+    at.files.push({ file, name });
+  }
+  return merged(root);
+}
+
+function merged({ name, files, folders }) {
+  const inside = [...folders.values()].map(merged).sort((a, b) => a.name.localeCompare(b.name));
+  const [only] = inside;
+  if (name && inside.length === 1 && !files.length) return { ...only, name: `${name}/${only.name}` };
+  return { name, files: files.sort((a, b) => a.name.localeCompare(b.name)), folders: inside, count: files.length + inside.reduce((sum, one) => sum + one.count, 0) };
+}
+
+const Tree = ({ tree, isOpen, show }) => html`
+  <ul class="files">
+    ${tree.folders.map((folder) => html`<li key=${`${folder.name}/`}><${Folder} folder=${folder} isOpen=${isOpen} show=${show} /></li>`)}
+    ${tree.files.map(({ file, name }) => html`<li key=${file.path}>${show(file, name)}</li>`)}
+  </ul>
+`;
+
+function Folder({ folder, isOpen, show }) {
+  const [open, setOpen] = useState(isOpen);
+  return html`
+    <button type="button" class="folder" aria-expanded=${String(open)} onClick=${() => setOpen(!open)}>
+      <span class="chevron"><${Icon} name="right" /></span>${folder.name}<span class="hint">${folder.count}</span></button>
+    ${open && html`<${Tree} tree=${folder} isOpen=${isOpen} show=${show} />`}
   `;
 }
 

@@ -1,0 +1,71 @@
+"""`agentsvc login`: keeps which server the other commands are for, and a key for it."""
+
+import sys
+import time
+from typing import Any, Final
+
+import click
+import msgspec
+
+from agentsvc.base import Secret, monotonic
+from agentsvc.cli import CommandFailed
+from agentsvc.cli.client import Api, Refused
+from agentsvc.cli.options import example
+from agentsvc.cli.secretoutput import replace_private
+from agentsvc.cli.server import Login, login_file
+
+_DEVICE: Final = "/oauth/device"
+_NOT_FOUND: Final = 404
+_WAITING: Final = ("authorization_pending", "slow_down")
+
+
+@click.command(
+    "login",
+    epilog=example(
+        "agentsvc login https://agents.example.org",
+        "agentsvc login http://127.0.0.1:8000 --key - <key.txt",
+    ),
+)
+@click.argument("url", metavar="URL")
+@click.option("--key", "api_key", metavar="KEY", help="API key; `-` reads it from standard input.")
+def command(url: str, api_key: str | None) -> None:
+    """Log in to the server at URL: commands are for it until `agentsvc logout`.
+
+    Without --key it is done in a browser where the server allows that, else the key is asked for.
+    """
+    api = Api(url, Secret(""))
+    if api_key == "-":
+        api_key = sys.stdin.readline().strip()
+    key = api_key or _by_browser(api) or click.prompt("API key", hide_input=True, err=True)
+    me = Api(url, Secret(key)).call("GET", "/api/keys/current")
+    file = login_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace_private(file, msgspec.json.encode(Login(url=api.url, key=key)).decode())
+    click.echo(f"logged in at {api.url} as {me['user_name']} ({me['role']})")
+
+
+def _by_browser(api: Api) -> str:
+    """Return the key that somebody gives this program in a browser, "" where that is not offered."""
+    try:
+        begun: dict[str, Any] = api.call("POST", f"{_DEVICE}/authorize")
+    except Refused as exc:
+        if exc.status == _NOT_FOUND:
+            return ""
+        raise
+    page = begun["verification_uri_complete"]
+    click.echo(f"open {page}\nand let in the program with the code {begun['user_code']}", err=True)
+    click.launch(page)
+    deadline = monotonic() + begun["expires_in"]
+    wait = begun["interval"]
+    while monotonic() < deadline:
+        time.sleep(wait)
+        try:
+            asked = {"device_code": begun["device_code"]}
+            token: str = api.call("POST", f"{_DEVICE}/token", body=asked)["access_token"]
+        except Refused as exc:
+            if exc.error not in _WAITING:
+                raise
+            wait += exc.error == "slow_down"
+        else:
+            return token
+    raise CommandFailed("nobody has let this program in")

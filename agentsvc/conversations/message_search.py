@@ -1,0 +1,137 @@
+"""Search for words in what was said in a user's conversations: bounded, and without an index of its own."""
+
+from typing import Final
+
+import msgspec
+
+from agentsvc.storage import Queryable
+
+_MOST_CONVERSATIONS: Final = 200
+_MOST_EVENTS: Final = 5000
+"""How many messages, and how many steps that may hold an answer, are looked at."""
+_LARGEST_BYTES: Final = 64 * 1024
+_MOST_CANDIDATES: Final = 500
+_AROUND: Final = 70
+
+_SQL: Final = """
+    WITH recent AS (
+        SELECT id
+        FROM conversations
+        WHERE user_id = :user_id AND ready_at IS NOT NULL
+        ORDER BY updated_at DESC
+        LIMIT :most_conversations
+    ),
+    said AS (
+        SELECT * FROM (
+            SELECT e.* FROM recent CROSS JOIN events AS e ON e.conversation_id = recent.id
+            WHERE e.kind = 'MessageEvent'
+            LIMIT :most_events
+        )
+        UNION ALL
+        SELECT * FROM (
+            SELECT e.* FROM recent CROSS JOIN events AS e ON e.conversation_id = recent.id
+            WHERE e.kind = 'ActionEvent'
+            LIMIT :most_events
+        )
+    )
+    SELECT conversation_id, id, source, timestamp, body
+    FROM said
+    WHERE length(body) < :largest AND instr(lower(CAST(body AS TEXT)), :words) > 0
+    LIMIT :most_candidates
+"""
+
+
+class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message with words that were looked for."""
+
+    conversation_id: str
+    """Conversation it is in, 32 hex digits"""
+    event_id: str
+    """Id of its event"""
+    source: str
+    """Who said it: `user` or `agent`"""
+    timestamp: str
+    """When it was said, as the agent server wrote it"""
+    excerpt: str
+    """The words, and what is around them"""
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True):
+    text: str | None = None
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True):
+    content: list[_Part] = []
+
+
+class _Action(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str = ""
+    message: str = ""
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True):
+    llm_message: _Message | None = None
+    thought: list[_Part] = []
+    action: msgspec.Raw | None = None
+
+
+_event = msgspec.json.Decoder(_Event)
+_action = msgspec.json.Decoder(_Action)
+
+
+async def find_messages(
+    reader: Queryable, user_id: str, words: str, *, limit: int
+) -> list[FoundMessage]:
+    """Return the newest messages with these words, in the latest conversations of a user.
+
+    Upper and lower case of the letters a to z are the same.
+    """
+    wanted = _lower(words)
+    rows = await reader.all(
+        _SQL,
+        {
+            "user_id": user_id,
+            "words": _lower(msgspec.json.encode(words)[1:-1].decode()),
+            "most_conversations": _MOST_CONVERSATIONS,
+            "most_events": _MOST_EVENTS,
+            "largest": _LARGEST_BYTES,
+            "most_candidates": _MOST_CANDIDATES,
+        },
+    )
+    found = [
+        FoundMessage(
+            conversation_id=row["conversation_id"],
+            event_id=row["id"],
+            source=row["source"],
+            timestamp=row["timestamp"],
+            excerpt=excerpt,
+        )
+        for row in rows
+        if (excerpt := _excerpt(_text(row["body"]), wanted))
+    ]
+    return sorted(found, key=lambda one: one.timestamp, reverse=True)[:limit]
+
+
+def _lower(text: str) -> str:
+    """Return a text in lower case as SQLite has it: the letters a to z only."""
+    return text.encode(errors="replace").lower().decode()
+
+
+def _text(body: bytes) -> str:
+    try:
+        event = _event.decode(body)
+        action = _action.decode(event.action) if event.action else _Action()
+    except msgspec.DecodeError:
+        return ""
+    parts = [*(event.llm_message.content if event.llm_message else ()), *event.thought]
+    texts = [part.text for part in parts if part.text]
+    return "\n".join([*texts, action.message] if action.kind == "FinishAction" else texts)
+
+
+def _excerpt(text: str, wanted: str) -> str:
+    at = _lower(text).find(wanted)
+    if at < 0:
+        return ""
+    first, last = max(0, at - _AROUND), at + len(wanted) + _AROUND
+    cut = " ".join(text[first:last].split())
+    return f"{'… ' if first else ''}{cut}{' …' if last < len(text) else ''}"

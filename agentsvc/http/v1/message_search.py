@@ -1,0 +1,50 @@
+"""Handler of the search in what was said."""
+
+from typing import Annotated, Final
+
+import msgspec
+from aiohttp import web
+
+from agentsvc.conversations import FoundMessage, find_messages
+from agentsvc.http.keys import DATABASE, PRINCIPAL
+from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.wire import Limit, json_response, read_query
+
+_USUAL: Final = 20
+
+
+class MessageSearch(msgspec.Struct, frozen=True, kw_only=True):
+    """The query of the search of messages."""
+
+    text_contains: Annotated[str, msgspec.Meta(min_length=2, max_length=200)] = msgspec.field(
+        name="text__contains"
+    )
+    """Words that are to be in the message, upper or lower case, 2 to 200 characters"""
+    limit: Limit = _USUAL
+
+
+async def search_messages(request: web.Request) -> web.Response:
+    """GET /messages/search.
+
+    The newest first, in your 200 latest conversations. Long histories are looked at in part.
+    """
+    wanted = read_query(request, MessageSearch)
+    found = await find_messages(
+        request.app[DATABASE], request[PRINCIPAL].user_id, wanted.text_contains, limit=wanted.limit
+    )
+    return json_response(found)
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/api/v1/messages/search",
+        handler=search_messages,
+        scope=Scope.READ,
+        rank="P3",
+        summary="Search in what you and your agents have said",
+        query=MessageSearch,
+        answer=list[FoundMessage],
+        example=Example(query={"text__contains": "login page"}),
+    ),
+)

@@ -1,0 +1,98 @@
+"""Handlers of the hosts of models that are not public."""
+
+from typing import Annotated, Final
+
+import msgspec
+from aiohttp import web
+
+from agentsvc.base import InvalidRequest
+from agentsvc.http.keys import MODEL_HOSTS
+from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.wire import json_response, path_text, read_json
+from agentsvc.plugin.egress import BadHost, Mode, parse_policy
+
+PREFIX: Final = "/api/v1/model-hosts"
+
+
+class ModelHost(msgspec.Struct, frozen=True, kw_only=True):
+    """A host that is to be allowed."""
+
+    host: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+    """Host, with a port or without, as `sandboxes.model_hosts` of the configuration has them"""
+
+
+class ModelHostList(msgspec.Struct, frozen=True, kw_only=True):
+    """The hosts that are not public and at which models of all users may be."""
+
+    configured: list[str]
+    """Those of `sandboxes.model_hosts` in the configuration"""
+    added: list[str]
+    """Those that administrators have added"""
+
+
+_HOST: Final = msgspec.json.Decoder(ModelHost)
+
+
+async def get_model_hosts(request: web.Request) -> web.Response:
+    """GET /model-hosts.
+
+    The server and new sandboxes reach models at these hosts.
+    """
+    hosts = request.app[MODEL_HOSTS]
+    return json_response(ModelHostList(configured=list(hosts.configured), added=list(hosts.added)))
+
+
+async def post_model_host(request: web.Request) -> web.Response:
+    """POST /model-hosts.
+
+    For all users and at once; a sandbox that is there already does not reach it.
+    """
+    host = (await read_json(request, _HOST)).host
+    try:
+        parse_policy(Mode.ALLOWLIST, [host])
+    except BadHost as exc:
+        raise InvalidRequest(str(exc), loc=("body", "host")) from exc
+    await request.app[MODEL_HOSTS].add(host)
+    return await get_model_hosts(request)
+
+
+async def delete_model_host(request: web.Request) -> web.Response:
+    """DELETE /model-hosts/{model_host}.
+
+    Those of the configuration stay.
+    """
+    await request.app[MODEL_HOSTS].remove(path_text(request, "model_host"))
+    return await get_model_hosts(request)
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path=PREFIX,
+        handler=get_model_hosts,
+        scope=Scope.ADMIN_READ,
+        rank="P3",
+        summary="List the hosts that are not public and at which models may be",
+        answer=ModelHostList,
+    ),
+    Route(
+        method="POST",
+        path=PREFIX,
+        handler=post_model_host,
+        scope=Scope.ADMIN,
+        rank="P3",
+        summary="Allow models at a host that is not public",
+        body=ModelHost,
+        answer=ModelHostList,
+        example=Example(body={"host": "192.168.1.20:11434"}),
+    ),
+    Route(
+        method="DELETE",
+        path=f"{PREFIX}/{{model_host}}",
+        handler=delete_model_host,
+        scope=Scope.ADMIN,
+        rank="P3",
+        summary="Allow a host of models no longer",
+        answer=ModelHostList,
+    ),
+)

@@ -1,0 +1,51 @@
+// What an agent runs with: the model, and what it asks about before it acts.
+import { agentPath, conversationPath, get, post, V1 } from "./api.js";
+import { html, useEffect, useState } from "./html.js";
+import { refusal } from "./me.js";
+import { useLoaded } from "./store.js";
+
+/** The ways an agent may act, as the agent server has them. */
+const MODES = [
+  ["NeverConfirm", "Works on its own"],
+  ["ConfirmRisky", "Asks about risky steps"],
+  ["AlwaysConfirm", "Asks before each step"],
+];
+
+export const modelName = (model) => (model ?? "").split("/").at(-1);
+
+/** Return the saved models: [name, label] each. */
+export function useProfiles() {
+  const { value } = useLoaded(() => get(`${V1}/settings/profiles`));
+  return { profiles: value?.profiles ?? [], active: value?.active_profile ?? "" };
+}
+
+/** The choices of a conversation whose sandbox runs. */
+export function RunWith({ conversation, run, attempt }) {
+  const { profiles } = useProfiles();
+  const [chosen, setChosen] = useState("");
+  const [mode, setMode] = useState(null);
+  const isUp = conversation.sandbox_status === "RUNNING" && !refusal("run");
+  useEffect(() => {
+    if (isUp) get(agentPath(conversation)).then((info) => setMode(info.confirmation_policy?.kind ?? null), () => {});
+  }, [conversation.id, isUp]);
+  if (!isUp) return null;
+  const chooseModel = (name) => attempt(async () => {
+    await post(`${conversationPath(conversation.id)}/switch_profile`, { profile_name: name });
+    setChosen(name);
+  });
+  const chooseMode = (kind) => attempt(async () => {
+    if (kind === "ConfirmRisky") await post(`${agentPath(conversation)}/security_analyzer`, { security_analyzer: { kind: "LLMSecurityAnalyzer" } });
+    await post(`${agentPath(conversation)}/confirmation_policy`, { policy: { kind } });
+    setMode(kind);
+  });
+  return html`
+    <select class="quiet-select" aria-label="Model" value=${chosen} disabled=${!profiles.length} title=${profiles.length ? "From the next step on" : "Save models by name in the settings to change between them here"}
+      onChange=${(event) => event.target.value && chooseModel(event.target.value)}>
+      ${!chosen && html`<option value="">${modelName(conversation.llm_model) || "Model"}</option>`}
+      ${profiles.map(({ name, model }) => html`<option value=${name}>${name}${model ? ` (${modelName(model)})` : ""}</option>`)}
+    </select>
+    ${mode && html`<select class="quiet-select" aria-label="Mode" value=${mode} disabled=${run === "waiting_for_confirmation"} onChange=${(event) => chooseMode(event.target.value)}>
+      ${MODES.map(([kind, label]) => html`<option value=${kind}>${label}</option>`)}
+    </select>`}
+  `;
+}

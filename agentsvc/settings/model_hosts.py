@@ -1,0 +1,48 @@
+"""Hosts that are not public and at which models may be: the configured ones, and those that administrators add."""
+
+from collections.abc import Iterator, Sequence
+
+from agentsvc.base import NotFound, now, to_stored
+from agentsvc.storage import Database, Transaction
+
+
+class ModelHosts:
+    """The hosts in force, as `sandboxes.model_hosts` names them; whoever iterates sees each change."""
+
+    def __init__(self, db: Database, configured: Sequence[str]) -> None:
+        self._db = db
+        self.configured = tuple(configured)
+        self.added: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self.configured, *self.added))
+
+    async def load(self) -> None:
+        """Read what was added; called once at the start."""
+        rows = await self._db.all("SELECT host FROM model_hosts ORDER BY host")
+        self.added = tuple(row["host"] for row in rows)
+
+    async def add(self, host: str) -> None:
+        """Allow a host, whose name is checked already."""
+
+        async def body(tx: Transaction) -> None:
+            sql = """
+                INSERT INTO model_hosts (host, added_at)
+                VALUES (:host, :added_at)
+                ON CONFLICT (host) DO NOTHING
+            """
+            await tx.run(sql, {"host": host, "added_at": to_stored(now())})
+
+        await self._db.write(body)
+        await self.load()
+
+    async def remove(self, host: str) -> None:
+        """Allow a host that was added no longer; raises NotFound."""
+        if host not in self.added:
+            raise NotFound("No administrator has added this host")
+
+        async def body(tx: Transaction) -> None:
+            await tx.run("DELETE FROM model_hosts WHERE host = :host", {"host": host})
+
+        await self._db.write(body)
+        await self.load()
