@@ -131,7 +131,7 @@ class Follower:
         verdict = judge(view)
         if verdict is None:
             await self._hold_time(run, view)
-        elif now() - view.conversation.updated_at < _REST:
+        elif timedelta(0) <= now() - view.conversation.updated_at < _REST:
             self._look_at(view.conversation.id)
         else:
             await self._end(run, await self._with_words(view.conversation.id, verdict), view)

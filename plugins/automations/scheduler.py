@@ -91,9 +91,10 @@ class Scheduler:
         self._wake.clear()
         while await self._make_runs():
             pass
+        # What falls due from here on is waited for.
+        moment = now()
         while await self._begin_runs():
             pass
-        moment = now()
         waits = (await AutomationTable.next_at(self._db), await RunTable.next_at(self._db, moment))
         seconds = [(due - moment).total_seconds() for due in waits if due is not None]
         with contextlib.suppress(TimeoutError):
