@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Page
+from playwright.async_api import Browser, Page, expect
 
 from tests.live.installation import Installation
 
@@ -32,6 +32,12 @@ SHOW = """async ([text, tries]) => {
   }
   return [best, markup];
 }"""
+PUT = """async (text) => {
+  const from = new URL(document.querySelector('script[type=module]').src);
+  const { h, render } = await import(new URL('vendor/preact.js', from));
+  const { Markdown } = await import(new URL('markdown.js', from));
+  render(h(Markdown, {text}), document.body.appendChild(document.createElement('div')));
+}"""
 HOSTILE = {
     "heading": "# " + "# a " * (CHARS // 4),
     "heading of blanks": "# " + " " * CHARS + "x",
@@ -53,6 +59,7 @@ HOSTILE = {
         for mark in (
             *("`", "*", "_", "~", "[", "![", "](", "\\", "<", "*a ", "**a ", "__a ", "_a "),
             *("~~a", "`a``b", "[a](", "[[a](b", "http://", "http://,,,,", "  \n", "a*b_c`d["),
+            *("$", "$a", "$$", "\\(", "\\[a", "$a^2$ ", "\\(a\\)"),
             *("*a* ", "**a** ", "`a` ", "[a](http://b) ", "https://a.b ", "*a*\n\n"),
         )
     },
@@ -69,6 +76,9 @@ SHOWN = {
     ' rel="noopener noreferrer nofollow">x</a></p>',
     "[x](javascript:alert(1)) <b>": "<p>[x](javascript:alert(1)) &lt;b&gt;</p>",
     "a  \nb\\\nc": "<p>a<br>b<br>c</p>",
+    "$x^2$ and \\(y\\)": '<p><span class="formula">x^2</span> and <span class="formula">y</span></p>',
+    "\\[\na=1\n\\]": '<p><span class="formula block">a=1</span></p>',
+    "from $5 to $10, or \\[here\\]": "<p>from $5 to $10, or [here]</p>",
     "|a|\n|-|\n|b|": '<div class="wide" tabindex="0"><table><thead><tr><th>a</th></tr></thead>'
     "<tbody><tr><td>b</td></tr></tbody></table></div>",
 }
@@ -96,3 +106,9 @@ async def test_no_text_keeps_the_page_busy(page: Page) -> None:
 async def test_markdown_is_shown_as_it_is_meant(page: Page, text: str) -> None:
     _, markup = await page.evaluate(SHOW, [text, 1])
     assert markup == SHOWN[text]
+
+
+async def test_formulas_are_set_as_such_and_what_is_none_stays(page: Page) -> None:
+    await page.evaluate(PUT, r"$\frac{1}{2}$ and $\nosuchthing{1}$")
+    await expect(page.locator("math mfrac")).to_be_visible(timeout=60_000)
+    await expect(page.locator(".formula").nth(1)).to_have_text(r"\nosuchthing{1}")

@@ -13,6 +13,8 @@ const MODULES = {
   "htm.js": 'export { default } from "htm";',
   "markdown-it.js": 'export { default } from "markdown-it";',
   "highlight.js": 'import { common, createLowlight } from "lowlight"; export const lowlight = createLowlight(common);',
+  "katex.js": `import { __renderToDomTree } from "katex";
+    export const formula = (text, displayMode) => __renderToDomTree(text, { displayMode, output: "mathml", throwOnError: true, maxSize: 20, maxExpand: 200 }).toNode();`,
   "diff.js": 'export { diffArrays, diffWordsWithSpace } from "diff";',
   "xterm.js": 'export { Terminal } from "@xterm/xterm"; export { FitAddon } from "@xterm/addon-fit";',
 };

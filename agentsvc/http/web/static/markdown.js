@@ -1,6 +1,7 @@
 // Markdown as elements. The library reads it and makes no markup: what is shown is made of the elements named here
 // only, so there is nothing to sanitise, and links lead to http, https and mailto only.
 import { Code } from "./code.js";
+import { Formula, readFormulas } from "./formula.js";
 import { h } from "./vendor/preact.js";
 import { useMemo } from "./vendor/hooks.js";
 import MarkdownIt from "./vendor/markdown-it.js";
@@ -10,10 +11,13 @@ const TASK = /^\[([ xX])\]\s+/;
 /** What comes after so many characters, or so many elements, is shown as it is written. */
 const MOST_CHARS = 50_000;
 const MOST_ELEMENTS = 6000;
+/** A formula takes as long as so many elements. */
+const FORMULA_COST = 20;
 const TAGS = new Set("blockquote br del em hr li ol p strong table tbody td th thead tr ul".split(" "));
 
 const parser = new MarkdownIt({ html: false, linkify: true }).enable("strikethrough");
 parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false });
+readFormulas(parser);
 parser.validateLink = (address) => SAFE_LINK.test(address);
 
 /** Return the elements that show a text. */
@@ -78,6 +82,8 @@ function leaf(token, budget) {
       return (budget.left -= 1) < 0
         ? [token.content]
         : [h(Code, { text: token.content.replace(/\n$/, ""), language: token.info.trim().split(/\s/)[0] })];
+    case "formula":
+      return (budget.left -= FORMULA_COST) < 0 ? [token.content] : [h(Formula, { text: token.content, isBlock: token.block })];
     case "image":
       return [link(token.attrGet("src"), [token.content || "image"])];
     default:
