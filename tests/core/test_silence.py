@@ -35,9 +35,9 @@ async def test_an_agent_server_of_no_run_is_not_asked_whether_it_is_there(
 ) -> None:
     conversation, _ = await quiet(client, service, fake_agent)
     sandbox = sandbox_of(fake_agent, conversation)
-    await be_impatient(service)
-    before = sandbox.requests.count("GET /alive")
     asked = fake_agent.count(f"GET /api/conversations/{conversation.id}")
+    before = sandbox.requests.count("GET /alive")
+    await be_impatient(service)
     await eventually(lambda: fake_agent.count(f"GET /api/conversations/{conversation.id}") > asked)
     assert sandbox.requests.count("GET /alive") == before
     assert (await client.conversation(conversation.id))["execution_status"] == "idle"
