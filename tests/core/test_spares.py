@@ -272,8 +272,8 @@ async def test_where_there_can_be_none_the_log_says_why(
 ) -> None:
     fake_world.fences = msgspec.structs.replace(fake_world.fences, networks=frozenset(Network))
     service = await serve(network=Network.NONE)
-    await until(lambda: "kept ready" in caplog.text)
-    (record,) = [one for one in caplog.records if "kept ready" in one.getMessage()]
+    await until(lambda: "warm pool disabled" in caplog.text)
+    (record,) = [one for one in caplog.records if "warm pool disabled" in one.getMessage()]
     assert vars(record)["reason"] == "what it reaches depends on its user"
     assert await spares(service) == []
 
