@@ -151,11 +151,11 @@ async def _lateness(ground: Ground, server: Server, others: int) -> float:
         once = {"type": "once", "at": to_stored(begin + timedelta(seconds=number * 0.2))}
         await _create(server, f"{_PUNCTUAL} {number}", once)
     await until(lambda: _is_begun(server, count), time_limit=_SETTLE_SECONDS)
-    lates = sorted(
+    delays = sorted(
         (from_stored(started) - from_stored(due)).total_seconds()
         for started, due in server.query(_BEGUN, f"{_PUNCTUAL} %")
     )
-    return lates[math.ceil(len(lates) * 0.99) - 1]
+    return delays[math.ceil(len(delays) * 0.99) - 1]
 
 
 def _is_begun(server: Server, count: int) -> bool:
