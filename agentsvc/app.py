@@ -303,6 +303,7 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         internal_url=config.server.internal_url.rstrip("/"),
         flush_seconds=config.conversations.webhook_flush_seconds,
     )
+    model_hosts = app[MODEL_HOSTS]
     app[SANDBOXES] = sandboxes = Sandboxes(
         db=app[DATABASE],
         vault=app[_VAULT],
@@ -313,7 +314,7 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         settings=app[SETTINGS],
         agents=app[_AGENTS],
         git_hosts=config.git.private_hosts,
-        model_hosts=app[MODEL_HOSTS],
+        model_hosts=model_hosts,
     )
     app[ARCHIVES] = archives = Archives(
         db=app[DATABASE],
@@ -324,7 +325,7 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         config=config.archives,
     )
     app[MODELS] = models = ModelProxy(
-        app[MODEL_HOSTS],
+        model_hosts,
         silence_seconds=config.models.silence_seconds,
         own=config.server.own_urls(),
     )

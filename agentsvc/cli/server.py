@@ -63,7 +63,7 @@ _key_option: Decorator = click.option(
 )
 
 
-class Id(click.ParamType):
+class Id(click.types.StringParamType):
     """The id of something that a search lists, or its beginning; shells complete it."""
 
     name = "id"

@@ -62,9 +62,8 @@ async def post_test_model(request: web.Request) -> web.Response:
     """
     settings = await request.app[SETTINGS].find(request[PRINCIPAL].user_id) or Settings()
     config = request.app[CONFIG]
-    found = await check_model(
-        llm_of(settings), request.app[MODEL_HOSTS], own=config.server.own_urls()
-    )
+    hosts = request.app[MODEL_HOSTS]
+    found = await check_model(llm_of(settings), hosts, own=config.server.own_urls())
     return json_response(found)
 
 
