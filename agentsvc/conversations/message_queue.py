@@ -185,22 +185,21 @@ class MessageQueue:
         no more, and Conflict or Gone where it could never be delivered.
         """
         await check_spend(self._db, user_id)
-        conversation_id = await self._resolve(user_id, reference)
-        view = await self._conversations.get(user_id, conversation_id, include_starting=True)
+        view = await self._find(user_id, reference)
         _require_future(view)
         return await self._take(view, _new(view, PendingKind.MESSAGE, message, run=run), most)
 
     async def waiting(self, user_id: str, reference: str) -> list[Pending]:
         """Return the messages that wait, in their order; `reference` as for `queue`."""
-        conversation_id = await self._resolve(user_id, reference)
-        return await self._table.messages(self._db, conversation_id)
+        view = await self._find(user_id, reference)
+        return await self._table.messages(self._db, view.conversation.id)
 
     async def cancel(self, user_id: str, reference: str, message_id: str) -> None:
         """Remove a message that waits; raises NotFound, and Conflict where its agent was sent it."""
-        conversation_id = await self._resolve(user_id, reference)
+        view = await self._find(user_id, reference)
 
         async def body(tx: Transaction) -> Pending:
-            messages = await self._table.messages(tx, conversation_id)
+            messages = await self._table.messages(tx, view.conversation.id)
             found = next((one for one in messages if one.id == message_id), None)
             if found is None:
                 raise NotFound("No such message waits; the agent may have it by now")
@@ -283,6 +282,11 @@ class MessageQueue:
             await outcome
 
     # Inside
+
+    async def _find(self, user_id: str, reference: str) -> ConversationView:
+        """Return a conversation of this user; raises NotFound."""
+        conversation_id = await self._resolve(user_id, reference)
+        return await self._conversations.get(user_id, conversation_id, include_starting=True)
 
     async def _resolve(self, user_id: str, reference: str) -> str:
         if reference.startswith(_TASK):

@@ -70,6 +70,7 @@ class Things:
                 "archive_id": archive.json()["id"],
                 "automation_id": automation["id"],
                 "run_id": new_id(),
+                "message_id": new_id(),
                 "delivery_id": "1",
                 "login_id": new_id(),
                 "secret_id": "OWN",

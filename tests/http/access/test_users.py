@@ -124,6 +124,8 @@ async def _things_of(client: Client) -> dict[str, Any]:
         "conversation_id": conversation_id,
         "sandbox_id": found["sandbox_id"],
         "archive_id": archive.json()["id"],
+        # Whose conversation it is in comes first.
+        "message_id": new_id(),
         "subscription_id": hook["id"],
         "delivery_id": (await client.get(path)).json()["items"][-1]["id"],
         "key_id": (await client.post("/api/keys", json={})).json()["id"],

@@ -353,8 +353,8 @@ async def test_a_message_that_waits_is_cancelled_and_never_told(
     assert (await client.get(path)).json() == []
 
 
-async def test_a_message_that_the_agent_was_sent_is_not_cancelled(
-    client: Client, fake_agent: FakeAgent
+async def test_what_the_agent_was_sent_is_not_cancelled_nor_anything_by_another_user(
+    client: Client, service: Service, fake_agent: FakeAgent
 ) -> None:
     fake_agent.on_command("^slow", SLOW, seconds=60)
     fake_agent.playbook = make_playbook([call("terminal", command="slow"), finish("done")])
@@ -369,6 +369,9 @@ async def test_a_message_that_the_agent_was_sent_is_not_cancelled(
             if (one["is_sent"], two["is_sent"]) == (True, False):
                 break
             await asyncio.sleep(0.05)
+    stranger = await service.make_client("stranger")
+    assert (await stranger.get(path)).status == 404
+    assert (await stranger.delete(f"{path}/{two['id']}")).status == 404
     assert (await client.delete(f"{path}/{one['id']}")).status == 409
     assert (await client.delete(f"{path}/{two['id']}")).status == 200
     assert (await client.conversation(conversation_id))["queued_messages"] == 1
