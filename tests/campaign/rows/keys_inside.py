@@ -37,6 +37,8 @@ _ENVIRONMENT: Final = {
     "AGENTSVC_GIT__CHECK_TOKENS": "false",
     # So many refusals would be answered late, one by one.
     "AGENTSVC_LIMITS__REFUSED_PER_MINUTE": "0",
+    "AGENTSVC_SHARING__ENABLED": "true",
+    "AGENTSVC_MCP_SERVER__ENABLED": "true",
 }
 
 
