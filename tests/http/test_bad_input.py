@@ -166,8 +166,10 @@ async def caller(
 ) -> AsyncIterator[Caller]:
     route: Route = request.param
     ids = {
-        **dict.fromkeys(("name", "secret_id", "secret_name"), "NAME"),
-        **dict.fromkeys(("key_id", "delivery_id", "archive_id", "login_id", "run_id"), "99"),
+        **dict.fromkeys(("name", "secret_id", "secret_name", "model_host"), "NAME"),
+        **dict.fromkeys(
+            ("key_id", "delivery_id", "archive_id", "login_id", "message_id", "run_id"), "99"
+        ),
         "repository_name": "a/b",
     }
     key = client.key
