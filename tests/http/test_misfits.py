@@ -96,7 +96,10 @@ def _sample(kind: mi.Type) -> Any:
     found: Any = {"type": "text", "text": "hello"}
     match first:
         case mi.StructType():
-            found = {one.encode_name: _sample(one.type) for one in first.fields if one.required}
+            tag = {first.tag_field: first.tag} if first.tag_field else {}
+            found = tag | {
+                one.encode_name: _sample(one.type) for one in first.fields if one.required
+            }
         case mi.DictType():
             found = {}
         case mi.ListType() | mi.VarTupleType():
@@ -247,6 +250,9 @@ async def site(client: Client, service: Service) -> Site:
     order = {"url": "https://receiver.invalid/"}
     made = await client.post("/api/v1/webhook-subscriptions", json=order)
     ids["subscription_id"] = made.json()["id"]
+    automation = {"name": "any", "prompt": "any", "trigger": {"type": "manual"}}
+    made = await client.post("/api/automation/v1", json=automation)
+    ids["automation_id"] = made.json()["id"]
     return Site(client, service.client_with(found["session_api_key"]), ids)
 
 
