@@ -224,6 +224,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     """A server with everything the examples speak of."""
 
     service: Service
+    agent: FakeAgent
     user: Client
     sandbox: Client
     granted: dict[str, str]
@@ -269,6 +270,7 @@ async def world(
     fake_agent.on_command("tar -czf", CommandResult(exit_code=0, stdout=packed, stderr=""))
     return World(
         service=service,
+        agent=fake_agent,
         user=client,
         sandbox=service.client_with(found["session_api_key"]),
         granted=agent.body["secrets"]["GITHUB_TOKEN"]["headers"],
@@ -339,6 +341,22 @@ async def _run(world: World) -> Json:
     """Return a run that has not ended yet."""
     path = f"/api/automation/v1/{world.real['automation_id']}/dispatch"
     return {"run_id": (await world.user.post(path)).json()["id"]}
+
+
+async def _waiting_message(world: World) -> Json:
+    """Return a message to a conversation that takes a while to start."""
+    world.agent.on_command("git init", CommandResult(exit_code=0, stdout="", stderr=""), seconds=5)
+    reference = f"task-{(await world.user.start_task('Begin'))['id']}"
+    order = {"content": [{"type": "text", "text": "And then?"}]}
+    path = f"/api/v1/conversations/{reference}/pending-messages"
+    made = (await world.user.post(path, json=order)).json()
+    return {"conversation_id": reference, "message_id": made["id"]}
+
+
+async def _model_host(world: World) -> Json:
+    host = {"host": "models.example.org:11434"}
+    await world.user.post("/api/v1/model-hosts", json=host)
+    return {"model_host": host["host"]}
 
 
 async def _key(world: World) -> Json:
@@ -413,7 +431,9 @@ async def _runtime(world: World) -> Json:
 
 PREPARED: Final[dict[str, Callable[[World], Awaitable[Json]]]] = {
     "delete /api/v1/archives/{archive_id}": _archive,
+    "delete /api/v1/conversations/{conversation_id}/pending-messages/{message_id}": _waiting_message,
     "delete /api/v1/logins/{login_id}": _browser_login,
+    "delete /api/v1/model-hosts/{model_host}": _model_host,
     "delete /api/v1/users/{user_id}": _leaving_user,
     "delete /api/v1/users/{user_id}/keys/{key_id}": _key_of_user,
     "get /api/v1/archives/{archive_id}": _archive,
