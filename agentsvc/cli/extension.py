@@ -1,5 +1,8 @@
 """Public: what subcommands of plugins are made of."""
 
+from typing import Final
+
+from agentsvc import __version__
 from agentsvc.accounts import KeyRing, Role, Users
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import Api, Told
@@ -21,6 +24,7 @@ from agentsvc.config import settings_of
 from agentsvc.storage import Installation
 
 __all__ = [
+    "VERSION",
     "Api",
     "CommandFailed",
     "Installation",
@@ -55,3 +59,6 @@ __all__ = [
     "wake",
     "yes_option",
 ]
+
+VERSION: Final = __version__
+"""That of agentsvc."""

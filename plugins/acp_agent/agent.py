@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc import __version__
 from agentsvc.cli.extension import (
+    VERSION,
     Api,
     CommandFailed,
     Record,
@@ -22,7 +22,7 @@ from agentsvc.cli.extension import (
 from .connection import INVALID_PARAMS, METHOD_NOT_FOUND, Connection, Params, Refused
 from .updates import Json, chunk, to_content, tool_call_of, updates_of
 
-VERSION: Final = 1
+PROTOCOL_VERSION: Final = 1
 """The version of the protocol."""
 
 _CONVERSATIONS: Final = "/api/v1/app-conversations"
@@ -94,8 +94,8 @@ class Agent:
 
     def _initialize(self, _params: Params) -> Json:
         return {
-            "protocolVersion": VERSION,
-            "agentInfo": {"name": "agentsvc", "title": "agentsvc", "version": __version__},
+            "protocolVersion": PROTOCOL_VERSION,
+            "agentInfo": {"name": "agentsvc", "title": "agentsvc", "version": VERSION},
             "agentCapabilities": {
                 "loadSession": True,
                 "promptCapabilities": {"image": True, "embeddedContext": True},
