@@ -107,6 +107,14 @@ _REFUSED_FOR_MORE: Final = {
     ),
     "POST /api/keys": (422, "no schema says that a time has not passed"),
     "POST /api/secrets": (400, "there is one of that name, which published clients know as 400"),
+    **dict.fromkeys(
+        (
+            "PATCH /api/automation/v1/{automation_id}",
+            "POST /api/automation/v1",
+            "POST /api/automation/v1/preset/prompt",
+        ),
+        (422, "no schema says what a cron expression or a time zone is"),
+    ),
     "POST /oauth/device/token": (400, "RFC 8628 has 400 for a code that is not known"),
 }
 """What refuses what is as described, and why."""

@@ -263,7 +263,7 @@ async def test_two_tabs_and_a_reload_in_the_middle_see_the_same(console: Console
             await expect(page.locator(".fold-head").filter(has_text=f"step-{i}-")).to_have_count(1)
         await expect(state_of(page)).to_have_text("Finished")
     await second.get_by_label("Message to the agent").fill("[script:say]")
-    await second.get_by_role("button", name="Send").click()
+    await second.get_by_role("button", name="Send", exact=True).click()
     for page in (first, second):
         await expect(page.locator(".bubble.agent", has_text="Hello.")).to_have_count(1)
 
