@@ -5,6 +5,7 @@ import re
 import pytest
 from playwright.async_api import Browser, Page, expect
 
+from agentsvc.base.values import new_id
 from tests.git_hosts import GitHosts
 from tests.live.browser import Console, picture, serious, the_end
 from tests.live.console.users import new_user, usual_settings
@@ -89,32 +90,35 @@ async def test_steps_in_a_row_are_one_group_and_words_are_found_in_it(console: C
 async def test_conversations_are_put_in_order_and_found_by_what_was_said(
     console: Console,
 ) -> None:
-    page = await opened(console, "[script:say] about marmalade")
+    # Another try of this test has left conversations, too.
+    some = new_id()[:6]
+    title, label, word = f"Breakfast {some}", f"kitchen-{some}", f"marmalade{some}"
+    page = await opened(console, f"[script:say] about {word}")
     await expect(page.locator(".bubble.agent", has_text="Hello.")).to_be_visible()
     await page.get_by_role("button", name="Rename").click()
     dialog = page.get_by_role("dialog")
-    await dialog.get_by_label("Title").fill("Breakfast")
-    await dialog.get_by_label("Labels").fill("kitchen")
+    await dialog.get_by_label("Title").fill(title)
+    await dialog.get_by_label("Labels").fill(label)
     await dialog.get_by_role("button", name="Save").click()
     header = page.locator(".head-side")
     await header.get_by_role("button", name="Pin", exact=True).click()
     side = page.get_by_role("complementary", name="Conversations")
-    pinned = side.get_by_role("list", name="Pinned").get_by_role("link", name="Breakfast")
-    await expect(pinned).to_contain_text("kitchen")
-    await side.get_by_role("button", name="kitchen").click()
+    pinned = side.get_by_role("list", name="Pinned").get_by_role("link", name=title)
+    await expect(pinned).to_contain_text(label)
+    await side.get_by_role("button", name=label).click()
     await expect(side.locator(".row")).to_have_count(1)
     await picture(page, "labels")
-    await side.get_by_role("button", name="kitchen").click()
+    await side.get_by_role("button", name=label).click()
     await header.get_by_role("button", name="Archive", exact=True).click()
     await expect(pinned).to_have_count(0)
-    await side.get_by_label("Search conversations").fill("marmalade")
-    found = side.get_by_role("list", name="In messages").get_by_role("link", name="Breakfast")
-    await expect(found.locator("mark").first).to_have_text("marmalade")
+    await side.get_by_label("Search conversations").fill(word)
+    found = side.get_by_role("list", name="In messages").get_by_role("link", name=title)
+    await expect(found.locator("mark").first).to_have_text(word)
     await page.goto(f"{console.client.base_url}/#/new")
     await picture(page, "found")
     assert await serious(page) == []
     await found.click()
-    await expect(page.get_by_label("Find in the conversation")).to_have_value("marmalade")
+    await expect(page.get_by_label("Find in the conversation")).to_have_value(word)
     await expect(page.locator(".find").get_by_role("status")).to_have_text(re.compile("1 of"))
 
 

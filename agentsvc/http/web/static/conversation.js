@@ -2,7 +2,7 @@
 import { agentPath, conversationPath, download, get, newId, patch, post, remove, V1 } from "./api.js";
 import { useAttention } from "./attention.js";
 import { Call, Card } from "./cards.js";
-import { ARCHIVED, PINNED, ownLabels, setLabels, toggleLabel } from "./conversations.js";
+import { ARCHIVED, PINNED, changeLabels, ownLabels, toggleLabel } from "./conversations.js";
 import { Composer, Pending, useDraft, useQueue } from "./composer.js";
 import { conversationState, count, money } from "./format.js";
 import { html, useCallback, useEffect, useMemo, useRef, useState } from "./html.js";
@@ -213,8 +213,8 @@ function Rename({ conversation, onClose }) {
   const save = async () => {
     try {
       if (title.trim() !== (conversation.title ?? "")) await patch(conversationPath(conversation.id), { title: title.trim() });
-      const kept = conversation.labels.filter((one) => [PINNED, ARCHIVED].includes(one));
-      await setLabels(conversation, [...kept, ...labels.split(",").map((one) => one.trim()).filter(Boolean)]);
+      const own = labels.split(",").map((one) => one.trim()).filter(Boolean);
+      await changeLabels(conversation, (now) => [...now.filter((one) => [PINNED, ARCHIVED].includes(one)), ...own]);
       onClose();
     } catch (problem) {
       setError(problem);

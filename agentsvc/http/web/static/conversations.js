@@ -33,15 +33,25 @@ function useFound(words) {
   return found;
 }
 
-/** Give a conversation these labels, and no others. */
-export async function setLabels(conversation, labels) {
-  store.conversations.set(conversation.id, await patch(conversationPath(conversation.id), { labels }));
-  store.tell();
+let lastChange = Promise.resolve();
+
+/** Change the labels of a conversation: from those the server has now, since what is shown may be older. */
+export function changeLabels(conversation, change) {
+  const work = async () => {
+    const [now] = await get(`${V1}/app-conversations?ids=${conversation.id}`);
+    store.conversations.set(conversation.id, await patch(conversationPath(conversation.id), { labels: change(now.labels) }));
+    store.tell();
+  };
+  // One after the other, each with what the one before has left.
+  lastChange = lastChange.then(work, work);
+  return lastChange;
 }
 
 /** Put a label on a conversation, or take it off. */
-export const toggleLabel = (conversation, label) =>
-  setLabels(conversation, conversation.labels.includes(label) ? conversation.labels.filter((one) => one !== label) : [...conversation.labels, label]);
+export const toggleLabel = (conversation, label) => {
+  const isOn = conversation.labels.includes(label);
+  return changeLabels(conversation, (labels) => [...labels.filter((one) => one !== label), ...(isOn ? [] : [label])]);
+};
 
 export const ownLabels = ({ labels }) => labels.filter((one) => ![PINNED, ARCHIVED].includes(one));
 
