@@ -138,7 +138,7 @@ async def configure(service: Service, **fields: Any) -> None:
 
 
 def files_of(service: Service) -> list[Path]:
-    return sorted((service.data_dir / "archives").iterdir())
+    return sorted((service.data_dir / "archives").glob("*"))
 
 
 async def test_a_workspace_is_saved_and_a_new_sandbox_begins_with_it(

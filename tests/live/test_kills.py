@@ -32,7 +32,7 @@ import asyncio
 import os
 import pathlib
 
-from process.backend import ProcessBackend
+from agentsvc_plugins.process.backend import ProcessBackend
 from agentsvc.plugin.hookspecs import hookimpl
 
 
