@@ -261,6 +261,12 @@ async def test_a_run_needs_a_task_that_can_be_done(run: Run) -> None:
     assert "error: " in run.shown
 
 
+async def test_a_run_on_a_server_takes_no_address_of_a_model(run: Run) -> None:
+    await run.start("x", "--base-url", "http://127.0.0.1:9/v1")
+    assert await run.end() == 1
+    assert "--base-url is for a private server" in run.shown
+
+
 async def test_automations_are_made_run_switched_and_deleted(
     commands: Commands, client: Client, tmp_path: Path
 ) -> None:

@@ -110,6 +110,11 @@ def command(
     signal.signal(signal.SIGTERM, _leave)
     api = None if private else find_api(server)
     conversations = importlib.import_module("agentsvc.cli.run.conversation")
+    if api is not None and base_url:
+        raise CommandFailed(
+            f"--base-url is for a private server, and {api.url} runs",
+            "add --private, or run `agentsvc settings set llm_base_url URL`",
+        )
     if api is not None:
         conversations.carry_out(api, wanted, is_removed=delete)
         return
