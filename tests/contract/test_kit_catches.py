@@ -482,9 +482,10 @@ async def test_the_kit_catches_a_broken_backend(
     alone = [check for check in CHECKS if check.name == "no_call_blocks_the_event_loop"]
     together = [check for check in CHECKS if check not in alone]
     found = await failing(broken, together) | await failing(broken, alone)
-    if found != caught_by:
-        # A busy machine may fail a check more, but not the same one twice.
-        found &= await failing(broken, together) | await failing(broken, alone)
+    # A busy machine may fail a check more, but not where it runs alone.
+    for check in CHECKS:
+        if check.name in found - caught_by and not await failing(broken, [check]):
+            found.discard(check.name)
     assert found == caught_by
 
 

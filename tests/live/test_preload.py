@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import process
 import pytest
 from process.specs import DEFAULT_SPEC
 
@@ -65,6 +66,7 @@ def run(directory: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
     """Return how many threads there were before the fork, and what the application is in it and anew."""
     env = {
         **DEFAULT_SPEC.env,
+        "PYTHONPATH": str(Path(process.__file__).parent.parent),
         "PATH": os.environ["PATH"],
         "HOME": str(directory),
         "TMPDIR": str(directory),
