@@ -9,11 +9,11 @@ import pytest
 from agentsvc.config.conversations import ConversationsConfig, ModelsConfig
 from agentsvc.config.sandboxes import SandboxesConfig
 from agentsvc.config.schema import Config, GitConfig, LimitsConfig
-from agentsvc.testing.agent import FakeAgent
+from agentsvc.storage.database import Database
 from agentsvc.testing.backend import FakeWorld
-from tests.core.troubles import TroubledWorld
-from tests.plugins import load_plugins
+from tests.plugin_loading import load_plugins
 from tests.service import Client, Service
+from tests.troubles import TroubledAgent, TroubledWorld
 
 FAST = Config(
     sandboxes=SandboxesConfig(
@@ -58,13 +58,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture
-async def fake_agent() -> AsyncIterator[FakeAgent]:
-    async with FakeAgent() as agent:
+async def fake_agent() -> AsyncIterator[TroubledAgent]:
+    async with TroubledAgent() as agent:
         yield agent
+        agent.let_go()
 
 
 @pytest.fixture
-def fake_world(fake_agent: FakeAgent) -> Iterator[TroubledWorld]:
+def fake_world(fake_agent: TroubledAgent) -> Iterator[TroubledWorld]:
     world = TroubledWorld()
     world.on_create = fake_agent.on_create
     yield world
@@ -85,3 +86,12 @@ async def client(service: Service) -> Client:
     client = await service.make_client()
     await client.save_settings()
     return client
+
+
+@pytest.fixture
+async def db(tmp_path: Path) -> AsyncIterator[Database]:
+    database = await Database.open(tmp_path / "agentsvc.db")
+    try:
+        yield database
+    finally:
+        await database.close()

@@ -206,16 +206,20 @@ _KINDS: Final[dict[type, tuple[str, ...]]] = {
 """What a schema calls a value of JSON."""
 
 
+def description_of(routes: tuple[Route, ...]) -> Description:
+    """Return the description of some routes, which is made once for the same ones."""
+    names = frozenset(f"{route.method} {route.path}" for route in routes)
+    if names not in _DESCRIPTIONS:
+        _DESCRIPTIONS[names] = Description(routes)
+    return _DESCRIPTIONS[names]
+
+
 class Watch:
     """Looks at every answer of a server, and remembers what is not as it is described."""
 
     def __init__(self, app: web.Application) -> None:
         self.problems: list[str] = []
-        routes = mounted(app)
-        names = frozenset(f"{route.method} {route.path}" for route in routes)
-        if names not in _DESCRIPTIONS:
-            _DESCRIPTIONS[names] = Description(routes)
-        self._description = _DESCRIPTIONS[names]
+        self._description = description_of(mounted(app))
         self._operations = {one.name: one for one in self._description.operations()}
         self._seen: dict[str, tuple[int, str, bytes]] = {}
         app.on_response_prepare.append(self._look)

@@ -26,8 +26,15 @@ from agentsvc.http.streaming import EVENT_STREAM
 from agentsvc.settings.store import GroupingStrategy
 from agentsvc.testing.agent import FakeAgent
 from tests.conftest import FAST
-from tests.core.test_archives import fake_agent
-from tests.description import Description, Operation, example_body, example_path, undescribed
+from tests.conversations.test_archives import fake_agent
+from tests.description import (
+    Description,
+    Operation,
+    description_of,
+    example_body,
+    example_path,
+    undescribed,
+)
 from tests.git_hosts import GitHosts
 from tests.service import Client, Service
 from tests.streams import open_lines
@@ -37,7 +44,7 @@ __all__ = ["fake_agent"]
 type Json = dict[str, Any]
 
 ROUTES: Final = published_routes(FAST)
-DESCRIPTION: Final = Description(ROUTES)
+DESCRIPTION: Final = description_of(ROUTES)
 OPERATIONS: Final = {operation.name: operation for operation in DESCRIPTION.operations()}
 GROUPS: Final = sorted(
     {

@@ -10,10 +10,10 @@ import pytest
 
 from agentsvc.app import published_routes
 from tests.conftest import FAST
-from tests.description import Description, Operation
+from tests.description import Operation, description_of
 from tests.published import DOCUMENTS, Published, misfits, operations, shape_of
 
-OURS: Final = Description(published_routes(FAST))
+OURS: Final = description_of(published_routes(FAST))
 BY_SHAPE: Final = {
     f"{operation.method} {shape_of(operation.path)}": operation for operation in OURS.operations()
 }

@@ -30,7 +30,7 @@ from agentsvc.storage.database_file import render_schema
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
-from tests.plugins import load_plugins
+from tests.plugin_loading import load_plugins
 from tests.service import Client, Service
 
 TOP: Final = Path(__file__).parents[2]

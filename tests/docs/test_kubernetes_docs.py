@@ -12,7 +12,7 @@ from agentsvc.config.schema import Config
 from agentsvc.sandboxes.plugin_loader import PluginHost
 from agentsvc.sandboxes.registry import BackendRegistry
 from tests.docs.pages import text_of
-from tests.plugins import part
+from tests.plugin_loading import part
 
 if TYPE_CHECKING:
     from kubernetes import plan, settings

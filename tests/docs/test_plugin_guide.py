@@ -23,7 +23,7 @@ from agentsvc.sandboxes.plugin_loader import Notifier, PluginHost
 from agentsvc.storage.database_file import check_schema
 from agentsvc.testing import FakeBackend, FakeWorld, KitOptions, backend_contract
 from tests.conftest import FAST
-from tests.plugins import load_plugins
+from tests.plugin_loading import load_plugins
 from tests.service import Service
 
 GUIDE = (Path(__file__).parents[2] / "plugins" / "README.md").read_text()

@@ -1,7 +1,7 @@
 """Each sentence of the security page that promises something names the tests that hold it.
 
 A sentence without an entry fails, and so does an entry without its sentence, or for a test that is not
-there. `campaign:ROW` stands for the row of the campaign, which the suite runs at a small scale.
+there. `resilience:ROW` stands for the row of the resilience tests, which the suite runs at a small scale.
 """
 
 import ast
@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from tests.campaign.test_small import SMALL
+from tests.resilience.test_small import SMALL
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "agentsvc" / "SECURITY.md"
@@ -26,138 +26,140 @@ PROMISES: Final = (
 _END: Final = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])")
 
 HELD: Final[dict[str, tuple[str, ...]]] = {
-    "By default a sandbox is a tree of processes that bubblewrap holds.": ("campaign:containment",),
+    "By default a sandbox is a tree of processes that bubblewrap holds.": (
+        "resilience:containment",
+    ),
     "Inside there are its own files, the system without its secrets, read-only, and no process but its own.": (
-        "campaign:containment",
-        "tests/core/test_process_isolation.py::test_files_of_the_server_the_user_and_other_sandboxes_do_not_exist_inside",
-        "tests/core/test_process_isolation.py::test_only_workspace_home_and_temp_can_be_written",
-        "tests/core/test_process_isolation.py::test_no_process_but_its_own_is_seen_and_none_tells_of_the_server",
+        "resilience:containment",
+        "tests/plugins/process/test_isolation.py::test_files_of_the_server_the_user_and_other_sandboxes_do_not_exist_inside",
+        "tests/plugins/process/test_isolation.py::test_only_workspace_home_and_temp_can_be_written",
+        "tests/plugins/process/test_isolation.py::test_no_process_but_its_own_is_seen_and_none_tells_of_the_server",
     ),
     "A server that is root gives each sandbox a user of its own outside, without capabilities.": (
-        "campaign:containment",
-        "tests/core/test_sandbox_users.py::test_each_sandbox_is_somebody_else_and_nobody_is_root",
+        "resilience:containment",
+        "tests/plugins/process/test_sandbox_users.py::test_each_sandbox_is_somebody_else_and_nobody_is_root",
     ),
     "A system call filter refuses to make namespaces, mounts and raw sockets.": (
-        "campaign:containment",
-        "tests/core/test_process_isolation.py::test_dangerous_calls_are_refused_and_ordinary_ones_are_not",
+        "resilience:containment",
+        "tests/plugins/process/test_isolation.py::test_dangerous_calls_are_refused_and_ordinary_ones_are_not",
     ),
     "Without the isolation that its backend is made for, the server does not start, and says what to install.": (
-        "campaign:containment",
-        "tests/core/test_isolation_floor.py::test_a_server_does_not_start_below_the_level_that_its_backend_is_made_for",
+        "resilience:containment",
+        "tests/sandboxes/test_isolation_floor.py::test_a_server_does_not_start_below_the_level_that_its_backend_is_made_for",
     ),
     "A server that is root does not start without bubblewrap, whatever is configured.": (
-        "campaign:containment",
-        "tests/unit/test_cli_serve.py::test_root_starts_nothing_without_bubblewrap_whatever_is_configured",
+        "resilience:containment",
+        "tests/cli/test_serve.py::test_root_starts_nothing_without_bubblewrap_whatever_is_configured",
     ),
     "A server of an ordinary user starts without it only with a lower `sandboxes.isolation`.": (
-        "tests/unit/test_cli_serve.py::test_a_user_without_bubblewrap_is_told_which_line_accepts_it",
+        "tests/cli/test_serve.py::test_a_user_without_bubblewrap_is_told_which_line_accepts_it",
     ),
     'The line that says "is ready" names the level in force.': (
-        "tests/unit/test_cli_serve.py::test_a_server_that_is_ready_says_how_sandboxes_are_held",
+        "tests/cli/test_serve.py::test_a_server_that_is_ready_says_how_sandboxes_are_held",
     ),
     "The fork server, which loads the agent's packages ahead, has no capabilities, and mount, network, IPC, UTS and cgroup namespaces of its own before it loads anything.": (
-        "campaign:containment",
-        "tests/core/test_zygote_rights.py::test_the_zygote_is_a_user_of_its_own_in_namespaces_of_its_own",
-        "tests/core/test_zygote_rights.py::test_it_gets_nothing_either_from_a_server_that_is_not_root",
+        "resilience:containment",
+        "tests/plugins/process/test_zygote_rights.py::test_the_zygote_is_a_user_of_its_own_in_namespaces_of_its_own",
+        "tests/plugins/process/test_zygote_rights.py::test_it_gets_nothing_either_from_a_server_that_is_not_root",
     ),
     "For a server that is root it is a user of its own; for any other it has a user namespace of its own, and Landlock keeps it from signals to others.": (
-        "tests/core/test_zygote_rights.py::test_the_zygote_is_a_user_of_its_own_in_namespaces_of_its_own",
-        "tests/core/test_zygote_rights.py::test_it_gets_nothing_either_from_a_server_that_is_not_root",
+        "tests/plugins/process/test_zygote_rights.py::test_the_zygote_is_a_user_of_its_own_in_namespaces_of_its_own",
+        "tests/plugins/process/test_zygote_rights.py::test_it_gets_nothing_either_from_a_server_that_is_not_root",
     ),
     "A package that is hostile when it is loaded there reads nothing of the server's, reaches no network, and neither signals nor traces the server.": (
-        "tests/core/test_zygote_rights.py::test_a_package_that_is_hostile_when_it_is_loaded_gets_nothing",
-        "tests/core/test_zygote_rights.py::test_it_gets_nothing_either_from_a_server_that_is_not_root",
+        "tests/plugins/process/test_zygote_rights.py::test_a_package_that_is_hostile_when_it_is_loaded_gets_nothing",
+        "tests/plugins/process/test_zygote_rights.py::test_it_gets_nothing_either_from_a_server_that_is_not_root",
     ),
     "Where the fork server would be root, where bubblewrap does not hold sandboxes, and where the server is not root and Linux is older than 6.12, there is none, and starts take longer.": (
-        "tests/core/test_zygote_rights.py::test_root_has_no_zygote_where_it_would_be_root",
-        "tests/core/test_zygote_rights.py::test_there_is_no_zygote_that_nothing_holds",
-        "tests/core/test_zygote_rights.py::test_a_server_that_is_not_root_has_no_zygote_that_could_send_it_signals",
+        "tests/plugins/process/test_zygote_rights.py::test_root_has_no_zygote_where_it_would_be_root",
+        "tests/plugins/process/test_zygote_rights.py::test_there_is_no_zygote_that_nothing_holds",
+        "tests/plugins/process/test_zygote_rights.py::test_a_server_that_is_not_root_has_no_zygote_that_could_send_it_signals",
     ),
     'Each sandbox has limits of memory, disk, processes and open files, as far as the machine can enforce them; the line that says "is ready" names what is not limited.': (
         "tests/live/test_default_limits.py::test_what_one_sandbox_does_to_the_machine_another_does_not_feel",
-        "tests/unit/test_default_limits.py::test_a_spec_has_what_it_leaves_open_limited_by_default",
-        "tests/unit/test_cli_serve.py::test_a_server_that_is_ready_says_how_sandboxes_are_held",
+        "tests/sandboxes/test_default_limits.py::test_a_spec_has_what_it_leaves_open_limited_by_default",
+        "tests/cli/test_serve.py::test_a_server_that_is_ready_says_how_sandboxes_are_held",
     ),
     "One that uses up its limits leaves those of others at work.": (
         "tests/live/test_default_limits.py::test_what_one_sandbox_does_to_the_machine_another_does_not_feel",
     ),
     "Disk is looked at and not reserved: what is written within seconds may pass the limit.": (
-        "tests/core/test_limits.py::test_a_disk_that_fills_later_is_noticed_in_moments",
+        "tests/plugins/process/test_limits.py::test_a_disk_that_fills_later_is_noticed_in_moments",
     ),
     "Every file counts for it at least 4 KiB, however deep it is, and also without a name as long as a process has it open or mapped; not seen is one that only waits in a unix socket.": (
-        "tests/core/test_limits.py::test_empty_files_count_since_there_is_room_for_so_many_only",
-        "tests/core/test_limits.py::test_files_count_however_deep_they_are",
-        "tests/core/test_limits.py::test_files_without_a_name_count_as_long_as_they_are_mapped",
-        "tests/core/test_limits.py::test_files_without_a_name_count_as_long_as_they_are_open",
+        "tests/plugins/process/test_limits.py::test_empty_files_count_since_there_is_room_for_so_many_only",
+        "tests/plugins/process/test_limits.py::test_files_count_however_deep_they_are",
+        "tests/plugins/process/test_limits.py::test_files_without_a_name_count_as_long_as_they_are_mapped",
+        "tests/plugins/process/test_limits.py::test_files_without_a_name_count_as_long_as_they_are_open",
     ),
     "Shared memory, message queues, temporary files, tmux and other unix sockets of one sandbox are out of reach of another.": (
-        "campaign:containment",
-        "campaign:ports",
+        "resilience:containment",
+        "resilience:ports",
     ),
     "By default each sandbox has a network namespace of its own, with its own loopback interface.": (
-        "campaign:ports",
-        "tests/core/test_own_network.py::test_it_reaches_nothing_of_this_machine_but_a_resolver",
+        "resilience:ports",
+        "tests/plugins/process/test_own_network.py::test_it_reaches_nothing_of_this_machine_but_a_resolver",
     ),
     "No other sandbox sees what it listens on, reaches it, or takes its ports; only the gateway does, with a key of its owner or its own.": (
-        "campaign:ports",
-        "campaign:users",
+        "resilience:ports",
+        "resilience:users",
     ),
     'With `network = "open"`, the default, it connects to the world by slirp4netns, to other machines of the local network and to containers, too, but not to addresses of this machine; the server, and models on the loopback interface that the operator lists or that an administrator has, are the exception.': (
-        "campaign:egress",
-        "tests/core/test_own_network.py::test_it_reaches_what_is_beyond_this_machine",
-        "tests/core/test_own_network.py::test_the_server_and_models_on_this_machine_are_where_they_always_are",
-        "tests/unit/test_model_hosts.py::test_a_model_on_this_machine_is_for_administrators_and_where_it_is_listed",
+        "resilience:egress",
+        "tests/plugins/process/test_own_network.py::test_it_reaches_what_is_beyond_this_machine",
+        "tests/plugins/process/test_own_network.py::test_the_server_and_models_on_this_machine_are_where_they_always_are",
+        "tests/models/test_hosts.py::test_a_model_on_this_machine_is_for_administrators_and_where_it_is_listed",
     ),
     "Where slirp4netns is missing, the server's proxy is the only way out.": (
-        "tests/core/test_own_network.py::test_without_slirp4netns_a_proxy_leads_out_and_never_to_this_machine",
+        "tests/plugins/process/test_own_network.py::test_without_slirp4netns_a_proxy_leads_out_and_never_to_this_machine",
     ),
     "Before anything is sent over a new connection to a port of a sandbox, its backend confirms that the port is that sandbox's.": (
-        "tests/core/test_port_taking.py::test_who_listens_first_at_the_port_of_anothers_agent_is_told_nothing",
-        "tests/core/test_port_taking.py::test_who_takes_a_worker_port_of_anothers_sandbox_is_told_nothing",
-        "tests/core/test_peers.py::test_a_connection_leads_to_the_sandbox_of_the_process_that_accepts_it",
-        "tests/core/test_peers.py::test_who_has_the_pid_of_a_process_that_has_ended_is_not_of_its_sandbox",
+        "tests/plugins/process/test_port_taking.py::test_who_listens_first_at_the_port_of_anothers_agent_is_told_nothing",
+        "tests/plugins/process/test_port_taking.py::test_who_takes_a_worker_port_of_anothers_sandbox_is_told_nothing",
+        "tests/plugins/process/test_peers.py::test_a_connection_leads_to_the_sandbox_of_the_process_that_accepts_it",
+        "tests/plugins/process/test_peers.py::test_who_has_the_pid_of_a_process_that_has_ended_is_not_of_its_sandbox",
     ),
     'With `backends.process.network = "host"` nobody else can bind the port of an agent server: its socket is bound before the sandbox starts, and passed to it.': (
-        "tests/core/test_port_taking.py::test_nobody_takes_the_port_of_an_agent_that_is_passed_its_socket",
+        "tests/plugins/process/test_port_taking.py::test_nobody_takes_the_port_of_an_agent_that_is_passed_its_socket",
         "tests/live/test_process_backend.py::test_nobody_can_bind_the_port_of_an_agent_server_in_the_machines_network",
     ),
     "Work ports are bound by number, so another one can take them; nothing is sent there then.": (
-        "tests/core/test_port_taking.py::test_who_takes_a_worker_port_of_anothers_sandbox_is_told_nothing",
+        "tests/plugins/process/test_port_taking.py::test_who_takes_a_worker_port_of_anothers_sandbox_is_told_nothing",
     ),
     '`network = "none"` reaches this server only, and `allowlist` this server and the named hosts.': (
-        "campaign:egress",
-        "tests/core/test_process_isolation.py::test_a_sandbox_without_network_is_reached_and_reaches_the_server_only",
+        "resilience:egress",
+        "tests/plugins/process/test_isolation.py::test_a_sandbox_without_network_is_reached_and_reaches_the_server_only",
     ),
     "A user does not make the server call an address that is not public, by a webhook, a git host, a model or a redirect.": (
-        "campaign:inside",
-        "tests/core/test_own_addresses.py::test_nothing_is_called_at_an_address_of_this_machine",
-        "tests/core/test_own_addresses.py::test_no_special_address_is_called",
+        "resilience:inside",
+        "tests/agentserver/test_own_addresses.py::test_nothing_is_called_at_an_address_of_this_machine",
+        "tests/agentserver/test_own_addresses.py::test_no_special_address_is_called",
     ),
-    "The server keeps hashes of API keys.": ("campaign:canaries",),
+    "The server keeps hashes of API keys.": ("resilience:canaries",),
     "Secrets, model keys, tokens and sandbox keys are sealed with AES-256-GCM, each with its row as associated data.": (
-        "campaign:canaries",
-        "tests/unit/test_vault.py::test_a_sealed_value_does_not_open_in_another_context",
+        "resilience:canaries",
+        "tests/storage/test_vault.py::test_a_sealed_value_does_not_open_in_another_context",
     ),
     "A server with a wrong master key does not start.": (
-        "tests/unit/test_vault.py::test_another_key_is_recognised_as_such",
+        "tests/storage/test_vault.py::test_another_key_is_recognised_as_such",
     ),
     "Logs, events, exports, errors, webhooks and metrics have no secrets in them.": (
-        "campaign:canaries",
+        "resilience:canaries",
     ),
     "A browser's login is a cookie and a token in the storage of the page's origin, port included; one without the other opens nothing.": (
-        "campaign:users",
-        "campaign:origins",
+        "resilience:users",
+        "resilience:origins",
         "tests/http/v1/test_logins.py::test_one_part_of_a_login_opens_nothing_without_the_other",
     ),
     "So a page at another port of the host cannot use a login, and cannot plant one.": (
-        "campaign:origins",
+        "resilience:origins",
     ),
     "A request of another origin counts in no login.": (
-        "campaign:origins",
+        "resilience:origins",
         "tests/http/v1/test_logins.py::test_the_cookie_counts_for_pages_of_the_server_only",
     ),
     "Under a host name that is not its own the server answers nobody without a good key.": (
-        "campaign:origins",
+        "resilience:origins",
         "tests/http/access/test_hosts.py::test_without_a_key_another_name_gets_nothing",
     ),
     "A login link works once, and says whose it is before it is used.": (
@@ -171,13 +173,13 @@ HELD: Final[dict[str, tuple[str, ...]]] = {
         "tests/http/gateway/test_origins.py::test_a_stolen_cookie_opens_nothing_else",
     ),
     "The proxy for front ends, `agentsvc deploy show front-end.nginx.conf`, wants a password and refuses what pages of other origins and other names send.": (
-        "campaign:front-end",
+        "resilience:front-end",
         "tests/live/test_front_end.py::test_the_recipe_hears_no_page_elsewhere",
         "tests/live/test_front_end.py::test_the_recipe_hears_no_other_name",
         "tests/live/test_front_end.py::test_the_recipe_wants_the_password_and_keeps_the_key_to_itself",
     ),
     "The key of a sandbox, the token for its model and the pass for a git token open nothing of another user, and no operation for users.": (
-        "campaign:users",
+        "resilience:users",
     ),
     "A key of a model that is reached through the server is not in the sandbox.": (
         "tests/http/test_model_proxy.py::test_an_agent_gets_a_token_in_place_of_the_key",
@@ -193,18 +195,18 @@ HELD: Final[dict[str, tuple[str, ...]]] = {
         "tests/http/v1/test_sharing.py::test_a_link_shows_no_secret_of_its_owner",
     ),
     "New keys are shown on a terminal only, and elsewhere written to a file of mode 0600.": (
-        "campaign:canaries",
-        "tests/unit/test_cli_keys.py::test_where_there_is_no_terminal_a_key_goes_to_a_file_of_its_owner",
+        "resilience:canaries",
+        "tests/cli/test_keys.py::test_where_there_is_no_terminal_a_key_goes_to_a_file_of_its_owner",
     ),
     "The bootstrap key is not in the environment of a running server.": (
-        "campaign:canaries",
-        "tests/unit/test_cli_serve.py::test_secrets_of_the_environment_are_in_that_of_no_process",
+        "resilience:canaries",
+        "tests/cli/test_serve.py::test_secrets_of_the_environment_are_in_that_of_no_process",
     ),
     "Half-open connections, WebSockets without a key, events and conversations that come from one sandbox are bounded, and do not shut other users out.": (
-        "campaign:floods-inside",
+        "resilience:floods-inside",
     ),
     "Connections without a good key have at most half of the room.": (
-        "tests/unit/test_connection_limit.py::test_half_of_the_room_is_kept_for_those_with_a_key",
+        "tests/http/test_connection_limit.py::test_half_of_the_room_is_kept_for_those_with_a_key",
         "tests/http/test_floods.py::test_half_open_connections_keep_no_user_out",
     ),
     "One key, and one address without a good key, may send so many requests a minute.": (
@@ -212,36 +214,36 @@ HELD: Final[dict[str, tuple[str, ...]]] = {
         "tests/http/test_limits.py::test_an_address_without_a_good_key_is_refused_but_not_who_has_one",
     ),
     "Restoring a backup, importing a directory and archiving a workspace write nothing outside of where they should, make no link and no special file in the data directory, and end within bounds.": (
-        "campaign:archives",
+        "resilience:archives",
     ),
     "What they are given may still decide what the restored server contains, so restore only backups of your own.": (
-        "tests/unit/test_cli_operations.py::test_a_backup_of_a_server_that_runs_is_restored_on_a_new_machine",
+        "tests/cli/test_operations.py::test_a_backup_of_a_server_that_runs_is_restored_on_a_new_machine",
     ),
     "A backup that is refused changes nothing, and a restore overwrites nothing that is there.": (
-        "tests/unit/test_hostile_archives.py::test_no_hostile_backup_is_restored_or_changes_anything",
-        "tests/unit/test_hostile_archives.py::test_a_restore_overwrites_nothing_that_is_there",
+        "tests/storage/test_hostile_archives.py::test_no_hostile_backup_is_restored_or_changes_anything",
+        "tests/storage/test_hostile_archives.py::test_a_restore_overwrites_nothing_that_is_there",
     ),
-    "Git runs in the sandbox.": ("campaign:repositories",),
+    "Git runs in the sandbox.": ("resilience:repositories",),
     "No hook, configuration, submodule, attribute, link or file name of a repository runs anything outside of it, or has the server read or write anything there.": (
-        "campaign:repositories",
+        "resilience:repositories",
     ),
     "The set-up installs what a lock with hashes names, and refuses a file with another hash.": (
-        "tests/unit/test_lock.py::test_every_package_has_a_version_and_hashes_and_no_address",
-        "tests/unit/test_lock.py::test_the_set_up_refuses_a_file_with_another_hash",
+        "tests/project/test_lock.py::test_every_package_has_a_version_and_hashes_and_no_address",
+        "tests/project/test_lock.py::test_the_set_up_refuses_a_file_with_another_hash",
     ),
     "So does `agentsvc images build`.": (
-        "tests/unit/test_lock.py::test_the_image_of_sandboxes_is_made_of_parts_of_the_lock",
-        "tests/unit/test_images.py::test_a_build_refuses_a_file_with_another_hash",
+        "tests/project/test_lock.py::test_the_image_of_sandboxes_is_made_of_parts_of_the_lock",
+        "tests/cli/test_images.py::test_a_build_refuses_a_file_with_another_hash",
     ),
     "`agentsvc sbom` writes what is installed.": (
-        "tests/unit/test_cli_sbom.py::test_every_installed_package_is_in_it_in_its_version",
+        "tests/cli/test_sbom.py::test_every_installed_package_is_in_it_in_its_version",
     ),
     "The audit of known holes covers the packages of the agent, too.": (
-        "tests/unit/test_audit.py::test_what_is_installed_is_in_the_lock_with_the_packages_of_the_agent",
+        "tests/project/test_audit.py::test_what_is_installed_is_in_the_lock_with_the_packages_of_the_agent",
     ),
     "The start and `doctor` name holes of the running Python that matter.": (
-        "tests/unit/test_pythonholes.py::test_doctor_says_what_holes_the_running_python_has",
-        "tests/unit/test_pythonholes.py::test_the_start_warns_of_the_holes_of_the_running_python",
+        "tests/base/test_pythonholes.py::test_doctor_says_what_holes_the_running_python_has",
+        "tests/base/test_pythonholes.py::test_the_start_warns_of_the_holes_of_the_running_python",
     ),
 }
 
@@ -279,8 +281,8 @@ def test_each_sentence_is_held_by_a_test_and_no_other_is_told() -> None:
 
 @pytest.mark.parametrize("test", sorted({one for tests in HELD.values() for one in tests}))
 def test_what_holds_a_sentence_is_run(test: str) -> None:
-    if test.startswith("campaign:"):
-        assert test.removeprefix("campaign:") in SMALL
+    if test.startswith("resilience:"):
+        assert test.removeprefix("resilience:") in SMALL
         return
     file, _, name = test.partition("::")
     assert name.startswith("test_")

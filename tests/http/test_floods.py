@@ -17,9 +17,9 @@ from agentsvc.base.values import monotonic
 from agentsvc.config.schema import Config
 from agentsvc.http.server.delayed_refusal import HOLD_SECONDS
 from agentsvc.plugin.backend import Network, Phase
-from tests.core.bench import core_rig
 from tests.http.gateway.steps import until
 from tests.http.test_metrics import read
+from tests.plugins.process.rig import core_rig
 from tests.service import Client, Service
 from tests.streams import CHANGES, open_socket
 
@@ -156,7 +156,7 @@ async def test_a_key_as_first_message_is_heard_among_a_thousand_without_one(
     host, port = place_of(service)
     arguments = ("sockets", host, str(port), host, str(KEYLESS), "12", "none")
     flood = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.campaign.flood", *arguments, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "tests.resilience.flood", *arguments, stdout=asyncio.subprocess.PIPE
     )
     took = []
     try:

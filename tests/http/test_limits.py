@@ -13,9 +13,9 @@ from agentsvc.config.schema import LimitsConfig, ServerConfig
 from agentsvc.http.middleware.rate_limit import Limit
 from agentsvc.http.server.delayed_refusal import HOLD_SECONDS, LogThrottle, RefusalDelay
 from tests.conftest import FAST
-from tests.core.troubles import TroubledWorld
-from tests.plugins import load_plugins
+from tests.plugin_loading import load_plugins
 from tests.service import Service
+from tests.troubles import TroubledWorld
 
 PATH = "/api/v1/sandbox-rules"
 

@@ -24,9 +24,9 @@ from agentsvc.models.wire import Upstream
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.llm import ScriptedModel, make_playbook, say
 from tests.conftest import FAST
-from tests.core.troubles import TroubledWorld, eventually, reconfigure
-from tests.plugins import load_plugins
+from tests.plugin_loading import load_plugins
 from tests.service import Answer, Client, Service
+from tests.troubles import TroubledWorld, eventually, reconfigure
 
 KEY = "sk-the-real-key-0123456789"
 TOOL = {"type": "function", "function": {"name": "finish", "parameters": {}}}

@@ -24,7 +24,7 @@ from agentsvc.storage.installation import Installation
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
-from tests.plugins import load_plugins
+from tests.plugin_loading import load_plugins
 from tests.service import Answer, Client, Service
 
 HEADER = "Idempotency-Key"

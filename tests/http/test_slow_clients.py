@@ -11,8 +11,8 @@ from aiohttp import web
 
 from agentsvc.config.schema import ServerConfig
 from agentsvc.http.server.application import Runner, make_runner
-from tests.core.troubles import eventually
 from tests.service import Service
+from tests.troubles import eventually
 
 MEGABYTES = 32
 PATIENCE = 20.0

@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from agentsvc.accounts.keys import Role
 from agentsvc.base.errors import StartFailed
 from agentsvc.plugin.files import bundled, is_needed
-from tests.plugins import part
+from tests.plugin_loading import part
 from tests.service import Service
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from agentsvc.base.values import new_id
-from tests.core.test_acp_agent import Editor, agent_for, prompt
 from tests.http.v1.test_mcp_server import session_of, used
 from tests.live.conftest import MakeInstallation
 from tests.live.scripts import DONE, run
+from tests.plugins.acp_agent.test_agent import Editor, agent_for, prompt
 
 pytestmark = [
     pytest.mark.live,

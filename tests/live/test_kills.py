@@ -15,9 +15,9 @@ import pytest
 import pytest_asyncio
 
 from agentsvc.testing.llm import ScriptedModel
-from tests.core.bench import SERVE
 from tests.live.client import LiveClient
 from tests.live.installation import Installation, eventually
+from tests.plugins.process.rig import SERVE
 
 pytestmark = [
     pytest.mark.live,

@@ -15,7 +15,7 @@ from agentsvc.http.keys import AUDIT, DATABASE
 from agentsvc.http.routes import OF_USERS
 from agentsvc.storage.database import Transaction
 from tests.conftest import FAST
-from tests.description import Description, example_body, example_path
+from tests.description import description_of, example_body, example_path
 from tests.http.v0.steps import start_running
 from tests.service import Client, Service
 from tests.sockets import follow
@@ -23,7 +23,7 @@ from tests.sockets import follow
 LOG = "/api/v1/audit-log"
 CHANGES = [
     operation
-    for operation in Description(published_routes(FAST)).operations()
+    for operation in description_of(published_routes(FAST)).operations()
     if operation.route.scope in OF_USERS
     and operation.route.method != hdrs.METH_GET
     # Its tools are noted by their own names, see `test_mcp_server`.

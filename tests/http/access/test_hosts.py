@@ -8,7 +8,7 @@ import pytest
 
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
-from tests.plugins import load_plugins
+from tests.plugin_loading import load_plugins
 from tests.service import Client, Service, login_headers
 
 EVIL = {"Host": "evil.example"}

@@ -9,11 +9,11 @@ from agentsvc.app import published_routes
 from agentsvc.http.routes import OF_USERS, READS_ONLY, Route, Scope
 from agentsvc.http.streaming import EVENT_STREAM
 from tests.conftest import FAST
-from tests.description import Description, Operation, example_body, example_path
+from tests.description import Operation, description_of, example_body, example_path
 from tests.service import Answer, Client, Service, login_headers
 
 ROUTES = published_routes(FAST)
-OPERATIONS = list(Description(ROUTES).operations())
+OPERATIONS = list(description_of(ROUTES).operations())
 LOOKING = (Scope.READ, Scope.ADMIN_READ)
 GIVES_UP_ONLY_ITSELF = {("DELETE", "/api/v1/logins/current")}
 """What ends the login that asks for it, and nothing else."""

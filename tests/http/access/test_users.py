@@ -10,12 +10,12 @@ from agentsvc.base.values import dashed, new_id, parse_uuid
 from agentsvc.http.openapi.parameters import names_in
 from agentsvc.http.routes import EXAMPLE_ID, Scope
 from tests.conftest import FAST
-from tests.description import Description, Operation, example_body, example_path
+from tests.description import Operation, description_of, example_body, example_path
 from tests.service import Client, Service, login_headers
 from tests.streams import open_lines
 
 USERS = "/api/v1/users"
-OPERATIONS = list(Description(published_routes(FAST)).operations())
+OPERATIONS = list(description_of(published_routes(FAST)).operations())
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from agentsvc.config.schema import GatewayConfig
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
 from tests.http.gateway.upstream import Seen, Upstream
-from tests.plugins import load_plugins
+from tests.plugin_loading import load_plugins
 from tests.service import Answer, Client, Service
 
 LONG_SECONDS = 30.0

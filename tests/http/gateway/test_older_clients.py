@@ -8,7 +8,7 @@ import pytest
 from aiohttp import WSMsgType
 
 from tests.http.gateway.steps import Box, session
-from tests.unit.test_sdk_versions import STARTS
+from tests.http.test_sdk_versions import STARTS
 
 EVENT = {"kind": "PauseEvent", "id": "a", "parent_id": "b"}
 UNKNOWN = {"kind": "SecurityAnalysisEvent", "id": "c", "parent_id": "b"}

@@ -10,7 +10,7 @@ from agentsvc.accounts.keys import Role
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
-from tests.plugins import load_plugins
+from tests.plugin_loading import load_plugins
 from tests.service import Answer, Client, Service
 
 START: dict[str, Any] = {

@@ -8,8 +8,8 @@ import pytest
 from agentsvc.base.errors import OrderRejected
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
-from tests.core.troubles import TroubledWorld
 from tests.service import Client, Service
+from tests.troubles import TroubledWorld
 
 PATH = "/api/conversations"
 UNKNOWN_ID = "0" * 32

@@ -10,7 +10,6 @@ from agentsvc.agentserver.responses import CommandResult
 from agentsvc.base.errors import OrderRejected
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
-from tests.core.troubles import TroubledWorld
 from tests.http.v0.steps import (
     PATH,
     UNKNOWN_ID,
@@ -22,6 +21,7 @@ from tests.http.v0.steps import (
     wait_for_status,
 )
 from tests.service import Answer, Client, Service
+from tests.troubles import TroubledWorld
 
 NOTHING = CommandResult(exit_code=0, stdout="", stderr="")
 

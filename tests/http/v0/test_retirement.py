@@ -13,7 +13,7 @@ from agentsvc.http.v0.types_socket import SOCKET_PATHS
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
 from tests.http.v0.steps import PATH, UNKNOWN_ID
-from tests.plugins import load_plugins
+from tests.plugin_loading import load_plugins
 from tests.service import Client, Service
 
 

@@ -10,7 +10,6 @@ from agentsvc.agentserver.responses import CommandResult
 from agentsvc.base.errors import OrderRejected
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
-from tests.core.troubles import TroubledWorld, eventually
 from tests.http.v0.steps import (
     PATH,
     history,
@@ -21,6 +20,7 @@ from tests.http.v0.steps import (
 )
 from tests.service import Client, Service
 from tests.sockets import BOTH, Frame, follow, states
+from tests.troubles import TroubledWorld, eventually
 
 NOTHING = CommandResult(exit_code=0, stdout="", stderr="")
 TRANSPORTS = pytest.mark.parametrize("transports", [["polling"], ["websocket"], list(BOTH)])

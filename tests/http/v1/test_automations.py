@@ -17,9 +17,9 @@ from agentsvc.config.data_directory import DataDirectory
 from agentsvc.storage.installation import Installation, change_master_key
 from agentsvc.testing.fake_conversation import FakeConversation
 from agentsvc.testing.llm import call, finish, make_playbook
-from tests.core.troubles import TroubledAgent
-from tests.plugins import part
+from tests.plugin_loading import part
 from tests.service import Answer, Client, Service
+from tests.troubles import TroubledAgent
 
 if TYPE_CHECKING:
     from webhooks.signing import sign

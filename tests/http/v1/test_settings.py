@@ -19,8 +19,8 @@ from agentsvc.http.keys import SETTINGS as SETTINGS_STORE
 from agentsvc.settings.store import Settings
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.llm import ScriptedModel
-from tests.core.troubles import reconfigure
 from tests.service import Answer, Client, Service
+from tests.troubles import reconfigure
 
 SETTINGS = "/api/v1/settings"
 OLD = "/api/settings"

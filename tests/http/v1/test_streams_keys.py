@@ -9,10 +9,10 @@ import aiohttp
 import msgspec
 import pytest
 
-from tests.core.troubles import eventually
 from tests.http.v1.streaming import events, feeder
 from tests.service import Client, Service
 from tests.streams import CHANGES, Lines, Socket, Told, open_lines, open_socket, path_of
+from tests.troubles import eventually
 
 OPENERS = pytest.mark.parametrize("opener", [open_lines, open_socket])
 

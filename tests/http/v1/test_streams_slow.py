@@ -11,10 +11,10 @@ from typing import Final
 
 import pytest
 
-from tests.core.troubles import eventually
 from tests.http.v1.streaming import deltas, events, feeder
 from tests.service import Client, Service
 from tests.streams import Stream, open_lines, path_of
+from tests.troubles import eventually
 
 STALLED: Final = 100
 MOST_BYTES: Final = 64 * 2**20

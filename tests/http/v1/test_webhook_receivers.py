@@ -17,7 +17,7 @@ from tests.http.v1.test_webhook_subscriptions import (
     subscribe,
     wait_for,
 )
-from tests.plugins import part
+from tests.plugin_loading import part
 from tests.receivers import Received, Receiver
 from tests.service import Client, Service
 

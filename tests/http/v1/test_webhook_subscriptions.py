@@ -20,7 +20,7 @@ from agentsvc.storage.installation import Installation
 from agentsvc.testing import FakeWorld
 from tests.conftest import FAST
 from tests.http.v1.streaming import Feeder, events, feeder
-from tests.plugins import load_plugins, part
+from tests.plugin_loading import load_plugins, part
 from tests.receivers import WAIT_SECONDS, Received, Receiver
 from tests.service import Client, Service
 

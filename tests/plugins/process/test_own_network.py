@@ -1,0 +1,273 @@
+"""Open sandboxes with a network of their own: what they reach, and what does not reach them."""
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from process import uplink
+from process.backend import ProcessBackend
+from process.look import MACHINES_NETWORK, OWN_NETWORK, PROXIED_NETWORK
+from process.settings import OpenNetwork, ProcessConfig
+from process.specs import DEFAULT_SPEC
+
+from agentsvc.plugin.backend import Handle, Phase
+from tests.live.cables import Cable
+from tests.plugin.egress.rig import open_target
+from tests.plugins.process.rig import CoreRig, core_rig, is_there, no_save, until
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("bwrap") is None, reason="there is no bubblewrap"),
+    pytest.mark.skipif(bool(uplink.why_not()), reason=uplink.why_not()),
+]
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
+CONNECT = """
+import socket, sys
+try:
+    with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=20) as link:
+        link.sendall(b"GET / HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
+        print(link.recv(12).decode())
+except OSError as exc:
+    print("nothing:", exc)
+"""
+
+
+BY_DEVICE = """
+import socket, sys
+for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
+    with socket.socket(socket.AF_INET, kind) as link:
+        link.settimeout(1)
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"tap0")
+        try:
+            link.connect((sys.argv[1], int(sys.argv[2])))
+            link.send(b"hello")
+            print("sent")
+        except OSError as exc:
+            print(exc)
+"""
+FETCH = """
+import sys, urllib.error, urllib.request
+try:
+    print(urllib.request.urlopen(sys.argv[1], timeout=20).status)
+except urllib.error.HTTPError as exc:
+    print(exc.code)
+except OSError as exc:
+    print("nothing:", exc)
+"""
+
+
+@asynccontextmanager
+async def in_own_network(directory: Path, callback: str = "") -> AsyncIterator[CoreRig]:
+    async with core_rig(
+        directory, callback=callback, use_bubblewrap=True, path="/usr/bin:/bin"
+    ) as bench:
+        yield bench
+        await bench.backend.close()
+
+
+async def connect(bench: CoreRig, handle: Handle, host: str, port: int) -> str:
+    return await bench.run(handle, "python3", "-Ic", CONNECT, host, str(port))
+
+
+async def test_it_reaches_nothing_of_this_machine_but_a_resolver(tmp_path: Path) -> None:
+    mine = uplink.own_addresses()[0]
+    with socket.create_server(("", 0)) as everywhere:
+        port = everywhere.getsockname()[1]
+        async with in_own_network(tmp_path) as bench:
+            handle = await bench.create("sleep", "100")
+            for address in ("127.0.0.1", mine, "10.0.2.2"):
+                assert (await connect(bench, handle, address, port)).startswith("nothing:")
+            for told in ("169.254.169.254", "100.100.100.200", "168.63.129.16"):
+                assert "No route to host" in await connect(bench, handle, told, 80)
+            resolver = await bench.run(handle, "cat", "/etc/resolv.conf")
+            assert resolver.splitlines()[0] == f"nameserver {uplink.NAMESERVER}"
+            route = await bench.run(handle, "cat", "/proc/net/route")
+            assert [line.split()[0] for line in route.splitlines()].count("tap0") == 2
+            found = await bench.wait(handle, Phase.RUNNING)
+            assert found.facts["network"] == "one of its own"
+
+
+async def test_by_its_device_it_reaches_no_loopback_interface(tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver,
+    ):
+        port = listener.getsockname()[1]
+        receiver.bind(("127.0.0.1", port))
+        for one in (listener, receiver):
+            one.setblocking(False)
+        async with in_own_network(tmp_path) as bench:
+            handle = await bench.create("sleep", "100")
+            said = await bench.run(handle, "python3", "-Ic", BY_DEVICE, "127.0.0.1", str(port))
+            assert said.splitlines() == ["sent", "timed out"]
+            with pytest.raises(BlockingIOError):
+                receiver.recv(100)
+            with pytest.raises(BlockingIOError):
+                listener.accept()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can lay a cable")
+async def test_it_does_not_reach_addresses_that_this_machine_gets_later(tmp_path: Path) -> None:
+    async with in_own_network(tmp_path) as bench:
+        handle = await bench.create("sleep", "100")
+        with apart() as network, Cable(network, 3) as cable, served_at(cable.near):
+            async with asyncio.timeout(30):
+                while "No route" not in await connect(bench, handle, cable.near, 8000):
+                    pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can lay a cable")
+async def test_it_reaches_what_is_beyond_this_machine(tmp_path: Path) -> None:
+    with apart() as network, Cable(network, 3) as cable, served_at(cable.far, network):
+        async with in_own_network(tmp_path) as bench:
+            handle = await bench.create("sleep", "100")
+            async with asyncio.timeout(30):
+                while await connect(bench, handle, cable.far, 8000) != "HTTP/1.0 200\n":
+                    pass
+            assert (await connect(bench, handle, cable.near, 8000)).startswith("nothing:")
+
+
+async def test_the_server_and_models_on_this_machine_are_where_they_always_are(
+    tmp_path: Path,
+) -> None:
+    async with (
+        open_target(ANSWER) as server,
+        open_target(ANSWER) as model,
+        open_target(ANSWER) as other,
+        in_own_network(tmp_path, f"http://127.0.0.1:{server.port}") as bench,
+    ):
+        handle = await bench.create("sleep", "100", models=(f"127.0.0.1:{model.port}",))
+        for target in (server, model):
+            assert await connect(bench, handle, "127.0.0.1", target.port) == "HTTP/1.1 200\n"
+        assert (await connect(bench, handle, "127.0.0.1", other.port)).startswith("nothing:")
+        assert other.heads == []
+        assert "proxy" not in (await bench.run(handle, "env")).lower()
+
+
+async def test_what_carries_it_is_begun_again_and_ends_with_the_sandbox(tmp_path: Path) -> None:
+    async with in_own_network(tmp_path) as bench:
+        handle = await bench.create("sleep", "100")
+        shim = bench.state(handle)["shim"][0]
+        first = carriers_below(shim)
+        assert len(first) == 1
+        os.kill(first[0], signal.SIGKILL)
+        async with asyncio.timeout(30):
+            await until(lambda: set(carriers_below(shim)) - {*first})
+            (second,) = carriers_below(shim)
+            while "tap0" not in await bench.run(handle, "cat", "/proc/net/route"):
+                pass
+        await bench.backend.delete(handle)
+        assert not is_there(f"/proc/{second}")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can lay a cable")
+async def test_without_slirp4netns_a_proxy_leads_out_and_never_to_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with apart() as network, Cable(network, 3) as cable, served_at(cable.far, network):
+        async with open_target(ANSWER) as model, in_own_network(tmp_path) as bench:
+            with monkeypatch.context() as patched:
+                patched.setenv("PATH", str(tmp_path))
+                facts = (await bench.backend.probe()).facts
+                handle = await bench.create("sleep", "100", models=(f"localhost:{model.port}",))
+            assert (await bench.wait(handle, Phase.RUNNING)).facts["network"] == PROXIED_NETWORK
+            assert "install the package `slirp4netns`" in facts["open network"]
+            async with asyncio.timeout(30):
+                while await fetch(bench, handle, f"http://{cable.far}:8000/") != "200\n":
+                    pass
+            for mine in (cable.near, "127.0.0.2", "0.0.0.0", "[::]", "169.254.169.254"):  # noqa: S104  # asked for
+                assert await fetch(bench, handle, f"http://{mine}:{model.port}/") == "403\n"
+            assert (await connect(bench, handle, cable.far, 8000)).startswith("nothing:")
+            assert await fetch(bench, handle, f"http://localhost:{model.port}/") == "200\n"
+
+
+async def test_the_network_of_the_machine_is_had_by_choice_only_and_said_loudly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with core_rig(tmp_path, use_bubblewrap=True, network=OpenNetwork.HOST) as bench:
+        handle = await bench.create("sleep", "100")
+        assert "share the network of this machine" in caplog.text
+        assert (await bench.backend.probe()).facts["open network"] == MACHINES_NETWORK
+        assert (await bench.wait(handle, Phase.RUNNING)).facts["network"] == MACHINES_NETWORK
+        assert namespace(bench, handle) == here()
+        # By default what runs keeps what it has until it is started again.
+        other = ProcessBackend(ProcessConfig(zygote=False), bench.context())
+        await other.open()
+        assert (await other.inspect(handle)).facts["network"] == MACHINES_NETWORK
+        await other.stop(handle)
+        await other.restart(bench.orders[handle.sandbox_id], handle, no_save)
+        assert (await other.inspect(handle)).facts["network"] == OWN_NETWORK
+        assert namespace(bench, handle) != here()
+        await other.close()
+
+
+async def test_who_has_a_model_on_this_machine_gets_no_sandbox_that_was_there_before(
+    tmp_path: Path,
+) -> None:
+    near = msgspec.structs.replace(DEFAULT_SPEC, models=("localhost:11434",))
+    far = msgspec.structs.replace(DEFAULT_SPEC, models=("models.example.org:443",))
+    async with in_own_network(tmp_path) as bench:
+        assert bench.backend.why_no_pool(near) == "localhost:11434 is on this machine"
+        assert [bench.backend.why_no_pool(spec) for spec in (far, DEFAULT_SPEC)] == ["", ""]
+
+
+async def fetch(bench: CoreRig, handle: Handle, url: str) -> str:
+    return await bench.run(handle, "python3", "-Ic", FETCH, url)
+
+
+def here() -> Path:
+    return Path("/proc/self/ns/net").readlink()
+
+
+def namespace(bench: CoreRig, handle: Handle) -> Path:
+    inside = [
+        one.pid for one in bench.processes(handle) if name_of(str(one.pid)).endswith("inside")
+    ]
+    return Path(f"/proc/{inside[0]}/ns/net").readlink()
+
+
+class Apart(msgspec.Struct, frozen=True):
+    """A network of its own, and the process that keeps it."""
+
+    keeper: int
+
+
+@contextmanager
+def apart() -> Iterator[Apart]:
+    with subprocess.Popen(["unshare", "--net", "sleep", "600"]) as keeper:
+        try:
+            while name_of(str(keeper.pid)) != "sleep":
+                time.sleep(0.01)
+            yield Apart(keeper.pid)
+        finally:
+            keeper.kill()
+
+
+@contextmanager
+def served_at(address: str, network: Apart | None = None) -> Iterator[None]:
+    inside = ["nsenter", "--target", str(network.keeper), "--net"] if network else []
+    command = [sys.executable, "-m", "http.server", "--bind", address, "8000"]
+    with subprocess.Popen([*inside, *command], stderr=subprocess.DEVNULL) as server:
+        try:
+            yield
+        finally:
+            server.kill()
+
+
+def carriers_below(shim: int) -> list[int]:
+    children = Path(f"/proc/{shim}/task/{shim}/children").read_text().split()
+    return [int(pid) for pid in children if name_of(pid) == uplink.PROGRAM]
+
+
+def name_of(pid: str) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()

@@ -1,0 +1,221 @@
+"""Process sandboxes outlive their server, and what is left of them is found."""
+
+import asyncio
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from process import places, tree
+from process.backend import HANDLE_VERSION, ProcessBackend
+from process.files import remove_directory
+from process.settings import ProcessConfig
+
+from agentsvc.base.errors import BackendUnavailable, Conflict
+from agentsvc.base.values import monotonic, new_id
+from agentsvc.plugin.backend import BackendContext, Handle, Order, Phase
+from tests.plugins.process.rig import (
+    SERVE,
+    CoreRig,
+    is_there,
+    make_directory,
+    no_save,
+)
+
+
+async def test_a_sandbox_outlives_a_killed_server_and_is_adopted(bench: CoreRig) -> None:
+    script = (
+        "import asyncio, sys, pathlib\n"
+        "from agentsvc.plugin.backend import *\n"
+        "import tests\n"
+        "from process.backend import *\n"
+        "async def save(handle): pass\n"
+        "async def main():\n"
+        "    context = BackendContext(instance_id=sys.argv[1], state_dir=pathlib.Path(sys.argv[2]))\n"
+        "    backend = ProcessBackend(ProcessConfig(use_bubblewrap=False), context)\n"
+        "    await backend.open()\n"
+        "    order = Order(sandbox_id=sys.argv[3], command=('{python}', '-Ic', sys.argv[4],"
+        " '{port.web}'), ports=(Port(name='web'),))\n"
+        "    await backend.create(order, save)\n"
+        "    print('made', flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    sandbox_id = new_id()
+    argv = [bench.instance_id, str(bench.state_dir), sandbox_id, SERVE]
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, *argv, stdout=subprocess.PIPE
+    )
+    assert server.stdout is not None
+    assert await server.stdout.readline() == b"made\n"
+    server.kill()
+    await server.wait()
+    [found] = await bench.backend.scan()
+    assert found.handle.sandbox_id == sandbox_id
+    await bench.wait(found.handle, Phase.RUNNING)
+    await bench.backend.delete(found.handle)
+    assert not bench.processes(found.handle)
+
+
+@pytest.mark.parametrize("with_temp", [False, True], ids=["record", "record and temp"])
+async def test_a_create_that_was_cut_short_is_finished_by_the_next(
+    bench: CoreRig, with_temp: bool
+) -> None:
+    sandbox_id = new_id()
+    place = places.Place(directory=bench.state_dir / sandbox_id)
+    order = Order(sandbox_id=sandbox_id)
+    record = places.new_record(bench.instance_id, order, root=places.temp_root(""), callback="")
+    place.make(lambda: record)
+    if with_temp:
+        make_directory(record.temp)
+    [found] = await bench.backend.scan()
+    assert found.handle.sandbox_id == sandbox_id
+    assert (await bench.backend.inspect(found.handle)).reason == "it was never started"
+    again = await bench.create("sleep", "100", sandbox_id=sandbox_id)
+    await bench.wait(again, Phase.RUNNING)
+    assert bench.state(again)["shim"][0] in [item.pid for item in bench.processes(again)]
+
+
+async def test_a_temporary_directory_of_somebody_else_is_neither_used_nor_removed(
+    bench: CoreRig,
+) -> None:
+    sandbox_id = new_id()
+    place = places.Place(directory=bench.state_dir / sandbox_id)
+    order = Order(sandbox_id=sandbox_id)
+    record = places.new_record(bench.instance_id, order, root=places.temp_root(""), callback="")
+    place.make(lambda: record)
+    places.make_temp(record.temp, "another/sandbox")
+    with pytest.raises(BackendUnavailable):
+        await bench.create("sleep", "100", sandbox_id=sandbox_id)
+    [found] = await bench.backend.scan()
+    await bench.backend.delete(found.handle)
+    assert places.temp_mark(Path(record.temp)) == "another/sandbox"
+    remove_directory(Path(record.temp))
+
+
+@pytest.mark.parametrize("is_directory", [False, True])
+def test_a_mark_that_is_not_text_breaks_no_scan(tmp_path: Path, is_directory: bool) -> None:
+    top = Path(places.new_temp_name(tmp_path))
+    good = Path(places.new_temp_name(tmp_path))
+    places.make_temp(str(good), "this/one")
+    top.mkdir()
+    if is_directory:
+        (top / tree.MARK).mkdir()
+    else:
+        (top / tree.MARK).write_bytes(b"\xff\xfe/x")
+    marks = dict(places.list_temps(tmp_path))
+    assert marks.pop(good) == "this/one"
+    assert marks == ({} if is_directory else {top: "\ufffd\ufffd/x"})
+
+
+async def test_what_is_left_without_its_directory_is_found_and_removed(bench: CoreRig) -> None:
+    handle = await bench.serve()
+    group = handle.data["cgroup"]
+    remove_directory(bench.directory(handle))
+    [found] = await bench.backend.scan()
+    assert found.handle.sandbox_id == handle.sandbox_id
+    report = await bench.backend.inspect(found.handle)
+    assert (report.phase, report.reason) == (Phase.FAILED, "its files are gone")
+    with pytest.raises(Conflict, match="its files are gone"):
+        await bench.backend.restart(
+            Order(sandbox_id=handle.sandbox_id, command=("true",)), handle, no_save
+        )
+    await bench.backend.delete(found.handle)
+    assert places.temp_mark(Path(handle.data["temp"])) is None
+    assert not group or not is_there(group)
+    assert not bench.processes(handle)
+
+
+async def test_what_a_handle_names_that_is_none_of_ours_is_left_alone(
+    bench: CoreRig, tmp_path: Path
+) -> None:
+    # As a database may have it that was restored from a backup made to harm.
+    kept = tmp_path / "kept"
+    group = tmp_path / "group"
+    for directory in (kept, group):
+        (directory / "inner").mkdir(parents=True)
+    data = {"temp": str(kept), "cgroup": str(group)}
+    handle = Handle(sandbox_id=new_id(), version=HANDLE_VERSION, data=data)
+    await bench.backend.delete(handle)
+    assert (kept / "inner").is_dir()
+    assert (group / "inner").is_dir()
+    assert not (group / "cgroup.freeze").exists()
+
+
+async def test_a_directory_that_was_made_read_only_is_deleted(bench: CoreRig) -> None:
+    handle = await bench.serve()
+    script = (
+        "mkdir -p deep/er/st && touch deep/er/file && ln -s / deep/er/link && chmod 0 deep/er deep"
+    )
+    await bench.run(handle, "sh", "-c", script)
+    await bench.backend.delete(handle)
+    assert not bench.directory(handle).exists()
+
+
+async def test_a_directory_is_deleted_however_deep_it_is(bench: CoreRig) -> None:
+    handle = await bench.serve()
+    script = (
+        "import os\n"
+        "for number in range(1200):\n"
+        "    os.mkdir('deep'); os.symlink('/', 'link')\n"
+        "    inner = os.open('deep', os.O_RDONLY)\n"
+        "    os.chmod('.', 0 if number % 2 else 0o300)\n"
+        "    os.fchdir(inner); os.close(inner)\n"
+    )
+    await bench.run(handle, "python3", "-Ic", script)
+    await bench.backend.delete(handle)
+    assert not bench.directory(handle).exists()
+
+
+async def test_large_sandboxes_that_are_removed_leave_threads_for_others(bench: CoreRig) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(3))
+    handles = [await bench.serve() for _ in range(3)]
+    for handle in handles:
+        place = bench.directory(handle) / "workspace"
+        await asyncio.to_thread(_fill, place)
+    longest, begun = 0.0, monotonic()
+    removals = asyncio.gather(*(bench.backend.delete(handle) for handle in handles))
+    while not removals.done():
+        began = monotonic()
+        await asyncio.to_thread(int)
+        longest = max(longest, monotonic() - began)
+        await asyncio.sleep(0.01)
+    await removals
+    assert longest < (monotonic() - begun) / 4
+
+
+def _fill(directory: Path) -> None:
+    for number in range(20_000):
+        (directory / str(number)).touch()
+
+
+async def test_other_instances_directories_are_not_listed(bench: CoreRig) -> None:
+    await bench.serve()
+    other = ProcessBackend(
+        ProcessConfig(use_bubblewrap=False),
+        BackendContext(instance_id="other", state_dir=bench.state_dir),
+    )
+    assert await other.scan() == []
+
+
+async def test_a_restart_makes_no_directory_where_a_link_out_of_the_workspace_leads(
+    bench: CoreRig, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    make_directory(str(outside))
+    order = Order(
+        sandbox_id=new_id(),
+        command=(
+            "sh",
+            "-c",
+            f"rmdir ../workspace/a/b ../workspace/a; ln -s {outside} ../workspace/a",
+        ),
+        working_dir="a/b",
+    )
+    handle = await bench.backend.create(order, no_save)
+    await bench.wait(handle, Phase.FAILED)
+    handle = await bench.backend.restart(order, handle, no_save)
+    await bench.wait(handle, Phase.FAILED)
+    assert (bench.directory(handle) / "workspace" / "a").is_symlink()
+    assert not is_there(str(outside / "b"))
