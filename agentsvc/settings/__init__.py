@@ -1,9 +1,25 @@
 """Per-user settings, model profiles and secrets.
 
-Begin with `store`. The configuration of the server is in `config`. Imports `storage`, `models` and what
+Begin with `fields`, the table of settings, and `store`. The configuration of the server is in `config`. Imports `storage`, `models` and what
 they import.
 """
 
+from agentsvc.settings.fields import (
+    AGENTS,
+    SECRET_FIELDS,
+    SECURITY_ANALYZERS,
+    AgentName,
+    BaseUrl,
+    FlatText,
+    GroupingStrategy,
+    SentSettings,
+    Settings,
+    SettingsPatch,
+    ShownFields,
+    Skills,
+    UserVersion,
+    check_base_url,
+)
 from agentsvc.settings.model_hosts import ModelHosts
 from agentsvc.settings.profiles import (
     NAME_PATTERN,
@@ -13,31 +29,7 @@ from agentsvc.settings.profiles import (
     save_profile,
 )
 from agentsvc.settings.secret_store import SecretStore
-from agentsvc.settings.store import (
-    AGENTS,
-    SECRET_FIELDS,
-    SECURITY_ANALYZERS,
-    AgentName,
-    AnalyzerName,
-    BaseUrl,
-    Budget,
-    CondenserSize,
-    FlatSecret,
-    FlatText,
-    GroupingStrategy,
-    Iterations,
-    ResourceFactor,
-    Settings,
-    SettingsPatch,
-    SettingsStore,
-    Skills,
-    UserVersion,
-    check_base_url,
-    check_patch,
-    llm_of,
-    merge,
-    show_settings,
-)
+from agentsvc.settings.store import SettingsStore, check_patch, llm_of, merge, show_settings
 from agentsvc.settings.user_secrets import (
     ProviderToken,
     ProviderTokenPatch,
@@ -59,25 +51,21 @@ __all__ = [
     "SECRET_FIELDS",
     "SECURITY_ANALYZERS",
     "AgentName",
-    "AnalyzerName",
     "BaseUrl",
-    "Budget",
-    "CondenserSize",
-    "FlatSecret",
     "FlatText",
     "GroupingStrategy",
-    "Iterations",
     "ModelHosts",
     "ProviderToken",
     "ProviderTokenPatch",
     "ProviderTokens",
-    "ResourceFactor",
     "SecretStore",
     "SecretsPatch",
     "SecretsStoreBody",
+    "SentSettings",
     "Settings",
     "SettingsPatch",
     "SettingsStore",
+    "ShownFields",
     "Skills",
     "UserVersion",
     "VariableName",

@@ -11,7 +11,8 @@ import msgspec
 
 from agentsvc.base import Conflict, InvalidRequest, NotFound
 from agentsvc.domain import SECRET_OPTIONS, Llm
-from agentsvc.settings.store import Settings, llm_of
+from agentsvc.settings.fields import Settings
+from agentsvc.settings.store import llm_of
 
 PROFILES_MAX: Final = 10
 

@@ -55,7 +55,8 @@ def check_refused(answer: Answer, words: str, *, at_most_seconds: int) -> None:
 
 
 async def test_nothing_is_limited_by_itself(client: Client) -> None:
-    await client.start_conversation()
+    conversation_id = await client.start_conversation()
+    await client.wait_for_execution(conversation_id, "finished")
     found = await usage(client)
     assert found["quotas"] == dict.fromkeys(Quotas.__struct_fields__)
     assert (found["running_sandboxes"], found["conversations_last_hour"]) == (1, 1)

@@ -18,7 +18,7 @@ from agentsvc.conversations.model import Conversation
 from agentsvc.conversations.records import new_conversation
 from agentsvc.conversations.table import ConversationTable
 from agentsvc.domain.orders import StartOrder
-from agentsvc.settings.store import Settings
+from agentsvc.settings.fields import Settings
 from agentsvc.storage.database import Database, Transaction
 from tests.bench.figures import Figure, Section, Target
 from tests.bench.load import in_turns

@@ -15,7 +15,8 @@ from agentsvc.cli import cli
 from agentsvc.config.data_directory import DataDirectory
 from agentsvc.conversations.event_log import EventLog, EventQuery
 from agentsvc.plugin.backend import IdleRules
-from agentsvc.settings.store import Settings, SettingsStore
+from agentsvc.settings.fields import Settings
+from agentsvc.settings.store import SettingsStore
 from agentsvc.storage.database import Database
 from agentsvc.storage.database_file import lock_data_dir
 from agentsvc.storage.installation import Installation

@@ -23,7 +23,7 @@ from agentsvc.http.openapi.fields import SHARED
 from agentsvc.http.openapi.parameters import PATH_PARTS, names_in
 from agentsvc.http.routes import EXAMPLE_ID, Route, Scope, Undescribed, mounted
 from agentsvc.http.streaming import EVENT_STREAM
-from agentsvc.settings.store import GroupingStrategy
+from agentsvc.settings.fields import GroupingStrategy
 from agentsvc.testing.agent import FakeAgent
 from tests.conftest import FAST
 from tests.conversations.test_archives import fake_agent

@@ -30,7 +30,7 @@ from agentsvc.domain.orders import (
     SuggestedTask,
     TaskType,
 )
-from agentsvc.settings.store import Settings
+from agentsvc.settings.fields import Settings
 
 CONVERSATION = "0f" * 16
 USABLE = ["terminal", "file_editor", "task_tracker", "task_tool_set", "glob", "grep"]

@@ -10,7 +10,7 @@ from agentsvc.conversations.event_log import EventHead
 from agentsvc.conversations.model import Conversation, Metrics
 from agentsvc.conversations.records import new_conversation
 from agentsvc.domain.orders import ExecutionStatus, StartOrder
-from agentsvc.settings.store import Settings
+from agentsvc.settings.fields import Settings
 
 
 def conversation(budget: float | None = None) -> Conversation:

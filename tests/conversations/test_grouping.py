@@ -8,7 +8,7 @@ from agentsvc.base.values import Secret, now
 from agentsvc.conversations.starting.grouping import MATES_MAX, Occupancy, choose_sandbox
 from agentsvc.plugin.backend import Phase, Spec
 from agentsvc.sandboxes import Sandbox, Target
-from agentsvc.settings.store import GroupingStrategy
+from agentsvc.settings.fields import GroupingStrategy
 
 BEGIN = now()
 

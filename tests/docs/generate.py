@@ -25,7 +25,7 @@ from agentsvc.http.openapi.texts import Source
 from agentsvc.http.routes import Route
 from agentsvc.plugin.files import sections
 from agentsvc.sandboxes.plugin_loader import PluginHost
-from agentsvc.settings.store import FLAT_FIELDS, KEPT_ON_NULL, Settings
+from agentsvc.settings.fields import FLAT_FIELDS, KEPT_ON_NULL, Settings
 from agentsvc.storage.database_file import render_schema
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld

@@ -9,7 +9,7 @@ from agentsvc.domain.agent_options import Llm
 from agentsvc.models.hosts import host_of
 from agentsvc.plugin.backend import Network, Spec
 from agentsvc.sandboxes.orders import with_local_hosts, with_models
-from agentsvc.settings.store import Settings
+from agentsvc.settings.fields import Settings
 
 
 @pytest.mark.parametrize(

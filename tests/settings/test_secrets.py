@@ -10,8 +10,9 @@ from agentsvc.accounts.keys import KeyRing, Role
 from agentsvc.base.errors import InvalidRequest
 from agentsvc.base.values import MASK, Secret
 from agentsvc.domain.orders import Provider
+from agentsvc.settings.fields import SettingsPatch
 from agentsvc.settings.secret_store import SecretStore
-from agentsvc.settings.store import SettingsPatch, SettingsStore
+from agentsvc.settings.store import SettingsStore
 from agentsvc.settings.user_secrets import (
     RESERVED_NAMES,
     CustomSecret,

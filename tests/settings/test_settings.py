@@ -14,7 +14,7 @@ from agentsvc.accounts.keys import KeyRing, Role
 from agentsvc.base.errors import InvalidRequest
 from agentsvc.base.values import MASK, MAX_INT, Secret
 from agentsvc.domain.mcp import McpConfig, ShttpServer, SseServer, StdioServer, read_mcp_config
-from agentsvc.settings.store import (
+from agentsvc.settings.fields import (
     AGENTS,
     FLAT_FIELDS,
     KEPT_ON_NULL,
@@ -23,11 +23,8 @@ from agentsvc.settings.store import (
     GroupingStrategy,
     Settings,
     SettingsPatch,
-    SettingsStore,
-    check_patch,
-    merge,
-    show_settings,
 )
+from agentsvc.settings.store import SettingsStore, check_patch, merge, show_settings
 from agentsvc.settings.user_secrets import read_secrets
 from agentsvc.storage.database import Database
 from agentsvc.storage.vault import Vault

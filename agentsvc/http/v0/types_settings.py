@@ -11,25 +11,18 @@ from agentsvc.domain import McpListsBody, to_mcp_config
 from agentsvc.models import Model
 from agentsvc.settings import (
     SECRET_FIELDS,
-    AgentName,
-    AnalyzerName,
-    BaseUrl,
-    Budget,
-    CondenserSize,
-    FlatSecret,
-    FlatText,
-    Iterations,
-    ResourceFactor,
     SecretsStoreBody,
+    SentSettings,
     Settings,
     SettingsPatch,
+    ShownFields,
     check_patch,
     show_settings,
     to_secrets_patch,
 )
 
 
-class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
+class SettingsBody(SentSettings, frozen=True, kw_only=True):
     """What a client stores; it is merged with what is stored: what is not sent stays.
 
     That is a decision of this server: earlier ones of this generation replaced the whole record. Null
@@ -38,71 +31,20 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     `agent`, `security_analyzer` or `llm_base_url` that can never work is refused.
     """
 
-    language: FlatText | UnsetType | None = UNSET
-    agent: AgentName | UnsetType | None = UNSET
-    max_iterations: Iterations | UnsetType | None = UNSET
-    security_analyzer: AnalyzerName | UnsetType | None = UNSET
-    confirmation_mode: bool | UnsetType | None = UNSET
-    llm_model: FlatText | UnsetType | None = UNSET
-    llm_api_key: FlatSecret | UnsetType | None = UNSET
-    llm_base_url: BaseUrl | UnsetType | None = UNSET
-    remote_runtime_resource_factor: ResourceFactor | UnsetType | None = UNSET
     secrets_store: SecretsStoreBody | UnsetType | None = UNSET
     """Secrets and provider tokens to keep. What it does not name stays; null or left out: unchanged
     """
-    enable_default_condenser: bool | UnsetType | None = UNSET
-    condenser_max_size: CondenserSize | UnsetType | None = UNSET
-    enable_sound_notifications: bool | UnsetType | None = UNSET
-    enable_proactive_conversation_starters: bool | UnsetType | None = UNSET
-    enable_solvability_analysis: bool | UnsetType | None = UNSET
-    user_consents_to_analytics: bool | UnsetType | None = UNSET
-    sandbox_base_container_image: FlatText | UnsetType | None = UNSET
-    sandbox_runtime_container_image: FlatText | UnsetType | None = UNSET
     mcp_config: McpListsBody | UnsetType | None = UNSET
     """Tool servers in three lists. They replace all that are stored, stars stand for a stored
     secret; null: none, left out: unchanged"""
-    search_api_key: FlatSecret | UnsetType | None = UNSET
-    sandbox_api_key: FlatSecret | UnsetType | None = UNSET
-    max_budget_per_task: Budget | UnsetType | None = UNSET
-    email: FlatText | UnsetType | None = UNSET
-    email_verified: bool | UnsetType | None = UNSET
-    git_user_name: FlatText | UnsetType | None = UNSET
-    git_user_email: FlatText | UnsetType | None = UNSET
-    v1_enabled: bool | UnsetType | None = UNSET
 
 
-class SettingsView(msgspec.Struct, frozen=True, kw_only=True):
+class SettingsView(ShownFields, frozen=True, kw_only=True):
     """Settings as they are read; null means not set, and secrets are never shown."""
 
-    language: str | None
-    agent: str | None
-    max_iterations: int | None
-    security_analyzer: str | None
-    confirmation_mode: bool | None
-    llm_model: str | None
     llm_api_key: None
-    llm_base_url: str | None
-    remote_runtime_resource_factor: int | None
-    secrets_store: dict[str, Any]
-    """Always `{"provider_tokens": {}}`: secrets are listed by other operations"""
-    enable_default_condenser: bool
-    condenser_max_size: int | None
-    enable_sound_notifications: bool
-    enable_proactive_conversation_starters: bool
-    enable_solvability_analysis: bool
-    user_consents_to_analytics: bool | None
-    sandbox_base_container_image: str | None
-    sandbox_runtime_container_image: str | None
-    mcp_config: dict[str, Any] | None
-    """Tool servers as `McpConfig` describes them, secrets as stars; null: none"""
     search_api_key: None
     sandbox_api_key: None
-    max_budget_per_task: float | None
-    email: str | None
-    email_verified: bool | None
-    git_user_name: str | None
-    git_user_email: str | None
-    v1_enabled: bool
     provider_tokens_set: dict[str, str | None]
     llm_api_key_set: bool
     search_api_key_set: bool

@@ -31,20 +31,14 @@ from agentsvc.http.v1.types_agent_settings import (
 )
 from agentsvc.settings import (
     SECRET_FIELDS,
-    AgentName,
-    AnalyzerName,
-    BaseUrl,
-    Budget,
-    CondenserSize,
-    FlatSecret,
     FlatText,
     GroupingStrategy,
-    Iterations,
-    ResourceFactor,
     SecretsPatch,
     SecretsStoreBody,
+    SentSettings,
     Settings,
     SettingsPatch,
+    ShownFields,
     Skills,
     UserVersion,
     active_profile,
@@ -61,7 +55,7 @@ _USE_DIFFS: Final = "Use *_diff nested settings payloads instead of legacy keys"
 _NEVER: Final = stated(**{"not": {}})
 
 
-class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
+class SettingsBody(SentSettings, frozen=True, kw_only=True):
     """What a client stores: parts of the nested settings, and fields under flat names.
 
     It is merged with what is stored: what is not sent stays. Null puts a field back to its default,
@@ -80,40 +74,15 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     """Refused (422): use `agent_settings_diff`"""
     conversation_settings: Annotated[Any, _NEVER] = UNSET
     """Refused (422): use `conversation_settings_diff`"""
-    language: FlatText | UnsetType | None = UNSET
-    user_version: UserVersion | UnsetType | None = UNSET
-    agent: AgentName | UnsetType | None = UNSET
-    max_iterations: Iterations | UnsetType | None = UNSET
-    security_analyzer: AnalyzerName | UnsetType | None = UNSET
-    confirmation_mode: bool | UnsetType | None = UNSET
-    llm_model: FlatText | UnsetType | None = UNSET
-    llm_api_key: FlatSecret | UnsetType | None = UNSET
-    llm_base_url: BaseUrl | UnsetType | None = UNSET
-    remote_runtime_resource_factor: ResourceFactor | UnsetType | None = UNSET
     secrets_store: SecretsStoreBody | None = None
     """Secrets and provider tokens to keep. What it does not name stays; null or left out: unchanged
     """
-    enable_default_condenser: bool | UnsetType | None = UNSET
-    condenser_max_size: CondenserSize | UnsetType | None = UNSET
-    enable_sound_notifications: bool | UnsetType | None = UNSET
-    enable_proactive_conversation_starters: bool | UnsetType | None = UNSET
-    enable_solvability_analysis: bool | UnsetType | None = UNSET
-    user_consents_to_analytics: bool | UnsetType | None = UNSET
-    sandbox_base_container_image: FlatText | UnsetType | None = UNSET
-    sandbox_runtime_container_image: FlatText | UnsetType | None = UNSET
     mcp_config: Annotated[Any, shown_as(NamedServers), checked_by(read_mcp_map)] = UNSET
     """Tool servers by name. They replace all that are stored, stars stand for a stored secret;
     null: none, left out: unchanged"""
-    search_api_key: FlatSecret | UnsetType | None = UNSET
-    sandbox_api_key: FlatSecret | UnsetType | None = UNSET
-    max_budget_per_task: Budget | UnsetType | None = UNSET
-    email: FlatText | UnsetType | None = UNSET
-    email_verified: bool | UnsetType | None = UNSET
-    git_user_name: FlatText | UnsetType | None = UNSET
-    git_user_email: FlatText | UnsetType | None = UNSET
+    user_version: UserVersion | UnsetType | None = UNSET
     git_full_clone: bool | UnsetType | None = UNSET
     disabled_skills: Skills | UnsetType | None = UNSET
-    v1_enabled: bool | UnsetType | None = UNSET
     sandbox_grouping_strategy: GroupingStrategy | UnsetType | None = UNSET
     default_sandbox_spec_id: FlatText | UnsetType | None = UNSET
     title_llm_profile: FlatText | UnsetType | None = UNSET
@@ -145,44 +114,18 @@ class ProfilesView(msgspec.Struct, frozen=True, kw_only=True):
     """The one activated last, if the settings still are as it says; else null"""
 
 
-class RecordView(msgspec.Struct, frozen=True, kw_only=True):
+class RecordView(ShownFields, frozen=True, kw_only=True):
     """Settings in both shapes; null means not set."""
 
-    language: str | None
     user_version: int | None
-    agent: str | None
-    max_iterations: int | None
-    security_analyzer: str | None
-    confirmation_mode: bool | None
-    llm_model: str | None
     llm_api_key: ShownSecret | None
-    llm_base_url: str | None
-    remote_runtime_resource_factor: int | None
-    enable_default_condenser: bool
-    condenser_max_size: int | None
-    enable_sound_notifications: bool
-    enable_proactive_conversation_starters: bool
-    enable_solvability_analysis: bool
-    user_consents_to_analytics: bool | None
-    sandbox_base_container_image: str | None
-    sandbox_runtime_container_image: str | None
-    mcp_config: dict[str, Any] | None
-    """Tool servers as `McpConfig` describes them, secrets as stars; null: none"""
     search_api_key: ShownSecret | None
     sandbox_api_key: ShownSecret | None
-    max_budget_per_task: float | None
-    email: str | None
-    email_verified: bool | None
-    git_user_name: str | None
-    git_user_email: str | None
     git_full_clone: bool
     disabled_skills: list[str] | None
-    v1_enabled: bool
     sandbox_grouping_strategy: GroupingStrategy
     default_sandbox_spec_id: str | None
     title_llm_profile: str | None
-    secrets_store: dict[str, Any]
-    """Always `{"provider_tokens": {}}`: secrets are listed by other operations"""
     agent_settings: dict[str, Any]
     """The agent as `AgentBody` describes it, every field spelled out; secrets are null unless they
     were asked for"""

@@ -22,7 +22,8 @@ from agentsvc.http.v0.types_conversations import START_BODY, to_order
 from agentsvc.http.v0.types_settings import SETTINGS_BODY, from_settings, to_patch
 from agentsvc.http.v0.user_actions import ActionBody, to_user_action
 from agentsvc.http.wire import decode
-from agentsvc.settings.store import Settings, SettingsPatch, merge
+from agentsvc.settings.fields import Settings, SettingsPatch
+from agentsvc.settings.store import merge
 
 TASK = {
     "git_provider": "gitlab",

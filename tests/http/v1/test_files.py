@@ -9,7 +9,7 @@ from agentsvc.accounts.keys import Role
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.conversations.files import listing_command
 from agentsvc.http.keys import DATABASE, SETTINGS
-from agentsvc.settings.store import SettingsPatch
+from agentsvc.settings.fields import SettingsPatch
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.fake_sandbox import FakeSandbox
 from tests.service import Client, Service

@@ -16,7 +16,7 @@ from agentsvc.domain.agent_options import (
     VerificationOptions,
 )
 from agentsvc.http.keys import SETTINGS as SETTINGS_STORE
-from agentsvc.settings.store import Settings
+from agentsvc.settings.fields import Settings
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.llm import ScriptedModel
 from tests.service import Answer, Client, Service

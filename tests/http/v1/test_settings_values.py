@@ -18,7 +18,7 @@ from agentsvc.domain.agent_options import (
     VerificationOptions,
 )
 from agentsvc.http.v1.types_settings import SETTINGS_BODY, from_settings, to_change
-from agentsvc.settings.store import Settings
+from agentsvc.settings.fields import Settings
 from tests.settings.test_settings import for_every, secrets, settings_records, words
 
 amounts = st.floats(0, 1e9).map(lambda value: round(value, 3))

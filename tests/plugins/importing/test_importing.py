@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from agentsvc.base.values import parse_uuid
 from agentsvc.cli import cli
 from agentsvc.http.keys import KEYRING, SETTINGS
-from agentsvc.settings.store import Settings
+from agentsvc.settings.fields import Settings
 from tests.new_data import lay_database
 from tests.openhands_data import (
     NEWER_ID,

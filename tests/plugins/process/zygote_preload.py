@@ -4,7 +4,7 @@ import importlib
 import os
 from typing import Final
 
-from tests.plugin_loading.process import zygote_settings
+from tests.plugins.process import zygote_settings
 
 READ_AGAIN: Final = ("PROBE_AGAIN",)
 

@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-from tests.plugin_loading.process import zygote_settings
+from tests.plugins.process import zygote_settings
 
 RIGHTS = (
     *("Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "SigBlk", "Umask"),
