@@ -98,6 +98,7 @@ class AgentClient:
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_PROBE_SECONDS),
             trust_env=False,
+            trace_configs=[_staying()],
         )
 
     async def close(self) -> None:
@@ -121,6 +122,17 @@ class AgentClient:
             self.change_seconds,
             confirm=confirm or self.confirming(url, key),
         )
+
+
+def _staying() -> aiohttp.TraceConfig:
+    """Return what ends a request that is sent elsewhere: a WebSocket's can be told so in no other way."""
+
+    async def refuse(*_about: object) -> None:
+        raise aiohttp.ClientError("the answer leads to somewhere else")
+
+    config = aiohttp.TraceConfig()
+    config.on_request_redirect.append(refuse)
+    return config
 
 
 class AgentServer(WorkspaceCalls):

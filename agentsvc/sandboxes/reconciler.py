@@ -239,7 +239,9 @@ class Reconciler:
             await self._adopt_key(sandbox, report.session_key)
         if report.phase is Phase.RUNNING and sandbox.phase is not Phase.RUNNING:
             report = await self._spares.awaken(sandbox, report)
-        if report.phase is Phase.STARTING and sandbox.ready_by < now():
+        # One that ran may have no time for an answer now, as others need the machine.
+        is_start = report.phase is Phase.STARTING and sandbox.phase is not Phase.RUNNING
+        if is_start and sandbox.ready_by < now():
             report = await self._too_late(sandbox, report)
         floor = with_floor(sandbox.spec, least).isolation
         if report.phase is Phase.RUNNING and not (report.isolation or Isolation.NONE).meets(floor):
@@ -252,7 +254,10 @@ class Reconciler:
             sandbox.paused_as,
         )
         if is_news or (report.endpoints and report.endpoints != sandbox.endpoints):
-            await self._write(sandbox, lambda tx: self._table.set_report(tx, sandbox.id, report))
+            ready_by = now() + timedelta(seconds=self._config.start_seconds)
+            await self._write(
+                sandbox, lambda tx: self._table.set_report(tx, sandbox.id, report, ready_by)
+            )
         if report.phase is not sandbox.phase:
             level = logging.WARNING if report.phase in (Phase.FAILED, Phase.GONE) else logging.INFO
             log.log(

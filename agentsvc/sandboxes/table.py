@@ -121,18 +121,25 @@ class SandboxTable:
             {"id": sandbox_id, "reason": reason, "now": to_stored(now())},
         )
 
-    async def set_report(self, tx: Transaction, sandbox_id: str, report: Report) -> None:
-        """Store what was seen; addresses that a report leaves out stay as they were."""
+    async def set_report(
+        self, tx: Transaction, sandbox_id: str, report: Report, ready_by: datetime
+    ) -> None:
+        """Store what was seen; addresses that a report leaves out stay as they were.
+
+        One that ran and does not answer has until `ready_by` to answer again.
+        """
         await self._change(
             tx,
             "UPDATE sandboxes SET phase = :phase, reason = :reason, exit_code = :exit_code,"
             " endpoints = coalesce(:endpoints, endpoints), facts = coalesce(:facts, facts),"
             " working_dir = coalesce(:working_dir, working_dir),"
             " isolation = coalesce(:isolation, isolation), paused_as = :paused_as,"
-            " cause = :cause, enforced = coalesce(:enforced, enforced), updated_at = :now"
-            " WHERE id = :id",
+            " cause = :cause, enforced = coalesce(:enforced, enforced), updated_at = :now,"
+            " ready_by = CASE WHEN phase = 'running' AND :phase = 'starting' THEN :ready_by"
+            " ELSE ready_by END WHERE id = :id",
             {
                 "id": sandbox_id,
+                "ready_by": to_stored(ready_by),
                 "phase": report.phase,
                 "reason": report.reason,
                 "exit_code": report.exit_code,

@@ -26,7 +26,7 @@ from agentsvc.plugin.egress import (
 )
 
 from .bubblewrap import DOORS
-from .places import Place, Record, WayOut
+from .places import OLD_DOOR, Place, Record, WayOut
 from .threads import finish
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 PROXY_PORT: Final = 3128
 """Where programs in a sandbox find the proxy."""
 
-_NAME: Final = "proxy"
+_SO_PASSRIGHTS: Final = 83
 
 
 class Doors:
@@ -77,7 +77,7 @@ class Doors:
         policy = policy_of(record)
         if place.sandbox_id in self._proxies:
             self._proxies[place.sandbox_id].policy = policy
-            await finish(lambda: _let_through(place.doors, record.user))
+            await finish(lambda: _let_through(place.doors, record))
             return
         self._resolver = self._resolver or Resolver()
         proxy = Proxy(
@@ -91,7 +91,7 @@ class Doors:
         try:
             # Whoever is cancelled ends with the thread, which else would write to a directory that
             # is being removed, and leave a socket that nobody closes.
-            await finish(lambda: bound.append(_bind(place.doors, record.user)))
+            await finish(lambda: bound.append(_bind(place.doors, record)))
             await proxy.listen_on(bound[0])
         except BaseException:
             # One that could not be opened is not open: whoever tries again opens it.
@@ -147,7 +147,7 @@ def outward(record: Record) -> tuple[str, ...]:
     """Return what the relay inside offers."""
     if record.shares_network:
         return ()
-    door = DOORS / _NAME
+    door = DOORS / record.door
     # What is on the machine's loopback interface is to be found on that of the sandbox.
     called = [one for one in _near(record) if is_loopback(one)]
     ports = {split(one)[1]: one for one in reversed(called) if split(one)[1] != PROXY_PORT}
@@ -173,24 +173,34 @@ def _line(exc: Exception) -> str:
     return (told.strerror if isinstance(told, OSError) else "") or str(told)
 
 
-def _let_through(directory: Path, user: int) -> None:
-    """Let that user go through a door of root's, and change nothing about it."""
-    if user:
-        for path, mode in ((directory, 0o710), (directory / _NAME, 0o660)):
-            os.chown(path, 0, user)
-            path.chmod(mode)
+def _let_through(directory: Path, record: Record) -> None:
+    """Give a door its name and let its user, and root's, go through it without seeing what it is called.
 
-
-def _bind(directory: Path, user: int) -> socket.socket:
-    directory.mkdir(mode=0o700, exist_ok=True)
+    It is bound under another one, since the kernel tells inside where a socket was bound.
+    """
     with contextlib.suppress(FileNotFoundError):
-        (directory / _NAME).unlink()
+        (directory / OLD_DOOR).rename(directory / record.door)
+    if record.user:
+        for path, mode in ((directory, 0o710), (directory / record.door, 0o660)):
+            os.chown(path, 0, record.user)
+            path.chmod(mode)
+    else:
+        directory.chmod(0o300)
+
+
+def _bind(directory: Path, record: Record) -> socket.socket:
+    directory.mkdir(mode=0o700, exist_ok=True)
+    for name in (OLD_DOOR, record.door):
+        with contextlib.suppress(FileNotFoundError):
+            (directory / name).unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     # The way to the directory may be longer than a socket's path may be.
     held = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     try:
-        listener.bind(f"/proc/self/fd/{held}/{_NAME}")
-        _let_through(directory, user)
+        with contextlib.suppress(OSError):  # before Linux 6.16
+            listener.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
+        listener.bind(f"/proc/self/fd/{held}/{OLD_DOOR}")
+        _let_through(directory, record)
         listener.listen(128)
     except OSError:
         listener.close()

@@ -24,6 +24,9 @@ from .files import read_whole, remove_directory
 from .tree import MARK, Identity
 from .users import give
 
+OLD_DOOR: Final = "proxy"
+"""What the ways out of sandboxes are called that started before they had names of their own."""
+
 SOCKET_PATH_MAX: Final = 107
 """Bytes a unix socket's path may have; the kernel's limit."""
 
@@ -72,6 +75,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it has a network of its own although that is open."""
     is_proxied: bool = False
     """Whether the proxy is the only way out of that."""
+    door: str = OLD_DOOR
+    """What its way out is called, which nothing that runs inside is told."""
 
     @property
     def way_out(self) -> WayOut | None:
@@ -99,6 +104,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
             callback=callback,
             has_own_network=self.network is Network.OPEN and way_out is not WayOut.HOST,
             is_proxied=self.network is Network.OPEN and way_out is WayOut.PROXY,
+            door=secrets.token_hex(16) if self.door == OLD_DOOR else self.door,
         )
 
 

@@ -265,3 +265,22 @@ async def test_a_bad_address_is_unavailable() -> None:
                 await client.at(url, KEY).home()
     finally:
         await client.close()
+
+
+async def test_a_websocket_that_is_sent_elsewhere_asks_nothing_there(serve: Serve) -> None:
+    asked: list[str] = []
+
+    async def note(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response()
+
+    elsewhere = await serve(note)
+
+    async def send_on(_request: web.Request) -> web.Response:
+        return web.Response(status=302, headers={"Location": elsewhere.url.rstrip("/") + "/inner"})
+
+    server = await serve(send_on)
+    with pytest.raises(AgentUnavailable, match="does not answer"):
+        async for _ in server.subscribe("a"):
+            pass
+    assert asked == []

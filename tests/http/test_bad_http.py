@@ -221,6 +221,20 @@ async def test_a_broken_body_that_nobody_reads_ends_the_connection(
     assert heard.headers["connection"] == "close"
 
 
+async def test_a_packed_body_that_nobody_reads_is_not_unpacked_to_its_end(
+    service: Service,
+) -> None:
+    """A short one may be very long when it is unpacked, and nobody else is served meanwhile."""
+    raw = _request(
+        "Content-Encoding: gzip",
+        "Content-Length: 1000000",
+        first="POST /no/such/path HTTP/1.1",
+    )
+    heard = await _send(service.url, raw + gzip.compress(bytes(100_000)))
+    assert heard.status == 404
+    assert heard.headers["connection"] == "close"
+
+
 async def test_a_packed_body_that_nobody_reads_leaves_the_connection_as_it_was(
     service: Service,
 ) -> None:

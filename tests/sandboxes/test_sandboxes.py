@@ -7,6 +7,7 @@ import pytest
 
 from agentsvc.accounts.keys import Role
 from agentsvc.base.errors import BackendUnavailable, Conflict, NotFound, OrderRejected
+from agentsvc.base.values import monotonic
 from agentsvc.http.keys import SANDBOXES
 from agentsvc.plugin.backend import Capability, Phase
 from agentsvc.testing.agent import FakeAgent
@@ -210,6 +211,23 @@ async def test_without_its_last_output_a_sandbox_fails_at_its_deadline_all_the_s
     assert sandbox["status_detail"] == (
         "it did not answer within 0.3 s; raise `sandboxes.start_seconds` if it needs longer"
     )
+
+
+async def test_a_sandbox_that_ran_and_does_not_answer_has_the_time_of_a_start_to_answer_again(
+    client: Client, service: Service, fake_world: TroubledWorld
+) -> None:
+    """On a busy machine it may have no time for an answer."""
+    await reconfigure(service, sandboxes={"start_seconds": 2})
+    sandbox_id = await start(client)
+    began = monotonic()
+    await eventually(lambda: monotonic() > began + 2)
+    await reconfigure(service, sandboxes={"start_seconds": 60})
+    fake_world.sandboxes[sandbox_id].phase = Phase.STARTING
+    await client.wait_for_sandbox(sandbox_id, "STARTING")
+    await fake_world.sweeps(1)
+    fake_world.finish_start(sandbox_id)
+    await client.wait_for_sandbox(sandbox_id, "RUNNING")
+    assert fake_world.count("pause") == 0
 
 
 async def test_a_starting_sandbox_that_gets_ready_runs(

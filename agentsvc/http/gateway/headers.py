@@ -59,13 +59,19 @@ _SET_HERE: Final = frozenset(
 )
 _FOR_THE_ORIGIN: Final = frozenset(
     {
+        "accept-ch",
         "alt-svc",
         "clear-site-data",
+        "critical-ch",
         "nel",
         "public-key-pins",
         "report-to",
         "reporting-endpoints",
+        "sec-session-registration",
+        "secure-session-registration",
+        "set-login",
         "strict-transport-security",
+        "use-as-dictionary",
     }
 )
 """What a browser would apply to the whole of this server, not to one sandbox."""

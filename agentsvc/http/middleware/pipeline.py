@@ -210,7 +210,7 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
             raise
     if is_change:
         await note_change(request, response)
-    if request.body_exists and not response.prepared:
+    if request.body_exists:
         _close_on_bad_body(request, response)
     return response
 
@@ -267,11 +267,16 @@ async def _call(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _close_on_bad_body(request: web.Request, response: web.StreamResponse) -> None:
-    """Say that the connection ends, where a body nobody read may not be what its headers say."""
+    """End the connection, where a body nobody read may not be what its headers say."""
     body = request.content
-    is_coded = hdrs.CONTENT_ENCODING in request.headers
-    if body.exception() is not None or (is_coded and not body.is_eof()):
+    if body.exception() is not None:
         response.force_close()
+    elif hdrs.CONTENT_ENCODING in request.headers and not body.is_eof():
+        response.force_close()
+        # aiohttp (3.14.5) would unpack all the rest, and do nothing else meanwhile.
+        if request.transport is not None:
+            request.transport.pause_reading()
+        body.feed_eof()
 
 
 async def _check_unknown_host(request: web.Request, host: str) -> None:

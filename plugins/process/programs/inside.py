@@ -32,7 +32,7 @@ from .children import (
     told_of,
     wake_on_child,
 )
-from .joining import lose_capabilities
+from .joining import become_hidden, lose_capabilities
 
 _MESSAGE_MAX: Final = 64
 _FILES_MAX: Final = 200
@@ -42,6 +42,8 @@ _ADOPT_SECONDS: Final = 10.0
 def main() -> None:
     """Do what the orders say, and end as the command ends."""
     lose_capabilities()
+    # Others here are to see neither what this is told nor what it has open.
+    become_hidden()
     number = int(sys.argv[1])
     # The namespaces it is in are not for anybody here to enter.
     os.closerange(3, number)

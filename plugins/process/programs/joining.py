@@ -169,6 +169,11 @@ def lose_capabilities() -> None:
     _check(libc.capset(header, bytes(24)))
 
 
+def become_hidden() -> None:
+    """Let no other process look into this one, whoever it belongs to; raises OSError."""
+    _check(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
+
+
 def pid_of(pidfd: int) -> int:
     """Return the pid of the process that a descriptor stands for; raises ProcessLookupError."""
     found = re.search(

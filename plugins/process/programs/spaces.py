@@ -24,6 +24,10 @@ INSIDE = 1000
 """What a sandbox's user is called inside, whoever it is outside."""
 
 _MAPS = ("gid_map", "uid_map")
+_SHARED_LIMITS = ("/proc/sys/user/max_inotify_instances", "/proc/sys/user/max_inotify_watches")
+"""What the kernel counts for the fork server's user, too, in whose namespaces all sandboxes are."""
+_SHARE = 4
+"""One sandbox has at most such a part of it."""
 _NS_GET_PARENT = 0xB702
 _PR_SET_KEEPCAPS = 8
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -164,7 +168,11 @@ def main() -> None:
 
 def _hold_all(user: int, entered_by: int, heard: int, said: int) -> None:
     _become_with_rights(entered_by or user)
+    shares = _shares() if entered_by else {}
     os.unshare(os.CLONE_NEWUSER)
+    for path, most in shares.items():
+        with contextlib.suppress(OSError):  # where /proc cannot be written to
+            _write(path, most)
     os.write(said, b"0")
     if not os.read(heard, 1):
         return
@@ -173,6 +181,17 @@ def _hold_all(user: int, entered_by: int, heard: int, said: int) -> None:
         _hold_within(f"0 0 1\n{_outer(user)}", said, lambda tell: _hold_outer(heard, said, tell))
     else:
         _hold_inner(heard, said)
+
+
+def _shares() -> dict[str, bytes]:
+    """Return what to write where, so that one sandbox does not use up what there is for all."""
+    found = {}
+    for path in _SHARED_LIMITS:
+        with contextlib.suppress(OSError, ValueError):
+            number = os.open(path, os.O_RDONLY)
+            found[path] = b"%d" % max(1, int(os.read(number, _MESSAGE_MAX)) // _SHARE)
+            os.close(number)
+    return found
 
 
 def _hold_outer(heard: int, said: int, readied: int) -> None:
@@ -240,11 +259,15 @@ def _answer(said: int, hold: Callable[[], None]) -> None:
 
 def _map(pid: int, lines: str) -> None:
     for name in _MAPS:
-        number = os.open(f"/proc/{pid}/{name}", os.O_WRONLY)
-        try:
-            os.write(number, lines.encode())
-        finally:
-            os.close(number)
+        _write(f"/proc/{pid}/{name}", lines.encode())
+
+
+def _write(path: str, data: bytes) -> None:
+    number = os.open(path, os.O_WRONLY)
+    try:
+        os.write(number, data)
+    finally:
+        os.close(number)
 
 
 def _expect(answer: bytes) -> int:

@@ -117,6 +117,9 @@ async def test_an_answers_headers_pass_and_have_no_effect_elsewhere(box: Box) ->
         ("Strict-Transport-Security", "max-age=1"),
         ("Clear-Site-Data", '"*"'),
         ("Alt-Svc", "h3"),
+        ("Secure-Session-Registration", '(ES256); path="/x"'),
+        ("Use-As-Dictionary", 'match="/*"'),
+        ("Accept-CH", "Sec-CH-UA-Model"),
         ("Service-Worker-Allowed", "/"),
         ("Access-Control-Allow-Origin", "https://app.test"),
         ("Set-Cookie", "sid=1; Path=/; HttpOnly"),
@@ -134,6 +137,8 @@ async def test_an_answers_headers_pass_and_have_no_effect_elsewhere(box: Box) ->
     for name in ("X-Private", "Keep-Alive", "Strict-Transport-Security", "Clear-Site-Data"):
         assert name not in headers
     for name in ("Alt-Svc", "Pragma", "Expires", "X-Content-Type-Options"):
+        assert name not in headers
+    for name in ("Secure-Session-Registration", "Use-As-Dictionary", "Accept-CH"):
         assert name not in headers
 
 

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import itertools
+import os
 import shutil
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -14,6 +16,7 @@ import pytest
 from process.backend import ProcessBackend
 from process.doors import Doors
 from process.places import Place, new_record
+from process.users import Users
 
 from agentsvc.base.errors import BackendUnavailable, OrderRejected
 from agentsvc.base.values import new_id
@@ -37,6 +40,8 @@ except OSError as exc:
     print("nothing:", exc)
 """
 PROXY = "by the proxy"
+REFUSES_FILES = tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 16)
+"""Whether the kernel can refuse to pass open files through a unix socket."""
 
 
 @asynccontextmanager
@@ -101,6 +106,51 @@ async def test_a_model_at_a_port_that_cannot_be_had_inside_costs_nothing_else(
         odd = ("127.0.0.1:80", "127.0.0.1:3128", f"127.0.0.1:{model.port}")
         handle = await bench.create("sleep", "100", network=Network.NONE, reaches=odd)
         assert await ask(bench, handle, f"http://127.0.0.1:{model.port}/") == "200 hello\n"
+
+
+FIND_DOOR = """
+import os, pathlib, re, socket
+doors = pathlib.Path("/run/agentsvc")
+near = socket.create_connection(("127.0.0.1", 3128))
+near.sendall(b"GET / ")
+bound = re.findall(r"/\\S+$", pathlib.Path("/proc/net/unix").read_text(), re.MULTILINE)
+found = []
+for name in {"proxy", *(os.path.basename(one) for one in bound)}:
+    with socket.socket(socket.AF_UNIX) as link:
+        try:
+            link.connect(str(doors / name))
+            found.append(f"connected to {name}")
+        except OSError:
+            pass
+for look in (lambda: os.listdir(doors), lambda: doors.chmod(0o700),
+             lambda: os.readlink("/proc/1/fd/0"), lambda: open("/proc/1/mem")):
+    try:
+        found.append(str(look()))
+    except OSError:
+        pass
+print(found)
+"""
+
+
+@pytest.mark.parametrize("is_apart", [True, False])
+async def test_nothing_inside_gets_to_the_door_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_apart: bool
+) -> None:
+    """An open file that is sent there is closed by the server, which may take as long as its sender likes."""
+    if not is_apart:
+        monkeypatch.setattr(Users, "take", lambda *_: 0)
+    async with calling_back(tmp_path, "http://127.0.0.1:9") as bench:
+        handle = await bench.create("sleep", "100", network=Network.NONE)
+        record = Place(directory=bench.directory(handle)).read_record()
+        assert record is not None
+        if REFUSES_FILES:
+            directory = os.open(bench.directory(handle) / "doors", os.O_PATH)
+            with socket.socket(socket.AF_UNIX) as link:
+                link.connect(f"/proc/self/fd/{directory}/{record.door}")
+                with pytest.raises(PermissionError):
+                    socket.send_fds(link, [b"GET / "], [0])
+            os.close(directory)
+        assert await bench.run(handle, "python3", "-Ic", FIND_DOOR) == "[]\n"
 
 
 async def test_a_restarted_server_opens_the_door_again(tmp_path: Path) -> None:

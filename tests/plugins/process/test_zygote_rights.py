@@ -154,6 +154,25 @@ async def test_a_fork_is_limited_as_its_sandbox_is(tmp_path: Path) -> None:
         assert fork.told["nature"]["limits"][resource.RLIMIT_NOFILE] == [333, 333]
 
 
+WATCH = """
+import ctypes
+libc = ctypes.CDLL(None)
+print(next(count for count in range(100_000) if libc.inotify_init() < 0))
+"""
+
+
+@AS_ROOT
+async def test_a_sandbox_leaves_others_most_of_what_the_kernel_counts_for_the_zygote(
+    tmp_path: Path,
+) -> None:
+    most = int(Path("/proc/sys/user/max_inotify_instances").read_text())
+    async with probes(tmp_path) as bench:
+        probe = await bench.probe()
+        assert probe.how == ZYGOTE
+        count = int(await bench.run(probe.handle, "python3", "-Ic", WATCH))
+    assert 0 < count <= most // 4
+
+
 @AS_ROOT
 async def test_root_has_no_zygote_where_it_would_be_root(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
