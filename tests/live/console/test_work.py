@@ -1,5 +1,6 @@
 """Working in the console: changes beside the conversation, files, keys, what needs the user."""
 
+import asyncio
 import re
 
 import pytest
@@ -8,6 +9,7 @@ from playwright.async_api import Browser, Page, expect
 from agentsvc.base.values import new_id
 from tests.git_hosts import GitHosts
 from tests.live.browser import Console, picture, serious, the_end
+from tests.live.client import PATIENCE, LiveClient
 from tests.live.console.users import new_user, usual_settings
 from tests.live.installation import Installation
 from tests.live.scripts import run
@@ -30,10 +32,32 @@ DROP = """([target, data]) => {
 }"""
 
 
+PRESS_AT_ONCE = """
+new MutationObserver((_, observer) => {
+  if (!document.getElementById('first-message') || window.isPressed) return;
+  observer.disconnect();
+  window.isPressed = true;
+  document.body.dispatchEvent(new KeyboardEvent('keydown', {key: 'k', ctrlKey: true, bubbles: true}));
+}).observe(document, {childList: true, subtree: true});
+"""
+
+
 async def opened(console: Console, text: str = "[script:say]") -> Page:
     conversation_id = await console.client.start_conversation(text)
     await console.client.wait_for_execution(conversation_id, "finished")
     return await console.page(f"c/{conversation_id}")
+
+
+async def failed_start(client: LiveClient) -> None:
+    """Leave a start that has failed."""
+    await usual_settings(client, llm_api_key="not-the-key")
+    message = {"role": "user", "content": [{"type": "text", "text": "It fails"}]}
+    answer = await client.post("/api/v1/app-conversations", json={"initial_message": message})
+    path = f"/api/v1/app-conversations/start-tasks?ids={answer.json()['id']}"
+    async with asyncio.timeout(PATIENCE):
+        while (await client.get(path)).json()[0]["status"] != "ERROR":
+            await asyncio.sleep(0.2)
+    await usual_settings(client)
 
 
 async def test_changes_are_beside_the_conversation_and_are_commented_on(console: Console) -> None:
@@ -91,6 +115,7 @@ async def test_conversations_are_put_in_order_and_found_by_what_was_said(
     console: Console,
 ) -> None:
     # Another try of this test has left conversations, too.
+    await failed_start(console.client)
     some = new_id()[:6]
     title, label, word = f"Breakfast {some}", f"kitchen-{some}", f"marmalade{some}"
     page = await opened(console, f"[script:say] about {word}")
@@ -222,10 +247,9 @@ async def test_what_waits_is_on_top_and_is_answered_by_keys(
 
 
 async def test_every_action_is_found_by_its_name(console: Console) -> None:
+    # Keys are heeded from the moment on in which the page is there, on slow machines, too.
+    await console.context.add_init_script(PRESS_AT_ONCE)
     page = await console.page("new")
-    # Nothing heeds keys before the page is loaded.
-    await expect(page.get_by_label("Message")).to_be_visible()
-    await page.keyboard.press("Control+k")
     await page.get_by_role("combobox", name="What to do").fill("secrets")
     assert await serious(page) == []
     await picture(page, "palette")

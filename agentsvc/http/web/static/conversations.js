@@ -68,7 +68,9 @@ export function ConversationList({ route }) {
   // What is archived is found by its words, and is shown where it needs the user.
   const isShown = (one) => (chosen ? one.labels.includes(chosen) : words || needsYou(one) || !one.labels.includes(ARCHIVED));
   const shown = all.filter(isShown).sort((a, b) => (a.updated_at < b.updated_at ? 1 : -1));
-  const starting = [...tasks.values()].filter((task) => task.status !== "READY").sort((a, b) => (a.created_at < b.created_at ? 1 : -1));
+  // A start has no labels yet, and is found by its words.
+  const isWanted = (task) => task.status !== "READY" && !chosen && titleOfStart(task).toLowerCase().includes(words.trim().toLowerCase());
+  const starting = [...tasks.values()].filter(isWanted).sort((a, b) => (a.created_at < b.created_at ? 1 : -1));
   return html`
     <div class="list">
       ${!refusal("run") && html`<a class="button primary wide" href="#/new"><${Icon} name="plus" /><span>New conversation</span></a>`}
@@ -150,11 +152,13 @@ function StartingRow({ task, route }) {
   return html`
     <li>
       <a class="row" href="#${href}" aria-current=${route === href ? "page" : null}>
-        <span class="row-title">${task.request.title || firstText(task) || "New conversation"}</span>
+        <span class="row-title">${titleOfStart(task)}</span>
         <span class="row-facts"><${Pill} state=${task.status === "ERROR" ? ["Not started", "bad"] : ["Starting", "busy"]} /></span>
       </a>
     </li>
   `;
 }
+
+const titleOfStart = (task) => task.request.title || firstText(task) || "New conversation";
 
 export const firstText = (task) => task.request.initial_message?.content?.find((part) => part.text)?.text ?? "";

@@ -1,7 +1,7 @@
 // Every action by its name, and the keys that do some of them.
 import { goToLogin, logOut } from "./api.js";
 import { setTheme } from "./browser.js";
-import { html, useEffect, useMemo, useRef, useState } from "./html.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
 import { isAdmin } from "./me.js";
 import { useStore } from "./store.js";
 import { Dialog, go } from "./ui.js";
@@ -55,7 +55,8 @@ function actionsOf(route, conversations) {
 
 export function Palette({ route }) {
   const [open, setOpen] = useState("");
-  useEffect(() => {
+  // Not later, when the page has been painted: what is seen heeds keys.
+  useLayoutEffect(() => {
     const onKey = (event) => {
       if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
         event.preventDefault();
@@ -84,7 +85,7 @@ function Actions({ route, onClose }) {
   const [words, setWords] = useState("");
   const [at, setAt] = useState(0);
   const field = useRef(null);
-  useEffect(() => field.current.focus(), []);
+  useLayoutEffect(() => field.current.focus(), []);
   const all = useMemo(() => actionsOf(route, [...conversations.values()]), [route, conversations]);
   const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
   const found = all.filter(({ name }) => wanted.every((word) => name.toLowerCase().includes(word))).slice(0, MOST);

@@ -1,6 +1,6 @@
 // The parts that views are made of: buttons, fields, icons, messages, dialogs.
 import { onAnswer } from "./api.js";
-import { html, useEffect, useRef, useState } from "./html.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { refusal } from "./me.js";
 
 const PATHS = {
@@ -147,7 +147,7 @@ export const Toggle = ({ label, hint, value, onValue, needs }) => html`
 export function Dialog({ title, onClose, children }) {
   const ref = useRef(null);
   const isThere = useRef(true);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const dialog = ref.current;
     dialog.showModal();
     return () => {
