@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from playwright.async_api import Browser, Page, Route, expect
+from playwright.async_api import Browser, Page, Route, WebSocket, expect
 
 from tests.live.browser import Console, picture, serious, state_of
 from tests.live.client import LiveClient
@@ -171,12 +171,20 @@ async def test_after_a_rejection_the_page_says_what_to_do(console: Console) -> N
 
 
 async def test_many_tabs_of_one_browser_all_show_what_happens(console: Console) -> None:
+    lists: list[str] = []
+
+    def heed(socket: WebSocket) -> None:
+        if "/api/v1/events/stream" in socket.url:
+            lists.append(socket.url)
+
+    console.context.on("page", lambda page: page.on("websocket", heed))
     first, conversation_id = await opened(console)
     others = [await console.page(f"c/{conversation_id}") for _ in range(MANY_TABS - 1)]
     pages = [first, *others]
     for page in pages:
         await expect(page.locator(".bubble.agent", has_text="Hello.")).to_be_visible(timeout=10_000)
     # The first one reads what all are told of the list; another takes its place.
+    assert len(lists) == 1, lists
     await first.close()
     await console.client.patch(
         f"/api/v1/app-conversations/{conversation_id}", json={"title": "A title of its own"}

@@ -9,6 +9,7 @@ from playwright.async_api import Browser, Page, expect
 
 from agentsvc.accounts.keys import KeyScope, Role
 from agentsvc.base.values import new_id
+from agentsvc.testing.llm import ScriptedModel
 from tests.live.browser import DESKTOP, PHONE, Console, is_too_wide, picture, serious, the_end
 from tests.live.client import LiveClient
 from tests.live.console.users import new_user, usual_settings
@@ -120,6 +121,27 @@ async def test_settings_secrets_and_keys_are_changed(console: Console) -> None:
     await expect(row).to_contain_text("Looking only")
     await row.get_by_role("button", name="Revoke").click()
     await expect(row).to_be_hidden()
+
+
+async def test_an_administrator_allows_the_host_of_a_model_with_one_button(
+    browser: Browser, shared: Installation
+) -> None:
+    boss = await new_user(shared, Role.ADMIN)
+    async with ScriptedModel() as model, Console.opened(browser, boss) as console:
+        host = model.url.removeprefix("http://").removesuffix("/v1")
+        page = await console.page()
+        await page.wait_for_url("**/#/setup")
+        await page.get_by_label("Model", exact=True).fill("openai/scripted")
+        await page.get_by_label("API key").fill(model.key.reveal())
+        await page.get_by_label("Base URL").fill(model.url)
+        await page.get_by_role("button", name="Save and test").click()
+        allow = page.get_by_role("button", name=f"Allow {host}")
+        await expect(allow).to_be_visible()
+        assert await serious(page) == []
+        await picture(page, "allow-host")
+        await allow.click()
+        await expect(page.get_by_text("The model answers.")).to_be_visible()
+        assert (await boss.delete(f"/api/v1/model-hosts/{host}")).json()["added"] == []
 
 
 async def test_an_administrator_looks_after_users_and_sees_what_was_done(

@@ -1,6 +1,5 @@
 """Working in the console: changes beside the conversation, files, keys, what needs the user."""
 
-import asyncio
 import re
 
 import pytest
@@ -53,10 +52,8 @@ async def failed_start(client: LiveClient) -> None:
     await usual_settings(client, llm_api_key="not-the-key")
     message = {"role": "user", "content": [{"type": "text", "text": "It fails"}]}
     answer = await client.post("/api/v1/app-conversations", json={"initial_message": message})
-    path = f"/api/v1/app-conversations/start-tasks?ids={answer.json()['id']}"
-    async with asyncio.timeout(PATIENCE):
-        while (await client.get(path)).json()[0]["status"] != "ERROR":
-            await asyncio.sleep(0.2)
+    ended = await client.end_of_start(answer.json()["id"], time_limit=PATIENCE)
+    assert ended["status"] == "ERROR", ended
     await usual_settings(client)
 
 
@@ -162,7 +159,14 @@ async def test_a_message_is_sent_again_and_a_conversation_forked(console: Consol
     await page.get_by_role("button", name="Fork", exact=True).click()
     await page.wait_for_url(lambda url: "/c/" in url and url != before)
     await expect(page.get_by_role("heading", name="(fork)")).to_be_visible()
+    await expect(page.locator(".bubble.agent", has_text="Hello.")).to_be_visible()
+    before = page.url
+    await said.hover()
+    await said.get_by_role("button", name="Fork from here").click()
+    await page.wait_for_url(lambda url: "/c/" in url and url != before)
+    await expect(page.get_by_role("heading", name="(fork) (fork)")).to_be_visible()
     await expect(said).to_be_visible()
+    await expect(page.get_by_text("Hello.")).to_have_count(0)
 
 
 async def test_what_the_agent_runs_with_is_chosen_beside_the_message(console: Console) -> None:
@@ -209,7 +213,7 @@ async def test_a_repository_and_a_branch_are_picked(console: Console, git_hosts:
     await console.client.delete("/api/v1/secrets/git-providers")
 
 
-async def test_what_models_have_used_is_drawn_and_listed(console: Console) -> None:
+async def test_what_models_and_sandboxes_have_used_is_drawn_and_listed(console: Console) -> None:
     page = await opened(console)
     await expect(page.locator(".bubble.agent", has_text="Hello.")).to_be_visible()
     await page.goto(f"{console.client.base_url}/#/settings/usage")
@@ -220,6 +224,14 @@ async def test_what_models_have_used_is_drawn_and_listed(console: Console) -> No
     await expect(page.get_by_role("table", name="Tokens by day")).to_be_visible()
     assert await serious(page) == []
     await picture(page, "usage")
+    await page.goto(f"{console.client.base_url}/#/sandboxes")
+    await page.get_by_role("button", name="Use", exact=True).first.click()
+    await expect(page.get_by_role("img", name=re.compile("Memory: .*now"))).to_be_visible()
+    await expect(page.get_by_role("img", name=re.compile("Processor: .*now"))).to_be_visible()
+    await page.get_by_text("Table", exact=True).click()
+    await expect(page.get_by_role("table", name="What it uses")).to_be_visible()
+    assert await serious(page) == []
+    await picture(page, "sandbox-use")
 
 
 async def test_what_waits_is_on_top_and_is_answered_by_keys(

@@ -7,23 +7,26 @@ import { Button, Copy, Icon } from "./ui.js";
 
 const MOST_CHARS = 20_000;
 
-/** Show an item; what is folded stays open in `open`, a set, when it is scrolled away and back. `onAgain` gets what is to be said again. */
-export function Card({ item, run, open, onToggle, onAgain }) {
+/**
+ * Show an item; what is folded stays open in `open`, a set, when it is scrolled away and back. `onAgain` gets what is
+ * to be said again, `onFork` the event that a fork ends with.
+ */
+export function Card({ item, run, open, onToggle, onAgain, onFork }) {
   const fold = (head, body, kind = "") => html`
     <${Fold} head=${head} kind=${kind} isOpen=${open.has(item.key)} onToggle=${() => onToggle(item.key)}>${body}<//>
   `;
   switch (item.type) {
     case "user":
-      return html`<div class="bubble user"><h3 class="who">You <${At} item=${item} /><${Acts} item=${item} onAgain=${onAgain} /></h3><${Markdown} text=${item.text} />
+      return html`<div class="bubble user"><h3 class="who">You <${At} item=${item} /><${Acts} item=${item} onAgain=${onAgain} onFork=${onFork} /></h3><${Markdown} text=${item.text} />
         ${item.images?.map((image) => (image.startsWith("data:") ? html`<img class="sent-image" src=${image} alt="An image that was sent along" />` : html`<p class="hint">${image}</p>`))}</div>`;
     case "agent":
-      return html`<div class="bubble agent"><h3 class="who">Agent <${At} item=${item} /><${Acts} item=${item} /></h3><${Markdown} text=${item.text} /></div>`;
+      return html`<div class="bubble agent"><h3 class="who">Agent <${At} item=${item} /><${Acts} item=${item} onFork=${onFork} /></h3><${Markdown} text=${item.text} /></div>`;
     case "tool":
-      return fold(html`<${ToolHead} item=${item} run=${run} />`, () => html`<${ToolBody} item=${item} />`, toolTone(item));
+      return fold(html`<${ToolHead} item=${item} run=${run} />`, () => html`<${ToolBody} item=${item} onFork=${onFork} />`, toolTone(item));
     case "group":
       return fold(html`<${Icon} name=${item.steps.some(isBad) ? "warn" : "check"} /><span class="fold-title">${item.label}</span>
         <span class="fold-end">${item.steps.some(isBad) && html`<span class="pill bad">${item.steps.filter(isBad).length} failed</span>`}</span>`,
-        () => item.steps.map((step) => html`<${Card} key=${step.key} item=${step} run=${run} open=${open} onToggle=${onToggle} />`), "group");
+        () => item.steps.map((step) => html`<${Card} key=${step.key} item=${step} run=${run} open=${open} onToggle=${onToggle} onFork=${onFork} />`), "group");
     case "thought":
       return fold(html`<${Icon} name="thought" /><span class="fold-title">Thought</span>`, () => html`<${Markdown} text=${item.text} />`, "quiet");
     case "system":
@@ -39,12 +42,15 @@ export function Card({ item, run, open, onToggle, onAgain }) {
   }
 }
 
-/** What can be done with a message: it is copied, and one's own goes back into the field to be changed. */
-const Acts = ({ item, onAgain }) => html`
-  <span class="acts"><${Copy} text=${item.text} />
+/** What can be done with a message: it is copied, forked from, and one's own goes back into the field to be changed. */
+const Acts = ({ item, onAgain, onFork }) => html`
+  <span class="acts"><${Copy} text=${item.text} /><${Fork} item=${item} onFork=${onFork} />
     ${onAgain && html`<${Button} kind="bare" icon="pen" isIcon needs="run" label="Edit and send again" onPress=${() => onAgain(item.text)} />`}
   </span>
 `;
+
+const Fork = ({ item, onFork }) => html`<${Button} kind="bare" icon="fork" isIcon needs="run" label="Fork from here"
+  title="Fork from here: go on with a copy whose history ends with this, and whose files are those of now" onPress=${() => onFork(item.event ?? item.key)} />`;
 
 const At = ({ item }) => html`<time datetime=${item.at}>${moment(item.at)}</time>`;
 
@@ -104,7 +110,7 @@ function outcome({ output, error, rejected }, run) {
   return html`<span class="done-mark"><${Icon} name="check" /><span class="hidden">done</span></span>`;
 }
 
-function ToolBody({ item }) {
+function ToolBody({ item, onFork }) {
   const { action, output, error, rejected, risk } = item;
   return html`
     <${Call} action=${action} output=${output} />
@@ -114,6 +120,7 @@ function ToolBody({ item }) {
     ${isEdit(action) && output?.is_error && html`<${Block} kind="output" text=${output.text} />`}
     ${output?.exit_code != null && html`<p class="hint">Exit code ${output.exit_code}${output.metadata?.working_dir ? html` in <code>${output.metadata.working_dir}</code>` : ""}</p>`}
     ${risk && !["UNKNOWN", "LOW"].includes(risk) && html`<p class="hint">Risk, as the agent sees it: ${risk.toLowerCase()}</p>`}
+    <p class="acts">${item.answer && html`<${Fork} item=${{ key: item.answer }} onFork=${onFork} />`}</p>
   `;
 }
 

@@ -138,22 +138,29 @@ export function ConversationView({ id, part, words, settings }) {
   `;
 }
 
+/** Return what forks a conversation, up to an event or whole: once, however often nobody answers. */
+function useFork(conversation, onError) {
+  const keys = useRef({});
+  return async (event = null) => {
+    const key = (keys.current[event] ??= newId());
+    try {
+      const title = `${(conversation.title || "Untitled").slice(0, 180)} (fork)`;
+      const task = await post(`${conversationPath(conversation.id)}/fork`, { title, up_to_event_id: event }, key);
+      store.tasks.set(task.id, task);
+      go(`/start/${task.id}`);
+    } catch (problem) {
+      if (problem.status) delete keys.current[event];
+      onError(problem);
+    }
+  };
+}
+
 function Top({ conversation, run, live, settings, onFind }) {
   const [asked, setAsked] = useState("");
   const [error, setError] = useState(null);
   const close = () => setAsked("");
   const save = (path) => download(path).then(() => setError(null), setError);
-  const key = useRef(newId());
-  const fork = async () => {
-    try {
-      const task = await post(`${conversationPath(conversation.id)}/fork`, { title: `${(conversation.title || "Untitled").slice(0, 180)} (fork)` }, key.current);
-      store.tasks.set(task.id, task);
-      go(`/start/${task.id}`);
-    } catch (problem) {
-      if (problem.status) key.current = newId();
-      setError(problem);
-    }
-  };
+  const fork = useFork(conversation, setError);
   return html`
     <header class="head">
       <a class="button only-icon back" href="#/" aria-label="Back"><${Icon} name="back" /></a>
@@ -172,7 +179,7 @@ function Top({ conversation, run, live, settings, onFind }) {
         <${Button} kind="bare" icon="box" isIcon needs="run" label="Archive" data-wide aria-pressed=${String(conversation.labels.includes(ARCHIVED))} onPress=${() => toggleLabel(conversation, ARCHIVED).catch(setError)} />
         <${Button} kind="bare" icon="pen" isIcon needs="run" label="Rename" title="Rename, and label" onPress=${() => setAsked("rename")} />
         <${Button} kind="bare" icon="link" isIcon label="Share" data-wide onPress=${() => setAsked("share")} />
-        <${Button} kind="bare" icon="fork" isIcon needs="run" label="Fork" title="Fork: go on with a copy of this conversation and its files, in a sandbox of its own" data-wide onPress=${fork} />
+        <${Button} kind="bare" icon="fork" isIcon needs="run" label="Fork" title="Fork: go on with a copy of this conversation and its files, in a sandbox of its own" data-wide onPress=${() => fork()} />
         <${Button} kind="bare" icon="down" isIcon label="Download" data-wide onPress=${() => save(`${conversationPath(conversation.id)}/download`)} />
         <${Button} kind="bare" icon="trash" isIcon needs="run" label="Delete" onPress=${() => setAsked("delete")} />
       </div>
@@ -254,6 +261,7 @@ function Talk({ conversation, run, text, setText, find, setFind, live: { timelin
       return false;
     }
   };
+  const fork = useFork(conversation, setError);
   const onAgain = useCallback((words) => {
     setText((old) => (old.trim() ? `${words}\n\n${old}` : words));
     document.querySelector("[data-key=message]")?.focus();
@@ -262,7 +270,7 @@ function Talk({ conversation, run, text, setText, find, setFind, live: { timelin
     <${Plan} tasks=${timeline.plan} />
     ${!isLoaded && !timeline.items.length && html`<${Spinner} label="Loading the events" />`}
     ${find !== null && html`<${Find} items=${items} words=${find} onWords=${setFind} onGo=${(key) => list.current?.(key)} onOpen=${setOpen} loadMore=${hasMore ? loadOlder : null} />`}
-    <${VirtualList} items=${items} goTo=${list} loadAbove=${hasMore ? loadOlder : null} label="What happened" show=${(item) => html`<${Card} item=${item} run=${run} open=${open} onToggle=${toggle} onAgain=${onAgain} />`}>
+    <${VirtualList} items=${items} goTo=${list} loadAbove=${hasMore ? loadOlder : null} label="What happened" show=${(item) => html`<${Card} item=${item} run=${run} open=${open} onToggle=${toggle} onAgain=${onAgain} onFork=${fork} />`}>
       <${Draft} timeline=${timeline} />
       <${Pending} outbox=${outbox} queue=${queue} conversation=${conversation} attempt=${attempt} setText=${setText} />
       ${run === "running" && !timeline.draft && html`<p class="working" aria-hidden="true"><span></span><span></span><span></span></p>`}

@@ -20,6 +20,11 @@ export function ago(text, now = Date.now()) {
   return "now";
 }
 
+const time = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
+
+/** Return the time of day of a moment. */
+export const clock = (text) => time.format(new Date(text));
+
 export const moment = (text) => (text ? exact.format(new Date(text)) : "");
 
 export function money(amount) {

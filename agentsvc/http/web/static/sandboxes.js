@@ -1,5 +1,6 @@
 // Sandboxes: their state and isolation, what lives in them, and what can be done with them; the specs.
 import { get, getAll, post, remove, V1 } from "./api.js";
+import { SandboxCharts } from "./charts.js";
 import { ago, bytes, conversationState, moment, plain, sandboxState, span } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { useLoaded, useStore, store } from "./store.js";
@@ -82,6 +83,7 @@ const Fact = ({ name, value }) => (value ? html`<div><dt>${name}</dt><dd>${value
 function SandboxCard({ sandbox, usage, living, attempt, onDelete }) {
   const { id, status } = sandbox;
   const [isLogShown, showLog] = useState(false);
+  const [isUseShown, showUse] = useState(false);
   const act = (name) => () => attempt(() => post(`${V1}/sandboxes/${id}/${name}`));
   return html`
     <li class="card">
@@ -94,6 +96,7 @@ function SandboxCard({ sandbox, usage, living, attempt, onDelete }) {
         <${Fact} name="Made" value=${html`<time datetime=${sandbox.created_at} title=${moment(sandbox.created_at)}>${ago(sandbox.created_at)}</time>`} />
         <${Fact} name="Memory" value=${usage?.memory_bytes != null && bytes(usage.memory_bytes)} />
         <${Fact} name="CPU time" value=${usage?.cpu_seconds != null && span(usage.cpu_seconds)} />
+        <${Fact} name="Disk" value=${usage?.disk_bytes != null && bytes(usage.disk_bytes)} />
         <${Fact} name="Processes" value=${usage?.processes != null && String(usage.processes)} />
         ${Object.entries(sandbox.facts).map(([name, value]) => html`<${Fact} name=${capital(name.replace(/_/g, " "))} value=${value} />`)}
         <${Fact} name="Paused as" value=${sandbox.paused_as} />
@@ -102,12 +105,14 @@ function SandboxCard({ sandbox, usage, living, attempt, onDelete }) {
         <ul class="living" aria-label="Conversations in it">
           ${living.map((one) => html`<li key=${one.id}><a href=${`#/c/${one.id}`}>${one.title || "Untitled"}</a> <${Pill} state=${conversationState(one)} /></li>`)}
         </ul>`}
+      ${isUseShown && html`<${SandboxCharts} id=${id} />`}
       ${isLogShown && html`<${Log} id=${id} />`}
       <div class="actions">
         ${["RUNNING", "STARTING"].includes(status) && html`<${Button} icon="pause" needs="run" onPress=${act("pause")} label="Pause" />`}
         ${status === "RUNNING" && html`<${Button} icon="stop" needs="run" onPress=${act("stop")} label="Stop" title="Ends what runs in it, and keeps its files" />`}
         ${["PAUSED", "ERROR"].includes(status) && html`<${Button} icon="play" needs="run" onPress=${act("resume")} label="Resume" />`}
         ${status !== "MISSING" && html`<${Button} icon="file" onPress=${() => showLog(!isLogShown)} label="Log" aria-expanded=${String(isLogShown)} />`}
+        ${status !== "MISSING" && html`<${Button} icon="chart" onPress=${() => showUse(!isUseShown)} label="Use" title="What it uses over time" aria-expanded=${String(isUseShown)} />`}
         <${Button} kind="danger" icon="trash" needs="run" onPress=${onDelete} label="Delete" />
       </div>
     </li>

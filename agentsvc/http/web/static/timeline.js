@@ -89,7 +89,7 @@ export class Timeline {
     if (action?.kind === "FinishAction") {
       return void this.#push(event, "agent", "Agent", { text: [said, action.message].filter(Boolean).join("\n\n") });
     }
-    if (said) this.items.push({ key: `${event.id}-said`, type: "agent", label: "Agent", text: said, at: event.timestamp });
+    if (said) this.items.push({ key: `${event.id}-said`, type: "agent", label: "Agent", text: said, at: event.timestamp, event: event.id });
     if (action?.kind === "ThinkAction") return void this.#push(event, "thought", "Thought", { text: action.thought });
     const item = this.#push(event, "tool", event.summary || event.tool_name, {
       tool: event.tool_name, action: action ?? readArguments(event.tool_call), risk: event.security_risk, summary: event.summary,
@@ -109,6 +109,7 @@ export class Timeline {
     if (!item) return;
     const { observation } = event;
     item.output = { text: textOf(observation.content), ...observation };
+    item.answer = event.id;
     item.seconds = (Date.parse(event.timestamp) - Date.parse(item.at)) / 1000;
     this.#touch(item);
   }

@@ -26,6 +26,7 @@ const PATHS = {
   down: "M12 4v11M7 11l5 5 5-5M5 20h14",
   trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
   pen: "M5 19l1-4L16 5l3 3L9 18z",
+  chart: "M4 20h16M7 20v-6M12 20V9M17 20V4",
   check: "M5 12.500l4.500 4.500L19 7",
   cross: "M6 6l12 12M18 6L6 18",
   warn: "M12 4l9 16H3zM12 10v4M12 17v.5",
