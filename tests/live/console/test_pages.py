@@ -75,6 +75,59 @@ async def test_no_page_stands_in_the_way_of_anybody(console: Console) -> None:
         await page.emulate_media(color_scheme="light")
 
 
+TRANSLATED = """async (tag) => {
+  const page = document.querySelector('script[type=module]').src;
+  const { default: words } = await import(new URL(`words/${tag}.js`, page));
+  const shown = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) shown.push(walker.currentNode.data.trim());
+  for (const one of document.querySelectorAll('*')) {
+    for (const name of ['aria-label', 'title', 'placeholder']) shown.push(one.getAttribute(name) ?? '');
+  }
+  return shown.filter((text) => words[text] && words[text] !== text);
+}"""
+
+
+async def test_the_console_is_german_where_the_browser_is(
+    browser: Browser, somebody: LiveClient
+) -> None:
+    client = somebody
+    await usual_settings(client)
+    conversation_id = await client.start_conversation(run("echo eins", "echo zwei", "echo drei"))
+    await client.wait_for_execution(conversation_id, "finished")
+    async with Console.opened(browser, client, locale="de-DE") as console:
+        page = await console.context.new_page()
+        await page.goto(f"{client.base_url}/login")
+        await page.get_by_label("Ihr API-Schlüssel").fill(str(client.key))
+        await page.get_by_role("button", name="Anmelden").click()
+        await page.wait_for_url(lambda url: not url.endswith("/login"))
+        page = await console.page(f"c/{conversation_id}")
+        await expect(page.locator("html")).to_have_attribute("lang", "de")
+        await expect(page.get_by_text("3 Befehle ausgeführt")).to_be_visible()
+        assert await page.evaluate(TRANSLATED, "de") == []
+        await picture(page, "german")
+        await page.keyboard.press("Control+k")
+        await page.get_by_role("combobox", name="Was zu tun ist").fill("anheften")
+        await page.keyboard.press("Enter")
+        pin = page.locator(".head-side").get_by_role("button", name="Anheften", exact=True)
+        await expect(pin).to_have_attribute("aria-pressed", "true")
+        for path in PAGES:
+            await page.goto(f"{client.base_url}/#/{path}")
+            await expect(page.locator("main h1")).to_be_visible()
+            await expect(page.locator(".spinner")).to_have_count(0)
+            assert await page.evaluate(TRANSLATED, "de") == [], path
+            await picture(page, f"german-{path.replace('/', '-')}")
+        await page.set_viewport_size(PHONE)
+        for path in PAGES:
+            await page.goto(f"{client.base_url}/#/{path}")
+            await expect(page.locator("main h1")).to_be_visible()
+            assert not await is_too_wide(page), path
+        await page.goto(f"{client.base_url}/#/settings/browser")
+        await page.get_by_label("Sprache").select_option("English")
+        await expect(page.get_by_role("heading", name="This browser")).to_be_visible()
+        await expect(page.locator("html")).to_have_attribute("lang", "en")
+
+
 async def group(page: Page, name: str) -> None:
     """Open a group of settings, and wait for it: fields of the last one may be called the same."""
     await page.get_by_role("link", name=name).click()

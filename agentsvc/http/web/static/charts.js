@@ -6,16 +6,17 @@ import { html, useEffect, useMemo, useState } from "./html.js";
 import { isAdmin } from "./me.js";
 import { useLoaded } from "./store.js";
 import { Problem, SelectField, Spinner } from "./ui.js";
+import { t } from "./words.js";
 
 const DAY_MS = 86_400_000;
 const HEIGHT = 140;
 const LOOK_MS = 10_000;
 const BAR = 10;
 const GAP = 3;
-const DAYS = [["7", "7 days"], ["30", "30 days"], ["90", "90 days"]];
+const DAYS = [["7", t("7 days")], ["30", t("30 days")], ["90", t("90 days")]];
 const UNITS = {
-  dollars: { label: "Cost in US dollars", value: (one) => one.dollars, show: money },
-  tokens: { label: "Tokens", value: (one) => one.prompt_tokens + one.completion_tokens, show: count },
+  dollars: { label: t("Cost in US dollars"), value: (one) => one.dollars, show: money },
+  tokens: { label: t("Tokens"), value: (one) => one.prompt_tokens + one.completion_tokens, show: count },
 };
 
 /** Return the sums of rows by what a function returns for each: [name, sum], the largest first. */
@@ -43,21 +44,21 @@ export function UsageCharts() {
     return lastDays(Number(days)).map((day) => [day, totals.get(day) ?? 0]);
   }, [rows, unit, days]);
   return html`
-    <section class="card group"><h2>Use of models</h2>
+    <section class="card group"><h2>${t("Use of models")}</h2>
       <div class="filters">
-        ${isAdmin() && html`<${SelectField} label="Of" value=${whose} onValue=${setWhose} options=${[["mine", "You"], ["all", "All users"]]} />`}
-        <${SelectField} label="What" value=${unit} onValue=${setUnit} options=${Object.entries(UNITS).map(([name, one]) => [name, one.label])} />
-        <${SelectField} label="Time" value=${days} onValue=${setDays} options=${DAYS} />
+        ${isAdmin() && html`<${SelectField} label=${t("Of")} value=${whose} onValue=${setWhose} options=${[["mine", t("You")], ["all", t("All users")]]} />`}
+        <${SelectField} label=${t("What")} value=${unit} onValue=${setUnit} options=${Object.entries(UNITS).map(([name, one]) => [name, one.label])} />
+        <${SelectField} label=${t("Time")} value=${days} onValue=${setDays} options=${DAYS} />
       </div>
       <${Problem} error=${loaded.error} onAgain=${loaded.again} />
       ${loaded.isLoading && !loaded.value && html`<${Spinner} />`}
-      ${loaded.value && !rows.length && html`<p class="none">Nothing was used in this time.</p>`}
+      ${loaded.value && !rows.length && html`<p class="none">${t("Nothing was used in this time.")}</p>`}
       ${rows.length > 0 && html`
-        <${Columns} title="${label} by day" entries=${byDay} show=${show} note="${show(byDay.reduce((sum, [, one]) => sum + one, 0))} in all">
-          <${Table} title="${label} by day" head=${["Day", "Value"]} rows=${byDay.filter(([, one]) => one).reverse().map(([day, one]) => [day, show(one)])} />
+        <${Columns} title=${t("{0} by day", label)} entries=${byDay} show=${show} note=${t("{0} in all", show(byDay.reduce((sum, [, one]) => sum + one, 0)))}>
+          <${Table} title=${t("{0} by day", label)} head=${[t("Day"), t("Value")]} rows=${byDay.filter(([, one]) => one).reverse().map(([day, one]) => [day, show(one)])} />
         <//>
-        <${Bars} title="${label} by model" entries=${sums(rows, (one) => one.model || "not known", value)} show=${show} />
-        ${isOfAll && html`<${Bars} title="${label} by user" entries=${sums(rows, (one) => one.user_name, value)} show=${show} />`}
+        <${Bars} title=${t("{0} by model", label)} entries=${sums(rows, (one) => one.model || t("not known"), value)} show=${show} />
+        ${isOfAll && html`<${Bars} title=${t("{0} by user", label)} entries=${sums(rows, (one) => one.user_name, value)} show=${show} />`}
       `}
     </section>
   `;
@@ -68,7 +69,7 @@ function Columns({ title, entries, show, note, children }) {
   const most = Math.max(...entries.map(([, value]) => value)) || 1;
   const width = entries.length * (BAR + GAP);
   return html`
-    <figure class="chart"><figcaption><h3>${title}</h3><span class="hint">${note}, ${show(most)} at most</span></figcaption>
+    <figure class="chart"><figcaption><h3>${title}</h3><span class="hint">${t("{0}, {1} at most", note, show(most))}</span></figcaption>
       <svg viewBox="0 0 ${width} ${HEIGHT}" preserveAspectRatio="none" role="img" aria-label="${title}: ${note}">
         <path class="chart-grid" d="M0 .5H${width}M0 ${HEIGHT / 2}H${width}M0 ${HEIGHT - 0.5}H${width}" />
         ${entries.map(([name, value], i) => html`<rect key=${i} class="chart-bar" x=${i * (BAR + GAP)} width=${BAR} y=${HEIGHT - (value / most) * HEIGHT} height=${(value / most) * HEIGHT}>
@@ -92,7 +93,7 @@ function Bars({ title, entries, show }) {
 }
 
 const Table = ({ title, head, rows }) => html`
-  <details><summary>Table</summary>
+  <details><summary>${t("Table")}</summary>
     <table class="numbers"><caption class="hidden">${title}</caption><thead><tr>${head.map((name, i) => html`<th scope="col" class=${i ? "number" : ""}>${name}</th>`)}</tr></thead>
       <tbody>${rows.map(([name, ...values]) => html`<tr key=${name}><th scope="row">${name}</th>${values.map((value) => html`<td class="number">${value}</td>`)}</tr>`)}</tbody></table>
   </details>
@@ -100,9 +101,9 @@ const Table = ({ title, head, rows }) => html`
 
 /** What a sandbox takes, by the name of each kind: how it is found in two measurements, and how it is written. */
 const KINDS = [
-  ["Memory", (now) => now.memory_bytes, bytes],
-  ["Processor", (now, before) => perCent(now, before), (value) => `${value.toFixed(value < 10 ? 1 : 0)} %`],
-  ["Disk", (now) => now.disk_bytes, bytes],
+  [t("Memory"), (now) => now.memory_bytes, bytes],
+  [t("Processor"), (now, before) => perCent(now, before), (value) => `${value.toFixed(value < 10 ? 1 : 0)} %`],
+  [t("Disk"), (now) => now.disk_bytes, bytes],
 ];
 
 /** Return how much of one processor was used between two measurements, or null where that is not known. */
@@ -121,10 +122,10 @@ export function SandboxCharts({ id }) {
   if (!value) return error ? html`<${Problem} error=${error} onAgain=${again} />` : html`<${Spinner} />`;
   const found = value.map((now, i) => [clock(now.measured_at), ...KINDS.map(([, valueOf]) => valueOf(now, value[i - 1]))]);
   const known = KINDS.map(([name, , show], i) => ({ name, show, entries: found.map((row) => [row[0], row[i + 1]]).filter(([, one]) => one !== null) }));
-  if (known.every(({ entries }) => !entries.length)) return html`<p class="none">Nothing has been measured so far.</p>`;
+  if (known.every(({ entries }) => !entries.length)) return html`<p class="none">${t("Nothing has been measured so far.")}</p>`;
   return html`
-    ${known.map(({ name, show, entries }) => entries.length > 0 && html`<${Columns} key=${name} title=${name} entries=${entries} show=${show} note="${show(entries.at(-1)[1])} now" />`)}
-    <${Table} title="What it uses" head=${["Time", ...KINDS.map(([name]) => name)]}
+    ${known.map(({ name, show, entries }) => entries.length > 0 && html`<${Columns} key=${name} title=${name} entries=${entries} show=${show} note=${t("{0} now", show(entries.at(-1)[1]))} />`)}
+    <${Table} title=${t("What it uses")} head=${[t("Time"), ...KINDS.map(([name]) => name)]}
       rows=${found.map(([at, ...values]) => [at, ...values.map((one, i) => (one === null ? "–" : KINDS[i][2](one)))]).reverse()} />
   `;
 }

@@ -1,7 +1,7 @@
 // What the page knows of the user's conversations, starts and sandboxes, kept fresh by one stream.
 import { getAll, V1 } from "./api.js";
 import { useEffect, useState } from "./html.js";
-import { followTogether } from "./stream.js";
+import { followChanges } from "./stream.js";
 
 const RECENT_MS = 20 * 60 * 1000;
 
@@ -21,8 +21,7 @@ class Store {
   begin() {
     if (this.isBegun) return;
     this.isBegun = true;
-    followTogether(
-      `${V1}/events/stream`,
+    followChanges(
       (type, data) => this.take(type, data),
       (isConnected) => {
         this.isConnected = isConnected;

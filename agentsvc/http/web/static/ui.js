@@ -2,6 +2,7 @@
 import { onAnswer } from "./api.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { refusal } from "./me.js";
+import { t } from "./words.js";
 
 const PATHS = {
   plus: "M12 5v14M5 12h14",
@@ -86,7 +87,7 @@ export function Button({ icon, label, onPress, kind = "", isIcon, needs, title, 
 
 export const Pill = ({ state: [word, tone] }) => html`<span class="pill ${tone}">${word}</span>`;
 
-export const Spinner = ({ label = "Loading" }) => html`<p class="spinner" role="status">${label}</p>`;
+export const Spinner = ({ label = t("Loading") }) => html`<p class="spinner" role="status">${label}</p>`;
 
 /** What went wrong, and what to do about it. That the server does not answer is shown until it does. */
 export function Problem({ error, title, onAgain }) {
@@ -100,7 +101,7 @@ export function Problem({ error, title, onAgain }) {
       <div>
         ${title && html`<strong>${title}</strong>`}
         <p class="pre">${error.message ?? String(error)}</p>
-        ${onAgain && html`<${Button} icon="refresh" onPress=${onAgain} label="Try again" />`}
+        ${onAgain && html`<${Button} icon="refresh" onPress=${onAgain} label=${t("Try again")} />`}
       </div>
     </div>
   `;
@@ -181,7 +182,7 @@ export function Question({ title, text, action, onYes, onClose }) {
       <p>${text}</p>
       <${Problem} error=${error} />
       <div class="actions">
-        <${Button} onPress=${onClose} label="Cancel" />
+        <${Button} onPress=${onClose} label=${t("Cancel")} />
         <${Button} kind="danger" onPress=${yes} label=${action} />
       </div>
     <//>
@@ -198,7 +199,7 @@ export function Copy({ text }) {
     setCopied(true);
     setTimeout(() => setCopied(false), COPIED_MS);
   };
-  return html`<${Button} kind="bare" icon=${isCopied ? "check" : "copy"} isIcon label=${isCopied ? "Copied" : "Copy"} onPress=${copy} />`;
+  return html`<${Button} kind="bare" icon=${isCopied ? "check" : "copy"} isIcon label=${isCopied ? t("Copied") : t("Copy")} onPress=${copy} />`;
 }
 
 /** A text to copy, such as a key that is shown once. */
@@ -221,7 +222,7 @@ export const Empty = ({ icon, title, children }) => html`
 /** The head of a page: its name, what is beside it, and on a phone the way back. */
 export const Head = ({ title, back = "#/", children }) => html`
   <header class="head">
-    <a class="button only-icon back" href=${back} aria-label="Back"><${Icon} name="back" /></a>
+    <a class="button only-icon back" href=${back} aria-label=${t("Back")}><${Icon} name="back" /></a>
     <h1>${title}</h1>
     <div class="head-side">${children}</div>
   </header>
