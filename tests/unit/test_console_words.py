@@ -12,7 +12,7 @@ STATIC = Path(agentsvc.http.web.__file__).parent / "static"
 SOURCES = {file.name: file.read_text() for file in STATIC.glob("*.js")}
 MARKED = re.compile(r'\bt\(("(?:[^"\\]|\\.)*")')
 UNMARKED = re.compile(
-    r'\b(?:(?<=Fact\} )name|label|title|hint|placeholder|aria-label|action|alt|text)='
+    r"\b(?:(?<=Fact\} )name|label|title|hint|placeholder|aria-label|action|alt|text)="
     r'"[^"$]*[A-Za-z]{2}[^"]*"'
     r"|<(?:p|h\d|span|strong|summary|th|legend|li|dt|a|button)\b[^<>]*>\s*[A-Z][a-z]+"
 )

@@ -77,6 +77,13 @@ export function SandboxesPage() {
   `;
 }
 
+/** A sandbox is called as what lives in it. */
+function nameOf([first, ...others]) {
+  if (!first) return t("Sandbox without a conversation");
+  const title = first.title || t("Untitled");
+  return others.length ? t("{0} and {1} more", title, others.length) : title;
+}
+
 const capital = (text) => text.replace(/^./, (letter) => letter.toUpperCase());
 
 const Fact = ({ name, value }) => (value ? html`<div><dt>${name}</dt><dd>${value}</dd></div>` : null);
@@ -88,9 +95,10 @@ function SandboxCard({ sandbox, usage, living, attempt, onDelete }) {
   const act = (name) => () => attempt(() => post(`${V1}/sandboxes/${id}/${name}`));
   return html`
     <li class="card">
-      <h3><code>${id.slice(0, 12)}</code> <${Pill} state=${sandboxState(status)} /></h3>
+      <h3>${nameOf(living)} <${Pill} state=${sandboxState(status)} /></h3>
       ${sandbox.status_detail && html`<p class="pre ${status === "ERROR" ? "bad-text" : "hint"}">${sandbox.status_detail}</p>`}
       <dl class="facts">
+        <${Fact} name=${t("Id")} value=${html`<code>${id}</code>`} />
         <${Fact} name=${t("Spec")} value=${sandbox.sandbox_spec_id} />
         <${Fact} name=${t("Isolation")} value=${sandbox.isolation ?? t("not known yet")} />
         <${Fact} name=${t("Limits in force")} value=${sandbox.enforced_limits.join(", ").replace(/_/g, " ") || t("none")} />
