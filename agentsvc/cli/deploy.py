@@ -7,8 +7,8 @@ from typing import Final
 import click
 
 import agentsvc
-from agentsvc.cli.options import example
-from agentsvc.cli.text import columns
+from agentsvc.cli.options import example, json_option
+from agentsvc.cli.text import print_table
 
 FILES: Final[Mapping[str, str]] = {
     "Caddyfile": "Caddy in front of the server, with TLS",
@@ -30,10 +30,10 @@ def command() -> None:
 
 
 @command.command("list", epilog=example("agentsvc deploy list"))
-def list_files() -> None:
+@json_option
+def list_files(*, as_json: bool) -> None:
     """List the files that there are."""
-    for line in columns(("FILE", "WHAT IT IS"), list(FILES.items())):
-        click.echo(line)
+    print_table(("FILE", "WHAT IT IS"), list(FILES.items()), as_json=as_json)
 
 
 @command.command(

@@ -19,7 +19,16 @@ from agentsvc.cli.secretoutput import output_option, secret_output
 from agentsvc.cli.server import ServerChoice, get_api, server_options
 from agentsvc.cli.stored import places_of
 from agentsvc.cli.talk import Record, ask_agent, check_text, find_conversation, wake
-from agentsvc.cli.text import clean, columns, confirm, fields, json_text, moment, short
+from agentsvc.cli.text import (
+    clean,
+    columns,
+    confirm,
+    fields,
+    json_text,
+    moment,
+    print_table,
+    short,
+)
 from agentsvc.config import settings_of
 from agentsvc.storage import Installation
 
@@ -52,6 +61,7 @@ __all__ = [
     "moment",
     "output_option",
     "places_of",
+    "print_table",
     "secret_output",
     "server_options",
     "settings_of",

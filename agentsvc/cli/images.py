@@ -6,8 +6,8 @@ import os
 import click
 
 from agentsvc.cli import sandbox_image as images
-from agentsvc.cli.options import example
-from agentsvc.cli.text import columns
+from agentsvc.cli.options import example, json_option
+from agentsvc.cli.text import print_table
 
 _engine_option = click.option(
     "--engine",
@@ -57,8 +57,9 @@ def build(base: str, name: str | None, engine: str | None, *, anew: bool) -> Non
 
 
 @command.command("list", epilog=example("agentsvc images list"))
+@json_option
 @_engine_option
-def list_images(engine: str | None) -> None:
+def list_images(*, as_json: bool, engine: str | None) -> None:
     """List the sandbox images that an engine has."""
     current = images.find_recipe(os.environ).fingerprint
     rows = [
@@ -70,5 +71,4 @@ def list_images(engine: str | None) -> None:
         )
         for one in asyncio.run(images.listed(engine=engine))
     ]
-    for line in columns(("IMAGE", "ID", "SIZE", "RECIPE"), rows):
-        click.echo(line)
+    print_table(("IMAGE", "ID", "SIZE", "RECIPE"), rows, as_json=as_json)

@@ -14,8 +14,8 @@ import click
 from agentsvc import __version__
 from agentsvc.base import OrderRejected, new_id
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.options import config_option, example, load_config
-from agentsvc.cli.text import columns
+from agentsvc.cli.options import config_option, example, json_option, load_config
+from agentsvc.cli.text import columns, json_text, to_records
 from agentsvc.config import Config
 from agentsvc.plugin import API_VERSION, Health, Port, Spec
 from agentsvc.sandboxes import BUILT_IN, Backend, BackendRegistry, Plugin, PluginHost
@@ -31,21 +31,27 @@ def command() -> None:
     """Show what is loaded, check a backend on this machine, begin a new one."""
 
 
-@command.command("list", epilog=example("agentsvc plugins list"))
+@command.command("list", epilog=example("agentsvc plugins list", "agentsvc plugins list --json"))
+@json_option
 @config_option
-def list_plugins(config_file: Path | None) -> None:
+def list_plugins(*, as_json: bool, config_file: Path | None) -> None:
     """List the plugins, what they offer, and how the configured backends are."""
     config = load_config(config_file).config
     host = load_plugins(config)
-    for line in columns(("PLUGIN", "VERSION", "ORIGIN", "HOOKS"), map(_plugin_row, host.plugins())):
-        click.echo(line)
-    click.echo()
-    for line in columns(("BACKEND CLASS", "PLUGIN", "API VERSION"), _class_rows(host)):
-        click.echo(line)
-    click.echo()
     health = asyncio.run(_probe(host, config))
-    for line in columns(("BACKEND", "HEALTH", "FACTS"), _health_rows(health)):
-        click.echo(line)
+    tables = {
+        "plugins": (("PLUGIN", "VERSION", "ORIGIN", "HOOKS"), map(_plugin_row, host.plugins())),
+        "backend_classes": (("BACKEND CLASS", "PLUGIN", "API VERSION"), _class_rows(host)),
+        "backends": (("BACKEND", "HEALTH", "FACTS"), _health_rows(health)),
+    }
+    if as_json:
+        click.echo(json_text({name: to_records(*table) for name, table in tables.items()}))
+        return
+    for number, table in enumerate(tables.values()):
+        if number:
+            click.echo()
+        for line in columns(*table):
+            click.echo(line)
 
 
 @command.command(epilog=example("agentsvc plugins check process"))

@@ -30,14 +30,16 @@ def command(*, as_json: bool, server: ServerChoice) -> None:
     if as_json:
         shown: dict[str, Any] = {
             "url": api.url,
-            "version": info.get("version"),
+            "version": info.get("agentsvc_version"),
+            "agent_server_version": info.get("version"),
             "sandboxes": dict(sandboxes),
             "working": [one["id"] for one in working],
             "waiting": [one["id"] for one in waiting],
         }
         click.echo(json_text(shown))
         return
-    click.echo(f"server     {api.url}, version {info.get('version')}")
+    versions = f"agentsvc {info.get('agentsvc_version')}, agent server {info.get('version')}"
+    click.echo(f"server     {api.url}, {versions}")
     states = ", ".join(f"{number} {name.lower()}" for name, number in sorted(sandboxes.items()))
     click.echo(f"sandboxes  {states or 'none'}")
     _list("asks you  ", waiting)

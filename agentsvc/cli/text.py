@@ -38,11 +38,16 @@ def columns(
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, as_json: bool) -> None:
     """Print rows as a table, or as JSON with the titles of the columns as names."""
     if as_json:
-        names = [title.partition(" (")[0].lower().replace(" ", "_") for title in head]
-        click.echo(json_text([dict(zip(names, row, strict=True)) for row in rows]))
+        click.echo(json_text(to_records(head, rows)))
         return
     for line in columns(head, rows, width=terminal_width()):
         click.echo(line)
+
+
+def to_records(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[dict[str, str]]:
+    """Return rows with the titles of their columns as names."""
+    names = [title.partition(" (")[0].lower().replace(" ", "_") for title in head]
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def terminal_width() -> int | None:

@@ -209,6 +209,13 @@ class EventIngestor:
         """Whether anything is stored of what happened in a conversation."""
         return (await self._events.find_last(conversation_id) or 0) > 0
 
+    async def number_of(self, conversation_id: str, event_id: str) -> int:
+        """Return the number of an event of a conversation; raises NotFound."""
+        [event] = await self._events.find_many(conversation_id, [event_id])
+        if event is None:
+            raise NotFound("This conversation has no such event: name one by its `id`")
+        return event.seq
+
     async def sync_all(self) -> None:
         """Sync every conversation in a running sandbox, in the background; called once after a start.
 

@@ -122,13 +122,13 @@ class EventLog:
         for news in _news(state, conversation_id, deltas, []):
             self._event_bus.announce(news)
 
-    async def copy(self, tx: Transaction, from_id: str, to_id: str) -> None:
-        """Give a conversation without events all that there are of another one.
+    async def copy(self, tx: Transaction, from_id: str, to_id: str, until: int | None) -> None:
+        """Give a conversation without events those of another one, up to a number or all.
 
         They are not announced: nobody can follow a conversation before it is stored, and
         webhooks were told of them as those of the other one.
         """
-        await EventTable.copy(tx, from_id, to_id)
+        await EventTable.copy(tx, from_id, to_id, until)
 
     async def load(self, tx: Transaction, conversation_id: str, raw: Iterable[bytes]) -> int:
         """Give a conversation without events those it had elsewhere, as `copy` does.

@@ -88,8 +88,8 @@ class EventTable:
         )
 
     @staticmethod
-    async def copy(tx: Transaction, from_id: str, to_id: str) -> None:
-        """Add the events of one conversation to another that has none."""
+    async def copy(tx: Transaction, from_id: str, to_id: str, until: int | None) -> None:
+        """Add the events of one conversation, up to a number, to another that has none."""
         # The number comes first: webhooks are told of no event below it.
         sql = """
             UPDATE conversations
@@ -102,11 +102,12 @@ class EventTable:
                 (conversation_id, seq, id, kind, timestamp, source, body, received_at)
             SELECT :to_id, seq, id, kind, timestamp, source, body, :received_at
             FROM events
-            WHERE conversation_id = :from_id
+            WHERE conversation_id = :from_id AND (:until IS NULL OR seq <= :until)
             ORDER BY seq
         """
         received_at = values.to_stored(values.now())
-        await tx.run(sql, {"from_id": from_id, "to_id": to_id, "received_at": received_at})
+        copied = {"from_id": from_id, "to_id": to_id, "until": until, "received_at": received_at}
+        await tx.run(sql, copied)
 
     @staticmethod
     async def set_next_seq(tx: Transaction, conversation_id: str, next_seq: int) -> None:

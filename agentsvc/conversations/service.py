@@ -160,13 +160,19 @@ class Conversations:
         await self._db.write(body)
         return archive
 
-    async def fork(self, user_id: str, conversation_id: str, order: StartOrder) -> StartTask:
+    async def fork(
+        self, user_id: str, conversation_id: str, order: StartOrder, *, up_to: str | None = None
+    ) -> StartTask:
         """Start another conversation, in a new sandbox, on a copy of a workspace and its history.
 
-        Where the sandbox is gone, it begins as its repository is, or with no files. Raises as
-        `save_workspace` and `start`, and Gone where there is no history either.
+        `up_to` is the last event of the history that is copied. Where the sandbox is gone, it
+        begins as its repository is, or with no files. Raises as `save_workspace` and `start`,
+        NotFound where there is no such event, and Gone where there is no history either.
         """
         view = await self.get(user_id, conversation_id, include_starting=True)
+        if up_to is not None:
+            number = await self._recorder.number_of(view.conversation.id, up_to)
+            order = msgspec.structs.replace(order, fork_until=number)
         if view.conversation.is_ready and view.sandbox_status is SandboxStatus.MISSING:
             return await self.start(user_id, await self._without_files(view.conversation, order))
         archive = await self.save_workspace(user_id, conversation_id)

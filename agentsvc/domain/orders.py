@@ -186,6 +186,8 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     """The archive whose files the workspace begins with."""
     fork_of: str | None = None
     """The conversation whose history this one has got, and goes on with."""
+    fork_until: int | None = None
+    """The number of the last event of that history; None for all of it."""
     when_full: WhenFull | None = None
     """None for what the server is configured to do."""
     max_budget: float | None = None

@@ -7,14 +7,14 @@ the client and with the server. What is told is decided elsewhere.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, Protocol
 
-import msgspec
 from aiohttp import WSCloseCode, WSMsgType, hdrs, web
 
 from agentsvc.accounts import Principal
 from agentsvc.base import AgentsvcError, BadRequest, NotAuthenticated, NotFound
+from agentsvc.http.following import Ending, Finder, Followed, Items, Message
 from agentsvc.http.keys import KEYRING, LOGINS, ON_LOST, OPEN_CONNECTIONS, PRINCIPAL
 from agentsvc.http.middleware.login_cookie import login_token
 from agentsvc.http.middleware.websocket_auth import (
@@ -38,26 +38,6 @@ _LAST_SECONDS: Final = 1.0
 """How long a client has to take the end of a stream."""
 _BREAKS: Final = bytes.maketrans(b"\r\n", b"  ")
 
-
-class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is told; `data` is JSON."""
-
-    type: str
-    data: bytes = b"{}"
-    id: int | None = None
-
-
-class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a stream ends: a last server-sent event, or the code and reason a WebSocket closes with."""
-
-    message: Message | None
-    code: int
-    reason: str = ""
-
-
-type Item = Message | Ending | None
-"""None says that nothing has happened for a while."""
-type Items = AsyncGenerator[Item, None]
 
 DELETED: Final = Ending(
     message=Message(type="end", data=b'{"reason":"deleted"}'), code=_GONE_CODE, reason="deleted"
@@ -110,20 +90,23 @@ def resync(last: int | None) -> Ending:
 
 
 async def serve(
-    request: web.Request, find_items: Callable[[], Awaitable[Items]]
+    request: web.Request,
+    find_items: Callable[[], Awaitable[Items]],
+    find_more: Finder | None = None,
 ) -> web.StreamResponse:
     """Answer with all items, to the end of them, of the client, of its key or of the server.
 
-    Who calls is known when the items are asked for: the key may be the first message.
+    Who calls is known when the items are asked for: the key may be the first message. A client of a
+    WebSocket may have further streams told in it, which `find_more` finds.
     """
     line = _Socket(request) if wants_socket(request) else _Lines(request)
     with request.app[LIVE].opened() as over:
         if PRINCIPAL in request:
             items = await find_items()
             await line.open()
-            ending = await _tell_all(request, line, items, over)
+            ending = await _tell_all(request, line, items, find_more, over)
         else:
-            ending = await _tell_late(request, line, find_items, over)
+            ending = await _tell_late(request, line, find_items, find_more, over)
     with contextlib.suppress(ConnectionError, TimeoutError):
         async with asyncio.timeout(_LAST_SECONDS):
             await line.end(ending or _STOPPING)
@@ -137,6 +120,7 @@ async def _tell_late(
     request: web.Request,
     line: "_Line",
     find_items: Callable[[], Awaitable[Items]],
+    find_more: Finder | None,
     over: asyncio.Event,
 ) -> Ending | None:
     """Tell a client that shows its key first; what is wrong can only end the WebSocket."""
@@ -148,7 +132,7 @@ async def _tell_late(
         items = await find_items()
     except AgentsvcError as exc:
         return Ending(message=None, code=_code_of(exc), reason=exc.code)
-    return await _tell_all(request, line, items, over)
+    return await _tell_all(request, line, items, find_more, over)
 
 
 async def _meet(request: web.Request, line: "_Line") -> Ending | None:
@@ -171,7 +155,11 @@ async def _identify(request: web.Request, key: str) -> Principal:
 
 
 async def _tell_all(
-    request: web.Request, line: "_Line", items: Items, over: asyncio.Event
+    request: web.Request,
+    line: "_Line",
+    items: Items,
+    find_more: Finder | None,
+    over: asyncio.Event,
 ) -> Ending | None:
     async with contextlib.aclosing(items):
         gone, lost = asyncio.Event(), asyncio.Event()
@@ -180,8 +168,20 @@ async def _tell_all(
             gone.set()
         with request.app[OPEN_CONNECTIONS].held(request[PRINCIPAL], lost.set):
             return await _first(
-                _tell(line, items), line.listen(gone), _wait(lost, _KEY_LOST), _wait(over)
+                _tell(line, items),
+                _listen(line, gone, find_more),
+                _wait(lost, _KEY_LOST),
+                _wait(over),
             )
+
+
+async def _listen(line: "_Line", gone: asyncio.Event, find_more: Finder | None) -> Ending | None:
+    """Heed what a client asks for, until it has gone."""
+    async with asyncio.TaskGroup() as group:
+        followed = Followed(group, line.send, find_more)
+        await line.listen(gone, followed.heed)
+        followed.end()
+    return None
 
 
 def _code_of(exc: AgentsvcError) -> int:
@@ -201,8 +201,8 @@ class _Line(Protocol):
     async def first_text(self) -> str:
         """Return what the client says first; raises NotAuthenticated if it is no text."""
 
-    async def listen(self, gone: asyncio.Event) -> Ending | None:
-        """Return once the client has gone."""
+    async def listen(self, gone: asyncio.Event, heed: Callable[[str], Awaitable[None]]) -> None:
+        """Return once the client has gone; `heed` gets what it says."""
 
     async def send(self, message: Message) -> None:
         """Send a message, waiting while the client does not take it."""
@@ -229,9 +229,8 @@ class _Lines:
     async def first_text(self) -> str:
         raise NotAuthenticated
 
-    async def listen(self, gone: asyncio.Event) -> Ending | None:
+    async def listen(self, gone: asyncio.Event, heed: Callable[[str], Awaitable[None]]) -> None:
         await gone.wait()
-        return None
 
     async def send(self, message: Message) -> None:
         await self.response.write(_to_lines(message))
@@ -247,7 +246,7 @@ class _Lines:
 
 
 class _Socket:
-    """A WebSocket; whatever the client says is passed over."""
+    """A WebSocket."""
 
     def __init__(self, request: web.Request) -> None:
         if hdrs.SEC_WEBSOCKET_PROTOCOL in request.headers:
@@ -275,12 +274,13 @@ class _Socket:
                 break
         raise NotAuthenticated
 
-    async def listen(self, gone: asyncio.Event) -> Ending | None:
+    async def listen(self, gone: asyncio.Event, heed: Callable[[str], Awaitable[None]]) -> None:
         async for said in self._socket:
             self._missed = 0
             if said.type is WSMsgType.PING:
                 await self._socket.pong(said.data)
-        return None
+            elif said.type is WSMsgType.TEXT:
+                await heed(said.data)
 
     async def send(self, message: Message) -> None:
         await self._socket.send_frame(_to_text(message), WSMsgType.TEXT)
@@ -341,5 +341,6 @@ def _to_lines(message: Message) -> bytes:
 
 def _to_text(message: Message) -> bytes:
     number = b"" if message.id is None else b',"id":%d' % message.id
-    head = b'{"type":' + encode(message.type) + number
+    stream = b"" if message.stream is None else b',"stream":' + encode(message.stream)
+    head = b'{"type":' + encode(message.type) + stream + number
     return head + b',"data":' + message.data + b"}"

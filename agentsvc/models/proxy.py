@@ -12,6 +12,7 @@ from yarl import URL
 from agentsvc.agentserver import Lookup, SafeConnector, refusal_in
 from agentsvc.base import ModelUnavailable
 from agentsvc.models.access import check_host, may_ask, reach_of_models
+from agentsvc.models.hosts import host_of_url
 from agentsvc.models.wire import Upstream, Usage, UsageReader
 from agentsvc.plugin.egress import BadHost
 
@@ -120,7 +121,10 @@ class ModelProxy:
         except (aiohttp.ClientError, BadHost, OSError, ValueError) as exc:
             if refusal := refusal_in(exc):
                 raise _unavailable(f"The model cannot be asked: {refusal}", exc) from exc
-            raise _unavailable("Nothing answers at the address of the model", exc) from exc
+            place = host_of_url(upstream.base_url)
+            raise _unavailable(
+                f"Nothing answers at the address of the model: {place}", exc
+            ) from exc
 
 
 def _headers(upstream: Upstream) -> dict[str, str]:

@@ -261,6 +261,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     """What it has of the memory now, without what the kernel only keeps for it."""
     processes: int | None = None
+    disk_bytes: int | None = None
+    """What its files take on the disk, as they were last counted."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ Whoever lists sandboxes is told what was last measured; no backend is asked for 
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
@@ -20,6 +20,8 @@ from agentsvc.sandboxes.state import Sandbox, SandboxSummary
 log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 8
+_MOST_KEPT: Final = 240
+"""How many measurements of each sandbox are remembered."""
 _MEASURED: Final = (Phase.STARTING, Phase.RUNNING, Phase.PAUSED)
 
 
@@ -31,15 +33,20 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Meter:
-    """Knows what each sandbox used when it was last looked at."""
+    """Knows what each sandbox used when it was looked at lately."""
 
     def __init__(self, calls: BackendCalls) -> None:
         self._calls = calls
         self._known: dict[str, Measured] = {}
+        self._recent: dict[str, deque[Measured]] = {}
 
     def find(self, sandbox: Sandbox) -> Measured | None:
         """Return what was last measured of a sandbox, None where it cannot use anything now."""
         return self._known.get(sandbox.id) if sandbox.phase in _MEASURED else None
+
+    def recent(self, sandbox: Sandbox) -> list[Measured]:
+        """Return the last measurements of a sandbox since the server started, oldest first."""
+        return list(self._recent.get(sandbox.id, ()))
 
     async def measure(self, sandboxes: Sequence[SandboxSummary]) -> None:
         """Ask about all of these, and forget the others; each backend by itself."""
@@ -54,6 +61,12 @@ class Meter:
                 for _ in range(min(_AT_ONCE, len(queue))):
                     group.create_task(self._work(name, queue, found))
         self._known = found
+        self._recent = {one.id: self._recent.get(one.id, deque()) for one in sandboxes}
+        for sandbox_id, measured in found.items():
+            kept = self._recent[sandbox_id]
+            kept.append(measured)
+            if len(kept) > _MOST_KEPT:
+                kept.popleft()
 
     async def _work(
         self, name: str, queue: list[SandboxSummary], found: dict[str, Measured]

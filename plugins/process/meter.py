@@ -45,12 +45,15 @@ class Meter:
         if cpu is not None and self._last is not None and self._last[0] == state.shim:
             last = self._last[1]
             if cpu - (last.cpu_seconds or 0) < _WORKED_SECONDS:
-                return msgspec.structs.replace(last, memory_bytes=memory or last.memory_bytes)
+                return msgspec.structs.replace(
+                    last, memory_bytes=memory or last.memory_bytes, disk_bytes=state.disk_bytes
+                )
         spent = {one.identity: _cpu_of(one.pid) for one in processes_of(state)}
         usage = Usage(
             cpu_seconds=sum(spent.values()) if cpu is None else cpu,
             memory_bytes=self._memories.take(spent) if memory is None else memory,
             processes=len(spent),
+            disk_bytes=state.disk_bytes,
         )
         self._last = state.shim, usage
         return usage

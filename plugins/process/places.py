@@ -135,6 +135,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """The control groups that limit it."""
     kills: int = 0
     """How many of its processes were ended for want of memory."""
+    disk_bytes: int | None = None
+    """What its files took when they were last counted."""
     started_by: str = ""
     """`zygote`, or why it was started without one; empty where that was never possible."""
 

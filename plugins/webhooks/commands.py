@@ -12,14 +12,15 @@ from agentsvc.cli.extension import (
     CommandFailed,
     Installation,
     KeyRing,
-    columns,
     config_option,
     data_dir_option,
     example,
     existing_data_dir,
+    json_option,
     load_config,
     output_option,
     places_of,
+    print_table,
     secret_output,
     settings_of,
 )
@@ -45,9 +46,10 @@ def command() -> None:
 
 
 @command.command("list", epilog=example("agentsvc webhooks list"))
+@json_option
 @data_dir_option
 @config_option
-def list_webhooks(data_dir: str | None, config_file: Path | None) -> None:
+def list_webhooks(*, as_json: bool, data_dir: str | None, config_file: Path | None) -> None:
     """List the webhooks of all users; their secrets are not shown."""
 
     async def body(webhooks: Webhooks, users: KeyRing) -> list[tuple[str, ...]]:
@@ -55,8 +57,7 @@ def list_webhooks(data_dir: str | None, config_file: Path | None) -> None:
         return [_line(one, names[one.user_id]) for one in await webhooks.list_all()]
 
     rows = _run(data_dir, config_file, body)
-    for line in columns(("ID", "USER", "URL", "KINDS", "CHANGES", "STATE"), rows):
-        click.echo(line)
+    print_table(("ID", "USER", "URL", "KINDS", "CHANGES", "STATE"), rows, as_json=as_json)
 
 
 @command.command(
@@ -170,10 +171,17 @@ def remove(webhook_id: str, data_dir: str | None, config_file: Path | None) -> N
 @click.argument("webhook_id", metavar="ID")
 @click.option("--state", type=_STATES, help="Only those in this state.")
 @click.option("--limit", default=50, type=click.IntRange(1, 1000), help="How many; otherwise 50.")
+@json_option
 @data_dir_option
 @config_option
 def deliveries(
-    webhook_id: str, state: str | None, limit: int, data_dir: str | None, config_file: Path | None
+    webhook_id: str,
+    state: str | None,
+    limit: int,
+    *,
+    as_json: bool,
+    data_dir: str | None,
+    config_file: Path | None,
 ) -> None:
     """List the newest deliveries of the webhook with this ID."""
 
@@ -201,8 +209,7 @@ def deliveries(
         for one in _run(data_dir, config_file, body)
     ]
     head = ("ID", "CREATED (UTC)", "TYPE", "ABOUT", "EVENT", "STATE", "TRIES", "REASON")
-    for line in columns(head, rows):
-        click.echo(line)
+    print_table(head, rows, as_json=as_json)
 
 
 @command.command(epilog=example("agentsvc webhooks replay ID --failed"))

@@ -1,5 +1,6 @@
 """What `agentsvc deploy` prints names keys, files and commands that there are."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ def printed(*arguments: str) -> str:
 def test_every_file_is_listed_and_shown_as_it_is() -> None:
     assert set(FILES) == {file.name for file in DIRECTORY.iterdir()}
     listed = printed("list")
+    assert {one["file"] for one in json.loads(printed("list", "--json"))} == set(FILES)
     for name in FILES:
         assert name in listed
         assert printed("show", name) == (DIRECTORY / name).read_text()

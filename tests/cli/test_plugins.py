@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import msgspec
@@ -101,6 +102,10 @@ def test_a_plugin_of_a_directory_is_listed_with_what_it_offers(config: Path) -> 
     assert rows["mine"] == ["7.1", str(config.parent / "plugins/mine.py"), "register_backends"]
     assert rows["future"][:2] == ["mine", "2"]
     assert "incompatible" in " ".join(rows["future"])
+    told = json.loads(list_plugins("--json", "--config", str(config)).stdout)
+    assert {one["plugin"]: one["version"] for one in told["plugins"]}["mine"] == "7.1"
+    assert "future" in [one["backend_class"] for one in told["backend_classes"]]
+    assert "process" in [one["backend"] for one in told["backends"]]
 
 
 def test_a_backend_that_cannot_be_reached_is_said_to_be_so(config: Path) -> None:

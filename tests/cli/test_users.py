@@ -1,6 +1,7 @@
 """`agentsvc users`, and what `agentsvc keys` says of scopes and expiry."""
 
 import asyncio
+import json
 from datetime import timedelta
 from pathlib import Path
 
@@ -162,6 +163,8 @@ def test_limits_are_set_shown_and_taken_away(data_dir: Path) -> None:
     assert "0 of 9\n" in shown
     assert "0.00 of 1.5\n" in shown
     assert "0.00 of any\n" in shown
+    told = json.loads(run(data_dir, "users", "show", "ann", "--json").stdout)
+    assert (told["name"], told["running sandboxes"]) == ("ann", "at most 2")
     assert run(data_dir, "users", "set", "ann", "--running-sandboxes", "none").exit_code == 0
     shown = run(data_dir, "users", "show", "ann").stdout
     assert "at most any\n" in shown

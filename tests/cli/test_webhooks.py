@@ -1,4 +1,5 @@
 import asyncio
+import json
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -120,6 +121,8 @@ def test_the_list_says_what_is_told(
     assert cells[:4] == [webhook_id, "ann", URL, kinds]
     assert cells[4].startswith(changes)
     assert cells[5] == "active"
+    [told] = json.loads(webhooks(data_dir, "list", "--json").stdout)
+    assert (told["id"], told["user"], told["state"]) == (webhook_id, "ann", "active")
 
 
 def test_a_removed_webhook_is_not_listed(data_dir: Path) -> None:
@@ -170,6 +173,8 @@ def test_deliveries_are_listed_and_replayed(data_dir: Path) -> None:
     lines = webhooks(data_dir, "deliveries", webhook_id).stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["ID", "failed", "delivered"]
     assert "for a reason" in lines[1]
+    told = json.loads(webhooks(data_dir, "deliveries", webhook_id, "--json").stdout)
+    assert [one["state"] for one in told] == ["failed", "delivered"]
     failed = webhooks(data_dir, "deliveries", webhook_id, "--state", "failed").stdout
     assert len(failed.splitlines()) == 2
     again = webhooks(data_dir, "replay", webhook_id, "--failed")

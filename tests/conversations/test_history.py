@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from msgspec.json import encode
 
+from agentsvc.base.values import new_id
 from agentsvc.conversations.event_log import StoredEvent
 from agentsvc.conversations.history import (
     lines_of,
@@ -175,6 +176,31 @@ async def test_a_fork_goes_on_with_the_history(client: Client, fake_agent: Packi
     assert said[2] == "Which number?"
     assert not any("parent_id" in one for one in known.events[:3])
     assert b"Which number?" not in encode(await events_of(client, conversation_id))
+
+
+async def test_a_fork_may_end_with_an_event_of_the_history(
+    client: Client, fake_agent: PackingAgent
+) -> None:
+    conversation_id, _ = await start(client)
+    await client.wait_for_execution(conversation_id, "finished")
+    before = await events_of(client, conversation_id)
+    last = next(one["id"] for one in before if one["kind"] == "MessageEvent")
+    path = f"{PATH}/{conversation_id}/fork"
+    for wrong, status in ((new_id(), 404), ("", 422), ("x" * 256, 422), (7, 422)):
+        refused = await client.post(path, json={"up_to_event_id": wrong})
+        assert refused.status == status, refused.text
+
+    answer = await client.post(path, json={"up_to_event_id": last})
+    ended = await client.end_of_start(answer.json()["id"])
+    assert ended["status"] == "READY", ended["detail"]
+    fork_id = str(ended["app_conversation_id"])
+    known = fake_agent.find_conversation(fork_id)
+    assert known is not None
+    kept = [one["id"] for one in before][: [one["id"] for one in before].index(last) + 1]
+    copied = {one["id"] for one in await events_of(client, fork_id)} & {one["id"] for one in before}
+    assert copied == set(kept)
+    assert len(kept) < len(before)
+    assert last in [one["id"] for one in known.events]
 
 
 async def test_webhooks_are_told_what_is_new_in_a_fork_and_not_its_history(

@@ -363,7 +363,8 @@ async def test_a_start_ends_as_soon_as_the_model_cannot_be_asked(
     assert (await Inside(service, token).ask()).status == 502
     ended = await waiting.end_of_start(task["id"])
     assert ended["status"] == "ERROR"
-    assert "Nothing answers at the address of the model" in ended["detail"]
+    place = model.url.removeprefix("http://").partition("/")[0]
+    assert f"Nothing answers at the address of the model: {place}" in ended["detail"]
     assert "Check `llm_base_url`" in ended["detail"]
 
 

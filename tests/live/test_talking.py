@@ -6,7 +6,9 @@ import json
 import pytest
 from click.testing import CliRunner, Result
 
+from agentsvc import __version__
 from agentsvc.cli import cli
+from agentsvc.http.health import INTERFACE_VERSION
 from tests.live.client import LiveClient
 from tests.live.events import outputs
 from tests.live.scripts import WORDS, run
@@ -30,7 +32,10 @@ async def test_what_an_agent_asks_is_confirmed_and_rejected(client: LiveClient) 
     short = conversation_id[:12]
     await client.wait_for_execution(conversation_id, "waiting_for_confirmation")
     status = await called(client, "status", "--json")
-    assert conversation_id in json.loads(status.stdout)["waiting"]
+    told = json.loads(status.stdout)
+    assert conversation_id in told["waiting"]
+    assert told["version"] == __version__
+    assert told["agent_server_version"] == INTERFACE_VERSION
     confirmed = await called(client, "conversations", "confirm", short)
     assert confirmed.exit_code == 0, confirmed.output
     await client.until(conversation_id, lambda events: len(outputs(events)) == 1)

@@ -298,7 +298,7 @@ class Starts:
     async def _insert(self, tx: Transaction, conversation: Conversation, order: StartOrder) -> None:
         await self._table.insert(tx, conversation)
         if order.fork_of is not None:
-            await self._events.copy(tx, order.fork_of, conversation.id)
+            await self._events.copy(tx, order.fork_of, conversation.id, order.fork_until)
 
 
 def _start_name(task_id: str) -> str:

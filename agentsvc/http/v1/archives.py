@@ -68,6 +68,8 @@ class ForkBody(msgspec.Struct, frozen=True, kw_only=True):
     """First message to the copy, which starts its agent; null: the agent waits for one"""
     when_full: WhenFull | None = None
     """What to do where as many sandboxes run as may; null: as the server is configured"""
+    up_to_event_id: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
+    """Last event of the history that is copied; null: all of it. Files are copied as they are now"""
 
 
 _FORK = msgspec.json.Decoder(ForkBody | None)
@@ -94,15 +96,18 @@ async def post_fork(request: web.Request) -> web.Response:
     """POST /app-conversations/{conversation_id}/fork.
 
     The answer is a start task, as for any start. The copy begins with the files and the history of
-    the conversation as they are now, in a sandbox of its own; the conversation is not changed. The
-    body may be left out.
+    the conversation as they are now, in a sandbox of its own; the conversation is not changed. With
+    `up_to_event_id` the history ends with that event, and the files are those of now all the same.
+    The body may be left out.
     """
     conversation_id = path_id(request, "conversation_id")
     body = await read_json(request, _FORK, default=None) or ForkBody()
     order = to_order(
         StartBody(title=body.title, initial_message=body.initial_message, when_full=body.when_full)
     )
-    task = await request.app[CONVERSATIONS].fork(request[PRINCIPAL].user_id, conversation_id, order)
+    task = await request.app[CONVERSATIONS].fork(
+        request[PRINCIPAL].user_id, conversation_id, order, up_to=body.up_to_event_id
+    )
     return answer_task(request, task)
 
 

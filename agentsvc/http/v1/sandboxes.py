@@ -21,8 +21,10 @@ from agentsvc.http.v1.types_sandboxes import (
     SecretName,
     SecretNames,
     SpecChoice,
+    UsageView,
     check_ids,
     find_specs,
+    from_measured,
     from_sandbox,
     from_sandboxes,
     page_of_specs,
@@ -84,6 +86,17 @@ async def get_sandbox(request: web.Request) -> web.Response:
     sandbox = await request.app[SANDBOXES].get(request[PRINCIPAL].user_id, sandbox_id)
     [shown] = from_sandboxes([sandbox], links_of(request), request.app[SANDBOXES].meter)
     return json_response(shown)
+
+
+async def get_usage(request: web.Request) -> web.Response:
+    """GET /sandboxes/{sandbox_id}/usage.
+
+    What it used at each look since the server started, oldest first, up to 240 of them. One is
+    taken every `sandboxes.sweep_seconds`.
+    """
+    sandboxes = request.app[SANDBOXES]
+    sandbox = await sandboxes.get(request[PRINCIPAL].user_id, path_text(request, "sandbox_id"))
+    return json_response([from_measured(one) for one in sandboxes.meter.recent(sandbox)])
 
 
 async def post_sandbox(request: web.Request) -> web.Response:
@@ -262,6 +275,16 @@ ROUTES: Final = (
         rank="P3",
         summary="Get a sandbox",
         answer=SandboxInfo,
+        errors=(NotFound,),
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/{{sandbox_id}}/usage",
+        handler=get_usage,
+        scope=Scope.READ,
+        rank="P3",
+        summary="Return what a sandbox has used lately",
+        answer=list[UsageView],
         errors=(NotFound,),
     ),
     Route(

@@ -18,10 +18,11 @@ from agentsvc.conversations import (
     StoredEvent,
     UserStream,
 )
+from agentsvc.http.following import Follow, Item, Items, Message
 from agentsvc.http.keys import PRINCIPAL, SDK_VERSION, STREAMS
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.sdk_versions import Reader, reader_of
-from agentsvc.http.streaming import DELETED, EVENT_STREAM, Item, Items, Message, resync, serve
+from agentsvc.http.streaming import DELETED, EVENT_STREAM, resync, serve
 from agentsvc.http.urls import Links, links_of
 from agentsvc.http.v1.types_conversations import from_view
 from agentsvc.http.v1.types_sandboxes import from_sandbox
@@ -73,14 +74,24 @@ async def stream_changes(request: web.Request) -> web.StreamResponse:
     Conversations, start tasks and sandboxes of the user, each as the operations show it, whenever
     it changes or is deleted. Nothing is told of the past: list them when `ready` has come, and
     connect and list again after `resync`. Server-sent events, or a WebSocket if the client asks for
-    one.
+    one. Such a client may have conversations told in it, too, up to 64, by saying
+    `{"type": "follow", "stream": NAME, "conversation_id": ID, "after": N}`, with `latest` as their
+    own streams have it; their messages have the name as `stream`, and `unfollow` ends one.
     """
 
     async def find() -> Items:
         stream = request.app[STREAMS].of_user(request[PRINCIPAL].user_id)
         return _changes(stream, links_of(request))
 
-    return await serve(request, find)
+    async def find_more(wanted: Follow) -> Items:
+        after = -1 if wanted.after is UNSET else wanted.after
+        latest = None if wanted.latest is UNSET or after >= 0 else wanted.latest
+        stream = await request.app[STREAMS].of_conversation(
+            request[PRINCIPAL].user_id, wanted.conversation_id.hex, after=after, latest=latest
+        )
+        return _events(stream, reader_of(request.get(SDK_VERSION)))
+
+    return await serve(request, find, find_more)
 
 
 def _after(request: web.Request) -> int:

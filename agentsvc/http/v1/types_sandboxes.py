@@ -53,6 +53,8 @@ class UsageView(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of memory in use; null: not known"""
     processes: int | None
     """Number of processes and threads; null: not known"""
+    disk_bytes: int | None
+    """Bytes its files take on the disk, as they were last counted; null: not known"""
     measured_at: Time
     """When that was measured, in UTC"""
 
@@ -228,7 +230,7 @@ def from_sandbox(sandbox: Sandbox, links: Links, measured: Measured | None = Non
         client_id=sandbox.client_id,
         working_dir=sandbox.working_dir or None,
         exit_code=sandbox.exit_code,
-        usage=_from_measured(measured),
+        usage=from_measured(measured) if measured else None,
     )
 
 
@@ -239,13 +241,13 @@ def from_sandboxes(
     return [from_sandbox(one, links, meter.find(one)) if one else None for one in sandboxes]
 
 
-def _from_measured(measured: Measured | None) -> UsageView | None:
-    if measured is None:
-        return None
+def from_measured(measured: Measured) -> UsageView:
+    """Return a measurement as clients see it."""
     return UsageView(
         cpu_seconds=measured.usage.cpu_seconds,
         memory_bytes=measured.usage.memory_bytes,
         processes=measured.usage.processes,
+        disk_bytes=measured.usage.disk_bytes,
         measured_at=to_stored(measured.at),
     )
 

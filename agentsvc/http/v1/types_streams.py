@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from agentsvc.http.v1.types_conversations import AppConversation
 from agentsvc.http.v1.types_events import StoredEvent
@@ -31,13 +32,16 @@ class Last(msgspec.Struct, frozen=True, kw_only=True):
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
     """Why a stream is over."""
 
-    reason: Literal["deleted", "not_authenticated"]
-    """The conversation was deleted, or the key counts no more"""
+    reason: Literal["deleted", "not_authenticated", "not_found", "too_many_streams"]
+    """The conversation was deleted, or the key counts no more; or why what was asked for in a
+    WebSocket is refused"""
 
 
 class ReadyMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="ready"):
     """All that was stored has been told; what follows is new."""
 
+    stream: str | UnsetType = UNSET
+    """Which stream it belongs to, where several are in one WebSocket"""
     data: Nothing
     """Nothing"""
 
@@ -45,16 +49,22 @@ class ReadyMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
 class ResyncMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="resync"):
     """The last message: the client was too slow, or is ahead of the server, and may miss something.
 
-    A WebSocket has no such message: it is closed with 4008, and the number as the reason.
+    A WebSocket has no such message for its own stream: it is closed with 4008, and the number as the
+    reason.
     """
 
+    stream: str | UnsetType = UNSET
+    """Which stream it belongs to, where several are in one WebSocket"""
     data: Last
     """Where to go on"""
 
 
 class EndMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="end"):
-    """The last message. A WebSocket has none: it is closed with 4004 or 4001, and the reason."""
+    """The last message. A WebSocket has none for its own stream: it is closed with 4004 or 4001, and
+    the reason."""
 
+    stream: str | UnsetType = UNSET
+    """Which stream it belongs to, where several are in one WebSocket"""
     data: Reason
     """Why the stream is over"""
 
@@ -64,6 +74,8 @@ class EventMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
 
     id: int
     """Number of the event in its conversation, counted from 0; `after` takes it"""
+    stream: str | UnsetType = UNSET
+    """Which stream it belongs to, where several are in one WebSocket"""
     data: StoredEvent
     """The event"""
 
@@ -71,6 +83,8 @@ class EventMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
 class DeltaMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="delta"):
     """A piece of what the model is saying, told live only; the event with all of it comes later."""
 
+    stream: str | UnsetType = UNSET
+    """Which stream it belongs to, where several are in one WebSocket"""
     data: dict[str, Any]
     """The piece, as the agent server sends it in a `StreamingDeltaEvent`"""
 
@@ -135,6 +149,8 @@ type OfUser = (
     | ConversationDeletedMessage
     | StartTaskDeletedMessage
     | SandboxDeletedMessage
+    | EventMessage
+    | DeltaMessage
     | ReadyMessage
     | ResyncMessage
     | EndMessage

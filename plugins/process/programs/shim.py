@@ -308,6 +308,7 @@ class Shim:
 
     def _react(self, command: Command) -> None:
         self.state["kills"] = self.watch.kills
+        self.state["disk_bytes"] = self.watch.disk_bytes
         self._save()
         if self.watch.is_disk_full:
             kill(command.pid, signal.SIGKILL)

@@ -59,6 +59,11 @@ class Watch:
         """How long the holder may wait between two looks; None where there is nothing to see."""
         return int(PAUSE_SECONDS * 1000) if self._counter or self._disk else None
 
+    @property
+    def disk_bytes(self) -> int | None:
+        """What its files took when they were last counted; None where they are not."""
+        return self._disk.size if self._disk else None
+
     def look(self) -> bool:
         """Look, unless that was only just done, and say whether there is something new."""
         if time.monotonic() - self._looked_at < PAUSE_SECONDS:
@@ -67,13 +72,13 @@ class Watch:
 
     def _look(self) -> bool:
         self._looked_at = time.monotonic()
-        before = (self.kills, self.is_disk_full)
+        before = (self.kills, self.is_disk_full, self.disk_bytes)
         kills = read_kills(self._counter) - self._before
         if kills > self.kills:
             self.kills, self._killed_at = kills, time.monotonic()
         if self._disk is not None and not self.is_disk_full:
             self.is_disk_full = self._disk.is_over()
-        return (self.kills, self.is_disk_full) != before
+        return (self.kills, self.is_disk_full, self.disk_bytes) != before
 
     def cause_of(self, exit_code: int | None) -> str:
         """Return why a command that has just ended did so, if it is a matter of limits."""

@@ -9,6 +9,7 @@ from playwright.async_api import Browser, Page, expect
 
 from agentsvc.accounts.keys import KeyScope, Role
 from agentsvc.base.values import new_id
+from agentsvc.testing.llm import ScriptedModel
 from tests.live.browser import DESKTOP, PHONE, Console, is_too_wide, picture, serious, the_end
 from tests.live.client import LiveClient
 from tests.live.console.users import new_user, usual_settings
@@ -74,6 +75,60 @@ async def test_no_page_stands_in_the_way_of_anybody(console: Console) -> None:
         await page.emulate_media(color_scheme="light")
 
 
+TRANSLATED = """async (tag) => {
+  const page = document.querySelector('script[type=module]').src;
+  const { default: words } = await import(new URL(`words/${tag}.js`, page));
+  const shown = [];
+  for (const one of document.body.querySelectorAll('*')) {
+    // What the schema of the settings says is the server's.
+    if (one.closest('details form')) continue;
+    for (const node of one.childNodes) if (node.nodeType === 3) shown.push(node.data.trim());
+    for (const name of ['aria-label', 'title', 'placeholder']) shown.push(one.getAttribute(name) ?? '');
+  }
+  return shown.filter((text) => words[text] && words[text] !== text);
+}"""
+
+
+async def test_the_console_is_german_where_the_browser_is(
+    browser: Browser, somebody: LiveClient
+) -> None:
+    client = somebody
+    await usual_settings(client)
+    conversation_id = await client.start_conversation(run("echo eins", "echo zwei", "echo drei"))
+    await client.wait_for_execution(conversation_id, "finished")
+    async with Console.opened(browser, client, locale="de-DE") as console:
+        page = await console.context.new_page()
+        await page.goto(f"{client.base_url}/login")
+        await page.get_by_label("Ihr API-Schlüssel").fill(str(client.key))
+        await page.get_by_role("button", name="Anmelden").click()
+        await page.wait_for_url(lambda url: not url.endswith("/login"))
+        page = await console.page(f"c/{conversation_id}")
+        await expect(page.locator("html")).to_have_attribute("lang", "de")
+        await expect(page.get_by_text("3 Befehle ausgeführt")).to_be_visible()
+        assert await page.evaluate(TRANSLATED, "de") == []
+        await picture(page, "german")
+        await page.keyboard.press("Control+k")
+        await page.get_by_role("dialog").get_by_role("combobox").fill("anheften")
+        await page.keyboard.press("Enter")
+        pin = page.locator(".head-side").get_by_role("button", name="Anheften", exact=True)
+        await expect(pin).to_have_attribute("aria-pressed", "true")
+        for path in PAGES:
+            await page.goto(f"{client.base_url}/#/{path}")
+            await expect(page.locator("main h1")).to_be_visible()
+            await expect(page.locator(".spinner")).to_have_count(0)
+            assert await page.evaluate(TRANSLATED, "de") == [], path
+            await picture(page, f"german-{path.replace('/', '-')}")
+        await page.set_viewport_size(PHONE)
+        for path in PAGES:
+            await page.goto(f"{client.base_url}/#/{path}")
+            await expect(page.locator("main h1")).to_be_visible()
+            assert not await is_too_wide(page), path
+        await page.goto(f"{client.base_url}/#/settings/browser")
+        await page.get_by_label("Sprache").select_option("English")
+        await expect(page.get_by_role("heading", name="This browser")).to_be_visible()
+        await expect(page.locator("html")).to_have_attribute("lang", "en")
+
+
 async def group(page: Page, name: str) -> None:
     """Open a group of settings, and wait for it: fields of the last one may be called the same."""
     await page.get_by_role("link", name=name).click()
@@ -120,6 +175,27 @@ async def test_settings_secrets_and_keys_are_changed(console: Console) -> None:
     await expect(row).to_contain_text("Looking only")
     await row.get_by_role("button", name="Revoke").click()
     await expect(row).to_be_hidden()
+
+
+async def test_an_administrator_allows_the_host_of_a_model_with_one_button(
+    browser: Browser, shared: Installation
+) -> None:
+    boss = await new_user(shared, Role.ADMIN)
+    async with ScriptedModel() as model, Console.opened(browser, boss) as console:
+        host = model.url.removeprefix("http://").removesuffix("/v1")
+        page = await console.page()
+        await page.wait_for_url("**/#/setup")
+        await page.get_by_label("Model", exact=True).fill("openai/scripted")
+        await page.get_by_label("API key").fill(model.key.reveal())
+        await page.get_by_label("Base URL").fill(model.url)
+        await page.get_by_role("button", name="Save and test").click()
+        allow = page.get_by_role("button", name=f"Allow {host}")
+        await expect(allow).to_be_visible()
+        assert await serious(page) == []
+        await picture(page, "allow-host")
+        await allow.click()
+        await expect(page.get_by_text("The model answers.")).to_be_visible()
+        assert (await boss.delete(f"/api/v1/model-hosts/{host}")).json()["added"] == []
 
 
 async def test_an_administrator_looks_after_users_and_sees_what_was_done(

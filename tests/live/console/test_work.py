@@ -8,6 +8,7 @@ from playwright.async_api import Browser, Page, expect
 from agentsvc.base.values import new_id
 from tests.git_hosts import GitHosts
 from tests.live.browser import Console, picture, serious, the_end
+from tests.live.client import PATIENCE, LiveClient
 from tests.live.console.users import new_user, usual_settings
 from tests.live.installation import Installation
 from tests.live.scripts import run
@@ -30,10 +31,30 @@ DROP = """([target, data]) => {
 }"""
 
 
+PRESS_AT_ONCE = """
+new MutationObserver((_, observer) => {
+  if (!document.getElementById('first-message') || window.isPressed) return;
+  observer.disconnect();
+  window.isPressed = true;
+  document.body.dispatchEvent(new KeyboardEvent('keydown', {key: 'k', ctrlKey: true, bubbles: true}));
+}).observe(document, {childList: true, subtree: true});
+"""
+
+
 async def opened(console: Console, text: str = "[script:say]") -> Page:
     conversation_id = await console.client.start_conversation(text)
     await console.client.wait_for_execution(conversation_id, "finished")
     return await console.page(f"c/{conversation_id}")
+
+
+async def failed_start(client: LiveClient) -> None:
+    """Leave a start that has failed."""
+    await usual_settings(client, llm_api_key="not-the-key")
+    message = {"role": "user", "content": [{"type": "text", "text": "It fails"}]}
+    answer = await client.post("/api/v1/app-conversations", json={"initial_message": message})
+    ended = await client.end_of_start(answer.json()["id"], time_limit=PATIENCE)
+    assert ended["status"] == "ERROR", ended
+    await usual_settings(client)
 
 
 async def test_changes_are_beside_the_conversation_and_are_commented_on(console: Console) -> None:
@@ -91,6 +112,7 @@ async def test_conversations_are_put_in_order_and_found_by_what_was_said(
     console: Console,
 ) -> None:
     # Another try of this test has left conversations, too.
+    await failed_start(console.client)
     some = new_id()[:6]
     title, label, word = f"Breakfast {some}", f"kitchen-{some}", f"marmalade{some}"
     page = await opened(console, f"[script:say] about {word}")
@@ -137,7 +159,14 @@ async def test_a_message_is_sent_again_and_a_conversation_forked(console: Consol
     await page.get_by_role("button", name="Fork", exact=True).click()
     await page.wait_for_url(lambda url: "/c/" in url and url != before)
     await expect(page.get_by_role("heading", name="(fork)")).to_be_visible()
+    await expect(page.locator(".bubble.agent", has_text="Hello.")).to_be_visible()
+    before = page.url
+    await said.hover()
+    await said.get_by_role("button", name="Fork from here").click()
+    await page.wait_for_url(lambda url: "/c/" in url and url != before)
+    await expect(page.get_by_role("heading", name="(fork) (fork)")).to_be_visible()
     await expect(said).to_be_visible()
+    await expect(page.get_by_text("Hello.")).to_have_count(0)
 
 
 async def test_what_the_agent_runs_with_is_chosen_beside_the_message(console: Console) -> None:
@@ -184,7 +213,7 @@ async def test_a_repository_and_a_branch_are_picked(console: Console, git_hosts:
     await console.client.delete("/api/v1/secrets/git-providers")
 
 
-async def test_what_models_have_used_is_drawn_and_listed(console: Console) -> None:
+async def test_what_models_and_sandboxes_have_used_is_drawn_and_listed(console: Console) -> None:
     page = await opened(console)
     await expect(page.locator(".bubble.agent", has_text="Hello.")).to_be_visible()
     await page.goto(f"{console.client.base_url}/#/settings/usage")
@@ -195,6 +224,14 @@ async def test_what_models_have_used_is_drawn_and_listed(console: Console) -> No
     await expect(page.get_by_role("table", name="Tokens by day")).to_be_visible()
     assert await serious(page) == []
     await picture(page, "usage")
+    await page.goto(f"{console.client.base_url}/#/sandboxes")
+    await page.get_by_role("button", name="Use", exact=True).first.click()
+    await expect(page.get_by_role("img", name=re.compile("Memory: .*now"))).to_be_visible()
+    await expect(page.get_by_role("img", name=re.compile("Processor: .*now"))).to_be_visible()
+    await page.get_by_text("Table", exact=True).click()
+    await expect(page.get_by_role("table", name="What it uses")).to_be_visible()
+    assert await serious(page) == []
+    await picture(page, "sandbox-use")
 
 
 async def test_what_waits_is_on_top_and_is_answered_by_keys(
@@ -222,10 +259,9 @@ async def test_what_waits_is_on_top_and_is_answered_by_keys(
 
 
 async def test_every_action_is_found_by_its_name(console: Console) -> None:
+    # Keys are heeded from the moment on in which the page is there, on slow machines, too.
+    await console.context.add_init_script(PRESS_AT_ONCE)
     page = await console.page("new")
-    # Nothing heeds keys before the page is loaded.
-    await expect(page.get_by_label("Message")).to_be_visible()
-    await page.keyboard.press("Control+k")
     await page.get_by_role("combobox", name="What to do").fill("secrets")
     assert await serious(page) == []
     await picture(page, "palette")

@@ -38,11 +38,28 @@ async def test_what_a_sandbox_uses_is_shown_as_it_was_last_seen(
 ) -> None:
     sandbox = (await client.post("/api/v1/sandboxes")).json()
     await client.wait_for_sandbox(sandbox["id"], "RUNNING")
-    fake_world.usage = Usage(cpu_seconds=1.5, memory_bytes=4096, processes=3)
+    fake_world.usage = Usage(cpu_seconds=1.5, memory_bytes=4096, processes=3, disk_bytes=9)
     await reconfigure(service, sandboxes={"sweep_seconds": 0.1})
     seen = await shown(client, sandbox["id"], has_usage=True)
     assert seen["usage"].pop("measured_at") > sandbox["created_at"]
-    assert seen["usage"] == {"cpu_seconds": 1.5, "memory_bytes": 4096, "processes": 3}
+    assert seen["usage"] == {
+        "cpu_seconds": 1.5,
+        "memory_bytes": 4096,
+        "processes": 3,
+        "disk_bytes": 9,
+    }
+    path = f"/api/v1/sandboxes/{sandbox['id']}/usage"
+    recent: list[dict[str, Any]] = []
+    async with asyncio.timeout(WAIT_SECONDS):
+        for pause in itertools.repeat(0.05):
+            recent = (await client.get(path)).json()
+            if len(recent) > 1:
+                break
+            await asyncio.sleep(pause)
+    assert {one["disk_bytes"] for one in recent} == {9}
+    times = [one["measured_at"] for one in recent]
+    assert times == sorted(times)
+    assert (await client.get("/api/v1/sandboxes/unknown/usage")).status == 404
     # What cannot be asked now is not made up.
     fake_world.unreachable = True
     seen = await shown(client, sandbox["id"], has_usage=False)

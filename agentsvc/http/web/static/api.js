@@ -1,5 +1,6 @@
 // Calls of the server's API. A login has two parts: a cookie, which the browser sends to every port of the host,
 // and a token in the storage of this origin, which goes along as a header. Without both the login page comes.
+import { t } from "./words.js";
 
 /** Where the server is, whatever path a proxy has put before it. */
 export const BASE = new URL("../../", import.meta.url);
@@ -113,7 +114,7 @@ export async function call(method, path, body, key) {
   try {
     response = await send(path, options);
   } catch {
-    throw new ApiError(0, "unreachable", "The server does not answer. Check that it runs and that you are online");
+    throw new ApiError(0, "unreachable", t("The server does not answer. Check that it runs and that you are online"));
   }
   const text = await response.text();
   // A proxy that does not reach the server answers for it.
@@ -144,7 +145,7 @@ function toError(response, text) {
   } catch {
     // A proxy in between may answer with a page of its own.
   }
-  return new ApiError(response.status, answer.code ?? "", toMessage(answer) || `The server answered ${response.status}`);
+  return new ApiError(response.status, answer.code ?? "", toMessage(answer) || t("The server answered {0}", response.status));
 }
 
 function toMessage({ detail, error, message }) {

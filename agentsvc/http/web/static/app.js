@@ -16,6 +16,7 @@ import { SettingsPage } from "./settings.js";
 import { SetupPage } from "./setup.js";
 import { store, useStore } from "./store.js";
 import { Icon, Spinner, Problem, go, useRoute } from "./ui.js";
+import { t } from "./words.js";
 
 const AGAIN_MS = 3000;
 
@@ -57,12 +58,12 @@ function View({ route, settings, onSettings }) {
 function Nav({ route }) {
   const current = (name) => (route.startsWith(name) ? "page" : null);
   return html`
-    <nav class="nav" aria-label="Pages">
-      <a href="#/sandboxes" aria-current=${current("/sandboxes")}><${Icon} name="box" />Sandboxes</a>
-      ${isAdmin() && html`<a href="#/users" aria-current=${current("/users")}><${Icon} name="people" />Users</a>
-        <a href="#/audit" aria-current=${current("/audit")}><${Icon} name="book" />Audit log</a>`}
-      <a href="#/settings" aria-current=${current("/settings")}><${Icon} name="gear" />Settings</a>
-      <button type="button" onClick=${leave} title=${myName() && `You are ${myName()}`}><${Icon} name="out" />Log out</button>
+    <nav class="nav" aria-label=${t("Pages")}>
+      <a href="#/sandboxes" aria-current=${current("/sandboxes")}><${Icon} name="box" />${t("Sandboxes")}</a>
+      ${isAdmin() && html`<a href="#/users" aria-current=${current("/users")}><${Icon} name="people" />${t("Users")}</a>
+        <a href="#/audit" aria-current=${current("/audit")}><${Icon} name="book" />${t("Audit log")}</a>`}
+      <a href="#/settings" aria-current=${current("/settings")}><${Icon} name="gear" />${t("Settings")}</a>
+      <button type="button" onClick=${leave} title=${myName() && t("You are {0}", myName())}><${Icon} name="out" />${t("Log out")}</button>
     </nav>
   `;
 }
@@ -71,9 +72,7 @@ function Nav({ route }) {
 function IsolationWarning({ protection }) {
   return protection.filter((one) => one.is_below_default).map((one) => html`
     <p class="looking" role="alert" key=${one.backend}><${Icon} name="lock" /><span>
-      Sandboxes of the backend <code>${one.backend}</code> are isolated by <code>${one.isolation}</code> only, not
-      by <code>${one.default_isolation}</code>: what agents run there may reach more of the server's machine.
-      ${one.reason && ` Cause: ${one.reason}.`}${one.remedy && ` Remedy: ${one.remedy}.`}
+      ${t("Sandboxes of the backend")} <code>${one.backend}</code> ${t("are isolated by")} <code>${one.isolation}</code> ${t("only, not by")} <code>${one.default_isolation}</code>${t(": what agents run there may reach more of the server's machine. {0}{1}", one.reason && t(" Cause: {0}.", one.reason), one.remedy && t(" Remedy: {0}.", one.remedy))}
     </span></p>
   `);
 }
@@ -103,9 +102,9 @@ function Shell() {
   if (!isLoaded) return html`<${Spinner} />`;
   const isHome = route === "/";
   return html`
-    <a class="skip" href="#main" onClick=${skip}>Skip to the content</a>
+    <a class="skip" href="#main" onClick=${skip}>${t("Skip to the content")}</a>
     <div class="shell ${isHome ? "at-home" : ""}">
-      <aside class="side" aria-label="Conversations">
+      <aside class="side" aria-label=${t("Conversations")}>
         <div class="brand"><span class="logo"><${Icon} name="terminal" /></span>agentsvc</div>
         <${ConversationList} route=${route} />
         <${Nav} route=${route} />
@@ -113,7 +112,7 @@ function Shell() {
       <${Palette} route=${route} />
       ${!route.startsWith("/c/") && html`<${PageTitle} route=${route} />`}
       <main class="main" id="main" tabindex="-1">
-        ${!isConnected && html`<p class="offline" role="status">The connection is lost. Trying again</p>`}
+        ${!isConnected && html`<p class="offline" role="status">${t("The connection is lost. Trying again")}</p>`}
         <${IsolationWarning} protection=${protection} />
         ${refusal("run") && html`<p class="looking" role="note"><${Icon} name="lock" />${refusal("run")}</p>`}
         <${View} route=${route} settings=${settings} onSettings=${load} />
@@ -122,10 +121,12 @@ function Shell() {
   `;
 }
 
+const TITLES = { audit: t("Audit log"), sandboxes: t("Sandboxes"), settings: t("Settings"), setup: t("Model"), users: t("Users") };
+
 /** The title of pages that are no conversation; those keep their own. */
 function PageTitle({ route }) {
   const name = route.split("/")[1] ?? "";
-  useAttention(name && name !== "new" ? name.charAt(0).toUpperCase() + name.slice(1) : "");
+  useAttention(TITLES[name] ?? "");
   return null;
 }
 

@@ -3,6 +3,7 @@ import { agentPath, get, send } from "./api.js";
 import { bytes } from "./format.js";
 import { html } from "./html.js";
 import { Button, Icon } from "./ui.js";
+import { t } from "./words.js";
 
 const FOLDER = "uploads";
 const LARGEST_BYTES = 50 * 1024 * 1024;
@@ -20,17 +21,17 @@ const toDataUrl = (file) => new Promise((resolve, reject) => {
 
 /** Put files into the workspace of a conversation; return what tells the agent of each. */
 export async function attach(conversation, files) {
-  if (conversation.sandbox_status !== "RUNNING") throw new Error("Files can be attached while the sandbox runs.");
+  if (conversation.sandbox_status !== "RUNNING") throw new Error(t("Files can be attached while the sandbox runs."));
   const { workspace } = await get(agentPath(conversation));
   return Promise.all([...files].map(async (file) => {
-    if (file.size > LARGEST_BYTES) throw new Error(`${file.name} is larger than ${bytes(LARGEST_BYTES)}.`);
+    if (file.size > LARGEST_BYTES) throw new Error(t("{0} is larger than {1}.", file.name, bytes(LARGEST_BYTES)));
     const name = nameOf(file);
     const path = `${FOLDER}/${Date.now().toString(36)}-${name}`;
     const form = new FormData();
     form.append("file", file, name);
     const target = encodeURIComponent(`${workspace.working_dir}/${path}`);
     const response = await send(`sandboxes/${encodeURIComponent(conversation.sandbox_id)}/agent/api/file/upload?path=${target}`, { method: "POST", body: form });
-    if (!response.ok) throw new Error(`${file.name} could not be put into the workspace (${response.status}).`);
+    if (!response.ok) throw new Error(t("{0} could not be put into the workspace ({1}).", file.name, response.status));
     const isImage = /^image\/(?:png|jpeg|gif|webp)$/.test(file.type) && file.size <= LARGEST_IMAGE_BYTES;
     return { path, name, size: file.size, image: isImage ? await toDataUrl(file) : null };
   }));
@@ -43,9 +44,9 @@ export function withFiles(text, files) {
 }
 
 export const Attachments = ({ files, onRemove }) => files.length > 0 && html`
-  <ul class="attachments" aria-label="Attached files">
+  <ul class="attachments" aria-label=${t("Attached files")}>
     ${files.map((file) => html`<li key=${file.path}>
       ${file.image ? html`<img src=${file.image} alt="" />` : html`<${Icon} name="file" />`}<span class="cut">${file.name}</span> <span class="hint">${bytes(file.size)}</span>
-      <${Button} kind="bare" icon="cross" isIcon label=${`Remove ${file.name}`} onPress=${() => onRemove(file)} /></li>`)}
+      <${Button} kind="bare" icon="cross" isIcon label=${t("Remove {0}", file.name)} onPress=${() => onRemove(file)} /></li>`)}
   </ul>
 `;

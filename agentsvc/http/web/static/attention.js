@@ -2,6 +2,7 @@
 import { kept } from "./api.js";
 import { useEffect, useRef } from "./html.js";
 import { useStore } from "./store.js";
+import { t } from "./words.js";
 
 /** Whether a conversation waits for its user. */
 export const needsYou = ({ execution_status, sandbox_status }) => sandbox_status === "RUNNING" && execution_status === "waiting_for_confirmation";
@@ -28,7 +29,7 @@ export function useAttention(title) {
     const isWanted = kept("notify") && document.hidden && globalThis.Notification?.permission === "granted";
     for (const one of isWanted ? waiting : []) {
       if (known.has(one.id)) continue;
-      const shown = new Notification("The agent asks for your confirmation", { body: one.title ?? "", tag: one.id, silent: true });
+      const shown = new Notification(t("The agent asks for your confirmation"), { body: one.title ?? "", tag: one.id, silent: true });
       shown.onclick = () => {
         window.focus();
         location.hash = `/c/${one.id}`;

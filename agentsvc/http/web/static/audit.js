@@ -2,14 +2,15 @@
 import { get, V1 } from "./api.js";
 import { moment } from "./format.js";
 import { html, useEffect, useState } from "./html.js";
-import { refusal } from "./me.js";
+import { isAdmin } from "./me.js";
 import { useForm, useLoaded } from "./store.js";
 import { Button, Empty, Head, Problem, SelectField, Spinner, TextField } from "./ui.js";
+import { t } from "./words.js";
 
 const PAGE = 50;
 const WAIT_MS = 300;
 const NOTHING = { user_id: "", text: "", is_refused: "", at__gte: "", at__lt: "" };
-const OUTCOMES = [["", "Any"], ["false", "Done"], ["true", "Refused or failed"]];
+const OUTCOMES = [["", t("Any")], ["false", t("Done")], ["true", t("Refused or failed")]];
 
 const toTime = (text) => (text ? new Date(text).toISOString() : "");
 const toQuery = ({ at__gte, at__lt, ...rest }) => ({ ...rest, at__gte: toTime(at__gte), at__lt: toTime(at__lt), limit: PAGE });
@@ -36,14 +37,14 @@ function useEntries(path, form) {
 }
 
 export function AuditPage() {
-  if (refusal("admin") === "This is for administrators.") {
-    return html`<${Head} title="Audit log" /><div class="page"><${Empty} icon="book" title="Audit log">
-      All of it is for administrators. <a href="#/settings/activity">What was done with your keys</a><//></div>`;
+  if (!isAdmin()) {
+    return html`<${Head} title=${t("Audit log")} /><div class="page"><${Empty} icon="book" title=${t("Audit log")}>
+      ${t("All of it is for administrators.")} <a href="#/settings/activity">${t("What was done with your keys")}</a><//></div>`;
   }
   return html`
-    <${Head} title="Audit log" />
+    <${Head} title=${t("Audit log")} />
     <div class="page wide-page">
-      <p class="hint">Every request that may change something, those that were refused, and commands on the server's machine. What was only looked at is not here.</p>
+      <p class="hint">${t("Every request that may change something, those that were refused, and commands on the server's machine. What was only looked at is not here.")}</p>
       <${Entries} path=${`${V1}/audit-log`} isOfAll />
     </div>
   `;
@@ -51,8 +52,8 @@ export function AuditPage() {
 
 export function ActivitySection() {
   return html`
-    <section class="card group"><h2>What was done with your keys</h2>
-      <p class="hint">By you, and by programs that have a key of yours. An administrator sees it, too.</p>
+    <section class="card group"><h2>${t("What was done with your keys")}</h2>
+      <p class="hint">${t("By you, and by programs that have a key of yours. An administrator sees it, too.")}</p>
       <${Entries} path=${`${V1}/users/me/audit-log`} />
     </section>
   `;
@@ -63,35 +64,35 @@ function Entries({ path, isOfAll }) {
   const found = useEntries(path, form);
   const users = useLoaded(() => (isOfAll ? get(`${V1}/users`) : Promise.resolve([])));
   return html`
-    <fieldset class=${isOfAll ? "filters of-all" : "filters"}><legend class="hidden">Which entries</legend>
-      ${isOfAll && html`<${SelectField} label="User" options=${[["", "All"], ...(users.value ?? []).map(({ id, name }) => [id, name])]} ...${field("user_id")} />`}
-      <${TextField} label="Text" type="search" placeholder="In action or subject" ...${field("text")} />
-      <${SelectField} label="Outcome" options=${OUTCOMES} ...${field("is_refused")} />
-      <${TextField} label="From" type="datetime-local" ...${field("at__gte")} />
-      <${TextField} label="Until" type="datetime-local" ...${field("at__lt")} />
+    <fieldset class=${isOfAll ? "filters of-all" : "filters"}><legend class="hidden">${t("Which entries")}</legend>
+      ${isOfAll && html`<${SelectField} label=${t("User")} options=${[["", t("All")], ...(users.value ?? []).map(({ id, name }) => [id, name])]} ...${field("user_id")} />`}
+      <${TextField} label=${t("Text")} type="search" placeholder=${t("In action or subject")} ...${field("text")} />
+      <${SelectField} label=${t("Outcome")} options=${OUTCOMES} ...${field("is_refused")} />
+      <${TextField} label=${t("From")} type="datetime-local" ...${field("at__gte")} />
+      <${TextField} label=${t("Until")} type="datetime-local" ...${field("at__lt")} />
     </fieldset>
     <${Problem} error=${found.error} />
     ${found.isLoading && html`<${Spinner} />`}
-    ${found.items?.length === 0 && !found.error && html`<p class="none">There are no such entries.</p>`}
-    <ol class="entries audit" aria-label="Entries">
+    ${found.items?.length === 0 && !found.error && html`<p class="none">${t("There are no such entries.")}</p>`}
+    <ol class="entries audit" aria-label=${t("Entries")}>
       ${(found.items ?? []).map((one) => html`<${Entry} key=${one.number} one=${one} isOfAll=${isOfAll} />`)}
     </ol>
-    ${found.next && html`<div class="actions"><${Button} onPress=${found.more} label="Show earlier ones" /></div>`}
+    ${found.next && html`<div class="actions"><${Button} onPress=${found.more} label=${t("Show earlier ones")} /></div>`}
   `;
 }
 
 function Entry({ one, isOfAll }) {
   const facts = [
     moment(one.at),
-    isOfAll && (one.user_name ?? "command line"),
-    one.key_id != null && `key ${one.key_id}`,
-    one.user_id && `from ${one.address}`,
-    one.request_id && `request ${one.request_id}`,
+    isOfAll && (one.user_name ?? t("command line")),
+    one.key_id != null && t("key {0}", one.key_id),
+    one.user_id && t("from {0}", one.address),
+    one.request_id && t("request {0}", one.request_id),
   ].filter(Boolean);
   return html`
     <li><div><code class="action">${one.action}</code>
         ${one.subject && html`<p class="subject">${one.subject}</p>`}
         <p class="hint">${facts.join(" · ")}</p></div>
-      <span class="pill ${one.status >= 400 ? "bad" : one.status ? "good" : "quiet"}">${one.status || (one.user_id ? "broken off" : "done")}</span></li>
+      <span class="pill ${one.status >= 400 ? "bad" : one.status ? "good" : "quiet"}">${one.status || (one.user_id ? t("broken off") : t("done"))}</span></li>
   `;
 }

@@ -2,6 +2,7 @@
 import { keep, kept } from "./api.js";
 import { html, useState } from "./html.js";
 import { SelectField, Toggle } from "./ui.js";
+import { LANGUAGES, chosenLanguage, setLanguage, t } from "./words.js";
 
 /** Show the page in the light or dark that was chosen, or in that of the system. */
 export function applyTheme() {
@@ -24,9 +25,10 @@ export function BrowserSection() {
     keep("notify", may || null);
   };
   return html`
-    <section class="card group"><h2>This browser</h2><p class="hint">Kept here until you log out.</p>
-      <${SelectField} label="Colours" value=${kept("theme") ?? ""} onValue=${change(setTheme)} options=${[["", "As the system"], ["light", "Light"], ["dark", "Dark"]]} />
-      <${Toggle} label="Notifications" hint="When an agent asks for your confirmation while you look elsewhere. They make no sound." value=${kept("notify") === true} onValue=${change(notify)} />
+    <section class="card group"><h2>${t("This browser")}</h2><p class="hint">${t("Kept here until you log out, the language also after that.")}</p>
+      <${SelectField} label=${t("Colours")} value=${kept("theme") ?? ""} onValue=${change(setTheme)} options=${[["", t("As the system")], ["light", t("Light")], ["dark", t("Dark")]]} />
+      <${SelectField} label=${t("Language")} value=${chosenLanguage()} onValue=${setLanguage} options=${[["", t("As the browser")], ...Object.entries(LANGUAGES)]} />
+      <${Toggle} label=${t("Notifications")} hint=${t("When an agent asks for your confirmation while you look elsewhere. They make no sound.")} value=${kept("notify") === true} onValue=${change(notify)} />
     </section>
   `;
 }

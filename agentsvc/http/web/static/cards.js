@@ -4,47 +4,57 @@ import { moment, span } from "./format.js";
 import { html } from "./html.js";
 import { Markdown } from "./markdown.js";
 import { Button, Copy, Icon } from "./ui.js";
+import { t } from "./words.js";
+
+/** What agents call the risk of a step. */
+export const RISKS = { LOW: t("low"), MEDIUM: t("medium"), HIGH: t("high") };
 
 const MOST_CHARS = 20_000;
 
-/** Show an item; what is folded stays open in `open`, a set, when it is scrolled away and back. `onAgain` gets what is to be said again. */
-export function Card({ item, run, open, onToggle, onAgain }) {
+/**
+ * Show an item; what is folded stays open in `open`, a set, when it is scrolled away and back. `onAgain` gets what is
+ * to be said again, `onFork` the event that a fork ends with.
+ */
+export function Card({ item, run, open, onToggle, onAgain, onFork }) {
   const fold = (head, body, kind = "") => html`
     <${Fold} head=${head} kind=${kind} isOpen=${open.has(item.key)} onToggle=${() => onToggle(item.key)}>${body}<//>
   `;
   switch (item.type) {
     case "user":
-      return html`<div class="bubble user"><h3 class="who">You <${At} item=${item} /><${Acts} item=${item} onAgain=${onAgain} /></h3><${Markdown} text=${item.text} />
-        ${item.images?.map((image) => (image.startsWith("data:") ? html`<img class="sent-image" src=${image} alt="An image that was sent along" />` : html`<p class="hint">${image}</p>`))}</div>`;
+      return html`<div class="bubble user"><h3 class="who">${t("You")} <${At} item=${item} /><${Acts} item=${item} onAgain=${onAgain} onFork=${onFork} /></h3><${Markdown} text=${item.text} />
+        ${item.images?.map((image) => (image.startsWith("data:") ? html`<img class="sent-image" src=${image} alt=${t("An image that was sent along")} />` : html`<p class="hint">${image}</p>`))}</div>`;
     case "agent":
-      return html`<div class="bubble agent"><h3 class="who">Agent <${At} item=${item} /><${Acts} item=${item} /></h3><${Markdown} text=${item.text} /></div>`;
+      return html`<div class="bubble agent"><h3 class="who">${t("Agent")} <${At} item=${item} /><${Acts} item=${item} onFork=${onFork} /></h3><${Markdown} text=${item.text} /></div>`;
     case "tool":
-      return fold(html`<${ToolHead} item=${item} run=${run} />`, () => html`<${ToolBody} item=${item} />`, toolTone(item));
+      return fold(html`<${ToolHead} item=${item} run=${run} />`, () => html`<${ToolBody} item=${item} onFork=${onFork} />`, toolTone(item));
     case "group":
       return fold(html`<${Icon} name=${item.steps.some(isBad) ? "warn" : "check"} /><span class="fold-title">${item.label}</span>
-        <span class="fold-end">${item.steps.some(isBad) && html`<span class="pill bad">${item.steps.filter(isBad).length} failed</span>`}</span>`,
-        () => item.steps.map((step) => html`<${Card} key=${step.key} item=${step} run=${run} open=${open} onToggle=${onToggle} />`), "group");
+        <span class="fold-end">${item.steps.some(isBad) && html`<span class="pill bad">${t("{0} failed", item.steps.filter(isBad).length)}</span>`}</span>`,
+        () => item.steps.map((step) => html`<${Card} key=${step.key} item=${step} run=${run} open=${open} onToggle=${onToggle} onFork=${onFork} />`), "group");
     case "thought":
-      return fold(html`<${Icon} name="thought" /><span class="fold-title">Thought</span>`, () => html`<${Markdown} text=${item.text} />`, "quiet");
+      return fold(html`<${Icon} name="thought" /><span class="fold-title">${t("Thought")}</span>`, () => html`<${Markdown} text=${item.text} />`, "quiet");
     case "system":
-      return fold(html`<${Icon} name="gear" /><span class="fold-title">System prompt, ${item.tools.length} tools</span>`,
+      return fold(html`<${Icon} name="gear" /><span class="fold-title">${t("System prompt, {0} tools", item.tools.length)}</span>`,
         () => html`<${Block} kind="output" text=${item.text} /><p class="hint">${item.tools.join(", ")}</p>`, "quiet");
     case "refusal":
-      return html`<div class="problem passing"><${Icon} name="warn" /><div><strong>The model does not answer</strong> <${At} item=${item} /><p>${item.text}</p></div></div>`;
+      return html`<div class="problem passing"><${Icon} name="warn" /><div><strong>${t("The model does not answer")}</strong> <${At} item=${item} /><p>${item.text}</p></div></div>`;
     case "error":
-      return html`<div class="problem"><${Icon} name="warn" /><div><strong>${item.title ?? "Error"}</strong>
-        <p class="pre">${item.text}</p>${item.remedy && html`<p>${item.remedy} ${item.isSettings && html`<a href="#/setup">Open the settings</a>`}</p>`}</div></div>`;
+      return html`<div class="problem"><${Icon} name="warn" /><div><strong>${item.title ?? t("Error")}</strong>
+        <p class="pre">${item.text}</p>${item.remedy && html`<p>${item.remedy} ${item.isSettings && html`<a href="#/setup">${t("Open the settings")}</a>`}</p>`}</div></div>`;
     default:
       return html`<p class="note"><span>${item.text}</span></p>`;
   }
 }
 
-/** What can be done with a message: it is copied, and one's own goes back into the field to be changed. */
-const Acts = ({ item, onAgain }) => html`
-  <span class="acts"><${Copy} text=${item.text} />
-    ${onAgain && html`<${Button} kind="bare" icon="pen" isIcon needs="run" label="Edit and send again" onPress=${() => onAgain(item.text)} />`}
+/** What can be done with a message: it is copied, forked from, and one's own goes back into the field to be changed. */
+const Acts = ({ item, onAgain, onFork }) => html`
+  <span class="acts"><${Copy} text=${item.text} /><${Fork} item=${item} onFork=${onFork} />
+    ${onAgain && html`<${Button} kind="bare" icon="pen" isIcon needs="run" label=${t("Edit and send again")} onPress=${() => onAgain(item.text)} />`}
   </span>
 `;
+
+const Fork = ({ item, onFork }) => html`<${Button} kind="bare" icon="fork" isIcon needs="run" label=${t("Fork from here")}
+  title=${t("Fork from here: go on with a copy whose history ends with this, and whose files are those of now")} onPress=${() => onFork(item.event ?? item.key)} />`;
 
 const At = ({ item }) => html`<time datetime=${item.at}>${moment(item.at)}</time>`;
 
@@ -81,11 +91,11 @@ function describe({ tool, action, summary }) {
   switch (action?.kind) {
     case "TerminalAction":
     case "ExecuteBashAction":
-      return { icon: "terminal", title: summary || "Run", detail: action.command };
+      return { icon: "terminal", title: summary || t("Run"), detail: action.command };
     case "FileEditorAction":
-      return { icon: action.command === "view" ? "file" : "pen", title: { view: "Read", create: "Create", undo_edit: "Undo" }[action.command] ?? "Edit", detail: shortPath(action.path) };
+      return { icon: action.command === "view" ? "file" : "pen", title: { view: t("Read"), create: t("Create"), undo_edit: t("Undo") }[action.command] ?? t("Edit"), detail: shortPath(action.path) };
     case "TaskTrackerAction":
-      return { icon: "check", title: "Plan", detail: "" };
+      return { icon: "check", title: t("Plan"), detail: "" };
     default:
       return { icon: "tool", title: summary || tool, detail: summary ? tool : "" };
   }
@@ -95,25 +105,26 @@ function describe({ tool, action, summary }) {
 const shortPath = (path) => (path ?? "").replace(/^.*\/workspace\/(?:project\/)?/, "");
 
 function outcome({ output, error, rejected }, run) {
-  if (rejected) return html`<span class="pill quiet">Rejected</span>`;
-  if (error) return html`<span class="pill bad">Failed</span>`;
-  if (!output && run === "running") return html`<span class="pill busy">Running</span>`;
-  if (!output) return html`<span class="pill ${run === "waiting_for_confirmation" ? "warn" : "quiet"}">${run === "waiting_for_confirmation" ? "Waits" : "No result"}</span>`;
-  if (output.exit_code > 0) return html`<span class="pill bad">Exit ${output.exit_code}</span>`;
-  if (output.is_error) return html`<span class="pill bad">Failed</span>`;
-  return html`<span class="done-mark"><${Icon} name="check" /><span class="hidden">done</span></span>`;
+  if (rejected) return html`<span class="pill quiet">${t("Rejected")}</span>`;
+  if (error) return html`<span class="pill bad">${t("Failed")}</span>`;
+  if (!output && run === "running") return html`<span class="pill busy">${t("Running")}</span>`;
+  if (!output) return html`<span class="pill ${run === "waiting_for_confirmation" ? "warn" : "quiet"}">${run === "waiting_for_confirmation" ? t("Waits") : t("No result")}</span>`;
+  if (output.exit_code > 0) return html`<span class="pill bad">${t("Exit {0}", output.exit_code)}</span>`;
+  if (output.is_error) return html`<span class="pill bad">${t("Failed")}</span>`;
+  return html`<span class="done-mark"><${Icon} name="check" /><span class="hidden">${t("done")}</span></span>`;
 }
 
-function ToolBody({ item }) {
+function ToolBody({ item, onFork }) {
   const { action, output, error, rejected, risk } = item;
   return html`
     <${Call} action=${action} output=${output} />
-    ${rejected && html`<p><strong>Rejected:</strong> ${rejected}</p>`}
+    ${rejected && html`<p><strong>${t("Rejected:")}</strong> ${rejected}</p>`}
     ${error && html`<p class="pre bad-text">${error}</p>`}
-    ${output?.text && !isEdit(action) && html`<h4>Output</h4><${Block} kind="output" text=${output.text} />`}
+    ${output?.text && !isEdit(action) && html`<h4>${t("Output")}</h4><${Block} kind="output" text=${output.text} />`}
     ${isEdit(action) && output?.is_error && html`<${Block} kind="output" text=${output.text} />`}
-    ${output?.exit_code != null && html`<p class="hint">Exit code ${output.exit_code}${output.metadata?.working_dir ? html` in <code>${output.metadata.working_dir}</code>` : ""}</p>`}
-    ${risk && !["UNKNOWN", "LOW"].includes(risk) && html`<p class="hint">Risk, as the agent sees it: ${risk.toLowerCase()}</p>`}
+    ${output?.exit_code != null && html`<p class="hint">${t("Exit code")} ${output.exit_code}${output.metadata?.working_dir ? html` ${t("in")} <code>${output.metadata.working_dir}</code>` : ""}</p>`}
+    ${risk && !["UNKNOWN", "LOW"].includes(risk) && html`<p class="hint">${t("Risk, as the agent sees it: {0}", RISKS[risk] ?? risk)}</p>`}
+    <p class="acts">${item.answer && html`<${Fork} item=${{ key: item.answer }} onFork=${onFork} />`}</p>
   `;
 }
 
@@ -149,5 +160,5 @@ const Block = ({ kind, text }) => html`<div class="code"><pre class=${kind} tabi
 
 function cut(text) {
   const whole = text ?? "";
-  return whole.length > MOST_CHARS ? `${whole.slice(0, MOST_CHARS)}\n… ${whole.length - MOST_CHARS} more characters; the download has all of them` : whole;
+  return whole.length > MOST_CHARS ? t("{0}\n… {1} more characters; the download has all of them", whole.slice(0, MOST_CHARS), whole.length - MOST_CHARS) : whole;
 }

@@ -1,19 +1,22 @@
-// What models have used, as charts, each with its table: by day, by model and, for administrators, by user.
+// What was used, as charts, each with its table: of models by day, by model and, for administrators, by user; of sandboxes
+// over time.
 import { get, V1 } from "./api.js";
-import { count, money } from "./format.js";
-import { html, useMemo, useState } from "./html.js";
+import { bytes, clock, count, money } from "./format.js";
+import { html, useEffect, useMemo, useState } from "./html.js";
 import { isAdmin } from "./me.js";
 import { useLoaded } from "./store.js";
 import { Problem, SelectField, Spinner } from "./ui.js";
+import { t } from "./words.js";
 
 const DAY_MS = 86_400_000;
 const HEIGHT = 140;
+const LOOK_MS = 10_000;
 const BAR = 10;
 const GAP = 3;
-const DAYS = [["7", "7 days"], ["30", "30 days"], ["90", "90 days"]];
+const DAYS = [["7", t("7 days")], ["30", t("30 days")], ["90", t("90 days")]];
 const UNITS = {
-  dollars: { label: "Cost in US dollars", value: (one) => one.dollars, show: money },
-  tokens: { label: "Tokens", value: (one) => one.prompt_tokens + one.completion_tokens, show: count },
+  dollars: { label: t("Cost in US dollars"), value: (one) => one.dollars, show: money },
+  tokens: { label: t("Tokens"), value: (one) => one.prompt_tokens + one.completion_tokens, show: count },
 };
 
 /** Return the sums of rows by what a function returns for each: [name, sum], the largest first. */
@@ -41,38 +44,39 @@ export function UsageCharts() {
     return lastDays(Number(days)).map((day) => [day, totals.get(day) ?? 0]);
   }, [rows, unit, days]);
   return html`
-    <section class="card group"><h2>Use of models</h2>
+    <section class="card group"><h2>${t("Use of models")}</h2>
       <div class="filters">
-        ${isAdmin() && html`<${SelectField} label="Of" value=${whose} onValue=${setWhose} options=${[["mine", "You"], ["all", "All users"]]} />`}
-        <${SelectField} label="What" value=${unit} onValue=${setUnit} options=${Object.entries(UNITS).map(([name, one]) => [name, one.label])} />
-        <${SelectField} label="Time" value=${days} onValue=${setDays} options=${DAYS} />
+        ${isAdmin() && html`<${SelectField} label=${t("Of")} value=${whose} onValue=${setWhose} options=${[["mine", t("You")], ["all", t("All users")]]} />`}
+        <${SelectField} label=${t("What")} value=${unit} onValue=${setUnit} options=${Object.entries(UNITS).map(([name, one]) => [name, one.label])} />
+        <${SelectField} label=${t("Time")} value=${days} onValue=${setDays} options=${DAYS} />
       </div>
       <${Problem} error=${loaded.error} onAgain=${loaded.again} />
       ${loaded.isLoading && !loaded.value && html`<${Spinner} />`}
-      ${loaded.value && !rows.length && html`<p class="none">Nothing was used in this time.</p>`}
+      ${loaded.value && !rows.length && html`<p class="none">${t("Nothing was used in this time.")}</p>`}
       ${rows.length > 0 && html`
-        <${Columns} title="${label} by day" entries=${byDay} show=${show} />
-        <${Bars} title="${label} by model" entries=${sums(rows, (one) => one.model || "not known", value)} show=${show} />
-        ${isOfAll && html`<${Bars} title="${label} by user" entries=${sums(rows, (one) => one.user_name, value)} show=${show} />`}
+        <${Columns} title=${t("{0} by day", label)} entries=${byDay} show=${show} note=${t("{0} in all", show(byDay.reduce((sum, [, one]) => sum + one, 0)))}>
+          <${Table} title=${t("{0} by day", label)} head=${[t("Day"), t("Value")]} rows=${byDay.filter(([, one]) => one).reverse().map(([day, one]) => [day, show(one)])} />
+        <//>
+        <${Bars} title=${t("{0} by model", label)} entries=${sums(rows, (one) => one.model || t("not known"), value)} show=${show} />
+        ${isOfAll && html`<${Bars} title=${t("{0} by user", label)} entries=${sums(rows, (one) => one.user_name, value)} show=${show} />`}
       `}
     </section>
   `;
 }
 
-/** Columns over time; what they are is in the table, too. Days are those of UTC. */
-function Columns({ title, entries, show }) {
+/** Columns over time, and below them the table of what they are. Days are those of UTC. */
+function Columns({ title, entries, show, note, children }) {
   const most = Math.max(...entries.map(([, value]) => value)) || 1;
-  const total = entries.reduce((sum, [, value]) => sum + value, 0);
   const width = entries.length * (BAR + GAP);
   return html`
-    <figure class="chart"><figcaption><h3>${title}</h3><span class="hint">${show(total)} in all, ${show(most)} at most</span></figcaption>
-      <svg viewBox="0 0 ${width} ${HEIGHT}" preserveAspectRatio="none" role="img" aria-label="${title}: ${show(total)} in all">
+    <figure class="chart"><figcaption><h3>${title}</h3><span class="hint">${t("{0}, {1} at most", note, show(most))}</span></figcaption>
+      <svg viewBox="0 0 ${width} ${HEIGHT}" preserveAspectRatio="none" role="img" aria-label="${title}: ${note}">
         <path class="chart-grid" d="M0 .5H${width}M0 ${HEIGHT / 2}H${width}M0 ${HEIGHT - 0.5}H${width}" />
-        ${entries.map(([day, value], i) => html`<rect key=${day} class="chart-bar" x=${i * (BAR + GAP)} width=${BAR} y=${HEIGHT - (value / most) * HEIGHT} height=${(value / most) * HEIGHT}>
-          <title>${day}: ${show(value)}</title></rect>`)}
+        ${entries.map(([name, value], i) => html`<rect key=${i} class="chart-bar" x=${i * (BAR + GAP)} width=${BAR} y=${HEIGHT - (value / most) * HEIGHT} height=${(value / most) * HEIGHT}>
+          <title>${name}: ${show(value)}</title></rect>`)}
       </svg>
       <p class="chart-ends hint"><span>${entries[0][0]}</span><span>${entries.at(-1)[0]}</span></p>
-      <${Table} title=${title} entries=${entries.filter(([, value]) => value).reverse()} show=${show} />
+      ${children}
     </figure>
   `;
 }
@@ -88,9 +92,40 @@ function Bars({ title, entries, show }) {
   `;
 }
 
-const Table = ({ title, entries, show }) => html`
-  <details><summary>Table</summary>
-    <table class="numbers"><caption class="hidden">${title}</caption><thead><tr><th scope="col">Day</th><th scope="col" class="number">Value</th></tr></thead>
-      <tbody>${entries.map(([name, value]) => html`<tr key=${name}><th scope="row">${name}</th><td class="number">${show(value)}</td></tr>`)}</tbody></table>
+const Table = ({ title, head, rows }) => html`
+  <details><summary>${t("Table")}</summary>
+    <table class="numbers"><caption class="hidden">${title}</caption><thead><tr>${head.map((name, i) => html`<th scope="col" class=${i ? "number" : ""}>${name}</th>`)}</tr></thead>
+      <tbody>${rows.map(([name, ...values]) => html`<tr key=${name}><th scope="row">${name}</th>${values.map((value) => html`<td class="number">${value}</td>`)}</tr>`)}</tbody></table>
   </details>
 `;
+
+/** What a sandbox takes, by the name of each kind: how it is found in two measurements, and how it is written. */
+const KINDS = [
+  [t("Memory"), (now) => now.memory_bytes, bytes],
+  [t("Processor"), (now, before) => perCent(now, before), (value) => `${value.toFixed(value < 10 ? 1 : 0)} %`],
+  [t("Disk"), (now) => now.disk_bytes, bytes],
+];
+
+/** Return how much of one processor was used between two measurements, or null where that is not known. */
+function perCent(now, before) {
+  if (now.cpu_seconds === null || !(before?.cpu_seconds <= now.cpu_seconds)) return null;
+  return (100 * (now.cpu_seconds - before.cpu_seconds)) / ((Date.parse(now.measured_at) - Date.parse(before.measured_at)) / 1000);
+}
+
+/** What a sandbox has used since it was first looked at, at most in the last 240 looks. */
+export function SandboxCharts({ id }) {
+  const { value, error, again } = useLoaded(() => get(`${V1}/sandboxes/${id}/usage`), [id]);
+  useEffect(() => {
+    const timer = setInterval(again, LOOK_MS);
+    return () => clearInterval(timer);
+  }, [id]);
+  if (!value) return error ? html`<${Problem} error=${error} onAgain=${again} />` : html`<${Spinner} />`;
+  const found = value.map((now, i) => [clock(now.measured_at), ...KINDS.map(([, valueOf]) => valueOf(now, value[i - 1]))]);
+  const known = KINDS.map(([name, , show], i) => ({ name, show, entries: found.map((row) => [row[0], row[i + 1]]).filter(([, one]) => one !== null) }));
+  if (known.every(({ entries }) => !entries.length)) return html`<p class="none">${t("Nothing has been measured so far.")}</p>`;
+  return html`
+    ${known.map(({ name, show, entries }) => entries.length > 0 && html`<${Columns} key=${name} title=${name} entries=${entries} show=${show} note=${t("{0} now", show(entries.at(-1)[1]))} />`)}
+    <${Table} title=${t("What it uses")} head=${[t("Time"), ...KINDS.map(([name]) => name)]}
+      rows=${found.map(([at, ...values]) => [at, ...values.map((one, i) => (one === null ? "–" : KINDS[i][2](one)))]).reverse()} />
+  `;
+}

@@ -7,6 +7,7 @@ import { Markdown } from "./markdown.js";
 import { FAILED, SENDING } from "./outbox.js";
 import { RunWith } from "./runwith.js";
 import { Button, Icon, go } from "./ui.js";
+import { t } from "./words.js";
 
 const ENDING_MS = 20_000;
 const LOOK_MS = 300;
@@ -19,7 +20,7 @@ async function goOn(agent) {
       return await post(`${agent}/run`);
     } catch (error) {
       if (error.status !== 409) throw error;
-      if (Date.now() > deadline) throw new Error("The step that the agent was paused in is not over yet. Try again when it is.");
+      if (Date.now() > deadline) throw new Error(t("The step that the agent was paused in is not over yet. Try again when it is."));
     }
     await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
   }
@@ -48,15 +49,15 @@ export function Pending({ outbox, queue, conversation, attempt, setText }) {
     });
     return html`
       <div class="item" key=${key}>
-        <div class="bubble user pending ${state ?? ""}"><h3 class="who">You <span role="status">${stateOf(state, queued, conversation)}</span></h3><${Markdown} text=${text} />
+        <div class="bubble user pending ${state ?? ""}"><h3 class="who">${t("You")} <span role="status">${stateOf(state, queued, conversation)}</span></h3><${Markdown} text=${text} />
           ${state === FAILED && html`
             <p class="pre bad-text" role="alert">${error}</p>
-            <div class="actions"><${Button} kind="bare" icon="trash" onPress=${() => outbox.drop(key)} label="Discard" />
-              <${Button} kind="bare" icon="pen" onPress=${() => { edit(text); outbox.drop(key); }} label="Edit" />
-              <${Button} icon="refresh" onPress=${() => outbox.retry(key)} label="Try again" /></div>`}
+            <div class="actions"><${Button} kind="bare" icon="trash" onPress=${() => outbox.drop(key)} label=${t("Discard")} />
+              <${Button} kind="bare" icon="pen" onPress=${() => { edit(text); outbox.drop(key); }} label=${t("Edit")} />
+              <${Button} icon="refresh" onPress=${() => outbox.retry(key)} label=${t("Try again")} /></div>`}
           ${queued && !queued.is_sent && html`
-            <div class="actions"><${Button} kind="bare" icon="cross" needs="run" onPress=${cancel} label="Cancel" />
-              <${Button} kind="bare" icon="pen" needs="run" onPress=${async () => (await cancel()) && edit(text)} label="Edit" /></div>`}
+            <div class="actions"><${Button} kind="bare" icon="cross" needs="run" onPress=${cancel} label=${t("Cancel")} />
+              <${Button} kind="bare" icon="pen" needs="run" onPress=${async () => (await cancel()) && edit(text)} label=${t("Edit")} /></div>`}
         </div>
       </div>
     `;
@@ -64,10 +65,10 @@ export function Pending({ outbox, queue, conversation, attempt, setText }) {
 }
 
 function stateOf(state, queued, { queued_messages, sandbox_status }) {
-  if (state === FAILED) return "Not sent";
-  if (state === SENDING && !queued) return "Sending";
-  if (queued?.is_sent) return "Delivered; the agent reads it after this step";
-  return queued || queued_messages || sandbox_status !== "RUNNING" ? "Queued" : "Delivered";
+  if (state === FAILED) return t("Not sent");
+  if (state === SENDING && !queued) return t("Sending");
+  if (queued?.is_sent) return t("Delivered; the agent reads it after this step");
+  return queued || queued_messages || sandbox_status !== "RUNNING" ? t("Queued") : t("Delivered");
 }
 
 const LOOK_AGAIN_MS = 2000;
@@ -136,26 +137,26 @@ export function Composer({ conversation, run, timeline, attempt, outbox, text, s
   const resume = () => attempt(() => goOn(agent));
   return html`
     ${status === "PAUSED" && html`
-      <p class="banner"><${Icon} name="pause" /><span>The sandbox is paused. A message wakes it, too.</span>
-      <${Button} kind="primary" icon="play" onPress=${wake} label="Resume the sandbox" /></p>`}
-    ${status === "STARTING" && html`<p class="banner"><span class="spinner">The sandbox starts</span></p>`}
+      <p class="banner"><${Icon} name="pause" /><span>${t("The sandbox is paused. A message wakes it, too.")}</span>
+      <${Button} kind="primary" icon="play" onPress=${wake} label=${t("Resume the sandbox")} /></p>`}
+    ${status === "STARTING" && html`<p class="banner"><span class="spinner">${t("The sandbox starts")}</span></p>`}
     ${isRejected && html`
-      <p class="banner" role="status"><${Icon} name="cross" /><span>You rejected this step, and the agent waits. Tell it what to do instead, or let it find another way.</span>
-      <${Button} icon="play" onPress=${resume} label="Continue without it" /></p>`}
+      <p class="banner" role="status"><${Icon} name="cross" /><span>${t("You rejected this step, and the agent waits. Tell it what to do instead, or let it find another way.")}</span>
+      <${Button} icon="play" onPress=${resume} label=${t("Continue without it")} /></p>`}
     <form class="composer ${isOver ? "over" : ""}" onSubmit=${(event) => event.preventDefault()} onDragOver=${onOver} onDragLeave=${() => setOver(false)} onDrop=${onDrop}>
       <${Attachments} files=${files} onRemove=${(file) => setFiles((old) => old.filter((one) => one !== file))} />
-      <textarea rows="2" ref=${field} data-key="message" onPaste=${onPaste} aria-label="Message to the agent" placeholder=${isRejected ? "What should the agent do instead?" : "Message to the agent"} value=${text}
+      <textarea rows="2" ref=${field} data-key="message" onPaste=${onPaste} aria-label=${t("Message to the agent")} placeholder=${isRejected ? t("What should the agent do instead?") : t("Message to the agent")} value=${text}
         onInput=${(event) => setText(event.target.value)} onKeyDown=${onKey}></textarea>
       <div class="composer-actions">
         ${run === "running" && status === "RUNNING" && html`
-          <${Button} icon="pause" onPress=${act("pause")} label="Pause" title="Pause after the step that is under way" />
-          <${Button} icon="stop" onPress=${act("interrupt")} label="Interrupt" title="Stop at once" />`}
-        ${["paused", "idle"].includes(run) && !isRejected && status === "RUNNING" && html`<${Button} icon="play" onPress=${resume} label="Resume" />`}
+          <${Button} icon="pause" onPress=${act("pause")} label=${t("Pause")} title=${t("Pause after the step that is under way")} />
+          <${Button} icon="stop" onPress=${act("interrupt")} label=${t("Interrupt")} title=${t("Stop at once")} />`}
+        ${["paused", "idle"].includes(run) && !isRejected && status === "RUNNING" && html`<${Button} icon="play" onPress=${resume} label=${t("Resume")} />`}
         <span class="grow"></span>
         <${RunWith} conversation=${conversation} run=${run} attempt=${attempt} />
         <input type="file" multiple hidden ref=${chooser} onChange=${(event) => { add(event.target.files); event.target.value = ""; }} />
-        <${Button} kind="bare" icon="clip" isIcon label="Attach files" onPress=${() => chooser.current.click()} />
-        <${Button} kind="primary" icon="send" onPress=${send} label="Send" />
+        <${Button} kind="bare" icon="clip" isIcon label=${t("Attach files")} onPress=${() => chooser.current.click()} />
+        <${Button} kind="primary" icon="send" onPress=${send} label=${t("Send")} />
       </div>
     </form>
   `;
@@ -176,9 +177,9 @@ function Gone({ conversation, timeline, outbox }) {
   };
   return html`
     ${!first && asked && html`<blockquote class="asked">${asked}</blockquote>`}
-    <p class="banner" role="alert"><${Icon} name="box" /><span>${conversation.sandbox_status === "ERROR" ? "The sandbox has failed." : "The sandbox is gone."}
-      ${timeline.items.length ? " What happened stays here to be read." : " It ended before the agent began."}</span>
-      <a class="button" href="#/sandboxes">Look at the sandboxes</a>
-      <${Button} kind="primary" icon="refresh" onPress=${again} label="Start again" /></p>
+    <p class="banner" role="alert"><${Icon} name="box" /><span>${conversation.sandbox_status === "ERROR" ? t("The sandbox has failed.") : t("The sandbox is gone.")}
+      ${timeline.items.length ? t(" What happened stays here to be read.") : t(" It ended before the agent began.")}</span>
+      <a class="button" href="#/sandboxes">${t("Look at the sandboxes")}</a>
+      <${Button} kind="primary" icon="refresh" onPress=${again} label=${t("Start again")} /></p>
   `;
 }

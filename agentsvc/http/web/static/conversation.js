@@ -1,7 +1,7 @@
 // One conversation, live: what happened, what can be done now, and the workspace beside it.
 import { agentPath, conversationPath, download, get, newId, patch, post, remove, V1 } from "./api.js";
 import { useAttention } from "./attention.js";
-import { Call, Card } from "./cards.js";
+import { Call, Card, RISKS } from "./cards.js";
 import { ARCHIVED, PINNED, changeLabels, ownLabels, toggleLabel } from "./conversations.js";
 import { Composer, Pending, useDraft, useQueue } from "./composer.js";
 import { conversationState, count, money } from "./format.js";
@@ -17,16 +17,17 @@ import { Timeline, grouped } from "./timeline.js";
 import { Button, Dialog, Empty, Icon, Pill, Problem, Question, Spinner, TextField, go } from "./ui.js";
 import { VirtualList } from "./virtual.js";
 import { Changes, Files, Ports } from "./workspace.js";
+import { t } from "./words.js";
 
 const DRAW_MS = 50;
 /** How many events are loaded at once. */
 const PART = 500;
 const PARTS = [
-  ["", "Conversation"],
-  ["changes", "Changes"],
-  ["files", "Files"],
-  ["terminal", "Terminal"],
-  ["ports", "Ports"],
+  ["", t("Conversation")],
+  ["changes", t("Changes")],
+  ["files", t("Files")],
+  ["terminal", t("Terminal")],
+  ["ports", t("Ports")],
 ];
 
 /** The events of a conversation that are loaded: the last ones first, those before them when they are asked for. */
@@ -46,11 +47,11 @@ class History {
     return this.first > 0;
   }
 
-  async loadOlder(path) {
+  async loadOlder(id) {
     if (this.isLoading || !this.hasMore) return;
     this.isLoading = true;
     const from = Math.max(0, this.first - PART);
-    const older = await readEvents(path, from, this.first - 1);
+    const older = await readEvents(id, from, this.first - 1);
     this.events = [...older, ...this.events];
     this.first = from;
     const timeline = new Timeline();
@@ -66,7 +67,6 @@ function useTimeline(id) {
   const history = useRef(null);
   const [state, setState] = useState({ isLoaded: false, isGone: false });
   const [, redraw] = useState(0);
-  const path = `${V1}/conversation/${id}/events/stream`;
   useEffect(() => {
     history.current = new History();
     let timer = null;
@@ -76,21 +76,21 @@ function useTimeline(id) {
         redraw((turn) => turn + 1);
       }, DRAW_MS);
     };
-    const stream = new Stream(path, (type, data, number) => {
+    const stream = new Stream(id, (type, data, number) => {
       if (type === "event") history.current.add(data, number);
       else if (type === "delta") history.current.timeline.addDelta(data);
       else if (type === "ready") setState((old) => ({ ...old, isLoaded: true }));
       else if (type === "resync" && data.last_event_id === null) history.current = new History();
       else if (type === "end") setState({ isLoaded: true, isGone: data.reason === "deleted" });
       draw();
-    }, () => {}, { latest: PART });
+    }, { latest: PART });
     return () => {
       clearTimeout(timer);
       stream.close();
     };
   }, [id]);
   history.current ??= new History();
-  const loadOlder = useCallback(() => history.current.loadOlder(path).then(() => redraw((turn) => turn + 1)), [path]);
+  const loadOlder = useCallback(() => history.current.loadOlder(id).then(() => redraw((turn) => turn + 1)), [id]);
   return { timeline: history.current.timeline, hasMore: history.current.hasMore, loadOlder, ...state };
 }
 
@@ -114,7 +114,7 @@ export function ConversationView({ id, part, words, settings }) {
   useAttention(conversation?.title);
   const live = useTimeline(id);
   if (live.isGone || error?.status === 404) {
-    return html`<${Empty} icon="chat" title="This conversation is not here"><a href="#/new">Start another one</a><//>`;
+    return html`<${Empty} icon="chat" title=${t("This conversation is not here")}><a href="#/new">${t("Start another one")}</a><//>`;
   }
   if (!conversation) return error ? html`<div class="page"><${Problem} error=${error} /></div>` : html`<${Spinner} />`;
   const run = live.timeline.run ?? conversation.execution_status;
@@ -126,7 +126,7 @@ export function ConversationView({ id, part, words, settings }) {
   return html`
     <div class="conversation">
       <${Top} conversation=${conversation} run=${run} live=${live} settings=${settings} onFind=${() => setFind("")} />
-      <nav class="tabs" aria-label="Parts of the conversation">
+      <nav class="tabs" aria-label=${t("Parts of the conversation")}>
         ${PARTS.map(([name, label]) => html`
           <a href=${`#/c/${id}${name && `/${name}`}`} aria-current=${part === name ? "page" : null}>${label}</a>
         `)}
@@ -138,27 +138,34 @@ export function ConversationView({ id, part, words, settings }) {
   `;
 }
 
+/** Return what forks a conversation, up to an event or whole: once, however often nobody answers. */
+function useFork(conversation, onError) {
+  const keys = useRef({});
+  return async (event = null) => {
+    const key = (keys.current[event] ??= newId());
+    try {
+      const title = t("{0} (fork)", (conversation.title || t("Untitled")).slice(0, 180));
+      const task = await post(`${conversationPath(conversation.id)}/fork`, { title, up_to_event_id: event }, key);
+      store.tasks.set(task.id, task);
+      go(`/start/${task.id}`);
+    } catch (problem) {
+      if (problem.status) delete keys.current[event];
+      onError(problem);
+    }
+  };
+}
+
 function Top({ conversation, run, live, settings, onFind }) {
   const [asked, setAsked] = useState("");
   const [error, setError] = useState(null);
   const close = () => setAsked("");
   const save = (path) => download(path).then(() => setError(null), setError);
-  const key = useRef(newId());
-  const fork = async () => {
-    try {
-      const task = await post(`${conversationPath(conversation.id)}/fork`, { title: `${(conversation.title || "Untitled").slice(0, 180)} (fork)` }, key.current);
-      store.tasks.set(task.id, task);
-      go(`/start/${task.id}`);
-    } catch (problem) {
-      if (problem.status) key.current = newId();
-      setError(problem);
-    }
-  };
+  const fork = useFork(conversation, setError);
   return html`
     <header class="head">
-      <a class="button only-icon back" href="#/" aria-label="Back"><${Icon} name="back" /></a>
+      <a class="button only-icon back" href="#/" aria-label=${t("Back")}><${Icon} name="back" /></a>
       <div class="head-title">
-        <h1>${conversation.title || "Untitled"}</h1>
+        <h1>${conversation.title || t("Untitled")}</h1>
         <p class="head-facts">
           <${Pill} state=${conversationState(conversation, run)} />
           <${Spent} conversation=${conversation} timeline=${live.timeline} settings=${settings} />
@@ -167,22 +174,22 @@ function Top({ conversation, run, live, settings, onFind }) {
         </p>
       </div>
       <div class="head-side">
-        <${Button} kind="bare" icon="search" isIcon label="Find" title="Find in the conversation (F)" data-key="find" onPress=${onFind} />
-        <${Button} kind="bare" icon="pin" isIcon needs="run" label="Pin" data-wide aria-pressed=${String(conversation.labels.includes(PINNED))} onPress=${() => toggleLabel(conversation, PINNED).catch(setError)} />
-        <${Button} kind="bare" icon="box" isIcon needs="run" label="Archive" data-wide aria-pressed=${String(conversation.labels.includes(ARCHIVED))} onPress=${() => toggleLabel(conversation, ARCHIVED).catch(setError)} />
-        <${Button} kind="bare" icon="pen" isIcon needs="run" label="Rename" title="Rename, and label" onPress=${() => setAsked("rename")} />
-        <${Button} kind="bare" icon="link" isIcon label="Share" data-wide onPress=${() => setAsked("share")} />
-        <${Button} kind="bare" icon="fork" isIcon needs="run" label="Fork" title="Fork: go on with a copy of this conversation and its files, in a sandbox of its own" data-wide onPress=${fork} />
-        <${Button} kind="bare" icon="down" isIcon label="Download" data-wide onPress=${() => save(`${conversationPath(conversation.id)}/download`)} />
-        <${Button} kind="bare" icon="trash" isIcon needs="run" label="Delete" onPress=${() => setAsked("delete")} />
+        <${Button} kind="bare" icon="search" isIcon label=${t("Find")} title=${t("Find in the conversation (F)")} data-key="find" onPress=${onFind} />
+        <${Button} kind="bare" icon="pin" isIcon needs="run" label=${t("Pin")} data-wide aria-pressed=${String(conversation.labels.includes(PINNED))} onPress=${() => toggleLabel(conversation, PINNED).catch(setError)} />
+        <${Button} kind="bare" icon="box" isIcon needs="run" label=${t("Archive")} data-wide aria-pressed=${String(conversation.labels.includes(ARCHIVED))} onPress=${() => toggleLabel(conversation, ARCHIVED).catch(setError)} />
+        <${Button} kind="bare" icon="pen" isIcon needs="run" label=${t("Rename")} title=${t("Rename, and label")} onPress=${() => setAsked("rename")} />
+        <${Button} kind="bare" icon="link" isIcon label=${t("Share")} data-wide onPress=${() => setAsked("share")} />
+        <${Button} kind="bare" icon="fork" isIcon needs="run" label=${t("Fork")} title=${t("Fork: go on with a copy of this conversation and its files, in a sandbox of its own")} data-wide onPress=${() => fork()} />
+        <${Button} kind="bare" icon="down" isIcon label=${t("Download")} data-wide onPress=${() => save(`${conversationPath(conversation.id)}/download`)} />
+        <${Button} kind="bare" icon="trash" isIcon needs="run" label=${t("Delete")} onPress=${() => setAsked("delete")} />
       </div>
     </header>
-    <${Problem} error=${error} title="Not done" />
+    <${Problem} error=${error} title=${t("Not done")} />
     ${asked === "share" && html`<${Share} conversation=${conversation} onClose=${close} />`}
     ${asked === "rename" && html`<${Rename} conversation=${conversation} onClose=${close} />`}
     ${asked === "delete" && html`
-      <${Question} title="Delete this conversation?" action="Delete" onClose=${close}
-        text="Its events and messages are gone for good, and so is its sandbox with all files, if no other conversation lives there."
+      <${Question} title=${t("Delete this conversation?")} action=${t("Delete")} onClose=${close}
+        text=${t("Its events and messages are gone for good, and so is its sandbox with all files, if no other conversation lives there.")}
         onYes=${async () => {
           await remove(conversationPath(conversation.id));
           store.conversations.delete(conversation.id);
@@ -200,8 +207,8 @@ function Spent({ conversation, timeline, settings }) {
   const budget = timeline.budget ?? metrics?.max_budget_per_task ?? settings?.max_budget_per_task;
   return html`
     <span class="spent">
-      ${money(cost)}${budget ? html` of ${money(budget)} <progress max=${budget} value=${Math.min(cost, budget)} aria-label="Part of the budget that is spent" />` : ""}
-      ${tokens ? ` · ${count(tokens)} tokens` : ""}
+      ${money(cost)}${budget ? html` ${t("of {0}", money(budget))} <progress max=${budget} value=${Math.min(cost, budget)} aria-label=${t("Part of the budget that is spent")} />` : ""}
+      ${tokens ? t(" · {0} tokens", count(tokens)) : ""}
     </span>
   `;
 }
@@ -221,12 +228,12 @@ function Rename({ conversation, onClose }) {
     }
   };
   return html`
-    <${Dialog} title="Rename the conversation" onClose=${onClose}>
+    <${Dialog} title=${t("Rename the conversation")} onClose=${onClose}>
       <form onSubmit=${(event) => { event.preventDefault(); save(); }}>
-        <${TextField} label="Title" value=${title} onValue=${setTitle} />
-        <${TextField} label="Labels" hint="With commas between them; the list can be narrowed to each." value=${labels} onValue=${setOwn} placeholder="website, urgent" />
+        <${TextField} label=${t("Title")} value=${title} onValue=${setTitle} />
+        <${TextField} label=${t("Labels")} hint=${t("With commas between them; the list can be narrowed to each.")} value=${labels} onValue=${setOwn} placeholder=${t("website, urgent")} />
         <${Problem} error=${error} />
-        <div class="actions"><${Button} onPress=${onClose} label="Cancel" /><${Button} kind="primary" onPress=${save} label="Save" /></div>
+        <div class="actions"><${Button} onPress=${onClose} label=${t("Cancel")} /><${Button} kind="primary" onPress=${save} label=${t("Save")} /></div>
       </form>
     <//>
   `;
@@ -254,15 +261,16 @@ function Talk({ conversation, run, text, setText, find, setFind, live: { timelin
       return false;
     }
   };
+  const fork = useFork(conversation, setError);
   const onAgain = useCallback((words) => {
     setText((old) => (old.trim() ? `${words}\n\n${old}` : words));
     document.querySelector("[data-key=message]")?.focus();
   }, [setText]);
   return html`
     <${Plan} tasks=${timeline.plan} />
-    ${!isLoaded && !timeline.items.length && html`<${Spinner} label="Loading the events" />`}
+    ${!isLoaded && !timeline.items.length && html`<${Spinner} label=${t("Loading the events")} />`}
     ${find !== null && html`<${Find} items=${items} words=${find} onWords=${setFind} onGo=${(key) => list.current?.(key)} onOpen=${setOpen} loadMore=${hasMore ? loadOlder : null} />`}
-    <${VirtualList} items=${items} goTo=${list} loadAbove=${hasMore ? loadOlder : null} label="What happened" show=${(item) => html`<${Card} item=${item} run=${run} open=${open} onToggle=${toggle} onAgain=${onAgain} />`}>
+    <${VirtualList} items=${items} goTo=${list} loadAbove=${hasMore ? loadOlder : null} label=${t("What happened")} show=${(item) => html`<${Card} item=${item} run=${run} open=${open} onToggle=${toggle} onAgain=${onAgain} onFork=${fork} />`}>
       <${Draft} timeline=${timeline} />
       <${Pending} outbox=${outbox} queue=${queue} conversation=${conversation} attempt=${attempt} setText=${setText} />
       ${run === "running" && !timeline.draft && html`<p class="working" aria-hidden="true"><span></span><span></span><span></span></p>`}
@@ -281,7 +289,7 @@ function Plan({ tasks }) {
   const done = tasks.filter(({ status }) => status === "done").length;
   if (!tasks.length || done === tasks.length) return null;
   const current = tasks.find(({ status }) => status === "in_progress") ?? tasks.find(({ status }) => status !== "done");
-  return html`<details class="pinned-plan"><summary>Plan, ${done} of ${tasks.length} done: <span class="cut">${current.title}</span></summary>
+  return html`<details class="pinned-plan"><summary>${t("Plan, {0} of {1} done:", done, tasks.length)} <span class="cut">${current.title}</span></summary>
     <ul class="plan">${tasks.map((task) => html`<li class=${task.status}>${task.title}</li>`)}</ul></details>`;
 }
 
@@ -321,12 +329,12 @@ function Find({ items, words, onWords, onGo, onOpen, loadMore }) {
   };
   return html`
     <div class="find" role="search">
-      <input ref=${field} aria-label="Find in the conversation" placeholder="Find in the conversation" value=${words} onKeyDown=${onKey}
+      <input ref=${field} aria-label=${t("Find in the conversation")} placeholder=${t("Find in the conversation")} value=${words} onKeyDown=${onKey}
         onInput=${(event) => { onWords(event.target.value); setAt(-1); }} />
-      <span class="hint" role="status">${words ? (found.length ? `${Math.max(at, 0) + 1} of ${found.length}` : loadMore ? "Looking further back" : "Not found") : ""}</span>
-      <${Button} icon="up" isIcon kind="bare" label="The one before" onPress=${() => go(at - 1)} />
-      <${Button} icon="downward" isIcon kind="bare" label="The next one" onPress=${() => go(at + 1)} />
-      <${Button} icon="cross" isIcon kind="bare" label="Close" onPress=${() => onWords(null)} />
+      <span class="hint" role="status">${words ? (found.length ? t("{0} of {1}", Math.max(at, 0) + 1, found.length) : loadMore ? t("Looking further back") : t("Not found")) : ""}</span>
+      <${Button} icon="up" isIcon kind="bare" label=${t("The one before")} onPress=${() => go(at - 1)} />
+      <${Button} icon="downward" isIcon kind="bare" label=${t("The next one")} onPress=${() => go(at + 1)} />
+      <${Button} icon="cross" isIcon kind="bare" label=${t("Close")} onPress=${() => onWords(null)} />
     </div>
   `;
 }
@@ -335,16 +343,16 @@ const textOfItem = ({ text, action, output, error, steps, summary }) => (steps ?
   : [text, summary, action?.command, action?.path, action?.file_text, output?.text, error].filter((one) => typeof one === "string").join("\n").toLowerCase());
 
 function announcement(run, timeline) {
-  if (run === "waiting_for_confirmation") return "The agent asks for your confirmation";
-  if (run === "running") return "The agent is working";
+  if (run === "waiting_for_confirmation") return t("The agent asks for your confirmation");
+  if (run === "running") return t("The agent is working");
   const last = timeline.items.at(-1);
-  return run === "finished" && last?.type === "agent" ? `The agent has finished: ${last.text.slice(0, 200)}` : (run ?? "");
+  return run === "finished" && last?.type === "agent" ? t("The agent has finished: {0}", last.text.slice(0, 200)) : (run ?? "");
 }
 
 function Draft({ timeline }) {
   if (!timeline.draft && !timeline.draftThought) return null;
   return html`
-    <div class="item"><div class="bubble agent draft" aria-busy="true"><h3 class="who">Agent</h3>
+    <div class="item"><div class="bubble agent draft" aria-busy="true"><h3 class="who">${t("Agent")}</h3>
       ${!timeline.draft && html`<p class="hint">${timeline.draftThought.slice(-400)}</p>`}
       <${Markdown} text=${timeline.draft} /></div></div>
   `;
@@ -361,17 +369,17 @@ function Confirmation({ conversation, timeline, attempt }) {
     setReason("");
   });
   return html`
-    <section class="confirm" aria-label="Confirmation">
-      <h2>The agent asks before it goes on</h2>
+    <section class="confirm" aria-label=${t("Confirmation")}>
+      <h2>${t("The agent asks before it goes on")}</h2>
       ${waiting.map((item) => html`
         <div key=${item.key} class="confirm-call"><p><strong>${item.summary || item.tool}</strong>
-          ${item.risk && item.risk !== "UNKNOWN" && html`<span class="pill ${item.risk === "HIGH" ? "bad" : "warn"}">${item.risk.toLowerCase()} risk</span>`}</p>
+          ${item.risk && item.risk !== "UNKNOWN" && html`<span class="pill ${item.risk === "HIGH" ? "bad" : "warn"}">${t("{0} risk", RISKS[item.risk] ?? item.risk)}</span>`}</p>
           <${Call} action=${item.action} /></div>
       `)}
       <div class="confirm-actions">
-        <input data-key="reason" aria-label="Reason, if you reject" placeholder="Reason, if you reject" value=${reason} onKeyDown=${(event) => event.key === "Enter" && answer(false)()} onInput=${(event) => setReason(event.target.value)} />
-        <${Button} kind="danger" icon="cross" needs="run" onPress=${answer(false)} label="Reject" title="Reject (R)" />
-        <${Button} kind="primary" icon="check" needs="run" data-key="confirm" onPress=${answer(true)} label="Confirm" title="Confirm (A)" />
+        <input data-key="reason" aria-label=${t("Reason, if you reject")} placeholder=${t("Reason, if you reject")} value=${reason} onKeyDown=${(event) => event.key === "Enter" && answer(false)()} onInput=${(event) => setReason(event.target.value)} />
+        <${Button} kind="danger" icon="cross" needs="run" onPress=${answer(false)} label=${t("Reject")} title=${t("Reject (R)")} />
+        <${Button} kind="primary" icon="check" needs="run" data-key="confirm" onPress=${answer(true)} label=${t("Confirm")} title=${t("Confirm (A)")} />
       </div>
     </section>
   `;

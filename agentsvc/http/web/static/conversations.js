@@ -6,6 +6,7 @@ import { html, useEffect, useState } from "./html.js";
 import { refusal } from "./me.js";
 import { store, useStore } from "./store.js";
 import { Icon, Pill, Spinner } from "./ui.js";
+import { t } from "./words.js";
 
 const SEARCH_WAIT_MS = 250;
 /** Labels that say where a conversation is shown; all others are the user's own. */
@@ -68,32 +69,34 @@ export function ConversationList({ route }) {
   // What is archived is found by its words, and is shown where it needs the user.
   const isShown = (one) => (chosen ? one.labels.includes(chosen) : words || needsYou(one) || !one.labels.includes(ARCHIVED));
   const shown = all.filter(isShown).sort((a, b) => (a.updated_at < b.updated_at ? 1 : -1));
-  const starting = [...tasks.values()].filter((task) => task.status !== "READY").sort((a, b) => (a.created_at < b.created_at ? 1 : -1));
+  // A start has no labels yet, and is found by its words.
+  const isWanted = (task) => task.status !== "READY" && !chosen && titleOfStart(task).toLowerCase().includes(words.trim().toLowerCase());
+  const starting = [...tasks.values()].filter(isWanted).sort((a, b) => (a.created_at < b.created_at ? 1 : -1));
   return html`
     <div class="list">
-      ${!refusal("run") && html`<a class="button primary wide" href="#/new"><${Icon} name="plus" /><span>New conversation</span></a>`}
+      ${!refusal("run") && html`<a class="button primary wide" href="#/new"><${Icon} name="plus" /><span>${t("New conversation")}</span></a>`}
       <label class="search">
         <${Icon} name="search" />
-        <input type="search" data-key="search" placeholder="Search" aria-label="Search conversations" value=${words}
+        <input type="search" data-key="search" placeholder=${t("Search")} aria-label=${t("Search conversations")} value=${words}
           onInput=${(event) => setWords(event.target.value)} />
       </label>
-      ${labels.length > 0 && html`<div class="chips" role="group" aria-label="Labels">
-        ${labels.map((one) => html`<button type="button" key=${one} aria-pressed=${String(one === chosen)} onClick=${() => setLabel(one === chosen ? "" : one)}>${one === ARCHIVED ? "Archived" : one}</button>`)}
+      ${labels.length > 0 && html`<div class="chips" role="group" aria-label=${t("Labels")}>
+        ${labels.map((one) => html`<button type="button" key=${one} aria-pressed=${String(one === chosen)} onClick=${() => setLabel(one === chosen ? "" : one)}>${one === ARCHIVED ? t("Archived") : one}</button>`)}
       </div>`}
       ${!isLoaded && html`<${Spinner} />`}
       ${isLoaded && !shown.length && !starting.length && !found?.messages.length && html`
-        <p class="none">${words ? "Nothing has these words." : "There are no conversations so far."}</p>
+        <p class="none">${words ? t("Nothing has these words.") : t("There are no conversations so far.")}</p>
       `}
-      <ul class="rows" aria-label="Conversations">
+      <ul class="rows" aria-label=${t("Conversations")}>
         ${starting.map((task) => html`<${StartingRow} key=${task.id} task=${task} route=${route} />`)}
         ${groupsOf(shown).map(([name, members]) => html`
           <li key=${name}><h2 class="row-group">${name}</h2><ul aria-label=${name}>
             ${members.map((one) => html`<${Row} key=${one.id} conversation=${one} route=${route} />`)}
           </ul></li>`)}
-        ${found?.messages.length > 0 && html`<li key="messages"><h2 class="row-group">In messages</h2><ul aria-label="In messages">
+        ${found?.messages.length > 0 && html`<li key="messages"><h2 class="row-group">${t("In messages")}</h2><ul aria-label=${t("In messages")}>
           ${found.messages.map((one) => html`<li key=${one.event_id}><a class="row" href=${`#/c/${one.conversation_id}?find=${encodeURIComponent(words.trim())}`}>
-            <span class="row-title">${conversations.get(one.conversation_id)?.title || "Untitled"}</span>
-            <span class="row-excerpt">${one.source === "user" ? "You: " : ""}<${Marked} text=${one.excerpt} words=${words.trim()} /></span></a></li>`)}
+            <span class="row-title">${conversations.get(one.conversation_id)?.title || t("Untitled")}</span>
+            <span class="row-excerpt">${one.source === "user" ? t("You: ") : ""}<${Marked} text=${one.excerpt} words=${words.trim()} /></span></a></li>`)}
         </ul></li>`}
       </ul>
     </div>
@@ -112,11 +115,11 @@ const DAY_MS = 86_400_000;
 /** Return [name, conversations] for each group that has any: what needs the user, what is pinned, the rest by date. */
 function groupsOf(conversations) {
   const today = new Date().setHours(0, 0, 0, 0);
-  const ages = [["Today", today], ["Yesterday", today - DAY_MS], ["Last 7 days", today - 7 * DAY_MS], ["Earlier", -Infinity]];
-  const groups = new Map([["Needs you", []], ["Pinned", []], ...ages.map(([name]) => [name, []])]);
+  const ages = [[t("Today"), today], [t("Yesterday"), today - DAY_MS], [t("Last 7 days"), today - 7 * DAY_MS], [t("Earlier"), -Infinity]];
+  const groups = new Map([[t("Needs you"), []], [t("Pinned"), []], ...ages.map(([name]) => [name, []])]);
   for (const one of conversations) {
     const at = Date.parse(one.updated_at);
-    const name = needsYou(one) ? "Needs you" : one.labels.includes(PINNED) ? "Pinned" : ages.find(([, from]) => at >= from)[0];
+    const name = needsYou(one) ? t("Needs you") : one.labels.includes(PINNED) ? t("Pinned") : ages.find(([, from]) => at >= from)[0];
     groups.get(name).push(one);
   }
   return [...groups].filter(([, members]) => members.length);
@@ -125,12 +128,12 @@ function groupsOf(conversations) {
 function Row({ conversation, route }) {
   const href = `/c/${conversation.id}`;
   const cost = conversation.metrics?.accumulated_cost;
-  const title = conversation.title || "Untitled";
+  const title = conversation.title || t("Untitled");
   const toggle = (label, icon, name) => html`<button type="button" aria-pressed=${String(conversation.labels.includes(label))} title=${name} aria-label=${`${name} ${title}`}
     onClick=${() => toggleLabel(conversation, label).catch(() => {})}><${Icon} name=${icon} /></button>`;
   return html`
     <li class="row-box">
-      ${!refusal("run") && html`<span class="row-acts">${toggle(ARCHIVED, "box", "Archive")}${toggle(PINNED, "pin", "Pin")}</span>`}
+      ${!refusal("run") && html`<span class="row-acts">${toggle(ARCHIVED, "box", t("Archive"))}${toggle(PINNED, "pin", t("Pin"))}</span>`}
       <a class="row" href="#${href}" aria-current=${route.startsWith(href) ? "page" : null}>
         <span class="row-title">${title}</span>
         <span class="row-facts">
@@ -150,11 +153,13 @@ function StartingRow({ task, route }) {
   return html`
     <li>
       <a class="row" href="#${href}" aria-current=${route === href ? "page" : null}>
-        <span class="row-title">${task.request.title || firstText(task) || "New conversation"}</span>
-        <span class="row-facts"><${Pill} state=${task.status === "ERROR" ? ["Not started", "bad"] : ["Starting", "busy"]} /></span>
+        <span class="row-title">${titleOfStart(task)}</span>
+        <span class="row-facts"><${Pill} state=${task.status === "ERROR" ? [t("Not started"), "bad"] : [t("Starting"), "busy"]} /></span>
       </a>
     </li>
   `;
 }
+
+const titleOfStart = (task) => task.request.title || firstText(task) || t("New conversation");
 
 export const firstText = (task) => task.request.initial_message?.content?.find((part) => part.text)?.text ?? "";

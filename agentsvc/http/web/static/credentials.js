@@ -4,6 +4,7 @@ import { ago, moment } from "./format.js";
 import { html, useState } from "./html.js";
 import { useForm, useList } from "./store.js";
 import { Button, Field, Once, Problem, Question, SelectField, Spinner, TextField, Toggle } from "./ui.js";
+import { t } from "./words.js";
 
 const Section = ({ title, hint, children }) => html`<section class="card group"><h2>${title}</h2><p class="hint">${hint}</p>${children}</section>`;
 
@@ -16,24 +17,24 @@ export function SecretsSection() {
     clear();
   });
   return html`
-    <${Section} title="Secrets" hint="Agents find them as environment variables of commands that name them. Their values are kept encrypted, are hidden in output, and are never shown again.">
+    <${Section} title=${t("Secrets")} hint=${t("Agents find them as environment variables of commands that name them. Their values are kept encrypted, are hidden in output, and are never shown again.")}>
       ${list.isLoading && !list.value && html`<${Spinner} />`}
       <ul class="entries">${(list.value ?? []).map(({ name, description }) => html`
         <li key=${name}><div><code>${name}</code><p class="hint">${description}</p></div>
-          <${Button} kind="bare" icon="trash" isIcon needs="run" label=${`Delete ${name}`} onPress=${() => setLeaving(name)} /></li>`)}</ul>
-      ${leaving !== null && html`<${Question} title=${`Delete ${leaving}?`} action="Delete" onClose=${() => setLeaving(null)}
-        text="Its value is gone for good. Agents that use it do not find it any more."
+          <${Button} kind="bare" icon="trash" isIcon needs="run" label=${t("Delete {0}", name)} onPress=${() => setLeaving(name)} /></li>`)}</ul>
+      ${leaving !== null && html`<${Question} title=${t("Delete {0}?", leaving)} action=${t("Delete")} onClose=${() => setLeaving(null)}
+        text=${t("Its value is gone for good. Agents that use it do not find it any more.")}
         onYes=${async () => {
           await remove(`${V1}/secrets/${encodeURIComponent(leaving)}`);
           list.again();
         }} />`}
-      ${list.value?.length === 0 && html`<p class="none">There are none so far.</p>`}
-      <h3>Add or replace one</h3>
-      <${TextField} label="Name" hint="As a variable is called, such as DEPLOY_TOKEN" spellcheck="false" ...${field("name")} />
-      <${TextField} label="Value" type="password" autocomplete="off" ...${field("value")} />
-      <${TextField} label="Description" hint="Tells the agent what it is for." ...${field("description")} />
+      ${list.value?.length === 0 && html`<p class="none">${t("There are none so far.")}</p>`}
+      <h3>${t("Add or replace one")}</h3>
+      <${TextField} label=${t("Name")} hint=${t("As a variable is called, such as DEPLOY_TOKEN")} spellcheck="false" ...${field("name")} />
+      <${TextField} label=${t("Value")} type="password" autocomplete="off" ...${field("value")} />
+      <${TextField} label=${t("Description")} hint=${t("Tells the agent what it is for.")} ...${field("description")} />
       <${Problem} error=${list.error} />
-      <div class="actions"><${Button} kind="primary" needs="run" onPress=${add} label="Store" /></div>
+      <div class="actions"><${Button} kind="primary" needs="run" onPress=${add} label=${t("Store")} /></div>
     <//>
   `;
 }
@@ -44,7 +45,7 @@ const linesOf = (text) => text.split("\n").map((one) => one.trim()).filter(Boole
 function pairsOf(text, mark) {
   return Object.fromEntries(linesOf(text).map((line) => {
     const at = line.indexOf(mark);
-    if (at < 1) throw new Error(`This line is no name and value with ${mark} between: ${line}`);
+    if (at < 1) throw new Error(t("This line is no name and value with {0} between: {1}", mark, line));
     return [line.slice(0, at).trim(), line.slice(at + 1).trim()];
   }));
 }
@@ -54,7 +55,7 @@ const LinesField = ({ label, hint, value, onValue }) => html`
     <textarea ...${ids} rows="2" class="mono" spellcheck="false" value=${value} onInput=${(event) => onValue(event.target.value)}></textarea>`}<//>
 `;
 
-const TRANSPORTS = [["streamable-http", "HTTP"], ["sse", "Server-sent events"], ["stdio", "A program in the sandbox"]];
+const TRANSPORTS = [["streamable-http", "HTTP"], ["sse", t("Server-sent events")], ["stdio", t("A program in the sandbox")]];
 
 export function McpSection({ settings, save }) {
   const [form, field, clear] = useForm({ name: "", transport: "streamable-http", url: "", key: "", headers: "", command: "", args: "", env: "" });
@@ -76,26 +77,26 @@ export function McpSection({ settings, save }) {
     return { url: form.url.trim(), transport: form.transport, ...(Object.keys(headers).length && { headers }) };
   };
   return html`
-    <${Section} title="MCP servers" hint="Tool servers that agents may use, in conversations that start from now on.">
+    <${Section} title=${t("MCP servers")} hint=${t("Tool servers that agents may use, in conversations that start from now on.")}>
       <ul class="entries">${Object.entries(servers).map(([name, server]) => html`
         <li key=${name}><div><strong>${name}</strong><p class="hint">${server.url ?? [server.command, ...(server.args ?? [])].join(" ")}</p></div>
-          <${Button} kind="bare" icon="trash" isIcon needs="run" label=${`Remove ${name}`} onPress=${store(() => without(name))} /></li>`)}</ul>
-      ${Object.keys(servers).length === 0 && html`<p class="none">There are none so far.</p>`}
-      <h3>Add one</h3>
-      <${TextField} label="Name" spellcheck="false" ...${field("name")} />
-      <${SelectField} label="Reached by" options=${TRANSPORTS} ...${field("transport")} />
+          <${Button} kind="bare" icon="trash" isIcon needs="run" label=${t("Remove {0}", name)} onPress=${store(() => without(name))} /></li>`)}</ul>
+      ${Object.keys(servers).length === 0 && html`<p class="none">${t("There are none so far.")}</p>`}
+      <h3>${t("Add one")}</h3>
+      <${TextField} label=${t("Name")} spellcheck="false" ...${field("name")} />
+      <${SelectField} label=${t("Reached by")} options=${TRANSPORTS} ...${field("transport")} />
       ${form.transport === "stdio"
-        ? html`<${TextField} label="Command" spellcheck="false" ...${field("command")} /><${LinesField} label="Arguments" hint="One on each line" ...${field("args")} />
-          <${LinesField} label="Variables" hint="Such as NAME=value, one on each line; they are kept encrypted" ...${field("env")} />`
-        : html`<${TextField} label="URL" type="url" ...${field("url")} /><${TextField} label="Key" type="password" autocomplete="off" hint="Sent as a bearer token; may be empty" ...${field("key")} />
-          <${LinesField} label="Headers" hint="Such as X-Name: value, one on each line; may be empty" ...${field("headers")} />`}
-      <${Problem} error=${error} title="Not stored" />
-      <div class="actions"><${Button} kind="primary" onPress=${store(() => ({ ...servers, [form.name.trim()]: made() }))} needs="run" label="Add" /></div>
+        ? html`<${TextField} label=${t("Command")} spellcheck="false" ...${field("command")} /><${LinesField} label=${t("Arguments")} hint=${t("One on each line")} ...${field("args")} />
+          <${LinesField} label=${t("Variables")} hint=${t("Such as NAME=value, one on each line; they are kept encrypted")} ...${field("env")} />`
+        : html`<${TextField} label=${t("URL")} type="url" ...${field("url")} /><${TextField} label=${t("Key")} type="password" autocomplete="off" hint=${t("Sent as a bearer token; may be empty")} ...${field("key")} />
+          <${LinesField} label=${t("Headers")} hint=${t("Such as X-Name: value, one on each line; may be empty")} ...${field("headers")} />`}
+      <${Problem} error=${error} title=${t("Not stored")} />
+      <div class="actions"><${Button} kind="primary" onPress=${store(() => ({ ...servers, [form.name.trim()]: made() }))} needs="run" label=${t("Add")} /></div>
     <//>
   `;
 }
 
-const SCOPES = [["admin", "Everything its user may do"], ["run", "All but keys, users and the server"], ["read", "Looking only"]];
+const SCOPES = [["admin", t("Everything its user may do")], ["run", t("All but keys, users and the server")], ["read", t("Looking only")]];
 const scopeOf = (key) => SCOPES.find(([value]) => value === key.scope)?.[1] ?? key.scope;
 
 /** The API keys at a path, and a form for another one. */
@@ -109,19 +110,19 @@ export function Keys({ path, needs, whose = "" }) {
     clear();
   });
   return html`
-    ${made && html`<${Once} title=${`${made.name}: copy it now, it is not shown again.`} text=${made.key} />`}
+    ${made && html`<${Once} title=${t("{0}: copy it now, it is not shown again.", made.name)} text=${made.key} />`}
     ${list.isLoading && !list.value && html`<${Spinner} />`}
     <ul class="entries">${(list.value ?? []).map((key) => html`
-      <li key=${key.id}><div><strong>${key.name}</strong> ${isOver(key) && html`<span class="pill bad">has ended</span>`}<p class="hint">${factsOf(key)}</p></div>
-        <${Button} kind="danger" needs=${needs} aria-label=${`Revoke ${key.name}`} onPress=${list.act(() => remove(`${path}/${key.id}`))} label="Revoke" /></li>`)}</ul>
-    ${list.value?.length === 0 && html`<p class="none">There are none so far.</p>`}
-    <h3>${whose ? `Make one ${whose}` : "Make one"}</h3>
-    <${TextField} label="Name of the key" hint="Says later what it is for." autocomplete="off" ...${field("name")} />
-    <${SelectField} label="Opens" options=${SCOPES} ...${field("scope")} />
-    <div class="filters"><${TextField} label="Begins" type="datetime-local" hint="Empty: now" ...${field("begins")} />
-      <${TextField} label="Ends" type="datetime-local" hint="Empty: never" ...${field("ends")} /></div>
+      <li key=${key.id}><div><strong>${key.name}</strong> ${isOver(key) && html`<span class="pill bad">${t("has ended")}</span>`}<p class="hint">${factsOf(key)}</p></div>
+        <${Button} kind="danger" needs=${needs} aria-label=${t("Revoke {0}", key.name)} onPress=${list.act(() => remove(`${path}/${key.id}`))} label=${t("Revoke")} /></li>`)}</ul>
+    ${list.value?.length === 0 && html`<p class="none">${t("There are none so far.")}</p>`}
+    <h3>${whose ? t("Make one {0}", whose) : t("Make one")}</h3>
+    <${TextField} label=${t("Name of the key")} hint=${t("Says later what it is for.")} autocomplete="off" ...${field("name")} />
+    <${SelectField} label=${t("Opens")} options=${SCOPES} ...${field("scope")} />
+    <div class="filters"><${TextField} label=${t("Begins")} type="datetime-local" hint=${t("Empty: now")} ...${field("begins")} />
+      <${TextField} label=${t("Ends")} type="datetime-local" hint=${t("Empty: never")} ...${field("ends")} /></div>
     <${Problem} error=${list.error} />
-    <div class="actions"><${Button} kind="primary" needs=${needs} onPress=${add} label="Make a key" /></div>
+    <div class="actions"><${Button} kind="primary" needs=${needs} onPress=${add} label=${t("Make a key")} /></div>
   `;
 }
 
@@ -130,14 +131,14 @@ const isOver = ({ expires_at }) => expires_at !== null && Date.parse(expires_at)
 
 function factsOf(key) {
   return [
-    `${scopeOf(key)}.`, `Made ${moment(key.created_at)}.`, key.last_used_at ? `Last used ${ago(key.last_used_at)}.` : "Never used.",
-    key.not_before && Date.parse(key.not_before) > Date.now() ? `Begins ${moment(key.not_before)}.` : "",
-    key.expires_at ? `Ends ${moment(key.expires_at)}.` : "Never ends.",
+    `${scopeOf(key)}.`, t("Made {0}.", moment(key.created_at)), key.last_used_at ? t("Last used {0}.", ago(key.last_used_at)) : t("Never used."),
+    key.not_before && Date.parse(key.not_before) > Date.now() ? t("Begins {0}.", moment(key.not_before)) : "",
+    key.expires_at ? t("Ends {0}.", moment(key.expires_at)) : t("Never ends."),
   ].filter(Boolean).join(" ");
 }
 
 export const KeysSection = () => html`
-  <${Section} title="API keys" hint="For programs that act as you. A key is shown once, when it is made.">
+  <${Section} title=${t("API keys")} hint=${t("For programs that act as you. A key is shown once, when it is made.")}>
     <${Keys} path="api/keys" needs="manage" />
   <//>
 `;
@@ -145,20 +146,20 @@ export const KeysSection = () => html`
 export function LoginsSection() {
   const list = useList(() => get(`${V1}/logins`));
   return html`
-    <${Section} title="Browsers" hint="Where you are logged in.">
+    <${Section} title=${t("Browsers")} hint=${t("Where you are logged in.")}>
       <${Problem} error=${list.error} />
       <ul class="entries">${(list.value ?? []).map((login) => html`
-        <li key=${login.id}><div><strong>${login.is_current ? "This browser" : "Another browser"}</strong><p class="hint">${login.client}</p>
-          <p class="hint">Last used ${ago(login.last_used_at)}, ends ${moment(login.expires_at)}</p></div>
-          ${!login.is_current && html`<${Button} kind="danger" needs="manage" onPress=${list.act(() => remove(`${V1}/logins/${login.id}`))} label="Log out" />`}</li>`)}</ul>
+        <li key=${login.id}><div><strong>${login.is_current ? t("This browser") : t("Another browser")}</strong><p class="hint">${login.client}</p>
+          <p class="hint">${t("Last used {0}, ends {1}", ago(login.last_used_at), moment(login.expires_at))}</p></div>
+          ${!login.is_current && html`<${Button} kind="danger" needs="manage" onPress=${list.act(() => remove(`${V1}/logins/${login.id}`))} label=${t("Log out")} />`}</li>`)}</ul>
     <//>
   `;
 }
 
 const CHANGES = [
-  ["conversation", "Changes of conversations", "Their title, state and sandbox."],
-  ["start_task", "Changes of starts", "Each stage, and how it ended."],
-  ["sandbox", "Changes of sandboxes", "Started, paused, failed, removed."],
+  ["conversation", t("Changes of conversations"), t("Their title, state and sandbox.")],
+  ["start_task", t("Changes of starts"), t("Each stage, and how it ended.")],
+  ["sandbox", t("Changes of sandboxes"), t("Started, paused, failed, removed.")],
 ];
 const EMPTY_WEBHOOK = { url: "", description: "", kinds: "", conversation: true, start_task: true, sandbox: true };
 
@@ -173,9 +174,9 @@ function toWebhook(form) {
 }
 
 const WebhookFields = ({ field }) => html`
-  <${TextField} label="URL" type="url" placeholder="https://" ...${field("url")} />
-  <${TextField} label="Description" ...${field("description")} />
-  <${TextField} label="Kinds of events" hint="Such as MessageEvent, with commas between; empty: all" spellcheck="false" ...${field("kinds")} />
+  <${TextField} label=${t("URL")} type="url" placeholder="https://" ...${field("url")} />
+  <${TextField} label=${t("Description")} ...${field("description")} />
+  <${TextField} label=${t("Kinds of events")} hint=${t("Such as MessageEvent, with commas between; empty: all")} spellcheck="false" ...${field("kinds")} />
   ${CHANGES.map(([name, label, hint]) => html`<${Toggle} key=${name} label=${label} hint=${hint} ...${field(name)} />`)}
 `;
 
@@ -189,14 +190,14 @@ export function WebhooksSection() {
     clear();
   });
   return html`
-    <${Section} title="Webhooks" hint="Tell other programs of your events and changes, signed as Standard Webhooks says.">
-      ${made && html`<${Once} title="The secret of the signatures: copy it now, it is not shown again." text=${made.secret} />`}
+    <${Section} title=${t("Webhooks")} hint=${t("Tell other programs of your events and changes, signed as Standard Webhooks says.")}>
+      ${made && html`<${Once} title=${t("The secret of the signatures: copy it now, it is not shown again.")} text=${made.secret} />`}
       <ul class="entries">${(list.value ?? []).map((one) => html`<${Webhook} key=${one.id} one=${one} path=${`${path}/${one.id}`} list=${list} onSecret=${setMade} />`)}</ul>
-      ${list.value?.length === 0 && html`<p class="none">There are none so far.</p>`}
-      <h3>Add one</h3>
+      ${list.value?.length === 0 && html`<p class="none">${t("There are none so far.")}</p>`}
+      <h3>${t("Add one")}</h3>
       <${WebhookFields} field=${field} />
       <${Problem} error=${list.error} />
-      <div class="actions"><${Button} kind="primary" needs="run" onPress=${add} label="Add" /></div>
+      <div class="actions"><${Button} kind="primary" needs="run" onPress=${add} label=${t("Add")} /></div>
     <//>
   `;
 }
@@ -204,18 +205,18 @@ export function WebhooksSection() {
 function Webhook({ one, path, list, onSecret }) {
   const [form, field] = useForm(fromWebhook(one));
   return html`
-    <li class="tall"><div><strong>${one.url}</strong><p class="hint">${[one.description, one.event_kinds ? one.event_kinds.join(", ") : "All events"].filter(Boolean).join(" · ")}</p>
+    <li class="tall"><div><strong>${one.url}</strong><p class="hint">${[one.description, one.event_kinds ? one.event_kinds.join(", ") : t("All events")].filter(Boolean).join(" · ")}</p>
         ${one.disabled_reason && html`<p class="bad-text">${one.disabled_reason}</p>`}
-        ${one.quiet_until && html`<p class="hint">Nothing is sent before ${moment(one.quiet_until)}: the receiver asked for it.</p>`}
-        ${one.former_secret_until && html`<p class="hint">Signed with the former secret, too, until ${moment(one.former_secret_until)}.</p>`}</div>
-      <${Toggle} label="On" needs="run" value=${one.is_enabled} onValue=${(is_enabled) => list.act(() => patch(path, { is_enabled }))()} />
-      <details><summary>Change</summary>
+        ${one.quiet_until && html`<p class="hint">${t("Nothing is sent before {0}: the receiver asked for it.", moment(one.quiet_until))}</p>`}
+        ${one.former_secret_until && html`<p class="hint">${t("Signed with the former secret, too, until {0}.", moment(one.former_secret_until))}</p>`}</div>
+      <${Toggle} label=${t("On")} needs="run" value=${one.is_enabled} onValue=${(is_enabled) => list.act(() => patch(path, { is_enabled }))()} />
+      <details><summary>${t("Change")}</summary>
         <${WebhookFields} field=${field} />
-        <div class="actions"><${Button} kind="primary" needs="run" onPress=${list.act(() => patch(path, toWebhook(form)))} label="Save" /></div>
+        <div class="actions"><${Button} kind="primary" needs="run" onPress=${list.act(() => patch(path, toWebhook(form)))} label=${t("Save")} /></div>
       </details>
       <${Deliveries} path=${path} />
-      <div class="actions"><${Button} needs="run" onPress=${list.act(async () => onSecret(await post(`${path}/rotate-secret`)))} label="New secret" />
-        <${Button} kind="danger" needs="run" onPress=${list.act(() => remove(path))} label="Delete" /></div></li>
+      <div class="actions"><${Button} needs="run" onPress=${list.act(async () => onSecret(await post(`${path}/rotate-secret`)))} label=${t("New secret")} />
+        <${Button} kind="danger" needs="run" onPress=${list.act(() => remove(path))} label=${t("Delete")} /></div></li>
   `;
 }
 
@@ -227,13 +228,13 @@ function Deliveries({ path }) {
     list.again();
   };
   return html`
-    <details onToggle=${toggle}><summary>Deliveries</summary>
+    <details onToggle=${toggle}><summary>${t("Deliveries")}</summary>
       <${Problem} error=${list.error} />
       <ul class="entries">${(list.value ?? []).map((one) => html`
         <li key=${one.id}><div>${one.type} <span class="pill ${{ delivered: "good", failed: "bad" }[one.state] ?? "quiet"}">${one.state}</span>
-          <p class="hint">${moment(one.created_at)}${one.status ? `, answered ${one.status}` : ""}${one.attempts > 1 ? `, ${one.attempts} tries` : ""}${one.next_attempt_at ? `, next one ${moment(one.next_attempt_at)}` : ""} ${one.reason}</p></div>
-          <${Button} needs="run" onPress=${list.act(() => post(`${path}/deliveries/${one.id}/replay`))} label="Again" /></li>`)}</ul>
-      ${list.value?.length === 0 && !list.isLoading && html`<p class="none">There are none so far.</p>`}
+          <p class="hint">${moment(one.created_at)}${one.status ? t(", answered {0}", one.status) : ""}${one.attempts > 1 ? t(", {0} tries", one.attempts) : ""}${one.next_attempt_at ? t(", next one {0}", moment(one.next_attempt_at)) : ""} ${one.reason}</p></div>
+          <${Button} needs="run" onPress=${list.act(() => post(`${path}/deliveries/${one.id}/replay`))} label=${t("Again")} /></li>`)}</ul>
+      ${list.value?.length === 0 && !list.isLoading && html`<p class="none">${t("There are none so far.")}</p>`}
     </details>
   `;
 }

@@ -3,6 +3,7 @@
 import { coloured, useHighlighting } from "./code.js";
 import { html, useMemo, useRef, useState } from "./html.js";
 import { diffArrays, diffWordsWithSpace } from "./vendor/diff.js";
+import { t } from "./words.js";
 
 const CONTEXT = 3;
 const MOST_EDITS = 10_000;
@@ -78,7 +79,7 @@ function pairsOf(rows) {
 
 function content(row, pair, language) {
   const { mark, text } = row;
-  if (text.length > LONGEST_LINE) return `${text.slice(0, LONGEST_LINE)} … ${text.length - LONGEST_LINE} more characters`;
+  if (text.length > LONGEST_LINE) return t("{0} … {1} more characters", text.slice(0, LONGEST_LINE), text.length - LONGEST_LINE);
   if (!pair || pair.text.length > LONGEST_LINE) return coloured(text, language) || " ";
   const parts = mark === "-" ? diffWordsWithSpace(text, pair.text) : diffWordsWithSpace(pair.text, text);
   return parts.filter(({ added, removed }) => (mark === "-" ? !added : !removed))
@@ -89,11 +90,11 @@ const TONES = { "+": "added", "-": "removed", " ": "" };
 
 function Row({ row, pair, language, onOpen, onComment }) {
   if (row.gap !== undefined) {
-    return html`<div class="diff-line diff-gap"><button type="button" onClick=${() => onOpen(row.gap)}>⋯ ${row.count} unchanged lines</button></div>`;
+    return html`<div class="diff-line diff-gap"><button type="button" onClick=${() => onOpen(row.gap)}>${t("⋯ {0} unchanged lines", row.count)}</button></div>`;
   }
   return html`<div class="diff-line ${TONES[row.mark]}"><span class="diff-number">${row.before}</span><span class="diff-number">${row.after}</span><span
     class="diff-mark">${row.mark}${TONES[row.mark] && html`<span class="hidden">${TONES[row.mark]}</span>`}</span><span class="diff-text">${content(row, pair, language)}</span>${onComment
-    && html`<button type="button" class="diff-comment" aria-label=${`Comment on line ${row.after ?? row.before}`} onClick=${() => onComment(row)}>+</button>`}</div>`;
+    && html`<button type="button" class="diff-comment" aria-label=${t("Comment on line {0}", row.after ?? row.before)} onClick=${() => onComment(row)}>+</button>`}</div>`;
 }
 
 export function Diff({ before, after, path = "", onComment }) {
@@ -106,7 +107,7 @@ export function Diff({ before, after, path = "", onComment }) {
   const rows = useMemo(() => foldFar(all, open), [all, open]);
   const added = all.filter(({ mark }) => mark === "+").length;
   const removed = all.filter(({ mark }) => mark === "-").length;
-  if (!added && !removed) return html`<p class="hint">There is no difference.</p>`;
+  if (!added && !removed) return html`<p class="hint">${t("There is no difference.")}</p>`;
   const isLong = rows.length > MOST_ROWS;
   const first = isLong ? Math.max(0, Math.floor(top / ROW_PX) - MARGIN_ROWS) : 0;
   const shown = isLong ? rows.slice(first, first + 2 * MARGIN_ROWS + 40) : rows;
@@ -117,7 +118,7 @@ export function Diff({ before, after, path = "", onComment }) {
   const openGap = (gap) => setOpen((old) => new Set([...old, gap]));
   return html`
     <p class="diff-counts"><span class="good-text">+${added}</span> <span class="bad-text">−${removed}</span></p>
-    <div class="diff ${isLong ? "long" : ""}" ref=${box} onScroll=${onScroll} tabindex="0" role="group" aria-label="Changed lines">
+    <div class="diff ${isLong ? "long" : ""}" ref=${box} onScroll=${onScroll} tabindex="0" role="group" aria-label=${t("Changed lines")}>
       <div class="diff-space" style=${{ height: `${first * ROW_PX}px` }}></div>
       ${shown.map((row, i) => html`<${Row} key=${first + i} row=${row} pair=${pairs.get(row)} language=${hasColours ? path : ""} onOpen=${openGap} onComment=${onComment} />`)}
       <div class="diff-space" style=${{ height: `${(rows.length - first - shown.length) * ROW_PX}px` }}></div>

@@ -1,4 +1,5 @@
 // How times, money, sizes and states are written.
+import { locale, t } from "./words.js";
 
 const UNITS = [
   ["year", 31_557_600],
@@ -7,8 +8,8 @@ const UNITS = [
   ["hour", 3600],
   ["minute", 60],
 ];
-const relative = new Intl.RelativeTimeFormat("en", { numeric: "always", style: "narrow" });
-const exact = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
+const relative = new Intl.RelativeTimeFormat(locale, { numeric: "always", style: "narrow" });
+const exact = new Intl.DateTimeFormat(locale, { dateStyle: "medium", timeStyle: "short" });
 
 /** Return when something was, as seen from now. */
 export function ago(text, now = Date.now()) {
@@ -17,8 +18,13 @@ export function ago(text, now = Date.now()) {
   for (const [unit, length] of UNITS) {
     if (Math.abs(seconds) >= length) return relative.format(-Math.round(seconds / length), unit);
   }
-  return "now";
+  return t("now");
 }
+
+const time = new Intl.DateTimeFormat(locale, { timeStyle: "medium" });
+
+/** Return the time of day of a moment. */
+export const clock = (text) => time.format(new Date(text));
 
 export const moment = (text) => (text ? exact.format(new Date(text)) : "");
 
@@ -42,34 +48,34 @@ export function bytes(size) {
 export function span(seconds) {
   const whole = Math.round(seconds);
   if (whole < 120) return `${whole} s`;
-  return whole < 7200 ? `${Math.round(whole / 60)} min` : `${(whole / 3600).toFixed(1)} h`;
+  return whole < 7200 ? t("{0} min", Math.round(whole / 60)) : `${(whole / 3600).toFixed(1)} h`;
 }
 
 export const STAGES = [
-  ["WORKING", "Accepted"],
-  ["WAITING_FOR_SANDBOX", "Start the sandbox"],
-  ["PREPARING_REPOSITORY", "Prepare the repository"],
-  ["RUNNING_SETUP_SCRIPT", "Run its setup script"],
-  ["SETTING_UP_GIT_HOOKS", "Set up git hooks"],
-  ["SETTING_UP_SKILLS", "Load skills"],
-  ["STARTING_CONVERSATION", "Start the agent"],
+  ["WORKING", t("Accepted")],
+  ["WAITING_FOR_SANDBOX", t("Start the sandbox")],
+  ["PREPARING_REPOSITORY", t("Prepare the repository")],
+  ["RUNNING_SETUP_SCRIPT", t("Run its setup script")],
+  ["SETTING_UP_GIT_HOOKS", t("Set up git hooks")],
+  ["SETTING_UP_SKILLS", t("Load skills")],
+  ["STARTING_CONVERSATION", t("Start the agent")],
 ];
 
 const RUNS = {
-  idle: ["Idle", "quiet"],
-  running: ["Working", "busy"],
-  paused: ["Paused", "quiet"],
-  waiting_for_confirmation: ["Needs you", "warn"],
-  finished: ["Finished", "good"],
-  error: ["Failed", "bad"],
-  stuck: ["Stuck", "bad"],
+  idle: [t("Idle"), "quiet"],
+  running: [t("Working"), "busy"],
+  paused: [t("Paused"), "quiet"],
+  waiting_for_confirmation: [t("Needs you"), "warn"],
+  finished: [t("Finished"), "good"],
+  error: [t("Failed"), "bad"],
+  stuck: [t("Stuck"), "bad"],
 };
 const SANDBOXES = {
-  STARTING: ["Starting", "busy"],
-  RUNNING: ["Running", "good"],
-  PAUSED: ["Paused", "quiet"],
-  ERROR: ["Failed", "bad"],
-  MISSING: ["Gone", "quiet"],
+  STARTING: [t("Starting"), "busy"],
+  RUNNING: [t("Running"), "good"],
+  PAUSED: [t("Paused"), "quiet"],
+  ERROR: [t("Failed"), "bad"],
+  MISSING: [t("Gone"), "quiet"],
 };
 
 /** Return a word and a tone for what a sandbox does. */
@@ -77,10 +83,10 @@ export const sandboxState = (status) => SANDBOXES[status] ?? [status, "quiet"];
 
 /** Return a word and a tone for what a conversation does. */
 export function conversationState({ execution_status, sandbox_status, queued_messages }, run = execution_status) {
-  if (queued_messages && !["PAUSED", "ERROR", "MISSING"].includes(sandbox_status) && run !== "waiting_for_confirmation") return ["Queued", "busy"];
+  if (queued_messages && !["PAUSED", "ERROR", "MISSING"].includes(sandbox_status) && run !== "waiting_for_confirmation") return [t("Queued"), "busy"];
   if (sandbox_status === "RUNNING" && RUNS[run]) return RUNS[run];
-  if (sandbox_status === "RUNNING") return ["Ready", "quiet"];
-  if (sandbox_status === "PAUSED") return ["Asleep", "quiet"];
+  if (sandbox_status === "RUNNING") return [t("Ready"), "quiet"];
+  if (sandbox_status === "PAUSED") return [t("Asleep"), "quiet"];
   return sandboxState(sandbox_status);
 }
 

@@ -1,12 +1,13 @@
 // Forms made from a list of fields: only what was changed is saved.
 import { html, useState } from "./html.js";
 import { Button, Field, Problem, SelectField, TextField, Toggle } from "./ui.js";
+import { t } from "./words.js";
 
 /**
  * Show fields `{key, label, hint, kind, options}` of some values, and save those that were changed. Kinds are
  * text, long, number, switch, select, secret and json; a secret shows only that there is one.
  */
-export function Form({ fields, values, onSave, label = "Save", needs = "run" }) {
+export function Form({ fields, values, onSave, label = t("Save"), needs = "run" }) {
   const [changes, setChanges] = useState({});
   const [state, setState] = useState({});
   const change = (key) => (value) => {
@@ -32,9 +33,9 @@ export function Form({ fields, values, onSave, label = "Save", needs = "run" }) 
         <${Input} key=${field.key} field=${field} onValue=${change(field.key)}
           value=${field.key in changes ? changes[field.key] : shown(field, values[field.key])} />
       `)}
-      <${Problem} error=${state.error} title="Not saved" />
+      <${Problem} error=${state.error} title=${t("Not saved")} />
       <div class="actions">
-        ${state.isSaved && html`<span class="saved" role="status">Saved</span>`}
+        ${state.isSaved && html`<span class="saved" role="status">${t("Saved")}</span>`}
         <${Button} kind="primary" onPress=${save} label=${label} needs=${needs} aria-disabled=${String(!isChanged)} />
       </div>
     </form>
@@ -54,14 +55,14 @@ function parse({ kind, label }, value) {
   if (value === "") return null;
   if (kind === "number") {
     const number = Number(value);
-    if (Number.isNaN(number)) throw new Error(`${label} is not a number.`);
+    if (Number.isNaN(number)) throw new Error(t("{0} is not a number.", label));
     return number;
   }
   if (kind !== "json") return value;
   try {
     return JSON.parse(value);
   } catch {
-    throw new Error(`${label} is not JSON.`);
+    throw new Error(t("{0} is not JSON.", label));
   }
 }
 
@@ -75,7 +76,7 @@ function Input({ field: { label, hint, kind, options, isSet }, value, onValue })
     case "number":
       return html`<${TextField} ...${props} inputmode="decimal" />`;
     case "secret":
-      return html`<${TextField} ...${props} type="password" autocomplete="off" placeholder=${isSet ? "Stored; leave it empty to keep it" : ""} />`;
+      return html`<${TextField} ...${props} type="password" autocomplete="off" placeholder=${isSet ? t("Stored; leave it empty to keep it") : ""} />`;
     case "json":
     case "long":
       return html`<${Field} label=${label} hint=${hint}>${(ids) => html`
@@ -95,7 +96,7 @@ export function fromSchema(section) {
     label: field.label,
     hint: field.description,
     kind: field.secret ? "secret" : field.choices.length ? "select" : (KINDS[field.value_type] ?? "text"),
-    options: [["", "Not set"], ...field.choices.map(({ value, label }) => [String(value), label])],
+    options: [["", t("Not set")], ...field.choices.map(({ value, label }) => [String(value), label])],
   }));
 }
 

@@ -3,6 +3,7 @@ import { BASE, call, logIn, logOut, post, storedLogin, V1 } from "./api.js";
 import { html, useState } from "./html.js";
 import { useLoaded } from "./store.js";
 import { Button, Problem, Spinner, TextField } from "./ui.js";
+import { t } from "./words.js";
 
 const token = new URLSearchParams(location.search).get("token") ?? "";
 
@@ -42,19 +43,19 @@ export function LoginPage() {
   };
   return html`
     <main class="alone">
-      <h1>Log in</h1>
+      <h1>${t("Log in")}</h1>
       <${Problem} error=${error ?? known.error} />
       ${known.isLoading && html`<${Spinner} />`}
-      ${current && html`<p role="note">This browser is logged in as <strong>${current}</strong>. <a href=${BASE.href}>Stay logged in</a></p>`}
+      ${current && html`<p role="note">${t("This browser is logged in as")} <strong>${current}</strong>. <a href=${BASE.href}>${t("Stay logged in")}</a></p>`}
       ${known.value && (linked ? html`<${ByLink} name=${linked} current=${current} onLogin=${act({ token })} />` : html`<${ByKey} current=${current} act=${act} />`)}
-      ${known.error && token && html`<p><a href="login">Log in with an API key</a></p>`}
+      ${known.error && token && html`<p><a href="login">${t("Log in with an API key")}</a></p>`}
     </main>
   `;
 }
 
 const ByLink = ({ name, current, onLogin }) => html`
-  <p>The link logs this browser in as <strong>${name}</strong>, once. What you do here then is done as ${name}, and what you enter is theirs.</p>
-  <div class="actions"><${Button} kind="primary" onPress=${onLogin} label=${current ? `Log ${current} out and log in as ${name}` : `Log in as ${name}`} /></div>
+  <p>${t("The link logs this browser in as")} <strong>${name}</strong>${t(", once. What you do here then is done as {0}, and what you enter is theirs.", name)}</p>
+  <div class="actions"><${Button} kind="primary" onPress=${onLogin} label=${current ? t("Log {0} out and log in as {1}", current, name) : t("Log in as {0}", name)} /></div>
 `;
 
 function ByKey({ current, act }) {
@@ -65,9 +66,9 @@ function ByKey({ current, act }) {
   };
   return html`
     <form onSubmit=${submit}>
-      <${TextField} label="Your API key" type="password" required autocomplete="off" value=${key} onValue=${setKey} />
-      <div class="actions"><${Button} kind="primary" label=${current ? "Log in as somebody else" : "Log in"} /></div>
+      <${TextField} label=${t("Your API key")} type="password" required autocomplete="off" value=${key} onValue=${setKey} />
+      <div class="actions"><${Button} kind="primary" label=${current ? t("Log in as somebody else") : t("Log in")} /></div>
     </form>
-    <p class="hint">The first start of the server showed the first key, or says in which file it is; <code>agentsvc keys create</code> makes more.</p>
+    <p class="hint">${t("The first start of the server showed the first key, or says in which file it is;")} <code>agentsvc keys create</code> ${t("makes more.")}</p>
   `;
 }

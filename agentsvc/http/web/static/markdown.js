@@ -5,6 +5,7 @@ import { Formula, readFormulas } from "./formula.js";
 import { h } from "./vendor/preact.js";
 import { useMemo } from "./vendor/hooks.js";
 import MarkdownIt from "./vendor/markdown-it.js";
+import { t } from "./words.js";
 
 const SAFE_LINK = /^(?:https?:\/\/|mailto:)/i;
 const TASK = /^\[([ xX])\]\s+/;
@@ -85,7 +86,7 @@ function leaf(token, budget) {
     case "formula":
       return (budget.left -= FORMULA_COST) < 0 ? [token.content] : [h(Formula, { text: token.content, isBlock: token.block })];
     case "image":
-      return [link(token.attrGet("src"), [token.content || "image"])];
+      return [link(token.attrGet("src"), [token.content || t("image")])];
     default:
       return token.content ? [token.content] : [];
   }

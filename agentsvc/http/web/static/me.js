@@ -1,5 +1,6 @@
 // Who is logged in, and what the role and the key they logged in with allow.
 import { get } from "./api.js";
+import { t } from "./words.js";
 
 let me = { role: "viewer", scope: "read", name: "", id: "" };
 
@@ -17,9 +18,9 @@ export const isAdmin = () => me.role === "admin";
 /** Return why something is refused that needs `run`, `manage` or `admin`, or an empty text if it is not. */
 export function refusal(needs) {
   if (!needs) return "";
-  if (needs === "admin" && !isAdmin()) return "This is for administrators.";
-  if (me.role === "viewer") return "You may look at everything that is yours, and change nothing: your role is viewer.";
-  if (me.scope === "read") return "You may look, and change nothing: you logged in with a key for looking only.";
-  if (needs !== "run" && me.scope === "run") return "You logged in with a key that opens no keys, logins and users.";
+  if (needs === "admin" && !isAdmin()) return t("This is for administrators.");
+  if (me.role === "viewer") return t("You may look at everything that is yours, and change nothing: your role is viewer.");
+  if (me.scope === "read") return t("You may look, and change nothing: you logged in with a key for looking only.");
+  if (needs !== "run" && me.scope === "run") return t("You logged in with a key that opens no keys, logins and users.");
   return "";
 }

@@ -1,25 +1,26 @@
 // Every action by its name, and the keys that do some of them.
 import { goToLogin, logOut } from "./api.js";
 import { setTheme } from "./browser.js";
-import { html, useEffect, useMemo, useRef, useState } from "./html.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
 import { isAdmin } from "./me.js";
 import { useStore } from "./store.js";
 import { Dialog, go } from "./ui.js";
+import { t } from "./words.js";
 
 const MOST = 12;
 const KEYS = [
-  ["Ctrl+K", "Find an action or a conversation"],
-  ["N", "New conversation"],
-  ["/", "Search the conversations"],
-  ["F", "Find in this conversation"],
-  ["M", "Write a message"],
-  ["A", "Confirm what the agent asks for"],
-  ["R", "Reject it, with a reason"],
-  ["?", "These keys"],
+  ["Ctrl+K", t("Find an action or a conversation")],
+  ["N", t("New conversation")],
+  ["/", t("Search the conversations")],
+  ["F", t("Find in this conversation")],
+  ["M", t("Write a message")],
+  ["A", t("Confirm what the agent asks for")],
+  ["R", t("Reject it, with a reason")],
+  ["?", t("These keys")],
 ];
 
 /** What the buttons in the head of a conversation are called. */
-const HEAD_ACTIONS = ["Find", "Pin", "Archive", "Rename", "Fork", "Download", "Delete"];
+const HEAD_ACTIONS = [t("Find"), t("Pin"), t("Archive"), t("Rename"), t("Fork"), t("Download"), t("Delete")];
 
 const isTyping = ({ target }) => target.closest?.("input, textarea, select, [contenteditable], dialog, .xterm");
 
@@ -33,29 +34,30 @@ function press(selector) {
 
 function actionsOf(route, conversations) {
   const [, page, id] = route.split("/");
-  const parts = page === "c" ? [["Conversation", ""], ["Changes", "/changes"], ["Files", "/files"], ["Terminal", "/terminal"], ["Ports", "/ports"]] : [];
+  const parts = page === "c" ? [[t("Conversation"), ""], [t("Changes"), "/changes"], [t("Files"), "/files"], [t("Terminal"), "/terminal"], [t("Ports"), "/ports"]] : [];
   return [
-    ["New conversation", () => go("/new")],
-    ...(page === "c" ? HEAD_ACTIONS.map((name) => [`This conversation: ${name.toLowerCase()}`, () => press(`.head-side [aria-label="${name}"]`)]) : []),
-    ...parts.map(([name, part]) => [`Show: ${name}`, () => go(`/c/${id}${part}`)]),
-    ["Sandboxes", () => go("/sandboxes")],
-    ["Settings", () => go("/settings")],
-    ["Settings: secrets", () => go("/settings/secrets")],
-    ["Settings: API keys", () => go("/settings/keys")],
-    ["Settings: usage", () => go("/settings/usage")],
-    ["Settings: this browser", () => go("/settings/browser")],
-    ...(isAdmin() ? [["Users", () => go("/users")], ["Audit log", () => go("/audit")]] : []),
-    ["Colours: light", () => setTheme("light")],
-    ["Colours: dark", () => setTheme("dark")],
-    ["Colours: as the system", () => setTheme("")],
-    ["Log out", () => logOut().then(goToLogin)],
-    ...conversations.map((one) => [one.title || "Untitled", () => go(`/c/${one.id}`), "Conversation"]),
-  ].map(([name, act, kind = "Action"]) => ({ name, act, kind }));
+    [t("New conversation"), () => go("/new")],
+    ...(page === "c" ? HEAD_ACTIONS.map((name) => [t("This conversation: {0}", name.toLowerCase()), () => press(`.head-side [aria-label="${name}"]`)]) : []),
+    ...parts.map(([name, part]) => [t("Show: {0}", name), () => go(`/c/${id}${part}`)]),
+    [t("Sandboxes"), () => go("/sandboxes")],
+    [t("Settings"), () => go("/settings")],
+    [t("Settings: secrets"), () => go("/settings/secrets")],
+    [t("Settings: API keys"), () => go("/settings/keys")],
+    [t("Settings: usage"), () => go("/settings/usage")],
+    [t("Settings: this browser"), () => go("/settings/browser")],
+    ...(isAdmin() ? [[t("Users"), () => go("/users")], [t("Audit log"), () => go("/audit")]] : []),
+    [t("Colours: light"), () => setTheme("light")],
+    [t("Colours: dark"), () => setTheme("dark")],
+    [t("Colours: as the system"), () => setTheme("")],
+    [t("Log out"), () => logOut().then(goToLogin)],
+    ...conversations.map((one) => [one.title || t("Untitled"), () => go(`/c/${one.id}`), t("Conversation")]),
+  ].map(([name, act, kind = t("Action")]) => ({ name, act, kind }));
 }
 
 export function Palette({ route }) {
   const [open, setOpen] = useState("");
-  useEffect(() => {
+  // Not later, when the page has been painted: what is seen heeds keys.
+  useLayoutEffect(() => {
     const onKey = (event) => {
       if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
         event.preventDefault();
@@ -73,7 +75,7 @@ export function Palette({ route }) {
   }, []);
   const close = () => setOpen("");
   if (open === "keys") {
-    return html`<${Dialog} title="Keyboard shortcuts" onClose=${close}>
+    return html`<${Dialog} title=${t("Keyboard shortcuts")} onClose=${close}>
       <dl class="keys">${KEYS.map(([key, what]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${what}</dd></div>`)}</dl><//>`;
   }
   return open && html`<${Actions} route=${route} onClose=${close} />`;
@@ -84,7 +86,7 @@ function Actions({ route, onClose }) {
   const [words, setWords] = useState("");
   const [at, setAt] = useState(0);
   const field = useRef(null);
-  useEffect(() => field.current.focus(), []);
+  useLayoutEffect(() => field.current.focus(), []);
   const all = useMemo(() => actionsOf(route, [...conversations.values()]), [route, conversations]);
   const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
   const found = all.filter(({ name }) => wanted.every((word) => name.toLowerCase().includes(word))).slice(0, MOST);
@@ -101,13 +103,13 @@ function Actions({ route, onClose }) {
     event.preventDefault();
   };
   return html`
-    <${Dialog} title="Find an action or a conversation" onClose=${onClose}>
-      <input ref=${field} role="combobox" aria-expanded="true" aria-controls="palette" aria-label="What to do" aria-activedescendant=${found[at] ? `palette-${at}` : null}
+    <${Dialog} title=${t("Find an action or a conversation")} onClose=${onClose}>
+      <input ref=${field} role="combobox" aria-expanded="true" aria-controls="palette" aria-label=${t("What to do")} aria-activedescendant=${found[at] ? `palette-${at}` : null}
         value=${words} onInput=${(event) => { setWords(event.target.value); setAt(0); }} onKeyDown=${onKey} autocomplete="off" />
-      <ul class="palette" id="palette" role="listbox" aria-label="Found">
+      <ul class="palette" id="palette" role="listbox" aria-label=${t("Found")}>
         ${found.map((one, i) => html`<li key=${i} id=${`palette-${i}`} role="option" aria-selected=${String(i === at)} onClick=${() => choose(one)}><span class="cut">${one.name}</span> <span class="hint">${one.kind}</span></li>`)}
       </ul>
-      ${!found.length && html`<p class="none">Nothing has this name.</p>`}
+      ${!found.length && html`<p class="none">${t("Nothing has this name.")}</p>`}
     <//>
   `;
 }

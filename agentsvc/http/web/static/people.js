@@ -8,25 +8,26 @@ import { html, useState } from "./html.js";
 import { myId, refusal } from "./me.js";
 import { useForm, useList, useLoaded } from "./store.js";
 import { Button, Dialog, Empty, Head, Pill, Problem, SelectField, Spinner, TextField, Toggle } from "./ui.js";
+import { t } from "./words.js";
 
 const USERS = `${V1}/users`;
-const ROLES = [["admin", "Administrator"], ["member", "Member"], ["viewer", "Viewer"]];
+const ROLES = [["admin", t("Administrator")], ["member", t("Member")], ["viewer", t("Viewer")]];
 const NEW = { name: "", role: "member" };
 const CHANGES = [
-  { key: "name", label: "Name" },
-  { key: "role", label: "Role", kind: "select", options: ROLES, hint: "An administrator looks after users and the server, too; a viewer changes nothing." },
+  { key: "name", label: t("Name") },
+  { key: "role", label: t("Role"), kind: "select", options: ROLES, hint: t("An administrator looks after users and the server, too; a viewer changes nothing.") },
 ];
 const LIMITS = [
-  { key: "running_sandboxes", label: "Sandboxes that run", kind: "number", hint: "At the same time. Empty: any number." },
-  { key: "conversations_per_hour", label: "Conversations an hour", kind: "number", hint: "How many may be started. Empty: any number." },
-  { key: "spend_per_day", label: "US dollars a day", kind: "number", hint: "What models may cost, in a day of UTC. Empty: no limit." },
-  { key: "spend_per_month", label: "US dollars a month", kind: "number", hint: "The same, in a month of UTC." },
+  { key: "running_sandboxes", label: t("Sandboxes that run"), kind: "number", hint: t("At the same time. Empty: any number.") },
+  { key: "conversations_per_hour", label: t("Conversations an hour"), kind: "number", hint: t("How many may be started. Empty: any number.") },
+  { key: "spend_per_day", label: t("US dollars a day"), kind: "number", hint: t("What models may cost, in a day of UTC. Empty: no limit.") },
+  { key: "spend_per_month", label: t("US dollars a month"), kind: "number", hint: t("The same, in a month of UTC.") },
 ];
 const USED = [
-  ["Sandboxes that run", "running_sandboxes", "running_sandboxes", String],
-  ["Conversations in the last hour", "conversations_last_hour", "conversations_per_hour", String],
-  ["Spent today", "spent_today", "spend_per_day", money],
-  ["Spent this month", "spent_this_month", "spend_per_month", money],
+  [t("Sandboxes that run"), "running_sandboxes", "running_sandboxes", String],
+  [t("Conversations in the last hour"), "conversations_last_hour", "conversations_per_hour", String],
+  [t("Spent today"), "spent_today", "spend_per_day", money],
+  [t("Spent this month"), "spent_this_month", "spend_per_month", money],
 ];
 
 const roleOf = ({ role }) => ROLES.find(([name]) => name === role)?.[1] ?? role;
@@ -38,7 +39,7 @@ export function Usage({ usage }) {
       ${USED.map(([label, used, limit, show]) => {
         const most = usage.quotas[limit];
         return html`<div key=${used}><dt>${label}</dt>
-          <dd>${show(usage[used])}${most == null ? html` <span class="hint">no limit</span>` : ` of ${show(most)}`}
+          <dd>${show(usage[used])}${most == null ? html` <span class="hint">${t("no limit")}</span>` : t(" of {0}", show(most))}
             ${most > 0 && html`<progress max=${most} value=${Math.min(usage[used], most)} aria-label=${label} />`}</dd></div>`;
       })}
     </dl>
@@ -54,22 +55,22 @@ export function UsersPage() {
     clear();
   });
   if (refusal("admin") && list.error?.status === 403) {
-    return html`<${Head} title="Users" /><div class="page"><${Empty} icon="people" title="Users">${refusal("admin")}<//></div>`;
+    return html`<${Head} title=${t("Users")} /><div class="page"><${Empty} icon="people" title=${t("Users")}>${refusal("admin")}<//></div>`;
   }
   return html`
-    <${Head} title="Users" />
+    <${Head} title=${t("Users")} />
     <div class="page wide-page">
-      <p class="hint">Settings, conversations, sandboxes and keys belong to a user, and no user sees another's, whatever the role.</p>
+      <p class="hint">${t("Settings, conversations, sandboxes and keys belong to a user, and no user sees another's, whatever the role.")}</p>
       <${Problem} error=${list.error} />
       ${list.isLoading && !list.value && html`<${Spinner} />`}
       <ul class="cards loose">
         ${(list.value ?? []).map((user) => html`<${UserCard} key=${user.id} user=${user} list=${list} onDelete=${() => setDoomed(user)} />`)}
       </ul>
-      <section class="card group"><h2>Add a user</h2>
-        <${TextField} label="Name" autocomplete="off" spellcheck="false" ...${field("name")} />
-        <${SelectField} label="Role" options=${ROLES} hint="A viewer looks at what is theirs, a member does what they like with it." ...${field("role")} />
-        <p class="hint">To log in, a user needs a key: make one in the card of the user, and pass it on.</p>
-        <div class="actions"><${Button} kind="primary" icon="plus" needs="admin" onPress=${add} label="Add" /></div>
+      <section class="card group"><h2>${t("Add a user")}</h2>
+        <${TextField} label=${t("Name")} autocomplete="off" spellcheck="false" ...${field("name")} />
+        <${SelectField} label=${t("Role")} options=${ROLES} hint=${t("A viewer looks at what is theirs, a member does what they like with it.")} ...${field("role")} />
+        <p class="hint">${t("To log in, a user needs a key: make one in the card of the user, and pass it on.")}</p>
+        <div class="actions"><${Button} kind="primary" icon="plus" needs="admin" onPress=${add} label=${t("Add")} /></div>
       </section>
     </div>
     ${doomed && html`<${Deletion} user=${doomed} onClose=${() => { setDoomed(null); list.again(); }} />`}
@@ -77,8 +78,8 @@ export function UsersPage() {
 }
 
 function stateOf({ leaving_at, blocked_at }) {
-  if (leaving_at) return ["Being deleted", "warn"];
-  return blocked_at ? ["Blocked", "bad"] : ["Active", "good"];
+  if (leaving_at) return [t("Being deleted"), "warn"];
+  return blocked_at ? [t("Blocked"), "bad"] : [t("Active"), "good"];
 }
 
 function UserCard({ user, list, onDelete }) {
@@ -96,18 +97,17 @@ function UserCard({ user, list, onDelete }) {
   return html`
     <li class="card">
       <h3>${user.name} <${Pill} state=${stateOf(user)} /></h3>
-      <p class="hint">${roleOf(user)}, since ${moment(user.created_at)}${user.id === myId() ? ". This is you." : "."}
-        ${isGoing && " What the user owns is being removed, and the user goes after it."}</p>
+      <p class="hint">${t("{0}, since {1}{2} {3}", roleOf(user), moment(user.created_at), user.id === myId() ? t(". This is you.") : ".", isGoing && t(" What the user owns is being removed, and the user goes after it."))}</p>
       <${Problem} error=${usage.error} />
       ${usage.value && html`<${Usage} usage=${usage.value} />`}
       ${!isGoing && html`
-        <details><summary>Name and role</summary><${Form} fields=${CHANGES} values=${user} onSave=${change} needs="admin" /></details>
-        ${usage.value && html`<details><summary>Limits</summary><${Form} fields=${LIMITS} values=${usage.value.quotas} onSave=${limit} needs="admin" /></details>`}
+        <details><summary>${t("Name and role")}</summary><${Form} fields=${CHANGES} values=${user} onSave=${change} needs="admin" /></details>
+        ${usage.value && html`<details><summary>${t("Limits")}</summary><${Form} fields=${LIMITS} values=${usage.value.quotas} onSave=${limit} needs="admin" /></details>`}
         <${KeysOf} path=${path} name=${user.name} />
         <div class="actions">
-          <${Button} needs="admin" onPress=${list.act(() => patch(path, { is_blocked: !user.blocked_at }))} label=${user.blocked_at ? "Let in" : "Block"}
-            title="All keys of a user who is blocked open nothing; what the user has stays." />
-          ${user.id !== myId() && html`<${Button} kind="danger" icon="trash" needs="admin" onPress=${onDelete} label="Delete" />`}
+          <${Button} needs="admin" onPress=${list.act(() => patch(path, { is_blocked: !user.blocked_at }))} label=${user.blocked_at ? t("Let in") : t("Block")}
+            title=${t("All keys of a user who is blocked open nothing; what the user has stays.")} />
+          ${user.id !== myId() && html`<${Button} kind="danger" icon="trash" needs="admin" onPress=${onDelete} label=${t("Delete")} />`}
         </div>`}
     </li>
   `;
@@ -116,8 +116,8 @@ function UserCard({ user, list, onDelete }) {
 function KeysOf({ path, name }) {
   const [isOpen, setOpen] = useState(false);
   return html`
-    <details onToggle=${(event) => setOpen(event.target.open)}><summary>Keys</summary>
-      ${isOpen && html`<${Keys} path=${`${path}/keys`} needs="admin" whose=${`for ${name}`} />`}
+    <details onToggle=${(event) => setOpen(event.target.open)}><summary>${t("Keys")}</summary>
+      ${isOpen && html`<${Keys} path=${`${path}/keys`} needs="admin" whose=${t("for {0}", name)} />`}
     </details>
   `;
 }
@@ -135,12 +135,12 @@ function Deletion({ user, onClose }) {
     }
   };
   return html`
-    <${Dialog} title=${`Delete ${user.name}?`} onClose=${onClose}>
-      <p>Keys, settings, secrets and webhooks of the user are gone for good. The audit log keeps what was done.</p>
-      <${Toggle} label="Conversations, sandboxes and archives, too" value=${withOwned} onValue=${setWithOwned}
-        hint="The user is let in no more at once, and is gone when the last sandbox is removed. Otherwise they are in the way." />
-      <${Problem} error=${error} title="Not deleted" />
-      <div class="actions"><${Button} onPress=${onClose} label="Cancel" /><${Button} kind="danger" onPress=${yes} label="Delete" /></div>
+    <${Dialog} title=${t("Delete {0}?", user.name)} onClose=${onClose}>
+      <p>${t("Keys, settings, secrets and webhooks of the user are gone for good. The audit log keeps what was done.")}</p>
+      <${Toggle} label=${t("Conversations, sandboxes and archives, too")} value=${withOwned} onValue=${setWithOwned}
+        hint=${t("The user is let in no more at once, and is gone when the last sandbox is removed. Otherwise they are in the way.")} />
+      <${Problem} error=${error} title=${t("Not deleted")} />
+      <div class="actions"><${Button} onPress=${onClose} label=${t("Cancel")} /><${Button} kind="danger" onPress=${yes} label=${t("Delete")} /></div>
     <//>
   `;
 }
@@ -148,8 +148,8 @@ function Deletion({ user, onClose }) {
 export function UsageSection() {
   const usage = useLoaded(() => get(`${USERS}/me/usage`));
   return html`
-    <section class="card group"><h2>What you have used</h2>
-      <p class="hint">Limits are set by administrators; days and months are those of UTC. Paused sandboxes do not count.</p>
+    <section class="card group"><h2>${t("What you have used")}</h2>
+      <p class="hint">${t("Limits are set by administrators; days and months are those of UTC. Paused sandboxes do not count.")}</p>
       <${Problem} error=${usage.error} onAgain=${usage.again} />
       ${usage.value ? html`<${Usage} usage=${usage.value} />` : !usage.error && html`<${Spinner} />`}
     </section>

@@ -3,12 +3,13 @@ import { agentPath, conversationPath, get, post, V1 } from "./api.js";
 import { html, useEffect, useState } from "./html.js";
 import { refusal } from "./me.js";
 import { useLoaded } from "./store.js";
+import { t } from "./words.js";
 
 /** The ways an agent may act, as the agent server has them. */
 const MODES = [
-  ["NeverConfirm", "Works on its own"],
-  ["ConfirmRisky", "Asks about risky steps"],
-  ["AlwaysConfirm", "Asks before each step"],
+  ["NeverConfirm", t("Works on its own")],
+  ["ConfirmRisky", t("Asks about risky steps")],
+  ["AlwaysConfirm", t("Asks before each step")],
 ];
 
 export const modelName = (model) => (model ?? "").split("/").at(-1);
@@ -39,12 +40,12 @@ export function RunWith({ conversation, run, attempt }) {
     setMode(kind);
   });
   return html`
-    <select class="quiet-select" aria-label="Model" value=${chosen} disabled=${!profiles.length} title=${profiles.length ? "From the next step on" : "Save models by name in the settings to change between them here"}
+    <select class="quiet-select" aria-label=${t("Model")} value=${chosen} disabled=${!profiles.length} title=${profiles.length ? t("From the next step on") : t("Save models by name in the settings to change between them here")}
       onChange=${(event) => event.target.value && chooseModel(event.target.value)}>
-      ${!chosen && html`<option value="">${modelName(conversation.llm_model) || "Model"}</option>`}
+      ${!chosen && html`<option value="">${modelName(conversation.llm_model) || t("Model")}</option>`}
       ${profiles.map(({ name, model }) => html`<option value=${name}>${name}${model ? ` (${modelName(model)})` : ""}</option>`)}
     </select>
-    ${mode && html`<select class="quiet-select" aria-label="Mode" value=${mode} disabled=${run === "waiting_for_confirmation"} onChange=${(event) => chooseMode(event.target.value)}>
+    ${mode && html`<select class="quiet-select" aria-label=${t("Mode")} value=${mode} disabled=${run === "waiting_for_confirmation"} onChange=${(event) => chooseMode(event.target.value)}>
       ${MODES.map(([kind, label]) => html`<option value=${kind}>${label}</option>`)}
     </select>`}
   `;

@@ -1,9 +1,11 @@
 // Sandboxes: their state and isolation, what lives in them, and what can be done with them; the specs.
 import { get, getAll, post, remove, V1 } from "./api.js";
+import { SandboxCharts } from "./charts.js";
 import { ago, bytes, conversationState, moment, plain, sandboxState, span } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { useLoaded, useStore, store } from "./store.js";
 import { Button, Empty, Head, Pill, Problem, Question, Spinner } from "./ui.js";
+import { t } from "./words.js";
 
 const USAGE_MS = 10_000;
 const TAIL = 200;
@@ -39,40 +41,47 @@ export function SandboxesPage() {
   });
   const all = [...sandboxes.values()].sort((a, b) => (a.created_at < b.created_at ? 1 : -1));
   return html`
-    <${Head} title="Sandboxes" />
+    <${Head} title=${t("Sandboxes")} />
     <div class="page wide-page">
       <${Problem} error=${error} />
       ${!isLoaded && html`<${Spinner} />`}
-      ${isLoaded && !all.length && html`<${Empty} icon="box" title="No sandboxes">Each conversation gets one when it starts.<//>`}
+      ${isLoaded && !all.length && html`<${Empty} icon="box" title=${t("No sandboxes")}>${t("Each conversation gets one when it starts.")}<//>`}
       <ul class="cards">
         ${all.map((one) => html`
           <${SandboxCard} key=${one.id} sandbox=${one} usage=${usage.get(one.id)} attempt=${attempt} onDelete=${() => setDoomed(one)}
             living=${[...conversations.values()].filter((c) => c.sandbox_id === one.id)} />
         `)}
       </ul>
-      <h2>Specs</h2>
-      <p class="hint">What sandboxes are made from. They are written in the server's configuration.</p>
+      <h2>${t("Specs")}</h2>
+      <p class="hint">${t("What sandboxes are made from. They are written in the server's configuration.")}</p>
       <${Problem} error=${specs.error} onAgain=${specs.again} />
       <ul class="cards">
         ${(specs.value ?? []).map((spec, i) => html`
           <li class="card" key=${spec.id}>
-            <h3>${spec.id} ${i === 0 && html`<span class="pill quiet">default</span>`}</h3>
+            <h3>${spec.id} ${i === 0 && html`<span class="pill quiet">${t("default")}</span>`}</h3>
             <dl class="facts">
-              <${Fact} name="Workspace" value=${html`<code>${spec.working_dir}</code>`} />
-              ${spec.command && html`<${Fact} name="Command" value=${html`<code>${spec.command.join(" ")}</code>`} />`}
-              ${Object.keys(spec.initial_env).length > 0 && html`<${Fact} name="Variables" value=${Object.keys(spec.initial_env).join(", ")} />`}
+              <${Fact} name=${t("Workspace")} value=${html`<code>${spec.working_dir}</code>`} />
+              ${spec.command && html`<${Fact} name=${t("Command")} value=${html`<code>${spec.command.join(" ")}</code>`} />`}
+              ${Object.keys(spec.initial_env).length > 0 && html`<${Fact} name=${t("Variables")} value=${Object.keys(spec.initial_env).join(", ")} />`}
             </dl>
-            <div class="actions"><${Button} icon="play" needs="run" onPress=${start(spec.id)} label="Start one" /></div>
+            <div class="actions"><${Button} icon="play" needs="run" onPress=${start(spec.id)} label=${t("Start one")} /></div>
           </li>
         `)}
       </ul>
     </div>
     ${doomed && html`
-      <${Question} title="Delete this sandbox?" action="Delete" onClose=${() => setDoomed(null)}
-        text="All its files are gone for good. Its conversations stay readable."
+      <${Question} title=${t("Delete this sandbox?")} action=${t("Delete")} onClose=${() => setDoomed(null)}
+        text=${t("All its files are gone for good. Its conversations stay readable.")}
         onYes=${() => remove(`${V1}/sandboxes/${doomed.id}`)} />
     `}
   `;
+}
+
+/** A sandbox is called as what lives in it. */
+function nameOf([first, ...others]) {
+  if (!first) return t("Sandbox without a conversation");
+  const title = first.title || t("Untitled");
+  return others.length ? t("{0} and {1} more", title, others.length) : title;
 }
 
 const capital = (text) => text.replace(/^./, (letter) => letter.toUpperCase());
@@ -82,33 +91,38 @@ const Fact = ({ name, value }) => (value ? html`<div><dt>${name}</dt><dd>${value
 function SandboxCard({ sandbox, usage, living, attempt, onDelete }) {
   const { id, status } = sandbox;
   const [isLogShown, showLog] = useState(false);
+  const [isUseShown, showUse] = useState(false);
   const act = (name) => () => attempt(() => post(`${V1}/sandboxes/${id}/${name}`));
   return html`
     <li class="card">
-      <h3><code>${id.slice(0, 12)}</code> <${Pill} state=${sandboxState(status)} /></h3>
+      <h3>${nameOf(living)} <${Pill} state=${sandboxState(status)} /></h3>
       ${sandbox.status_detail && html`<p class="pre ${status === "ERROR" ? "bad-text" : "hint"}">${sandbox.status_detail}</p>`}
       <dl class="facts">
-        <${Fact} name="Spec" value=${sandbox.sandbox_spec_id} />
-        <${Fact} name="Isolation" value=${sandbox.isolation ?? "not known yet"} />
-        <${Fact} name="Limits in force" value=${sandbox.enforced_limits.join(", ").replace(/_/g, " ") || "none"} />
-        <${Fact} name="Made" value=${html`<time datetime=${sandbox.created_at} title=${moment(sandbox.created_at)}>${ago(sandbox.created_at)}</time>`} />
-        <${Fact} name="Memory" value=${usage?.memory_bytes != null && bytes(usage.memory_bytes)} />
-        <${Fact} name="CPU time" value=${usage?.cpu_seconds != null && span(usage.cpu_seconds)} />
-        <${Fact} name="Processes" value=${usage?.processes != null && String(usage.processes)} />
+        <${Fact} name=${t("Id")} value=${html`<code>${id}</code>`} />
+        <${Fact} name=${t("Spec")} value=${sandbox.sandbox_spec_id} />
+        <${Fact} name=${t("Isolation")} value=${sandbox.isolation ?? t("not known yet")} />
+        <${Fact} name=${t("Limits in force")} value=${sandbox.enforced_limits.join(", ").replace(/_/g, " ") || t("none")} />
+        <${Fact} name=${t("Made")} value=${html`<time datetime=${sandbox.created_at} title=${moment(sandbox.created_at)}>${ago(sandbox.created_at)}</time>`} />
+        <${Fact} name=${t("Memory")} value=${usage?.memory_bytes != null && bytes(usage.memory_bytes)} />
+        <${Fact} name=${t("CPU time")} value=${usage?.cpu_seconds != null && span(usage.cpu_seconds)} />
+        <${Fact} name=${t("Disk")} value=${usage?.disk_bytes != null && bytes(usage.disk_bytes)} />
+        <${Fact} name=${t("Processes")} value=${usage?.processes != null && String(usage.processes)} />
         ${Object.entries(sandbox.facts).map(([name, value]) => html`<${Fact} name=${capital(name.replace(/_/g, " "))} value=${value} />`)}
-        <${Fact} name="Paused as" value=${sandbox.paused_as} />
+        <${Fact} name=${t("Paused as")} value=${sandbox.paused_as} />
       </dl>
       ${living.length > 0 && html`
-        <ul class="living" aria-label="Conversations in it">
-          ${living.map((one) => html`<li key=${one.id}><a href=${`#/c/${one.id}`}>${one.title || "Untitled"}</a> <${Pill} state=${conversationState(one)} /></li>`)}
+        <ul class="living" aria-label=${t("Conversations in it")}>
+          ${living.map((one) => html`<li key=${one.id}><a href=${`#/c/${one.id}`}>${one.title || t("Untitled")}</a> <${Pill} state=${conversationState(one)} /></li>`)}
         </ul>`}
+      ${isUseShown && html`<${SandboxCharts} id=${id} />`}
       ${isLogShown && html`<${Log} id=${id} />`}
       <div class="actions">
-        ${["RUNNING", "STARTING"].includes(status) && html`<${Button} icon="pause" needs="run" onPress=${act("pause")} label="Pause" />`}
-        ${status === "RUNNING" && html`<${Button} icon="stop" needs="run" onPress=${act("stop")} label="Stop" title="Ends what runs in it, and keeps its files" />`}
-        ${["PAUSED", "ERROR"].includes(status) && html`<${Button} icon="play" needs="run" onPress=${act("resume")} label="Resume" />`}
-        ${status !== "MISSING" && html`<${Button} icon="file" onPress=${() => showLog(!isLogShown)} label="Log" aria-expanded=${String(isLogShown)} />`}
-        <${Button} kind="danger" icon="trash" needs="run" onPress=${onDelete} label="Delete" />
+        ${["RUNNING", "STARTING"].includes(status) && html`<${Button} icon="pause" needs="run" onPress=${act("pause")} label=${t("Pause")} />`}
+        ${status === "RUNNING" && html`<${Button} icon="stop" needs="run" onPress=${act("stop")} label=${t("Stop")} title=${t("Ends what runs in it, and keeps its files")} />`}
+        ${["PAUSED", "ERROR"].includes(status) && html`<${Button} icon="play" needs="run" onPress=${act("resume")} label=${t("Resume")} />`}
+        ${status !== "MISSING" && html`<${Button} icon="file" onPress=${() => showLog(!isLogShown)} label=${t("Log")} aria-expanded=${String(isLogShown)} />`}
+        ${status !== "MISSING" && html`<${Button} icon="chart" onPress=${() => showUse(!isUseShown)} label=${t("Use")} title=${t("What it uses over time")} aria-expanded=${String(isUseShown)} />`}
+        <${Button} kind="danger" icon="trash" needs="run" onPress=${onDelete} label=${t("Delete")} />
       </div>
     </li>
   `;
@@ -123,9 +137,9 @@ function Log({ id }) {
     if (box.current) box.current.scrollTop = box.current.scrollHeight;
   }, [lines]);
   return html`
-    <div class="bar"><h4>The last lines it wrote</h4><${Button} icon="refresh" isIcon kind="bare" label="Look again" onPress=${log.again} /></div>
+    <div class="bar"><h4>${t("The last lines it wrote")}</h4><${Button} icon="refresh" isIcon kind="bare" label=${t("Look again")} onPress=${log.again} /></div>
     <${Problem} error=${log.error} />
     ${log.isLoading && !lines && html`<${Spinner} />`}
-    ${lines && (lines.length ? html`<pre class="output" tabindex="0" aria-label="Log" ref=${box}>${plain(lines.join("\n"))}</pre>` : html`<p class="hint">It has written nothing.</p>`)}
+    ${lines && (lines.length ? html`<pre class="output" tabindex="0" aria-label=${t("Log")} ref=${box}>${plain(lines.join("\n"))}</pre>` : html`<p class="hint">${t("It has written nothing.")}</p>`)}
   `;
 }

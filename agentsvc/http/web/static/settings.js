@@ -8,21 +8,22 @@ import { KeysSection, LoginsSection, McpSection, SecretsSection, WebhooksSection
 import { UsageSection } from "./people.js";
 import { useLoaded } from "./store.js";
 import { Button, Head, Problem, SelectField, Spinner, TextField } from "./ui.js";
+import { t } from "./words.js";
 
 const SECTIONS = [
-  ["", "Model", ModelSection],
-  ["agent", "Agent", AgentSection],
-  ["git", "Git", GitSection],
-  ["sandboxes", "Sandboxes", SandboxSection],
-  ["secrets", "Secrets", SecretsSection],
-  ["mcp", "MCP servers", McpSection],
-  ["keys", "API keys", KeysSection],
-  ["logins", "Browsers", LoginsSection],
-  ["webhooks", "Webhooks", WebhooksSection],
-  ["usage", "Usage", UsageSection],
-  ["activity", "Activity", ActivitySection],
-  ["browser", "This browser", BrowserSection],
-  ["more", "More", MoreSection],
+  ["", t("Model"), ModelSection],
+  ["agent", t("Agent"), AgentSection],
+  ["git", t("Git"), GitSection],
+  ["sandboxes", t("Sandboxes"), SandboxSection],
+  ["secrets", t("Secrets"), SecretsSection],
+  ["mcp", t("MCP servers"), McpSection],
+  ["keys", t("API keys"), KeysSection],
+  ["logins", t("Browsers"), LoginsSection],
+  ["webhooks", t("Webhooks"), WebhooksSection],
+  ["usage", t("Usage"), UsageSection],
+  ["activity", t("Activity"), ActivitySection],
+  ["browser", t("This browser"), BrowserSection],
+  ["more", t("More"), MoreSection],
 ];
 
 export function SettingsPage({ section, settings, onSettings }) {
@@ -34,8 +35,8 @@ export function SettingsPage({ section, settings, onSettings }) {
   const tabs = useRef(null);
   useEffect(() => tabs.current.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }), [section]);
   return html`
-    <${Head} title="Settings" />
-    <nav class="tabs many" aria-label="Groups of settings" ref=${tabs}>
+    <${Head} title=${t("Settings")} />
+    <nav class="tabs many" aria-label=${t("Groups of settings")} ref=${tabs}>
       ${SECTIONS.map(([name, label]) => html`<a href=${`#/settings${name && `/${name}`}`} aria-current=${name === section ? "page" : null}>${label}</a>`)}
     </nav>
     <div class="page narrow"><${Section} key=${section} settings=${settings ?? {}} save=${save} onSettings=${onSettings} /></div>
@@ -63,13 +64,13 @@ function SchemaGroups({ names, settings, save }) {
 }
 
 function ModelSection({ settings, save, onSettings }) {
-  const names = { llm: { title: "All settings of the model", hint: "Sent with each call. What is not set is left to the model's provider.", leave: ["llm.model", "llm.api_key", "llm.base_url"] } };
+  const names = { llm: { title: t("All settings of the model"), hint: t("Sent with each call. What is not set is left to the model's provider."), leave: ["llm.model", "llm.api_key", "llm.base_url"] } };
   return html`
-    <${Group} title="Language model" hint="The model that agents use unless a conversation names another one.">
-      <dl class="facts"><div><dt>Model</dt><dd><code>${settings.llm_model ?? "none"}</code></dd></div>
-        <div><dt>API key</dt><dd>${settings.llm_api_key_set ? "stored" : "none"}</dd></div>
-        <div><dt>Base URL</dt><dd>${settings.llm_base_url || "that of the provider"}</dd></div></dl>
-      <div class="actions"><a class="button primary" href="#/setup">Change and test</a></div>
+    <${Group} title=${t("Language model")} hint=${t("The model that agents use unless a conversation names another one.")}>
+      <dl class="facts"><div><dt>${t("Model")}</dt><dd><code>${settings.llm_model ?? t("none")}</code></dd></div>
+        <div><dt>${t("API key")}</dt><dd>${settings.llm_api_key_set ? t("stored") : t("none")}</dd></div>
+        <div><dt>${t("Base URL")}</dt><dd>${settings.llm_base_url || t("that of the provider")}</dd></div></dl>
+      <div class="actions"><a class="button primary" href="#/setup">${t("Change and test")}</a></div>
     <//>
     <${Profiles} onSettings=${onSettings} />
     <${SchemaGroups} names=${names} settings=${settings} save=${save} />
@@ -92,53 +93,53 @@ function Profiles({ onSettings }) {
   };
   const path = (one) => `${V1}/settings/profiles/${encodeURIComponent(one)}`;
   return html`
-    <${Group} title="Saved models" hint="Models with their keys, by name, to change between them.">
+    <${Group} title=${t("Saved models")} hint=${t("Models with their keys, by name, to change between them.")}>
       <ul class="entries">
         ${(profiles.value?.profiles ?? []).map((one) => html`
-          <li key=${one.name}><div><strong>${one.name}</strong> ${one.name === profiles.value.active_profile && html`<span class="pill good">in use</span>`}<p class="hint">${one.model}</p></div>
-            <${Button} needs="run" onPress=${act(() => post(`${path(one.name)}/activate`))} label="Use" />
-            <${Button} kind="bare" icon="trash" isIcon label=${`Delete ${one.name}`} needs="run" onPress=${act(() => remove(path(one.name)))} /></li>
+          <li key=${one.name}><div><strong>${one.name}</strong> ${one.name === profiles.value.active_profile && html`<span class="pill good">${t("in use")}</span>`}<p class="hint">${one.model}</p></div>
+            <${Button} needs="run" onPress=${act(() => post(`${path(one.name)}/activate`))} label=${t("Use")} />
+            <${Button} kind="bare" icon="trash" isIcon label=${t("Delete {0}", one.name)} needs="run" onPress=${act(() => remove(path(one.name)))} /></li>
         `)}
       </ul>
       <${Problem} error=${error ?? profiles.error} />
       <form class="inline" onSubmit=${(event) => event.preventDefault()}>
-        <${TextField} label="Name" value=${name} onValue=${setName} />
-        <${Button} needs="run" onPress=${act(async () => { await post(path(name.trim())); setName(""); })} label="Save the current model" />
+        <${TextField} label=${t("Name")} value=${name} onValue=${setName} />
+        <${Button} needs="run" onPress=${act(async () => { await post(path(name.trim())); setName(""); })} label=${t("Save the current model")} />
       </form>
     <//>
   `;
 }
 
 const AGENT = [
-  { key: "confirmation_mode", label: "Ask before the agent acts", kind: "switch", hint: "Actions wait until you confirm or reject them." },
-  { key: "security_analyzer", label: "Which actions are asked about", kind: "select", options: [["", "All of them"], ["llm", "Those that the model calls risky"], ["none", "All of them, without a rating"]], hint: "Counts where the agent asks." },
-  { key: "max_iterations", label: "Steps", kind: "number", hint: "After so many steps a run stops; a message lets it go on. 500 if empty." },
-  { key: "max_budget_per_task", label: "Budget in US dollars", kind: "number", hint: "A conversation that has cost so much stops. Empty: no limit." },
-  { key: "enable_default_condenser", label: "Shorten long histories", kind: "switch", hint: "What is long past is summarised, so that it fits the model." },
-  { key: "condenser_max_size", label: "Events before that", kind: "number", hint: "From so many events on, 20 or more. 240 if empty." },
+  { key: "confirmation_mode", label: t("Ask before the agent acts"), kind: "switch", hint: t("Actions wait until you confirm or reject them.") },
+  { key: "security_analyzer", label: t("Which actions are asked about"), kind: "select", options: [["", t("All of them")], ["llm", t("Those that the model calls risky")], [t("none"), t("All of them, without a rating")]], hint: t("Counts where the agent asks.") },
+  { key: "max_iterations", label: t("Steps"), kind: "number", hint: t("After so many steps a run stops; a message lets it go on. 500 if empty.") },
+  { key: "max_budget_per_task", label: t("Budget in US dollars"), kind: "number", hint: t("A conversation that has cost so much stops. Empty: no limit.") },
+  { key: "enable_default_condenser", label: t("Shorten long histories"), kind: "switch", hint: t("What is long past is summarised, so that it fits the model.") },
+  { key: "condenser_max_size", label: t("Events before that"), kind: "number", hint: t("From so many events on, 20 or more. 240 if empty.") },
 ];
 
 function AgentSection({ settings, save }) {
   const names = {
-    general: { title: "Tools", hint: "What the agent works with.", leave: ["mcp_config"] },
-    agent_context: { title: "Instructions and skills", hint: "What the agent knows before it begins." },
-    condenser: { title: "All settings of shortening", hint: "How long histories are made to fit the model.", leave: ["condenser.enabled", "condenser.max_size"] },
-    verification: { title: "Verification", hint: "A critic may rate the work, and send it back." },
+    general: { title: t("Tools"), hint: t("What the agent works with."), leave: ["mcp_config"] },
+    agent_context: { title: t("Instructions and skills"), hint: t("What the agent knows before it begins.") },
+    condenser: { title: t("All settings of shortening"), hint: t("How long histories are made to fit the model."), leave: ["condenser.enabled", "condenser.max_size"] },
+    verification: { title: t("Verification"), hint: t("A critic may rate the work, and send it back.") },
   };
   return html`
-    <${Group} title="How the agent works"><${Form} fields=${AGENT} values=${settings} onSave=${save} /><//>
+    <${Group} title=${t("How the agent works")}><${Form} fields=${AGENT} values=${settings} onSave=${save} /><//>
     <${SchemaGroups} names=${names} settings=${settings} save=${save} />
   `;
 }
 
 const GIT = [
-  { key: "git_user_name", label: "Name", hint: "Who commits in sandboxes." },
-  { key: "git_user_email", label: "E-mail address" },
-  { key: "git_full_clone", label: "Clone the whole history", kind: "switch", hint: "Otherwise only the last commit, which is faster." },
+  { key: "git_user_name", label: t("Name"), hint: t("Who commits in sandboxes.") },
+  { key: "git_user_email", label: t("E-mail address") },
+  { key: "git_full_clone", label: t("Clone the whole history"), kind: "switch", hint: t("Otherwise only the last commit, which is faster.") },
 ];
 const PROVIDERS = [
   ["github", "GitHub"], ["gitlab", "GitLab"], ["bitbucket", "Bitbucket"], ["bitbucket_data_center", "Bitbucket Data Center"],
-  ["forgejo", "Forgejo or Gitea"], ["azure_devops", "Azure DevOps"], ["enterprise_sso", "Enterprise SSO"],
+  ["forgejo", t("Forgejo or Gitea")], ["azure_devops", "Azure DevOps"], ["enterprise_sso", "Enterprise SSO"],
 ];
 
 function GitSection({ settings, save, onSettings }) {
@@ -162,67 +163,67 @@ function GitSection({ settings, save, onSettings }) {
   const add = () => store({ ...others, [form.provider]: { token: form.token.trim(), host: form.host.trim() || null } });
   const drop = (name) => () => store(Object.fromEntries(Object.entries(others).filter(([one]) => one !== name)));
   return html`
-    <${Group} title="Commits"><${Form} fields=${GIT} values=${settings} onSave=${save} /><//>
-    <${Group} title="Git providers" hint="With a token, conversations clone private repositories. It is shown to its own host only, and checked before it is kept.">
+    <${Group} title=${t("Commits")}><${Form} fields=${GIT} values=${settings} onSave=${save} /><//>
+    <${Group} title=${t("Git providers")} hint=${t("With a token, conversations clone private repositories. It is shown to its own host only, and checked before it is kept.")}>
       <ul class="entries">${Object.entries(stored).map(([name, host]) => html`
-        <li key=${name}><div><strong>${PROVIDERS.find(([one]) => one === name)?.[1] ?? name}</strong><p class="hint">${host ?? "public host"}</p></div>
-          <${Button} kind="bare" icon="trash" isIcon label=${`Forget the token of ${name}`} needs="run" onPress=${drop(name)} /></li>`)}</ul>
-      <${SelectField} label="Provider" value=${form.provider} onValue=${change("provider")} options=${PROVIDERS} />
-      <${TextField} label="Token" type="password" autocomplete="off" value=${form.token} onValue=${change("token")} />
-      <${TextField} label="Host" hint="Only for one of your own, such as git.example.org" value=${form.host} onValue=${change("host")} />
-      <${Problem} error=${error} title="Not stored" />
-      <div class="actions"><${Button} kind="primary" needs="run" onPress=${add} label="Store the token" /></div>
+        <li key=${name}><div><strong>${PROVIDERS.find(([one]) => one === name)?.[1] ?? name}</strong><p class="hint">${host ?? t("public host")}</p></div>
+          <${Button} kind="bare" icon="trash" isIcon label=${t("Forget the token of {0}", name)} needs="run" onPress=${drop(name)} /></li>`)}</ul>
+      <${SelectField} label=${t("Provider")} value=${form.provider} onValue=${change("provider")} options=${PROVIDERS} />
+      <${TextField} label=${t("Token")} type="password" autocomplete="off" value=${form.token} onValue=${change("token")} />
+      <${TextField} label=${t("Host")} hint=${t("Only for one of your own, such as git.example.org")} value=${form.host} onValue=${change("host")} />
+      <${Problem} error=${error} title=${t("Not stored")} />
+      <div class="actions"><${Button} kind="primary" needs="run" onPress=${add} label=${t("Store the token")} /></div>
     <//>
   `;
 }
 
 const RULES = [
-  { key: "pause_after_seconds", label: "Pause after seconds without use", kind: "number", hint: "0: never. Empty: as the spec or the server says." },
-  { key: "stop_after_seconds", label: "Stop after seconds without use", kind: "number", hint: "Keeps the files only. 0: never. Empty: as the spec or the server says." },
-  { key: "delete_after_seconds", label: "Delete after seconds without use", kind: "number", hint: "With all files. 0: never. Empty: as the spec or the server says." },
+  { key: "pause_after_seconds", label: t("Pause after seconds without use"), kind: "number", hint: t("0: never. Empty: as the spec or the server says.") },
+  { key: "stop_after_seconds", label: t("Stop after seconds without use"), kind: "number", hint: t("Keeps the files only. 0: never. Empty: as the spec or the server says.") },
+  { key: "delete_after_seconds", label: t("Delete after seconds without use"), kind: "number", hint: t("With all files. 0: never. Empty: as the spec or the server says.") },
 ];
 
 function SandboxSection({ settings, save }) {
   const specs = useLoaded(() => getAll(`${V1}/sandbox-specs/search`));
   const rules = useLoaded(() => get(`${V1}/sandbox-rules`));
   const fields = [
-    { key: "default_sandbox_spec_id", label: "Spec of new sandboxes", kind: "select", options: [["", "The server's default"], ...(specs.value ?? []).map(({ id }) => [id, id])] },
-    { key: "sandbox_grouping_strategy", label: "New conversations", kind: "select", options: [
-      ["NO_GROUPING", "get a sandbox of their own"], ["GROUP_BY_NEWEST", "join the newest sandbox"], ["LEAST_RECENTLY_USED", "join the one used longest ago"],
-      ["FEWEST_CONVERSATIONS", "join the one with fewest conversations"], ["ADD_TO_ANY", "join any"]], hint: "Conversations in one sandbox see each other's files." },
-    { key: "remote_runtime_resource_factor", label: "Size", kind: "number", hint: "A factor, for backends that have sandboxes of several sizes." },
-    { key: "sandbox_runtime_container_image", label: "Image of the runtime", hint: "For clients of the older API; stored only." },
-    { key: "sandbox_base_container_image", label: "Base image", hint: "For clients of the older API; stored only." },
-    { key: "sandbox_api_key", label: "Key of a remote runtime", kind: "secret", hint: "Where sandboxes are at another service." },
+    { key: "default_sandbox_spec_id", label: t("Spec of new sandboxes"), kind: "select", options: [["", t("The server's default")], ...(specs.value ?? []).map(({ id }) => [id, id])] },
+    { key: "sandbox_grouping_strategy", label: t("New conversations"), kind: "select", options: [
+      ["NO_GROUPING", t("get a sandbox of their own")], ["GROUP_BY_NEWEST", t("join the newest sandbox")], ["LEAST_RECENTLY_USED", t("join the one used longest ago")],
+      ["FEWEST_CONVERSATIONS", t("join the one with fewest conversations")], ["ADD_TO_ANY", t("join any")]], hint: t("Conversations in one sandbox see each other's files.") },
+    { key: "remote_runtime_resource_factor", label: t("Size"), kind: "number", hint: t("A factor, for backends that have sandboxes of several sizes.") },
+    { key: "sandbox_runtime_container_image", label: t("Image of the runtime"), hint: t("For clients of the older API; stored only.") },
+    { key: "sandbox_base_container_image", label: t("Base image"), hint: t("For clients of the older API; stored only.") },
+    { key: "sandbox_api_key", label: t("Key of a remote runtime"), kind: "secret", hint: t("Where sandboxes are at another service.") },
   ];
   const saveRules = async (changes) => {
     await put(`${V1}/sandbox-rules`, { ...rules.value, ...changes });
     rules.again();
   };
   return html`
-    <${Group} title="New sandboxes"><${Form} fields=${fields} values=${settings} onSave=${save} /><//>
-    <${Group} title="Idle sandboxes" hint="What becomes of your sandboxes that nobody uses.">
+    <${Group} title=${t("New sandboxes")}><${Form} fields=${fields} values=${settings} onSave=${save} /><//>
+    <${Group} title=${t("Idle sandboxes")} hint=${t("What becomes of your sandboxes that nobody uses.")}>
       <${Problem} error=${rules.error} />${rules.value && html`<${Form} fields=${RULES} values=${rules.value} onSave=${saveRules} />`}
     <//>
   `;
 }
 
 const MORE = [
-  { key: "search_api_key", label: "Key of the web search", kind: "secret", hint: "For agents that search the web." },
-  { key: "agent", label: "Agent", hint: "Its name, for clients of the older API; stored only." },
-  { key: "language", label: "Language", hint: "Of other front ends, such as en." },
-  { key: "title_llm_profile", label: "Saved model for titles", hint: "Its name; empty: the conversation's own model." },
-  { key: "disabled_skills", label: "Skills that are off", kind: "json", hint: "A JSON list of names." },
-  { key: "email", label: "E-mail address" },
-  { key: "enable_sound_notifications", label: "Sounds", kind: "switch", hint: "In front ends that make them." },
-  { key: "enable_proactive_conversation_starters", label: "Suggest conversations", kind: "switch", hint: "In front ends that do." },
-  { key: "enable_solvability_analysis", label: "Rate whether issues can be solved", kind: "switch", hint: "In integrations that do." },
-  { key: "user_consents_to_analytics", label: "Consent to analytics", kind: "switch", hint: "For front ends that ask. This server sends nothing to anybody." },
-  { key: "v1_enabled", label: "Newer API in older front ends", kind: "switch" },
+  { key: "search_api_key", label: t("Key of the web search"), kind: "secret", hint: t("For agents that search the web.") },
+  { key: "agent", label: t("Agent"), hint: t("Its name, for clients of the older API; stored only.") },
+  { key: "language", label: t("Language"), hint: t("Of other front ends, such as en.") },
+  { key: "title_llm_profile", label: t("Saved model for titles"), hint: t("Its name; empty: the conversation's own model.") },
+  { key: "disabled_skills", label: t("Skills that are off"), kind: "json", hint: t("A JSON list of names.") },
+  { key: "email", label: t("E-mail address") },
+  { key: "enable_sound_notifications", label: t("Sounds"), kind: "switch", hint: t("In front ends that make them.") },
+  { key: "enable_proactive_conversation_starters", label: t("Suggest conversations"), kind: "switch", hint: t("In front ends that do.") },
+  { key: "enable_solvability_analysis", label: t("Rate whether issues can be solved"), kind: "switch", hint: t("In integrations that do.") },
+  { key: "user_consents_to_analytics", label: t("Consent to analytics"), kind: "switch", hint: t("For front ends that ask. This server sends nothing to anybody.") },
+  { key: "v1_enabled", label: t("Newer API in older front ends"), kind: "switch" },
 ];
 
 function MoreSection({ settings, save }) {
   const fields = MORE.map((field) => ({ ...field, isSet: field.key === "search_api_key" && settings.search_api_key_set }));
-  return html`<${Group} title="Other settings" hint="Most of these are for other front ends of this server."><${Form} fields=${fields} values=${settings} onSave=${save} /><//>
-    <${Group} title="For programs"><p>Every operation of the API is described at <a href="docs">/docs</a>.</p><//>`;
+  return html`<${Group} title=${t("Other settings")} hint=${t("Most of these are for other front ends of this server.")}><${Form} fields=${fields} values=${settings} onSave=${save} /><//>
+    <${Group} title=${t("For programs")}><p>${t("Every operation of the API is described at")} <a href="docs">/docs</a>.</p><//>`;
 }

@@ -4,6 +4,7 @@ import { html, useState } from "./html.js";
 import { isAdmin } from "./me.js";
 import { useLoaded } from "./store.js";
 import { Button, Head, Icon, Problem, Spinner, TextField } from "./ui.js";
+import { t } from "./words.js";
 
 export function SetupPage({ settings, onSettings }) {
   const [form, setForm] = useState({ model: settings?.llm_model ?? "", key: "", url: settings?.llm_base_url ?? "" });
@@ -17,7 +18,7 @@ export function SetupPage({ settings, onSettings }) {
     await onSettings();
   };
   const test = async () => {
-    if (!form.model.trim()) return setState({ error: new Error("Name a model.") });
+    if (!form.model.trim()) return setState({ error: new Error(t("Name a model.")) });
     setState({ isAsked: true });
     try {
       await save();
@@ -28,23 +29,23 @@ export function SetupPage({ settings, onSettings }) {
   };
   const isFirst = !settings?.llm_model;
   return html`
-    <${Head} title=${isFirst ? "Welcome" : "Model"} back=${isFirst ? "#/" : "#/settings"} />
+    <${Head} title=${isFirst ? t("Welcome") : t("Model")} back=${isFirst ? "#/" : "#/settings"} />
     <div class="page narrow">
-      <p class="lead">Which language model should the agents use?</p>
+      <p class="lead">${t("Which language model should the agents use?")}</p>
       <form class="card" onSubmit=${(event) => event.preventDefault()}>
-        <${TextField} label="Model" hint="Provider and name, as LiteLLM writes them." value=${form.model} onValue=${change("model")}
+        <${TextField} label=${t("Model")} hint=${t("Provider and name, as LiteLLM writes them.")} value=${form.model} onValue=${change("model")}
           placeholder="anthropic/claude-sonnet-4-5" list="models" autocomplete="off" spellcheck="false" />
         <datalist id="models">${(models.value?.items ?? []).map((one) => html`<option value=${one.provider ? `${one.provider}/${one.name}` : one.name} />`)}</datalist>
-        <${TextField} label="API key" type="password" value=${form.key} onValue=${change("key")} autocomplete="off"
-          placeholder=${settings?.llm_api_key_set ? "Stored; leave it empty to keep it" : ""}
-          hint="Kept encrypted on this server, and shown to nobody again. A model of your own may need none." />
-        <${TextField} label="Base URL" type="url" value=${form.url} onValue=${change("url")} placeholder="https://"
-          hint="Only for a server of your own or a proxy; empty for the provider itself." />
+        <${TextField} label=${t("API key")} type="password" value=${form.key} onValue=${change("key")} autocomplete="off"
+          placeholder=${settings?.llm_api_key_set ? t("Stored; leave it empty to keep it") : ""}
+          hint=${t("Kept encrypted on this server, and shown to nobody again. A model of your own may need none.")} />
+        <${TextField} label=${t("Base URL")} type="url" value=${form.url} onValue=${change("url")} placeholder="https://"
+          hint=${t("Only for a server of your own or a proxy; empty for the provider itself.")} />
         <div class="actions">
-          <${Button} kind="primary" icon="check" needs="run" onPress=${test} label="Save and test" />
+          <${Button} kind="primary" icon="check" needs="run" onPress=${test} label=${t("Save and test")} />
         </div>
       </form>
-      ${state.isAsked && html`<${Spinner} label="The model is asked" />`}
+      ${state.isAsked && html`<${Spinner} label=${t("The model is asked")} />`}
       <${Problem} error=${state.error} />
       ${state.found && html`<${Found} found=${state.found} onAgain=${test} />`}
     </div>
@@ -55,19 +56,19 @@ export function SetupPage({ settings, onSettings }) {
 function Found({ found: { outcome, message, said, host }, onAgain }) {
   const [error, setError] = useState(null);
   const allow = () => post(`${V1}/model-hosts`, { host }).then(onAgain, setError);
-  const begin = html`<a class="button primary" href="#/new">Start a conversation</a>`;
+  const begin = html`<a class="button primary" href="#/new">${t("Start a conversation")}</a>`;
   if (outcome === "answers") {
     return html`<div class="success" role="status"><${Icon} name="check" /><div><strong>${message}</strong>${begin}</div></div>`;
   }
   if (host && isAdmin()) {
-    return html`<div class="card" role="status"><p><strong>The model is on your own network.</strong> Agents of all users, and this server, reach it there once you allow it.</p>
-      <${Problem} error=${error} /><div class="actions"><${Button} kind="primary" icon="check" needs="admin" onPress=${allow} label=${`Allow ${host}`} /></div></div>`;
+    return html`<div class="card" role="status"><p><strong>${t("The model is on your own network.")}</strong> ${t("Agents of all users, and this server, reach it there once you allow it.")}</p>
+      <${Problem} error=${error} /><div class="actions"><${Button} kind="primary" icon="check" needs="admin" onPress=${allow} label=${t("Allow {0}", host)} /></div></div>`;
   }
   if (outcome === "untested") {
-    return html`<div class="card" role="status"><p><strong>The settings are saved, and the model was not tested.</strong></p><p>${message}</p><div class="actions">${begin}</div></div>`;
+    return html`<div class="card" role="status"><p><strong>${t("The settings are saved, and the model was not tested.")}</strong></p><p>${message}</p><div class="actions">${begin}</div></div>`;
   }
   return html`
-    <${Problem} title="The test failed" error=${{ message }} />
-    ${said && html`<details class="card"><summary>What was said</summary><pre>${said}</pre></details>`}
+    <${Problem} title=${t("The test failed")} error=${{ message }} />
+    ${said && html`<details class="card"><summary>${t("What was said")}</summary><pre>${said}</pre></details>`}
   `;
 }

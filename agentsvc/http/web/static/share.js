@@ -3,11 +3,12 @@ import { conversationPath, download, get, post, remove, V1 } from "./api.js";
 import { html, useState } from "./html.js";
 import { useLoaded } from "./store.js";
 import { Button, Copyable, Dialog, Problem, SelectField, Spinner, Toggle } from "./ui.js";
+import { locale, t } from "./words.js";
 
 const SHARES = `${V1}/shares`;
 const DAY_MS = 86_400_000;
-const ENDS = [["", "When it is revoked"], ["1", "In a day"], ["7", "In a week"], ["30", "In 30 days"]];
-const REDACTIONS = [["tool_output", "What tools print"], ["files", "Contents of files"], ["paths", "Paths"]];
+const ENDS = [["", t("When it is revoked")], ["1", t("In a day")], ["7", t("In a week")], ["30", t("In 30 days")]];
+const REDACTIONS = [["tool_output", t("What tools print")], ["files", t("Contents of files")], ["paths", t("Paths")]];
 
 export function Share({ conversation, onClose }) {
   const links = useLoaded(() => get(SHARES, { conversation_id: conversation.id }), []);
@@ -30,29 +31,29 @@ export function Share({ conversation, onClose }) {
   const add = () => change(() => post(SHARES, { conversation_id: conversation.id, expires_at: expires(), redact: hidden }));
   const query = hidden.map((one) => `redact=${one}`).join("&");
   if (links.error?.status === 404) {
-    return html`<${Dialog} title="Share" onClose=${onClose}><p>This server does not share conversations; its operator can set <code>sharing.enabled</code>.</p>
-      <div class="actions"><${Button} onPress=${onClose} label="Close" /></div><//>`;
+    return html`<${Dialog} title=${t("Share")} onClose=${onClose}><p>${t("This server does not share conversations; its operator can set")} <code>sharing.enabled</code>.</p>
+      <div class="actions"><${Button} onPress=${onClose} label=${t("Close")} /></div><//>`;
   }
   return html`
-    <${Dialog} title="Share" onClose=${onClose}>
-      <p>Whoever has a link reads this conversation without a key, also what comes later. Your secrets are not shown.</p>
+    <${Dialog} title=${t("Share")} onClose=${onClose}>
+      <p>${t("Whoever has a link reads this conversation without a key, also what comes later. Your secrets are not shown.")}</p>
       ${links.isLoading && !links.value && html`<${Spinner} />`}
       ${(links.value ?? []).map((link) => html`
         <div key=${link.id}>
           <${Copyable} text=${link.url} />
-          <p class="hint">${link.expires_at ? `Ends ${new Date(link.expires_at).toLocaleString()}` : "Does not end"}${link.redact.length ? ` · without ${link.redact.join(", ").replaceAll("_", " ")}` : ""}</p>
-          <${Button} kind="danger" icon="trash" needs="run" label="Revoke" onPress=${() => change(() => remove(`${SHARES}/${link.id}`))} />
+          <p class="hint">${link.expires_at ? t("Ends {0}", new Date(link.expires_at).toLocaleString(locale)) : t("Does not end")}${link.redact.length ? t(" · without {0}", link.redact.join(", ").replaceAll("_", " ")) : ""}</p>
+          <${Button} kind="danger" icon="trash" needs="run" label=${t("Revoke")} onPress=${() => change(() => remove(`${SHARES}/${link.id}`))} />
         </div>
       `)}
-      <${SelectField} label="A link ends" value=${days} onValue=${setDays} options=${ENDS} />
+      <${SelectField} label=${t("A link ends")} value=${days} onValue=${setDays} options=${ENDS} />
       ${REDACTIONS.map(([name, label]) => html`
-        <${Toggle} label=${`Hide: ${label}`} value=${hidden.includes(name)} onValue=${(is) => setHidden((old) => (is ? [...old, name] : old.filter((one) => one !== name)))} />
+        <${Toggle} label=${t("Hide: {0}", label)} value=${hidden.includes(name)} onValue=${(is) => setHidden((old) => (is ? [...old, name] : old.filter((one) => one !== name)))} />
       `)}
       <${Problem} error=${error ?? links.error} />
       <div class="actions">
-        <${Button} onPress=${onClose} label="Close" />
-        <${Button} icon="down" onPress=${() => attempt(() => download(`${conversationPath(conversation.id)}/page?${query}`))} label="Save as a page" />
-        <${Button} kind="primary" icon="link" needs="run" onPress=${add} label="Make a link" />
+        <${Button} onPress=${onClose} label=${t("Close")} />
+        <${Button} icon="down" onPress=${() => attempt(() => download(`${conversationPath(conversation.id)}/page?${query}`))} label=${t("Save as a page")} />
+        <${Button} kind="primary" icon="link" needs="run" onPress=${add} label=${t("Make a link")} />
       </div>
     <//>
   `;

@@ -4,6 +4,7 @@ import { post } from "./api.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { Button, Problem } from "./ui.js";
 import { openTerminal } from "./xterm.js";
+import { t } from "./words.js";
 
 const READ_SECONDS = 20;
 const READ_BYTES = 65536;
@@ -45,7 +46,7 @@ class Session {
   /** Run a shell until it ends, and hand over what it prints. */
   async follow(cols, rows, print) {
     const { stdout, stderr, exit_code } = await this.run(start(cols, rows));
-    if (exit_code) throw new Error(stderr?.trim() || "The shell could not be started.");
+    if (exit_code) throw new Error(stderr?.trim() || t("The shell could not be started."));
     this.folder = stdout.trim();
     if (this.isOver) return this.end();
     const read = `[ -d ${this.folder} ] || exit ${ENDED}; touch ${this.folder}
@@ -109,8 +110,8 @@ export function Shell({ conversation, place }) {
   }, [turn]);
   return html`
     <${Problem} error=${state.error} />
-    <div class="terminal-box" ref=${box} role="group" aria-label="Your shell"></div>
-    ${state.isOver && html`<p class="actions"><span class="hint">The shell has ended.</span><${Button} icon="play" onPress=${() => setTurn(turn + 1)} label="Start another one" /></p>`}
-    <p class="hint">The agent does not see this shell, but its files are the same.</p>
+    <div class="terminal-box" ref=${box} role="group" aria-label=${t("Your shell")}></div>
+    ${state.isOver && html`<p class="actions"><span class="hint">${t("The shell has ended.")}</span><${Button} icon="play" onPress=${() => setTurn(turn + 1)} label=${t("Start another one")} /></p>`}
+    <p class="hint">${t("The agent does not see this shell, but its files are the same.")}</p>
   `;
 }

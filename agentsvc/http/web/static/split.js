@@ -1,6 +1,7 @@
 // Two views beside each other, with a line between them that is dragged or moved with the arrow keys.
 import { keep, kept } from "./api.js";
 import { html, useRef, useState } from "./html.js";
+import { t } from "./words.js";
 
 const STEP = 4;
 const within = (percent) => Math.min(75, Math.max(25, percent));
@@ -31,7 +32,7 @@ export function Split({ name, left, right }) {
   return html`
     <div class="split two" ref=${box} style=${{ "--left": `${percent}%` }}>
       <div class="split-part first">${left}</div>
-      <div class="split-line" role="separator" tabindex="0" aria-orientation="vertical" aria-label="Width of the conversation" aria-valuenow=${Math.round(percent)}
+      <div class="split-line" role="separator" tabindex="0" aria-orientation="vertical" aria-label=${t("Width of the conversation")} aria-valuenow=${Math.round(percent)}
         aria-valuemin="25" aria-valuemax="75" onPointerDown=${onDown} onPointerMove=${onMove} onKeyDown=${onKey}></div>
       <div class="split-part second">${right}</div>
     </div>

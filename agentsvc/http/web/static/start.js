@@ -7,16 +7,17 @@ import { Picker } from "./picker.js";
 import { modelName, useProfiles } from "./runwith.js";
 import { store, useLoaded, useStore } from "./store.js";
 import { Button, Empty, Head, Icon, Problem, SelectField, Spinner, go } from "./ui.js";
+import { t } from "./words.js";
 
 const DRAFT = "draft new";
 const EXAMPLES = [
-  ["Explain a repository", "Read this repository, and write down what it does, how it is built and tested, and where to begin reading."],
-  ["Mend failing tests", "Run the tests. Find out why some fail, mend the cause and not the test, and show that all pass."],
-  ["Add tests", "Find the part of the code that is tested least but used most, and write tests for it in the style of those that are there."],
-  ["Update dependencies", "Bring the dependencies up to date one by one. Run the tests after each, and leave out what breaks them, with the reason."],
+  [t("Explain a repository"), t("Read this repository, and write down what it does, how it is built and tested, and where to begin reading.")],
+  [t("Mend failing tests"), t("Run the tests. Find out why some fail, mend the cause and not the test, and show that all pass.")],
+  [t("Add tests"), t("Find the part of the code that is tested least but used most, and write tests for it in the style of those that are there.")],
+  [t("Update dependencies"), t("Bring the dependencies up to date one by one. Run the tests after each, and leave out what breaks them, with the reason.")],
 ];
 const EMPTY = { message: "", repository: "", branch: "", spec: "", provider: "", mode: "" };
-const MODES = [["", "Do the task"], ["plan", "Write a plan only, into PLAN.md"]];
+const MODES = [["", t("Do the task")], ["plan", t("Write a plan only, into PLAN.md")]];
 
 export function NewConversation({ settings, onSettings }) {
   const [form, setForm] = useState(() => ({ ...EMPTY, ...kept(DRAFT) }));
@@ -49,30 +50,30 @@ export function NewConversation({ settings, onSettings }) {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) start();
   };
   return html`
-    <${Head} title="New conversation" />
+    <${Head} title=${t("New conversation")} />
     <div class="page">
       <form class="composer-page" onSubmit=${(event) => event.preventDefault()}>
-        <h2 class="lead">What should the agent do?</h2>
-        <label class="hidden" for="first-message">Message</label>
+        <h2 class="lead">${t("What should the agent do?")}</h2>
+        <label class="hidden" for="first-message">${t("Message")}</label>
         <textarea id="first-message" rows="6" value=${form.message} onKeyDown=${onKey}
-          placeholder="Describe the task. Name files, and say how to tell that it is done."
+          placeholder=${t("Describe the task. Name files, and say how to tell that it is done.")}
           onInput=${(event) => change("message")(event.target.value)}></textarea>
-        ${!form.message && html`<ul class="examples" aria-label="Examples">
+        ${!form.message && html`<ul class="examples" aria-label=${t("Examples")}>
           ${EXAMPLES.map(([name, text]) => html`<li key=${name}><button type="button" onClick=${() => { change("message")(text); document.getElementById("first-message").focus(); }}>${name}</button></li>`)}
         </ul>`}
         <${Repository} form=${form} change=${change} providers=${Object.keys(settings?.provider_tokens_set ?? {})} />
         ${(specs.value?.length ?? 0) > 1 && html`
-          <${SelectField} label="Sandbox spec" hint="What the sandbox is made from: its image, limits and network."
+          <${SelectField} label=${t("Sandbox spec")} hint=${t("What the sandbox is made from: its image, limits and network.")}
             value=${form.spec} onValue=${change("spec")}
-            options=${[["", "As in your settings"], ...specs.value.map((spec) => [spec.id, spec.id])]} />
+            options=${[["", t("As in your settings")], ...specs.value.map((spec) => [spec.id, spec.id])]} />
         `}
         <div class="pair even">
           <${Model} settings=${settings} onSettings=${onSettings} onError=${setError} />
-          <${SelectField} label="Mode" value=${form.mode} onValue=${change("mode")} options=${MODES} />
+          <${SelectField} label=${t("Mode")} value=${form.mode} onValue=${change("mode")} options=${MODES} />
         </div>
-        <${Problem} error=${error} title="It could not be started" />
+        <${Problem} error=${error} title=${t("It could not be started")} />
         <div class="actions">
-          <${Button} kind="primary" icon="send" needs="run" onPress=${start} label="Start" />
+          <${Button} kind="primary" icon="send" needs="run" onPress=${start} label=${t("Start")} />
         </div>
       </form>
     </div>
@@ -98,11 +99,11 @@ function Model({ settings, onSettings, onError }) {
   };
   // A saved model may be called anything.
   const options = [
-    ...(active ? [] : [["", modelName(settings?.llm_model) || "None so far"]]),
+    ...(active ? [] : [["", modelName(settings?.llm_model) || t("None so far")]]),
     ...profiles.map(({ name, model }) => [`=${name}`, model ? `${name} (${modelName(model)})` : name]),
-    [OTHER, "Another one …"],
+    [OTHER, t("Another one …")],
   ];
-  return html`<${SelectField} label="Model" value=${chosen ?? (active ? `=${active}` : "")} onValue=${choose} options=${options} />`;
+  return html`<${SelectField} label=${t("Model")} value=${chosen ?? (active ? `=${active}` : "")} onValue=${choose} options=${options} />`;
 }
 
 /** A spec is named by a sandbox that follows it. */
@@ -125,22 +126,22 @@ function Repository({ form, change, providers }) {
   const findRepositories = async (query) => {
     const { items } = await get(`${V1}/git/repositories/search`, { provider, query, limit: 30 });
     setFound(items);
-    return items.map((one) => ({ name: one.full_name, detail: [one.is_public ? "public" : "private", one.pushed_at && `pushed ${ago(one.pushed_at)}`].filter(Boolean).join(", ") }));
+    return items.map((one) => ({ name: one.full_name, detail: [one.is_public ? t("public") : t("private"), one.pushed_at && t("pushed {0}", ago(one.pushed_at))].filter(Boolean).join(", ") }));
   };
   const main = found.find((one) => one.full_name === form.repository)?.main_branch;
   const findBranches = async (query) => {
     const { items } = await get(`${V1}/git/branches/search`, { provider, repository: form.repository, query: query || " ", limit: 30 });
-    return items.map((one) => ({ name: one.name, detail: [one.name === main && "default", one.protected && "protected", one.last_push_date && ago(one.last_push_date)].filter(Boolean).join(", ") }));
+    return items.map((one) => ({ name: one.name, detail: [one.name === main && t("default"), one.protected && t("protected"), one.last_push_date && ago(one.last_push_date)].filter(Boolean).join(", ") }));
   };
   return html`
     <fieldset class="pair">
-      <legend>Repository</legend>
+      <legend>${t("Repository")}</legend>
       ${providers.length > 1 && html`
-        <${SelectField} label="Provider" value=${provider} onValue=${change("provider")} options=${providers.map((one) => [one, one])} />
+        <${SelectField} label=${t("Provider")} value=${provider} onValue=${change("provider")} options=${providers.map((one) => [one, one])} />
       `}
-      <${Picker} label="Repository" hint=${provider ? "Choose one, or leave it empty for an empty workspace" : html`A URL, or <a href="#/settings/git">connect a git provider</a> to choose; empty for an empty workspace`}
+      <${Picker} label=${t("Repository")} hint=${provider ? t("Choose one, or leave it empty for an empty workspace") : html`${t("A URL, or")} <a href="#/settings/git">${t("connect a git provider")}</a> ${t("to choose; empty for an empty workspace")}`}
         value=${form.repository} onValue=${change("repository")} find=${provider && findRepositories} keys=${[provider]} placeholder=${provider ? "owner/name" : "https://"} />
-      <${Picker} label="Branch" hint="Empty: a new branch of the default one" value=${form.branch} onValue=${change("branch")}
+      <${Picker} label=${t("Branch")} hint=${t("Empty: a new branch of the default one")} value=${form.branch} onValue=${change("branch")}
         find=${provider && form.repository.includes("/") && findBranches} keys=${[provider, form.repository]} />
     </fieldset>
   `;
@@ -160,7 +161,7 @@ export function StartProgress({ id }) {
   }, []);
   if (asked.error) return html`<div class="page"><${Problem} error=${asked.error} onAgain=${asked.again} /></div>`;
   if (!task && asked.isLoading) return html`<${Spinner} />`;
-  if (!task) return html`<${Empty} icon="chat" title="There is no such start">It may be too long ago.<//>`;
+  if (!task) return html`<${Empty} icon="chat" title=${t("There is no such start")}>${t("It may be too long ago.")}<//>`;
   const at = STAGES.findIndex(([name]) => name === task.status);
   if (at >= 0) reached.current = Math.max(reached.current, at);
   const isFailed = task.status === "ERROR";
@@ -170,7 +171,7 @@ export function StartProgress({ id }) {
     go("/new");
   };
   return html`
-    <${Head} title=${isFailed ? "The start failed" : "Starting"} />
+    <${Head} title=${isFailed ? t("The start failed") : t("Starting")} />
     <div class="page">
       ${firstText(task) && html`<blockquote class="asked">${firstText(task)}</blockquote>`}
       <ol class="stages">
@@ -181,17 +182,17 @@ export function StartProgress({ id }) {
           </li>
         `)}
       </ol>
-      ${task.queued_messages > 0 && html`<p class="hint">${task.queued_messages === 1 ? "A message is" : `${task.queued_messages} messages are`} queued for the agent.</p>`}
-      ${task.queue_position && html`<p class="hint">Place ${task.queue_position} in the queue.</p>`}
+      ${task.queued_messages > 0 && html`<p class="hint">${t("{0} queued for the agent.", task.queued_messages === 1 ? t("A message is") : t("{0} messages are", task.queued_messages))}</p>`}
+      ${task.queue_position && html`<p class="hint">${t("Place {0} in the queue.", task.queue_position)}</p>`}
       ${isFailed && html`
-        <${Problem} title="What happened" error=${{ message: task.detail ?? "The server did not say why" }} />
+        <${Problem} title=${t("What happened")} error=${{ message: task.detail ?? t("The server did not say why") }} />
         <div class="actions">
-          <a class="button" href="#/setup">Check the model</a>
-          <a class="button" href="#/sandboxes">Look at the sandboxes</a>
-          <${Button} kind="primary" icon="refresh" needs="run" onPress=${again} label="Try again" />
+          <a class="button" href="#/setup">${t("Check the model")}</a>
+          <a class="button" href="#/sandboxes">${t("Look at the sandboxes")}</a>
+          <${Button} kind="primary" icon="refresh" needs="run" onPress=${again} label=${t("Try again")} />
         </div>
       `}
-      <p class="hidden" role="status">${isFailed ? "The start failed" : STAGES[reached.current][1]}</p>
+      <p class="hidden" role="status">${isFailed ? t("The start failed") : STAGES[reached.current][1]}</p>
     </div>
   `;
 }

@@ -1,7 +1,7 @@
 // What the page knows of the user's conversations, starts and sandboxes, kept fresh by one stream.
 import { getAll, V1 } from "./api.js";
 import { useEffect, useState } from "./html.js";
-import { followTogether } from "./stream.js";
+import { followChanges } from "./stream.js";
 
 const RECENT_MS = 20 * 60 * 1000;
 
@@ -12,14 +12,16 @@ class Store {
   isLoaded = false;
   isConnected = true;
   listeners = new Set();
+  /** What was told while the lists are asked for, which may be older. */
+  meanwhile = [];
+  loads = 0;
   /** How often something was told. */
   version = 0;
 
   begin() {
     if (this.isBegun) return;
     this.isBegun = true;
-    followTogether(
-      `${V1}/events/stream`,
+    followChanges(
       (type, data) => this.take(type, data),
       (isConnected) => {
         this.isConnected = isConnected;
@@ -31,9 +33,14 @@ class Store {
   /** Changes are told from `ready` on; what was before is listed then, also after a lost connection. */
   async take(type, data) {
     if (type === "ready" || type === "resync") return this.load();
-    if (type.endsWith("_deleted")) this.mapOf(type.replace("_deleted", "")).delete(data.id);
-    else this.mapOf(type)?.set(data.id, data);
+    if (this.loads) this.meanwhile.push([type, data]);
+    this.put(type, data);
     this.tell();
+  }
+
+  put(type, data) {
+    if (type.endsWith("_deleted")) this.mapOf(type.replace("_deleted", ""))?.delete(data.id);
+    else this.mapOf(type)?.set(data.id, data);
   }
 
   mapOf(subject) {
@@ -42,6 +49,7 @@ class Store {
 
   async load() {
     const since = new Date(Date.now() - RECENT_MS).toISOString();
+    this.loads += 1;
     try {
       const [conversations, tasks, sandboxes] = await Promise.all([
         getAll(`${V1}/app-conversations/search`, { sort_order: "UPDATED_AT_DESC" }),
@@ -52,10 +60,13 @@ class Store {
       this.tasks = byId(tasks);
       this.sandboxes = byId(sandboxes);
       this.isLoaded = true;
+      for (const [type, data] of this.meanwhile) this.put(type, data);
     } catch {
       // Whatever came meanwhile is missing until this has worked out.
       setTimeout(() => this.load(), 2000);
     }
+    this.loads -= 1;
+    if (!this.loads) this.meanwhile = [];
     this.tell();
   }
 

@@ -1,136 +1,234 @@
-// Following a stream of the server over a WebSocket: it goes on where it was, also after a lost connection. Browsers
-// limit the other connections to a server to six, which a few tabs would use up.
-import { BASE, goToLogin, storedLogin, url } from "./api.js";
+// Following what happens at the server, over one WebSocket for all tabs of a browser: one of them has it and tells the
+// others, and another takes its place when it is closed. In it are the changes of the user's, and the events of each
+// conversation that a tab shows. It goes on where it was after a lost connection.
+import { BASE, goToLogin, newId, storedLogin, url, V1 } from "./api.js";
 
 const HIDDEN_MS = 30_000;
 const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 15_000;
-/** The codes that the server closes a stream with: begin anew behind an event, not logged in any more, deleted. */
-const RESYNC = 4008;
+/** The code that the server closes with for who is not logged in any more. */
 const LOGGED_OUT = 4001;
-const DELETED = 4004;
+const NAME = `agentsvc ${BASE.pathname}`;
+const TAB = newId();
 
-/** A stream of one page; a page nobody sees lets go of its own after a while. */
+/** The WebSocket of a browser; it has what its tabs follow told, also after a lost connection. */
+class Connection {
+  /** What is followed, by the names of the streams; each goes on behind the last event that was told. */
+  orders = new Map();
+  isReady = false;
+  wait = FIRST_WAIT_MS;
+
+  constructor(tell) {
+    this.tell = tell;
+    this.open();
+  }
+
+  open() {
+    const address = new URL(url(`${V1}/events/stream`));
+    address.protocol = address.protocol.replace("http", "ws");
+    const socket = new WebSocket(address);
+    this.socket = socket;
+    socket.onopen = () => socket.send(JSON.stringify({ type: "auth", session_api_key: storedLogin() ?? "" }));
+    socket.onmessage = ({ data }) => this.take(JSON.parse(data));
+    socket.onclose = ({ code }) => this.end(code);
+  }
+
+  take(message) {
+    const { type, stream, id } = message;
+    if (type === "ready" && !stream) {
+      this.wait = FIRST_WAIT_MS;
+      this.isReady = true;
+      this.tell({ state: true });
+      for (const order of this.orders.values()) this.say({ type: "follow", ...order });
+    }
+    if (type === "event" && this.orders.has(stream)) this.orders.set(stream, { ...this.orders.get(stream), after: id });
+    this.tell({ message });
+  }
+
+  end(code) {
+    if (code === LOGGED_OUT) return goToLogin();
+    this.isReady = false;
+    this.tell({ state: false });
+    setTimeout(() => this.open(), this.wait);
+    this.wait = Math.min(this.wait * 2, LONGEST_WAIT_MS);
+  }
+
+  say(order) {
+    if (this.isReady) this.socket.send(JSON.stringify(order));
+  }
+
+  follow(order) {
+    this.orders.set(order.stream, order);
+    this.say({ type: "follow", ...order });
+  }
+
+  unfollow(stream) {
+    if (this.orders.delete(stream)) this.say({ type: "unfollow", stream });
+  }
+
+  /** Let go of what a tab followed that is closed. */
+  forget(tab) {
+    for (const stream of this.orders.keys()) if (stream.startsWith(tab)) this.unfollow(stream);
+  }
+}
+
+/** What this tab follows: by way of its own connection, or of that of another tab. */
+class Hub {
+  streams = new Map();
+  tabs = new Set();
+  isHeld = false;
+  connection = null;
+  channel = null;
+  onChange = () => {};
+  onState = () => {};
+
+  begin(onChange, onState) {
+    this.onChange = onChange;
+    this.onState = onState;
+    // Browsers have locks on secure origins only; elsewhere each tab has a connection.
+    if (!navigator.locks) return this.lead();
+    this.channel = new BroadcastChannel(NAME);
+    this.channel.onmessage = ({ data }) => this.heed(data);
+    // Held as long as this tab is there, so that the one with the connection knows when it is not.
+    navigator.locks.request(`${NAME} ${TAB}`, () => {
+      this.isHeld = true;
+      this.askForAll();
+      return new Promise(() => {});
+    });
+    navigator.locks.query().then(({ held }) => {
+      if (!held.some((one) => one.name === NAME)) return;
+      // What another tab is told is told here from now on: what is there is listed.
+      this.onChange("ready", {});
+      this.ask({ wants: "state" });
+    });
+    navigator.locks.request(NAME, () => {
+      this.lead();
+      return new Promise(() => {});
+    });
+  }
+
+  lead() {
+    this.connection = new Connection((told) => {
+      if (this.streams.has(told.message?.stream)) return this.heed(told);
+      this.channel?.postMessage(told);
+      this.heed(told);
+    });
+    for (const stream of this.streams.values()) this.connection.follow(stream.order);
+    this.channel?.postMessage({ wants: "orders" });
+  }
+
+  /** Ask the tab that has the connection; it would take one whose lock is not held yet for closed. */
+  ask(request) {
+    if (this.connection) this.serve(request);
+    else if (this.isHeld || request.wants) this.channel?.postMessage(request);
+  }
+
+  askForAll() {
+    for (const stream of this.streams.values()) this.ask({ follow: stream.order, tab: TAB });
+  }
+
+  /** Do what a tab asks for that has no connection. */
+  serve({ follow, unfollow, wants, tab }) {
+    if (follow) this.connection.follow(follow);
+    else if (unfollow) this.connection.unfollow(unfollow);
+    else if (wants === "state") this.channel?.postMessage({ state: this.connection.isReady });
+    if (!tab || tab === TAB || this.tabs.has(tab)) return;
+    this.tabs.add(tab);
+    navigator.locks.request(`${NAME} ${tab}`, () => {
+      this.tabs.delete(tab);
+      this.connection.forget(tab);
+    });
+  }
+
+  heed(told) {
+    const { message, state, wants } = told;
+    if (message?.stream) this.streams.get(message.stream)?.take(message);
+    else if (message) this.onChange(message.type, message.data);
+    else if (state !== undefined) this.onState(state);
+    else if (wants === "orders") this.askForAll();
+    else if (this.connection) this.serve(told);
+  }
+
+  add(stream) {
+    this.streams.set(stream.name, stream);
+    this.ask({ follow: stream.order, tab: TAB });
+  }
+
+  remove(stream) {
+    if (this.streams.delete(stream.name)) this.ask({ unfollow: stream.name });
+  }
+}
+
+const hub = new Hub();
+
+/** Follow what changes of the user's, from now on; `onChange` is told "ready" when it is to be listed. */
+export const followChanges = (onChange, onState) => hub.begin(onChange, onState);
+
+/** The events of a conversation; a page nobody sees lets go of them after a while. */
 export class Stream {
-  constructor(path, onMessage, onState = () => {}, { isForHidden = false, after = null, latest = null } = {}) {
-    this.path = path;
+  constructor(id, onMessage, { isForHidden = false, after = null, latest = null } = {}) {
+    this.id = id;
+    this.name = `${TAB}-${newId().slice(0, 12)}`;
     this.latest = latest;
     this.onMessage = onMessage;
-    this.onState = onState;
     this.last = after;
     this.wait = FIRST_WAIT_MS;
     this.isOver = false;
     this.onVisible = () => this.heedVisibility();
     if (!isForHidden) document.addEventListener("visibilitychange", this.onVisible);
-    this.open();
+    hub.add(this);
   }
 
-  open() {
-    if (this.isOver || this.socket) return;
-    const address = new URL(url(this.path));
-    address.protocol = address.protocol.replace("http", "ws");
-    if (this.last !== null) address.searchParams.set("after", this.last);
-    else if (this.latest !== null) address.searchParams.set("latest", this.latest);
-    const socket = new WebSocket(address);
-    this.socket = socket;
-    socket.onopen = () => socket.send(JSON.stringify({ type: "auth", session_api_key: storedLogin() ?? "" }));
-    socket.onmessage = ({ data }) => this.socket === socket && this.take(JSON.parse(data));
-    socket.onclose = ({ code, reason }) => this.socket === socket && this.end(code, reason);
+  get order() {
+    const from = this.last !== null ? { after: this.last } : this.latest !== null ? { latest: this.latest } : {};
+    return { stream: this.name, conversation_id: this.id, ...from };
   }
 
   take({ type, id, data }) {
     if (type === "event") this.last = id;
-    if (type === "ready") {
-      this.wait = FIRST_WAIT_MS;
-      this.onState(true);
+    if (type === "ready") this.wait = FIRST_WAIT_MS;
+    if (type === "end" && ["deleted", "not_found"].includes(data.reason)) this.close();
+    else if (type === "resync" || type === "end") {
+      if (type === "resync") this.last = data.last_event_id;
+      hub.remove(this);
+      this.timer = setTimeout(() => this.open(), this.wait);
+      this.wait = Math.min(this.wait * 2, LONGEST_WAIT_MS);
+      if (type === "end") return;
     }
     this.onMessage(type, data, id);
   }
 
-  end(code, reason) {
-    if (code === LOGGED_OUT) return goToLogin();
-    if (code === DELETED) {
-      this.close();
-      return this.onMessage("end", { reason });
-    }
-    if (code === RESYNC) {
-      this.last = reason === "" ? null : Number(reason);
-      this.onMessage("resync", { last_event_id: this.last });
-    } else {
-      this.onState(false);
-    }
-    this.drop();
-    this.timer = setTimeout(() => this.open(), this.wait);
-    this.wait = Math.min(this.wait * 2, LONGEST_WAIT_MS);
+  open() {
+    clearTimeout(this.timer);
+    if (!this.isOver && !hub.streams.has(this.name)) hub.add(this);
   }
 
   heedVisibility() {
     clearTimeout(this.hiding);
-    if (document.hidden) this.hiding = setTimeout(() => this.drop(), HIDDEN_MS);
+    if (document.hidden) this.hiding = setTimeout(() => hub.remove(this), HIDDEN_MS);
     else this.open();
-  }
-
-  drop() {
-    const { socket } = this;
-    this.socket = null;
-    socket?.close();
-    clearTimeout(this.timer);
   }
 
   close() {
     this.isOver = true;
-    this.drop();
+    hub.remove(this);
+    clearTimeout(this.timer);
     clearTimeout(this.hiding);
     document.removeEventListener("visibilitychange", this.onVisible);
   }
 }
 
 /** Return the events of a conversation from one number up to another. */
-export function readEvents(path, from, to) {
+export function readEvents(id, from, to) {
   return new Promise((resolve) => {
     const found = [];
     const settle = () => {
       stream.close();
       resolve(found);
     };
-    const stream = new Stream(path, (type, data, id) => {
-      if (type === "event" && id <= to) found.push(data);
-      if (type !== "event" || id >= to) settle();
-    }, () => {}, { isForHidden: true, after: from > 0 ? from - 1 : null });
+    const stream = new Stream(id, (type, data, number) => {
+      if (type === "event" && number <= to) found.push(data);
+      if (type !== "event" || number >= to) settle();
+    }, { isForHidden: true, after: from > 0 ? from - 1 : null });
   });
-}
-
-/**
- * A stream that all tabs of a browser share: one of them reads it and tells the others, and another takes its place
- * when it is closed. Only for streams that begin with what happens now.
- */
-export function followTogether(path, onMessage, onState) {
-  const follow = (take, note) => new Stream(path, take, note, { isForHidden: true });
-  // Browsers have locks on secure origins only.
-  if (!navigator.locks) return void follow(onMessage, onState);
-  const name = `agentsvc ${BASE.pathname}${path}`;
-  const channel = new BroadcastChannel(name);
-  let isConnected = null;
-  const tell = (message) => {
-    channel.postMessage(message);
-    heed(message);
-  };
-  const heed = ({ type, data, state, wants }) => {
-    if (wants && isConnected !== null) channel.postMessage({ state: isConnected });
-    else if (state !== undefined) onState(state);
-    else if (type) onMessage(type, data);
-  };
-  channel.onmessage = ({ data }) => heed(data);
-  // What another tab reads is told from now on: this one lists what is there, and asks whether the other is connected.
-  navigator.locks.query().then(({ held }) => {
-    if (!held.some((one) => one.name === name)) return;
-    onMessage("ready", {});
-    channel.postMessage({ wants: "state" });
-  });
-  navigator.locks.request(name, () => new Promise(() => {
-    follow((type, data) => tell({ type, data }), (state) => {
-      isConnected = state;
-      tell({ state });
-    });
-  }));
 }

@@ -4,6 +4,7 @@ import { refusal } from "./me.js";
 import { Shell } from "./shell.js";
 import { Empty } from "./ui.js";
 import { openTerminal } from "./xterm.js";
+import { t } from "./words.js";
 
 const COMMANDS = ["TerminalAction", "ExecuteBashAction"];
 const MOST_COMMANDS = 200;
@@ -14,13 +15,13 @@ const PROMPT = "\x1b[0m\x1b[1;34m$\x1b[0m ";
 function commandsOf(items) {
   return items.filter((item) => item.type === "tool" && COMMANDS.includes(item.action?.kind)).map(({ key, action, output, error, rejected }) => ({
     key, command: action.command ?? "", isOver: Boolean(output || error || rejected), place: output?.metadata?.working_dir,
-    text: rejected ? `Rejected: ${rejected}` : (error ?? output?.text ?? ""), exit: output?.exit_code,
+    text: rejected ? t("Rejected: {0}", rejected) : (error ?? output?.text ?? ""), exit: output?.exit_code,
   }));
 }
 
 /** Return what a command looks like in a terminal: itself, and what it printed, the end of it if that is long. */
 function shownOutput({ text, exit }) {
-  const left = text.length > MOST_CHARS ? `… ${text.length - MOST_CHARS} characters before this\n${text.slice(-MOST_CHARS)}` : text;
+  const left = text.length > MOST_CHARS ? t("… {0} characters before this\n{1}", text.length - MOST_CHARS, text.slice(-MOST_CHARS)) : text;
   const code = exit ? `\x1b[0m\x1b[31mexit code ${exit}\x1b[0m\n` : "";
   return `${left.trimEnd()}${left.trim() ? "\n" : ""}${code}`;
 }
@@ -32,12 +33,12 @@ export function Terminal({ conversation, sandbox, timeline }) {
   const isRunning = conversation.sandbox_status === "RUNNING";
   return html`
     <div class="bar">
-      <h2 class="hidden">Terminal</h2>
-      <div class="choice" role="group" aria-label="Which terminal">
-        <button type="button" aria-pressed=${String(!isShell)} onClick=${() => setShell(false)}>The agent's commands</button>
-        ${!refusal("run") && html`<button type="button" aria-pressed=${String(isShell)} disabled=${!isRunning} onClick=${() => setShell(true)}>Your shell</button>`}
+      <h2 class="hidden">${t("Terminal")}</h2>
+      <div class="choice" role="group" aria-label=${t("Which terminal")}>
+        <button type="button" aria-pressed=${String(!isShell)} onClick=${() => setShell(false)}>${t("The agent's commands")}</button>
+        ${!refusal("run") && html`<button type="button" aria-pressed=${String(isShell)} disabled=${!isRunning} onClick=${() => setShell(true)}>${t("Your shell")}</button>`}
       </div>
-      ${!isRunning && html`<p class="hint">The sandbox does not run, so there is no shell in it.</p>`}
+      ${!isRunning && html`<p class="hint">${t("The sandbox does not run, so there is no shell in it.")}</p>`}
     </div>
     ${isShell && isRunning ? html`<${Shell} conversation=${conversation} place=${place} />` : html`<${AgentTerminal} commands=${commands} />`}
   `;
@@ -75,7 +76,7 @@ function AgentTerminal({ commands }) {
   }, []);
   useEffect(write);
   return html`
-    ${!commands.length && html`<${Empty} icon="terminal" title="No commands">The agent has run none so far.<//>`}
-    <div class="terminal-box" ref=${box} role="group" aria-label="The agent's commands"></div>
+    ${!commands.length && html`<${Empty} icon="terminal" title=${t("No commands")}>${t("The agent has run none so far.")}<//>`}
+    <div class="terminal-box" ref=${box} role="group" aria-label=${t("The agent's commands")}></div>
   `;
 }

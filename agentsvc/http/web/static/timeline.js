@@ -1,16 +1,17 @@
 // What a conversation's events come to: the things that are shown, and the state it is in. No page is needed.
+import { t } from "./words.js";
 
 const textOf = (content) => (content ?? []).map((part) => part.text ?? (part.image_urls ? "(image)" : "")).join("\n").trim();
 
 const REMEDIES = {
-  settings: "Check the model and its key in the settings, and send a message to go on.",
-  retry: "Send a message to try again.",
+  settings: t("Check the model and its key in the settings, and send a message to go on."),
+  retry: t("Send a message to try again."),
 };
 
 const REFUSALS = {
-  429: "The provider of the model is overloaded, or its limit is reached (429).",
-  500: "The provider of the model has an error (500).",
-  503: "The model is not available now (503).",
+  429: t("The provider of the model is overloaded, or its limit is reached (429)."),
+  500: t("The provider of the model has an error (500)."),
+  503: t("The model is not available now (503)."),
 };
 
 /** Collects events, each once, in the order in which they come. */
@@ -75,10 +76,10 @@ export class Timeline {
   onMessageEvent(event) {
     const text = textOf((event.llm_message?.content ?? []).filter((part) => part.text !== undefined));
     const images = (event.llm_message?.content ?? []).flatMap((part) => part.image_urls ?? []);
-    if (event.source === "user") return void this.#push(event, "user", "You", { text, images });
+    if (event.source === "user") return void this.#push(event, "user", t("You"), { text, images });
     this.#endDraft();
     this.#thought(event);
-    this.#push(event, "agent", "Agent", { text });
+    this.#push(event, "agent", t("Agent"), { text });
   }
 
   onActionEvent(event) {
@@ -87,10 +88,10 @@ export class Timeline {
     const said = textOf(event.thought);
     const { action } = event;
     if (action?.kind === "FinishAction") {
-      return void this.#push(event, "agent", "Agent", { text: [said, action.message].filter(Boolean).join("\n\n") });
+      return void this.#push(event, "agent", t("Agent"), { text: [said, action.message].filter(Boolean).join("\n\n") });
     }
-    if (said) this.items.push({ key: `${event.id}-said`, type: "agent", label: "Agent", text: said, at: event.timestamp });
-    if (action?.kind === "ThinkAction") return void this.#push(event, "thought", "Thought", { text: action.thought });
+    if (said) this.items.push({ key: `${event.id}-said`, type: "agent", label: t("Agent"), text: said, at: event.timestamp, event: event.id });
+    if (action?.kind === "ThinkAction") return void this.#push(event, "thought", t("Thought"), { text: action.thought });
     const item = this.#push(event, "tool", event.summary || event.tool_name, {
       tool: event.tool_name, action: action ?? readArguments(event.tool_call), risk: event.security_risk, summary: event.summary,
     });
@@ -101,7 +102,7 @@ export class Timeline {
 
   #thought(event) {
     const text = event.reasoning_content ?? event.llm_message?.reasoning_content;
-    if (text?.trim()) this.items.push({ key: `${event.id}-thought`, type: "thought", label: "Thought", text, at: event.timestamp });
+    if (text?.trim()) this.items.push({ key: `${event.id}-thought`, type: "thought", label: t("Thought"), text, at: event.timestamp });
   }
 
   onObservationEvent(event) {
@@ -109,6 +110,7 @@ export class Timeline {
     if (!item) return;
     const { observation } = event;
     item.output = { text: textOf(observation.content), ...observation };
+    item.answer = event.id;
     item.seconds = (Date.parse(event.timestamp) - Date.parse(item.at)) / 1000;
     this.#touch(item);
   }
@@ -116,30 +118,30 @@ export class Timeline {
   onUserRejectObservation(event) {
     const item = this.#byAction.get(event.action_id) ?? this.#byCall.get(event.tool_call_id);
     if (!item) return;
-    item.rejected = event.rejection_reason || "Rejected";
+    item.rejected = event.rejection_reason || t("Rejected");
     this.#touch(item);
   }
 
   onAgentErrorEvent(event) {
     const item = this.#byCall.get(event.tool_call_id);
-    if (!item) return void this.#push(event, "error", "Error", { text: event.error });
+    if (!item) return void this.#push(event, "error", t("Error"), { text: event.error });
     item.error = event.error;
     this.#touch(item);
   }
 
   onConversationErrorEvent(event) {
     if (event.code === "ToolServerFailed") {
-      return void this.#push(event, "error", "Error", { title: "A tool server does not start", text: event.detail, remedy: "The agent goes on without it. What is started for new conversations is in the settings." });
+      return void this.#push(event, "error", t("Error"), { title: t("A tool server does not start"), text: event.detail, remedy: t("The agent goes on without it. What is started for new conversations is in the settings.") });
     }
     this.#endDraft();
     const remedy = event.code === "MaxIterationsReached"
-      ? "The agent has used all its steps. Send a message to let it go on, or raise the limit in the settings."
+      ? t("The agent has used all its steps. Send a message to let it go on, or raise the limit in the settings.")
       : (REMEDIES[event.classification?.user_action] ?? REMEDIES.retry);
-    this.#push(event, "error", "Error", { title: event.code, text: event.detail, remedy, isSettings: event.classification?.user_action === "settings" });
+    this.#push(event, "error", t("Error"), { title: event.code, text: event.detail, remedy, isSettings: event.classification?.user_action === "settings" });
   }
 
   onServerErrorEvent(event) {
-    this.#push(event, "error", "Error", { title: event.code, text: event.detail, remedy: REMEDIES.retry });
+    this.#push(event, "error", t("Error"), { title: event.code, text: event.detail, remedy: REMEDIES.retry });
   }
 
   onConversationStateUpdateEvent({ key, value, timestamp }) {
@@ -157,9 +159,9 @@ export class Timeline {
     this.#endDraft();
     const last = this.items.at(-1);
     const times = last?.type === "refusal" ? last.times + 1 : 1;
-    const text = `${REFUSALS[status] ?? message} The agent tries again by itself${times > 1 ? `; so far it was refused ${times} times` : ""}.`;
+    const text = t("{0} The agent tries again by itself{1}.", REFUSALS[status] ?? message, times > 1 ? t("; so far it was refused {0} times", times) : "");
     if (times > 1) this.items.pop();
-    this.items.push({ key: `refusal-${at}`, type: "refusal", label: "The model does not answer", text, at, times, status });
+    this.items.push({ key: `refusal-${at}`, type: "refusal", label: t("The model does not answer"), text, at, times, status });
   }
 
   /** What was told later may have come before: the state at a start is often reported after the run has begun. */
@@ -179,24 +181,24 @@ export class Timeline {
   }
 
   onSystemPromptEvent(event) {
-    this.#push(event, "system", "System prompt", { text: event.system_prompt?.text ?? "", tools: (event.tools ?? []).map((tool) => tool.name ?? tool.title ?? "") });
+    this.#push(event, "system", t("System prompt"), { text: event.system_prompt?.text ?? "", tools: (event.tools ?? []).map((tool) => tool.name ?? tool.title ?? "") });
   }
 
   onPauseEvent(event) {
-    this.#push(event, "note", "Paused", { text: "Paused" });
+    this.#push(event, "note", t("Paused"), { text: t("Paused") });
   }
 
   onInterruptEvent(event) {
     this.#endDraft();
-    this.#push(event, "note", "Interrupted", { text: "Interrupted" });
+    this.#push(event, "note", t("Interrupted"), { text: t("Interrupted") });
   }
 
   onCondensation(event) {
-    this.#push(event, "note", "Shortened", { text: "What is long past was summarised for the model", more: event.summary });
+    this.#push(event, "note", t("Shortened"), { text: t("What is long past was summarised for the model"), more: event.summary });
   }
 
   onHookExecutionEvent(event) {
-    this.#push(event, "note", "Hook", { text: `Hook ${event.hook_event_type ?? ""} ran`.replace("  ", " ") });
+    this.#push(event, "note", t("Hook"), { text: t("Hook {0} ran", event.hook_event_type ?? "").replace("  ", " ") });
   }
 
   onACPToolCallEvent(event) {
@@ -206,7 +208,7 @@ export class Timeline {
       known.output = output ?? known.output;
       return this.#touch(known);
     }
-    const item = this.#push(event, "tool", event.title ?? "Tool", { tool: event.title ?? "tool", action: event.raw_input ?? {}, output });
+    const item = this.#push(event, "tool", event.title ?? t("Tool"), { tool: event.title ?? "tool", action: event.raw_input ?? {}, output });
     this.#byCall.set(event.tool_call_id, item);
   }
 
@@ -249,8 +251,8 @@ function groupLabel(steps) {
   const others = tools.filter(({ action }) => !COMMANDS.includes(action?.kind) && action?.kind !== "FileEditorAction").length;
   const count = (number, one, many) => (number ? `${number} ${number === 1 ? one : many}` : "");
   const parts = [
-    commands && `ran ${count(commands, "command", "commands")}`, read && `read ${count(read, "file", "files")}`,
-    edited && `edited ${count(edited, "file", "files")}`, others && `used ${count(others, "other tool", "other tools")}`,
+    commands && t("ran {0}", count(commands, t("command"), t("commands"))), read && t("read {0}", count(read, t("file"), t("files"))),
+    edited && t("edited {0}", count(edited, t("file"), t("files"))), others && t("used {0}", count(others, t("other tool"), t("other tools"))),
   ].filter(Boolean);
   const seconds = Math.round(tools.reduce((sum, one) => sum + (one.seconds ?? 0), 0));
   const text = parts.join(", ") + (seconds ? `, ${seconds} s` : "");

@@ -1,7 +1,8 @@
 // The parts that views are made of: buttons, fields, icons, messages, dialogs.
 import { onAnswer } from "./api.js";
-import { html, useEffect, useRef, useState } from "./html.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { refusal } from "./me.js";
+import { t } from "./words.js";
 
 const PATHS = {
   plus: "M12 5v14M5 12h14",
@@ -26,6 +27,7 @@ const PATHS = {
   down: "M12 4v11M7 11l5 5 5-5M5 20h14",
   trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
   pen: "M5 19l1-4L16 5l3 3L9 18z",
+  chart: "M4 20h16M7 20v-6M12 20V9M17 20V4",
   check: "M5 12.500l4.500 4.500L19 7",
   cross: "M6 6l12 12M18 6L6 18",
   warn: "M12 4l9 16H3zM12 10v4M12 17v.5",
@@ -85,7 +87,7 @@ export function Button({ icon, label, onPress, kind = "", isIcon, needs, title, 
 
 export const Pill = ({ state: [word, tone] }) => html`<span class="pill ${tone}">${word}</span>`;
 
-export const Spinner = ({ label = "Loading" }) => html`<p class="spinner" role="status">${label}</p>`;
+export const Spinner = ({ label = t("Loading") }) => html`<p class="spinner" role="status">${label}</p>`;
 
 /** What went wrong, and what to do about it. That the server does not answer is shown until it does. */
 export function Problem({ error, title, onAgain }) {
@@ -99,7 +101,7 @@ export function Problem({ error, title, onAgain }) {
       <div>
         ${title && html`<strong>${title}</strong>`}
         <p class="pre">${error.message ?? String(error)}</p>
-        ${onAgain && html`<${Button} icon="refresh" onPress=${onAgain} label="Try again" />`}
+        ${onAgain && html`<${Button} icon="refresh" onPress=${onAgain} label=${t("Try again")} />`}
       </div>
     </div>
   `;
@@ -147,7 +149,7 @@ export const Toggle = ({ label, hint, value, onValue, needs }) => html`
 export function Dialog({ title, onClose, children }) {
   const ref = useRef(null);
   const isThere = useRef(true);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const dialog = ref.current;
     dialog.showModal();
     return () => {
@@ -180,7 +182,7 @@ export function Question({ title, text, action, onYes, onClose }) {
       <p>${text}</p>
       <${Problem} error=${error} />
       <div class="actions">
-        <${Button} onPress=${onClose} label="Cancel" />
+        <${Button} onPress=${onClose} label=${t("Cancel")} />
         <${Button} kind="danger" onPress=${yes} label=${action} />
       </div>
     <//>
@@ -197,7 +199,7 @@ export function Copy({ text }) {
     setCopied(true);
     setTimeout(() => setCopied(false), COPIED_MS);
   };
-  return html`<${Button} kind="bare" icon=${isCopied ? "check" : "copy"} isIcon label=${isCopied ? "Copied" : "Copy"} onPress=${copy} />`;
+  return html`<${Button} kind="bare" icon=${isCopied ? "check" : "copy"} isIcon label=${isCopied ? t("Copied") : t("Copy")} onPress=${copy} />`;
 }
 
 /** A text to copy, such as a key that is shown once. */
@@ -220,7 +222,7 @@ export const Empty = ({ icon, title, children }) => html`
 /** The head of a page: its name, what is beside it, and on a phone the way back. */
 export const Head = ({ title, back = "#/", children }) => html`
   <header class="head">
-    <a class="button only-icon back" href=${back} aria-label="Back"><${Icon} name="back" /></a>
+    <a class="button only-icon back" href=${back} aria-label=${t("Back")}><${Icon} name="back" /></a>
     <h1>${title}</h1>
     <div class="head-side">${children}</div>
   </header>

@@ -1,5 +1,6 @@
 // A list that has elements only for what is near the visible part, however long it is.
 import { html, useCallback, useLayoutEffect, useRef, useState } from "./html.js";
+import { t } from "./words.js";
 
 const GUESS = 96;
 const MARGIN = 800;
@@ -168,6 +169,6 @@ export function VirtualList({ items, show, label, goTo, loadAbove, children }) {
       <div style=${{ height: `${Math.max(0, heights.total - (heights.offsets[last + 1] ?? 0))}px` }} class="space" aria-hidden="true"></div>
       ${children}
     </div>
-    ${isAway && html`<button type="button" class="to-end" onClick=${toEnd}>To the end</button>`}
+    ${isAway && html`<button type="button" class="to-end" onClick=${toEnd}>${t("To the end")}</button>`}
   `;
 }

@@ -5,10 +5,11 @@ import { html, useState } from "./html.js";
 import { refusal } from "./me.js";
 import { useLoaded } from "./store.js";
 import { Button, Empty, Icon, Problem, Spinner } from "./ui.js";
+import { t } from "./words.js";
 
-const MARKS = { ADDED: ["A", "good", "added"], UPDATED: ["M", "warn", "changed"], DELETED: ["D", "bad", "deleted"], MOVED: ["R", "quiet", "moved"] };
+const MARKS = { ADDED: ["A", "good", t("added")], UPDATED: ["M", "warn", t("changed")], DELETED: ["D", "bad", t("deleted")], MOVED: ["R", "quiet", t("moved")] };
 
-const Asleep = () => html`<${Empty} icon="box" title="The sandbox does not run">Resume it to see what is in it.<//>`;
+const Asleep = () => html`<${Empty} icon="box" title=${t("The sandbox does not run")}>${t("Resume it to see what is in it.")}<//>`;
 
 export function Changes({ conversation, onComment }) {
   const isAwake = conversation.sandbox_status === "RUNNING";
@@ -17,10 +18,10 @@ export function Changes({ conversation, onComment }) {
   if (!isAwake) return html`<${Asleep} />`;
   const all = changes.value ?? [];
   return html`
-    <div class="bar"><h2>Changes since the last commit</h2><${Button} icon="refresh" isIcon kind="bare" label="Look again" onPress=${changes.again} /></div>
+    <div class="bar"><h2>${t("Changes since the last commit")}</h2><${Button} icon="refresh" isIcon kind="bare" label=${t("Look again")} onPress=${changes.again} /></div>
     <${Problem} error=${changes.error} onAgain=${changes.again} />
     ${changes.isLoading && !changes.value && html`<${Spinner} />`}
-    ${changes.value?.length === 0 && html`<${Empty} icon="diff" title="No changes">The files are as they were in the last commit.<//>`}
+    ${changes.value?.length === 0 && html`<${Empty} icon="diff" title=${t("No changes")}>${t("The files are as they were in the last commit.")}<//>`}
     <${Tree} tree=${toTree(all)} isOpen=${all.length <= MOST_OPEN} show=${({ path, status }, name) => html`
       <button type="button" aria-expanded=${String(shown === path)} title=${path} onClick=${() => setShown(shown === path ? null : path)}>
         <span class="mark ${MARKS[status]?.[1] ?? ""}" aria-hidden="true">${MARKS[status]?.[0] ?? "?"}</span>${name}
@@ -77,7 +78,7 @@ function FileDiff({ conversation, path, onComment }) {
   if (diff.error && ![400, 422, 502].includes(diff.error.status)) return html`<${Problem} error=${diff.error} />`;
   if (diff.isLoading) return html`<${Spinner} />`;
   if (diff.error || (diff.value.original ?? "") === (diff.value.modified ?? "")) {
-    return html`<p class="hint binary"><${Icon} name="file" /> This file is binary, empty or too large, so its lines are not compared.</p>`;
+    return html`<p class="hint binary"><${Icon} name="file" /> ${t("This file is binary, empty or too large, so its lines are not compared.")}</p>`;
   }
   return html`<${Diff} before=${diff.value.original} after=${diff.value.modified} path=${path}
     onComment=${(row) => onComment(`\`${path}\`, line ${row.after ?? row.before} (\`${row.text.trim().slice(0, 120)}\`):`)} />`;
@@ -94,18 +95,18 @@ export function Files({ conversation }) {
   return html`
     <div class="bar">
       <h2 class="crumbs">
-        <button type="button" onClick=${() => setFolder("")}>workspace</button>
+        <button type="button" onClick=${() => setFolder("")}>${t("workspace")}</button>
         ${folder.split("/").filter(Boolean).map((name, i, all) => html` / <button type="button" onClick=${() => setFolder(all.slice(0, i + 1).join("/"))}>${name}</button>`)}
       </h2>
-      <${Button} icon="refresh" isIcon kind="bare" label="Look again" onPress=${list.again} />
+      <${Button} icon="refresh" isIcon kind="bare" label=${t("Look again")} onPress=${list.again} />
     </div>
     <${Problem} error=${list.error} onAgain=${list.again} />
     ${list.isLoading && html`<${Spinner} />`}
-    ${list.value?.length === 0 && !list.isLoading && html`<${Empty} icon="folder" title="Nothing here">The agent has made no files so far.<//>`}
+    ${list.value?.length === 0 && !list.isLoading && html`<${Empty} icon="folder" title=${t("Nothing here")}>${t("The agent has made no files so far.")}<//>`}
     <ul class="files">
       ${entries.map(({ name, isFolder }) => html`
         <li key=${name}><button type="button" onClick=${() => (isFolder ? setFolder : setFile)(folder ? `${folder}/${name}` : name)}>
-          <${Icon} name=${isFolder ? "folder" : "file"} />${name}${isFolder && html`<span class="hidden">, folder</span>`}</button></li>
+          <${Icon} name=${isFolder ? "folder" : "file"} />${name}${isFolder && html`<span class="hidden">${t(", folder")}</span>`}</button></li>
       `)}
     </ul>
   `;
@@ -124,31 +125,31 @@ function toEntries(paths) {
 function FileView({ conversation, path, onBack }) {
   const text = useLoaded(() => get(`${conversationPath(conversation.id)}/file`, { file_path: path }), [path]);
   return html`
-    <div class="bar"><${Button} icon="back" isIcon kind="bare" label="Back to the files" onPress=${onBack} /><h2>${path}</h2>
-      <${Button} icon="refresh" isIcon kind="bare" label="Look again" onPress=${text.again} /></div>
+    <div class="bar"><${Button} icon="back" isIcon kind="bare" label=${t("Back to the files")} onPress=${onBack} /><h2>${path}</h2>
+      <${Button} icon="refresh" isIcon kind="bare" label=${t("Look again")} onPress=${text.again} /></div>
     <${Problem} error=${text.error} />
-    ${text.value === undefined ? html`<${Spinner} />` : text.value === "" ? html`<p class="hint">The file is empty, or no text.</p>` : html`<pre class="output whole" tabindex="0">${text.value}</pre>`}
+    ${text.value === undefined ? html`<${Spinner} />` : text.value === "" ? html`<p class="hint">${t("The file is empty, or no text.")}</p>` : html`<pre class="output whole" tabindex="0">${text.value}</pre>`}
   `;
 }
 
 export function Ports({ conversation, sandbox }) {
   const urls = sandbox?.exposed_urls ?? [];
   if (conversation.sandbox_status !== "RUNNING") return html`<${Asleep} />`;
-  if (refusal("run")) return html`<${Empty} icon="lock" title="Ports">${refusal("run")}<//>`;
+  if (refusal("run")) return html`<${Empty} icon="lock" title=${t("Ports")}>${refusal("run")}<//>`;
   const shown = urls.filter((one) => one.name !== "AGENT_SERVER");
   return html`
-    <h2>What the sandbox serves</h2>
-    <p class="hint">Programs that the agent starts on these ports open in a tab of their own. What they show was made in the sandbox: do not give it passwords.</p>
-    ${!shown.length && html`<${Empty} icon="link" title="No ports">The spec of this sandbox names none.<//>`}
+    <h2>${t("What the sandbox serves")}</h2>
+    <p class="hint">${t("Programs that the agent starts on these ports open in a tab of their own. What they show was made in the sandbox: do not give it passwords.")}</p>
+    ${!shown.length && html`<${Empty} icon="link" title=${t("No ports")}>${t("The spec of this sandbox names none.")}<//>`}
     <ul class="files">
       ${shown.map(({ name, url, port }) => html`
-        <li key=${name}><a href=${opened(url, sandbox)} target="_blank" rel="noopener noreferrer"><${Icon} name="link" />${label(name)} <span class="hint">port ${port}</span></a></li>
+        <li key=${name}><a href=${opened(url, sandbox)} target="_blank" rel="noopener noreferrer"><${Icon} name="link" />${label(name)} <span class="hint">${t("port {0}", port)}</span></a></li>
       `)}
     </ul>
   `;
 }
 
-const label = (name) => (name === "VSCODE" ? "Editor" : name.replace(/_/g, " ").toLowerCase().replace(/^./, (c) => c.toUpperCase()));
+const label = (name) => (name === "VSCODE" ? t("Editor") : name.replace(/_/g, " ").toLowerCase().replace(/^./, (c) => c.toUpperCase()));
 
 /** A page that is gone to does not say who is logged in; the sandbox's own key opens it. */
 function opened(target, sandbox) {

@@ -1,0 +1,118 @@
+"""Streams of conversations beside another stream, in one WebSocket: so a browser needs only one."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Annotated, Final
+from uuid import UUID
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from agentsvc.base import MAX_INT, AgentsvcError
+from agentsvc.http.wire import encode
+
+_MOST: Final = 64
+"""How many streams one WebSocket may have beside its own."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is told; `data` is JSON."""
+
+    type: str
+    data: bytes = b"{}"
+    id: int | None = None
+    stream: str | None = None
+    """Which of the streams in one WebSocket it belongs to; None for the one that was opened."""
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a stream ends: a last server-sent event, or the code and reason a WebSocket closes with."""
+
+    message: Message | None
+    code: int
+    reason: str = ""
+
+
+type Item = Message | Ending | None
+"""None says that nothing has happened for a while."""
+type Items = AsyncGenerator[Item, None]
+
+type Name = Annotated[str, Meta(min_length=1, max_length=64)]
+type Number = Annotated[int, Meta(ge=0, le=MAX_INT)]
+
+
+class Follow(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="follow"):
+    """What a client says to have the events of a conversation told, under a name of its own."""
+
+    stream: Name
+    conversation_id: UUID
+    after: Number | UnsetType = UNSET
+    latest: Number | UnsetType = UNSET
+
+
+class Unfollow(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="unfollow"):
+    """What a client says to have a stream ended."""
+
+    stream: Name
+
+
+type Finder = Callable[[Follow], Awaitable[Items]]
+
+_decode = msgspec.json.Decoder(Follow | Unfollow).decode
+
+
+class Followed:
+    """The streams that the client of a WebSocket has asked for."""
+
+    def __init__(
+        self,
+        group: asyncio.TaskGroup,
+        send: Callable[[Message], Awaitable[None]],
+        find: Finder | None,
+    ) -> None:
+        self._group = group
+        self._send = send
+        self._find = find
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    async def heed(self, text: str) -> None:
+        """Begin or end a stream; anything else that a client says is passed over."""
+        if self._find is None:
+            return
+        try:
+            wanted = _decode(text)
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+            return
+        if (task := self._running.pop(wanted.stream, None)) is not None:
+            task.cancel()
+        if isinstance(wanted, Unfollow):
+            return
+        if len(self._running) >= _MOST:
+            await self._refuse(wanted, "too_many_streams")
+            return
+        try:
+            items = await self._find(wanted)
+        except AgentsvcError as exc:
+            await self._refuse(wanted, exc.code)
+            return
+        self._running[wanted.stream] = self._group.create_task(self._tell(wanted.stream, items))
+
+    def end(self) -> None:
+        """End all of them."""
+        for task in self._running.values():
+            task.cancel()
+
+    async def _refuse(self, wanted: Follow, reason: str) -> None:
+        data = encode({"reason": reason})
+        await self._send(Message(type="end", data=data, stream=wanted.stream))
+
+    async def _tell(self, name: str, items: Items) -> None:
+        async with aclosing(items):
+            async for item in items:
+                message = item.message if isinstance(item, Ending) else item
+                # The other stream shows that the connection is alive.
+                if message is not None:
+                    await self._send(msgspec.structs.replace(message, stream=name))
+        if self._running.get(name) is asyncio.current_task():
+            del self._running[name]
