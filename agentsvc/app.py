@@ -279,6 +279,7 @@ async def _git_providers(app: web.Application) -> AsyncIterator[None]:
         own=app[keys.CONFIG].server.own_urls(),
         trusts=partial(_is_admin, app),
         more=git_hosts_of(app[_EXTENSIONS]),
+        directory=app[_PLACES].checkouts,
     )
     await providers.open()
     yield
@@ -392,6 +393,7 @@ async def _conversations(app: web.Application) -> AsyncIterator[None]:
             recorder=recorder,
             remover=remover,
             supervisor=app[keys.SUPERVISOR],
+            git=app[keys.GIT_PROVIDERS],
             config=config.conversations,
         ),
     )
@@ -489,6 +491,8 @@ async def _extensions(app: web.Application) -> AsyncIterator[None]:
         events=app[keys.EVENTS],
         sandboxes=app[keys.SANDBOXES],
         conversations=app[keys.CONVERSATIONS],
+        messages=app[keys.PENDING],
+        git=app[keys.GIT_PROVIDERS],
     )
     async with AsyncExitStack() as running:
         for name, extension in app[_EXTENSIONS]:
