@@ -279,9 +279,8 @@ async def _git_providers(app: web.Application) -> AsyncIterator[None]:
         own=app[keys.CONFIG].server.own_urls(),
         trusts=partial(_is_admin, app),
         more=git_hosts_of(app[_EXTENSIONS]),
-        directory=app[_PLACES].checkouts,
     )
-    await providers.open()
+    await providers.open(app[_PLACES].checkouts)
     yield
     await providers.close()
 
@@ -364,15 +363,7 @@ async def _conversations(app: web.Application) -> AsyncIterator[None]:
         supervisor=app[keys.SUPERVISOR],
         keep_failed_seconds=config.conversations.keep_failed_seconds,
     )
-    app[keys.CALLBACKS] = SandboxCallbacks(
-        app[_STORES],
-        lookup_tokens=LookupTokens(app[_VAULT]),
-        sandboxes=app[keys.SANDBOXES],
-        secrets=app[keys.SECRETS],
-        recorder=recorder,
-        remover=remover,
-        most_adopted=config.limits.adopted_per_sandbox,
-    )
+    app[keys.CALLBACKS] = _make_callbacks(app, recorder, remover)
     app[keys.CONVERSATIONS] = Conversations(
         app[_STORES],
         sandboxes=app[keys.SANDBOXES],
@@ -406,6 +397,20 @@ async def _conversations(app: web.Application) -> AsyncIterator[None]:
         supervisor=app[keys.SUPERVISOR],
     )
     yield
+
+
+def _make_callbacks(
+    app: web.Application, recorder: EventIngestor, remover: ConversationDeletion
+) -> SandboxCallbacks:
+    return SandboxCallbacks(
+        app[_STORES],
+        lookup_tokens=LookupTokens(app[_VAULT]),
+        sandboxes=app[keys.SANDBOXES],
+        secrets=app[keys.SECRETS],
+        recorder=recorder,
+        remover=remover,
+        most_adopted=app[keys.CONFIG].limits.adopted_per_sandbox,
+    )
 
 
 async def _messages(app: web.Application) -> AsyncIterator[None]:

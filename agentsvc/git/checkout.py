@@ -135,17 +135,19 @@ class Checkout:
         await asyncio.to_thread(_pack, self._path, file)
         return _parts(file)
 
-    async def take(self, bundle: Path, base: str, *, workflows: bool = False) -> str:
+    async def take(self, bundle: bytes, base: str, *, workflows: bool = False) -> str:
         """Take the commits in of a bundle that follow a commit, and return the last one.
 
         Raises BadRequest for what is not to be pushed: what does not build on that commit, is too
         much, has submodules, or changes workflows where that is not allowed.
         """
         _check_commit(base)
+        file = self._path / "taken.bundle"
+        await asyncio.to_thread(file.write_bytes, bundle)
         try:
             await self._git(
                 *("-c", "protocol.file.allow=always", "-c", "fetch.fsckObjects=true"),
-                *("fetch", "--quiet", "--no-tags", str(bundle), f"+HEAD:{_HEAD}"),
+                *("fetch", "--quiet", "--no-tags", str(file), f"+HEAD:{_HEAD}"),
             )
             head = (await self._git("rev-parse", "--verify", f"{_HEAD}^{{commit}}")).strip()
             await self._git("merge-base", "--is-ancestor", base, head)

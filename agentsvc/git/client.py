@@ -40,7 +40,7 @@ REDIRECTS_MAX: Final = 3
 _REDIRECTS: Final = frozenset({301, 302, 307, 308})
 _FOUND: Final = frozenset({200})
 _DONE: Final = frozenset({200, 201, 202, 204, 304})
-_NONE: Final[Mapping[str, str]] = {}
+_NONE: Final[Mapping[str, Any]] = {}
 _ANY: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder()
 _WAIT_SECONDS: Final = 60
 _WAIT_SECONDS_MAX: Final = 3600
@@ -107,7 +107,13 @@ class Api:
         return Answer(value=self._decode(answer.value, kind), headers=answer.headers)
 
     async def call(
-        self, method: str, path: str, /, body: Any = None, *, etag: str = "", **query: Value
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        query: Mapping[str, Value] = _NONE,
+        etag: str = "",
     ) -> Answer[Any]:
         """Do something, and return what is answered; None for nothing, and for what is as it was.
 

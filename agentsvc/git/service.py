@@ -99,21 +99,25 @@ class GitProviders:
         own: Sequence[str] = (),
         trusts: Callable[[str], Awaitable[bool]] = _trusts_nobody,
         more: Mapping[Provider, type[Hosting]] | None = None,
-        directory: Path = Path("checkouts"),
     ) -> None:
         self._hostings = {**_HOSTINGS, **(more or {})}
         self._secrets = secrets
         self._checks_tokens = checks_tokens
         self._time_limit = time_limit
         self._reach = SafeConnector(listed=private_hosts, own=own)
-        self._directory = directory
+        self._directory: Path | None = None
         self._trusts = trusts
         self._session: aiohttp.ClientSession | None = None
         self._anywhere: aiohttp.ClientSession | None = None
 
-    async def open(self) -> None:
-        """Make the sessions; needs a running event loop. What a killed server left is removed."""
-        await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
+    async def open(self, directory: Path | None = None) -> None:
+        """Make the sessions; needs a running event loop.
+
+        In the directory are repositories for a moment; what a killed server left is removed.
+        """
+        self._directory = directory
+        if directory is not None:
+            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
         self._session = self._reach.session(decompresses=True)
         self._anywhere = _ANYWHERE.session(decompresses=True)
 
@@ -289,6 +293,8 @@ class GitProviders:
             raise not_public(owner, exc) from exc
         except OSError as exc:
             raise unavailable(owner, repr(exc)) from exc
+        if self._directory is None:
+            raise unavailable(owner, "the client is not open")
         addresses = () if host in found else (f"{host}:{port}:{','.join(map(_bracketed, found))}",)
         remote = GitRemote(provider=owner, url=located.url, token=token, addresses=addresses)
         async with Checkout(self._directory, remote, time_limit=time_limit) as made:

@@ -57,7 +57,7 @@ async def clone_in(sandbox: Path, checkout: Checkout) -> str:
     return head.commit
 
 
-async def bundle_of(sandbox: Path, base: str, files: Mapping[str, str]) -> Path:
+async def bundle_of(sandbox: Path, base: str, files: Mapping[str, str]) -> bytes:
     for name, text in files.items():
         path = sandbox / name
         await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ async def bundle_of(sandbox: Path, base: str, files: Mapping[str, str]) -> Path:
     await run_git(*IDENTITY, "commit", "--quiet", "-m", "Work", cwd=sandbox)
     bundle = sandbox.with_suffix(".bundle")
     await run_git("bundle", "create", str(bundle), "HEAD", f"^{base}", cwd=sandbox)
-    return bundle
+    return await asyncio.to_thread(bundle.read_bytes)
 
 
 async def test_what_a_sandbox_has_committed_is_pushed_and_again_changes_nothing(
@@ -131,7 +131,7 @@ async def test_a_submodule_without_a_file_of_its_own_is_refused(
     bundle = tmp_path / "sandbox.bundle"
     await run_git("bundle", "create", str(bundle), "HEAD", f"^{base}", cwd=tmp_path / "sandbox")
     with pytest.raises(BadRequest, match="submodule"):
-        await checkout.take(bundle, base)
+        await checkout.take(await asyncio.to_thread(bundle.read_bytes), base)
 
 
 async def test_what_does_not_build_on_the_expected_commit_is_refused(
@@ -142,9 +142,8 @@ async def test_what_does_not_build_on_the_expected_commit_is_refused(
     bundle = await bundle_of(tmp_path / "sandbox", base, {"x": "x"})
     with pytest.raises(BadRequest, match="does not build"):
         await checkout.take(bundle, base)
-    await asyncio.to_thread(bundle.write_bytes, b"# v2 git bundle\n\nno pack at all")
     with pytest.raises(BadRequest, match="does not build"):
-        await checkout.take(bundle, base)
+        await checkout.take(b"# v2 git bundle\n\nno pack at all", base)
 
 
 async def test_a_hostile_sandbox_has_no_hook_run_here(checkout: Checkout, tmp_path: Path) -> None:
