@@ -17,7 +17,7 @@ from agentsvc.base.values import Secret
 from agentsvc.testing.git import GitServer, run_git
 
 REPOSITORY: Final = "octo/demo"
-GOOD: Final = "good"
+GOOD: Final = "host-token-of-tests"
 BOT: Final = "robot"
 _ROOTS: Final = {
     "github": "/api/v3/repos/octo/demo",
@@ -290,6 +290,9 @@ class IssueHost:
                 return answer(self, request, body, *match.groups())
         return None
 
+    def get_user(self, _request: web.Request, _body: Json) -> Any:
+        return {"id": 1, "login": BOT, "username": BOT}
+
     def get_issues(self, request: web.Request, _body: Json) -> Any:
         etag = f'"{self.issue["at"]}-{len(request.query_string)}"'
         if request.headers.get("If-None-Match") == etag:
@@ -376,6 +379,7 @@ def _text(body: Json) -> str:
 
 _H: Final = IssueHost
 _ANSWERS: Final[list[tuple[str, str, Any]]] = [
+    ("GET", r"/api/v\d/user", _H.get_user),
     ("GET", r"/issues", _H.get_issues),
     ("GET", r"/issues/7", _H.get_issue),
     ("GET", r"/issues/7/(?:comments|notes)", _H.get_comments),

@@ -1,6 +1,7 @@
 """The steps that put the files of a conversation in place: clone or archive, set-up script, hooks."""
 
 from collections.abc import Mapping
+from typing import Final
 
 from agentsvc.base import Secret
 from agentsvc.config import ConversationsConfig
@@ -11,6 +12,9 @@ from agentsvc.conversations.starting.states import Equipped, Hosted, Prepared, S
 from agentsvc.conversations.starting.workspace import Clone, Workspace
 from agentsvc.domain import Provider, locate
 from agentsvc.git import GitProviders
+
+_COMMITTER: Final = "agentsvc"
+_COMMITTER_EMAIL: Final = "agentsvc@localhost"
 
 
 class FileSteps:
@@ -40,6 +44,9 @@ class FileSteps:
         else:
             prepared = Prepared(host=host, workspace=await self._make(host, base))
         name, email = settings.git_user_name, settings.git_user_email
+        if order.commit is not None:
+            # It is there to be committed to, which git refuses to nobody.
+            name, email = name or _COMMITTER, email or _COMMITTER_EMAIL
         await prepared.workspace.set_identity(name, email)
         return prepared
 
