@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base import AgentsvcError
 from agentsvc.extension.agents import Pending, PendingKind
 from agentsvc.extension.conversations import (
     Content,
@@ -81,14 +80,14 @@ class IssueStarter:
         Raises Ignored for an event that is to start nothing, and as the host's `Api`.
         """
         event = _event.decode(payload)
-        work = await WorkTable.find_open(self._db, automation.id, event)
+        work = await self._find_living(automation, event)
         async with self._hosts.calls(automation) as calls:
             if work is not None and event.kind is not Kind.LABEL:
                 return await self._go_on(run, event, work, calls, claim)
             if work is not None:
                 raise Ignored("The issue is being worked on")
             if event.is_pull or event.kind is Kind.CHECK:
-                raise Ignored("The pull request is closed")
+                raise Ignored("The pull request is closed, or its conversation gone")
             actor = event.actor
             if event.kind is Kind.LABEL:
                 actor = await calls.who_labelled(event.number, event.id)
@@ -104,6 +103,20 @@ class IssueStarter:
 
         task = await self._conversations.starts.start(run.user_id, order, claim=both)
         return task.conversation_id
+
+    async def _find_living(self, automation: Automation, event: HostEvent) -> Work | None:
+        """Return what an event is about, if its conversation has a sandbox to go on in."""
+        work = await WorkTable.find_open(self._db, automation.id, event)
+        if work is None:
+            return None
+        [view] = await self._conversations.find_many(
+            work.user_id, [work.conversation_id], include_starting=True
+        )
+        if view is not None and view.sandbox_status is not SandboxStatus.MISSING:
+            return work
+        gone = work.conversation_id
+        await self._db.write(lambda tx: WorkTable.close(tx, gone))
+        return None
 
     async def _order(
         self, automation: Automation, run: Run, issue: Thing, comments: list[Thing]
@@ -147,10 +160,7 @@ class IssueStarter:
     ) -> str:
         text, changes = await self._news(event, work, calls)
         view = await self._conversations.get(run.user_id, work.conversation_id)
-        if view.sandbox is None or view.sandbox_status is SandboxStatus.MISSING:
-            await self._db.write(lambda tx: WorkTable.change(tx, work.id, is_open=False))
-            raise Ignored("The sandbox of its conversation is gone; mention the account anew")
-        sandbox_id = view.sandbox.id
+        sandbox_id = view.conversation.sandbox_id or ""
 
         async def both(tx: Transaction) -> None:
             await claim(tx, work.conversation_id)
@@ -217,8 +227,3 @@ def _at(comment: Thing) -> str:
 
 def _message(text: str) -> Message:
     return Message(content=(Content(kind=ContentKind.TEXT, text=text),))
-
-
-def is_refusal(exc: AgentsvcError) -> bool:
-    """Tell whether an error says that the host will never do it."""
-    return exc.status < 500 and exc.status != 429  # noqa: PLR2004  # what HTTP calls it

@@ -15,9 +15,17 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base import AgentsvcError, BadRequest, NotFound, monotonic, now, sha256
-from agentsvc.extension.conversations import ConversationQuery, ConversationView
-from agentsvc.extension.server import Server
+from agentsvc.base import (
+    AgentsvcError,
+    AgentUnavailable,
+    BadRequest,
+    NotFound,
+    monotonic,
+    now,
+    sha256,
+)
+from agentsvc.extension.conversations import ConversationQuery, ConversationView, WhenFull
+from agentsvc.extension.server import SandboxStatus, Server
 
 from .ending import Verdict, ended, halt
 from .host_calls import MARK
@@ -161,6 +169,10 @@ class Publisher:
         """Push what the agent has committed and return its last commit; empty for nothing."""
         trigger = automation.definition.trigger
         may_change = isinstance(trigger, GitTrigger) and trigger.workflows
+        if view.sandbox is not None and view.sandbox_status is SandboxStatus.PAUSED:
+            # Its host was away for so long that it counted as idle.
+            await self._sandboxes.resume(work.user_id, view.sandbox.id, when_full=WhenFull.QUEUE)
+            raise AgentUnavailable("The sandbox is resumed for what is in it")
         agent = self._conversations.require_agent(view)
         directory = view.conversation.working_dir
         file = f"{directory}/.git/agentsvc.bundle"

@@ -8,8 +8,9 @@ steps loses nothing, and does nothing twice.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -88,6 +89,9 @@ class Scheduler:
         self._conversations = server.conversations
         self._late = timedelta(seconds=config.late_seconds)
         self._starter = starter
+        self._supervisor = server.supervisor
+        self._asking: set[str] = set()
+        """The runs whose git hosts are being asked; others do not wait for that."""
         self._on_begin = on_begin
         self._wake = wake
 
@@ -152,7 +156,8 @@ class Scheduler:
 
     async def _begin_runs(self) -> bool:
         """Begin some runs that are due, and say whether there were any."""
-        runs = await RunTable.startable(self._db, now(), _BATCH)
+        startable = await RunTable.startable(self._db, now(), _BATCH)
+        runs = [run for run in startable if run.id not in self._asking]
         for run in runs:
             await self._begin(run)
         return bool(runs)
@@ -164,7 +169,21 @@ class Scheduler:
         running = await RunTable.running(self._db, automation.id)
         if running and automation.definition.concurrency is not Concurrency.REPLACE:
             await self._skip(run, "Another run was going on")
-            return
+        elif isinstance(automation.definition.trigger, GitTrigger):
+            self._asking.add(run.id)
+            self._supervisor.spawn(f"begin of run {run.id}", partial(self._ask, automation, run))
+        else:
+            await self._try(automation, run, running)
+
+    async def _ask(self, automation: Automation, run: Run) -> None:
+        try:
+            await self._try(automation, run)
+        finally:
+            self._asking.discard(run.id)
+            self._wake.set()
+
+    async def _try(self, automation: Automation, run: Run, running: Sequence[Run] = ()) -> None:
+        """Begin a run in the place of some others, or store why not."""
         try:
             for other in running:
                 await halt(self._conversations, other)
