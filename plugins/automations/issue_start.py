@@ -88,11 +88,11 @@ class IssueStarter:
                 raise Ignored("The issue is being worked on")
             if event.is_pull or event.kind is Kind.CHECK:
                 raise Ignored("The pull request is closed, or its conversation gone")
+            issue = await calls.issue(event.number)
             actor = event.actor
             if event.kind is Kind.LABEL:
                 actor = await calls.who_labelled(event.number, event.id)
             await _check_actor(automation, event, actor, calls)
-            issue = await calls.issue(event.number)
             comments = await calls.comments(event.number)
         order, begun = await self._order(automation, run, issue, comments)
 

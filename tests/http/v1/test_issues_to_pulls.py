@@ -328,6 +328,27 @@ async def test_a_host_that_wants_rest_is_left_alone_and_a_revoked_token_is_told(
 
 
 @pytest.mark.parametrize(
+    ("answer", "status", "why"),
+    [
+        (web.Response(status=404), "FAILED", "Not found at the git provider"),
+        (web.Response(status=403), "FAILED", "does not allow this"),
+        (web.Response(status=503), "PENDING", "cannot be asked"),
+        (web.Response(text="<html>"), "PENDING", "cannot be asked"),
+        (web.Response(text="[7]"), "PENDING", "cannot be asked"),
+    ],
+)
+async def test_what_a_host_answers_instead_is_told(
+    client: Client, host: IssueHost, answer: web.Response, status: str, why: str
+) -> None:
+    loop = await open_loop(client, host)
+    host.fail = [answer]
+    await loop.deliver("said", comment=host.say(f"@{BOT} please", "ada"))
+    [run] = await loop.wait_until(lambda seen: bool(seen and seen[0]["error_detail"]))
+    assert run["status"] == status
+    assert why in run["error_detail"]
+
+
+@pytest.mark.parametrize(
     "change",
     [
         {"repos": None},
