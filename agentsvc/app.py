@@ -280,7 +280,7 @@ async def _git_providers(app: web.Application) -> AsyncIterator[None]:
         trusts=partial(_is_admin, app),
         more=git_hosts_of(app[_EXTENSIONS]),
     )
-    await providers.open()
+    await providers.open(app[_PLACES].checkouts)
     yield
     await providers.close()
 
@@ -363,15 +363,7 @@ async def _conversations(app: web.Application) -> AsyncIterator[None]:
         supervisor=app[keys.SUPERVISOR],
         keep_failed_seconds=config.conversations.keep_failed_seconds,
     )
-    app[keys.CALLBACKS] = SandboxCallbacks(
-        app[_STORES],
-        lookup_tokens=LookupTokens(app[_VAULT]),
-        sandboxes=app[keys.SANDBOXES],
-        secrets=app[keys.SECRETS],
-        recorder=recorder,
-        remover=remover,
-        most_adopted=config.limits.adopted_per_sandbox,
-    )
+    app[keys.CALLBACKS] = _make_callbacks(app, recorder, remover)
     app[keys.CONVERSATIONS] = Conversations(
         app[_STORES],
         sandboxes=app[keys.SANDBOXES],
@@ -392,6 +384,7 @@ async def _conversations(app: web.Application) -> AsyncIterator[None]:
             recorder=recorder,
             remover=remover,
             supervisor=app[keys.SUPERVISOR],
+            git=app[keys.GIT_PROVIDERS],
             config=config.conversations,
         ),
     )
@@ -404,6 +397,20 @@ async def _conversations(app: web.Application) -> AsyncIterator[None]:
         supervisor=app[keys.SUPERVISOR],
     )
     yield
+
+
+def _make_callbacks(
+    app: web.Application, recorder: EventIngestor, remover: ConversationDeletion
+) -> SandboxCallbacks:
+    return SandboxCallbacks(
+        app[_STORES],
+        lookup_tokens=LookupTokens(app[_VAULT]),
+        sandboxes=app[keys.SANDBOXES],
+        secrets=app[keys.SECRETS],
+        recorder=recorder,
+        remover=remover,
+        most_adopted=app[keys.CONFIG].limits.adopted_per_sandbox,
+    )
 
 
 async def _messages(app: web.Application) -> AsyncIterator[None]:
@@ -489,6 +496,8 @@ async def _extensions(app: web.Application) -> AsyncIterator[None]:
         events=app[keys.EVENTS],
         sandboxes=app[keys.SANDBOXES],
         conversations=app[keys.CONVERSATIONS],
+        messages=app[keys.PENDING],
+        git=app[keys.GIT_PROVIDERS],
     )
     async with AsyncExitStack() as running:
         for name, extension in app[_EXTENSIONS]:

@@ -71,6 +71,11 @@ class DataDirectory(msgspec.Struct, frozen=True, kw_only=True):
         """The directory of saved workspaces."""
         return self.path / "archives"
 
+    @property
+    def checkouts(self) -> Path:
+        """The directory of what the server itself fetches of repositories, for a moment."""
+        return self.path / "checkouts"
+
     def is_in_use(self) -> bool:
         """Whether a server runs on it."""
         try:

@@ -82,6 +82,8 @@ class SandboxCallbacks:
 
         A provider's token is known as `github_token` and by its variable `GITHUB_TOKEN`.
         """
+        if sandbox.spec.withholds_secrets:
+            return {}
         found: dict[str, tuple[str | None, Secret]] = {}
         for name, token in (await self._secrets.provider_tokens(sandbox.user_id)).items():
             variable = token_variable(Provider(name))

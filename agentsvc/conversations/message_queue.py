@@ -6,7 +6,7 @@ that says so and holds its text, so that nothing that was taken gets lost.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -150,10 +150,21 @@ class MessageQueue:
         pending = _new(view, kind, message, run=kind in _SPENDING, about=about)
         await self._take_and_wait(view, pending, [wish_event(wish)] if wish else [])
 
-    async def say_later(self, user_id: str, pending: Pending) -> None:
-        """Have an agent told something of a recording, however often this is called with its id."""
+    async def say_later(
+        self,
+        user_id: str,
+        pending: Pending,
+        *,
+        claim: Callable[[Transaction], Awaitable[None]] | None = None,
+    ) -> None:
+        """Have an agent told something, however often this is called with its id while it waits.
+
+        `claim` runs in the transaction that stores it, and what it raises undoes that.
+        """
 
         async def body(tx: Transaction) -> None:
+            if claim is not None:
+                await claim(tx)
             await self._table.insert(tx, pending)
             lane = lane_of(pending.kind)
             tx.after_commit(lambda: self._wake(user_id, pending.conversation_id, lane))

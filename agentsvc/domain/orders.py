@@ -193,6 +193,11 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     max_budget: float | None = None
     """US dollars after which the run ends; None for what the settings say, as the next one."""
     max_iterations: int | None = None
+    withholds_secrets: bool = False
+    """It gets a sandbox of its own, into which comes nothing its user has stored. The server brings
+    the repository in itself."""
+    commit: str | None = None
+    """What of the repository is checked out then; needed where that is withheld."""
     replay: tuple[RecordedStep, ...] = ()
     """What is done again before the model goes on, and before the initial message is said."""
 

@@ -6,6 +6,7 @@ from agentsvc.conversations import (
     ConversationQuery,
     EventLog,
     MessageQueue,
+    Pending,
     PendingKind,
     StoredEvent,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "EventLog",
     "ExecutionStatus",
     "MessageQueue",
+    "Pending",
     "PendingKind",
     "Principal",
     "SpokenMessage",

@@ -12,9 +12,9 @@ from aiohttp.typedefs import Middleware
 from agentsvc import __version__
 from agentsvc.base import EventBus, Notice, StartFailed, Subject, Supervisor
 from agentsvc.config import Config, settings_of
-from agentsvc.conversations import Conversations, EventLog, StartTask
+from agentsvc.conversations import Conversations, EventLog, MessageQueue, StartTask
 from agentsvc.domain import Provider, StartStatus
-from agentsvc.git import Hosting
+from agentsvc.git import GitProviders, Hosting
 from agentsvc.http import Handler, Route, mount, mounted, trace_request
 from agentsvc.plugin import bundled
 from agentsvc.sandboxes import (
@@ -79,6 +79,10 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     events: EventLog
     sandboxes: Sandboxes
     conversations: Conversations
+    messages: MessageQueue
+    """Tells agents something, once, in the order it was taken."""
+    git: GitProviders
+    """Asks git hosts with the tokens of users, fetches from them, and pushes."""
 
 
 class Extension[Settings: msgspec.Struct]:

@@ -1,11 +1,12 @@
 """Git hosting services: one module for each provider, behind one service.
 
-Begin with `service`. `client` sends the requests, `hosting` is the interface of a provider, `model` what is
-answered; GitHub and GitLab are here, others are in the plugin `githosts`. Cloning is in
+Begin with `service`. `client` sends the requests, `checkout` fetches and pushes for the server itself, `hosting` is the interface of a provider, `model` what is
+answered; GitHub and GitLab are here, others are in the plugin `githosts`. Cloning into sandboxes is in
 `conversations.starting.workspace`. Imports `settings`, `agentserver`, `domain` and `base`.
 """
 
-from agentsvc.git.client import ANSWER_MAX, Answer, page_in, refused
+from agentsvc.git.checkout import Checkout, GitRemote, Head
+from agentsvc.git.client import ANSWER_MAX, Answer, Api, page_in, refused
 from agentsvc.git.hosting import (
     REPOSITORY_LOC,
     Hosting,
@@ -37,11 +38,15 @@ __all__ = [
     "PAGE_MAX",
     "REPOSITORY_LOC",
     "Answer",
+    "Api",
     "Branch",
     "BranchQuery",
+    "Checkout",
     "File",
     "GitAccount",
     "GitProviders",
+    "GitRemote",
+    "Head",
     "Hosting",
     "Listing",
     "Microagent",

@@ -38,6 +38,10 @@ ANSWER_MAX: Final = 8 * 1024 * 1024
 REDIRECTS_MAX: Final = 3
 
 _REDIRECTS: Final = frozenset({301, 302, 307, 308})
+_FOUND: Final = frozenset({200})
+_DONE: Final = frozenset({200, 201, 202, 204, 304})
+_NONE: Final[Mapping[str, Any]] = {}
+_ANY: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder()
 _WAIT_SECONDS: Final = 60
 _WAIT_SECONDS_MAX: Final = 3600
 
@@ -50,6 +54,7 @@ class Answer[T](Struct, frozen=True, kw_only=True):
 
     value: T
     headers: Mapping[str, str]
+    status: int = HTTPStatus.OK
 
     def next_page(self) -> str | None:
         """Return the `page` of the link to the next page, None on the last one."""
@@ -101,6 +106,29 @@ class Api:
         answer = await self._send("GET", self._url(path, query))
         return Answer(value=self._decode(answer.value, kind), headers=answer.headers)
 
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        query: Mapping[str, Value] = _NONE,
+        etag: str = "",
+    ) -> Answer[Any]:
+        """Do something, and return what is answered; None for nothing, and for what is as it was.
+
+        With an `etag`, what has not changed since is not sent again: the status is 304 then.
+        """
+        answer = await self._send(
+            method,
+            self._url(path, query),
+            body=None if body is None else msgspec.json.encode(body),
+            more={"If-None-Match": etag} if etag else {},
+            good=_DONE,
+        )
+        value = self._decode(answer.value, _ANY) if answer.value.strip() else None
+        return msgspec.structs.replace(answer, value=value)
+
     async def get_text(self, path: str, /, **query: Value) -> str:
         """Return the text at a path, whatever its media type."""
         answer = await self._send("GET", self._url(path, query), accept="*/*")
@@ -132,9 +160,16 @@ class Api:
         return f"{self.rest}{path}?{urlencode(given)}" if given else self.rest + path
 
     async def _send(
-        self, method: str, url: str, *, body: bytes | None = None, accept: str = "application/json"
+        self,
+        method: str,
+        url: str,
+        *,
+        body: bytes | None = None,
+        accept: str = "application/json",
+        more: Mapping[str, str] = _NONE,
+        good: frozenset[int] = _FOUND,
     ) -> Answer[bytes]:
-        headers = {**self._headers, "Accept": accept}
+        headers = {**self._headers, "Accept": accept, **more}
         if body is not None:
             headers["Content-Type"] = "application/json"
         try:
@@ -148,7 +183,7 @@ class Api:
                         allow_redirects=False,
                     ) as response:
                         if method != "GET" or response.status not in _REDIRECTS:
-                            return await self._read(response)
+                            return await self._read(response, good)
                         url = self._target(url, response.headers.get("Location", ""))
         except (aiohttp.ClientError, OSError, ValueError) as exc:
             if refusal := refusal_in(exc):
@@ -156,15 +191,15 @@ class Api:
             raise self.unavailable(repr(exc)) from exc
         raise self.unavailable("too many redirects")
 
-    async def _read(self, response: aiohttp.ClientResponse) -> Answer[bytes]:
-        if response.status != HTTPStatus.OK:
+    async def _read(self, response: aiohttp.ClientResponse, good: frozenset[int]) -> Answer[bytes]:
+        if response.status not in good:
             raise self._failure(response.status, response.headers)
         body = bytearray()
         async for chunk in response.content.iter_any():
             body += chunk
             if len(body) > ANSWER_MAX:
                 raise self.unavailable("the answer is too long")
-        return Answer(value=bytes(body), headers=response.headers)
+        return Answer(value=bytes(body), headers=response.headers, status=response.status)
 
     def _target(self, url: str, location: str) -> str:
         target = urljoin(url, location)
@@ -188,9 +223,9 @@ class Api:
                 return refused(self.provider)
             case 403:
                 return NotAllowed(f"The `{name}` token does not allow this")
-            case 404:
+            case 404 | 410 | 301 | 302 | 307 | 308:
                 return NotFound(f"Not found at the git provider `{name}`")
-            case 400 | 422:
+            case 400 | 409 | 422:
                 return BadRequest(f"The git provider `{name}` refuses the request")
             case _:
                 return self.unavailable(f"status {status}")

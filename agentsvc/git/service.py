@@ -3,9 +3,13 @@
 What a host does not say stays unknown: only a clear refusal makes a token a bad one.
 """
 
+import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import aiohttp
@@ -25,6 +29,7 @@ from agentsvc.base import (
 )
 from agentsvc.domain import Provider, SuggestedTask
 from agentsvc.domain import repositories as git
+from agentsvc.git.checkout import Checkout, GitRemote, address_of
 from agentsvc.git.client import Api, Connection, not_public, unavailable
 from agentsvc.git.github import GitHub
 from agentsvc.git.gitlab import GitLab
@@ -67,6 +72,9 @@ _NOT_REFUSED: Final = (
 )
 
 
+_ANYWHERE: Final = SafeConnector(anywhere=True)
+
+
 async def _trusts_nobody(_user_id: str) -> bool:
     return False
 
@@ -97,14 +105,21 @@ class GitProviders:
         self._checks_tokens = checks_tokens
         self._time_limit = time_limit
         self._reach = SafeConnector(listed=private_hosts, own=own)
+        self._directory: Path | None = None
         self._trusts = trusts
         self._session: aiohttp.ClientSession | None = None
         self._anywhere: aiohttp.ClientSession | None = None
 
-    async def open(self) -> None:
-        """Make the sessions; needs a running event loop."""
+    async def open(self, directory: Path | None = None) -> None:
+        """Make the sessions; needs a running event loop.
+
+        In the directory are repositories for a moment; what a killed server left is removed.
+        """
+        self._directory = directory
+        if directory is not None:
+            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
         self._session = self._reach.session(decompresses=True)
-        self._anywhere = SafeConnector(anywhere=True).session(decompresses=True)
+        self._anywhere = _ANYWHERE.session(decompresses=True)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -253,6 +268,38 @@ class GitProviders:
         hosting, provider = await self._home(user_id, None, repository)
         return read_microagent(await hosting.content(repository, path)), provider
 
+    # What the server does by itself
+
+    async def api(self, user_id: str, provider: Provider) -> Api:
+        """Return the API of a service, as the token of a user opens it."""
+        token = (await self._tokens(user_id, provider))[provider]
+        return self._open(provider, token, is_trusted=await self._trusts(user_id))[0]
+
+    @contextlib.asynccontextmanager
+    async def checkout(
+        self, user_id: str, repository: str, provider: Provider | None, *, time_limit: float
+    ) -> AsyncIterator[Checkout]:
+        """Return a repository to fetch from and to push to, with the token of a user if there is one."""
+        stored = await self._secrets.provider_tokens(user_id)
+        hosts: dict[str, str | None] = {name: token.host for name, token in stored.items()}
+        located = git.locate(repository, provider, hosts)
+        owner = located.provider or provider or Provider.GITHUB
+        token = stored.get(located.provider) if located.provider else None
+        host, port = address_of(located.url)
+        reach = _ANYWHERE if await self._trusts(user_id) else self._reach
+        try:
+            found = [address for _, address in await reach.resolve(host, port)]
+        except AddressNotAllowed as exc:
+            raise not_public(owner, exc) from exc
+        except OSError as exc:
+            raise unavailable(owner, repr(exc)) from exc
+        if self._directory is None:
+            raise unavailable(owner, "the client is not open")
+        addresses = () if host in found else (f"{host}:{port}:{','.join(map(_bracketed, found))}",)
+        remote = GitRemote(provider=owner, url=located.url, token=token, addresses=addresses)
+        async with Checkout(self._directory, remote, time_limit=time_limit) as made:
+            yield made
+
     # Which service to ask
 
     async def _is_good(self, provider: Provider, token: ProviderToken, *, is_trusted: bool) -> bool:
@@ -264,6 +311,12 @@ class GitProviders:
         return True
 
     def _hosting(self, provider: Provider, token: ProviderToken, *, is_trusted: bool) -> Hosting:
+        api, kind, base = self._open(provider, token, is_trusted=is_trusted)
+        return kind(api, base)
+
+    def _open(
+        self, provider: Provider, token: ProviderToken, *, is_trusted: bool
+    ) -> tuple[Api, type[Hosting], str]:
         session = self._anywhere if is_trusted else self._session
         if session is None:
             raise unavailable(provider, "the client is not open")
@@ -280,7 +333,7 @@ class GitProviders:
         places = kind.places(base, is_usual=base == f"https://{usual}")
         connection = Connection(session=session, time_limit=self._time_limit)
         api = Api(connection, provider, token, rest=places.rest, graphql=places.graphql)
-        return kind(api, base)
+        return api, kind, base
 
     def _check_literal(self, provider: Provider, base: str) -> None:
         """Look at a host that is an address, which no resolver is asked about."""
@@ -364,6 +417,10 @@ class GitProviders:
             else:
                 return hosting, one
         raise failure
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
 
 
 def _at(query: RepositoryQuery, cursor: str | None) -> RepositoryQuery:

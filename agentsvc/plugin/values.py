@@ -190,6 +190,9 @@ class Spec(Asked, frozen=True, kw_only=True):
     """What the server does with a sandbox that nobody uses; no matter of the backend's."""
     pool: int = 0
     """How many the server keeps ready for whoever asks; no matter of the backend's."""
+    withholds_secrets: bool = False
+    """Whether nothing that its user has stored gets in: no tokens of git hosts, no secrets, no tool
+    servers; no matter of the backend's."""
 
 
 class Order(Asked, frozen=True, kw_only=True):

@@ -98,6 +98,7 @@ def show(automation: str, *, as_json: bool, server: ServerChoice) -> None:
 @click.option("--webhook", is_flag=True, help="Run for each signed delivery of a webhook.")
 @click.option("--repository", metavar="REPOSITORY", help="Repository to clone.")
 @click.option("--branch", metavar="BRANCH", help="Branch of --repository.")
+@click.option("--provider", metavar="HOST", help="Git host of --repository, such as `gitlab`.")
 @click.option("--model", metavar="PROFILE", help="Saved language model to use.")
 @click.option("--disabled", is_flag=True, help="Do not enable it.")
 @click.option(
@@ -125,7 +126,7 @@ def create(
     if as_json:
         click.echo(json_text(api.call("POST", _BASE, body=body)))
         return
-    if body["trigger"].get("type") != "webhook":
+    if body["trigger"].get("type") not in ("webhook", "git"):
         made = api.call("POST", _BASE, body=body)
         click.echo(f"automation {made['id']} is created", err=True)
         return
@@ -241,14 +242,16 @@ def _body(
     webhook: bool,
     repository: str | None,
     branch: str | None,
+    provider: str | None,
     model: str | None,
     disabled: bool,
 ) -> Record:
     """Return what is asked for: what a file says, with what the options say over it."""
     if sum((cron is not None, at is not None, webhook)) > 1:
         raise click.UsageError("an automation has one trigger: --cron, --at, or --webhook")
-    if (timezone and not cron) or (branch and not repository):
-        raise click.UsageError("--timezone goes with --cron, and --branch with --repository")
+    if (timezone and not cron) or ((branch or provider) and not repository):
+        text = "--timezone goes with --cron, and --branch and --provider with --repository"
+        raise click.UsageError(text)
     trigger: Record = body.get("trigger") or {"type": "manual"}
     if cron is not None:
         trigger = {"type": "cron", "schedule": cron, "timezone": timezone or "UTC"}
@@ -259,7 +262,9 @@ def _body(
     given = {"name": name, "prompt": prompt, "model": model}
     whole = {**body, "trigger": trigger, **{key: one for key, one in given.items() if one}}
     if repository:
-        whole["repos"] = [{"url": repository, "ref": branch}]
+        known = (body.get("repos") or [{}])[0].get("provider")
+        place = {"url": repository, "ref": branch, "provider": provider or known}
+        whole["repos"] = [{name: text for name, text in place.items() if text}]
     if disabled:
         whole["enabled"] = False
     if missing := [f"--{key}" for key in ("name", "prompt") if key not in whole]:

@@ -43,7 +43,9 @@ def judge(view: ConversationView) -> Verdict | None:
     if not conversation.is_ready or conversation.has_run_queued:
         return None
     status = conversation.execution_status
-    if status is ExecutionStatus.FINISHED:
+    # It may have been told to go on, and not have said yet that it does.
+    is_asked = conversation.facts.run_asked_at > conversation.facts.status_at
+    if status is ExecutionStatus.FINISHED and not is_asked:
         return Verdict(status=RunStatus.COMPLETED, cost=cost)
     reason = _FAILURES.get(status) if status else None
     if conversation.facts.budget_stop_cost is not None and status not in _AT_WORK:

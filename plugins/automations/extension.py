@@ -8,6 +8,10 @@ from agentsvc.extension.server import Extension, Server
 from agentsvc.extension.web import Route
 
 from .follower import Follower
+from .issue_hosts import IssueHosts
+from .issue_start import IssueStarter
+from .polling import Poller
+from .publication import Publisher
 from .routes import AUTOMATIONS, PREFIX, ROUTES, WAKE
 from .scheduler import Scheduler
 from .service import Automations
@@ -30,13 +34,18 @@ class AutomationsExtension(Extension[AutomationsConfig]):
     async def run(self, server: Server) -> AsyncIterator[None]:
         """Run automations until the server stops."""
         wake = asyncio.Event()
-        follower = Follower(server, on_end=wake.set)
-        scheduler = Scheduler(server, self.config, wake, follower.watch)
-        server.app[AUTOMATIONS] = Automations(
+        hosts = IssueHosts(server.git)
+        publisher, starter = Publisher(server, hosts), IssueStarter(server, hosts)
+        follower = Follower(server, publisher, on_end=wake.set)
+        scheduler = Scheduler(server, self.config, wake, starter, follower.watch)
+        server.app[AUTOMATIONS] = automations = Automations(
             server.database, server.vault, server.conversations, self.config
         )
+        poller = Poller(server, hosts, automations, wake)
         server.app[WAKE] = wake
         server.event_bus.watch_all(follower.hear)
         server.supervisor.loop("automations", scheduler.look, every_seconds=0)
         server.supervisor.loop("runs of automations", follower.look, every_seconds=0.2)
+        server.supervisor.loop("pull requests", publisher.look, every_seconds=1)
+        server.supervisor.loop("changes at git hosts", poller.look, every_seconds=1)
         yield

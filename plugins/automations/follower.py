@@ -23,7 +23,9 @@ from agentsvc.extension.storage import Transaction
 
 from .ending import Verdict, halt, judge, settle
 from .model import Run, RunStatus
+from .publication import Publisher
 from .table import AutomationTable, RunTable
+from .work_table import WorkTable
 
 log = logging.getLogger(__name__)
 
@@ -64,12 +66,13 @@ _told = msgspec.json.Decoder(_Told)
 class Follower:
     """Ends runs; `on_end` is told of each."""
 
-    def __init__(self, server: Server, on_end: Callable[[], None]) -> None:
+    def __init__(self, server: Server, publisher: Publisher, on_end: Callable[[], None]) -> None:
         self._db = server.database
         self._conversations = server.conversations
         self._sandboxes = server.sandboxes
         self._events = server.events
         self._supervisor = server.supervisor
+        self._publisher = publisher
         self._on_end = on_end
         self._watched: set[str] = set()
         """The conversations of runs that go on."""
@@ -125,16 +128,29 @@ class Follower:
 
     async def _follow(self, run: Run, view: ConversationView | None) -> None:
         if view is None:
-            detail = "Its conversation was deleted"
+            detail, gone = "Its conversation was deleted", run.conversation_id or ""
+            await self._db.write(lambda tx: WorkTable.close(tx, gone))
             await self._end(run, Verdict(status=RunStatus.CANCELLED, detail=detail))
             return
         verdict = judge(view)
         if verdict is None:
+            work = await WorkTable.of_conversation(self._db, view.conversation.id)
+            if work is not None:
+                self._publisher.begun(work)
             await self._hold_time(run, view)
         elif timedelta(0) <= now() - view.conversation.updated_at < _REST:
             self._look_at(view.conversation.id)
         else:
-            await self._end(run, await self._with_words(view.conversation.id, verdict), view)
+            verdict = await self._with_words(view.conversation.id, verdict)
+            await self._conclude(run, verdict, view)
+
+    async def _conclude(self, run: Run, verdict: Verdict, view: ConversationView) -> None:
+        """End a run, once what it has made of an issue is published."""
+        work = await WorkTable.of_conversation(self._db, view.conversation.id)
+        if work is None:
+            await self._end(run, verdict, view)
+        else:
+            self._publisher.ended(run, work, view, verdict, self._end)
 
     async def _hold_time(self, run: Run, view: ConversationView) -> None:
         """Stop a run that takes too long; its time begins when its agent can work."""
@@ -153,7 +169,8 @@ class Follower:
             detail = "It took longer than its automation allows"
             metrics = view.conversation.metrics
             cost = metrics.accumulated_cost if metrics else None
-            await self._end(run, Verdict(status=RunStatus.FAILED, detail=detail, cost=cost), view)
+            verdict = Verdict(status=RunStatus.FAILED, detail=detail, cost=cost)
+            await self._conclude(run, verdict, view)
         elif self._sweep_at is None or run.timeout_at < self._sweep_at:
             self._sweep_at = run.timeout_at
 

@@ -52,6 +52,13 @@ type Iterations = Annotated[int, Meta(ge=1, le=1_000_000)]
 type MostMissed = Annotated[int, Meta(ge=1, le=100)]
 type Retries = Annotated[int, Meta(ge=0, le=10)]
 type RetrySeconds = Annotated[int, Meta(ge=1, le=86400)]
+type Label = Annotated[
+    str, matching(NO_CONTROL, "without control characters", min_length=1, max_length=100)
+]
+type Account = Annotated[
+    str, matching(r"\A[A-Za-z0-9_.-]{1,100}\Z", "of 1 to 100 letters, digits, `.`, `_` and `-`")
+]
+type PollSeconds = Annotated[int, Meta(ge=10, le=86400)]
 type MostFailures = Annotated[int, Meta(ge=1, le=1000)]
 
 
@@ -87,7 +94,23 @@ class ManualTrigger(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
     """Starts runs by `dispatch` only, which the others take, too."""
 
 
-type Trigger = CronTrigger | OnceTrigger | WebhookTrigger | ManualTrigger
+class GitTrigger(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="git"):
+    """Starts a run for an issue; its agent commits, and the server opens a pull request.
+
+    `repos` names the repository, with `provider` `github`, `gitlab`, `forgejo` or `bitbucket`.
+    """
+
+    label: Label | None = "agent"
+    """Label that an issue is to get; null: none does"""
+    mention: Account | None = None
+    """Name of the account that is to be mentioned, without `@`; null: mentions count for nothing"""
+    poll_seconds: PollSeconds | None = None
+    """How often the host is asked, for servers it cannot reach; null: deliveries only"""
+    workflows: bool = False
+    """Whether what the host runs by itself, such as `.github/workflows`, may be changed"""
+
+
+type Trigger = CronTrigger | OnceTrigger | WebhookTrigger | ManualTrigger | GitTrigger
 
 
 class Concurrency(StrEnum):
@@ -222,3 +245,39 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     timeout_at: datetime | None = None
     completed_at: datetime | None = None
     number: int = 0
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What is done about one issue: a conversation, a branch, a comment, a pull request."""
+
+    id: str
+    """That of the run that began it."""
+    automation_id: str
+    user_id: str
+    conversation_id: str
+    issue: str
+    title: str
+    base: str
+    """The branch that it is for."""
+    commit: str
+    """What the agent has got of that."""
+    comment_id: str | None = None
+    """The server's comment below the issue; empty where the host takes none."""
+    shown: str = ""
+    """What the comment says now, as a hash."""
+    pull: str | None = None
+    pull_url: str = ""
+    head: str = ""
+    """The last commit that was pushed."""
+    published: str = ""
+    """The run whose work that was."""
+    told: tuple[str, ...] = ()
+    """The comments that the agent was told of after its beginning."""
+    repairs: int = 0
+    """How often it was told of failed checks."""
+    is_open: bool = True
+
+    @property
+    def branch(self) -> str:
+        """The branch that the server pushes, and no other."""
+        return f"agentsvc/issue-{self.issue}-{self.id[:8]}"

@@ -40,12 +40,15 @@ def fill(prompt: str, payload: Any, due_at: datetime) -> str:
     def put(match: re.Match[str]) -> str:
         if match[1] == "due_at":
             return f"{due_at:%Y-%m-%d %H:%M:%S} UTC"
-        return (
-            f"<{_MARK}>{_as_data(find_part(payload, match[1].split('.')[1:]), longest)}</{_MARK}>"
-        )
+        return marked(as_text(find_part(payload, match[1].split(".")[1:])), longest)
 
     filled = _PLACE.sub(put, prompt)
     return filled + _WARNING if count else filled
+
+
+def marked(text: str, longest: int) -> str:
+    """Return a text that comes from outside, marked as data and cut."""
+    return f"<{_MARK}>{_as_data(text, longest)}</{_MARK}>"
 
 
 def find_part(payload: Any, steps: list[str]) -> Any:
@@ -68,6 +71,6 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _as_data(value: Any, longest: int) -> str:
+def _as_data(text: str, longest: int) -> str:
     # So that it cannot end its own mark.
-    return _MARKS.sub("data", as_text(value)[:longest]).replace("\0", "")
+    return _MARKS.sub("data", text[:longest]).replace("\0", "")

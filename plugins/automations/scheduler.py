@@ -8,8 +8,9 @@ steps loses nothing, and does nothing twice.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -38,11 +39,14 @@ from agentsvc.extension.storage import Transaction
 
 from .cron import parse_cron
 from .ending import Verdict, disabled, ended, halt, settle
+from .issue_hosts import PASSING, PATIENCE, wait_of
+from .issue_start import Ignored, IssueStarter
 from .model import (
     Automation,
     Concurrency,
     CronTrigger,
     Definition,
+    GitTrigger,
     Missed,
     Run,
     RunStatus,
@@ -77,12 +81,17 @@ class Scheduler:
         server: Server,
         config: AutomationsConfig,
         wake: asyncio.Event,
+        starter: IssueStarter,
         on_begin: Callable[[str], None],
     ) -> None:
         self._db = server.database
         self._vault = server.vault
         self._conversations = server.conversations
         self._late = timedelta(seconds=config.late_seconds)
+        self._starter = starter
+        self._supervisor = server.supervisor
+        self._asking: set[str] = set()
+        """The runs whose git hosts are being asked; others do not wait for that."""
         self._on_begin = on_begin
         self._wake = wake
 
@@ -147,7 +156,8 @@ class Scheduler:
 
     async def _begin_runs(self) -> bool:
         """Begin some runs that are due, and say whether there were any."""
-        runs = await RunTable.startable(self._db, now(), _BATCH)
+        startable = await RunTable.startable(self._db, now(), _BATCH)
+        runs = [run for run in startable if run.id not in self._asking]
         for run in runs:
             await self._begin(run)
         return bool(runs)
@@ -158,8 +168,22 @@ class Scheduler:
             return
         running = await RunTable.running(self._db, automation.id)
         if running and automation.definition.concurrency is not Concurrency.REPLACE:
-            await self._skip(run)
-            return
+            await self._skip(run, "Another run was going on")
+        elif isinstance(automation.definition.trigger, GitTrigger):
+            self._asking.add(run.id)
+            self._supervisor.spawn(f"begin of run {run.id}", partial(self._ask, automation, run))
+        else:
+            await self._try(automation, run, running)
+
+    async def _ask(self, automation: Automation, run: Run) -> None:
+        try:
+            await self._try(automation, run)
+        finally:
+            self._asking.discard(run.id)
+            self._wake.set()
+
+    async def _try(self, automation: Automation, run: Run, running: Sequence[Run] = ()) -> None:
+        """Begin a run in the place of some others, or store why not."""
         try:
             for other in running:
                 await halt(self._conversations, other)
@@ -168,38 +192,57 @@ class Scheduler:
             await self._start(automation, run)
         except _Taken:
             return
-        except _PASSING as exc:
-            later = msgspec.structs.replace(run, due_at=now() + _LATER)
-            await self._db.write(lambda tx: RunTable.change(tx, later, since=RunStatus.PENDING))
-            extra = {"automation_id": automation.id, "reason": exc.message}
-            log.warning("run of an automation put off", extra=extra)
+        except Ignored as exc:
+            await self._skip(run, str(exc))
+        except (*_PASSING, *PASSING) as exc:
+            await self._put_off(run, exc)
         except AgentsvcError as exc:
             await self._settle(run, Verdict(status=RunStatus.FAILED, detail=exc.message))
 
-    async def _start(self, automation: Automation, run: Run) -> None:
-        order = await self._order_of(automation, run)
+    async def _put_off(self, run: Run, exc: AgentsvcError) -> None:
+        """Try a run again later; a git host is asked for so long only."""
+        moment = now()
+        if isinstance(exc, PASSING) and moment - run.created_at > PATIENCE:
+            await self._settle(run, Verdict(status=RunStatus.FAILED, detail=exc.message))
+            return
+        wait = timedelta(seconds=wait_of(exc)) if isinstance(exc, PASSING) else _LATER
+        later = msgspec.structs.replace(run, due_at=moment + wait, error_detail=exc.message)
+        await self._db.write(lambda tx: RunTable.change(tx, later, since=RunStatus.PENDING))
+        extra = {"automation_id": run.automation_id, "reason": exc.message}
+        log.warning("run of an automation put off", extra=extra)
 
-        async def claim(tx: Transaction, task: StartTask) -> None:
+    async def _start(self, automation: Automation, run: Run) -> None:
+        async def claim(tx: Transaction, conversation_id: str) -> None:
             await check_may_run(tx, run.user_id)
             begun = msgspec.structs.replace(
                 run,
                 status=RunStatus.RUNNING,
-                conversation_id=task.conversation_id,
+                conversation_id=conversation_id,
+                error_detail="",
                 started_at=now(),
             )
             if not await RunTable.change(tx, begun, since=RunStatus.PENDING):
                 raise _Taken
 
-        task = await self._conversations.starts.start(run.user_id, order, claim=claim)
-        self._on_begin(task.conversation_id)
+        async def claim_task(tx: Transaction, task: StartTask) -> None:
+            await claim(tx, task.conversation_id)
 
-    async def _order_of(self, automation: Automation, run: Run) -> StartOrder:
-        definition = automation.definition
+        payload = await self._payload(run)
+        if isinstance(automation.definition.trigger, GitTrigger):
+            begun = await self._starter.begin(automation, run, payload or b"{}", claim)
+        else:
+            order = self._order_of(automation, run, payload)
+            starts = self._conversations.starts
+            begun = (await starts.start(run.user_id, order, claim=claim_task)).conversation_id
+        self._on_begin(begun)
+
+    async def _payload(self, run: Run) -> bytes | None:
         sealed = await RunTable.find_payload(self._db, run.id)
-        payload = None
-        if sealed is not None:
-            plain = self._vault.unseal(sealed, payload_context(automation.id))
-            payload = msgspec.json.decode(plain)
+        return self._vault.unseal(sealed, payload_context(run.automation_id)) if sealed else None
+
+    def _order_of(self, automation: Automation, run: Run, plain: bytes | None) -> StartOrder:
+        definition = automation.definition
+        payload = msgspec.json.decode(plain) if plain is not None else None
         text = fill(definition.prompt, payload, run.due_at)
         repository = definition.repos[0] if definition.repos else None
         return StartOrder(
@@ -215,8 +258,8 @@ class Scheduler:
             max_iterations=definition.max_iterations,
         )
 
-    async def _skip(self, run: Run) -> None:
-        over = ended(run, RunStatus.SKIPPED, detail="Another run was going on")
+    async def _skip(self, run: Run, detail: str) -> None:
+        over = ended(run, RunStatus.SKIPPED, detail=detail)
 
         async def body(tx: Transaction) -> None:
             await RunTable.change(tx, over, since=RunStatus.PENDING)

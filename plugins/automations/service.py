@@ -1,6 +1,6 @@
 """Automations and their runs, as their owner sees them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -18,16 +18,25 @@ from agentsvc.base import (
     parse_time,
     sha256,
 )
-from agentsvc.extension.conversations import check_branch, check_repository, refuse_credentials
+from agentsvc.extension.conversations import (
+    Provider,
+    check_branch,
+    check_repository,
+    refuse_credentials,
+)
 from agentsvc.extension.server import Conversations
 from agentsvc.extension.storage import Database, Transaction, Vault, note_effect
 
 from .cron import parse_cron
 from .ending import WAS_DISABLED, ended, halt
+from .host_events import HostEvent, check_sender, events_in
+from .hosts import HOSTS, Kind
 from .model import (
     Automation,
+    Concurrency,
     CronTrigger,
     Definition,
+    GitTrigger,
     OnceTrigger,
     Run,
     RunStatus,
@@ -39,10 +48,13 @@ from .prompt import as_text, check_prompt, find_part
 from .settings import AutomationsConfig
 from .signature import key_of, new_secret
 from .table import AutomationTable, RunTable, payload_context, secret_context
+from .work_table import WorkTable
 
 MOST_WAITING: Final = 1000
 """Runs of an automation that may wait; more deliveries are refused until some have begun."""
 
+_SIGNED: Final = (WebhookTrigger, GitTrigger)
+"""The triggers whose deliveries are signed with a secret."""
 _RETRY_SECONDS: Final = 60
 _EVENT_HEADERS: Final = ("X-GitHub-Event", "X-Forgejo-Event", "X-Gitea-Event")
 
@@ -76,7 +88,7 @@ class Automations:
             created_at=moment,
             updated_at=moment,
         )
-        secret = new_secret() if isinstance(definition.trigger, WebhookTrigger) else None
+        secret = new_secret() if isinstance(definition.trigger, _SIGNED) else None
         sealed = self._seal(made.id, secret) if secret else None
 
         async def body(tx: Transaction) -> None:
@@ -163,6 +175,10 @@ class Automations:
 
         async def body(tx: Transaction) -> Run:
             automation = _owned(await AutomationTable.find(tx, automation_id), user_id)
+            if isinstance(automation.definition.trigger, GitTrigger):
+                raise Conflict(
+                    "It runs for issues only; give one its label, or mention its account"
+                )
             run = new_run(automation, key=f"manual:{new_id()}", source=Source.MANUAL)
             await self._add(tx, automation, run)
             await note_effect(tx, run)
@@ -183,6 +199,11 @@ class Automations:
         if automation is None or sealed is None or not _has_webhook(automation):
             raise NotFound("There is no automation with a webhook of this id")
         secret = Secret(self._vault.unseal(sealed, secret_context(automation_id)).decode())
+        if isinstance(automation.definition.trigger, GitTrigger):
+            provider = provider_of(automation.definition)
+            check_sender(provider, headers, body, secret, now())
+            events = events_in(provider, automation.definition.trigger, headers, payload)
+            return bool(events), await self.note(automation.id, events)
         key = key_of(headers, body, secret, now())
         run = new_run(automation, key=f"delivery:{key}", source=Source.WEBHOOK)
         sealed = self._vault.seal(body, payload_context(automation_id))
@@ -195,6 +216,34 @@ class Automations:
             if not is_wanted(trigger, headers, payload):
                 return False, []
             return True, [run.id] if await self._add(tx, found, run, sealed) else []
+
+        return await self._db.write(write)
+
+    async def note(self, automation_id: str, events: Sequence[HostEvent]) -> list[str]:
+        """Make a run of each event of a git host that is new, and return their ids.
+
+        One about a pull request counts where the automation has opened that.
+        """
+
+        async def write(tx: Transaction) -> list[str]:
+            found = await AutomationTable.find(tx, automation_id)
+            if found is None or not found.is_enabled:
+                return []
+            made = []
+            for event in events:
+                work = await WorkTable.find_open(tx, automation_id, event)
+                if event.kind is Kind.CLOSED and work is not None:
+                    await WorkTable.look_at(tx, automation_id, now(), work_id=work.id)
+                is_ours = work is not None or not (event.is_pull or event.kind is Kind.CHECK)
+                if event.kind is Kind.CLOSED or not is_ours:
+                    continue
+                run = new_run(found, key=f"git:{event.key}", source=Source.WEBHOOK)
+                sealed = self._vault.seal(
+                    msgspec.json.encode(event), payload_context(automation_id)
+                )
+                if await self._add(tx, found, run, sealed):
+                    made.append(run.id)
+            return made
 
         return await self._db.write(write)
 
@@ -273,10 +322,33 @@ def check_definition(
             check_repository(repository.url, repository.provider, loc=place)
         if repository.ref:
             check_branch(repository.ref, loc=("body", "repos", 0, "ref"))
+    if isinstance(definition.trigger, GitTrigger):
+        _check_git(definition)
     due = first_due(definition.trigger, moment)
     if isinstance(definition.trigger, OnceTrigger) and due is None and not may_be_past:
         raise InvalidRequest("This time is past", loc=("body", "trigger", "at"))
     return due
+
+
+def _check_git(definition: Definition) -> None:
+    repository = definition.repos[0] if definition.repos else None
+    if repository is None or "://" in repository.url or repository.provider not in HOSTS:
+        raise InvalidRequest(
+            "A trigger `git` needs one repository as `owner/name`, and its `provider`: "
+            + ", ".join(f"`{one}`" for one in HOSTS),
+            loc=("body", "repos"),
+        )
+    if definition.concurrency is not Concurrency.QUEUE:
+        raise InvalidRequest(
+            "With a trigger `git`, the concurrency is `queue`: no issue is passed over",
+            loc=("body", "concurrency"),
+        )
+
+
+def provider_of(definition: Definition) -> Provider:
+    """Return the host of the repository of an automation with a trigger `git`."""
+    repository = definition.repos[0] if definition.repos else None
+    return (repository.provider if repository else None) or Provider.GITHUB
 
 
 def first_due(trigger: Trigger, after: datetime) -> datetime | None:
@@ -311,7 +383,7 @@ def is_wanted(trigger: WebhookTrigger, headers: Mapping[str, str], payload: Any)
 
 
 def _has_webhook(automation: Automation) -> bool:
-    return isinstance(automation.definition.trigger, WebhookTrigger)
+    return isinstance(automation.definition.trigger, _SIGNED)
 
 
 def _owned(found: Automation | None, user_id: str) -> Automation:

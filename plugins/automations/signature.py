@@ -23,6 +23,7 @@ _HEX_HEADERS: Final = (
     "X-Signature-256",
     "X-Forgejo-Signature",
     "X-Gitea-Signature",
+    "X-Hub-Signature",
 )
 
 

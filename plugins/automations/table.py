@@ -63,6 +63,45 @@ MIGRATIONS: Final = (
     CREATE INDEX plugin_automations_runs_running
         ON plugin_automations_runs (automation_id, number) WHERE status = 'RUNNING';
     """,
+    """
+    CREATE TABLE plugin_automations_works (
+        id TEXT PRIMARY KEY,
+        automation_id TEXT NOT NULL
+            REFERENCES plugin_automations_automations (id) ON DELETE CASCADE,
+        user_id TEXT NOT NULL,
+        conversation_id TEXT NOT NULL,
+        issue TEXT NOT NULL,
+        title TEXT NOT NULL,
+        base TEXT NOT NULL,
+        "commit" TEXT NOT NULL,
+        comment_id TEXT,
+        shown TEXT NOT NULL,
+        pull TEXT,
+        pull_url TEXT NOT NULL,
+        head TEXT NOT NULL,
+        published TEXT NOT NULL,
+        told TEXT NOT NULL,
+        repairs INTEGER NOT NULL,
+        is_open INTEGER NOT NULL,
+        due_at TEXT
+    ) STRICT;
+    CREATE INDEX plugin_automations_works_open
+        ON plugin_automations_works (automation_id) WHERE is_open;
+    CREATE INDEX plugin_automations_works_conversation
+        ON plugin_automations_works (conversation_id);
+    CREATE INDEX plugin_automations_works_due
+        ON plugin_automations_works (due_at) WHERE due_at IS NOT NULL;
+    CREATE INDEX plugin_automations_polled
+        ON plugin_automations_automations (id)
+        WHERE is_enabled AND json_extract(definition, '$.trigger.poll_seconds') IS NOT NULL;
+    CREATE TABLE plugin_automations_polls (
+        automation_id TEXT PRIMARY KEY
+            REFERENCES plugin_automations_automations (id) ON DELETE CASCADE,
+        since TEXT NOT NULL,
+        etag TEXT NOT NULL,
+        due_at TEXT NOT NULL
+    ) STRICT;
+    """,
 )
 
 _AUTOMATION: Final = """

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -274,7 +275,7 @@ async def test_automations_are_made_run_switched_and_deleted(
     cron = ("--cron", "0 3 * * 1", "--timezone", "Europe/Berlin", "--prompt", "Work.")
     await commands.good(*create, "--name", "nightly", *cron)
     names = (await commands.good("automations", "template")).split()
-    assert names == ["dependencies", "fix", "review", "triage"]
+    assert names == ["answer", "dependencies", "fix", "review", "triage"]
     for name in names:
         file = tmp_path / f"{name}.toml"
         file.write_text(await commands.good("automations", "template", name))
@@ -312,6 +313,24 @@ async def test_automations_are_made_run_switched_and_deleted(
     wrong = tmp_path / "wrong.toml"
     wrong.write_text("name =")
     assert (await commands(*create, str(wrong))).exit_code == 1
+
+
+@pytest.mark.parametrize("provider", ["github", "gitlab", "forgejo", "bitbucket"])
+async def test_the_commands_of_the_page_about_issues_work_for_each_host(
+    commands: Commands, tmp_path: Path, provider: str
+) -> None:
+    page = (Path(__file__).parents[2] / "agentsvc/docs/how-to/issues.md").read_text("utf-8")
+    lines = page.split("```")[1].split("\n")
+    for line in [one for one in lines if one.startswith("agentsvc ")]:
+        words = shlex.split(line.replace("github", provider))[1:]
+        if words[-1].startswith(">"):
+            (tmp_path / words.pop()[1:]).write_text(await commands.good(*words))
+            continue
+        words = [str(tmp_path / one) if one.endswith(".toml") else one for one in words]
+        shown = await commands.good(*words, *(["--output", "-"] if "create" in words else []))
+    [made] = await commands.json("automations", "list")
+    assert (made["repos"][0]["provider"], made["trigger"]["label"]) == (provider, "agent")
+    assert "CONVERSATION" in shown
 
 
 def _files(directory: Path) -> list[Path]:

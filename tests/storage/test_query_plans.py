@@ -25,7 +25,10 @@ from agentsvc.storage.vault import Vault
 from tests.plugin_loading import part
 
 if TYPE_CHECKING:
+    from automations.host_events import HostEvent
+    from automations.hosts import Kind
     from automations.table import MIGRATIONS, AutomationTable, RunTable
+    from automations.work_table import PollTable, WorkTable
     from webhooks.model import DeliveryState
     from webhooks.table import DeliveryTable
 else:
@@ -35,6 +38,9 @@ else:
         automations.AutomationTable,
         automations.RunTable,
     )
+    HostEvent, Kind = part("automations.host_events").HostEvent, part("automations.hosts").Kind
+    works = part("automations.work_table")
+    PollTable, WorkTable = works.PollTable, works.WorkTable
     DeliveryState = part("webhooks.model").DeliveryState
     DeliveryTable = part("webhooks.table").DeliveryTable
 
@@ -171,9 +177,16 @@ async def test_what_is_due_is_found_by_an_index(explained: Explained) -> None:
     await RunTable.running(explained, new_id())
     await RunTable.count_waiting(explained, new_id())
     await RunTable.search(explained, new_id(), limit=PAGE, offset=0)
-    assert len(explained.plans) >= 7
+    await WorkTable.find_open(explained, new_id(), HostEvent(kind=Kind.LABEL, number="7"))
+    await WorkTable.of_conversation(explained, new_id())
+    await WorkTable.due(explained, MOMENT)
+    assert len(explained.plans) >= 10
     assert explained.slow() == []
     # These read what runs, and nothing else.
     await RunTable.running(explained)
     await RunTable.of_conversations(explained, [new_id()])
     assert all("runs_running" in plan for plan in explained.slow())
+    explained.plans.clear()
+    await PollTable.due(explained, MOMENT)
+    assert all("automations_polled" in plan for plan in explained.slow())
+    assert explained.plans

@@ -22,6 +22,7 @@ from agentsvc.conversations.starting.sandbox_checks import SandboxChecks
 from agentsvc.conversations.starting.sandbox_choice import SandboxChooser
 from agentsvc.conversations.starting.service import StartFollowers, StartOrders, Starts
 from agentsvc.conversations.stores import ConversationStores
+from agentsvc.git import GitProviders
 from agentsvc.sandboxes import Sandboxes
 from agentsvc.settings import SecretStore, SettingsStore
 from agentsvc.storage import Vault
@@ -41,6 +42,7 @@ def make_starts(
     recorder: EventIngestor,
     remover: ConversationDeletion,
     supervisor: Supervisor,
+    git: GitProviders,
     config: ConversationsConfig,
 ) -> Starts:
     """Return the starts of conversations, with the steps that each of them takes."""
@@ -63,6 +65,7 @@ def make_starts(
         checks=checks,
         progress=progress,
         ending=ending,
+        git=git,
         config=config,
     )
     pipeline = StartPipeline(
@@ -100,6 +103,7 @@ def _make_steps(
     checks: SandboxChecks,
     progress: Progress,
     ending: Ending,
+    git: GitProviders,
     config: ConversationsConfig,
 ) -> Steps:
     hosting = Hosting(
@@ -110,7 +114,7 @@ def _make_steps(
         progress=progress,
         config=config,
     )
-    files = FileSteps(archives=archives, chooser=chooser, progress=progress, config=config)
+    files = FileSteps(archives=archives, chooser=chooser, progress=progress, git=git, config=config)
     requests = AgentRequests(
         sandboxes=sandboxes,
         secrets=secrets,

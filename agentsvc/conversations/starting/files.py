@@ -1,12 +1,20 @@
 """The steps that put the files of a conversation in place: clone or archive, set-up script, hooks."""
 
+from collections.abc import Mapping
+from typing import Final
+
+from agentsvc.base import Secret
 from agentsvc.config import ConversationsConfig
 from agentsvc.conversations.archives import Archives
 from agentsvc.conversations.starting.progress import Progress
 from agentsvc.conversations.starting.sandbox_choice import SandboxChooser
-from agentsvc.conversations.starting.states import Equipped, Hosted, Prepared
+from agentsvc.conversations.starting.states import Equipped, Hosted, Prepared, Start
 from agentsvc.conversations.starting.workspace import Clone, Workspace
-from agentsvc.domain import locate
+from agentsvc.domain import Provider, locate
+from agentsvc.git import GitProviders
+
+_COMMITTER: Final = "agentsvc"
+_COMMITTER_EMAIL: Final = "agentsvc@localhost"
 
 
 class FileSteps:
@@ -18,11 +26,13 @@ class FileSteps:
         archives: Archives,
         chooser: SandboxChooser,
         progress: Progress,
+        git: GitProviders,
         config: ConversationsConfig,
     ) -> None:
         self._archives = archives
         self._chooser = chooser
         self._progress = progress
+        self._git = git
         self._config = config
 
     async def prepare(self, host: Hosted) -> Prepared:
@@ -34,6 +44,9 @@ class FileSteps:
         else:
             prepared = Prepared(host=host, workspace=await self._make(host, base))
         name, email = settings.git_user_name, settings.git_user_email
+        if order.commit is not None:
+            # It is there to be committed to, which git refuses to nobody.
+            name, email = name or _COMMITTER, email or _COMMITTER_EMAIL
         await prepared.workspace.set_identity(name, email)
         return prepared
 
@@ -53,7 +66,7 @@ class FileSteps:
         return Equipped(files=files, hook_config=await files.workspace.load_hooks())
 
     async def _make(self, host: Hosted, base: str) -> Workspace:
-        start, tokens = host.asked.start, host.asked.tokens
+        start, tokens = host.asked.start, _given(host)
         conversation = start.conversation
         repository = conversation.selected_repository
         if start.task.request.parent_conversation_id:
@@ -64,10 +77,13 @@ class FileSteps:
             workspace = Workspace(host.agent, base)
             await workspace.make_empty(tokens)
             return workspace
-        hosts: dict[str, str | None] = {name: url for name, (url, _) in tokens.items()}
+        hosts: dict[str, str | None] = {name: url for name, (url, _) in host.asked.tokens.items()}
         remote = locate(repository, conversation.git_provider, hosts)
         workspace = Workspace(host.agent, f"{base}/{remote.directory}")
         await workspace.set_credentials(tokens)
+        if start.task.request.commit is not None:
+            await self._bring(workspace, start, repository, start.task.request.commit)
+            return workspace
         clone = Clone(
             repository=repository,
             url=remote.url,
@@ -79,11 +95,34 @@ class FileSteps:
         await workspace.clone(clone)
         return workspace
 
+    async def _bring(
+        self, workspace: Workspace, start: Start, repository: str, commit: str
+    ) -> None:
+        """Bring a commit in that the server itself has fetched: no token gets into the sandbox."""
+        conversation, seconds = start.conversation, self._config.clone_seconds
+        async with self._git.checkout(
+            start.task.user_id, repository, conversation.git_provider, time_limit=seconds
+        ) as checkout:
+            await checkout.fetch(commit)
+            await workspace.unpack(
+                await checkout.pack(),
+                commit=commit,
+                branch=conversation.selected_branch,
+                work_branch=f"openhands-workspace-{conversation.id[:8]}",
+                url=checkout.remote.url,
+                time_limit=seconds,
+            )
+
     async def _restore(self, host: Hosted, archive_id: str, base: str) -> Prepared:
         """Begin with the files of an archive, in the directory they were in."""
         archive = await self._archives.wait_ready(archive_id)
         directory = f"{base}/{archive.directory}" if archive.directory else base
         workspace = Workspace(host.agent, directory)
-        await workspace.set_credentials(host.asked.tokens)
+        await workspace.set_credentials(_given(host))
         await self._archives.restore(archive, host.agent, directory)
         return Prepared(host=host, workspace=workspace, archived_dir=archive.working_dir)
+
+
+def _given(host: Hosted) -> Mapping[Provider, tuple[str, Secret]]:
+    """Return the tokens that may be in the sandbox."""
+    return {} if host.sandbox.spec.withholds_secrets else host.asked.tokens

@@ -8,7 +8,7 @@ import msgspec
 from agentsvc.base import AgentRefused, Conflict, NotFound, Secret
 from agentsvc.conversations.model_tokens import ModelTokens
 from agentsvc.conversations.replay_script import recording_of
-from agentsvc.conversations.secret_lookup import LookupTokens, make_lookups
+from agentsvc.conversations.secret_lookup import Lookup, LookupTokens, make_lookups
 from agentsvc.conversations.starting.agent_request import (
     AgentInputs,
     chosen_model,
@@ -18,7 +18,7 @@ from agentsvc.conversations.starting.progress import Progress
 from agentsvc.conversations.starting.prompts import first_message
 from agentsvc.conversations.starting.states import Equipped, Hosted
 from agentsvc.domain import Llm, RecordedStep, llm_to_agent, secrets_of
-from agentsvc.sandboxes import Sandboxes
+from agentsvc.sandboxes import Sandbox, Sandboxes
 from agentsvc.settings import SecretStore
 
 
@@ -64,6 +64,9 @@ class AgentRequests:
         """Return what is asked; brings the model that makes titles into the sandbox."""
         host = ready.files.host
         start, settings, sandbox = host.asked.start, host.asked.settings, host.sandbox
+        withholds = sandbox.spec.withholds_secrets
+        if withholds:
+            settings = msgspec.structs.replace(settings, mcp_config=None, search_api_key=None)
         order, conversation_id = start.task.request, start.conversation.id
         steps = recording_of(order)
         title_profile = await self._share_title_profile(host)
@@ -77,7 +80,7 @@ class AgentRequests:
             settings=settings,
             working_dir=ready.files.workspace.project_dir,
             first_message=steps[0].message if steps else first_message(order),
-            lookups=await make_lookups(sandbox, self._secrets, self._lookup_tokens, server),
+            lookups=await self._lookups(sandbox, server) if not withholds else {},
             usable_tools=await host.agent.usable_tools(),
             has_public_skills=self._has_public_skills,
             hook_config=ready.hook_config,
@@ -94,6 +97,9 @@ class AgentRequests:
             hidden=[key for key in keys if key],
             steps=steps,
         )
+
+    async def _lookups(self, sandbox: Sandbox, server: str) -> dict[str, Lookup]:
+        return await make_lookups(sandbox, self._secrets, self._lookup_tokens, server)
 
     async def _share_title_profile(self, host: Hosted) -> str | None:
         """Bring the model that makes titles into the sandbox; a title is worth no failed start."""

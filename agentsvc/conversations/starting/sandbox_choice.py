@@ -102,12 +102,15 @@ class SandboxChooser:
 
     async def _find_joinable(self, asked: Checked) -> Sandbox | None:
         strategy, spec = asked.settings.sandbox_grouping_strategy, self._spec(asked)
-        if strategy is GroupingStrategy.NO_GROUPING:
+        is_alone = asked.start.task.request.withholds_secrets
+        if strategy is GroupingStrategy.NO_GROUPING or is_alone:
             return None
         running = [
             sandbox
             for sandbox in await self._sandboxes.find_running(asked.start.task.user_id)
-            if sandbox.spec_id == spec.id and sandbox.agent_url is not None
+            if sandbox.spec_id == spec.id
+            and sandbox.agent_url is not None
+            and not sandbox.spec.withholds_secrets
         ]
         occupancy = await self._table.occupancy([sandbox.id for sandbox in running])
         return choose_sandbox(strategy, running, occupancy)
@@ -128,6 +131,8 @@ class SandboxChooser:
         factor = asked.settings.remote_runtime_resource_factor
         if factor is not None:
             spec = msgspec.structs.replace(spec, resource_factor=factor)
+        if asked.start.task.request.withholds_secrets:
+            spec = msgspec.structs.replace(spec, withholds_secrets=True)
         # One transaction: a sandbox that no task knows would be started twice.
         user_id = asked.start.task.user_id
         sandbox = await self._sandboxes.start(

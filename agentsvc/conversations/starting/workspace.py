@@ -5,7 +5,7 @@ carries a credential: git finds tokens through a credential file outside the wor
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, Mapping
 from shlex import quote
 from typing import Any, Final
 from urllib.parse import quote as url_quote
@@ -35,6 +35,18 @@ if [ ! -e {target}/.git ]; then
   if [ -e {target} ]; then rmdir {target} || exit $?; fi
   mv {part} {target} || exit $?
 fi
+"""
+
+_UNPACK: Final = """
+if [ ! -e {target}/.git/agentsvc-commit ]; then
+  mkdir -p {target} && cd {target} && git init -q || exit $?
+  tar -xf {file} -C .git || exit $?
+  git remote remove origin 2>/dev/null
+  git remote add origin {url} && git update-ref refs/remotes/origin/{branch} {commit} || exit $?
+  git checkout -q -f -B {work_branch} {commit} || exit $?
+  : >.git/agentsvc-commit
+fi
+rm -f {file}
 """
 
 _WORK_BRANCH: Final = (
@@ -189,6 +201,29 @@ class Workspace:
             )
             await self._must(self._lock() + script, "making a work branch")
 
+    async def unpack(
+        self,
+        pack: AsyncIterable[bytes],
+        *,
+        commit: str,
+        branch: str | None,
+        work_branch: str,
+        url: str,
+        time_limit: float,
+    ) -> None:
+        """Bring in a commit that comes packed, as a clone of a branch, on a work branch."""
+        file = f"{self.project_dir}.pack.tar"
+        await self._agent.upload(file, pack, time_limit=time_limit)
+        script = _UNPACK.format(
+            target=quote(self.project_dir),
+            file=quote(file),
+            url=quote(url),
+            branch=quote(branch or "HEAD"),
+            commit=quote(commit),
+            work_branch=quote(work_branch),
+        )
+        await self._must(self._lock() + script, "unpacking the repository", time_limit)
+
     async def run_setup_script(self, time_limit: float) -> str | None:
         """Run `.openhands/setup.sh` once, if there is one; return what went wrong, if anything."""
         if self.is_bare:
@@ -211,8 +246,10 @@ class Workspace:
         """Return what `.openhands/hooks.json` says, or None if there is none."""
         return None if self.is_bare else await self._agent.load_hooks(self.project_dir)
 
-    async def _must(self, command: str, what: str) -> CommandResult:
-        result = await self._agent.run_command(command, time_limit=_STEP_SECONDS)
+    async def _must(
+        self, command: str, what: str, time_limit: float = _STEP_SECONDS
+    ) -> CommandResult:
+        result = await self._agent.run_command(command, time_limit=time_limit)
         if result.exit_code != 0:
             remedy = "Start the conversation anew; if that fails again, its output below says why"
             raise StartRefused(reason_of(f"The sandbox failed at {what}", remedy, _tail(result)))

@@ -368,7 +368,13 @@ def _agent_of(report: Report) -> Endpoint | None:
 def core_of(spec: Spec) -> Spec:
     """Return what of a spec counts for whether a sandbox that was made for it will do."""
     return msgspec.structs.replace(
-        spec, idle=IdleRules(), pool=0, reaches=(), models=(), backend=""
+        spec,
+        idle=IdleRules(),
+        pool=0,
+        reaches=(),
+        models=(),
+        backend="",
+        withholds_secrets=False,
     )
 
 

@@ -1,0 +1,289 @@
+"""Repositories that the server itself fetches from a host and pushes to, without a work tree.
+
+What comes from a sandbox or a host is hostile: git runs without any configuration of this machine, without
+hooks, over HTTP only, and follows no redirect. The token is in git's environment, never in a URL or a
+command. A checkout is bare, holds one commit without its history, and lasts for a moment.
+"""
+
+import asyncio
+import base64
+import contextlib
+import os
+import re
+import shutil
+import signal
+import tarfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final, Self
+from urllib.parse import urlsplit
+
+import msgspec
+
+from agentsvc.base import (
+    AgentsvcError,
+    BadRequest,
+    NotFound,
+    Secret,
+    new_id,
+)
+from agentsvc.domain import Provider, credentials
+from agentsvc.git.client import refused, unavailable
+from agentsvc.settings import ProviderToken
+
+MOST_MIB: Final = 2048
+"""The largest pack that is fetched."""
+MOST_COMMITS: Final = 200
+
+_PART_BYTES: Final = 1024 * 1024
+_SHOWN: Final = 300
+_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_HEAD: Final = "refs/agentsvc/head"
+_SUBMODULE: Final = "160000"
+_ODD_NAME = re.compile(r"[\0-\x1f\x7f\\]|(?:^|/)(?:\.{1,2}|\.git)(?:/|$)", re.IGNORECASE)
+_WORKFLOWS = re.compile(
+    r"^(?:\.(?:github|gitlab|forgejo|gitea)/|\.gitlab-ci|bitbucket-pipelines\.|\.woodpecker"
+    r"|\.circleci/|\.travis\.|\.drone\.|\.azure|azure-pipelines|jenkinsfile|\.buildkite/)",
+    re.IGNORECASE,
+)
+"""What hosts and their services run on their own machines, with secrets of the repository."""
+
+_SETTINGS: Final = {
+    "core.hooksPath": os.devnull,
+    "core.fsmonitor": "false",
+    "core.attributesFile": os.devnull,
+    "credential.helper": "",
+    "fetch.recurseSubmodules": "false",
+    "gc.auto": "0",
+    "http.followRedirects": "false",
+    "maintenance.auto": "false",
+    "protocol.allow": "never",
+    "protocol.http.allow": "always",
+    "protocol.https.allow": "always",
+    "push.recurseSubmodules": "no",
+    "transfer.bundleURI": "false",
+}
+_REFUSALS: Final = (
+    (
+        "could not read username",
+        "authentication failed",
+        "error: 401",
+        "error: 403",
+        "access denied",
+    ),
+    ("not found", "does not exist", "unable to update url base from redirection", "error: 301"),
+    ("not our ref", "unadvertised object", "did not send all necessary objects"),
+    ("[rejected]", "non-fast-forward", "fetch first", "[remote rejected]"),
+)
+"""What git says of a token, a repository, a commit and a branch that is refused."""
+
+
+class GitRemote(msgspec.Struct, frozen=True, kw_only=True):
+    """A repository at a host, and how it is reached with the token of a user."""
+
+    provider: Provider
+    url: str
+    token: ProviderToken | None = None
+    addresses: tuple[str, ...] = ()
+    """`host:port:address` of what was checked, so that no other one is called."""
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the default branch of a repository is."""
+
+    branch: str
+    commit: str
+
+
+class Checkout:
+    """A bare repository that lasts as long as its context."""
+
+    def __init__(self, directory: Path, remote: GitRemote, *, time_limit: float) -> None:
+        self.remote = remote
+        self._path = directory / new_id()
+        self._time_limit = time_limit
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self._path.mkdir, parents=True, mode=0o700)
+        try:
+            await self._git("init", "--quiet", "--bare", str(self._path))
+        except BaseException:
+            await self._remove()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._remove()
+
+    async def head(self) -> Head:
+        """Return where the default branch is; raises NotFound for a repository without one."""
+        lines = await self._git("ls-remote", "--symref", self.remote.url, "HEAD", is_remote=True)
+        found = re.match(r"ref: refs/heads/(\S+)\tHEAD\n([0-9a-f]{40,64})\tHEAD", lines)
+        if found is None:
+            raise NotFound("The repository is empty, or says nothing of its default branch")
+        return Head(branch=found[1], commit=found[2])
+
+    async def fetch(self, commit: str) -> None:
+        """Fetch a commit without its history; raises NotFound for one that is not there."""
+        _check_commit(commit)
+        url = self.remote.url
+        await self._git("fetch", "--quiet", "--no-tags", "--depth=1", url, commit, is_remote=True)
+
+    async def pack(self) -> AsyncIterator[bytes]:
+        """Return an archive of what was fetched, to be unpacked in an empty repository."""
+        file = self._path / "pack.tar"
+        await asyncio.to_thread(_pack, self._path, file)
+        return _parts(file)
+
+    async def take(self, bundle: bytes, base: str, *, workflows: bool = False) -> str:
+        """Take the commits in of a bundle that follow a commit, and return the last one.
+
+        Raises BadRequest for what is not to be pushed: what does not build on that commit, is too
+        much, has submodules, or changes workflows where that is not allowed.
+        """
+        _check_commit(base)
+        file = self._path / "taken.bundle"
+        await asyncio.to_thread(file.write_bytes, bundle)
+        try:
+            await self._git(
+                *("-c", "protocol.file.allow=always", "-c", "fetch.fsckObjects=true"),
+                *("fetch", "--quiet", "--no-tags", str(file), f"+HEAD:{_HEAD}"),
+            )
+            head = (await self._git("rev-parse", "--verify", f"{_HEAD}^{{commit}}")).strip()
+            await self._git("merge-base", "--is-ancestor", base, head)
+            commits = f"{base}..{head}"
+            count = int(await self._git("rev-list", "--count", commits))
+            told = await self._git(
+                *("log", "--format=", "--raw", "-z", "-m", "--no-renames", "--no-abbrev", commits)
+            )
+        except (AgentsvcError, ValueError) as exc:
+            text = "What the agent has made does not build on the commit it was given"
+            raise BadRequest(text, detail=str(getattr(exc, "detail", exc))) from exc
+        if count > MOST_COMMITS:
+            raise BadRequest(f"The agent has made {count} commits, and {MOST_COMMITS} are allowed")
+        check_changes(told, workflows=workflows)
+        return head
+
+    async def push(self, commit: str, branch: str) -> None:
+        """Push a commit as a branch; raises BadRequest where that has others by now."""
+        _check_commit(commit)
+        spec = f"{commit}:refs/heads/{branch}"
+        await self._git("push", "--quiet", "--no-verify", self.remote.url, spec, is_remote=True)
+
+    async def _git(self, *arguments: str, is_remote: bool = False) -> str:
+        environment = _environment(self.remote if is_remote else None)
+        # The shell keeps what git writes from filling the disk.
+        process = await asyncio.create_subprocess_exec(
+            *("/bin/sh", "-c", f'ulimit -f {MOST_MIB * 2048} && exec git "$@"', "git", *arguments),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=self._path,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(self._time_limit):
+                output, errors = await process.communicate()
+        except TimeoutError as exc:
+            raise unavailable(self.remote.provider, "git took too long") from exc
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        if process.returncode:
+            raise self._failure(errors.decode(errors="replace"))
+        return output.decode(errors="surrogateescape")
+
+    def _failure(self, said: str) -> AgentsvcError:
+        provider, text = self.remote.provider, said.lower()
+        detail = said.strip()[-_SHOWN:]
+        kinds = (any(sign in text for sign in signs) for signs in _REFUSALS)
+        match next((number for number, is_kind in enumerate(kinds) if is_kind), None):
+            case 0:
+                return refused(provider)
+            case 1:
+                return NotFound(f"There is no such repository at `{provider.value}` any more")
+            case 2:
+                return NotFound("The commit is not in the repository any more")
+            case 3:
+                text = "The branch has got other commits, or the host protects it"
+                return BadRequest(text, detail=detail)
+            case _:
+                return unavailable(provider, detail)
+
+    async def _remove(self) -> None:
+        await asyncio.to_thread(shutil.rmtree, self._path, ignore_errors=True)
+
+
+def check_changes(told: str, *, workflows: bool) -> None:
+    """Raise BadRequest unless what `git log --raw -z` tells of may be pushed."""
+    fields = told.split("\0")
+    for head, name in zip(fields[::2], fields[1::2], strict=False):
+        modes = head.lstrip("\n:").split(" ")[:2]
+        shown = ascii(name[:_SHOWN])
+        if _SUBMODULE in modes or name.lower() == ".gitmodules":
+            raise BadRequest(f"The agent has changed a submodule, which is not pushed: {shown}")
+        if _ODD_NAME.search(name):
+            raise BadRequest(f"The agent has made a file whose name is not pushed: {shown}")
+        if not workflows and _WORKFLOWS.match(name):
+            raise BadRequest(
+                f"The agent has changed what the host runs, which its automation does not allow: {shown}"
+            )
+
+
+def address_of(url: str) -> tuple[str, int]:
+    """Return host and port of an http(s) URL."""
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443)
+
+
+def _check_commit(text: str) -> None:
+    if not _COMMIT.fullmatch(text):
+        raise BadRequest("This is not the name of a commit")
+
+
+def _environment(remote: GitRemote | None) -> dict[str, str]:
+    settings: list[tuple[str, str]] = list(_SETTINGS.items())
+    if remote is not None and remote.token is not None:
+        settings.append(("http.extraHeader", f"Authorization: {_basic(remote)}"))
+    if remote is not None:
+        settings += [("http.curloptResolve", one) for one in remote.addresses]
+    configured = {
+        f"GIT_CONFIG_{kind}_{number}": text
+        for number, setting in enumerate(settings)
+        for kind, text in zip(("KEY", "VALUE"), setting, strict=True)
+    }
+    return {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": os.devnull,
+        "LC_ALL": "C",
+        "GIT_ASKPASS": "/bin/true",
+        "GIT_CONFIG_COUNT": str(len(settings)),
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_TERMINAL_PROMPT": "0",
+        **configured,
+    }
+
+
+def _basic(remote: GitRemote) -> str:
+    token = remote.token.token if remote.token else Secret("")
+    user, password = credentials(remote.provider, token)
+    return f"Basic {base64.b64encode(f'{user}:{password.reveal()}'.encode()).decode()}"
+
+
+def _pack(directory: Path, file: Path) -> None:
+    with tarfile.open(file, "w") as archive:
+        archive.add(directory / "objects", "objects")
+        if (directory / "shallow").exists():
+            archive.add(directory / "shallow", "shallow")
+
+
+async def _parts(file: Path) -> AsyncIterator[bytes]:
+    opened = await asyncio.to_thread(file.open, "rb")
+    try:
+        while part := await asyncio.to_thread(opened.read, _PART_BYTES):
+            yield part
+    finally:
+        opened.close()

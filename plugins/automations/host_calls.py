@@ -1,0 +1,213 @@
+"""Asks a git host of one repository about issues and pull requests, as the table of hosts says."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+from agentsvc.base import NotFound
+from agentsvc.extension.conversations import Provider, check_repository
+from agentsvc.extension.git import Api
+
+from .hosts import HOSTS, Call, Listing
+from .prompt import as_text, find_part
+
+type Thing = dict[str, str]
+"""A thing at a host: the parts that the table names, as texts."""
+
+MARK: Final = "<!-- agentsvc:{id} -->"
+"""What the server's own comments and pull requests begin with, by which it finds them again."""
+
+_SIZE: Final = 50
+_MOST_PAGES: Final = 10
+
+
+class Changed(msgspec.Struct, frozen=True, kw_only=True):
+    """The issues that have changed since; None where the host says that none has."""
+
+    issues: list[Thing] | None
+    etag: str
+
+
+class HostCalls:
+    """The calls about one repository, as the token of one user opens it; they raise as `Api`."""
+
+    def __init__(self, api: Api, provider: Provider, repository: str) -> None:
+        segments = check_repository(repository, provider)
+        self._api = api
+        self._host = HOSTS[provider]
+        self._names = {
+            "owner": segments[0],
+            "name": segments[-1],
+            "path": "/".join(segments),
+        }
+
+    async def changed(self, since: str, etag: str) -> Changed:
+        """Return the open issues that were changed since a time, unless all is as it was then."""
+        listing = self._host.updated
+        path, query = self._place(listing, {"since": since})
+        query[self._host.size] = _SIZE
+        answer = await self._api.call("GET", path, query=query, etag=etag)
+        if answer.status == 304:  # noqa: PLR2004  # not modified
+            return Changed(issues=None, etag=etag)
+        found = self._things(listing, answer.value)
+        if len(found) >= _SIZE:
+            found += await self._walk(listing, {"since": since}, first=2)
+        return Changed(issues=found, etag=answer.headers.get("ETag", ""))
+
+    async def issue(self, number: str) -> Thing:
+        """Return an issue; raises NotFound."""
+        return await self._one(self._host.issue, {"number": number})
+
+    async def comments(self, number: str) -> list[Thing]:
+        """Return the comments of an issue, oldest first."""
+        return await self._walk(self._host.comments, {"number": number})
+
+    async def pull_comments(self, number: str) -> list[Thing]:
+        """Return what was said about a pull request, oldest first."""
+        found: list[Thing] = []
+        for listing in self._host.pull_comments:
+            found += await self._walk(listing, {"number": number})
+        return sorted((one for one in found if one["text"]), key=lambda one: one["at"])
+
+    async def who_labelled(self, number: str, label: str) -> str:
+        """Return who has given an issue a label last; empty where the host does not tell."""
+        if self._host.labelled is None:
+            return ""
+        found = await self._walk(self._host.labelled, {"number": number})
+        return next((one["actor"] for one in reversed(found) if one["label"] == label), "")
+
+    async def may_write(self, actor: str) -> bool:
+        """Tell whether somebody may write to the repository."""
+        if not actor:
+            return False
+        listing = self._host.access
+        try:
+            found = await self._walk(listing, {"actor": actor}) if listing.items else None
+            found = found if found is not None else [await self._one(listing, {"actor": actor})]
+        except NotFound:
+            return False
+        return any(
+            one["access"] in self._host.may_write and one.get("actor", actor) == actor
+            for one in found
+        )
+
+    async def find_comment(self, number: str, mark: str) -> str | None:
+        """Return the id of the comment of an issue that begins with a mark."""
+        found = await self.comments(number)
+        return next((one["id"] for one in found if one["text"].startswith(mark)), None)
+
+    async def write_comment(self, number: str, text: str) -> str:
+        """Write a comment below an issue, and return its id."""
+        made = await self._do(self._host.comment, {"number": number, "text": text})
+        return as_text(find_part(made, ["id"]))
+
+    async def edit_comment(self, number: str, comment_id: str, text: str) -> None:
+        """Replace the text of a comment; raises NotFound."""
+        await self._do(self._host.edit, {"number": number, "id": comment_id, "text": text})
+
+    async def find_pull(self, branch: str) -> Thing | None:
+        """Return the pull request of a branch."""
+        found = await self._walk(self._host.pulls, {"branch": branch})
+        return next((one for one in found if one["branch"] == branch), None)
+
+    async def open_pull(self, *, branch: str, base: str, title: str, text: str) -> Thing:
+        """Open a draft pull request."""
+        values = {"branch": branch, "base": base, "title": title, "text": text}
+        return self._thing(self._host.pull, await self._do(self._host.open_pull, values))
+
+    async def pull_state(self, number: str) -> str:
+        """Return what the host calls the state of a pull request, empty for an open one."""
+        state = (await self._one(self._host.pull, {"number": number}))["state"]
+        return "" if state == self._host.is_open else state.lower()
+
+    async def failed_checks(self, commit: str) -> list[str]:
+        """Return the names of the checks of a commit that have failed."""
+        found: list[Thing] = []
+        for listing in self._host.checks:
+            found += await self._walk(listing, {"commit": commit})
+        return sorted({one["name"] for one in found})
+
+    # Inside
+
+    async def _one(self, listing: Listing, values: Mapping[str, str]) -> Thing:
+        path, query = self._place(listing, values)
+        return self._thing(listing, (await self._api.call("GET", path, query=query)).value)
+
+    async def _walk(
+        self, listing: Listing, values: Mapping[str, str], *, first: int = 1
+    ) -> list[Thing]:
+        path, query = self._place(listing, values)
+        found: list[Thing] = []
+        for page in range(first, first + _MOST_PAGES):
+            sized = {**query, self._host.size: _SIZE, "page": page}
+            value = (await self._api.call("GET", path, query=sized)).value
+            found += self._things(listing, value)
+            if len(_items(listing, value)) < _SIZE:
+                break
+        return found
+
+    async def _do(self, call: Call, values: Mapping[str, str]) -> Any:
+        body = _filled(call.body, values)
+        return (await self._api.call(call.method, self._path(call.path, values), body=body)).value
+
+    def _place(
+        self, listing: Listing, values: Mapping[str, str]
+    ) -> tuple[str, dict[str, str | int | bool | None]]:
+        known = {**self._names, **values}
+        query: dict[str, str | int | bool | None] = {
+            name: text.format_map(known) for name, text in listing.query.items()
+        }
+        return self._path(listing.path, values), query
+
+    def _path(self, path: str, values: Mapping[str, str]) -> str:
+        known = {name: quote(text, safe="") for name, text in {**self._names, **values}.items()}
+        return path.format_map({**known, "repo": self._host.repo.format_map(known)})
+
+    def _things(self, listing: Listing, value: Any) -> list[Thing]:
+        return [
+            self._thing(listing, one)
+            for one in _items(listing, value)
+            if all(part_of(one, name) == text for name, text in listing.when.items())
+        ]
+
+    def _thing(self, listing: Listing, value: Any) -> Thing:
+        if not isinstance(value, dict):
+            raise self._api.unavailable("unexpected answer")
+        return {name: part_of(value, place) for name, place in listing.parts.items()}
+
+
+def part_of(value: Any, name: str) -> str:
+    """Return a part of what a host says as a text; a list of named things as their names."""
+    found = find_part(value, name.split("."))
+    if isinstance(found, list):
+        names = (
+            one if isinstance(one, str) else find_part(one, [key])
+            for one in found
+            for key in (_key(one),)
+        )
+        return "\n".join(as_text(one) for one in names)
+    return as_text(found)
+
+
+def _key(one: Any) -> str:
+    return "name" if isinstance(one, dict) and "name" in one else "title"
+
+
+def _items(listing: Listing, value: Any) -> list[Any]:
+    found = find_part(value, listing.items.split(".")) if listing.items else value
+    return found if isinstance(found, list) else []
+
+
+def _filled(body: Any, values: Mapping[str, str]) -> Any:
+    if isinstance(body, str):
+        for name, text in values.items():
+            # What is put in is not looked through again: it may have braces of its own.
+            before, mark, after = body.partition(f"{{{name}}}")
+            if mark:
+                return before + text + after
+        return body
+    if isinstance(body, Mapping):
+        return {name: _filled(one, values) for name, one in body.items()}
+    return body

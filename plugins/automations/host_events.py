@@ -1,0 +1,133 @@
+"""What a delivery of a git host, or a look at it, says has happened. Pure."""
+
+import hmac
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.base import NotAuthenticated, Secret
+from agentsvc.extension.conversations import Provider
+
+from .host_calls import Thing, part_of
+from .hosts import HOSTS, Kind, Rule
+from .model import GitTrigger
+from .signature import key_of
+
+OWN: Final = "<!-- agentsvc:"
+"""What nobody else's comment begins with; one's own say nothing."""
+
+_LONGEST: Final = 200
+
+
+class HostEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that has happened; what it was about is asked at the host."""
+
+    kind: Kind
+    number: str = ""
+    is_pull: bool = False
+    id: str = ""
+    actor: str = ""
+    text: str = ""
+
+    @property
+    def key(self) -> str:
+        """What it is known by, however it was heard of."""
+        place = f"{'pull' if self.is_pull else 'issue'}:{self.number}"
+        match self.kind:
+            case Kind.LABEL:
+                return f"{place}:label:{self.id}"
+            case Kind.CHECK:
+                return f"check:{self.id}"
+            case _:
+                return f"{place}:{self.kind}:{self.id}"
+
+
+def check_sender(
+    provider: Provider, headers: Mapping[str, str], body: bytes, secret: Secret, now: datetime
+) -> None:
+    """Raise NotAuthenticated unless the host has signed a delivery with the secret."""
+    token = headers.get("X-Gitlab-Token")
+    if provider is not Provider.GITLAB or token is None:
+        key_of(headers, body, secret, now)
+    elif not hmac.compare_digest(token.encode(errors="surrogateescape"), secret.reveal().encode()):
+        raise NotAuthenticated("The token of the delivery is wrong")
+
+
+def events_in(
+    provider: Provider, trigger: GitTrigger, headers: Mapping[str, str], payload: Any
+) -> list[HostEvent]:
+    """Return what a delivery says that counts for a trigger."""
+    host = HOSTS[provider]
+    named = next((headers[name] for name in host.event_headers if name in headers), None)
+    if named is None:
+        named = part_of(payload, "object_kind")
+    action = part_of(payload, host.event) if host.event else ""
+    event = f"{named}.{action}" if action else named
+    found = [
+        _read(rule, payload)
+        for rule in host.rules
+        if fnmatchcase(event, rule.event)
+        and all(
+            part_of(payload, name) == text or (text == "*" and part_of(payload, name))
+            for name, text in rule.when.items()
+        )
+    ]
+    return [one for event in found for one in wanted(trigger, event)]
+
+
+def events_of_issue(
+    trigger: GitTrigger, issue: Thing, comments: Iterable[Thing]
+) -> list[HostEvent]:
+    """Return what a look at an issue says that counts for a trigger."""
+    number = issue["number"]
+    found = [HostEvent(kind=Kind.LABEL, number=number, id=issue.get("labels", ""))]
+    found += [
+        HostEvent(
+            kind=Kind.COMMENT,
+            number=number,
+            id=one["id"],
+            actor=one["actor"],
+            text=one["text"],
+        )
+        for one in comments
+    ]
+    return [one for event in found for one in wanted(trigger, event)]
+
+
+def wanted(trigger: GitTrigger, event: HostEvent) -> list[HostEvent]:
+    """Return an event as it counts for a trigger, or nothing."""
+    if event.text.startswith(OWN) or (not event.number and event.kind is not Kind.CHECK):
+        return []
+    if event.kind is Kind.LABEL:
+        has = trigger.label is not None and trigger.label in event.id.split("\n")
+        return [msgspec.structs.replace(event, id=trigger.label)] if has else []
+    if event.kind is Kind.COMMENT and not mentions(trigger, event.text):
+        return []
+    return [msgspec.structs.replace(event, text="")]
+
+
+def mentions(trigger: GitTrigger, text: str) -> bool:
+    """Tell whether a text speaks to the account of a trigger."""
+    if trigger.mention is None:
+        return False
+    name = re.escape(trigger.mention)
+    return bool(re.search(rf"(?<![\w@./-])@{name}(?![\w/-])", text, re.IGNORECASE))
+
+
+def _read(rule: Rule, payload: Any) -> HostEvent:
+    identity = part_of(payload, rule.id) if rule.id else ""
+    if rule.kind is Kind.CHECK:
+        identity = identity.rpartition("/")[2]
+    return HostEvent(
+        kind=rule.kind,
+        number=part_of(payload, rule.number)[:_LONGEST] if rule.kind is not Kind.CHECK else "",
+        is_pull=rule.pull == "*"
+        or (bool(rule.pull) and part_of(payload, rule.pull) not in ("", "false")),
+        id=identity,
+        actor=part_of(payload, rule.actor)[:_LONGEST],
+        text=part_of(payload, rule.text) if rule.text else "",
+    )

@@ -1,0 +1,498 @@
+"""How git hosts tell of issues and pull requests, and how they are asked: one table.
+
+A name of a part is that of a prompt's place, `issue.user.login`. In a path, `{repo}` is the
+repository, `{number}` an issue or a pull request, and so on; what is put in is quoted.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.extension.conversations import Provider
+
+
+class Kind(StrEnum):
+    """What has happened at a host."""
+
+    LABEL = "label"
+    """An issue has got a label"""
+    COMMENT = "comment"
+    """Somebody has written below an issue or a pull request"""
+    REVIEW = "review"
+    """Somebody has reviewed a pull request"""
+    CLOSED = "closed"
+    """A pull request was merged or closed"""
+    CHECK = "check"
+    """A check of a commit has failed"""
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """What in a delivery means that something has happened."""
+
+    event: str
+    """Pattern of the event's name and its action."""
+    kind: Kind
+    when: Mapping[str, str] = {}
+    """Values that parts have to have; `*` for any."""
+    number: str = "issue.number"
+    pull: str = ""
+    """The part that is there if it is a pull request; `*` if it always is."""
+    id: str = ""
+    """What is known of it by nobody else; of a check, its commit."""
+    actor: str = "sender.login"
+    text: str = ""
+
+
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
+    """Where several things are listed, and what their parts are called."""
+
+    path: str
+    query: Mapping[str, str] = {}
+    items: str = ""
+    parts: Mapping[str, str]
+    when: Mapping[str, str] = {}
+    """Values that parts have to have for a thing to count."""
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is done at a host: `{text}` and the like stand in its body."""
+
+    method: str = "POST"
+    path: str
+    body: Mapping[str, Any]
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of host."""
+
+    event_headers: tuple[str, ...] = ()
+    event: str = "action"
+    """Part of a delivery that says what its action is."""
+    rules: tuple[Rule, ...]
+    repo: str = "/repos/{owner}/{name}"
+    size: str = "per_page"
+    updated: Listing
+    issue: Listing
+    comments: Listing
+    pull_comments: tuple[Listing, ...]
+    comment: Call
+    edit: Call
+    labelled: Listing | None
+    access: Listing
+    may_write: frozenset[str]
+    pulls: Listing
+    open_pull: Call
+    pull: Listing
+    is_open: str
+    checks: tuple[Listing, ...]
+
+
+_ISSUE: Final = {
+    "number": "number",
+    "title": "title",
+    "text": "body",
+    "author": "user.login",
+    "labels": "labels",
+    "at": "updated_at",
+    "pull": "pull_request",
+}
+_COMMENT: Final = {
+    "id": "id",
+    "text": "body",
+    "author": "user.login",
+    "actor": "user.login",
+    "at": "created_at",
+    "path": "path",
+}
+_PULL: Final = {"number": "number", "url": "html_url", "state": "state", "branch": "head.ref"}
+_BODY: Final = {"body": "{text}"}
+_COMMENTED: Final = Rule(
+    event="issue_comment.created",
+    kind=Kind.COMMENT,
+    pull="issue.pull_request",
+    id="comment.id",
+    actor="comment.user.login",
+    text="comment.body",
+)
+_CLOSED: Final = Rule(
+    event="pull_request.closed", kind=Kind.CLOSED, number="pull_request.number", pull="*"
+)
+
+_GITHUB: Final = Host(
+    event_headers=("X-GitHub-Event",),
+    rules=(
+        Rule(event="issues.labeled", kind=Kind.LABEL, id="label.name"),
+        _COMMENTED,
+        Rule(
+            event="pull_request_review.submitted",
+            kind=Kind.REVIEW,
+            number="pull_request.number",
+            pull="*",
+            id="review.id",
+            actor="review.user.login",
+        ),
+        Rule(
+            event="pull_request_review_comment.created",
+            kind=Kind.REVIEW,
+            number="pull_request.number",
+            pull="*",
+            id="comment.id",
+            actor="comment.user.login",
+        ),
+        _CLOSED,
+        Rule(
+            event="check_run.completed",
+            kind=Kind.CHECK,
+            when={"check_run.conclusion": "failure"},
+            id="check_run.head_sha",
+        ),
+        Rule(event="status", kind=Kind.CHECK, when={"state": "failure"}, id="sha"),
+    ),
+    updated=Listing(
+        path="{repo}/issues",
+        query={"state": "open", "since": "{since}", "sort": "updated", "direction": "asc"},
+        parts=_ISSUE,
+    ),
+    issue=Listing(path="{repo}/issues/{number}", parts=_ISSUE),
+    comments=Listing(path="{repo}/issues/{number}/comments", parts=_COMMENT),
+    pull_comments=(
+        Listing(path="{repo}/issues/{number}/comments", parts=_COMMENT),
+        Listing(path="{repo}/pulls/{number}/comments", parts=_COMMENT),
+        Listing(
+            path="{repo}/pulls/{number}/reviews",
+            parts={**_COMMENT, "at": "submitted_at", "review": "state"},
+        ),
+    ),
+    comment=Call(path="{repo}/issues/{number}/comments", body=_BODY),
+    edit=Call(method="PATCH", path="{repo}/issues/comments/{id}", body=_BODY),
+    labelled=Listing(
+        path="{repo}/issues/{number}/events",
+        parts={"label": "label.name", "actor": "actor.login"},
+        when={"event": "labeled"},
+    ),
+    access=Listing(path="{repo}/collaborators/{actor}/permission", parts={"access": "permission"}),
+    may_write=frozenset({"admin", "maintain", "write", "owner"}),
+    pulls=Listing(
+        path="{repo}/pulls", query={"head": "{owner}:{branch}", "state": "all"}, parts=_PULL
+    ),
+    open_pull=Call(
+        path="{repo}/pulls",
+        body={
+            "title": "{title}",
+            "head": "{branch}",
+            "base": "{base}",
+            "body": "{text}",
+            "draft": True,
+        },
+    ),
+    pull=Listing(path="{repo}/pulls/{number}", parts=_PULL),
+    is_open="open",
+    checks=(
+        Listing(
+            path="{repo}/commits/{commit}/check-runs",
+            items="check_runs",
+            parts={"name": "name"},
+            when={"conclusion": "failure"},
+        ),
+        Listing(
+            path="{repo}/commits/{commit}/status",
+            items="statuses",
+            parts={"name": "context"},
+            when={"state": "failure"},
+        ),
+    ),
+)
+
+_FORGEJO: Final = msgspec.structs.replace(
+    _GITHUB,
+    event_headers=("X-Forgejo-Event", "X-Gitea-Event"),
+    rules=(
+        Rule(event="issues.label_updated", kind=Kind.LABEL, id="issue.labels"),
+        Rule(event="issues.opened", kind=Kind.LABEL, id="issue.labels"),
+        msgspec.structs.replace(_COMMENTED, pull="is_pull"),
+        Rule(
+            event="pull_request_*.reviewed",
+            kind=Kind.REVIEW,
+            number="pull_request.number",
+            pull="*",
+            id="pull_request.updated_at",
+        ),
+        _CLOSED,
+        Rule(event="status", kind=Kind.CHECK, when={"state": "failure"}, id="sha"),
+    ),
+    size="limit",
+    updated=Listing(
+        path="{repo}/issues",
+        query={"state": "open", "type": "issues", "since": "{since}"},
+        parts=_ISSUE,
+    ),
+    labelled=Listing(
+        path="{repo}/issues/{number}/timeline",
+        parts={"label": "label.name", "actor": "user.login"},
+        when={"type": "label", "body": "1"},
+    ),
+    pull_comments=(
+        Listing(path="{repo}/issues/{number}/comments", parts=_COMMENT),
+        Listing(
+            path="{repo}/pulls/{number}/reviews",
+            parts={**_COMMENT, "at": "submitted_at", "review": "state"},
+        ),
+    ),
+    pulls=Listing(path="{repo}/pulls", query={"state": "all", "sort": "recentupdate"}, parts=_PULL),
+    open_pull=Call(
+        path="{repo}/pulls",
+        body={"title": "WIP: {title}", "head": "{branch}", "base": "{base}", "body": "{text}"},
+    ),
+    checks=(
+        Listing(
+            path="{repo}/commits/{commit}/statuses",
+            parts={"name": "context"},
+            when={"status": "failure"},
+        ),
+    ),
+)
+
+_NOTE: Final = {
+    "id": "id",
+    "text": "body",
+    "author": "author.username",
+    "actor": "author.id",
+    "at": "created_at",
+}
+_GITLAB_ISSUE: Final = {
+    "number": "iid",
+    "title": "title",
+    "text": "description",
+    "author": "author.username",
+    "labels": "labels",
+    "at": "updated_at",
+}
+_MERGE: Final = {"number": "iid", "url": "web_url", "state": "state", "branch": "source_branch"}
+_OLDEST: Final = {"sort": "asc", "order_by": "created_at"}
+
+
+def _note(of: str, number: str, *, is_pull: bool) -> Rule:
+    return Rule(
+        event="note*",
+        kind=Kind.COMMENT,
+        when={"object_attributes.noteable_type": of},
+        number=number,
+        pull="*" if is_pull else "",
+        id="object_attributes.id",
+        actor="user.id",
+        text="object_attributes.note",
+    )
+
+
+_GITLAB: Final = Host(
+    event="object_attributes.action",
+    rules=(
+        Rule(
+            event="issue.*",
+            kind=Kind.LABEL,
+            number="object_attributes.iid",
+            id="labels",
+            actor="user.id",
+        ),
+        _note("Issue", "issue.iid", is_pull=False),
+        _note("MergeRequest", "merge_request.iid", is_pull=True),
+        Rule(
+            event="note*",
+            kind=Kind.REVIEW,
+            when={"object_attributes.type": "DiffNote"},
+            number="merge_request.iid",
+            pull="*",
+            id="object_attributes.id",
+            actor="user.id",
+        ),
+        *(
+            Rule(
+                event=f"merge_request.{action}",
+                kind=Kind.CLOSED,
+                number="object_attributes.iid",
+                pull="*",
+                actor="user.id",
+            )
+            for action in ("close", "merge")
+        ),
+        Rule(
+            event="pipeline",
+            kind=Kind.CHECK,
+            when={"object_attributes.status": "failed"},
+            id="object_attributes.sha",
+        ),
+    ),
+    repo="/projects/{path}",
+    updated=Listing(
+        path="{repo}/issues",
+        query={
+            "state": "opened",
+            "updated_after": "{since}",
+            "order_by": "updated_at",
+            "sort": "asc",
+        },
+        parts=_GITLAB_ISSUE,
+    ),
+    issue=Listing(path="{repo}/issues/{number}", parts=_GITLAB_ISSUE),
+    comments=Listing(
+        path="{repo}/issues/{number}/notes", query=_OLDEST, parts=_NOTE, when={"system": "false"}
+    ),
+    pull_comments=(
+        Listing(
+            path="{repo}/merge_requests/{number}/notes",
+            query=_OLDEST,
+            parts={**_NOTE, "path": "position.new_path"},
+            when={"system": "false"},
+        ),
+    ),
+    comment=Call(path="{repo}/issues/{number}/notes", body=_BODY),
+    edit=Call(method="PUT", path="{repo}/issues/{number}/notes/{id}", body=_BODY),
+    labelled=Listing(
+        path="{repo}/issues/{number}/resource_label_events",
+        parts={"label": "label.name", "actor": "user.id"},
+        when={"action": "add"},
+    ),
+    access=Listing(path="{repo}/members/all/{actor}", parts={"access": "access_level"}),
+    may_write=frozenset({"30", "40", "50", "60"}),
+    pulls=Listing(path="{repo}/merge_requests", query={"source_branch": "{branch}"}, parts=_MERGE),
+    open_pull=Call(
+        path="{repo}/merge_requests",
+        body={
+            "title": "Draft: {title}",
+            "source_branch": "{branch}",
+            "target_branch": "{base}",
+            "description": "{text}",
+        },
+    ),
+    pull=Listing(path="{repo}/merge_requests/{number}", parts=_MERGE),
+    is_open="opened",
+    checks=(
+        Listing(
+            path="{repo}/repository/commits/{commit}/statuses",
+            parts={"name": "name"},
+            when={"status": "failed"},
+        ),
+    ),
+)
+
+_RAW: Final = {"content": {"raw": "{text}"}}
+_SAID: Final = {
+    "id": "id",
+    "text": "content.raw",
+    "author": "user.display_name",
+    "actor": "user.uuid",
+    "at": "created_on",
+    "path": "inline.path",
+}
+_TICKET: Final = {
+    "number": "id",
+    "title": "title",
+    "text": "content.raw",
+    "author": "reporter.display_name",
+    "at": "updated_on",
+}
+_REQUEST: Final = {
+    "number": "id",
+    "url": "links.html.href",
+    "state": "state",
+    "branch": "source.branch.name",
+}
+
+
+def _said(event: str, number: str, *, is_pull: bool) -> Rule:
+    return Rule(
+        event=event,
+        kind=Kind.COMMENT,
+        number=number,
+        pull="*" if is_pull else "",
+        id="comment.id",
+        actor="comment.user.uuid",
+        text="comment.content.raw",
+    )
+
+
+_BITBUCKET: Final = Host(
+    event_headers=("X-Event-Key",),
+    event="",
+    rules=(
+        _said("issue:comment_created", "issue.id", is_pull=False),
+        _said("pullrequest:comment_created", "pullrequest.id", is_pull=True),
+        Rule(
+            event="pullrequest:comment_created",
+            kind=Kind.REVIEW,
+            when={"comment.inline": "*"},
+            number="pullrequest.id",
+            pull="*",
+            id="comment.id",
+            actor="comment.user.uuid",
+        ),
+        *(
+            Rule(event=f"pullrequest:{end}", kind=Kind.CLOSED, number="pullrequest.id", pull="*")
+            for end in ("fulfilled", "rejected")
+        ),
+        Rule(
+            event="repo:commit_status_*",
+            kind=Kind.CHECK,
+            when={"commit_status.state": "FAILED"},
+            id="commit_status.links.commit.href",
+        ),
+    ),
+    repo="/repositories/{owner}/{name}",
+    size="pagelen",
+    updated=Listing(
+        path="{repo}/issues",
+        query={"q": 'updated_on >= {since} AND state != "closed"', "sort": "updated_on"},
+        items="values",
+        parts=_TICKET,
+    ),
+    issue=Listing(path="{repo}/issues/{number}", parts=_TICKET),
+    comments=Listing(path="{repo}/issues/{number}/comments", items="values", parts=_SAID),
+    pull_comments=(
+        Listing(path="{repo}/pullrequests/{number}/comments", items="values", parts=_SAID),
+    ),
+    comment=Call(path="{repo}/issues/{number}/comments", body=_RAW),
+    edit=Call(method="PUT", path="{repo}/issues/{number}/comments/{id}", body=_RAW),
+    labelled=None,
+    access=Listing(
+        path="/workspaces/{owner}/permissions/repositories/{name}",
+        query={"q": 'user.uuid="{actor}"'},
+        items="values",
+        parts={"access": "permission", "actor": "user.uuid"},
+    ),
+    may_write=frozenset({"admin", "write"}),
+    pulls=Listing(
+        path="{repo}/pullrequests",
+        query={"q": 'source.branch.name="{branch}"'},
+        items="values",
+        parts=_REQUEST,
+    ),
+    open_pull=Call(
+        path="{repo}/pullrequests",
+        body={
+            "title": "{title}",
+            "source": {"branch": {"name": "{branch}"}},
+            "destination": {"branch": {"name": "{base}"}},
+            "description": "{text}",
+            "draft": True,
+        },
+    ),
+    pull=Listing(path="{repo}/pullrequests/{number}", parts=_REQUEST),
+    is_open="OPEN",
+    checks=(
+        Listing(
+            path="{repo}/commit/{commit}/statuses",
+            items="values",
+            parts={"name": "name"},
+            when={"state": "FAILED"},
+        ),
+    ),
+)
+
+HOSTS: Final[Mapping[Provider, Host]] = {
+    Provider.GITHUB: _GITHUB,
+    Provider.GITLAB: _GITLAB,
+    Provider.FORGEJO: _FORGEJO,
+    Provider.BITBUCKET: _BITBUCKET,
+}

@@ -1,0 +1,229 @@
+"""Begins and goes on with conversations about issues, for who may write to the repository.
+
+Nothing that comes from outside decides what a conversation may do: sandbox, network, branch and limits
+are those of the automation, and no secret of its user is in the sandbox.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.extension.agents import Pending, PendingKind
+from agentsvc.extension.conversations import (
+    Content,
+    ContentKind,
+    Message,
+    StartOrder,
+    StartTask,
+    WhenFull,
+)
+from agentsvc.extension.conversations import Trigger as StartTrigger
+from agentsvc.extension.server import SandboxStatus, Server
+from agentsvc.extension.storage import Transaction
+
+from .host_calls import HostCalls, Thing
+from .host_events import OWN, HostEvent
+from .hosts import Kind
+from .issue_hosts import IssueHosts, repository_of
+from .model import Automation, Run, Work
+from .prompt import fill, marked
+from .service import provider_of
+from .work_table import WorkTable
+
+log = logging.getLogger(__name__)
+
+MOST_REPAIRS: Final = 3
+"""How often an agent is told of failed checks of one pull request."""
+
+_TITLE: Final = 200
+_MOST_TOLD: Final = 20_000
+_RULES: Final = """
+
+You are in a clone of the repository, on a branch of your own that begins at `{base}`. Commit what you
+want to keep there; what is not committed is lost. You have no access to the host: push nothing and open
+no pull request, both is done for you from your commits when you finish. What you say last is shown
+there."""
+_SAID: Final = (
+    "People who may write to the repository have said this about your work. Do what they ask for, on"
+    " the same branch and within the same rules:\n\n"
+)
+_FAILED: Final = (
+    "Checks of what you have committed have failed. Find out why, mend it, and commit that on the same"
+    " branch. Their names:\n\n"
+)
+
+type Claim = Callable[[Transaction, str], Awaitable[None]]
+"""Takes the run for a conversation, in the transaction that begins it."""
+
+_event = msgspec.json.Decoder(HostEvent)
+
+
+class Ignored(Exception):
+    """The event starts nothing."""
+
+
+class IssueStarter:
+    """Begins what events of git hosts ask for."""
+
+    def __init__(self, server: Server, hosts: IssueHosts) -> None:
+        self._db = server.database
+        self._conversations = server.conversations
+        self._sandboxes = server.sandboxes
+        self._messages = server.messages
+        self._hosts = hosts
+
+    async def begin(self, automation: Automation, run: Run, payload: bytes, claim: Claim) -> str:
+        """Begin a run or go on with an earlier one, and return its conversation.
+
+        Raises Ignored for an event that is to start nothing, and as the host's `Api`.
+        """
+        event = _event.decode(payload)
+        work = await self._find_living(automation, event)
+        async with self._hosts.calls(automation) as calls:
+            if work is not None and event.kind is not Kind.LABEL:
+                return await self._go_on(run, event, work, calls, claim)
+            if work is not None:
+                raise Ignored("The issue is being worked on")
+            if event.is_pull or event.kind is Kind.CHECK:
+                raise Ignored("The pull request is closed, or its conversation gone")
+            issue = await calls.issue(event.number)
+            actor = event.actor
+            if event.kind is Kind.LABEL:
+                actor = await calls.who_labelled(event.number, event.id)
+            await _check_actor(automation, event, actor, calls)
+            comments = await calls.comments(event.number)
+        order, begun = await self._order(automation, run, issue, comments)
+
+        async def both(tx: Transaction, task: StartTask) -> None:
+            await claim(tx, task.conversation_id)
+            work = msgspec.structs.replace(begun, conversation_id=task.conversation_id)
+            await WorkTable.insert(tx, work)
+
+        task = await self._conversations.starts.start(run.user_id, order, claim=both)
+        return task.conversation_id
+
+    async def _find_living(self, automation: Automation, event: HostEvent) -> Work | None:
+        """Return what an event is about, if its conversation has a sandbox to go on in."""
+        work = await WorkTable.find_open(self._db, automation.id, event)
+        if work is None:
+            return None
+        [view] = await self._conversations.find_many(
+            work.user_id, [work.conversation_id], include_starting=True
+        )
+        if view is not None and view.sandbox_status is not SandboxStatus.MISSING:
+            return work
+        gone = work.conversation_id
+        await self._db.write(lambda tx: WorkTable.close(tx, gone))
+        return None
+
+    async def _order(
+        self, automation: Automation, run: Run, issue: Thing, comments: list[Thing]
+    ) -> tuple[StartOrder, Work]:
+        definition = automation.definition
+        async with self._hosts.checkout(automation) as checkout:
+            head = await checkout.head()
+        comments = [one for one in comments if not one["text"].startswith(OWN)]
+        said = [{"author": one["author"], "text": one["text"]} for one in comments]
+        told: dict[str, Any] = {"issue": {**issue, "body": issue["text"], "comments": said}}
+        text = fill(definition.prompt, told, run.due_at) + _RULES.format(base=head.branch)
+        work = Work(
+            id=run.id,
+            automation_id=automation.id,
+            user_id=run.user_id,
+            conversation_id="",
+            issue=issue["number"],
+            title=" ".join(issue["title"].split())[:_TITLE] or f"Issue {issue['number']}",
+            base=head.branch,
+            commit=head.commit,
+            told=tuple(map(_name, comments)),
+        )
+        order = StartOrder(
+            initial_message=_message(text),
+            llm_profile=definition.model,
+            repository=repository_of(automation),
+            branch=head.branch,
+            commit=head.commit,
+            withholds_secrets=True,
+            provider=provider_of(definition),
+            title=f"{definition.name}: {work.title}"[:_TITLE],
+            trigger=StartTrigger.AUTOMATION,
+            when_full=WhenFull.QUEUE,
+            max_budget=definition.max_budget,
+            max_iterations=definition.max_iterations,
+        )
+        return order, work
+
+    async def _go_on(
+        self, run: Run, event: HostEvent, work: Work, calls: HostCalls, claim: Claim
+    ) -> str:
+        text, changes = await self._news(event, work, calls)
+        view = await self._conversations.get(run.user_id, work.conversation_id)
+        sandbox_id = view.conversation.sandbox_id or ""
+
+        async def both(tx: Transaction) -> None:
+            await claim(tx, work.conversation_id)
+            await WorkTable.change(tx, work.id, **changes)
+            await self._sandboxes.resume_named(tx, run.user_id, sandbox_id, WhenFull.QUEUE)
+
+        pending = Pending(
+            id=run.id,
+            conversation_id=work.conversation_id,
+            kind=PendingKind.MESSAGE,
+            message=_message(text),
+        )
+        await self._messages.say_later(run.user_id, pending, claim=both)
+        return work.conversation_id
+
+    async def _news(
+        self, event: HostEvent, work: Work, calls: HostCalls
+    ) -> tuple[str, dict[str, Any]]:
+        """Return what the agent is told, and what is to be remembered of that."""
+        if event.kind is Kind.CHECK:
+            if work.repairs >= MOST_REPAIRS:
+                raise Ignored(f"The agent was told {MOST_REPAIRS} times of failed checks")
+            names = await calls.failed_checks(event.id)
+            if not names:
+                raise Ignored("No check of the commit fails any more")
+            told = marked("\n".join(names), _MOST_TOLD)
+            return _FAILED + told, {"repairs": work.repairs + 1}
+        listed = (
+            await calls.pull_comments(event.number)
+            if event.is_pull
+            else await calls.comments(event.number)
+        )
+        fresh = [
+            one for one in listed if _name(one) not in work.told and not one["text"].startswith(OWN)
+        ]
+        allowed = {actor: await calls.may_write(actor) for actor in {one["actor"] for one in fresh}}
+        said = [one for one in fresh if allowed[one["actor"]]]
+        if not said:
+            detail = "Nobody who may write to the repository has said anything new"
+            log.info("event of a git host ignored", extra={"work_id": work.id, "reason": detail})
+            raise Ignored(detail)
+        parts = [f"{one['author']}{_at(one)}:\n{marked(one['text'], _MOST_TOLD)}" for one in said]
+        return _SAID + "\n\n".join(parts), {"told": (*work.told, *map(_name, said))}
+
+
+async def _check_actor(
+    automation: Automation, event: HostEvent, actor: str, calls: HostCalls
+) -> None:
+    if not await calls.may_write(actor):
+        detail = f"`{ascii(actor)[1:-1]}` may not write to the repository"
+        extra = {"automation_id": automation.id, "key": event.key, "reason": detail}
+        log.info("event of a git host ignored", extra=extra)
+        raise Ignored(detail)
+
+
+def _name(comment: Thing) -> str:
+    return f"{comment['id']} {comment['at']}"
+
+
+def _at(comment: Thing) -> str:
+    path = comment.get("path", "")
+    return f" at {marked(path, _TITLE)}" if path else ""
+
+
+def _message(text: str) -> Message:
+    return Message(content=(Content(kind=ContentKind.TEXT, text=text),))

@@ -1,0 +1,101 @@
+"""Asks git hosts what has changed, for automations whose host cannot reach this server.
+
+What is found becomes a run by the same key as a delivery of it, and how far a host was asked is stored
+afterwards. So both may be on, and a kill in between does nothing twice.
+"""
+
+import asyncio
+import logging
+from datetime import datetime, timedelta
+
+from agentsvc.base import AgentsvcError, now, parse_time
+from agentsvc.extension.server import Server
+
+from .host_calls import HostCalls, Thing
+from .host_events import HostEvent, events_of_issue, wanted
+from .hosts import Kind
+from .issue_hosts import IssueHosts, wait_of
+from .model import Automation, GitTrigger, Work
+from .service import Automations
+from .table import AutomationTable
+from .work_table import Poll, PollTable, WorkTable
+
+log = logging.getLogger(__name__)
+
+
+class Poller:
+    """Asks hosts when it is time."""
+
+    def __init__(
+        self, server: Server, hosts: IssueHosts, automations: Automations, wake: asyncio.Event
+    ) -> None:
+        self._db = server.database
+        self._hosts = hosts
+        self._automations = automations
+        self._wake = wake
+
+    async def look(self) -> None:
+        """Ask the hosts whose time has come."""
+        for poll in await PollTable.due(self._db, now()):
+            automation = await AutomationTable.find(self._db, poll.automation_id)
+            trigger = automation.definition.trigger if automation else None
+            if automation is None or not isinstance(trigger, GitTrigger):
+                continue
+            await self._look_at(automation, trigger, poll)
+
+    async def _look_at(self, automation: Automation, trigger: GitTrigger, poll: Poll) -> None:
+        seconds = float(trigger.poll_seconds or 0)
+        after = poll
+        try:
+            after = await self._ask(automation, trigger, poll)
+        except AgentsvcError as exc:
+            extra = {"automation_id": automation.id, "reason": exc.message}
+            log.warning("git host not asked for changes", extra=extra)
+            seconds = max(seconds, wait_of(exc))
+        due_at = now() + timedelta(seconds=seconds)
+        await self._db.write(lambda tx: PollTable.store(tx, after, due_at))
+
+    async def _ask(self, automation: Automation, trigger: GitTrigger, poll: Poll) -> Poll:
+        events: list[HostEvent] = []
+        since, etag = poll.since, poll.etag
+        async with self._hosts.calls(automation) as calls:
+            changed = await calls.changed(since, etag)
+            for issue in changed.issues or ():
+                if issue.get("pull"):
+                    continue
+                comments = await calls.comments(issue["number"]) if trigger.mention else []
+                later = [one for one in comments if _is_after(one, automation.created_at)]
+                events += events_of_issue(trigger, issue, later)
+                since = max(since, issue["at"])
+            for work in await WorkTable.all_open(self._db, automation.id):
+                events += await _of_pull(trigger, work, calls)
+        if await self._automations.note(automation.id, events):
+            self._wake.set()
+        await self._db.write(lambda tx: WorkTable.look_at(tx, automation.id, now()))
+        is_same = since == poll.since
+        return Poll(automation_id=automation.id, since=since, etag=changed.etag if is_same else "")
+
+
+async def _of_pull(trigger: GitTrigger, work: Work, calls: HostCalls) -> list[HostEvent]:
+    """Return what has happened to the pull request of a work."""
+    if work.pull is None:
+        return []
+    found = [
+        HostEvent(
+            kind=Kind.REVIEW if one.get("path") or one.get("review") else Kind.COMMENT,
+            number=work.pull,
+            is_pull=True,
+            id=one["id"],
+            actor=one["actor"],
+            text=one["text"],
+        )
+        for one in await calls.pull_comments(work.pull)
+    ]
+    if work.head and await calls.failed_checks(work.head):
+        found.append(HostEvent(kind=Kind.CHECK, id=work.head))
+    return [one for event in found for one in wanted(trigger, event)]
+
+
+def _is_after(comment: Thing, moment: datetime) -> bool:
+    at = parse_time(comment["at"])
+    return at is not None and at >= moment.replace(microsecond=0)

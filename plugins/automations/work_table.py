@@ -1,0 +1,181 @@
+"""The SQL of what is done about issues, and of how far hosts were asked for them."""
+
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.base import stored_or_none, to_stored
+from agentsvc.extension.storage import Queryable, Row, Transaction
+
+from .host_events import HostEvent
+from .hosts import Kind
+from .model import Work
+
+_WORK: Final = """
+    SELECT id, automation_id, user_id, conversation_id, issue, title, base, "commit", comment_id,
+           shown, pull, pull_url, head, published, told, repairs, is_open
+    FROM plugin_automations_works
+"""
+
+
+class Poll(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a host was asked for what has changed."""
+
+    automation_id: str
+    since: str
+    etag: str
+
+
+class WorkTable:
+    """The SQL of what is done about issues."""
+
+    @staticmethod
+    async def insert(tx: Transaction, work: Work) -> None:
+        """Add what has begun."""
+        sql = """
+            INSERT INTO plugin_automations_works
+                (id, automation_id, user_id, conversation_id, issue, title, base, "commit",
+                 comment_id, shown, pull, pull_url, head, published, told, repairs, is_open)
+            VALUES
+                (:id, :automation_id, :user_id, :conversation_id, :issue, :title, :base, :commit,
+                 :comment_id, :shown, :pull, :pull_url, :head, :published, :told, :repairs,
+                 :is_open)
+        """
+        await tx.run(sql, _to_row(work))
+
+    @staticmethod
+    async def change(tx: Transaction, work_id: str, **changes: Any) -> None:
+        """Store some of its fields."""
+        found = await WorkTable.find(tx, work_id)
+        if found is None:
+            return
+        sql = """
+            UPDATE plugin_automations_works
+            SET comment_id = :comment_id, shown = :shown, pull = :pull, pull_url = :pull_url,
+                head = :head, published = :published, told = :told, repairs = :repairs,
+                is_open = :is_open
+            WHERE id = :id
+        """
+        await tx.run(sql, _to_row(msgspec.structs.replace(found, **changes)))
+
+    @staticmethod
+    async def look_at(
+        tx: Transaction, automation_id: str, due_at: datetime | None, *, work_id: str | None = None
+    ) -> None:
+        """Have the pull request of one be looked at, or those of all that an automation has open."""
+        sql = """
+            UPDATE plugin_automations_works
+            SET due_at = :due_at
+            WHERE is_open AND automation_id = :automation_id AND (:id IS NULL OR id = :id)
+              AND pull IS NOT NULL
+        """
+        row = {"automation_id": automation_id, "id": work_id, "due_at": stored_or_none(due_at)}
+        await tx.run(sql, row)
+
+    @staticmethod
+    async def close(tx: Transaction, conversation_id: str) -> None:
+        """Let the work of a conversation be over."""
+        sql = "UPDATE plugin_automations_works SET is_open = 0 WHERE conversation_id = :id"
+        await tx.run(sql, {"id": conversation_id})
+
+    @staticmethod
+    async def find(source: Queryable, work_id: str) -> Work | None:
+        """Return one by its id."""
+        row = await source.one(_WORK + " WHERE id = :id", {"id": work_id})
+        return _to_work(row) if row else None
+
+    @staticmethod
+    async def of_conversation(source: Queryable, conversation_id: str) -> Work | None:
+        """Return what a conversation works on."""
+        sql = _WORK + " WHERE conversation_id = :id"
+        row = await source.one(sql, {"id": conversation_id})
+        return _to_work(row) if row else None
+
+    @staticmethod
+    async def all_open(source: Queryable, automation_id: str) -> list[Work]:
+        """Return what of an automation has not ended."""
+        sql = _WORK + " WHERE is_open AND automation_id = :id"
+        return [_to_work(row) for row in await source.all(sql, {"id": automation_id})]
+
+    @staticmethod
+    async def find_open(source: Queryable, automation_id: str, event: HostEvent) -> Work | None:
+        """Return what an event is about, if that has not ended."""
+        for work in await WorkTable.all_open(source, automation_id):
+            if event.kind is Kind.CHECK:
+                is_meant = bool(work.head) and work.head == event.id
+            else:
+                is_meant = event.number == (work.pull if event.is_pull else work.issue)
+            if is_meant:
+                return work
+        return None
+
+    @staticmethod
+    async def due(source: Queryable, now: datetime) -> list[Work]:
+        """Return those whose pull requests are to be looked at."""
+        sql = _WORK + " WHERE due_at IS NOT NULL AND due_at <= :now"
+        return [_to_work(row) for row in await source.all(sql, {"now": to_stored(now)})]
+
+
+class PollTable:
+    """The SQL of how far hosts were asked."""
+
+    @staticmethod
+    async def due(source: Queryable, now: datetime) -> list[Poll]:
+        """Return the automations whose hosts are to be asked, with how far they were."""
+        sql = """
+            SELECT a.id, a.created_at, p.since, p.etag
+            FROM plugin_automations_automations AS a
+            LEFT JOIN plugin_automations_polls AS p ON p.automation_id = a.id
+            WHERE a.is_enabled
+              AND json_extract(a.definition, '$.trigger.poll_seconds') IS NOT NULL
+              AND COALESCE(p.due_at, '') <= :now
+        """
+        rows = await source.all(sql, {"now": to_stored(now)})
+        return [
+            Poll(
+                automation_id=row["id"],
+                since=row["since"] or f"{row['created_at'][:19]}Z",
+                etag=row["etag"] or "",
+            )
+            for row in rows
+        ]
+
+    @staticmethod
+    async def store(tx: Transaction, poll: Poll, due_at: datetime) -> None:
+        """Store how far a host was asked, and when it is asked next."""
+        sql = """
+            INSERT INTO plugin_automations_polls (automation_id, since, etag, due_at)
+            SELECT id, :since, :etag, :due_at
+            FROM plugin_automations_automations WHERE id = :automation_id
+            ON CONFLICT (automation_id) DO UPDATE
+            SET since = excluded.since, etag = excluded.etag, due_at = excluded.due_at
+        """
+        await tx.run(sql, {**msgspec.structs.asdict(poll), "due_at": to_stored(due_at)})
+
+
+def _to_row(work: Work) -> dict[str, Any]:
+    told = msgspec.json.encode(work.told).decode()
+    return {**msgspec.structs.asdict(work), "told": told}
+
+
+def _to_work(row: Row) -> Work:
+    return Work(
+        id=row["id"],
+        automation_id=row["automation_id"],
+        user_id=row["user_id"],
+        conversation_id=row["conversation_id"],
+        issue=row["issue"],
+        title=row["title"],
+        base=row["base"],
+        commit=row["commit"],
+        comment_id=row["comment_id"],
+        shown=row["shown"],
+        pull=row["pull"],
+        pull_url=row["pull_url"],
+        head=row["head"],
+        published=row["published"],
+        told=tuple(msgspec.json.decode(row["told"])),
+        repairs=row["repairs"],
+        is_open=bool(row["is_open"]),
+    )
