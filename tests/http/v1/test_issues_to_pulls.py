@@ -13,9 +13,9 @@ from aiohttp import web
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.testing.git import run_git
 from agentsvc.testing.llm import finish, make_playbook
-from tests.core.troubles import TroubledAgent, eventually
 from tests.issue_hosts import BOT, GOOD, IssueHost
 from tests.service import Answer, Client, Service
+from tests.troubles import TroubledAgent, eventually
 
 BASE = "/api/automation/v1"
 ALL = ("github", "gitlab", "forgejo", "bitbucket")

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.timeout(60)
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="others have no rights to lose")
 
 TOP = Path(__file__).parents[3]
+MOST_INOTIFY = int(Path("/proc/sys/user/max_inotify_instances").read_text())
 FIRST, LAST = 1_900_000_000, 1_900_065_535
 CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 NAMESPACES = ("mnt", "net", "ipc", "uts", "cgroup")
@@ -165,12 +166,11 @@ print(next(count for count in range(100_000) if libc.inotify_init() < 0))
 async def test_a_sandbox_leaves_others_most_of_what_the_kernel_counts_for_the_zygote(
     tmp_path: Path,
 ) -> None:
-    most = int(Path("/proc/sys/user/max_inotify_instances").read_text())
     async with probes(tmp_path) as bench:
         probe = await bench.probe()
         assert probe.how == ZYGOTE
         count = int(await bench.run(probe.handle, "python3", "-Ic", WATCH))
-    assert 0 < count <= most // 4
+    assert 0 < count <= MOST_INOTIFY // 4
 
 
 @AS_ROOT
