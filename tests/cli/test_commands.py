@@ -321,6 +321,7 @@ async def test_the_commands_of_the_page_about_issues_work_for_each_host(
 ) -> None:
     page = (Path(__file__).parents[2] / "agentsvc/docs/how-to/issues.md").read_text("utf-8")
     lines = page.split("```")[1].split("\n")
+    shown = ""
     for line in [one for one in lines if one.startswith("agentsvc ")]:
         words = shlex.split(line.replace("github", provider))[1:]
         if words[-1].startswith(">"):

@@ -76,6 +76,7 @@ async def test_what_a_sandbox_has_committed_is_pushed_and_again_changes_nothing(
     base = await clone_in(sandbox, checkout)
     assert (await checkout.head()).branch == "main"
     bundle = await bundle_of(sandbox, base, {"fix.txt": "fixed"})
+    head = ""
     for _ in range(2):
         head = await checkout.take(bundle, base)
         await checkout.push(head, BRANCH)
