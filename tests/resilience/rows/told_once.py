@@ -342,10 +342,10 @@ async def _start(talk: Talk, found: Found) -> list[Talk]:
             if task["status"] in ("READY", "ERROR"):
                 break
         await asyncio.sleep(0.2)
-    begun.id = task["app_conversation_id"]
     if task["status"] == "ERROR":
-        found.failed.append(f"{begun.id[:8]}: {task['detail']}"[:300])
+        found.failed.append(f"start {task['id'][:8]}: {task['detail']}"[:300])
         return []
+    begun.id = task["app_conversation_id"]
     return [begun]
 
 
