@@ -395,6 +395,24 @@ async def test_nobody_inside_ends_what_leads_to_the_ports(box: CoreRig) -> None:
     assert await ask(web_url(await box.backend.inspect(handle)), "GET", "/")
 
 
+TERMINALS = """
+import errno, os, resource
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+held = []
+try:
+    while True:
+        held.append(os.openpty())
+except OSError as exc:
+    print(len(held), errno.errorcode[exc.errno])
+"""
+
+
+async def test_a_sandbox_takes_few_of_the_terminals_that_all_share(box: CoreRig) -> None:
+    handle = await box.create("sleep", "100")
+    assert await box.run(handle, "python3", "-Ic", TERMINALS) == "256 ENOSPC\n"
+
+
 async def test_a_command_that_ends_takes_everything_inside_with_it(box: CoreRig) -> None:
     handle = await box.create("/bin/sh", "-c", "setsid sleep 1000 & exit 9")
     report = await ended(box, handle)
