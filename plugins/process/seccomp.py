@@ -133,6 +133,7 @@ MACHINES: Final = {
             "request_key": 249,
             "keyctl": 250,
             "unshare": 272,
+            "io_setup": 206,
             "perf_event_open": 298,
             "fanotify_init": 300,
             "open_by_handle_at": 304,
@@ -153,6 +154,7 @@ MACHINES: Final = {
         process_vm=(270, 271),
         prlimit=261,
         refused={
+            "io_setup": 0,
             "lookup_dcookie": 18,
             "umount2": 39,
             "mount": 40,

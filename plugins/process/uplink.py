@@ -13,7 +13,7 @@ import shutil
 import signal
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -35,6 +35,15 @@ _ALWAYS_REFUSED: Final = (*_METADATA, "127.0.0.0/8")
 """Where clouds tell their machines secrets; and what a program sends by the device although it is for
 the loopback interface, which slirp4netns would carry to that of the machine. By the device it is then
 looked for on the link, where nobody has such an address."""
+_SIOCSARP: Final = 0x8955
+_PERMANENT: Final = 0x2 | 0x4
+_ETHERNET: Final = 1
+_DEVICE: Final = b"tap0"
+_LINKED: Final = ("10.0.2.2", NAMESERVER)
+"""Who answers on the link."""
+_SOLICITATIONS: Final = tuple(
+    f"/proc/sys/net/{one}/neigh/tap0/mcast_solicit" for one in ("ipv4", "ipv6")
+)
 _READY_SECONDS: Final = 10.0
 _ERRORS_MAX: Final = 4096
 _OWN_ADDRESS: Final = re.compile(r"\|-- ([0-9.]+)\n\s+/32 host LOCAL")
@@ -93,6 +102,8 @@ class Uplink:
         finally:
             os.close(ready)
             os.close(errors)
+        with contextlib.suppress(OSError):  # where /proc cannot be written to
+            self._within(_know_neighbors)
         return pid
 
     def _become(self, tell: int, errors: int) -> NoReturn:
@@ -124,19 +135,23 @@ class Uplink:
 
     def _refuse(self, addresses: frozenset[str]) -> None:
         """Let nothing inside reach these."""
+        self._within(lambda: _add_refusals(addresses))
+        self._refused |= addresses
+
+    def _within(self, act: Callable[[], None]) -> None:
+        """Do something in the network, with all rights there; raises OSError where that fails."""
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
                 os.setns(self._owner, os.CLONE_NEWUSER)
                 os.setns(self._network, os.CLONE_NEWNET)
-                _add_refusals(addresses)
+                act()
                 code = 0
             finally:
                 os._exit(code)
         if os.waitpid(pid, 0)[1] != 0:
             raise OSError("its ways to this machine cannot be closed")
-        self._refused |= addresses
 
 
 def own_addresses() -> list[str]:
@@ -166,3 +181,23 @@ def _add_refusals(addresses: Iterable[str]) -> None:
             )
             with contextlib.suppress(FileExistsError):
                 fcntl.ioctl(link, _SIOCADDRT, route)
+
+
+def _know_neighbors() -> None:
+    """Have the two that are on the link be known, and nobody else be asked for.
+
+    The kernel has one table of those who are asked for and do not answer, for the whole machine.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
+        for address in _LINKED:
+            at = socket.inet_aton(address)
+            name = struct.pack("@HH4s8x", socket.AF_INET, 0, at)
+            hardware = struct.pack("@H2s4s8x", _ETHERNET, b"\x52\x55", at)
+            fcntl.ioctl(
+                link,
+                _SIOCSARP,
+                struct.pack("@16s16si16s16s", name, hardware, _PERMANENT, b"", _DEVICE),
+            )
+    for path in _SOLICITATIONS:
+        with contextlib.suppress(FileNotFoundError):  # without IPv6
+            Path(path).write_text("0")

@@ -45,6 +45,9 @@ _CAPABILITY_VERSION_3: Final = 0x20080522
 _CAPABILITIES_MAX: Final = 64
 _STEP_BYTES: Final = 8
 _FAILED: Final = 1
+_TERMINALS_MAX: Final = 256
+_MS_REMOUNT: Final = 0x20 | 0x2 | 0x8
+"""Changes the options of a file system, which runs no programs and gives nobody's rights."""
 
 
 def main() -> None:
@@ -167,6 +170,28 @@ def lose_capabilities() -> None:
     _check(libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0))
     header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
     _check(libc.capset(header, bytes(24)))
+
+
+def limit_terminals(pid: int) -> None:
+    """Let what is with that process have so many terminals: all sandboxes share those of the kernel.
+
+    Raises OSError.
+    """
+    child = os.fork()
+    if child == 0:
+        code = _FAILED
+        try:
+            mounts = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY)
+            os.setns(fcntl.ioctl(mounts, _NS_GET_USERNS), os.CLONE_NEWUSER)
+            os.setns(mounts, os.CLONE_NEWNS)
+            options = b"mode=620,ptmxmode=666,max=%d" % _TERMINALS_MAX
+            libc = ctypes.CDLL(None, use_errno=True)
+            _check(libc.mount(None, b"/dev/pts", None, ctypes.c_ulong(_MS_REMOUNT), options))
+            code = 0
+        finally:
+            os._exit(code)
+    if os.waitpid(child, 0)[1] != 0:
+        raise OSError("its terminals cannot be limited")
 
 
 def become_hidden() -> None:

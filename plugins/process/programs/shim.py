@@ -46,7 +46,7 @@ from .children import (
     told_of,
     wake_on_child,
 )
-from .joining import let_in, pid_of, way_in
+from .joining import let_in, limit_terminals, pid_of, way_in
 from .watch import Watch, be_expendable, expendable, hold
 
 VERSION: Final = 1
@@ -207,6 +207,9 @@ class Shim:
         answer = json.loads(said) if said else {"failed": "bubblewrap could not be set up"}
         self.state["ports"] = answer.get("ports", {})
         problem = str(answer.get("failed", ""))
+        if not problem:
+            with contextlib.suppress(OSError):  # it has ended already, or nothing can be mounted
+                limit_terminals(pid_of(files[0]))
         if not problem and self.orders["box"]["uplink"]:
             problem = self._link(command, files[0])
         if not problem and self.orders["loan"] is not None:

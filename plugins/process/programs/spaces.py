@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import resource
 import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,11 @@ INSIDE = 1000
 
 _MAPS = ("gid_map", "uid_map")
 _SHARED_LIMITS = ("/proc/sys/user/max_inotify_instances", "/proc/sys/user/max_inotify_watches")
+_SHARED_RESOURCES = (
+    resource.RLIMIT_MEMLOCK,
+    resource.RLIMIT_MSGQUEUE,
+    resource.RLIMIT_SIGPENDING,
+)
 """What the kernel counts for the fork server's user, too, in whose namespaces all sandboxes are."""
 _SHARE = 4
 """One sandbox has at most such a part of it."""
@@ -195,6 +201,11 @@ def _shares() -> dict[str, bytes]:
 
 
 def _hold_outer(heard: int, said: int, readied: int) -> None:
+    # What is made now has the limits of its maker, who has what all sandboxes have together.
+    for kind in _SHARED_RESOURCES:
+        most, bound = resource.getrlimit(kind)
+        if most != resource.RLIM_INFINITY:
+            resource.setrlimit(kind, (most // _SHARE, bound))
     _unshare(readied)
     if os.read(heard, 1):
         _hold_inner(heard, said)

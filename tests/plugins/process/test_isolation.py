@@ -282,6 +282,8 @@ async def test_dangerous_calls_are_refused_and_ordinary_ones_are_not(box: CoreRi
         json.dumps(numbers),
     )
     assert told == dict.fromkeys(numbers, errno.EPERM)
+    # The machine has so many requests of it for all programs together.
+    assert "io_setup" in calls.refused
 
     rest = (
         "clone, socket_call, ioctl = map(int, sys.argv[1:])\n"
@@ -393,6 +395,24 @@ async def test_nobody_inside_ends_what_leads_to_the_ports(box: CoreRig) -> None:
     )
     assert await inside(box, handle, code) == 1
     assert await ask(web_url(await box.backend.inspect(handle)), "GET", "/")
+
+
+TERMINALS = """
+import errno, os, resource
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+held = []
+try:
+    while True:
+        held.append(os.openpty())
+except OSError as exc:
+    print(len(held), errno.errorcode[exc.errno])
+"""
+
+
+async def test_a_sandbox_takes_few_of_the_terminals_that_all_share(box: CoreRig) -> None:
+    handle = await box.create("sleep", "100")
+    assert await box.run(handle, "python3", "-Ic", TERMINALS) == "256 ENOSPC\n"
 
 
 async def test_a_command_that_ends_takes_everything_inside_with_it(box: CoreRig) -> None:

@@ -116,6 +116,38 @@ async def test_by_its_device_it_reaches_no_loopback_interface(tmp_path: Path) ->
                 listener.accept()
 
 
+NEIGHBORS = """
+import contextlib, socket, struct
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"tap0")
+    for last in range(1, 51):
+        for network in ("10.0.2", "169.254.7"):
+            with contextlib.suppress(OSError):
+                link.sendto(b"x", (f"{network}.{last}", 9))
+states = []
+with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as kernel:
+    kernel.send(struct.pack("=IHHIIB3xIHBB", 28, 30, 0x301, 1, 0, socket.AF_INET, 0, 0, 0, 0))
+    kind = 30
+    while kind != 3:
+        data = kernel.recv(65536)
+        while data and kind != 3:
+            size, kind = struct.unpack_from("=IH", data)
+            states += struct.unpack_from("=H", data, 24) if kind == 28 else ()
+            data = data[size:]
+print(states.count(0x01), states.count(0x80))
+"""
+
+
+async def test_who_is_asked_for_on_its_link_and_not_there_takes_no_room_of_the_machines(
+    tmp_path: Path,
+) -> None:
+    """The kernel keeps those that wait for an answer of all networks in one table of 1,024."""
+    async with in_own_network(tmp_path) as bench:
+        handle = await bench.create("sleep", "100")
+        said = await bench.run(handle, "python3", "-Ic", NEIGHBORS)
+    assert said == "0 2\n"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can lay a cable")
 async def test_it_does_not_reach_addresses_that_this_machine_gets_later(tmp_path: Path) -> None:
     async with in_own_network(tmp_path) as bench:

@@ -1,5 +1,6 @@
 """What the process that loads the agent server for all sandboxes may do."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -27,8 +28,8 @@ pytestmark = pytest.mark.timeout(60)
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="others have no rights to lose")
 
 TOP = Path(__file__).parents[3]
-MOST_INOTIFY = int(Path("/proc/sys/user/max_inotify_instances").read_text())
 FIRST, LAST = 1_900_000_000, 1_900_065_535
+INSTANCES = Path("/proc/sys/user/max_inotify_instances")
 CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 NAMESPACES = ("mnt", "net", "ipc", "uts", "cgroup")
 
@@ -155,10 +156,12 @@ async def test_a_fork_is_limited_as_its_sandbox_is(tmp_path: Path) -> None:
         assert fork.told["nature"]["limits"][resource.RLIMIT_NOFILE] == [333, 333]
 
 
-WATCH = """
-import ctypes
+USE_UP = """
+import ctypes, os, signal
 libc = ctypes.CDLL(None)
-print(next(count for count in range(100_000) if libc.inotify_init() < 0))
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])
+tries = (libc.inotify_init, lambda: libc.sigqueue(os.getpid(), signal.SIGRTMIN, None))
+print(*(next(count for count in range(1_000_000) if use() < 0) for use in tries))
 """
 
 
@@ -169,8 +172,12 @@ async def test_a_sandbox_leaves_others_most_of_what_the_kernel_counts_for_the_zy
     async with probes(tmp_path) as bench:
         probe = await bench.probe()
         assert probe.how == ZYGOTE
-        count = int(await bench.run(probe.handle, "python3", "-Ic", WATCH))
-    assert 0 < count <= MOST_INOTIFY // 4
+        watches, signals = map(
+            int, (await bench.run(probe.handle, "python3", "-Ic", USE_UP)).split()
+        )
+    most = await asyncio.to_thread(INSTANCES.read_text)
+    assert 0 < watches <= int(most) // 4
+    assert 0 < signals <= resource.getrlimit(resource.RLIMIT_SIGPENDING)[0] // 4
 
 
 @AS_ROOT
