@@ -60,8 +60,10 @@ class ResyncMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
 
 
 class EndMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="end"):
-    """The last message. A WebSocket has none for its own stream: it is closed with 4004 or 4001, and
-    the reason."""
+    """The last message.
+
+    A WebSocket has none for its own stream: it is closed with 4004 or 4001, and the reason.
+    """
 
     stream: str | UnsetType = UNSET
     """Which stream it belongs to, where several are in one WebSocket"""
