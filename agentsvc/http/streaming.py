@@ -253,10 +253,10 @@ class _Socket:
             raise BadRequest("No subprotocol is spoken here")
         self._request = request
         self._missed = 0
-        # Compression would cost more memory for each client than all that waits for it.
+        # Compression costs memory, for clients that offer it: browsers, one connection each.
         self.response = self._socket = web.WebSocketResponse(
             autoping=False,
-            compress=False,
+            compress=True,
             timeout=_LAST_SECONDS,
             max_msg_size=LARGEST_FIRST_BYTES,
         )

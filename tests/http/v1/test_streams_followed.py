@@ -21,8 +21,9 @@ async def test_one_socket_tells_of_the_user_and_of_conversations(
     one, two = await feeder(client, service), await feeder(client, service)
     await one.send(events(3))
     last = len(await client.events(one.conversation_id)) - 1
-    async with open_socket(client, CHANGES) as stream:
+    async with open_socket(client, CHANGES, compress=15) as stream:
         socket = stream.socket
+        assert socket.compress, "what browsers get is compressed"
 
         async def told(kind: str, of: str | None) -> dict[str, Any]:
             while True:
@@ -40,7 +41,7 @@ async def test_one_socket_tells_of_the_user_and_of_conversations(
         await told("ready", "b")
         await two.send(events(1))
         await told("event", "b")
-        await one.send(events(1, first=9))
+        await one.send(events(1, first=9, more="long " * 50_000))
         assert (await told("event", "a"))["id"] == last + 1
         await socket.send_str(json.dumps({"type": "unfollow", "stream": "a"}))
         await socket.send_str(follow("c", new_id()))

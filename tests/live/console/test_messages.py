@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from playwright.async_api import Browser, Page, Route, WebSocket, expect
+from playwright.async_api import Browser, Page, Route, WebSocketRoute, expect
 
 from tests.live.browser import Console, picture, serious, state_of
 from tests.live.client import LiveClient
@@ -171,29 +171,34 @@ async def test_after_a_rejection_the_page_says_what_to_do(console: Console) -> N
 
 
 async def test_many_tabs_of_one_browser_all_show_what_happens(console: Console) -> None:
-    sockets: list[str] = []
+    sockets: list[WebSocketRoute] = []
 
-    def heed(socket: WebSocket) -> None:
-        sockets.append(socket.url)
+    def heed(socket: WebSocketRoute) -> None:
+        socket.connect_to_server()
+        sockets.append(socket)
 
-    console.context.on("page", lambda page: page.on("websocket", heed))
+    await console.context.route_web_socket(re.compile("/events/stream"), heed)
     first, conversation_id = await opened(console)
     others = [await console.page(f"c/{conversation_id}") for _ in range(MANY_TABS - 1)]
     pages = [first, *others]
     for page in pages:
         await expect(page.locator(".bubble.agent", has_text="Hello.")).to_be_visible(timeout=10_000)
-    # The first one has the connection of all; another takes its place.
+    # The first one has the connection of all, and is asked for it when it sleeps, as tabs do that
+    # nobody sees; another takes its place.
     assert len(sockets) == 1, sockets
+    await first.evaluate("window.setTimeout = () => 0")
+    await sockets[0].close()
+    await console.client.send(conversation_id, "[script:say] once more")
+    for page in others:
+        await expect(page.locator(".bubble.agent", has_text="Hello.")).to_have_count(2)
+    assert len(sockets) == 2, sockets
     await first.close()
     await console.client.patch(
         f"/api/v1/app-conversations/{conversation_id}", json={"title": "A title of its own"}
     )
     for page in others:
         await expect(page.get_by_role("heading", name="A title of its own")).to_be_visible()
-    await console.client.send(conversation_id, "[script:say] once more")
-    for page in others:
-        await expect(page.locator(".bubble.agent", has_text="Hello.")).to_have_count(2)
-    assert len(sockets) == 2, sockets
+    assert len(sockets) == 3, sockets
 
 
 async def test_what_is_typed_is_kept_over_other_pages_and_reloads(console: Console) -> None:

@@ -11,6 +11,7 @@ import { t } from "./words.js";
 const DAY_MS = 86_400_000;
 const HEIGHT = 140;
 const LOOK_MS = 10_000;
+const LEAST_LOOKS = 30;
 const BAR = 10;
 const GAP = 3;
 const DAYS = [["7", t("7 days")], ["30", t("30 days")], ["90", t("90 days")]];
@@ -64,18 +65,19 @@ export function UsageCharts() {
   `;
 }
 
-/** Columns over time, and below them the table of what they are. Days are those of UTC. */
-function Columns({ title, entries, show, note, children }) {
-  const most = Math.max(...entries.map(([, value]) => value)) || 1;
-  const width = entries.length * (BAR + GAP);
+/** Columns over time, with room for at least so many, and below them the table of what they are. Days are those of UTC. */
+function Columns({ title, entries, show, note, least = 0, children }) {
+  const top = Math.max(...entries.map(([, value]) => value));
+  const most = top || 1;
+  const width = Math.max(entries.length, least) * (BAR + GAP);
   return html`
-    <figure class="chart"><figcaption><h3>${title}</h3><span class="hint">${t("{0}, {1} at most", note, show(most))}</span></figcaption>
+    <figure class="chart"><figcaption><h3>${title}</h3><span class="hint">${t("{0}, {1} at most", note, show(top))}</span></figcaption>
       <svg viewBox="0 0 ${width} ${HEIGHT}" preserveAspectRatio="none" role="img" aria-label="${title}: ${note}">
         <path class="chart-grid" d="M0 .5H${width}M0 ${HEIGHT / 2}H${width}M0 ${HEIGHT - 0.5}H${width}" />
         ${entries.map(([name, value], i) => html`<rect key=${i} class="chart-bar" x=${i * (BAR + GAP)} width=${BAR} y=${HEIGHT - (value / most) * HEIGHT} height=${(value / most) * HEIGHT}>
           <title>${name}: ${show(value)}</title></rect>`)}
       </svg>
-      <p class="chart-ends hint"><span>${entries[0][0]}</span><span>${entries.at(-1)[0]}</span></p>
+      <p class="chart-ends hint"><span>${entries[0][0]}${entries.length < least ? ` – ${entries.at(-1)[0]}` : ""}</span>${entries.length >= least && html`<span>${entries.at(-1)[0]}</span>`}</p>
       ${children}
     </figure>
   `;
@@ -124,7 +126,7 @@ export function SandboxCharts({ id }) {
   const known = KINDS.map(([name, , show], i) => ({ name, show, entries: found.map((row) => [row[0], row[i + 1]]).filter(([, one]) => one !== null) }));
   if (known.every(({ entries }) => !entries.length)) return html`<p class="none">${t("Nothing has been measured so far.")}</p>`;
   return html`
-    ${known.map(({ name, show, entries }) => entries.length > 0 && html`<${Columns} key=${name} title=${name} entries=${entries} show=${show} note=${t("{0} now", show(entries.at(-1)[1]))} />`)}
+    ${known.map(({ name, show, entries }) => entries.length > 0 && html`<${Columns} key=${name} title=${name} entries=${entries} show=${show} note=${t("{0} now", show(entries.at(-1)[1]))} least=${LEAST_LOOKS} />`)}
     <${Table} title=${t("What it uses")} head=${[t("Time"), ...KINDS.map(([name]) => name)]}
       rows=${found.map(([at, ...values]) => [at, ...values.map((one, i) => (one === null ? "–" : KINDS[i][2](one)))]).reverse()} />
   `;

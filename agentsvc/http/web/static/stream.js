@@ -24,6 +24,8 @@ class Connection {
   }
 
   open() {
+    clearTimeout(this.timer);
+    this.timer = null;
     const address = new URL(url(`${V1}/events/stream`));
     address.protocol = address.protocol.replace("http", "ws");
     const socket = new WebSocket(address);
@@ -49,8 +51,13 @@ class Connection {
     if (code === LOGGED_OUT) return goToLogin();
     this.isReady = false;
     this.tell({ state: false });
-    setTimeout(() => this.open(), this.wait);
+    this.timer = setTimeout(() => this.open(), this.wait);
     this.wait = Math.min(this.wait * 2, LONGEST_WAIT_MS);
+  }
+
+  /** Try at once, if the next try is only waited for. */
+  retry() {
+    if (this.timer !== null) this.open();
   }
 
   say(order) {
@@ -79,6 +86,7 @@ class Hub {
   isHeld = false;
   connection = null;
   channel = null;
+  wait = FIRST_WAIT_MS;
   onChange = () => {};
   onState = () => {};
 
@@ -131,6 +139,7 @@ class Hub {
   serve({ follow, unfollow, wants, tab }) {
     if (follow) this.connection.follow(follow);
     else if (unfollow) this.connection.unfollow(unfollow);
+    else if (wants === "connection") this.connection.retry();
     else if (wants === "state") this.channel?.postMessage({ state: this.connection.isReady });
     if (!tab || tab === TAB || this.tabs.has(tab)) return;
     this.tabs.add(tab);
@@ -144,9 +153,17 @@ class Hub {
     const { message, state, wants } = told;
     if (message?.stream) this.streams.get(message.stream)?.take(message);
     else if (message) this.onChange(message.type, message.data);
-    else if (state !== undefined) this.onState(state);
+    else if (state !== undefined) this.note(state);
     else if (wants === "orders") this.askForAll();
     else if (this.connection) this.serve(told);
+  }
+
+  /** Browsers slow down tabs that nobody sees: one that is seen asks for the connection in its own time. */
+  note(isConnected) {
+    this.onState(isConnected);
+    clearTimeout(this.timer);
+    this.wait = isConnected ? FIRST_WAIT_MS : Math.min(this.wait * 2, LONGEST_WAIT_MS);
+    if (!isConnected && !this.connection) this.timer = setTimeout(() => this.ask({ wants: "connection" }), this.wait);
   }
 
   add(stream) {

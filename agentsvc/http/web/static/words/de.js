@@ -628,7 +628,7 @@ export default {
   "What was said": "Was gesagt wurde",
   "What you have used": "Was Sie verbraucht haben",
   "What": "Was",
-  "When an agent asks for your confirmation while you look elsewhere. They make no sound.": "Wenn ein Agent um Ihre Bestätigung bittet, während Sie anderswo sind. Sie machen keinen Ton.",
+  "When an agent asks for your confirmation while you look elsewhere. They make no sound.": "Wenn ein Agent um Ihre Bestätigung bittet, während Sie anderswo sind; ohne Ton.",
   "When it is revoked": "Wenn er widerrufen wird",
   "Where sandboxes are at another service.": "Wo Sandboxes bei einem anderen Dienst sind.",
   "Where you are logged in.": "Wo Sie angemeldet sind.",
