@@ -320,8 +320,7 @@ async def test_the_commands_of_the_page_about_issues_work_for_each_host(
     commands: Commands, tmp_path: Path, provider: str
 ) -> None:
     page = (Path(__file__).parents[2] / "agentsvc/docs/how-to/issues.md").read_text("utf-8")
-    lines = page.split("```")[1].split("\n")
-    shown = ""
+    lines, shown = page.split("```")[1].split("\n"), ""
     for line in [one for one in lines if one.startswith("agentsvc ")]:
         words = shlex.split(line.replace("github", provider))[1:]
         if words[-1].startswith(">"):

@@ -76,10 +76,10 @@ async def test_what_a_sandbox_has_committed_is_pushed_and_again_changes_nothing(
     base = await clone_in(sandbox, checkout)
     assert (await checkout.head()).branch == "main"
     bundle = await bundle_of(sandbox, base, {"fix.txt": "fixed"})
-    head = ""
+    head = await checkout.take(bundle, base)
     for _ in range(2):
-        head = await checkout.take(bundle, base)
         await checkout.push(head, BRANCH)
+    assert await checkout.take(bundle, base) == head
     url = server.url("octo/demo").replace("http://", f"http://x:{server.token.reveal()}@")
     assert f"{head}\trefs/heads/{BRANCH}" in await run_git("ls-remote", url)
     assert set(server.users) == {"x-access-token", "x"}
