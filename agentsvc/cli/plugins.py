@@ -15,7 +15,7 @@ from agentsvc import __version__
 from agentsvc.base import OrderRejected, new_id
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.options import config_option, example, json_option, load_config
-from agentsvc.cli.text import columns, json_text, to_records
+from agentsvc.cli.text import json_text, print_table, to_records
 from agentsvc.config import Config
 from agentsvc.plugin import API_VERSION, Health, Port, Spec
 from agentsvc.sandboxes import BUILT_IN, Backend, BackendRegistry, Plugin, PluginHost
@@ -50,8 +50,7 @@ def list_plugins(*, as_json: bool, config_file: Path | None) -> None:
     for number, table in enumerate(tables.values()):
         if number:
             click.echo()
-        for line in columns(*table):
-            click.echo(line)
+        print_table(*table, as_json=False)
 
 
 @command.command(epilog=example("agentsvc plugins check process"))

@@ -228,6 +228,7 @@ async def test_what_models_and_sandboxes_have_used_is_drawn_and_listed(console: 
     await page.get_by_role("button", name="Use", exact=True).first.click()
     await expect(page.get_by_role("img", name=re.compile("Memory: .*now"))).to_be_visible()
     await expect(page.get_by_role("img", name=re.compile("Processor: .*now"))).to_be_visible()
+    await expect(page.get_by_role("img", name=re.compile("Disk: .*now"))).to_be_visible()
     await page.get_by_text("Table", exact=True).click()
     await expect(page.get_by_role("table", name="What it uses")).to_be_visible()
     assert await serious(page) == []

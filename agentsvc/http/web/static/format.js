@@ -1,5 +1,5 @@
 // How times, money, sizes and states are written.
-import { locale, t } from "./words.js";
+import { language, locale, t } from "./words.js";
 
 const UNITS = [
   ["year", 31_557_600],
@@ -8,7 +8,7 @@ const UNITS = [
   ["hour", 3600],
   ["minute", 60],
 ];
-const relative = new Intl.RelativeTimeFormat(locale, { numeric: "always", style: "narrow" });
+const relative = new Intl.RelativeTimeFormat(locale, { numeric: "always", style: language === "en" ? "narrow" : "short" });
 const exact = new Intl.DateTimeFormat(locale, { dateStyle: "medium", timeStyle: "short" });
 
 /** Return when something was, as seen from now. */
