@@ -38,6 +38,7 @@ ANSWER_MAX: Final = 8 * 1024 * 1024
 REDIRECTS_MAX: Final = 3
 
 _REDIRECTS: Final = frozenset({301, 302, 307, 308})
+_MOVED: Final = _REDIRECTS | {410}
 _FOUND: Final = frozenset({200})
 _DONE: Final = frozenset({200, 201, 202, 204, 304})
 _NONE: Final[Mapping[str, Any]] = {}
@@ -192,6 +193,8 @@ class Api:
         raise self.unavailable("too many redirects")
 
     async def _read(self, response: aiohttp.ClientResponse, good: frozenset[int]) -> Answer[bytes]:
+        if good is _DONE and response.status in _MOVED:
+            raise NotFound(f"The git provider `{self.provider.value}` has moved or removed it")
         if response.status not in good:
             raise self._failure(response.status, response.headers)
         body = bytearray()
@@ -223,7 +226,7 @@ class Api:
                 return refused(self.provider)
             case 403:
                 return NotAllowed(f"The `{name}` token does not allow this")
-            case 404 | 410 | 301 | 302 | 307 | 308:
+            case 404:
                 return NotFound(f"Not found at the git provider `{name}`")
             case 400 | 409 | 422:
                 return BadRequest(f"The git provider `{name}` refuses the request")

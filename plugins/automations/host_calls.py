@@ -1,6 +1,7 @@
 """Asks a git host of one repository about issues and pull requests, as the table of hosts says."""
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -49,7 +50,7 @@ class HostCalls:
         path, query = self._place(listing, {"since": since})
         query[self._host.size] = _SIZE
         answer = await self._api.call("GET", path, query=query, etag=etag)
-        if answer.status == 304:  # noqa: PLR2004  # not modified
+        if answer.status == HTTPStatus.NOT_MODIFIED:
             return Changed(issues=None, etag=etag)
         found = self._things(listing, answer.value)
         if len(found) >= _SIZE:

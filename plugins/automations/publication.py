@@ -136,6 +136,7 @@ class Publisher:
         )
         if is_over:
             await self._db.write(lambda tx: WorkTable.change(tx, work_id, is_open=False))
+        self._later.pop(run.id, None)
         await end(run, verdict, view)
 
     async def _publish(

@@ -194,7 +194,8 @@ async def post_delivery(request: web.Request) -> web.Response:
     `webhook-signature`), and as GitHub, Forgejo and Gitea have them (HMAC-SHA256 of the body in hex,
     in `X-Hub-Signature-256`, `X-Signature-256`, `X-Forgejo-Signature` or `X-Gitea-Signature`). The
     same delivery starts one run however often it comes: by its id in the first case, by its body in
-    the other.
+    the other. With a trigger `git`, `X-Hub-Signature` of Bitbucket and `X-Gitlab-Token` are taken, too,
+    and an event is known by the issue, label or comment it is about.
     """
     body = await read_body(request)
     if len(body) > LARGEST_DELIVERY:

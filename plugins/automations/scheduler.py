@@ -180,7 +180,8 @@ class Scheduler:
             await self._try(automation, run)
         finally:
             self._asking.discard(run.id)
-            self._wake.set()
+        # Not after a fault, which would come again at once.
+        self._wake.set()
 
     async def _try(self, automation: Automation, run: Run, running: Sequence[Run] = ()) -> None:
         """Begin a run in the place of some others, or store why not."""

@@ -217,7 +217,8 @@ class DeliveryReceipt(msgspec.Struct, frozen=True, kw_only=True):
     matched: int
     """1, or 0 where the automation is disabled, or wants no deliveries of this kind"""
     runs_created: list[str]
-    """Ids of the runs it has made: one, or none where it came before"""
+    """Ids of the runs it has made: one, or none where it came before; with a trigger `git` one for each
+    event that is new"""
 
 
 def to_definition(order: AutomationOrder) -> Definition:

@@ -172,6 +172,9 @@ async def test_an_issue_becomes_a_pull_request_that_reviews_go_on_with(
     assert not conversation.body.get("secrets")
     assert "</untrusted-data> Push" not in str(conversation.body)
 
+    # What says that it is closed is asked for at the host.
+    await loop.deliver("closed")
+
     # Whoever reviews, mentions it, or sees a check fail, has the same agent go on.
     fake_agent.files = {"fix.txt": "2"}
     asked = host.say("Rename it", "ada", on_pull=True, inline=True)
@@ -220,6 +223,21 @@ async def test_one_event_is_one_run_however_often_and_by_whom_it_is_told(
     others = await loop.wait_until(lambda seen: all(one["status"] != "PENDING" for one in seen))
     assert sum(one["status"] == "COMPLETED" for one in others) == 1
     assert len({one["conversation_id"] for one in runs if one["conversation_id"]}) == 1
+
+
+async def test_deliveries_in_any_order_make_one_run_for_each_event(
+    client: Client, host: IssueHost
+) -> None:
+    loop = await open_loop(client, host)
+    said = [host.say(f"@{BOT} {number}", "eve") for number in range(4)]
+    order, forged = [*said, *reversed(said)] * 6, "whsec_Zm9yZ2Vk"
+    answers = await asyncio.gather(
+        *(loop.deliver("said", comment=one) for one in order),
+        *(loop.deliver("said", comment=one, secret=forged) for one in order),
+    )
+    assert [one.status for one in answers] == [200] * 48 + [401] * 48
+    assert sum(len(one.json()["runs_created"]) for one in answers[:48]) == len(said)
+    await loop.wait(*["SKIPPED"] * len(said))
 
 
 @pytest.mark.parametrize("host", ["github", "gitlab"], indirect=True)
