@@ -108,9 +108,19 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 class _Known(msgspec.Struct, frozen=True, kw_only=True):
     """A key as it was read, when, and after how many commits of this process."""
 
-    row: Row
+    principal: Principal
+    is_barred: bool
+    not_before: datetime | None
+    expires_at: datetime | None
+    last_used_at: datetime | None
     at: float
     commits: int
+
+    def is_good(self, now: datetime) -> bool:
+        """Whether the key opens anything."""
+        has_begun = self.not_before is None or self.not_before <= now
+        has_ended = self.expires_at is not None and self.expires_at <= now
+        return has_begun and not has_ended and not self.is_barred
 
 
 class KeyRing:
@@ -133,12 +143,12 @@ class KeyRing:
         """
         if not key.isascii():
             raise NotAuthenticated
-        digest = values.sha256(key)
-        row = await self._find(digest)
-        if row is None or not secrets.compare_digest(row["hash"], digest) or not _is_valid(row):
+        known, now = await self._find(values.sha256(key)), values.now()
+        if known is None or not known.is_good(now):
             raise NotAuthenticated
-        await self._note_use(row["id"], values.moment_or_none(row["last_used_at"]))
-        return _to_principal(row)
+        if known.last_used_at is None or now - known.last_used_at >= USE_IS_NOTED_EVERY:
+            await self._note_use(known.principal.key_id, now)
+        return known.principal
 
     async def find_good(self, key_ids: Collection[int]) -> dict[int, Principal]:
         """Return who shows which of these keys, as far as they are good; notes no use."""
@@ -234,22 +244,28 @@ class KeyRing:
         """Tell whether a key was ever issued; a revoked one counts."""
         return await KeyTable.has_any(self._db)
 
-    async def _find(self, digest: str) -> Row | None:
+    async def _find(self, digest: str) -> _Known | None:
         moment, commits = values.monotonic(), self._db.commits
         known = self._known.get(digest)
         if known and known.commits == commits and moment - known.at < _KNOWN_SECONDS:
-            return known.row
+            return known
         row = await KeyTable.find(self._db, digest)
-        if row is not None:
-            if len(self._known) >= self._most_known:
-                self._known.clear()
-            self._known[digest] = _Known(row=row, at=moment, commits=commits)
-        return row
+        if row is None or not secrets.compare_digest(row["hash"], digest):
+            return None
+        if len(self._known) >= self._most_known:
+            self._known.clear()
+        known = self._known[digest] = _Known(
+            principal=_to_principal(row),
+            is_barred=row["revoked_at"] is not None or row["blocked_at"] is not None,
+            not_before=values.moment_or_none(row["not_before"]),
+            expires_at=values.moment_or_none(row["expires_at"]),
+            last_used_at=values.moment_or_none(row["last_used_at"]),
+            at=moment,
+            commits=commits,
+        )
+        return known
 
-    async def _note_use(self, key_id: int, last_used_at: datetime | None) -> None:
-        now = values.now()
-        if last_used_at and now - last_used_at < USE_IS_NOTED_EVERY:
-            return
+    async def _note_use(self, key_id: int, now: datetime) -> None:
         try:
             await self._db.write(lambda tx: KeyTable.note_use(tx, key_id, now))
         except CapacityExceeded as exc:

@@ -4,17 +4,20 @@ Secrets do not get this far, since `Secret` prints as stars. What is masked here
 texts that look like keys, and values that were named as secret.
 """
 
+import asyncio
+import contextlib
 import logging
 import re
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, Final, TextIO
+from typing import Any, Final, NamedTuple, TextIO
 
 import msgspec
 
-from agentsvc.base.values import MASK, Secret, monotonic, to_stored
+from agentsvc.base.values import MASK, Secret, monotonic, now, to_stored
 
 CURRENT_REQUEST: Final[ContextVar[str]] = ContextVar("agentsvc_request_id", default="")
 """The id of the request that is being served; background work has none."""
@@ -71,8 +74,9 @@ class Masker:
             if value in text:
                 text = text.replace(value, MASK)
         # Looking for these is much faster than the expression, and most lines have none of them.
-        if any(part in text for part in _PARTS_OF_KEYS):
-            text = _KEYS.sub(MASK, text)
+        for part in _PARTS_OF_KEYS:
+            if part in text:
+                return _KEYS.sub(MASK, text)
         return text
 
 
@@ -93,14 +97,26 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
     more that says how many there were beside them, and what they were about.
     """
 
-    def __init__(self, stream: TextIO, *, most: int = 5, seconds: float = 60.0) -> None:
+    def __init__(
+        self,
+        stream: TextIO,
+        formatter: "LineFormatter",
+        *,
+        most: int = 5,
+        seconds: float = 60.0,
+    ) -> None:
         super().__init__(stream)
+        self.setFormatter(formatter)
+        self._formatter = formatter
+        self._lines: list[str] = []
+        self._lock = threading.Lock()
         self._most = most
         self._seconds = seconds
         self._seen: dict[tuple[object, ...], _Repeats] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record or count it; what is due of others is written first."""
+        self._write_lines()
         if self._seen:
             self._write_due(monotonic() - self._seconds)
         cause = _cause_of(record)
@@ -114,14 +130,37 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
         else:
             seen.add(record)
 
+    def write_soon(self, level: int, logger: str, message: str, facts: dict[str, Any]) -> None:
+        """Write a line with all others of this turn of the event loop, but before any record."""
+        told = {key: _text(value) for key, value in facts.items()}
+        if request_id := CURRENT_REQUEST.get():
+            told["request_id"] = request_id
+        name = logging.getLevelName(level)
+        line = self._formatter.line(_Said(now().timestamp(), name, logger, message, told))
+        with self._lock:
+            self._lines.append(line)
+            is_first = len(self._lines) == 1
+        if is_first:
+            asyncio.get_running_loop().call_soon(self._write_lines)
+
     def close(self) -> None:
         """Write how many there were of those that were only counted."""
         self.acquire()
         try:
+            self._write_lines()
             self._write_due(monotonic())
         finally:
             self.release()
         super().close()
+
+    def _write_lines(self) -> None:
+        with self._lock:
+            lines, self._lines = self._lines, []
+        # As for records: that nobody can read them is no reason to answer nobody.
+        with contextlib.suppress(OSError, ValueError):
+            if lines:
+                self.stream.write("\n".join([*lines, ""]))
+                self.flush()
 
     def _write_due(self, before: float) -> None:
         for cause, seen in list(self._seen.items()):
@@ -173,55 +212,78 @@ def _cause_of(record: logging.LogRecord) -> tuple[object, ...] | None:
     return record.name, record.levelno, record.msg, _ID.sub("", str(reason)), kind
 
 
-class TextFormatter(logging.Formatter):
-    """One line for people: time, level, message, then `key=value` pairs; a traceback follows."""
+class _Said(NamedTuple):
+    """What is logged, at a time in seconds since 1970."""
+
+    created: float
+    level: str
+    logger: str
+    message: str
+    facts: Mapping[str, Any]
+    trace: str = ""
+
+
+class LineFormatter(logging.Formatter):
+    """Makes a line of a record, or of what one would say; nothing in it is secret."""
 
     def __init__(self, masker: Masker) -> None:
         super().__init__()
         self._masker = masker
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        message, trace = _encodable(record.getMessage()), _trace(self, record)
+        facts = _facts(record)
+        return self.line(
+            _Said(record.created, record.levelname, record.name, message, facts, trace)
+        )
+
+    def line(self, said: _Said) -> str:
+        """Return the line of what is said."""
+        raise NotImplementedError
+
+
+class TextFormatter(LineFormatter):
+    """One line for people: time, level, message, then `key=value` pairs; a traceback follows."""
+
+    def __init__(self, masker: Masker) -> None:
+        super().__init__(masker)
         # What all lines of one second begin with.
         self._second = -1
         self._begin = self._offset = ""
 
-    def format(self, record: logging.LogRecord) -> str:
+    def line(self, said: _Said) -> str:
         """Return the line."""
-        moment = self._moment(record)
-        pairs = "".join(f" {key}={_plain(value)}" for key, value in _facts(record).items())
-        line = f"{moment} {record.levelname:<7} {_one_line(_encodable(record.getMessage()))}{pairs}"
-        if record.name != _OURS and not record.name.startswith(f"{_OURS}."):
-            line += f" logger={record.name}"
-        trace = _trace(self, record)
-        return self._masker.mask(f"{line}\n{trace}" if trace else line)
+        pairs = "".join([f" {key}={_plain(value)}" for key, value in said.facts.items()])
+        line = f"{self._moment(said.created)} {said.level:<7} {_one_line(said.message)}{pairs}"
+        if said.logger != _OURS and not said.logger.startswith(f"{_OURS}."):
+            line += f" logger={said.logger}"
+        return self._masker.mask(f"{line}\n{said.trace}" if said.trace else line)
 
-    def _moment(self, record: logging.LogRecord) -> str:
-        second = int(record.created)
+    def _moment(self, created: float) -> str:
+        second = int(created)
         if second != self._second:
             self._second = second
             whole = datetime.fromtimestamp(second, UTC).astimezone().isoformat(sep=" ")
             self._begin, self._offset = whole[:19], whole[19:]
-        return f"{self._begin}.{int(record.created * 1000) % 1000:03}{self._offset}"
+        return f"{self._begin}.{int(created * 1000) % 1000:03}{self._offset}"
 
 
-class JsonFormatter(logging.Formatter):
+class JsonFormatter(LineFormatter):
     """One JSON object a line, for machines."""
 
-    def __init__(self, masker: Masker) -> None:
-        super().__init__()
-        self._masker = masker
-
-    def format(self, record: logging.LogRecord) -> str:
+    def line(self, said: _Said) -> str:
         """Return the line."""
         line: dict[str, Any] = {
-            "at": to_stored(_at(record)),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": _encodable(record.getMessage()),
+            "at": to_stored(datetime.fromtimestamp(said.created, UTC)),
+            "level": said.level.lower(),
+            "logger": said.logger,
+            "message": said.message,
         }
-        for key, value in _facts(record).items():
+        for key, value in said.facts.items():
             line.setdefault(key, value)
-        trace = _trace(self, record)
-        if trace:
-            line["exception"] = trace
+        if said.trace:
+            line["exception"] = said.trace
         return self._masker.mask(msgspec.json.encode(line, enc_hook=str).decode())
 
 
@@ -231,13 +293,12 @@ def configure(level: str, format: str, *, stream: TextIO | None = None) -> Maske
     Called once, before anything is logged; a second call replaces the first.
     """
     masker = Masker()
-    formatters: dict[str, Callable[[Masker], logging.Formatter]] = {
+    formatters: dict[str, Callable[[Masker], LineFormatter]] = {
         "text": TextFormatter,
         "json": JsonFormatter,
     }
-    handler = RepeatHandler(stream or sys.stderr)
+    handler = RepeatHandler(stream or sys.stderr, formatters[format](masker))
     handler.addFilter(RequestFilter())
-    handler.setFormatter(formatters[format](masker))
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
@@ -251,24 +312,21 @@ def configure(level: str, format: str, *, stream: TextIO | None = None) -> Maske
 
 
 def _facts(record: logging.LogRecord) -> dict[str, Any]:
-    facts = {
-        key: _encodable(value) if isinstance(value, str) else value
-        for key, value in vars(record).items()
-        if key not in _STANDARD
-    }
+    facts = {key: _text(value) for key, value in vars(record).items() if key not in _STANDARD}
     request_id = getattr(record, "request_id", "")
     return {**facts, "request_id": request_id} if request_id else facts
 
 
 def write_fast(logger: logging.Logger, level: int, message: str, facts: dict[str, Any]) -> None:
-    """Do what `logger.log` does, without a look for the place in the code that calls."""
-    if logger.isEnabledFor(level):
-        record = logger.makeRecord(logger.name, level, "", 0, message, (), None, extra=facts)
-        logger.handle(record)
-
-
-def _at(record: logging.LogRecord) -> datetime:
-    return datetime.fromtimestamp(record.created, UTC)
+    """Do what `logger.log` does, for less where `configure` alone says who gets lines."""
+    if not logger.isEnabledFor(level):
+        return
+    match logging.getLogger().handlers:
+        case [RepeatHandler() as only]:
+            only.write_soon(level, logger.name, message, facts)
+        case _:
+            record = logger.makeRecord(logger.name, level, "", 0, message, (), None, extra=facts)
+            logger.handle(record)
 
 
 def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
@@ -282,7 +340,7 @@ def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
 
 def _plain(value: object) -> str:
     text = str(value)
-    if text and not _UNSAFE.search(text):
+    if isinstance(value, int | float) or (text and not _UNSAFE.search(text)):
         return text
     return msgspec.json.encode(text).decode()
 
@@ -292,6 +350,10 @@ def _one_line(text: str) -> str:
     if text.isprintable():
         return text
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _text(value: Any) -> Any:
+    return _encodable(value) if isinstance(value, str) else value
 
 
 def _encodable(text: str) -> str:

@@ -122,7 +122,8 @@ class EventIngestor:
                 after = facts.mark_budget_stop(after)
                 stopped = error_event(QUOTA_CODE, f"The run was interrupted: {overspent}.")
                 await self._events.append(tx, conversation_id, [stopped])
-            await self._table.update(tx, msgspec.structs.replace(after, updated_at=now()))
+            after = msgspec.structs.replace(after, updated_at=now())
+            await self._table.update(tx, after, before=before)
             tx.after_commit(lambda: self._follow_up(before, after, news))
 
         await self._db.write_apart(body)

@@ -17,7 +17,7 @@ import msgspec
 
 from agentsvc.base import EventBus, Notice, Subject, values
 from agentsvc.conversations.event_table import EventQuery, EventTable, LogState, StoredEvent
-from agentsvc.storage import Database, Transaction
+from agentsvc.storage import Database, Transaction, cut
 
 __all__ = [
     "DELTA_KIND",
@@ -155,11 +155,17 @@ class EventLog:
         Raises InvalidRequest for a page id that this server did not give.
         """
         after = None if page_id is None else values.decode_cursor(page_id, str, int)
-        events = await EventTable.search(self._db, conversation_id, query, after, limit + 1)
-        if len(events) <= limit:
-            return events, None
-        last = events[limit - 1]
-        return events[:limit], values.encode_cursor(last.timestamp, last.seq)
+        found = await EventTable.search(self._db, conversation_id, query, after, limit + 1)
+        return cut(found, limit, lambda last: (last.timestamp, last.seq))
+
+    async def search_bodies(
+        self, conversation_id: str, query: EventQuery, *, page_id: str | None, limit: int
+    ) -> tuple[list[bytes], str | None]:
+        """Return the bodies of the events that `search` returns, and the id of the next page."""
+        after = None if page_id is None else values.decode_cursor(page_id, str, int)
+        found = await EventTable.search_bodies(self._db, conversation_id, query, after, limit + 1)
+        page, next_page_id = cut(found, limit, lambda last: last[:2])
+        return [body for _, _, body in page], next_page_id
 
     async def count(self, conversation_id: str, query: EventQuery) -> int:
         """Return how many events a search finds on all its pages."""

@@ -11,8 +11,11 @@ type Key = tuple[str, int]
 """The time and the number of an event, by which those of a page are sorted."""
 
 
-class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a conversation; `seq` counts from 0 in the order of arrival."""
+class StoredEvent(msgspec.Struct, frozen=True):
+    """One event of a conversation; `seq` counts from 0 in the order of arrival.
+
+    The fields have the order of the columns in `_COLUMNS`: a page has a hundred of them.
+    """
 
     conversation_id: str
     seq: int
@@ -79,13 +82,11 @@ class EventTable:
         sql = """
             INSERT INTO events
                 (conversation_id, seq, id, kind, timestamp, source, body, received_at)
-            VALUES
-                (:conversation_id, :seq, :id, :kind, :timestamp, :source, :body, :received_at)
+            VALUES (?, ?, ?, ?, ?, ?, ?, ?)
         """
         received_at = values.to_stored(values.now())
-        await tx.run_many(
-            sql, ({**msgspec.structs.asdict(event), "received_at": received_at} for event in events)
-        )
+        rows = [(*msgspec.structs.astuple(event), received_at) for event in events]
+        await tx.run_many(sql, rows)
 
     @staticmethod
     async def copy(tx: Transaction, from_id: str, to_id: str, until: int | None) -> None:
@@ -124,11 +125,20 @@ class EventTable:
         limit: int,
     ) -> list[StoredEvent]:
         """Return the first events behind a key, in the order of the query."""
-        conditions, params = _narrow(conversation_id, query, after)
-        order = _NEWEST_FIRST if query.descending else _OLDEST_FIRST
-        sql = " ".join([_COLUMNS, conditions, order])
-        rows = await source.all(sql, {**params, "limit": limit})
-        return [_from_row(row) for row in rows]
+        sql, params = _page(_COLUMNS, conversation_id, query, after)
+        return [_from_row(row) for row in await source.all(sql, {**params, "limit": limit})]
+
+    @staticmethod
+    async def search_bodies(
+        source: Queryable,
+        conversation_id: str,
+        query: EventQuery,
+        after: Key | None,
+        limit: int,
+    ) -> list[tuple[str, int, bytes]]:
+        """Return of the same events the time, the number and the body only."""
+        sql, params = _page(_BODIES, conversation_id, query, after)
+        return [tuple(row) for row in await source.all(sql, {**params, "limit": limit})]
 
     @staticmethod
     async def count(source: Queryable, conversation_id: str, query: EventQuery) -> int:
@@ -193,6 +203,7 @@ class EventTable:
 
 
 _COLUMNS = "SELECT conversation_id, seq, id, kind, timestamp, source, body FROM events"
+_BODIES = "SELECT timestamp, seq, body FROM events"
 _WHERE = "WHERE conversation_id = :conversation_id"
 _OLDEST_FIRST = "ORDER BY timestamp, seq LIMIT :limit"
 _NEWEST_FIRST = "ORDER BY timestamp DESC, seq DESC LIMIT :limit"
@@ -223,6 +234,14 @@ _LOGGED = """
         ELSE json_extract(CAST(body AS TEXT), '$.key') IS NOT 'full_state'
     END
 """
+
+
+def _page(
+    columns: str, conversation_id: str, query: EventQuery, after: Key | None
+) -> tuple[str, dict[str, str | int]]:
+    conditions, params = _narrow(conversation_id, query, after)
+    order = _NEWEST_FIRST if query.descending else _OLDEST_FIRST
+    return " ".join([columns, conditions, order]), params
 
 
 def _narrow(
@@ -261,4 +280,4 @@ def _to_json(ids: Iterable[str]) -> str:
 
 
 def _from_row(row: Row) -> StoredEvent:
-    return StoredEvent(**row)
+    return StoredEvent(*row)

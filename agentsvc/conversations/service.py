@@ -88,6 +88,10 @@ class Conversations:
             raise NotFound(f"Conversation {shown(conversation_id)} not found")
         return view
 
+    async def is_of_user(self, user_id: str, conversation_id: str) -> bool:
+        """Say whether a conversation is this user's, be it started or not."""
+        return await self._table.is_of_user(user_id, conversation_id)
+
     async def resolve(self, user_id: str, text: str) -> str | None:
         """Return the id behind a hex or dashed UUID or a user's own name, or None."""
         return await self._table.find_by_alias(user_id, text) or parse_uuid(text)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import msgspec
@@ -29,9 +29,9 @@ _SELECT: Final = """SELECT c.id, c.user_id, c.alias, c.sandbox_id, c.title, c.ti
     (SELECT json_group_array(s.id) FROM conversations AS s
       WHERE s.parent_id = c.id AND s.ready_at IS NOT NULL) AS sub_ids,
     (SELECT t.detail FROM start_tasks AS t
-      WHERE t.conversation_id = c.id AND t.status = 'ERROR') AS start_detail,
+      WHERE t.conversation_id = c.id AND +t.status = 'ERROR') AS start_detail,
     EXISTS (SELECT 1 FROM start_tasks AS t
-      WHERE t.conversation_id = c.id AND t.status = 'ERROR') AS start_failed,
+      WHERE t.conversation_id = c.id AND +t.status = 'ERROR') AS start_failed,
     EXISTS (SELECT 1 FROM start_tasks AS t
       WHERE t.conversation_id = c.id AND t.generation = 'v0') AS is_v0,
     (SELECT count(*) FROM pending_messages AS m
@@ -39,6 +39,19 @@ _SELECT: Final = """SELECT c.id, c.user_id, c.alias, c.sandbox_id, c.title, c.ti
     EXISTS (SELECT 1 FROM pending_messages AS m
       WHERE m.conversation_id = c.id AND m.run) AS has_run_queued
     FROM conversations AS c"""
+"""The plus keeps SQLite from looking through all starts that failed, for each conversation."""
+
+
+_UPDATE: Final = """UPDATE conversations SET sandbox_id = :sandbox_id, title = :title,
+    title_source = :title_source, selected_repository = :selected_repository,
+    selected_branch = :selected_branch, git_provider = :git_provider,
+    llm_model = :llm_model, metrics = :metrics, facts = :facts,
+    is_public = :is_public, tags = :tags, working_dir = :working_dir,
+    execution_status = :execution_status, max_budget = :max_budget,
+    ready_at = coalesce(ready_at, :ready_at), updated_at = :updated_at
+    WHERE id = :id"""
+_UPDATE_REST: Final = _UPDATE.replace("sandbox_id = :sandbox_id, title = :title,", "")
+"""SQLite writes each index anew that has one of the columns, whatever they are set to."""
 
 
 _COUNT: Final = "SELECT count(*) AS n FROM conversations AS c WHERE "
@@ -54,6 +67,8 @@ _FAMILY: Final = """ WHERE c.id IN (WITH RECURSIVE family(id) AS (SELECT :id UNI
 _FAILED_BEFORE: Final = """ JOIN sandboxes AS b ON b.id = c.sandbox_id
     WHERE b.target <> 'deleted' AND EXISTS (SELECT 1 FROM start_tasks AS t
     WHERE t.conversation_id = c.id AND t.status = 'ERROR' AND t.updated_at < :moment)"""
+
+_MOST_DECODED: Final = 1024
 
 _encode = msgspec.json.encode
 _ints = msgspec.json.Decoder(tuple[int, ...])
@@ -85,19 +100,16 @@ class ConversationTable:
         )
         self._announce(tx, conversation)
 
-    async def update(self, tx: Transaction, conversation: Conversation) -> None:
-        """Store a changed conversation; ready_at is set once and stays."""
-        await tx.run(
-            "UPDATE conversations SET sandbox_id = :sandbox_id, title = :title,"
-            " title_source = :title_source, selected_repository = :selected_repository,"
-            " selected_branch = :selected_branch, git_provider = :git_provider,"
-            " llm_model = :llm_model, metrics = :metrics, facts = :facts,"
-            " is_public = :is_public, tags = :tags, working_dir = :working_dir,"
-            " execution_status = :execution_status, max_budget = :max_budget,"
-            " ready_at = coalesce(ready_at, :ready_at), updated_at = :updated_at"
-            " WHERE id = :id",
-            _to_row(conversation),
-        )
+    async def update(
+        self, tx: Transaction, conversation: Conversation, *, before: Conversation | None = None
+    ) -> None:
+        """Store a changed conversation, for less where it is said what it was before.
+
+        ready_at is set once and stays.
+        """
+        after = conversation
+        is_filed = before and (before.sandbox_id, before.title) == (after.sandbox_id, after.title)
+        await tx.run(_UPDATE_REST if is_filed else _UPDATE, _to_row(conversation))
         self._announce(tx, conversation)
 
     async def delete(self, tx: Transaction, conversations: Sequence[Conversation]) -> None:
@@ -134,6 +146,16 @@ class ConversationTable:
             },
         )
         return {row["id"]: _from_row(row) for row in rows}
+
+    async def is_of_user(self, user_id: str, conversation_id: str) -> bool:
+        """Return whether there is this conversation of this user."""
+        return (
+            await self._db.one(
+                "SELECT 1 FROM conversations WHERE id = :id AND user_id = :user_id",
+                {"id": conversation_id, "user_id": user_id},
+            )
+            is not None
+        )
 
     async def occupancy(self, sandbox_ids: Sequence[str]) -> dict[str, Occupancy]:
         """Return who lives in these sandboxes, by id; an empty one is left out."""
@@ -308,7 +330,9 @@ def _to_row(conversation: Conversation) -> dict[str, Any]:
     }
 
 
+@lru_cache(maxsize=_MOST_DECODED)
 def _from_row(row: Row) -> Conversation:
+    """Return what a row says; most rows are read many times before they change."""
     return Conversation(
         id=row["id"],
         user_id=row["user_id"],

@@ -6,6 +6,7 @@ server has none: clients know it by its paths.
 
 import ipaddress
 import re
+from functools import lru_cache
 from typing import Final
 
 from agentsvc.sandboxes import AGENT_PORT
@@ -43,6 +44,7 @@ def name_of(host: str) -> str:
     return _PORT_NUMBER.sub("", host).rstrip(".").lower()
 
 
+@lru_cache(maxsize=256)
 def is_local(name: str) -> bool:
     """Whether a name or an address leads to the machine of whoever uses it."""
     if name == LOCAL_DOMAIN:

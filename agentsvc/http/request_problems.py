@@ -12,24 +12,20 @@ from aiohttp import web
 
 from agentsvc.base import AgentsvcError, InvalidRequest, Problem
 from agentsvc.http.openapi.parameters import names_in, path_types
-from agentsvc.http.routes import JSON, Handler, Route, route_of
+from agentsvc.http.routes import JSON, Route, route_of
 from agentsvc.http.wire import BODY, path_id, read_json, read_query
 
 _ORDER: Final = ("header", "path", "query", "body")
 
 
-@web.middleware
-async def name_all_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let an error that says what does not fit in one part of a request say it of all parts."""
-    try:
-        return await handler(request)
-    except InvalidRequest as exc:
-        route = route_of(request)
-        others = await _find_others(request, route, exc) if route is not None else []
-        if not others:
-            raise
-        problems = sorted((*exc.problems, *others), key=lambda one: _ORDER.index(str(one.loc[0])))
-        raise InvalidRequest.of(problems, extra=exc.extra, is_all=exc.is_all) from exc
+async def with_all_problems(request: web.Request, error: InvalidRequest) -> InvalidRequest:
+    """Return what an error says does not fit in one part of a request, and that of all parts."""
+    route = route_of(request)
+    others = await _find_others(request, route, error) if route is not None else []
+    if not others:
+        return error
+    problems = sorted((*error.problems, *others), key=lambda one: _ORDER.index(str(one.loc[0])))
+    return InvalidRequest.of(problems, extra=error.extra, is_all=error.is_all)
 
 
 async def _find_others(request: web.Request, route: Route, error: InvalidRequest) -> list[Problem]:

@@ -299,6 +299,8 @@ def mounted(app: web.Application) -> tuple[Route, ...]:
 
 IS_ELSEWHERE: Final[web.RequestKey[bool]] = web.RequestKey("is_elsewhere", bool)
 """Whether a request is for a sandbox, whatever its path was resolved to."""
+_ROUTE: Final[web.RequestKey[Route | None]] = web.RequestKey("route")
+"""What `route_of` has found."""
 
 
 def route_of(request: web.Request) -> Route | None:
@@ -307,9 +309,11 @@ def route_of(request: web.Request) -> Route | None:
     The latter is so for an unknown path, for a known one with another method, for whatever was
     added to the application past `mount`, and for what is not for this server.
     """
-    if request.get(IS_ELSEWHERE, False):
+    if IS_ELSEWHERE in request:
         return None
-    return request.app.get(_MOUNTED, {}).get(request.match_info.route)
+    if _ROUTE not in request:
+        request[_ROUTE] = request.app.get(_MOUNTED, {}).get(request.match_info.route)
+    return request[_ROUTE]
 
 
 def query_keys(request: web.Request) -> list[str]:

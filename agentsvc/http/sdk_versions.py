@@ -220,7 +220,7 @@ def unmark_request[R: web.BaseRequest](request: R) -> tuple[R, Version | None]:
             key, version = unmark(headers[name].strip())
             headers[name] = key
             request = cast("R", request.clone(headers=headers))
-    if found := _IN_QUERY.search(request.raw_path):
+    if "sdk-" in request.raw_path and (found := _IN_QUERY.search(request.raw_path)):
         version = (int(found[2]), int(found[3]))
         url = yarl.URL(_IN_QUERY.sub(r"\1", str(request.rel_url)), encoded=True)
         request = cast("R", request.clone(rel_url=url))

@@ -192,23 +192,25 @@ def work_origin_of(request: web.Request) -> WorkOrigin | None:
     but for the host that `server.public_url` names.
     """
     config = request.app[CONFIG]
-    seen = _seen_origin(request)
-    own_host = _own_host(request)
-    sandbox_domain, public_url = config.gateway.sandbox_domain, config.server.public_url
-    return _find_work_origin(own_host, seen, sandbox_domain, public_url)
+    own_host, scheme = _own_host(request), request.scheme
+    hosts = (own_host, own_host)
+    if is_from_proxy(request):
+        seen = _seen_origin(request)
+        hosts, scheme = (own_host, seen.host), seen.scheme
+    return _find_work_origin(hosts, scheme, config.gateway.sandbox_domain, config.server.public_url)
 
 
 @lru_cache(maxsize=256)
 def _find_work_origin(
-    own_host: str, seen: Origin, sandbox_domain: str, public_url: str
+    hosts: tuple[str, str], seen_scheme: str, sandbox_domain: str, public_url: str
 ) -> WorkOrigin | None:
     public = urlsplit(public_url)
     # A page can make a browser send any header but Host.
     schemes = {
-        LOCAL_DOMAIN: seen.scheme,
-        domain_of(sandbox_domain): public.scheme or seen.scheme,
+        LOCAL_DOMAIN: seen_scheme,
+        domain_of(sandbox_domain): public.scheme or seen_scheme,
     }
-    for host in (own_host, seen.host):
+    for host in hosts:
         name = name_of(host)
         if public_url and name == name_of(public.netloc):
             continue

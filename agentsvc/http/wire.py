@@ -154,7 +154,7 @@ def encode(value: Any) -> bytes:
 
 def raw_page(items: Iterable[bytes], next_page_id: str | None) -> bytes:
     """Return a page whose items are JSON already."""
-    return b'{"items":' + raw_array(items) + b',"next_page_id":' + encode(next_page_id) + b"}"
+    return b'{"items":[' + b",".join(items) + b'],"next_page_id":' + encode(next_page_id) + b"}"
 
 
 def raw_array(items: Iterable[bytes | None]) -> bytes:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -24,6 +25,8 @@ _OF_USER_BY_CLIENT_IDS: Final = """ WHERE user_id = :user_id AND target <> 'dele
       SELECT sandbox_id FROM client_sandboxes
       WHERE user_id = :user_id AND client_id IN (SELECT value FROM json_each(:ids)))"""
 
+_MOST_DECODED: Final = 256
+
 _spec = msgspec.json.Decoder(Spec)
 _handle = msgspec.json.Decoder(Handle)
 _endpoints = msgspec.json.Decoder(tuple[Endpoint, ...])
@@ -38,6 +41,8 @@ class SandboxTable:
     def __init__(self, db: Database, vault: Vault) -> None:
         self._db = db
         self._vault = vault
+        # Most rows are read many times before they change.
+        self._from_row = lru_cache(maxsize=_MOST_DECODED)(self._decode)
         self._by_key_hash: dict[str, Sandbox] = {}
         self._changes = 0
 
@@ -249,6 +254,8 @@ class SandboxTable:
 
     async def find_of_user(self, user_id: str, ids: list[str]) -> dict[str, Sandbox]:
         """Return those of the named sandboxes that are this user's, by id."""
+        if not ids:
+            return {}
         rows = await self._db.all(
             _SELECT + _OF_USER_BY_IDS,
             {"user_id": user_id, "ids": _encode(ids).decode()},
@@ -332,7 +339,7 @@ class SandboxTable:
             "updated_at": to_stored(sandbox.updated_at),
         }
 
-    def _from_row(self, row: Row) -> Sandbox:
+    def _decode(self, row: Row) -> Sandbox:
         key = self._vault.unseal(row["session_key_sealed"], _context(row["id"]))
         return Sandbox(
             id=row["id"],

@@ -23,7 +23,7 @@ from agentsvc.settings.user_secrets import (
     merge_secret,
     merge_token,
 )
-from agentsvc.storage import Database, Reader, Row, Transaction, Vault, note_effect
+from agentsvc.storage import Database, Queryable, Row, Transaction, Vault, note_effect
 
 
 class SecretStore:
@@ -138,7 +138,7 @@ class SecretStore:
         await self.set_provider_tokens(user_id, {})
 
     async def _rows(self, user_id: str, kind: "_Kind") -> list[Row]:
-        return await self._db.read(lambda reader: SecretTable.of_user(reader, user_id, kind))
+        return await SecretTable.of_user(self._db, user_id, kind)
 
 
 async def apply_secrets(tx: Transaction, vault: Vault, user_id: str, patch: SecretsPatch) -> None:
@@ -193,7 +193,7 @@ class SecretTable:
     """The SQL of the `secrets` table."""
 
     @staticmethod
-    async def of_user(reader: Reader, user_id: str, kind: str) -> list[Row]:
+    async def of_user(reader: Queryable, user_id: str, kind: str) -> list[Row]:
         """Return every secret of a kind, by name."""
         return await reader.all(
             """
@@ -206,7 +206,7 @@ class SecretTable:
         )
 
     @staticmethod
-    async def find(reader: Reader, user_id: str, kind: str, name: str) -> Row | None:
+    async def find(reader: Queryable, user_id: str, kind: str, name: str) -> Row | None:
         """Return one secret."""
         return await reader.one(
             """

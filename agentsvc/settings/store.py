@@ -33,7 +33,7 @@ from agentsvc.settings.fields import (
 )
 from agentsvc.settings.secret_store import apply_secrets
 from agentsvc.settings.user_secrets import SecretsPatch
-from agentsvc.storage import Database, Reader, Row, Transaction, Vault, note_effect
+from agentsvc.storage import Database, Queryable, Row, Transaction, Vault, note_effect
 
 _DEFAULTS: Final = Settings()
 
@@ -68,8 +68,8 @@ def check_patch(patch: SettingsPatch, *, loc: Sequence[str | int] = ("body",)) -
     """Raise InvalidRequest, located at the fields, for values out of their bounds."""
     problems = Problems()
     for name in FLAT_FIELDS:
-        problem = _problem(name, getattr(patch, name))
-        if problem:
+        given = getattr(patch, name)
+        if given is not UNSET and (problem := _problem(name, given)):
             problems.note(f"{name} {problem}", loc=(*loc, name))
     problems.refuse()
 
@@ -107,7 +107,7 @@ class SettingsStore:
 
     async def find(self, user_id: str) -> Settings | None:
         """Return the settings of a user, or None if they never saved any."""
-        return await self._db.read(lambda reader: self._load(reader, user_id))
+        return await self._load(self._db, user_id)
 
     async def get(self, user_id: str) -> Settings:
         """Return the settings of a user; the defaults if they never saved any."""
@@ -158,7 +158,7 @@ class SettingsStore:
         sealed = self._vault.seal(_ENCODER.encode(settings), _context(user_id))
         await SettingsTable.put(tx, user_id, sealed)
 
-    async def _load(self, reader: Reader, user_id: str) -> Settings | None:
+    async def _load(self, reader: Queryable, user_id: str) -> Settings | None:
         row = await SettingsTable.find(reader, user_id)
         if row is None:
             return None
@@ -169,7 +169,7 @@ class SettingsTable:
     """The SQL of the `settings` table."""
 
     @staticmethod
-    async def find(reader: Reader, user_id: str) -> Row | None:
+    async def find(reader: Queryable, user_id: str) -> Row | None:
         """Return the sealed record of a user."""
         return await reader.one(
             """

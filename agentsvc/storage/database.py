@@ -23,7 +23,7 @@ from collections.abc import (
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import aiosqlite
 import msgspec
@@ -60,6 +60,7 @@ _WRITER_SETUP = """
     PRAGMA synchronous = FULL;
     PRAGMA foreign_keys = ON;
     PRAGMA journal_size_limit = 67108864;
+    PRAGMA wal_autocheckpoint = 4000;
 """
 
 
@@ -103,7 +104,7 @@ class _Here:
         return work(self._raw)
 
     async def fetch(self, sql: str, params: Params) -> list[Row]:
-        return self._raw.execute(sql, params).fetchall()
+        return _fetch_all(self._raw, sql, params)
 
 
 class Reader:
@@ -122,8 +123,10 @@ class Reader:
         return list(await self._fetch(sql, params))
 
 
-class _TooLong(Exception):
-    """A query was broken off, to be run again in a thread."""
+class _Done[T](NamedTuple):
+    """What a body has returned, be it None."""
+
+    result: T
 
 
 class _Readers:
@@ -162,15 +165,20 @@ class _Readers:
             other.row_factory = Row
         return cls(raw, others)
 
-    async def read[T](
-        self, name: str, body: Callable[[Reader], Awaitable[T]], *, is_snapshot: bool
-    ) -> T:
-        """Return what the body returns; it may be begun twice. The name is that of its kind."""
-        if monotonic() >= self._slow.get(name, 0.0):
-            try:
-                return self._read_here(body, is_snapshot=is_snapshot)
-            except _TooLong:
-                self._slow[name] = monotonic() + _SLOW_SECONDS
+    async def all(self, sql: str, params: Params) -> list[Row]:
+        """Return the rows of one query."""
+        work = partial(_fetch_all, self._raw, sql, params)
+        rows = self._try_here(sql, work)
+        if rows is not None:
+            return rows
+        async with self._lend() as connection:
+            return list(await connection.execute_fetchall(sql, params))
+
+    async def read[T](self, body: Callable[[Reader], Awaitable[T]]) -> T:
+        """Return what the body returns, which sees one state; it may be begun twice."""
+        done = self._try_here(getattr(body, "__qualname__", ""), partial(self._in_snapshot, body))
+        if done is not None:
+            return done.result
         async with self._lend() as connection:
             await connection.execute("BEGIN")
             return await body(Reader(connection.execute_fetchall))
@@ -186,18 +194,24 @@ class _Readers:
         self._looks += 1
         return self._looks > _MOST_LOOKS
 
-    def _read_here[T](self, body: Callable[[Reader], Awaitable[T]], *, is_snapshot: bool) -> T:
+    def _try_here[T](self, name: str, work: Callable[[], T]) -> T | None:
+        """Return what the work returns, None if work of this name takes longer than a moment."""
+        if name in self._slow and monotonic() < self._slow[name]:
+            return None
         self._looks = 0
         try:
-            if is_snapshot:
-                self._raw.execute("BEGIN")
-            return _finish(_call(body, Reader(_Here(self._raw).fetch)))
+            return work()
         except sqlite3.OperationalError as exc:
-            if primary_code(exc) in (sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_BUSY):
-                raise _TooLong from exc
-            raise
+            if primary_code(exc) not in (sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_BUSY):
+                raise
+            self._slow[name] = monotonic() + _SLOW_SECONDS
+            return None
         finally:
             _end_snapshot(self._raw)
+
+    def _in_snapshot[T](self, body: Callable[[Reader], Awaitable[T]]) -> "_Done[T]":
+        self._raw.execute("BEGIN")
+        return _Done(_finish(_call(body, Reader(_Here(self._raw).fetch))))
 
     @contextlib.asynccontextmanager
     async def _lend(self) -> AsyncIterator[aiosqlite.Connection]:
@@ -224,8 +238,8 @@ class Transaction(Reader):
         """Run one statement and return how many rows it changed."""
         return await self._connection.call(lambda raw: raw.execute(sql, params).rowcount)
 
-    async def run_many(self, sql: str, rows: Iterable[Params]) -> None:
-        """Run one statement once for each of the rows."""
+    async def run_many(self, sql: str, rows: Iterable[Params | Sequence[Any]]) -> None:
+        """Run one statement once for each of the rows, by names or, for less, by places."""
         await self._connection.call(lambda raw: raw.executemany(sql, rows))
 
     def after_commit(self, callback: Callable[[], None]) -> None:
@@ -342,7 +356,7 @@ class Database:
         The body awaits nothing but the reader, and may be begun twice. Like every query, it raises
         CapacityExceeded when the disk cannot be read.
         """
-        return await self._read(getattr(body, "__qualname__", ""), body, is_snapshot=True)
+        return await self._read(self._readers.read(body))
 
     async def one(self, sql: str, params: Params = _NO_PARAMS) -> Row | None:
         """Return the first row of a query, or None."""
@@ -351,7 +365,7 @@ class Database:
 
     async def all(self, sql: str, params: Params = _NO_PARAMS) -> list[Row]:
         """Return every row of a query."""
-        return await self._read(sql, lambda reader: reader.all(sql, params), is_snapshot=False)
+        return await self._read(self._readers.all(sql, params))
 
     async def backup(self, to: Path) -> None:
         """Write a whole and consistent copy, mode 0600; writers go on meanwhile.
@@ -377,16 +391,16 @@ class Database:
             await self._readers.close()
             await self._writer.close()
 
-    async def _read[T](
-        self, name: str, body: Callable[[Reader], Awaitable[T]], *, is_snapshot: bool
-    ) -> T:
-        self._check_open()
+    async def _read[T](self, reading: Coroutine[Any, Any, T]) -> T:
         try:
-            return await self._readers.read(name, body, is_snapshot=is_snapshot)
+            self._check_open()
+            return await reading
         except sqlite3.Error as exc:
             if not _is_of_disk(exc):
                 raise
             raise _cannot_read(exc) from exc
+        finally:
+            reading.close()
 
     async def _enqueue[T](
         self, body: Callable[[Transaction], Awaitable[T]], *, is_apart: bool
@@ -496,8 +510,12 @@ def _finish[T](body: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("this body can wait for nothing but the queries of its transaction")
 
 
+def _fetch_all(raw: sqlite3.Connection, sql: str, params: Params) -> list[Row]:
+    return raw.execute(sql, params).fetchall()
+
+
 def _fetch(connection: _Connection, sql: str, params: Params) -> Awaitable[list[Row]]:
-    return connection.call(lambda raw: raw.execute(sql, params).fetchall())
+    return connection.call(lambda raw: _fetch_all(raw, sql, params))
 
 
 def _end_body(failure: BaseException | None, raw: sqlite3.Connection) -> None:

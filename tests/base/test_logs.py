@@ -1,3 +1,4 @@
+import asyncio
 import io
 import json
 import logging
@@ -5,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import RFC_4122, UUID
 
 import pytest
 
@@ -267,3 +269,46 @@ def test_what_was_only_counted_is_said_at_the_end() -> None:
     handler.close()
     assert stream.getvalue().count("Traceback") == 5
     assert stream.getvalue().splitlines()[-1].endswith("task failed task=sync repeated=3")
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+async def test_lines_of_requests_share_a_write_and_stand_where_they_were_logged(form: str) -> None:
+    class Counting(io.StringIO):
+        flushes = 0
+
+        def flush(self) -> None:
+            self.flushes += 1
+
+    stream = Counting()
+    key = new_key("asvc_").reveal()
+    logs.configure("info", form, stream=stream)
+    CURRENT_REQUEST.set("r1")
+    for path in ("/first", f"/{key}", "/\udce9"):
+        logs.write_fast(log, logging.INFO, "request", {"path": path, "status": 200})
+    logs.write_fast(log, logging.DEBUG, "request", {"path": "/unheard"})
+    assert stream.flushes == 0
+    await asyncio.sleep(0)
+    assert stream.flushes == 1
+    logs.write_fast(log, logging.INFO, "request", {"path": "/before"})
+    log.info("record")
+    first, second, third, before, record = stream.getvalue().splitlines()
+    assert "/first" in first
+    assert "r1" in first
+    assert key not in second
+    assert "udce9" in third
+    assert "/before" in before
+    assert "record" in record
+
+
+async def test_a_log_that_cannot_be_written_fails_nobody() -> None:
+    stream = io.StringIO()
+    logs.configure("info", "text", stream=stream)
+    logs.write_fast(log, logging.INFO, "request", {"path": "/"})
+    stream.close()
+    await asyncio.sleep(0)
+
+
+def test_a_fresh_id_is_a_uuid_of_version_4() -> None:
+    made = [UUID(new_id()) for _ in range(100)]
+    assert len(set(made)) == 100
+    assert {(one.version, one.variant) for one in made} == {(4, RFC_4122)}

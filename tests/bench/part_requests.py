@@ -150,7 +150,8 @@ def _figures(
         for count, (ours, floor) in taken.items()
     ]
     ours, floor = taken[last]
-    cpu = [taken[count][0].cpu_ms for count in (first, last)]
+    # A run of a moment may take less than the system counts.
+    cpu = [taken[count][0].cpu_ms or floor.cpu_ms or 1.0 for count in (first, last)]
     return [
         *figures,
         Figure(name=f"{name}, processor time", unit="ms", ours=(cpu[1],), floor=(floor.cpu_ms,)),

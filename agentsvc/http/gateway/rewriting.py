@@ -82,6 +82,8 @@ def relocate_body(path: str, body: bytes, working_dir: str) -> bytes:
 
 def find_parameters(raw_query: str, name: str) -> tuple[str, ...]:
     """Return every value of a parameter."""
+    if not raw_query:
+        return ()
     pairs = (part.partition("=") for part in raw_query.split("&"))
     return tuple(unquote_plus(value) for key, _, value in pairs if unquote_plus(key) == name)
 

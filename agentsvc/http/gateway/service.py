@@ -8,6 +8,7 @@ from typing import Final
 from aiohttp import hdrs, web
 from multidict import CIMultiDict
 
+from agentsvc.accounts import KEY_PREFIX
 from agentsvc.base import AgentsvcError, NotAllowed, NotAuthenticated, NotFound
 from agentsvc.http.gateway import rewriting as rewrite
 from agentsvc.http.gateway import websocket_frames as frames
@@ -26,6 +27,7 @@ from agentsvc.http.gateway.target import (
     shown_login,
 )
 from agentsvc.http.gateway.websocket_proxy import Client, Tunnels
+from agentsvc.http.middleware.authentication import keys_of
 from agentsvc.http.middleware.websocket_auth import LARGEST_FIRST_BYTES, FirstMessageAuth
 from agentsvc.http.port_origins import EDITOR_PORT
 from agentsvc.http.routes import IS_ELSEWHERE, Handler
@@ -198,10 +200,10 @@ async def divert(request: web.Request, handler: Handler) -> web.StreamResponse:
         # Who calls is found out by the gateway, and nothing else of what follows is for it.
         return await request.match_info.handler(request)
     raw_path = request.rel_url.raw_path
-    if not rewrite.is_agent_path(raw_path):
+    query = request.rel_url.raw_query_string
+    if not rewrite.is_agent_path(raw_path) or not (query or _may_be_for_sandbox(request)):
         return await handler(request)
     gateway = request.app[GATEWAY]
-    query = request.rel_url.raw_query_string
     place = Place(port=AGENT_PORT, path=raw_path, query=query, is_at_root=True)
     shown = shown_keys(request, place)
     if shown.is_empty and _may_show_key_later(request, place):
@@ -210,6 +212,12 @@ async def divert(request: web.Request, handler: Handler) -> web.StreamResponse:
     if sandbox is not None:
         return await gateway.serve(request, place, sandbox.id)
     return await handler(request)
+
+
+def _may_be_for_sandbox(request: web.Request) -> bool:
+    """Whether a sandbox's key may come later, or is in the headers by its form."""
+    is_late = hdrs.UPGRADE in request.headers
+    return is_late or not all(key.startswith(KEY_PREFIX) for key in keys_of(request))
 
 
 def _show_key(request: web.Request, visitor: Visitor) -> None:

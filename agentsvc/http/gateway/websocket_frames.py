@@ -49,6 +49,8 @@ class FromServer(NamedTuple):
 
 def is_upgrade(request: web.Request) -> bool:
     """Whether a request asks for a WebSocket."""
+    if hdrs.UPGRADE not in request.headers:
+        return False
     wanted = ",".join(request.headers.getall(hdrs.CONNECTION, [])).lower().split(",")
     is_named = "upgrade" in (token.strip() for token in wanted)
     return is_named and request.headers.get(hdrs.UPGRADE, "").strip().lower() == "websocket"

@@ -4,8 +4,10 @@ This is the one place that reads a key header.
 """
 
 import contextlib
+from typing import Final
 
 from aiohttp import BasicAuth, hdrs, web
+from multidict import istr
 
 from agentsvc.accounts import Principal
 from agentsvc.base import NotAuthenticated
@@ -26,6 +28,9 @@ from agentsvc.http.middleware.websocket_auth import wants_socket
 from agentsvc.http.routes import Scope, is_page, query_keys, route_of
 from agentsvc.sandboxes import Sandbox
 
+_SESSION_KEY: Final = istr("X-Session-API-Key")
+_ACCESS_TOKEN: Final = istr("X-Access-Token")
+
 
 async def identify(request: web.Request, scope: Scope) -> None:
     """Attach who is calling, if that has to be known yet; raises NotAuthenticated."""
@@ -44,14 +49,12 @@ def keys_of(request: web.Request) -> tuple[str, ...]:
 
     A client may send a user's key in one header and a sandbox's in another.
     """
-    scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-    given = (
-        request.headers.get("X-Session-API-Key", ""),
-        token if scheme.lower() == "bearer" else "",
-        request.headers.get("X-Access-Token", ""),
-    )
-    stripped = (key.strip() for key in given)
-    return tuple(dict.fromkeys(key for key in stripped if key and key.isascii()))
+    headers = request.headers
+    given = [headers.get(_SESSION_KEY, ""), headers.get(_ACCESS_TOKEN, "")]
+    scheme, _, token = headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+    if scheme.lower() == "bearer":
+        given.insert(1, token)
+    return tuple(dict.fromkeys([key.strip() for key in given if key.isascii() and key.strip()]))
 
 
 async def find_caller(request: web.Request) -> Principal | None:
@@ -81,8 +84,10 @@ async def has_good_key(request: web.Request) -> bool:
 
 def password_of(request: web.Request) -> tuple[str, ...]:
     """Return the key a browser sends as a password, once a page has asked it for one."""
+    if hdrs.AUTHORIZATION not in request.headers:
+        return ()
     try:
-        given = BasicAuth.decode(request.headers.get(hdrs.AUTHORIZATION, ""), encoding="utf-8")
+        given = BasicAuth.decode(request.headers[hdrs.AUTHORIZATION], encoding="utf-8")
     except ValueError:
         return ()
     return (given.password,) if given.password.isascii() else ()
@@ -103,9 +108,9 @@ def _query_keys(request: web.Request) -> list[str]:
 def _shows_key_later(request: web.Request) -> bool:
     """Whether the key may be the first message of a WebSocket, since there is none yet."""
     route = route_of(request)
-    takes_them = route is not None and route.takes_query_key and wants_socket(request)
-    is_shown = keys_of(request) or _query_keys(request) or login_token(request)
-    return takes_them and not is_shown
+    if route is None or not route.takes_query_key or not wants_socket(request):
+        return False
+    return not (keys_of(request) or _query_keys(request) or login_token(request))
 
 
 def _own_keys(request: web.Request) -> tuple[str, ...]:
@@ -116,11 +121,12 @@ def _own_keys(request: web.Request) -> tuple[str, ...]:
 
 
 async def _identify_user(request: web.Request) -> Principal:
-    for key in (*keys_of(request), *_password(request), *_query_keys(request), *_own_keys(request)):
-        try:
-            return await request.app[KEYRING].identify(key)
-        except NotAuthenticated:
-            continue
+    for find in (keys_of, _password, _query_keys, _own_keys):
+        for key in find(request):
+            try:
+                return await request.app[KEYRING].identify(key)
+            except NotAuthenticated:
+                continue
     token = login_token(request)
     if not token:
         raise NotAuthenticated

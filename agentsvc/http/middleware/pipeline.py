@@ -15,12 +15,14 @@ from typing import Final, NoReturn
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
+from multidict import istr
 
 from agentsvc.base import (
     CURRENT_REQUEST,
     AgentsvcError,
     BadRequest,
     BodyTooLarge,
+    InvalidRequest,
     MalformedBody,
     MethodNotAllowed,
     NotAuthenticated,
@@ -60,7 +62,7 @@ from agentsvc.http.middleware.rate_limit import (
     enforce,
     is_many,
 )
-from agentsvc.http.request_problems import name_all_problems
+from agentsvc.http.request_problems import with_all_problems
 from agentsvc.http.routes import Handler, Scope, check_scope, is_page, route_of
 from agentsvc.http.server.connections import ask_for_body, count_request, is_last, show_key
 from agentsvc.http.server.delayed_refusal import (
@@ -125,14 +127,13 @@ _RATES: Final = {"key": Refusal.KEY_RATE, "address": Refusal.ADDRESS_RATE}
 _PAGE_CHALLENGE: Final = 'Basic realm="agentsvc: any name, and an API key", charset="UTF-8"'
 _CHALLENGE: Final = 'Bearer realm="agentsvc"'
 _EXPOSED: Final = "RateLimit, RateLimit-Policy, Retry-After, X-Request-Id"
-_ALWAYS: Final = {
-    "Cache-Control": "no-cache, no-store, must-revalidate, max-age=0",
-    "Pragma": "no-cache",
-    "Expires": "0",
-    "X-Content-Type-Options": "nosniff",
-}
-
-
+_REQUEST_ID_HEADER: Final = istr("X-Request-Id")
+_ALWAYS: Final = (
+    (hdrs.CACHE_CONTROL, "no-cache, no-store, must-revalidate, max-age=0"),
+    (hdrs.PRAGMA, "no-cache"),
+    (hdrs.EXPIRES, "0"),
+    (istr("X-Content-Type-Options"), "nosniff"),
+)
 _MOST_HELD: Final = 250
 _NO_LIMITS: Final = LimitsConfig(
     requests_per_minute=0,
@@ -166,7 +167,7 @@ def install(
     app[_KNOWN_HOSTS] = hosts
     app[_BEFORE_CALLERS] = tuple(before_callers)
     app.middlewares.extend((trace_request, answer))
-    app.on_response_prepare.extend((_add_headers, _close_if_last))
+    app.on_response_prepare.append(_add_headers)
 
 
 @web.middleware
@@ -178,9 +179,10 @@ async def trace_request(request: web.Request, handler: Handler) -> web.StreamRes
     if (task := asyncio.current_task()) is not None:
         # What is said of a task says for whom it works.
         task.set_name(f"{request.method} {request.path} (request {request_id})")
+    app = request.app
     if request.path not in _HEALTH_PATHS:
-        request.app[ACTIVITY].note()
-    measures = request.app[MEASURES]
+        app[ACTIVITY].note()
+    measures = app[MEASURES]
     measures.running += 1
     began = monotonic()
     status = 0
@@ -244,9 +246,9 @@ async def _check_caller(request: web.Request, handler: Handler) -> web.StreamRes
     if route.scope is not Scope.OPEN:
         await identify(request, route.scope)
         await _count_caller(request)
-        if PRINCIPAL in request:
-            enforce(request, request.app[LIMITS].keys.take(request[PRINCIPAL].key_id))
-            check_scope(route.scope, request[PRINCIPAL])
+        if caller := request.get(PRINCIPAL):
+            enforce(request, request.app[LIMITS].keys.take(caller.key_id))
+            check_scope(route.scope, caller)
     if IDEMPOTENCY_HEADER in request.headers:
         handler = partial(answer_once, handler=handler)
     if route.is_stream:
@@ -262,8 +264,12 @@ async def _check_caller(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 async def _call(request: web.Request, handler: Handler) -> web.StreamResponse:
-    ask_for_body(request)
-    return await name_all_problems(request, handler)
+    if AWAITS_CONTINUE in request:
+        ask_for_body(request)
+    try:
+        return await handler(request)
+    except InvalidRequest as exc:
+        raise await with_all_problems(request, exc) from exc.__cause__
 
 
 def _close_on_bad_body(request: web.Request, response: web.StreamResponse) -> None:
@@ -510,32 +516,27 @@ def _allowed_origin(request: web.Request) -> str:
     return origin if origin and (origin in allowed or "*" in allowed) else ""
 
 
-async def _close_if_last(request: web.Request, response: web.StreamResponse) -> None:
-    """Say that the connection ends where no other request would be taken.
-
-    A client that waits to be told to send its body may send it all the same, and then the body
-    would be taken for the next request.
-    """
-    if request.get(AWAITS_CONTINUE, False) or is_last(request):
-        response.force_close()
-        response.headers[hdrs.CONNECTION] = "close"
-
-
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    headers = response.headers
     request[_HAS_BEGUN] = True
-    response.headers["X-Request-Id"] = request.get(REQUEST_ID, "")
+    headers[_REQUEST_ID_HEADER] = request.get(REQUEST_ID, "")
     if STATE in request:
-        response.headers.update(request[STATE].headers())
-    for name, value in {} if request.get(IS_FORWARDED, False) else _ALWAYS.items():
-        response.headers.setdefault(name, value)
-    if response.status == NotAuthenticated.status and not request.get(IS_FORWARDED, False):
-        # Browsers ask for a password where Basic is named, which is right for pages only.
-        challenge = _PAGE_CHALLENGE if is_page(request) else _CHALLENGE
-        response.headers.setdefault(hdrs.WWW_AUTHENTICATE, challenge)
-    origin = _allowed_origin(request)
+        headers.update(request[STATE].headers())
+    if not request.get(IS_FORWARDED, False):
+        for name, value in _ALWAYS:
+            headers.setdefault(name, value)
+        if response.status == NotAuthenticated.status:
+            # Browsers ask for a password where Basic is named, which is right for pages only.
+            challenge = _PAGE_CHALLENGE if is_page(request) else _CHALLENGE
+            headers.setdefault(hdrs.WWW_AUTHENTICATE, challenge)
     if request.app[_CORS_ORIGINS]:
-        response.headers.add(hdrs.VARY, hdrs.ORIGIN)
-    if origin:
-        response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
-        response.headers[hdrs.ACCESS_CONTROL_ALLOW_CREDENTIALS] = "true"
-        response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = _EXPOSED
+        headers.add(hdrs.VARY, hdrs.ORIGIN)
+        if origin := _allowed_origin(request):
+            headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
+            headers[hdrs.ACCESS_CONTROL_ALLOW_CREDENTIALS] = "true"
+            headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = _EXPOSED
+    if request.get(AWAITS_CONTINUE, False) or is_last(request):
+        # A client that waits to be told to send its body may send it all the same, and then the
+        # body would be taken for the next request.
+        response.force_close()
+        headers[hdrs.CONNECTION] = "close"

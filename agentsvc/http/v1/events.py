@@ -80,27 +80,24 @@ async def get_events(request: web.Request) -> web.Response:
     conversation_id = await _readable(request, path_id(request, "conversation_id"))
     ids = check_ids(read_query(request, Ids).ids)
     events = await request.app[EVENTS].find_many(conversation_id, ids)
-    bodies = (_shown(request, event.body) if event else None for event in events)
-    return raw_json_response(raw_array(bodies))
+    reader = reader_of(request.get(SDK_VERSION))
+    bodies = (event.body if event else None for event in events)
+    shown = (reader.event(body) if reader and body else body for body in bodies)
+    return raw_json_response(raw_array(shown))
 
 
 async def _search(request: web.Request, conversation_id: str) -> web.Response:
     wanted = read_query(request, EventSearch)
     query = to_query(wanted, sort=wanted.sort_order)
-    events, next_page_id = await request.app[EVENTS].search(
+    bodies, next_page_id = await request.app[EVENTS].search_bodies(
         await _readable(request, conversation_id),
         query,
         page_id=wanted.page_id,
         limit=wanted.limit,
     )
-    bodies = (_shown(request, event.body) for event in events)
-    return raw_json_response(raw_page((one for one in bodies if one is not None), next_page_id))
-
-
-def _shown(request: web.Request, body: bytes) -> bytes | None:
-    """Return an event as the caller reads it, None for one of a kind that it does not know."""
     reader = reader_of(request.get(SDK_VERSION))
-    return body if reader is None else reader.event(body)
+    shown = bodies if reader is None else reader.events(bodies)
+    return raw_json_response(raw_page(shown, next_page_id))
 
 
 async def _count(
@@ -113,10 +110,9 @@ async def _count(
 
 async def _readable(request: web.Request, conversation_id: str) -> str:
     """Return the id if the conversation is the caller's, else one that has no events."""
-    [view] = await request.app[CONVERSATIONS].find_many(
-        request[PRINCIPAL].user_id, [conversation_id], include_starting=True
-    )
-    return conversation_id if view else _NO_CONVERSATION
+    user_id = request[PRINCIPAL].user_id
+    is_own = await request.app[CONVERSATIONS].is_of_user(user_id, conversation_id)
+    return conversation_id if is_own else _NO_CONVERSATION
 
 
 ROUTES: Final = (

@@ -1,6 +1,7 @@
 """App conversations on the V1 wire, and their mapping to and from the core."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -213,9 +214,14 @@ def to_patch(body: PatchBody) -> ConversationPatch:
     )
 
 
+_time = lru_cache(maxsize=4096)(to_stored)
+"""The form of a time: those of a conversation are shown more often than they change."""
+
+
 def from_view(view: ConversationView, links: Links) -> AppConversation:
     """Return a conversation as clients see it."""
-    conversation = view.conversation
+    conversation, status = view.conversation, view.sandbox_status
+    has_agent = status is SandboxStatus.RUNNING
     return AppConversation(
         id=conversation.id,
         created_by_user_id=None,
@@ -234,13 +240,13 @@ def from_view(view: ConversationView, links: Links) -> AppConversation:
         public=conversation.is_public,
         tags=conversation.tags,
         labels=list(conversation.facts.labels),
-        created_at=to_stored(conversation.created_at),
-        updated_at=to_stored(conversation.updated_at),
-        sandbox_status=view.sandbox_status,
-        execution_status=view.execution_status,
+        created_at=_time(conversation.created_at),
+        updated_at=_time(conversation.updated_at),
+        sandbox_status=status,
+        execution_status=view.execution_status if has_agent else None,
         queued_messages=conversation.queued_messages,
-        conversation_url=links.conversation(view.sandbox, conversation.id),
-        session_api_key=links.shown(view.session_api_key),
+        conversation_url=links.conversation(view.sandbox, conversation.id) if has_agent else None,
+        session_api_key=links.shown(view.session_api_key) if has_agent else None,
         acp_server=None,
         launched_agent_profile=None,
     )
