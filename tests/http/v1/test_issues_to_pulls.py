@@ -247,8 +247,12 @@ async def test_a_host_that_reaches_nobody_is_asked(
     fake_agent.files = {"fix.txt": "1"}
     host.label("agent", "ada")
     loop = await open_loop(client, host, poll_seconds=10)
-    await loop.wait("COMPLETED")
+    [first] = await loop.wait("COMPLETED")
     assert len(host.pulls) == 1
+    fake_agent.files = {"fix.txt": "2"}
+    host.say("Rename it", "ada", on_pull=True, inline=True)
+    [second, _] = await loop.wait("COMPLETED", "COMPLETED")
+    assert second["conversation_id"] == first["conversation_id"]
 
 
 @pytest.mark.usefixtures("fake_agent")
