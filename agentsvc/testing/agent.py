@@ -52,6 +52,9 @@ class FakeAgent:
         self.playbook = make_playbook(script, scripts, follow_up)
         self.title = title
         self.reads_history = True
+        self.may_run = asyncio.Event()
+        """Runs wait for it before they begin; it is set."""
+        self.may_run.set()
         self.sandboxes: dict[str, FakeSandbox] = {}
         self._answers: list[tuple[re.Pattern[str], CommandResult, float]] = []
         self._supervisor = Supervisor()
@@ -444,8 +447,12 @@ class FakeAgent:
         return FakeConversation(body, self.playbook, use_tool=use_tool, emit=emit, title=self.title)
 
     def _run(self, conversation: FakeConversation) -> None:
+        async def run() -> None:
+            await self.may_run.wait()
+            await conversation.run()
+
         if conversation.status != "running":
-            self._supervisor.spawn(f"run {conversation.id}", conversation.run)
+            self._supervisor.spawn(f"run {conversation.id}", run)
 
     def _use_tool(
         self, sandbox: FakeSandbox, tool: str, arguments: Mapping[str, Any]
