@@ -415,8 +415,8 @@ def _with_info(conversation: Conversation, info: ConversationInfo, asked_at: Fac
         conversation = msgspec.structs.replace(
             conversation, title=info.title, title_source=TitleSource.AGENT
         )
-    if info.agent.llm.model:
-        conversation = msgspec.structs.replace(conversation, llm_model=info.agent.llm.model)
+    if info.model:
+        conversation = msgspec.structs.replace(conversation, llm_model=info.model)
     return facts.learn_tags(conversation, info.tags)
 
 

@@ -299,7 +299,8 @@ class FakeAgent:
         hex_id = body["conversation_id"].replace("-", "")
         if hex_id in sandbox.conversations:
             return web.json_response(sandbox.conversations[hex_id].info())
-        if not ((body.get("agent") or {}).get("llm") or {}).get("model"):
+        is_other = (body.get("agent_settings") or {}).get("agent_kind") == "acp"
+        if not is_other and not ((body.get("agent") or {}).get("llm") or {}).get("model"):
             problem = {"loc": ["body", "agent", "llm"], "msg": "model must be specified in LLM"}
             return web.json_response({"detail": [problem]}, status=422)
         conversation = self._make_conversation(sandbox, body)
@@ -407,6 +408,14 @@ class FakeAgent:
     async def post_switch_llm(self, request: web.Request) -> web.Response:
         """POST /api/conversations/{id}/switch_llm."""
         _conversation(request).body.setdefault("agent", {})["llm"] = request[_BODY]["llm"]
+        return _done()
+
+    async def post_switch_acp_model(self, request: web.Request) -> web.Response:
+        """POST /api/conversations/{id}/switch_acp_model."""
+        settings = _conversation(request).body.get("agent_settings")
+        if settings is None:
+            return _error(400, "Agent is not ACP")
+        settings["acp_model"] = request[_BODY]["model"]
         return _done()
 
     async def post_profile(self, request: web.Request) -> web.Response:
@@ -539,6 +548,7 @@ def _add_routes(app: web.Application, agent: FakeAgent) -> None:
         ("POST", f"{conversation}/confirmation_policy", agent.post_policy),
         ("POST", f"{conversation}/secrets", agent.post_secrets),
         ("POST", f"{conversation}/switch_llm", agent.post_switch_llm),
+        ("POST", f"{conversation}/switch_acp_model", agent.post_switch_acp_model),
         ("GET", f"{conversation}/events/search", agent.get_events),
         ("POST", "/api/profiles/{name}", agent.post_profile),
     ]

@@ -63,7 +63,7 @@ class Ending:
                 facts=known,
                 is_ready=True,
                 working_dir=working_dir,
-                llm_model=info.agent.llm.model or conversation.llm_model,
+                llm_model=info.model or conversation.llm_model,
                 updated_at=now(),
             )
             await self._table.update(tx, start.conversation)

@@ -48,9 +48,9 @@ class Opening:
         run_asked_at = "" if request.inputs.first_message is None else event_time()
         info = await self._begin(host, request)
         await self._carrier.check(start.conversation.id, host.agent, history)
-        if request.inputs.first_message is not None:
+        if request.inputs.first_message is not None and not request.is_of_other:
             await self._watch_first_answer(host, request)
-        failures = await self._try_tool_servers(host, request.body["agent"]["mcp_config"])
+        failures = await self._try_tool_servers(host, request.tool_servers)
         if request.steps:
             info = await play(
                 host.agent, start.conversation.id, request.steps, lambda: self._check_replay(start)
