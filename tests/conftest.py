@@ -30,7 +30,10 @@ FAST = Config(
     ),
     # No test may depend on what a real git hosting service says.
     git=GitConfig(check_tokens=False, api_seconds=3),
-    extensions={name: {"enabled": True} for name in ("runtime_api", "sharing", "mcp_server")},
+    extensions={
+        name: {"enabled": True}
+        for name in ("runtime_api", "sharing", "mcp_server", "sign_in", "acp_agent")
+    },
     # What agents get is looked at as it was asked for; `test_model_proxy` turns it on.
     models=ModelsConfig(proxy=False),
     # Tests show bad keys without a pause; `test_limits` looks at what comes of that.

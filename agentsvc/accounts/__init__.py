@@ -23,8 +23,16 @@ from agentsvc.accounts.keys import (
     Principal,
     Role,
     UserTable,
+    insert_key,
 )
-from agentsvc.accounts.logins import LINK_LIFETIME, Login, Logins, LoginToken, join_parts
+from agentsvc.accounts.logins import (
+    LINK_LIFETIME,
+    Login,
+    LoginProvider,
+    Logins,
+    LoginToken,
+    join_parts,
+)
 from agentsvc.accounts.open_connections import LOOK_SECONDS, OpenConnections
 from agentsvc.accounts.quotas import (
     DayOfUse,
@@ -35,7 +43,7 @@ from agentsvc.accounts.quotas import (
     check_spend,
     find_running,
 )
-from agentsvc.accounts.users import User, UserPatch, Users, change_user, get_user
+from agentsvc.accounts.users import User, UserPatch, Users, add_user, change_user, get_user
 
 __all__ = [
     "COMMAND_LINE",
@@ -58,6 +66,7 @@ __all__ = [
     "KeyRing",
     "KeyScope",
     "Login",
+    "LoginProvider",
     "LoginToken",
     "Logins",
     "OpenConnections",
@@ -70,11 +79,13 @@ __all__ = [
     "UserPatch",
     "UserTable",
     "Users",
+    "add_user",
     "change_user",
     "check_running",
     "check_spend",
     "find_running",
     "get_user",
+    "insert_key",
     "join_parts",
     "note_command",
     "of_caller",

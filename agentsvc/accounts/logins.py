@@ -41,6 +41,16 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime
 
 
+class LoginProvider(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody else who logs browsers in, in place of a key."""
+
+    name: str
+    """Name by which `POST /api/v1/sign-in/attempts` knows it; empty for the proxy in front of the
+    server, which `POST /api/v1/sign-in/proxy` asks"""
+    title: str
+    """What users know it by"""
+
+
 class LoginToken(msgspec.Struct, frozen=True, kw_only=True):
     """What a browser shows that is logged in."""
 
@@ -73,7 +83,10 @@ class Logins:
 
     async def begin(self, key: str, *, client: str) -> tuple[Login, LoginToken]:
         """Log a browser in with a key; raises NotAuthenticated. The token can be seen only now."""
-        key_id = (await self._keyring.identify(key)).key_id
+        return await self.begin_for((await self._keyring.identify(key)).key_id, client=client)
+
+    async def begin_for(self, key_id: int, *, client: str) -> tuple[Login, LoginToken]:
+        """Log a browser in that another one vouches for, with the key of this number."""
         token = _new_token()
 
         async def body(tx: Transaction) -> Login:

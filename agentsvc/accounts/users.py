@@ -64,18 +64,13 @@ class Users:
 
     async def create(self, name: str, role: Role) -> User:
         """Add a user; raises BadRequest for what is no name, Conflict for one that is taken."""
-        check_name(name)
-        user = User(
-            id=values.new_id(), name=name, role=role, created_at=values.now(), blocked_at=None
-        )
 
-        async def body(tx: Transaction) -> None:
-            await _check_free(tx, user)
-            await AccountTable.insert(tx, user)
+        async def body(tx: Transaction) -> User:
+            user = await add_user(tx, name, role)
             await note_effect(tx, user)
+            return user
 
-        await self._db.write(body)
-        return user
+        return await self._db.write(body)
 
     async def change(self, user_id: str, patch: UserPatch) -> User:
         """Change a user and return what it is now.
@@ -83,6 +78,15 @@ class Users:
         Raises as `change_user`.
         """
         return await self._db.write(lambda tx: change_user(tx, user_id, patch))
+
+
+async def add_user(tx: Transaction, name: str, role: Role) -> User:
+    """Add a user inside the caller's transaction; raises as `Users.create`."""
+    check_name(name)
+    user = User(id=values.new_id(), name=name, role=role, created_at=values.now(), blocked_at=None)
+    await _check_free(tx, user)
+    await AccountTable.insert(tx, user)
+    return user
 
 
 async def change_user(tx: Transaction, user_id: str, patch: UserPatch) -> User:

@@ -366,6 +366,11 @@ class AgentServer(WorkspaceCalls):
         limit = self._change_seconds
         await self._call("POST", path, json={"llm": dict(llm)}, hide=hide, time_limit=limit)
 
+    async def switch_acp_model(self, conversation_id: str, model: str) -> None:
+        """Let the other agent of a conversation go on with another of its models."""
+        path = _path(conversation_id, "switch_acp_model")
+        await self._call("POST", path, json={"model": model}, time_limit=self._change_seconds)
+
     async def save_profile(
         self, name: str, llm: Mapping[str, Any], *, hide: Sequence[Secret] = ()
     ) -> None:

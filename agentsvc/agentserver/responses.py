@@ -120,6 +120,9 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     """Directory of the project in the sandbox"""
 
 
+_OF_ANOTHER_AGENT: Final = "acp-managed"
+
+
 class ConversationInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent server says about one of its conversations."""
 
@@ -156,6 +159,12 @@ class ConversationInfo(msgspec.Struct, frozen=True, kw_only=True):
     def hex_id(self) -> str:
         """Return the id as 32 hex digits; agent servers write it with dashes."""
         return self.id.replace("-", "")
+
+    @property
+    def model(self) -> str | None:
+        """Return the model, None where that is the matter of another agent, or not said."""
+        model = self.agent.llm.model
+        return None if model == _OF_ANOTHER_AGENT else model
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):

@@ -342,6 +342,14 @@ class GitProviderUnavailable(AgentsvcError):
     retryable = True
 
 
+class SignInUnavailable(AgentsvcError):
+    """A provider by which users sign in does not answer, or not as expected."""
+
+    code = "sign_in_unavailable"
+    status = 502
+    retryable = True
+
+
 class GitProviderRateLimited(AgentsvcError):
     """The git hosting service has had too many requests with the user's token."""
 

@@ -20,6 +20,7 @@ from agentsvc.cli import CommandFailed
 V1: Final = "/api/v1"
 KEY_HEADER: Final = "X-Session-API-Key"
 PAGE: Final = 100
+BEAT: Final = "beat"
 
 _ANSWER_SECONDS: Final = 150.0
 _SILENCE_SECONDS: Final = 60.0
@@ -83,9 +84,10 @@ class Api:
                 return
             asked["page_id"] = page["next_page_id"]
 
-    def stream(self, path: str, *, after: int) -> Iterator[Told]:
+    def stream(self, path: str, *, after: int, beats: bool = False) -> Iterator[Told]:
         """Yield the messages of a stream behind an event, until the server ends it.
 
+        Signs of life are `beat`, for who wants them.
         Raises OSError when it breaks off; the caller goes on behind the last id that it saw.
         """
         headers = {"Accept": "text/event-stream"}
@@ -93,7 +95,9 @@ class Api:
         with self.open(
             "GET", path, query=asked, headers=headers, silence=_SILENCE_SECONDS
         ) as lines:
-            yield from read_messages(iter(lines.readline, b""))
+            for message in read_messages(iter(lines.readline, b"")):
+                if beats or message.type != BEAT:
+                    yield message
 
     @contextmanager
     def open(
@@ -147,9 +151,12 @@ class Api:
 
 
 def read_messages(lines: Iterator[bytes]) -> Iterator[Told]:
-    """Yield the server-sent events among lines; signs of life are left out."""
+    """Yield the server-sent events among lines, and the signs of life."""
     kind, number, data = "", "", ""
     for line in lines:
+        if line.startswith(b":"):
+            yield Told(type=BEAT, id=None, data=None)
+            continue
         name, _, value = line.decode().rstrip("\r\n").partition(": ")
         match name:
             case "event":

@@ -427,7 +427,8 @@ def load(
     )
     values = dict(found.values)
     of_plugins = {name: values.pop(name) for name in own if name in values}
-    values["extensions"] = {**values.get("extensions", {}), **of_plugins}
+    # Tables inside of them, too, are what was set; their plugin reads them.
+    values["extensions"] = {**values.get("extensions", {}), **msgspec.to_builtins(of_plugins)}
     config = _with_spec_ids(msgspec.convert(values, Config))
     return Loaded(config=config, origins=found.origins, path=path, sections=own)
 

@@ -36,6 +36,7 @@ from agentsvc.conversations.model import (
     default_title,
 )
 from agentsvc.conversations.model_tokens import PATH, ModelToken, ModelTokens
+from agentsvc.conversations.other_agents import SERVER_TAG
 from agentsvc.conversations.replay_script import Question
 from agentsvc.conversations.replays import Replays
 from agentsvc.conversations.retention import (
@@ -75,6 +76,7 @@ __all__ = [
     "IMPORTED_KEY",
     "PATH",
     "SANDBOX_GONE",
+    "SERVER_TAG",
     "TOOL_SERVER_FAILED",
     "USUAL_ROOT",
     "WISH_KEY",

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
-from datetime import UTC
+from datetime import UTC, timedelta
 from typing import Any, Final
 
 import msgspec
@@ -53,6 +53,8 @@ _SETTLE_SECONDS: Final = 1.0
 _AT_ONCE: Final = 8
 _FULL_SECONDS: Final = 3600
 """When a sandbox that has reported too much may come again: something has to be deleted first."""
+_BEGINS_WITHIN: Final = timedelta(seconds=30)
+"""How long an agent may rest that was told to go on, before it counts as at rest."""
 _PATIENCE_SECONDS: Final = 0.5
 """How long, after a start, a sync keeps waiting the one that comes after it."""
 _RUN_IS_OVER = frozenset(
@@ -158,7 +160,11 @@ class EventIngestor:
             if before is None or info.execution_status == ExecutionStatus.DELETING:
                 return
             after = _with_info(before, info, asked_at or Facts())
-            if asked_at is not None and asked_at.run_asked_at == before.facts.run_asked_at:
+            if (
+                asked_at is not None
+                and asked_at.run_asked_at == before.facts.run_asked_at
+                and not _may_begin(after)
+            ):
                 # The agent server has said what came of that.
                 known = msgspec.structs.replace(after.facts, run_asked_at="")
                 after = msgspec.structs.replace(after, facts=known)
@@ -196,7 +202,7 @@ class EventIngestor:
             await self._fetch_events(agent, conversation)
         await self.receive_info(conversation_id, info, asked_at=conversation.facts)
         is_running = info.execution_status == ExecutionStatus.RUNNING
-        if is_running:
+        if is_running or _may_begin(conversation):
             self._stale.add(conversation_id)
         if conversation.facts.is_stop_due:
             # The server may have been killed between the note and the interrupt.
@@ -417,8 +423,8 @@ def _with_info(conversation: Conversation, info: ConversationInfo, asked_at: Fac
         conversation = msgspec.structs.replace(
             conversation, title=info.title, title_source=TitleSource.AGENT
         )
-    if info.agent.llm.model:
-        conversation = msgspec.structs.replace(conversation, llm_model=info.agent.llm.model)
+    if info.model:
+        conversation = msgspec.structs.replace(conversation, llm_model=info.model)
     return facts.learn_tags(conversation, info.tags)
 
 
@@ -467,9 +473,15 @@ def refusal_event(status: int, message: str) -> bytes:
     return _own_event(facts.TELLING_KIND, key=REFUSAL_KEY, value=value)
 
 
-def event_time() -> str:
+def event_time(*, ago: timedelta = timedelta()) -> str:
     """Return the present time as agent servers give it in their events; sandboxes run on UTC."""
-    return now().astimezone(UTC).replace(tzinfo=None).isoformat()
+    return (now() - ago).astimezone(UTC).replace(tzinfo=None).isoformat()
+
+
+def _may_begin(conversation: Conversation) -> bool:
+    """Whether an agent that rests was told to go on so lately that it may not have begun."""
+    is_at_rest = conversation.execution_status in (None, ExecutionStatus.IDLE)
+    return is_at_rest and conversation.facts.run_asked_at > event_time(ago=_BEGINS_WITHIN)
 
 
 def _own_event(kind: str, **members: str | dict[str, Any]) -> bytes:

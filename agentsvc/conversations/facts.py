@@ -49,7 +49,9 @@ def learn_status(conversation: Conversation, status: str | None, at: str) -> Con
         known = ExecutionStatus(status)
     except ValueError:
         return conversation
-    facts = msgspec.structs.replace(conversation.facts, status_at=at)
+    has_begun = known is not ExecutionStatus.IDLE and at > conversation.facts.run_asked_at
+    run_asked_at = "" if has_begun else conversation.facts.run_asked_at
+    facts = msgspec.structs.replace(conversation.facts, status_at=at, run_asked_at=run_asked_at)
     return msgspec.structs.replace(conversation, execution_status=known, facts=facts)
 
 

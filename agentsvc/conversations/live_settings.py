@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 
 from agentsvc.agentserver import AgentClient
-from agentsvc.base import AgentRefused, NotFound, sha256
+from agentsvc.base import AgentRefused, BadRequest, NotFound, sha256
 from agentsvc.conversations.model_tokens import ModelTokens
 from agentsvc.conversations.service import Conversations
 from agentsvc.domain import llm_to_agent, secrets_of
@@ -66,6 +66,17 @@ class LiveSettings:
         digest = sha256(msgspec.json.encode(body, order="sorted").decode())
         body["usage_id"] = f"profile:{name}:{digest[:_HASH_LENGTH]}"
         await agent.switch_llm(conversation_id, body, hide=hidden)
+
+    async def switch_acp_model(self, user_id: str, conversation_id: str, model: str) -> None:
+        """Let the other agent of a conversation go on with another of its models.
+
+        Raises BadRequest where it has no such agent, or that cannot; and as `switch_profile`.
+        """
+        agent = await self._conversations.agent(user_id, conversation_id)
+        view = await self._conversations.get(user_id, conversation_id)
+        if view.conversation.agent_kind != "acp":
+            raise BadRequest("This conversation has no agent of the kind `acp`")
+        await agent.switch_acp_model(conversation_id, model)
 
     async def user_skills(self, user_id: str) -> list[UserSkill]:
         """Return the skills of a user that belong to no project, by name.

@@ -198,7 +198,10 @@ class ConversationView(msgspec.Struct, frozen=True, kw_only=True):
             return None
         status, known = self.conversation.execution_status, self.conversation.facts
         is_asking = status is ExecutionStatus.WAITING_FOR_CONFIRMATION
-        is_due = self.conversation.has_run_queued or known.run_asked_at > known.status_at
+        # What rests before its run has begun is not done: when that is over, a sync says so.
+        is_to_begin = bool(known.run_asked_at) and status is ExecutionStatus.IDLE
+        is_asked = is_to_begin or known.run_asked_at > known.status_at
+        is_due = self.conversation.has_run_queued or is_asked
         return _RUNNING if is_due and not is_asking else status
 
     @property

@@ -16,6 +16,7 @@ from agentsvc.conversations.model import (
     TitleSource,
     default_title,
 )
+from agentsvc.conversations.other_agents import acp_server_of, tags_of
 from agentsvc.domain import StartOrder, StartStatus, Trigger, refuse_credentials
 from agentsvc.settings import Settings
 
@@ -91,6 +92,7 @@ def new_conversation(
     refuse_credentials(order.repository or "")
     moment = now()
     is_from_task = order.suggested_task is not None
+    is_other = acp_server_of(order, settings) is not None
     return Conversation(
         id=conversation_id,
         user_id=user_id,
@@ -103,13 +105,15 @@ def new_conversation(
         git_provider=order.provider or (parent.git_provider if parent else None),
         trigger=order.trigger or (Trigger.SUGGESTED_TASK if is_from_task else None),
         pr_number=order.pr_number,
-        llm_model=order.llm_model or settings.llm_model,
-        agent_kind="openhands",
+        llm_model=settings.agent_options.acp_model
+        if is_other
+        else order.llm_model or settings.llm_model,
+        agent_kind="acp" if is_other else "openhands",
         metrics=None,
         facts=Facts(),
         parent_id=parent.id if parent else None,
         is_public=order.public,
-        tags={},
+        tags=tags_of(order, settings),
         working_dir="",
         generation=generation,
         execution_status=None,

@@ -6,6 +6,7 @@ Imports `base` only.
 
 from agentsvc.domain.agent_options import (
     SECRET_OPTIONS,
+    AcpOptions,
     AgentOptions,
     CondenserOptions,
     Llm,
@@ -61,6 +62,7 @@ from agentsvc.domain.repositories import (
 __all__ = [
     "DEFAULT_HOSTS",
     "SECRET_OPTIONS",
+    "AcpOptions",
     "AgentOptions",
     "AgentPlugin",
     "AgentType",

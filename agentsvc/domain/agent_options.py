@@ -20,6 +20,11 @@ type Amount = Annotated[float, Meta(ge=0, le=1e15)]
 type Fraction = Annotated[float, Meta(gt=0, lt=1)]
 type Part = Annotated[float, Meta(ge=0, le=1)]
 type Few = Annotated[int, Meta(ge=1, le=1000)]
+type Seconds = Annotated[float, Meta(gt=0, le=1e6)]
+type Words = Annotated[list[Annotated[str, Meta(max_length=65536)]], Meta(max_length=100)]
+type AcpServer = Literal[
+    "claude-code", "codex", "gemini-cli", "kimi-code", "pi", "opencode", "custom"
+]
 
 _SECRET_MAX: Final = 65536
 
@@ -201,9 +206,31 @@ class Tool(Struct, frozen=True, kw_only=True):
     """Parameters of the tool, by name"""
 
 
-class AgentOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AcpOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Another agent in the sandbox, which speaks the Agent Client Protocol; for `agent_kind` `acp`."""
+
+    acp_server: AcpServer | None = None
+    """Which agent: one that the agent server knows how to start, or `custom`; null: `claude-code`"""
+    acp_command: Words | None = None
+    """Command that starts it, at most 100 words; null or empty: that of the agent server"""
+    acp_args: Words | None = None
+    """Further arguments of the command, at most 100; null: none"""
+    acp_model: Text | None = None
+    """Model that it uses, by its own name for it; null: its choice"""
+    acp_session_mode: Text | None = None
+    """Mode of its sessions; null: the one in which it asks for no permissions"""
+    acp_prompt_timeout: Seconds | None = None
+    """Seconds without a sign of life after which a prompt fails; null: 1800"""
+    acp_startup_timeout: Seconds | None = None
+    """Seconds that it may take to start; null: 90"""
+
+
+class AgentOptions(AcpOptions, frozen=True, kw_only=True, omit_defaults=True):
     """Everything about an agent but its model."""
 
+    agent_kind: Literal["openhands", "llm", "acp"] | None = None
+    """Kind of the agent: `openhands`, or `acp` for another one in the sandbox; `llm` and null are
+    read as `openhands`"""
     tools: Annotated[list[Tool], Meta(max_length=100)] | None = None
     """Tools of the agent, at most 100; null: the usual ones"""
     enable_sub_agents: bool | None = None

@@ -15,7 +15,9 @@ from agentsvc.http.keys import (
     DATABASE,
     FILES,
     KEYRING,
+    LOGIN_PROVIDERS,
     LOGINS,
+    OPEN_CONNECTIONS,
     PENDING,
     PRINCIPAL,
     REQUEST_ID,
@@ -23,6 +25,7 @@ from agentsvc.http.keys import (
     SUPERVISOR,
     Audited,
 )
+from agentsvc.http.middleware.authentication import keys_of
 from agentsvc.http.middleware.host_names import known_hosts
 from agentsvc.http.middleware.pipeline import install, trace_request
 from agentsvc.http.middleware.rate_limit import Limit as RateLimit
@@ -31,7 +34,9 @@ from agentsvc.http.middleware.websocket_auth import FIRST_MESSAGE_AUTH, FirstMes
 from agentsvc.http.openapi.document import describe
 from agentsvc.http.routes import (
     EXAMPLE_ID,
+    FORM,
     HTML,
+    JSON,
     LOGIN_PATH,
     OF_SANDBOXES,
     Effect,
@@ -46,7 +51,17 @@ from agentsvc.http.routes import (
 )
 from agentsvc.http.server.application import Runner, make_runner
 from agentsvc.http.streaming import LIVE, LiveAnswers
-from agentsvc.http.urls import TRUSTED, Links, address_of, links_of, prefix_of, to_networks
+from agentsvc.http.urls import (
+    TRUSTED,
+    Links,
+    address_of,
+    is_from_proxy,
+    links_of,
+    prefix_of,
+    to_networks,
+)
+from agentsvc.http.v1.forms import read_form
+from agentsvc.http.v1.logins import NewLogin, answer_login, browser_of, check_login, note_login
 from agentsvc.http.v1.types_agent_settings import LlmBody, to_llm
 from agentsvc.http.v1.types_events import EventFilter, EventSearch, StoredEvent, to_query
 from agentsvc.http.v1.types_settings import SettingsBody, to_change
@@ -82,14 +97,18 @@ __all__ = [
     "EXAMPLE_ID",
     "FILES",
     "FIRST_MESSAGE_AUTH",
+    "FORM",
     "GIT_PROVIDERS",
     "HTML",
     "IDEMPOTENCY",
+    "JSON",
     "KEYRING",
     "LIVE",
     "LOGINS",
     "LOGIN_PATH",
+    "LOGIN_PROVIDERS",
     "OF_SANDBOXES",
+    "OPEN_CONNECTIONS",
     "PENDING",
     "PRINCIPAL",
     "REQUEST_ID",
@@ -112,6 +131,7 @@ __all__ = [
     "Links",
     "LiveAnswers",
     "LlmBody",
+    "NewLogin",
     "Page",
     "RateLimit",
     "Route",
@@ -122,13 +142,18 @@ __all__ = [
     "Success",
     "Time",
     "address_of",
+    "answer_login",
+    "browser_of",
     "check_extremes",
+    "check_login",
     "check_scope",
     "decode",
     "describe",
     "enforce",
     "install",
+    "is_from_proxy",
     "json_response",
+    "keys_of",
     "known_hosts",
     "links_of",
     "make_runner",
@@ -137,6 +162,7 @@ __all__ = [
     "mount_guide",
     "mount_short_paths",
     "mounted",
+    "note_login",
     "path_id",
     "path_text",
     "prefix_of",
@@ -144,6 +170,7 @@ __all__ = [
     "raw_json_response",
     "raw_page",
     "read_body",
+    "read_form",
     "read_json",
     "read_query",
     "route_of",

@@ -14,6 +14,7 @@ from agentsvc.accounts import (
     DeviceLogins,
     IdempotencyStore,
     KeyRing,
+    LoginProvider,
     Logins,
     OpenConnections,
     Principal,
@@ -58,6 +59,7 @@ AUDIT: Final[web.AppKey[AuditLog]] = web.AppKey("audit")
 QUOTAS: Final[web.AppKey[QuotaStore]] = web.AppKey("quotas")
 USERS: Final[web.AppKey[Users]] = web.AppKey("users")
 LOGINS: Final[web.AppKey[Logins]] = web.AppKey("logins")
+LOGIN_PROVIDERS: Final[web.AppKey[tuple[LoginProvider, ...]]] = web.AppKey("login_providers")
 MODEL_HOSTS: Final[web.AppKey[ModelHosts]] = web.AppKey("model_hosts")
 SETTINGS: Final[web.AppKey[SettingsStore]] = web.AppKey("settings")
 SECRETS: Final[web.AppKey[SecretStore]] = web.AppKey("secrets")

@@ -52,6 +52,9 @@ class FakeAgent:
         self.playbook = make_playbook(script, scripts, follow_up)
         self.title = title
         self.reads_history = True
+        self.may_run = asyncio.Event()
+        """Runs wait for it before they begin; it is set."""
+        self.may_run.set()
         self.sandboxes: dict[str, FakeSandbox] = {}
         self._answers: list[tuple[re.Pattern[str], CommandResult, float]] = []
         self._supervisor = Supervisor()
@@ -296,7 +299,8 @@ class FakeAgent:
         hex_id = body["conversation_id"].replace("-", "")
         if hex_id in sandbox.conversations:
             return web.json_response(sandbox.conversations[hex_id].info())
-        if not ((body.get("agent") or {}).get("llm") or {}).get("model"):
+        is_other = (body.get("agent_settings") or {}).get("agent_kind") == "acp"
+        if not is_other and not ((body.get("agent") or {}).get("llm") or {}).get("model"):
             problem = {"loc": ["body", "agent", "llm"], "msg": "model must be specified in LLM"}
             return web.json_response({"detail": [problem]}, status=422)
         conversation = self._make_conversation(sandbox, body)
@@ -406,6 +410,14 @@ class FakeAgent:
         _conversation(request).body.setdefault("agent", {})["llm"] = request[_BODY]["llm"]
         return _done()
 
+    async def post_switch_acp_model(self, request: web.Request) -> web.Response:
+        """POST /api/conversations/{id}/switch_acp_model."""
+        settings = _conversation(request).body.get("agent_settings")
+        if settings is None:
+            return _error(400, "Agent is not ACP")
+        settings["acp_model"] = request[_BODY]["model"]
+        return _done()
+
     async def post_profile(self, request: web.Request) -> web.Response:
         """POST /api/profiles/{name}."""
         name = request.match_info["name"]
@@ -444,8 +456,12 @@ class FakeAgent:
         return FakeConversation(body, self.playbook, use_tool=use_tool, emit=emit, title=self.title)
 
     def _run(self, conversation: FakeConversation) -> None:
+        async def run() -> None:
+            await self.may_run.wait()
+            await conversation.run()
+
         if conversation.status != "running":
-            self._supervisor.spawn(f"run {conversation.id}", conversation.run)
+            self._supervisor.spawn(f"run {conversation.id}", run)
 
     def _use_tool(
         self, sandbox: FakeSandbox, tool: str, arguments: Mapping[str, Any]
@@ -532,6 +548,7 @@ def _add_routes(app: web.Application, agent: FakeAgent) -> None:
         ("POST", f"{conversation}/confirmation_policy", agent.post_policy),
         ("POST", f"{conversation}/secrets", agent.post_secrets),
         ("POST", f"{conversation}/switch_llm", agent.post_switch_llm),
+        ("POST", f"{conversation}/switch_acp_model", agent.post_switch_acp_model),
         ("GET", f"{conversation}/events/search", agent.get_events),
         ("POST", "/api/profiles/{name}", agent.post_profile),
     ]

@@ -23,6 +23,7 @@ _ERROR_CODES: Final = {
     429: ("LLMRateLimitError", "rate_limit"),
 }
 _OTHER_ERROR: Final = ("LLMServiceUnavailableError", "transient")
+_OTHER_AGENT: Final[Json] = {"llm": {"model": "acp-managed"}}
 _HARMLESS: Final = ("finish", "think")
 
 
@@ -146,7 +147,7 @@ class FakeConversation:
 
     def info(self) -> Json:
         """Return the record as `GET /api/conversations/{id}` shows it."""
-        agent = self.body.get("agent") or {}
+        agent = self.body.get("agent") or _OTHER_AGENT
         return {
             "id": dashed(self.id),
             "workspace": self.body["workspace"],
@@ -167,7 +168,7 @@ class FakeConversation:
 
     def stats(self) -> Json:
         """Return the costs as state events and the record carry them."""
-        llm = (self.body.get("agent") or {}).get("llm") or {}
+        llm = (self.body.get("agent") or _OTHER_AGENT).get("llm") or {}
         usage = {
             "model": llm.get("model"),
             "prompt_tokens": self.prompt_tokens,

@@ -1,7 +1,7 @@
-"""`agentsvc acp`: an agent for editors that speak the Agent Client Protocol, over standard input and output.
+"""An agent for editors that speak the Agent Client Protocol: `agentsvc acp`, and a WebSocket at `/acp`.
 
 Its sessions are conversations of a server, in sandboxes there. `connection` has the messages, `updates`
-what editors are told of events, `agent` the methods. No server loads it.
+what editors are told of events, `agent` the methods, `remote` the WebSocket, which is off by default.
 """
 
 from collections.abc import Iterable
@@ -9,6 +9,14 @@ from collections.abc import Iterable
 import click
 
 from agentsvc.plugin import hookimpl
+
+
+@hookimpl
+def agentsvc_register_extensions() -> Iterable[type]:
+    """Offer the WebSocket."""
+    from .remote import RemoteAgent  # noqa: PLC0415  # what it imports takes time
+
+    return [RemoteAgent]
 
 
 @hookimpl

@@ -112,6 +112,7 @@ class Agent:
         }
         task = self._api.call("POST", _CONVERSATIONS, body=body)
         while task["status"] not in ("READY", "ERROR"):
+            self._connection.check()
             time.sleep(_LOOK_SECONDS)
             query = {"ids": task["id"]}
             [task] = self._api.call("GET", f"{_CONVERSATIONS}/start-tasks", query=query)
@@ -205,10 +206,12 @@ class Agent:
             if reason is not None:
                 return reason
             breaks = 0 if session.last != seen else breaks + 1
+            self._connection.check()
             time.sleep(_AGAIN_SECONDS)
 
     def _read(self, session: Session) -> str | None:
-        for message in self._api.stream(_stream(session), after=session.last):
+        for message in self._api.stream(_stream(session), after=session.last, beats=True):
+            self._connection.check()
             match message.type:
                 case "event":
                     self._note(session, message)

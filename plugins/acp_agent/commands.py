@@ -23,5 +23,10 @@ def command(
     Each session is a conversation in a sandbox of the server, which does not see the editor's files.
     """
     order = Order(repository=repository, branch=branch, model=model)
-    connection = Connection(sys.stdin.buffer, sys.stdout.buffer)
+
+    def send(line: bytes) -> None:
+        sys.stdout.buffer.write(line + b"\n")
+        sys.stdout.buffer.flush()
+
+    connection = Connection(sys.stdin.buffer, send)
     connection.serve(Agent(get_api(server), connection, order).answer)

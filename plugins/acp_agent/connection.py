@@ -1,10 +1,10 @@
-"""JSON-RPC over two streams, one message a line, in both directions."""
+"""JSON-RPC in both directions, one message at a time."""
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http.client import HTTPException
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -14,6 +14,8 @@ INVALID_PARAMS: Final = -32602
 METHOD_NOT_FOUND: Final = -32601
 _INTERNAL: Final = -32603
 _PARSE: Final = -32700
+_TOO_MANY: Final = -32000
+_MOST_AT_ONCE: Final = 32
 
 type Params = dict[str, Any]
 type Answer = Callable[[str, Params], Any]
@@ -51,10 +53,12 @@ _MESSAGE = msgspec.json.Decoder(_Message)
 class Connection:
     """Answers requests, each in a thread of its own, and asks the other side."""
 
-    def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
+    def __init__(self, source: Iterable[bytes], send: Callable[[bytes], None]) -> None:
         self._source = source
-        self._sink = sink
+        self._write = send
         self._lock = threading.Lock()
+        self._places = threading.Semaphore(_MOST_AT_ONCE)
+        self._is_over = False
         self._numbers = itertools.count(1)
         self._asked: dict[int | str, _Question] = {}
 
@@ -67,6 +71,8 @@ class Connection:
         number = next(self._numbers)
         question = self._asked[number] = _Question()
         self._send({"id": number, "method": method, "params": params})
+        if self._is_over:
+            raise Gone
         question.is_answered.wait()
         if question.message is None:
             raise Gone
@@ -81,8 +87,18 @@ class Connection:
                 self._send({"id": None, **_failure(_PARSE, str(exc))})
                 continue
             self._take(message, answer)
+        self.end()
+
+    def end(self) -> None:
+        """Have nothing more to say to the other side: what is at work for it stops."""
+        self._is_over = True
         for question in list(self._asked.values()):
             question.is_answered.set()
+
+    def check(self) -> None:
+        """Raise Gone where the other side has ended."""
+        if self._is_over:
+            raise Gone
 
     def _take(self, message: _Message, answer: Answer) -> None:
         if message.method is None:
@@ -90,6 +106,10 @@ class Connection:
             if question is not None:
                 question.message = message
                 question.is_answered.set()
+            return
+        if not self._places.acquire(blocking=False):
+            failure = _failure(_TOO_MANY, f"No more than {_MOST_AT_ONCE} requests at a time")
+            self._send({"id": message.id, **failure})
             return
         # It is not waited for: who asks may cancel, and answers what it is asked meanwhile.
         threading.Thread(target=self._answer, args=(message, answer), daemon=True).start()
@@ -108,14 +128,15 @@ class Connection:
         except (OSError, HTTPException) as exc:
             reply = _failure(_INTERNAL, f"the server went away: {exc}")
         finally:
+            self._places.release()
             if message.id is not None:
                 self._send({"id": message.id, **reply})
 
     def _send(self, message: Params) -> None:
         line = msgspec.json.encode({"jsonrpc": "2.0", **message})
         with self._lock:
-            self._sink.write(line + b"\n")
-            self._sink.flush()
+            if not self._is_over:
+                self._write(line)
 
 
 def _failure(code: int, message: str) -> Params:

@@ -6,6 +6,7 @@ import io
 import json
 import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable
+from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
@@ -36,8 +37,9 @@ from tests.description import (
     undescribed,
 )
 from tests.git_hosts import GitHosts
+from tests.http.v1.issuer import Issuer, running_issuer
 from tests.service import Client, Service
-from tests.streams import open_lines
+from tests.streams import open_lines, open_socket
 
 __all__ = ["fake_agent"]
 
@@ -230,6 +232,7 @@ async def test_an_answer_that_says_more_or_less_than_is_described_is_noticed(
 class World(msgspec.Struct, frozen=True, kw_only=True):
     """A server with everything the examples speak of."""
 
+    issuer: Issuer
     service: Service
     agent: FakeAgent
     user: Client
@@ -254,8 +257,22 @@ async def git_hosts() -> AsyncIterator[GitHosts]:
 
 
 @pytest.fixture
+async def issuer(service: Service) -> AsyncIterator[Issuer]:
+    """Have a provider, and a proxy, by which users sign in."""
+    async with running_issuer() as issuer:
+        provider = {"issuer": issuer.url, "client_id": "agentsvc", "new_users": True}
+        proxy = {"user_header": "X-User", "new_users": True}
+        section = {"enabled": True, "providers": {"company": provider}, "proxy": proxy}
+        server = msgspec.structs.replace(FAST.server, trusted_proxies=("127.0.0.1",))
+        extensions = {**FAST.extensions, "sign_in": section}
+        service.config = msgspec.structs.replace(FAST, server=server, extensions=extensions)
+        await service.restart()
+        yield issuer
+
+
+@pytest.fixture
 async def world(
-    client: Client, service: Service, fake_agent: FakeAgent, git_hosts: GitHosts
+    issuer: Issuer, client: Client, service: Service, fake_agent: FakeAgent, git_hosts: GitHosts
 ) -> World:
     # No provider is asked by a test.
     await client.save_settings(llm_base_url="http://127.0.0.1:9/v1")
@@ -276,6 +293,7 @@ async def world(
     sandbox.files[packed] = empty_tar()
     fake_agent.on_command("tar -czf", CommandResult(exit_code=0, stdout=packed, stderr=""))
     return World(
+        issuer=issuer,
         service=service,
         agent=fake_agent,
         user=client,
@@ -375,9 +393,25 @@ async def _link(world: World) -> Json:
     return {"token": link.reveal()}
 
 
+async def _other_agent(world: World) -> Json:
+    """Return a conversation with an agent that is not the agent server's own."""
+    await world.user.post("/api/v1/settings", json={"agent_settings_diff": {"agent_kind": "acp"}})
+    return {"conversation_id": await world.user.start_conversation("please work")}
+
+
 async def _browser_login(world: World) -> Json:
     login = await world.user.post("/api/v1/logins", json=await _key(world))
     return {"login_id": login.json()["id"]}
+
+
+async def _sign_in(world: World) -> Json:
+    order = {"provider": "company"}
+    begun = (await world.user.post("/api/v1/sign-in/attempts", json=order)).json()
+    return {**world.issuer.authorize(begun["url"]), "binding": begun["binding"]}
+
+
+async def _logout(world: World) -> Json:
+    return {"logout_token": world.issuer.logout_token()}
 
 
 async def _login(world: World) -> Json:
@@ -445,10 +479,13 @@ PREPARED: Final[dict[str, Callable[[World], Awaitable[Json]]]] = {
     "delete /api/v1/users/{user_id}/keys/{key_id}": _key_of_user,
     "get /api/v1/archives/{archive_id}": _archive,
     "post /api/automation/v1/events/{automation_id}": _webhook,
+    "post /api/v1/app-conversations/{conversation_id}/switch_acp_model": _other_agent,
     "post /api/automation/v1/runs/{run_id}/cancel": _run,
     "post /api/v1/logins": _key,
     "post /api/v1/webhooks/replays/{conversation_id}/chat/completions": _replay,
     "post /api/v1/logins/link": _link,
+    "post /api/v1/sign-in": _sign_in,
+    "post /api/v1/sign-in/{login_provider}/logout": _logout,
     "post /oauth/device/token": _approved_login,
     "post /oauth/device/verify": _waiting_login,
     "post /oauth/device/verify-authenticated": _waiting_login,
@@ -483,8 +520,13 @@ async def send_example(world: World, operation: Operation) -> list[str]:
             body = json.dumps(options["json"]).encode()
             digest = hmac.digest(real["signed_with"].encode(), body, "sha256").hex()
             options["headers"] = {"X-Signature-256": digest}
+        if operation.name == "post /api/v1/sign-in/proxy":
+            options["headers"] = {"X-User": "carl"}
         client = world.client_for(operation)
         path = example_path(operation, real)
+        if operation.route.status == HTTPStatus.SWITCHING_PROTOCOLS:
+            async with open_socket(client, path):
+                continue
         if operation.route.media == EVENT_STREAM:
             # It has no end; readers hold every part of it to what it should be.
             async with open_lines(client, path) as stream:

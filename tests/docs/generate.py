@@ -36,7 +36,10 @@ from tests.service import Client, Service
 TOP: Final = Path(__file__).parents[2]
 REFERENCE: Final = TOP / "agentsvc" / "docs" / "reference"
 _EVERYTHING: Final = Config(
-    extensions={name: {"enabled": True} for name in ("runtime_api", "sharing", "mcp_server")}
+    extensions={
+        name: {"enabled": True}
+        for name in ("runtime_api", "sharing", "mcp_server", "sign_in", "acp_agent")
+    }
 )
 _FAMILY: Final = re.compile(r"# HELP (\w+) (.*)\n# TYPE \w+ (\w+)")
 _LABELS: Final = re.compile(r"^(\w+?)(?:_bucket|_sum|_count)?\{(.*)\}", re.MULTILINE)

@@ -40,7 +40,10 @@ from tests.service import Client
 WHOLE = with_sections(sections())
 ROUTES = published_routes(
     Config(
-        extensions={name: {"enabled": True} for name in ("runtime_api", "sharing", "mcp_server")}
+        extensions={
+            name: {"enabled": True}
+            for name in ("runtime_api", "sharing", "mcp_server", "sign_in", "acp_agent")
+        }
     )
 )
 COMMAND_LINES = sorted(

@@ -194,6 +194,17 @@ HELD: Final[dict[str, tuple[str, ...]]] = {
     "Secrets of the owner are masked there.": (
         "tests/http/v1/test_sharing.py::test_a_link_shows_no_secret_of_its_owner",
     ),
+    "Sign-in by a provider or a proxy is off unless `sign_in.enabled` is set.": (
+        "tests/http/v1/test_sign_in.py::test_without_its_switch_nobody_signs_in",
+    ),
+    "Then a token that the provider has not signed for this server and this sign-in lets nobody in, and a header names users only from a trusted proxy.": (
+        "tests/http/v1/test_sign_in.py::test_a_token_that_is_not_good_lets_nobody_in",
+        "tests/http/v1/test_sign_in.py::test_a_sign_in_belongs_to_the_page_that_began_it_and_counts_once",
+        "tests/http/v1/test_sign_in.py::test_a_header_counts_only_from_a_trusted_proxy",
+    ),
+    "No account becomes a user that there is without an invitation.": (
+        "tests/http/v1/test_sign_in.py::test_an_invitation_makes_an_account_a_user_that_there_is",
+    ),
     "New keys are shown on a terminal only, and elsewhere written to a file of mode 0600.": (
         "resilience:canaries",
         "tests/cli/test_keys.py::test_where_there_is_no_terminal_a_key_goes_to_a_file_of_its_owner",

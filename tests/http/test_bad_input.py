@@ -25,7 +25,9 @@ from tests.service import Answer, Client, Service
 HOOKS = [
     route
     for route in published_routes(FAST)
-    if route.path.startswith(("/api/v1/webhook-subscriptions", "/api/automation/v1"))
+    if route.path.startswith(
+        ("/api/v1/webhook-subscriptions", "/api/v1/sign-in", "/api/automation/v1")
+    )
 ]
 ROUTES = [*ops.ROUTES, *v0.ROUTES, *v1.ROUTES, *v1.LOGIN_ROUTES, *HOOKS]
 PAGES = {"/oauth/device/verify"}
@@ -171,6 +173,7 @@ async def caller(
             ("key_id", "delivery_id", "archive_id", "login_id", "message_id", "run_id"), "99"
         ),
         "repository_name": "a/b",
+        "login_provider": "company",
     }
     key = client.key
     if route.scope is Scope.SANDBOX or "{" in route.path:

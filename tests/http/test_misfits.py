@@ -22,7 +22,9 @@ from tests.service import Answer, Client, Service
 OF_PLUGINS = [
     route
     for route in published_routes(FAST)
-    if route.path.startswith(("/runtime", "/api/v1/webhook-subscriptions", "/api/automation/v1"))
+    if route.path.startswith(
+        ("/runtime", "/api/v1/webhook-subscriptions", "/api/v1/sign-in", "/api/automation/v1")
+    )
 ]
 ROUTES = [*ops.ROUTES, *v0.ROUTES, *v1.ROUTES, *v1.LOGIN_ROUTES, *OF_PLUGINS]
 WITH_BODY = [route for route in ROUTES if route.body is not None and JSON in route.reads]
@@ -241,6 +243,7 @@ async def site(client: Client, service: Service) -> Site:
         **dict.fromkeys(("key_id", "delivery_id", "login_id"), "99"),
         "archive_id": TEXTS[-1],
         "repository_name": "a/b",
+        "login_provider": "company",
     }
     ids["conversation_id"] = await client.start_conversation(None)
     found = await client.conversation(ids["conversation_id"])

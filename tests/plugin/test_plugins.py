@@ -173,7 +173,7 @@ def test_settings_and_the_environment_say_which_plugins_a_server_needs() -> None
         return {plugin.name for plugin in host.plugins()}
 
     assert loaded() == USUAL
-    for name in ("runtime_api", "sharing", "mcp_server"):
+    for name in ("runtime_api", "sharing", "mcp_server", "sign_in", "acp_agent"):
         assert loaded(settings={name: {"enabled": True}}) == USUAL | {name}
     assert loaded(settings={"runtime_api": {"enabled": False}, "webhooks": {}}) == USUAL
     assert loaded(environ={"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}) == USUAL | {"otel"}

@@ -10,6 +10,12 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.base import BadRequest, Secret, dashed, now
+from agentsvc.conversations.other_agents import (
+    acp_server_of,
+    tags_of,
+    to_agent_settings,
+    variables_of,
+)
 from agentsvc.conversations.replay_script import MODEL
 from agentsvc.conversations.secret_lookup import Lookup
 from agentsvc.conversations.starting.prompts import PLANNER_SUFFIX
@@ -111,7 +117,7 @@ def make_agent_body(inputs: AgentInputs) -> dict[str, Any]:
     body: dict[str, Any] = {
         "conversation_id": dashed(inputs.conversation_id),
         "workspace": {"kind": "LocalWorkspace", "working_dir": inputs.working_dir},
-        "agent": _agent(inputs),
+        **_agent_or_settings(inputs),
         "max_iterations": len(order.replay)
         + (order.max_iterations or settings.max_iterations or DEFAULT_MAX_ITERATIONS),
         "confirmation_policy": confirmation_policy(settings),
@@ -119,7 +125,7 @@ def make_agent_body(inputs: AgentInputs) -> dict[str, Any]:
         "stuck_detection": True,
         "secrets": _secrets(inputs),
         "autotitle": order.title is None,
-        "tags": {},
+        "tags": tags_of(order, settings),
     }
     if inputs.first_message is not None:
         body["initial_message"] = to_agent_message(inputs.first_message)
@@ -164,8 +170,14 @@ def security_analyzer(settings: Settings) -> dict[str, Any] | None:
 
 
 def chosen_model(order: StartOrder, settings: Settings) -> Llm:
-    """Return the language model of a conversation; raises BadRequest if none is configured."""
-    model, chosen = require_model(order, settings), llm_of(settings)
+    """Return the language model of a conversation; raises BadRequest if none is configured.
+
+    Another agent needs none.
+    """
+    chosen = llm_of(settings)
+    if acp_server_of(order, settings) and not (order.llm_model or order.llm_profile):
+        return chosen
+    model = require_model(order, settings)
     if order.llm_profile:
         saved = get_profile(settings, order.llm_profile)
         # A profile without a key is used with the key of the settings.
@@ -176,6 +188,17 @@ def chosen_model(order: StartOrder, settings: Settings) -> Llm:
 def _model(inputs: AgentInputs, *, usage_id: str, stream: bool) -> dict[str, Any]:
     model = inputs.model or chosen_model(inputs.order, inputs.settings)
     return llm_to_agent(model, usage_id=usage_id, stream=stream)
+
+
+def _agent_or_settings(inputs: AgentInputs) -> dict[str, Any]:
+    order, settings = inputs.order, inputs.settings
+    if acp_server_of(order, settings) is None:
+        return {"agent": _agent(inputs)}
+    shared = {
+        "mcp_config": _mcp(order.mcp_config or settings.mcp_config, settings),
+        "agent_context": _context(inputs),
+    }
+    return {"agent_settings": {**to_agent_settings(settings), **shared}}
 
 
 def _agent(inputs: AgentInputs) -> dict[str, Any]:
@@ -302,6 +325,11 @@ def _secrets(inputs: AgentInputs) -> dict[str, Any]:
         }
         for name, lookup in inputs.lookups.items()
     }
+    server = acp_server_of(inputs.order, inputs.settings)
+    if server is not None:
+        model = inputs.model or chosen_model(inputs.order, inputs.settings)
+        for name, text in variables_of(server, model).items():
+            secrets.setdefault(name, {"kind": "StaticSecret", "value": text, "description": None})
     for name, value in inputs.order.secrets.items():
         secrets[name] = {"kind": "StaticSecret", "value": value.reveal(), "description": None}
     return secrets

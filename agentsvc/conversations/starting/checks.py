@@ -1,5 +1,6 @@
 """The first step of a start: whether its request can be carried out at all."""
 
+from agentsvc.conversations.other_agents import acp_server_of
 from agentsvc.conversations.starting.agent_request import check_secret_names, require_model
 from agentsvc.conversations.starting.prompts import first_message
 from agentsvc.conversations.starting.states import Checked, Start
@@ -18,7 +19,8 @@ class RequestChecks:
         """Return the start with the settings and git tokens of its user; raises StartRefused."""
         order, user_id = start.task.request, start.task.user_id
         settings = await self._settings.get(user_id)
-        require_model(order, settings)
+        if acp_server_of(order, settings) is None:
+            require_model(order, settings)
         check_secret_names(order)
         first_message(order)
         if order.branch:

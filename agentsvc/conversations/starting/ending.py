@@ -46,18 +46,24 @@ class Ending:
         *,
         working_dir: str,
         failed_servers: Sequence[str],
+        run_asked_at: str,
     ) -> None:
-        """Store that the conversation is ready; raises ConversationDeleted."""
+        """Store that the conversation is ready; raises ConversationDeleted.
+
+        `run_asked_at` is when its agent had its first message, empty without one.
+        """
 
         async def body(tx: Transaction) -> None:
             conversation = await self._table.find(start.conversation.id, tx)
             if conversation is None:
                 raise ConversationDeleted
+            known = msgspec.structs.replace(conversation.facts, run_asked_at=run_asked_at)
             start.conversation = msgspec.structs.replace(
                 conversation,
+                facts=known,
                 is_ready=True,
                 working_dir=working_dir,
-                llm_model=info.agent.llm.model or conversation.llm_model,
+                llm_model=info.model or conversation.llm_model,
                 updated_at=now(),
             )
             await self._table.update(tx, start.conversation)

@@ -1,6 +1,7 @@
 """The last step of a start: the conversation at the agent server, and whether it works there."""
 
 from agentsvc.agentserver import ConversationInfo
+from agentsvc.conversations.event_ingestor import event_time
 from agentsvc.conversations.history_transfer import HistoryTransfer
 from agentsvc.conversations.message_delivery import check_first_message
 from agentsvc.conversations.model_health import ModelHealth
@@ -44,18 +45,26 @@ class Opening:
         await self._progress.show_agent_url(start, host.sandbox)
         request = await self._requests.make(ready)
         history = await self._bring_history(ready.files)
+        run_asked_at = "" if request.inputs.first_message is None else event_time()
         info = await self._begin(host, request)
         await self._carrier.check(start.conversation.id, host.agent, history)
-        if request.inputs.first_message is not None:
+        if request.inputs.first_message is not None and not request.is_of_other:
             await self._watch_first_answer(host, request)
-        failures = await self._try_tool_servers(host, request.body["agent"]["mcp_config"])
+        failures = await self._try_tool_servers(host, request.tool_servers)
         if request.steps:
             info = await play(
                 host.agent, start.conversation.id, request.steps, lambda: self._check_replay(start)
             )
+            run_asked_at = ""
         # One that was started before a restart may work elsewhere than it would now.
         working_dir = info.workspace.working_dir or ready.files.workspace.project_dir
-        await self._ending.finish(start, info, working_dir=working_dir, failed_servers=failures)
+        await self._ending.finish(
+            start,
+            info,
+            working_dir=working_dir,
+            failed_servers=failures,
+            run_asked_at=run_asked_at,
+        )
 
     async def _begin(self, host: Hosted, request: AgentRequest) -> ConversationInfo:
         start, agent = host.asked.start, host.agent

@@ -17,6 +17,7 @@ from agentsvc.conversations.starting.agent_request import (
 from agentsvc.conversations.starting.progress import Progress
 from agentsvc.conversations.starting.prompts import first_message
 from agentsvc.conversations.starting.states import Equipped, Hosted
+from agentsvc.conversations.starting.tool_servers import Servers
 from agentsvc.domain import Llm, RecordedStep, llm_to_agent, secrets_of
 from agentsvc.sandboxes import Sandbox, Sandboxes
 from agentsvc.settings import SecretStore
@@ -33,6 +34,16 @@ class AgentRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What no error may show."""
     steps: Sequence[RecordedStep]
     """The recording that is replayed; none in a conversation of its own."""
+
+    @property
+    def is_of_other(self) -> bool:
+        """Whether it starts another agent, which asks its model itself."""
+        return "agent" not in self.body
+
+    @property
+    def tool_servers(self) -> Servers:
+        """The tool servers that the agent server itself starts."""
+        return {} if self.is_of_other else self.body["agent"]["mcp_config"]
 
     @property
     def is_lent(self) -> bool:

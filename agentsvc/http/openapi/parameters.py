@@ -57,6 +57,9 @@ PATH_PARTS: Final = {
     "delivery_id": PathPart(
         kind=str, text="Id of a webhook delivery", example="1b9d6bcdbbfd4b2d9b5dab8dfbbd4bed"
     ),
+    "login_provider": PathPart(
+        kind=str, text="Name of somebody else who logs browsers in", example="company"
+    ),
     "login_id": PathPart(
         kind=str, text="Id of a login", example="3b241101e2bb42558caf4136c566a962"
     ),

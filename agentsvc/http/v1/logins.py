@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import hdrs, web
 
-from agentsvc.accounts import Login, LoginToken
+from agentsvc.accounts import Login, LoginProvider, LoginToken
 from agentsvc.base import (
     InvalidRequest,
     NotAllowed,
@@ -19,7 +19,13 @@ from agentsvc.base import (
     stated,
     to_stored,
 )
-from agentsvc.http.keys import CONFIG, LOGINS, OPEN_CONNECTIONS, PRINCIPAL
+from agentsvc.http.keys import (
+    CONFIG,
+    LOGIN_PROVIDERS,
+    LOGINS,
+    OPEN_CONNECTIONS,
+    PRINCIPAL,
+)
 from agentsvc.http.middleware.login_cookie import expired_cookie, is_foreign, make_cookie
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.urls import address_of, origin_of
@@ -104,12 +110,26 @@ async def post_login(request: web.Request) -> web.Response:
     """
     order = await read_json(request, _ORDER)
     login, token = await _begin(request, order)
+    return answer_login(request, login, token)
+
+
+def answer_login(request: web.Request, login: Login, token: LoginToken) -> web.Response:
+    """Return the answer that begins a login: half of it in a cookie, half in the body."""
     shown = msgspec.structs.asdict(_from_login(login, login.id))
     response = json_response(NewLogin(**shown, page_token=token.page.reveal()), status=201)
     lifetime = timedelta(seconds=request.app[CONFIG].server.login_seconds)
     cookie = make_cookie(origin_of(request), token.cookie, lifetime)
     response.headers.add(hdrs.SET_COOKIE, cookie)
     return response
+
+
+async def get_providers(request: web.Request) -> web.Response:
+    """GET /logins/providers.
+
+    For the login page; none unless `sign_in.enabled` is set.
+    """
+    found = request.app.get(LOGIN_PROVIDERS)
+    return json_response(found or ())
 
 
 async def post_link(request: web.Request) -> web.Response:
@@ -158,22 +178,35 @@ async def delete_current_login(request: web.Request) -> web.Response:
     return response
 
 
-async def _begin(request: web.Request, order: LoginOrder) -> tuple[Login, LoginToken]:
+def check_login(request: web.Request) -> None:
+    """Raise TooManyRequests or NotAllowed for a request that may not try to begin a login."""
     request.app[LOGINS].admit(address_of(request))
     if is_foreign(request):
         raise NotAllowed("A page of another origin cannot log a browser in")
+
+
+def browser_of(request: web.Request) -> str:
+    """Return what a browser says of itself."""
     client = request.headers.get(hdrs.USER_AGENT, "")
-    login, token = await _begin_any(request, order, client if client.isprintable() else "")
+    return client if client.isprintable() else ""
+
+
+async def note_login(request: web.Request, login: Login) -> None:
+    """Have the audit log tell who has logged in."""
     found = await request.app[LOGINS].find_good([login.id])
     if login.id in found:
-        # For the audit log, which tells who has logged in.
         request[PRINCIPAL] = found[login.id]
+
+
+async def _begin(request: web.Request, order: LoginOrder) -> tuple[Login, LoginToken]:
+    check_login(request)
+    login, token = await _begin_any(request, order)
+    await note_login(request, login)
     return login, token
 
 
-async def _begin_any(
-    request: web.Request, order: LoginOrder, client: str
-) -> tuple[Login, LoginToken]:
+async def _begin_any(request: web.Request, order: LoginOrder) -> tuple[Login, LoginToken]:
+    client = browser_of(request)
     if order.api_key and not order.token:
         return await request.app[LOGINS].begin(order.api_key.strip(), client=client)
     if order.token and not order.api_key:
@@ -218,6 +251,15 @@ ROUTES: Final = (
         answer=LinkInfo,
         errors=(NotAuthenticated, TooManyRequests),
         example=Example(body={"token": "the token of a login link"}),
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/providers",
+        handler=get_providers,
+        scope=Scope.OPEN,
+        rank="P2",
+        summary="List who else logs browsers in",
+        answer=list[LoginProvider],
     ),
     Route(
         method="GET",

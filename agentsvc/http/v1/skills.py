@@ -5,7 +5,7 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.base import AgentRefused, AgentUnavailable, decode_cursor
+from agentsvc.base import AgentRefused, AgentUnavailable, BadRequest, decode_cursor
 from agentsvc.conversations import UserSkill
 from agentsvc.http.keys import LIVE_SETTINGS, PRINCIPAL
 from agentsvc.http.routes import OF_AGENTS, Example, Route, Scope
@@ -43,6 +43,14 @@ class SwitchProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the saved model, as `/api/v1/settings/profiles` lists it"""
 
 
+class SwitchAcpModel(msgspec.Struct, frozen=True, kw_only=True):
+    """The model another agent goes on with."""
+
+    model: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
+    """Name that the agent has for the model"""
+
+
+_SWITCH_ACP: Final = msgspec.json.Decoder(SwitchAcpModel)
 _SWITCH: Final = msgspec.json.Decoder(SwitchProfile)
 
 
@@ -67,6 +75,19 @@ async def post_switch_profile(request: web.Request) -> web.Response:
     name = (await read_json(request, _SWITCH)).profile_name
     user_id = request[PRINCIPAL].user_id
     await request.app[LIVE_SETTINGS].switch_profile(user_id, conversation_id, name)
+    return json_response(SUCCESS)
+
+
+async def post_switch_acp_model(request: web.Request) -> web.Response:
+    """POST /app-conversations/{conversation_id}/switch_acp_model.
+
+    For a conversation whose agent is of the kind `acp`, from its next turn on. Refused (409) while
+    the sandbox does not run.
+    """
+    conversation_id = path_id(request, "conversation_id")
+    model = (await read_json(request, _SWITCH_ACP)).model
+    user_id = request[PRINCIPAL].user_id
+    await request.app[LIVE_SETTINGS].switch_acp_model(user_id, conversation_id, model)
     return json_response(SUCCESS)
 
 
@@ -110,5 +131,17 @@ ROUTES: Final = (
         answer=Success,
         errors=OF_AGENTS,
         example=Example(body={"profile_name": "fast"}),
+    ),
+    Route(
+        method="POST",
+        path="/api/v1/app-conversations/{conversation_id}/switch_acp_model",
+        handler=post_switch_acp_model,
+        scope=Scope.RUN,
+        rank="P3",
+        summary="Let another agent go on with another of its models",
+        body=SwitchAcpModel,
+        answer=Success,
+        errors=(BadRequest, *OF_AGENTS),
+        example=Example(body={"model": "default"}),
     ),
 )

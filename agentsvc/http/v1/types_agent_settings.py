@@ -25,6 +25,7 @@ from agentsvc.base import (
 from agentsvc.conversations import DEFAULT_CONDENSER_SIZE, DEFAULT_MAX_ITERATIONS
 from agentsvc.domain import (
     SECRET_OPTIONS,
+    AcpOptions,
     AgentOptions,
     CondenserOptions,
     Llm,
@@ -100,11 +101,21 @@ _CONTEXT_DEFAULTS: Final = {
     "load_project_skills": True,
     "load_public_skills": False,
 }
+_ACP_DEFAULTS: Final = {
+    "acp_server": "claude-code",
+    "acp_command": [],
+    "acp_args": [],
+    "acp_prompt_timeout": 1800.0,
+    "acp_startup_timeout": 90.0,
+}
 _AGENT_DEFAULTS: Final = {
     "enable_sub_agents": False,
     "enable_switch_llm_tool": False,
     "tool_concurrency_limit": 1,
 }
+
+
+_OF_ACP: Final = {"agent_kind", *AcpOptions.__struct_fields__}
 
 
 # As clients send it
@@ -153,8 +164,6 @@ class CondenserBody(CondenserOptions, frozen=True, kw_only=True):
 class AgentBody(AgentOptions, frozen=True, kw_only=True):
     """The agent and everything it works with."""
 
-    agent_kind: Literal["openhands", "llm"] | None = None
-    """Always `openhands`; `llm` and null are read as the same"""
     agent: AgentName | None = None
     """Name of the agent; null: `CodeActAgent`, the only one there is"""
     llm: LlmBody = LlmBody()
@@ -236,14 +245,23 @@ def read_llm(raw: Any, *, loc: Sequence[str | int] = ("body", "llm")) -> LlmBody
 def show_agent_settings(settings: Settings, *, is_revealed: bool = False) -> dict[str, Any]:
     """Return the settings of the agent, every field spelled out; secrets only if asked for."""
     options = settings.agent_options
+    shared = {
+        "mcp_config": show_mcp_map(settings.mcp_config, is_revealed=is_revealed),
+        "agent_context": _shown(options.agent_context, _CONTEXT_DEFAULTS, is_revealed=is_revealed),
+    }
+    if options.agent_kind == "acp":
+        # Clients take the settings of a model here for a mistake.
+        acp = _shown(_only(options, AcpOptions), _ACP_DEFAULTS, is_revealed=is_revealed)
+        kind = {"schema_version": AGENT_SCHEMA_VERSION, "agent_kind": "acp"}
+        return {**kind, **acp, **shared}
+    own = _shown(options, _AGENT_DEFAULTS, is_revealed=is_revealed)
     return {
         "schema_version": AGENT_SCHEMA_VERSION,
         "agent_kind": "openhands",
         "agent": settings.agent or DEFAULT_AGENT,
         "llm": show_llm(llm_of(settings), is_revealed=is_revealed),
-        **_shown(options, _AGENT_DEFAULTS, is_revealed=is_revealed),
-        "mcp_config": show_mcp_map(settings.mcp_config, is_revealed=is_revealed),
-        "agent_context": _shown(options.agent_context, _CONTEXT_DEFAULTS, is_revealed=is_revealed),
+        **{name: value for name, value in own.items() if name not in _OF_ACP},
+        **shared,
         "condenser": {
             "enabled": settings.enable_default_condenser,
             "max_size": settings.condenser_max_size or DEFAULT_CONDENSER_SIZE,
@@ -349,6 +367,9 @@ def _with_agent(settings: Settings, whole: Diff) -> Settings:
     check_patch(patch, loc=())
     options = {name: getattr(body, name) for name in AgentOptions.__struct_fields__}
     options["condenser"] = _only(body.condenser, CondenserOptions)
+    options["agent_kind"] = "acp" if body.agent_kind == "acp" else None
+    if body.agent_kind == "acp" and body.acp_server == "custom" and not body.acp_command:
+        raise InvalidRequest("`custom` needs a command", loc=("acp_command",))
     return msgspec.structs.replace(
         merge(settings, patch),
         llm_options=_only(body.llm, LlmOptions),

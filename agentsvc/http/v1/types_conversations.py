@@ -8,7 +8,13 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from agentsvc.base import BadRequest, ShownSecret, matching, parse_uuid, stated, to_stored
-from agentsvc.conversations import ConversationPatch, ConversationQuery, ConversationView, Metrics
+from agentsvc.conversations import (
+    SERVER_TAG,
+    ConversationPatch,
+    ConversationQuery,
+    ConversationView,
+    Metrics,
+)
 from agentsvc.domain import ConversationSort, ExecutionStatus, Provider, Trigger
 from agentsvc.domain import repositories as git
 from agentsvc.http.urls import Links
@@ -70,7 +76,7 @@ class AppConversation(msgspec.Struct, frozen=True, kw_only=True):
     llm_model: str | None
     """Provider and name of the model it works with; null until that is known"""
     agent_kind: str
-    """Kind of the agent; `openhands`"""
+    """Kind of the agent: `openhands`, or `acp` for another one"""
     metrics: Metrics | None
     """What it has cost so far; null before the agent has asked its model"""
     parent_conversation_id: str | None
@@ -99,7 +105,7 @@ class AppConversation(msgspec.Struct, frozen=True, kw_only=True):
     """Key for calls to that URL, sent as `X-Session-API-Key`. A resume brings a new one; null while
     the sandbox does not run"""
     acp_server: str | None
-    """Always null"""
+    """Which other agent it has, where `agent_kind` is `acp`; else null"""
     launched_agent_profile: LaunchedAgentProfile | None
     """The saved agent it was started with; null if none"""
 
@@ -247,7 +253,7 @@ def from_view(view: ConversationView, links: Links) -> AppConversation:
         queued_messages=conversation.queued_messages,
         conversation_url=links.conversation(view.sandbox, conversation.id) if has_agent else None,
         session_api_key=links.shown(view.session_api_key) if has_agent else None,
-        acp_server=None,
+        acp_server=conversation.tags.get(SERVER_TAG),
         launched_agent_profile=None,
     )
 

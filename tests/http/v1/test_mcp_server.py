@@ -109,6 +109,28 @@ async def test_the_published_client_does_a_task_and_goes_on_after_a_restart(
         assert "and more" in [one["text"] for one in later["events"]]
 
 
+async def test_work_that_the_agent_has_not_begun_is_not_over(
+    client: Client, fake_agent: FakeAgent
+) -> None:
+    # A start waits for no sign of life of a model that has just answered.
+    await client.wait_for_execution(await client.start_conversation("please work"), "finished")
+    fake_agent.may_run.clear()
+    conversation_id = await client.start_conversation("please work")
+    rests = fake_agent.find_conversation(conversation_id)
+    assert rests is not None
+    assert rests.status == "idle"
+    async with session_of(client) as session:
+        at_work = await used(
+            session, "collect_conversation", conversation_id=conversation_id, wait_seconds=2
+        )
+        assert (at_work["is_over"], at_work["execution_status"]) == (False, "running")
+        fake_agent.may_run.set()
+        ended = await used(
+            session, "collect_conversation", conversation_id=conversation_id, wait_seconds=40
+        )
+        assert (ended["is_over"], ended["execution_status"]) == (True, "finished")
+
+
 async def test_resources_are_the_events_files_and_diffs_of_conversations(
     client: Client, service: Service, fake_agent: FakeAgent
 ) -> None:

@@ -9,6 +9,7 @@ from agentsvc.accounts.keys import Role
 from agentsvc.base.values import MASK
 from agentsvc.config.sandboxes import SpecConfig
 from agentsvc.domain.agent_options import (
+    AcpOptions,
     AgentOptions,
     CondenserOptions,
     ContextOptions,
@@ -411,7 +412,7 @@ async def test_the_whole_nested_objects_are_refused(client: Client, body: dict[s
         ({"llm": 5}, "llm"),
         ({"condenser": {"max_size": 19}}, "condenser.max_size"),
         ({"verification": {"critic_mode": "x"}}, "verification.critic_mode"),
-        ({"agent_kind": "acp"}, "agent_kind"),
+        ({"agent_kind": "other"}, "agent_kind"),
         ({"tools": [{}]}, "tools.0.name"),
         ({"mcp_config": {"s": {"url": "nope"}}}, "mcp_config.s.url"),
         ({"mcp_config": {"s": {"url": "http://a", "headers": {"A": MASK}}}}, "none is stored"),
@@ -500,8 +501,9 @@ async def test_the_agent_schema_has_every_setting_that_has_an_effect(client: Cli
         LlmOptions, AgentOptions, CondenserOptions, VerificationOptions, ContextOptions
     )
     parts = {"agent_context", "condenser", "verification"}
+    of_other_agents = field_names(AcpOptions) | {"agent_kind"}
     without_effect = {"enable_switch_llm_tool", "safety_settings", "load_public_skills"}
-    assert settable - parts - without_effect <= described
+    assert settable - parts - of_other_agents - without_effect <= described
     assert schema["model_name"] == "AgentSettings"
     assert all(field["section_label"] for field in fields)
 
@@ -574,3 +576,44 @@ async def test_the_stored_model_is_tested_but_not_inside(
         "untested",
         "No model is named in the settings.",
     )
+
+
+async def test_another_agent_is_started_as_the_settings_say(
+    client: Client, fake_agent: FakeAgent
+) -> None:
+    usual = (await client.get(SETTINGS)).json()["agent_settings"]
+    first = await client.start_conversation()
+    wrong: dict[str, Any] = {"agent_kind": "acp", "acp_server": "custom"}
+    answer = await client.post(SETTINGS, json={"agent_settings_diff": wrong})
+    assert (answer.status, "needs a command" in answer.text) == (400, True)
+    chosen = {"agent_kind": "acp", "acp_server": "codex", "acp_args": ["--fast"]}
+    await save(client, agent_settings_diff=chosen)
+    shown = (await client.get(SETTINGS)).json()["agent_settings"]
+    assert chosen.items() <= shown.items()
+    assert "llm" not in shown
+
+    conversation_id = await client.start_conversation()
+    found = await client.conversation(conversation_id)
+    assert (found["agent_kind"], found["acp_server"]) == ("acp", "codex")
+    told = fake_agent.find_conversation(conversation_id)
+    assert told is not None
+    assert "agent" not in told.body
+    assert chosen.items() <= told.body["agent_settings"].items()
+    key = {"kind": "StaticSecret", "value": "model-key-1", "description": None}
+    assert told.body["secrets"]["OPENAI_API_KEY"] == key
+
+    for one, status in ((conversation_id, 200), (first, 400)):
+        path = f"/api/v1/app-conversations/{one}/switch_acp_model"
+        assert (await client.post(path, json={"model": "big"})).status == status
+    assert told.body["agent_settings"]["acp_model"] == "big"
+
+    await save(client, agent_settings_diff={"agent_kind": "openhands"})
+    assert (await client.get(SETTINGS)).json()["agent_settings"] == usual
+
+
+async def test_another_agent_needs_no_model(service: Service, fake_agent: FakeAgent) -> None:
+    other = await service.make_client("ann", Role.MEMBER)
+    await save(other, agent_settings_diff={"agent_kind": "acp"})
+    told = fake_agent.find_conversation(await other.start_conversation())
+    assert told is not None
+    assert "ANTHROPIC_API_KEY" not in told.body["secrets"]

@@ -73,6 +73,13 @@ def javascript(workshop: Path, record_property: Record) -> Client:
     return _installed(record_property, lambda: install_node(workshop / "node", *packages))
 
 
+@pytest.fixture
+def oidc_provider(workshop: Path, record_property: Record) -> Client:
+    return _installed(
+        record_property, lambda: install_node(workshop / "oidc", "oidc-provider@9.13.3")
+    )
+
+
 def _installed(record: Record, install: Callable[[], Client]) -> Client:
     try:
         client = install()

@@ -122,20 +122,22 @@ def install_python(directory: Path, *packages: str, with_needed: bool = True) ->
 
 
 def install_node(directory: Path, *packages: str) -> Client:
-    """Install the newest versions of JavaScript packages and put the programs beside them."""
+    """Install JavaScript packages, the newest ones unless they name a version, and put the programs beside them."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         raise NotInstalled("node and npm are not installed")
     options = ("--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(directory))
     with _locked(directory):
         if not (directory / "installed").exists():
-            _call(npm, "install", *options, *(f"{package}@latest" for package in packages))
+            wanted = (one if "@" in one[1:] else f"{one}@latest" for one in packages)
+            _call(npm, "install", *options, *wanted)
             for program in PROGRAMS.glob("*.mjs"):
                 shutil.copy(program, directory)
             (directory / "installed").touch()
+    names = [one[0] + one[1:].partition("@")[0] for one in packages]
     versions = [
-        f"{package} {json.loads((directory / 'node_modules' / package / 'package.json').read_text())['version']}"
-        for package in packages
+        f"{name} {json.loads((directory / 'node_modules' / name / 'package.json').read_text())['version']}"
+        for name in names
     ]
     return Client(command=(node,), programs=directory, versions=", ".join(versions), home=directory)
 

@@ -1,20 +1,29 @@
-"""`agentsvc acp` as editors use it: the published client speaks to it over its standard streams."""
+"""The agent for editors, as these use it: the published client speaks to `agentsvc acp`, and to the WebSocket."""
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any, cast
+from urllib.parse import urlencode
 
 import acp
+import aiohttp
+import msgspec
 import pytest
 from acp.client.connection import ClientSideConnection
 from acp.schema import AllowedOutcome, DeniedOutcome, RequestPermissionResponse
+from acp.ws.client import create_websocket_stream
+from websockets.exceptions import InvalidStatus
 
+from agentsvc.accounts.keys import Role
 from agentsvc.agentserver.responses import CommandResult
+from agentsvc.http.keys import KEYRING
 from agentsvc.testing.agent import FakeAgent
 from tests.live.scripts import SCRIPTS, run
 from tests.service import Client, Service
+
+DOORS = ("command", "socket")
 
 
 @pytest.fixture
@@ -55,11 +64,11 @@ class Editor:
 
 
 @asynccontextmanager
-async def agent_for(client: Client, editor: Editor) -> AsyncIterator[ClientSideConnection]:
-    command = (sys.executable, "-m", "agentsvc", "acp", "--url", client.base_url)
-    environment = {"AGENTSVC_API_KEY": client.key or ""}
-    told = cast("acp.Client", editor)
-    async with acp.spawn_agent_process(told, *command, env=environment) as (connection, _):
+async def agent_for(
+    client: Client, editor: Editor, door: str = "command"
+) -> AsyncIterator[ClientSideConnection]:
+    opened = remote_agent if door == "socket" else local_agent
+    async with opened(client, editor) as connection:
         made = await connection.initialize(protocol_version=acp.PROTOCOL_VERSION)
         assert made.protocol_version == acp.PROTOCOL_VERSION
         assert made.agent_capabilities is not None
@@ -67,9 +76,42 @@ async def agent_for(client: Client, editor: Editor) -> AsyncIterator[ClientSideC
         yield connection
 
 
+@asynccontextmanager
+async def remote_agent(
+    client: Client, editor: Editor, **query: str
+) -> AsyncIterator[ClientSideConnection]:
+    url = f"{client.base_url.replace('http', 'ws')}/acp?{urlencode(query)}"
+    headers = {"Authorization": f"Bearer {client.key}"} if client.key else {}
+    transport = await create_websocket_stream(url, headers=headers)
+    connection = acp.connect_to_agent(cast("acp.Client", editor), transport)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+        await transport.close()
+
+
+@asynccontextmanager
+async def local_agent(client: Client, editor: Editor) -> AsyncIterator[ClientSideConnection]:
+    command = (sys.executable, "-m", "agentsvc", "acp", "--url", client.base_url)
+    environment = {"AGENTSVC_API_KEY": client.key or ""}
+    told = cast("acp.Client", editor)
+    async with acp.spawn_agent_process(told, *command, env=environment) as (connection, _):
+        yield connection
+
+
 async def prompt(connection: ClientSideConnection, session_id: str, text: str) -> str:
     ended = await connection.prompt(session_id=session_id, prompt=[acp.text_block(text)])
     return str(ended.stop_reason)
+
+
+async def reason_of(work: Awaitable[Any]) -> str:
+    """Return why something fails; an empty text where it does not."""
+    try:
+        await work
+    except (acp.RequestError, OSError) as exc:
+        return str(exc) or type(exc).__name__
+    return ""
 
 
 async def test_a_session_is_a_conversation_that_another_editor_loads_without_a_gap(
@@ -99,13 +141,20 @@ async def test_a_session_is_a_conversation_that_another_editor_loads_without_a_g
         assert len(second.updates) == len(first.updates) + 2
 
 
-@pytest.mark.parametrize(("answer", "status"), [("allow", "completed"), ("reject", "failed")])
+@pytest.mark.parametrize(
+    ("answer", "status", "door"),
+    [
+        ("allow", "completed", "command"),
+        ("reject", "failed", "command"),
+        ("reject", "failed", "socket"),
+    ],
+)
 async def test_a_confirmation_is_a_permission_request(
-    client: Client, answer: str, status: str
+    client: Client, answer: str, status: str, door: str
 ) -> None:
     await client.save_settings(confirmation_mode=True, security_analyzer="none")
     editor = Editor(answer)
-    async with agent_for(client, editor) as connection:
+    async with agent_for(client, editor, door) as connection:
         session_id = (await connection.new_session(cwd="/", mcp_servers=[])).session_id
         assert await prompt(connection, session_id, run("echo one")) == "end_turn"
         assert len(editor.asked) == 1
@@ -116,11 +165,12 @@ async def test_a_confirmation_is_a_permission_request(
         assert ended.tool_call_id == editor.asked[0]["tool_call"].tool_call_id
 
 
-async def test_a_turn_is_cancelled(client: Client, fake_agent: FakeAgent) -> None:
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_turn_is_cancelled(client: Client, fake_agent: FakeAgent, door: str) -> None:
     slept = CommandResult(exit_code=0, stdout="", stderr="")
     fake_agent.on_command("sleep", slept, seconds=30)
     editor = Editor()
-    async with agent_for(client, editor) as connection:
+    async with agent_for(client, editor, door) as connection:
         session_id = (await connection.new_session(cwd="/", mcp_servers=[])).session_id
         async with asyncio.timeout(20), asyncio.TaskGroup() as group:
             turn = group.create_task(prompt(connection, session_id, run("sleep 30")))
@@ -129,8 +179,11 @@ async def test_a_turn_is_cancelled(client: Client, fake_agent: FakeAgent) -> Non
         assert turn.result() == "cancelled"
 
 
-async def test_what_cannot_be_done_is_an_error_and_the_agent_goes_on(client: Client) -> None:
-    async with agent_for(client, Editor()) as connection:
+@pytest.mark.parametrize("door", DOORS)
+async def test_what_cannot_be_done_is_an_error_and_the_agent_goes_on(
+    client: Client, door: str
+) -> None:
+    async with agent_for(client, Editor(), door) as connection:
         for wrong in (
             connection.load_session(session_id="no", cwd="/", mcp_servers=[]),
             prompt(connection, "0" * 32, "hello"),
@@ -141,3 +194,86 @@ async def test_what_cannot_be_done_is_an_error_and_the_agent_goes_on(client: Cli
         session_id = (await connection.new_session(cwd="/", mcp_servers=[])).session_id
         with pytest.raises(acp.RequestError):
             await prompt(connection, session_id, "  ")
+
+
+async def test_an_editor_elsewhere_goes_on_in_a_new_connection_without_a_gap(
+    client: Client, service: Service, fake_agent: FakeAgent
+) -> None:
+    first, second, third = Editor(), Editor(), Editor()
+    async with agent_for(client, first, "socket") as connection:
+        session_id = (await connection.new_session(cwd="/", mcp_servers=[])).session_id
+        assert await prompt(connection, session_id, run("echo one")) == "end_turn"
+        # What the agent does while nobody is connected is in the conversation.
+        fake_agent.may_run.clear()
+        async with asyncio.TaskGroup() as group:
+            lost = group.create_task(reason_of(prompt(connection, session_id, run("echo two"))))
+            await client.wait_for_execution(session_id, "running")
+            await service.restart()
+        assert "close" in lost.result().lower()
+    fake_agent.may_run.set()
+    await client.wait_for_execution(session_id, "finished")
+    async with agent_for(client, second, "socket") as connection:
+        await connection.resume_session(session_id=session_id, cwd="/", mcp_servers=[])
+        assert second.updates == []
+        assert await prompt(connection, session_id, "[script:say]") == "end_turn"
+        assert second.texts("user_message_chunk") == []
+    async with agent_for(client, third, "socket") as connection:
+        await connection.load_session(session_id=session_id, cwd="/", mcp_servers=[])
+        said = [run("echo one"), run("echo two"), "[script:say]"]
+        assert third.texts("user_message_chunk") == said
+        assert third.kinds.count("tool_call") == third.kinds.count("tool_call_update") == 2
+        await connection.list_sessions()
+
+
+async def test_the_socket_does_what_its_key_may_do(client: Client, service: Service) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        async with remote_agent(service.client_with(None), Editor()):
+            pass
+    assert refused.value.response.status_code == 401
+    async with agent_for(await service.make_client("ann", Role.VIEWER), Editor(), "socket") as one:
+        assert (await one.list_sessions()).sessions == []
+        assert "may only read" in await reason_of(one.new_session(cwd="/", mcp_servers=[]))
+    assert (await client.get("/acp")).status == 400
+    order = {"repository": "octocat/hello-world", "branch": "main"}
+    async with remote_agent(client, Editor(), **order) as connection:
+        await connection.initialize(protocol_version=acp.PROTOCOL_VERSION)
+        await connection.new_session(cwd="/", mcp_servers=[])
+    [found] = (await client.get("/api/v1/app-conversations/start-tasks/search")).json()["items"]
+    assert found["request"]["selected_repository"] == "octocat/hello-world"
+
+
+async def test_an_editor_is_cut_off_with_its_key(service: Service) -> None:
+    other = await service.make_client("ann", Role.MEMBER)
+    [key] = (await other.get("/api/keys")).json()
+    async with agent_for(other, Editor(), "socket") as connection:
+        assert (await connection.list_sessions()).sessions == []
+        await service.app[KEYRING].revoke_key(key["id"])
+        async with asyncio.timeout(20):
+            while "close" not in (await reason_of(connection.list_sessions())).lower():
+                pass
+
+
+async def test_one_user_has_so_many_editors_connected_and_one_editor_so_much_at_work(
+    client: Client, service: Service
+) -> None:
+    section = {"enabled": True, "connections_per_user": 1}
+    extensions = {**service.config.extensions, "acp_agent": section}
+    service.config = msgspec.structs.replace(service.config, extensions=extensions)
+    await service.restart()
+    async with agent_for(client, Editor(), "socket"):
+        with pytest.raises(InvalidStatus) as refused:
+            async with remote_agent(client, Editor()):
+                pass
+        assert refused.value.response.status_code == 429
+    async with asyncio.timeout(20), aiohttp.ClientSession() as http:
+        headers = {"X-Session-API-Key": client.key or ""}
+        async with http.ws_connect(f"{client.base_url}/acp", headers=headers) as socket:
+            for number in range(100):
+                body = {"jsonrpc": "2.0", "id": number, "method": "session/new", "params": {}}
+                await socket.send_json(body)
+            await socket.send_str("no JSON")
+            codes: set[int] = set()
+            while codes != {-32000, -32700}:
+                answer = await socket.receive_json()
+                if answer.get("error"):
+                    codes.add(answer["error"]["code"])

@@ -23,7 +23,10 @@ from tests.resilience.server import Server, serving
 from tests.service import Answer
 
 _CONFIG: Final = Config(
-    extensions={name: {"enabled": True} for name in ("runtime_api", "sharing", "mcp_server")}
+    extensions={
+        name: {"enabled": True}
+        for name in ("runtime_api", "sharing", "mcp_server", "sign_in", "acp_agent")
+    }
 )
 OPERATIONS: Final = list(description_of(published_routes(_CONFIG)).operations())
 
@@ -44,6 +47,11 @@ OPEN: Final = frozenset(
         "/api/v1/web-client/config",
         "/api/v1/logins",
         "/api/v1/logins/link",
+        "/api/v1/logins/providers",
+        "/api/v1/sign-in",
+        "/api/v1/sign-in/attempts",
+        "/api/v1/sign-in/proxy",
+        "/api/v1/sign-in/{login_provider}/logout",
         "/api/automation/v1/events/{automation_id}",
         "/docs",
         "/docs/icon.svg",

@@ -41,9 +41,9 @@ export const storedLogin = () => localStorage.getItem(STORED_LOGIN);
 
 const loginHeader = () => (storedLogin() ? { [LOGIN_HEADER]: storedLogin() } : {});
 
-/** Log in with `{api_key}` or `{token}`. */
-export async function logIn(order) {
-  const { page_token } = await call("POST", `${V1}/logins`, order);
+/** Log in with `{api_key}` or `{token}`, or with what another path of the API wants. */
+export async function logIn(order, path = `${V1}/logins`) {
+  const { page_token } = await call("POST", path, order);
   localStorage.setItem(STORED_LOGIN, page_token);
 }
 

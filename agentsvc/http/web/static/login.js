@@ -1,11 +1,37 @@
-// The page on which a browser logs in, with an API key or with a link. It says whose the link is, and who is logged in.
+// The page on which a browser logs in: with an API key, with a link, or by a provider, which sends the browser back here. It says whose
+// the link is, and who is logged in.
 import { BASE, call, logIn, logOut, post, storedLogin, V1 } from "./api.js";
 import { html, useState } from "./html.js";
 import { useLoaded } from "./store.js";
 import { Button, Problem, Spinner, TextField } from "./ui.js";
 import { t } from "./words.js";
 
-const token = new URLSearchParams(location.search).get("token") ?? "";
+const given = new URLSearchParams(location.search);
+const token = given.get("token") ?? "";
+const invitation = given.get("invitation") ?? undefined;
+
+/** Where this tab keeps the sign-in that it has begun: who has made another begin has no part in it. */
+const BEGUN = `agentsvc-sign-in ${BASE.pathname}`;
+
+/** Go to a provider, which sends the browser back to this page. */
+async function goTo(provider) {
+  const { url, binding } = await post(`${V1}/sign-in/attempts`, { provider, invitation });
+  sessionStorage.setItem(BEGUN, binding);
+  location.assign(url);
+}
+
+/** End the sign-in that a provider has sent the browser back from, if it has. */
+async function comeBack(current) {
+  const state = given.get("state");
+  if (!state) return;
+  const binding = sessionStorage.getItem(BEGUN) ?? "";
+  sessionStorage.removeItem(BEGUN);
+  history.replaceState(null, "", "login");
+  const refused = given.get("error");
+  if (refused) throw new Error(t("The provider has not signed you in: {0}", given.get("error_description") ?? refused));
+  if (!binding) throw new Error(t("This sign-in was not begun in this tab; begin it anew"));
+  await begin({ state, code: given.get("code") ?? "", binding, iss: given.get("iss") }, current, `${V1}/sign-in`);
+}
 
 /** Return the name of who is logged in here, or an empty text. */
 async function findCurrent() {
@@ -19,28 +45,31 @@ async function findCurrent() {
 }
 
 /** Begin a login instead of the one that there may be. */
-async function begin(order, current) {
+async function begin(order, current, path) {
   if (current) await logOut();
-  await logIn(order);
+  await logIn(order, path);
   location.replace(BASE.href);
 }
 
 export function LoginPage() {
   const known = useLoaded(async () => {
     const current = await findCurrent();
+    await comeBack(current);
     const linked = token && (await post(`${V1}/logins/link`, { token })).user_name;
     return { current, linked };
   });
   const [error, setError] = useState(null);
+  const providers = useLoaded(() => call("GET", `${V1}/logins/providers`));
   const { current, linked } = known.value ?? {};
-  const act = (order) => async () => {
+  const act = (order, path) => async () => {
     setError(null);
     try {
-      await begin(order, current);
+      await begin(order, current, path);
     } catch (problem) {
       setError(problem);
     }
   };
+  const signIn = ({ name }) => (name ? () => goTo(name).catch(setError) : act({ invitation }, `${V1}/sign-in/proxy`));
   return html`
     <main class="alone">
       <h1>${t("Log in")}</h1>
@@ -48,7 +77,8 @@ export function LoginPage() {
       ${known.isLoading && html`<${Spinner} />`}
       ${current && html`<p role="note">${t("This browser is logged in as")} <strong>${current}</strong>. <a href=${BASE.href}>${t("Stay logged in")}</a></p>`}
       ${known.value && (linked ? html`<${ByLink} name=${linked} current=${current} onLogin=${act({ token })} />` : html`<${ByKey} current=${current} act=${act} />`)}
-      ${known.error && token && html`<p><a href="login">${t("Log in with an API key")}</a></p>`}
+      ${!linked && providers.value?.map((one) => html`<div class="actions"><${Button} kind="primary" onPress=${signIn(one)} label=${t("Sign in with {0}", one.title)} /></div>`)}
+      ${known.error && html`<p><a href="login">${t("Log in with an API key")}</a></p>`}
     </main>
   `;
 }

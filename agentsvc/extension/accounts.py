@@ -1,0 +1,53 @@
+"""Users, their keys, and logins of browsers, for what lets users in by other means than a key."""
+
+from agentsvc.accounts import (
+    KEY_PREFIX,
+    Login,
+    LoginProvider,
+    LoginToken,
+    Role,
+    UserPatch,
+    add_user,
+    change_user,
+    get_user,
+    insert_key,
+)
+from agentsvc.http import (
+    KEYRING,
+    LOGIN_PROVIDERS,
+    LOGINS,
+    OPEN_CONNECTIONS,
+    NewLogin,
+    answer_login,
+    browser_of,
+    check_login,
+    is_from_proxy,
+    keys_of,
+    note_login,
+    read_form,
+)
+
+__all__ = [
+    "KEYRING",
+    "KEY_PREFIX",
+    "LOGINS",
+    "LOGIN_PROVIDERS",
+    "OPEN_CONNECTIONS",
+    "Login",
+    "LoginProvider",
+    "LoginToken",
+    "NewLogin",
+    "Role",
+    "UserPatch",
+    "add_user",
+    "answer_login",
+    "browser_of",
+    "change_user",
+    "check_login",
+    "get_user",
+    "insert_key",
+    "is_from_proxy",
+    "keys_of",
+    "note_login",
+    "read_form",
+]

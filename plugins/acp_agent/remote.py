@@ -1,0 +1,178 @@
+"""The agent over a WebSocket: one connection is what the command is over its standard streams.
+
+It asks the server as the command does, with the key that opened the WebSocket, so that scopes, limits,
+quotas and the audit log are those of the API.
+"""
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator
+from concurrent.futures import CancelledError
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from agentsvc.base import BadRequest, NotAllowed, NotAuthenticated, Secret, TooManyRequests, new_id
+from agentsvc.cli.extension import Api
+from agentsvc.extension.accounts import KEYRING, OPEN_CONNECTIONS, keys_of
+from agentsvc.extension.server import Extension, Server
+from agentsvc.extension.web import CONFIG, LIVE, PRINCIPAL, Example, Route, Scope, read_query
+
+from .agent import Agent, Order
+from .connection import Connection
+from .settings import AcpAgentConfig
+
+PATH: Final = "/acp"
+_CONNECTION_ID: Final = "Acp-Connection-Id"
+_BEAT_SECONDS: Final = 20.0
+_CLOSE_SECONDS: Final = 2.0
+_SEND_SECONDS: Final = 60.0
+_MOST_WAITING: Final = 256
+
+
+class OrderQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """What new sessions of a connection work on, and with which model."""
+
+    repository: str | None = None
+    """Repository to clone, as `owner/name`; left out: none"""
+    branch: str | None = None
+    """Branch to check out; left out: the default one"""
+    model: str | None = None
+    """Model; left out: that of the settings"""
+
+
+class RemoteAgent(Extension[AcpAgentConfig]):
+    """Answers editors elsewhere."""
+
+    Config = AcpAgentConfig
+
+    def routes(self) -> Iterable[Route]:
+        """Return the WebSocket."""
+        yield Route(
+            method="GET",
+            path=PATH,
+            handler=self.get_agent,
+            scope=Scope.READ,
+            rank="P3",
+            summary="Be an agent for an editor, over a WebSocket (Agent Client Protocol)",
+            query=OrderQuery,
+            answer=None,
+            status=HTTPStatus.SWITCHING_PROTOCOLS,
+            errors=(BadRequest, NotAllowed, TooManyRequests),
+            example=Example(query={"repository": "octocat/hello-world"}),
+            is_stream=True,
+        )
+
+    @asynccontextmanager
+    async def run(self, _server: Server) -> AsyncIterator[None]:
+        """Count who is connected."""
+        self._connected: Counter[str] = Counter()
+        yield
+
+    async def get_agent(self, request: web.Request) -> web.StreamResponse:
+        """GET /acp.
+
+        A WebSocket whose text frames are the messages of the protocol, as its proposal for remote
+        agents has it; there is no streamable HTTP. A session is a conversation, as with `agentsvc
+        acp`. What is told meanwhile is not lost with a connection: load or resume the session in the
+        next one.
+        """
+        found = read_query(request, OrderQuery)
+        order = Order(repository=found.repository, branch=found.branch, model=found.model)
+        socket = web.WebSocketResponse(
+            heartbeat=_BEAT_SECONDS,
+            compress=False,
+            timeout=_CLOSE_SECONDS,
+            max_msg_size=request.app[CONFIG].server.max_body_bytes,
+        )
+        if not socket.can_prepare(request):
+            raise BadRequest("This is a WebSocket for editors; see the guide")
+        api = Api(_own_url(request), await _key_of(request))
+        with self._admitted(request[PRINCIPAL].user_id):
+            socket.headers[_CONNECTION_ID] = new_id()
+            await socket.prepare(request)
+            await _serve(request, socket, api, order)
+        return socket
+
+    @contextlib.contextmanager
+    def _admitted(self, user_id: str) -> Iterator[None]:
+        if self._connected[user_id] >= self.config.connections_per_user:
+            raise TooManyRequests("So many editors are connected already; close one of them")
+        self._connected[user_id] += 1
+        try:
+            yield
+        finally:
+            self._connected[user_id] -= 1
+            self._connected += Counter()
+
+
+async def _serve(
+    request: web.Request, socket: web.WebSocketResponse, api: Api, order: Order
+) -> None:
+    """Answer until the editor, its key or the server is gone."""
+    loop = asyncio.get_running_loop()
+    inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+    def send(line: bytes) -> None:
+        try:
+            sending = asyncio.run_coroutine_threadsafe(socket.send_str(line.decode()), loop)
+            sending.result(_SEND_SECONDS)
+        except (OSError, RuntimeError, CancelledError):
+            # It has gone, or takes nothing any more.
+            connection.end()
+
+    connection = Connection(iter(inbox.get, None), send)
+    agent = Agent(api, connection, order)
+    # What it does waits for answers of this server: it may take none of the loop's own threads.
+    threading.Thread(target=connection.serve, args=(agent.answer,), daemon=True).start()
+    lost = asyncio.Event()
+    try:
+        with (
+            request.app[LIVE].opened() as over,
+            request.app[OPEN_CONNECTIONS].held(request[PRINCIPAL], lost.set),
+        ):
+            async with asyncio.TaskGroup() as group:
+                works = [
+                    group.create_task(one)
+                    for one in (_take(socket, inbox), over.wait(), lost.wait())
+                ]
+                await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+                for work in works:
+                    work.cancel()
+    finally:
+        connection.end()
+        inbox.put(None)
+    await socket.close(
+        code=WSCloseCode.POLICY_VIOLATION if lost.is_set() else WSCloseCode.GOING_AWAY
+    )
+
+
+async def _take(socket: web.WebSocketResponse, inbox: "queue.SimpleQueue[bytes | None]") -> None:
+    """Take messages while the editor sends no more than are answered."""
+    async for message in socket:
+        if message.type is WSMsgType.TEXT:
+            inbox.put(message.data.encode())
+        if inbox.qsize() > _MOST_WAITING:
+            return
+
+
+async def _key_of(request: web.Request) -> Secret:
+    """Return the key by which the caller was let in; a login of a browser has none."""
+    for key in keys_of(request):
+        with contextlib.suppress(NotAuthenticated):
+            if (await request.app[KEYRING].identify(key)).key_id == request[PRINCIPAL].key_id:
+                return Secret(key)
+    raise NotAllowed("Editors show an API key, in a header")
+
+
+def _own_url(request: web.Request) -> str:
+    """Return where this server itself reaches the server: as the editor, or its proxy, just did."""
+    address: Any = request.transport.get_extra_info("sockname") if request.transport else None
+    host, port = address[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,21 @@
+"""What an operator can set for editors that reach the server by the Agent Client Protocol."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+
+class AcpAgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `acp_agent` section: editors on other machines, without a command there."""
+
+    enabled: Annotated[
+        bool,
+        Meta(
+            description="Serve the Agent Client Protocol over WebSockets at /acp, so that editors use"
+            " the server as a remote agent with a user's key"
+        ),
+    ] = False
+    connections_per_user: Annotated[
+        int,
+        Meta(ge=1, le=1000, description="Most editors of one user that are connected at a time"),
+    ] = 10

@@ -1,0 +1,295 @@
+"""A provider that speaks OpenID Connect: where it is, its keys, and whether its tokens are good.
+
+joserfc checks signatures and claims. Metadata and keys are fetched when they are first needed; keys again
+for a token that names one that is not known, since providers change them.
+"""
+
+import asyncio
+import hashlib
+import ipaddress
+import logging
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, urlencode, urlsplit
+
+import aiohttp
+import msgspec
+
+from agentsvc.base import NotAuthenticated, SignInUnavailable, StartFailed, monotonic, now
+
+from .settings import ProviderConfig
+
+try:
+    from joserfc import jwt
+    from joserfc.errors import InvalidKeyIdError, JoseError
+    from joserfc.jwk import JWKRegistry, Key, KeySet
+except ImportError as exc:
+    raise StartFailed(
+        "Sign-in needs the package joserfc", hint="install agentsvc with the extra `oidc`"
+    ) from exc
+
+log = logging.getLogger(__name__)
+
+type Claims = dict[str, Any]
+
+_ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+_ALGORITHMS_OF_CURVES: Final = ("ES256", "ES384", "ES512", "Ed25519", "EdDSA")
+_KEY_TYPES: Final = ("RSA", "EC", "OKP")
+_SECONDS: Final = 10.0
+_LARGEST_BYTES: Final = 512 * 1024
+_METADATA_SECONDS: Final = 3600.0
+_KEYS_AGAIN_SECONDS: Final = 1.0
+"""Tokens that nobody has signed can be sent by anybody, and must not make a provider busy."""
+_LOGOUT_SECONDS: Final = 300
+_LOGOUT: Final = "http://schemas.openid.net/event/backchannel-logout"
+
+
+class Metadata(msgspec.Struct, frozen=True, kw_only=True):
+    """What a provider says of itself."""
+
+    issuer: str
+    authorization_endpoint: str
+    token_endpoint: str
+    jwks_uri: str
+    token_endpoint_auth_methods_supported: tuple[str, ...] = ("client_secret_basic",)
+
+
+class _Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    id_token: str
+
+
+class _Keys(msgspec.Struct, frozen=True, kw_only=True):
+    keys: list[dict[str, Any]]
+
+
+class Provider:
+    """One provider of the configuration."""
+
+    def __init__(
+        self, name: str, config: ProviderConfig, session: aiohttp.ClientSession, *, skew: int
+    ) -> None:
+        self.name = name
+        self.config = config
+        self._session = session
+        self._skew = skew
+        self._secret = _read_secret(name, config.client_secret_file)
+        self._lock = asyncio.Lock()
+        self._metadata: Metadata | None = None
+        self._metadata_at = 0.0
+        self._keys: KeySet = KeySet([])
+        self._keys_at = float("-inf")
+        self._told: dict[str, float] = {}
+        if not _is_safe(config.issuer):
+            raise StartFailed(f"`sign_in.providers.{name}.issuer` has to be an https URL")
+
+    async def authorization_url(
+        self, *, state: str, nonce: str, verifier: str, redirect_uri: str
+    ) -> str:
+        """Return where a browser goes to sign in; raises SignInUnavailable."""
+        metadata = await self._describe()
+        digest = hashlib.sha256(verifier.encode()).digest()
+        query = {
+            "response_type": "code",
+            "client_id": self.config.client_id,
+            "scope": " ".join(self.config.scopes),
+            "redirect_uri": redirect_uri,
+            "state": state,
+            "nonce": nonce,
+            "code_challenge": urlsafe_b64encode(digest).rstrip(b"=").decode(),
+            "code_challenge_method": "S256",
+        }
+        url = metadata.authorization_endpoint
+        return f"{url}{'&' if '?' in url else '?'}{urlencode(query)}"
+
+    async def redeem(self, code: str, *, nonce: str, verifier: str, redirect_uri: str) -> Claims:
+        """Return what the provider says of who has signed in.
+
+        Raises NotAuthenticated for a code or an answer that is not good, and SignInUnavailable.
+        """
+        metadata = await self._describe()
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": redirect_uri,
+            "code_verifier": verifier,
+        }
+        headers = {"Accept": "application/json"}
+        if not self._secret:
+            form["client_id"] = self.config.client_id
+        elif "client_secret_basic" in metadata.token_endpoint_auth_methods_supported:
+            client = (quote(one, safe="") for one in (self.config.client_id, self._secret))
+            headers["Authorization"] = aiohttp.encode_basic_auth(*client)
+        else:
+            form |= {"client_id": self.config.client_id, "client_secret": self._secret}
+        status, body = await self._ask("POST", metadata.token_endpoint, headers, form)
+        if status in (400, 401, 403):
+            log.warning(
+                "sign-in refused by its provider",
+                extra={"provider": self.name, "reason": body[:200].decode(errors="replace")},
+            )
+            raise NotAuthenticated("The provider does not accept this sign-in; begin it anew")
+        tokens = self._decoded(status, body, _Tokens)
+        claims = await self._verify(tokens.id_token, {"nonce": {"essential": True, "value": nonce}})
+        audience = claims["aud"]
+        if claims.get("azp", self.config.client_id) != self.config.client_id or (
+            isinstance(audience, list) and len(audience) > 1 and "azp" not in claims
+        ):
+            raise self._refused("its token is for another client")
+        return claims
+
+    async def check_logout(self, token: str) -> Claims:
+        """Return whose logins a provider ends (OpenID Connect Back-Channel Logout).
+
+        Raises NotAuthenticated for a token that is not good, or was told before.
+        """
+        claims = await self._verify(
+            token, {"iat": {"essential": True}, "jti": {"essential": True}}, needs_subject=False
+        )
+        events = claims.get("events")
+        if not isinstance(events, dict) or _LOGOUT not in events or "nonce" in claims:
+            raise self._refused("its token ends no logins")
+        moment = now().timestamp()
+        if claims["iat"] < moment - _LOGOUT_SECONDS - self._skew:
+            raise self._refused("its token is old")
+        self._told = {one: until for one, until in self._told.items() if until > moment}
+        if str(claims["jti"]) in self._told:
+            raise self._refused("its token was used before")
+        self._told[str(claims["jti"])] = moment + _LOGOUT_SECONDS + 2 * self._skew
+        return claims
+
+    def check_issuer(self, said: str | None) -> None:
+        """Raise NotAuthenticated where an answer says that it is from another one (RFC 9207)."""
+        if said is not None and said != self.config.issuer:
+            raise self._refused("the answer is from another provider")
+
+    async def _verify(
+        self, token: str, more: Mapping[str, Any], *, needs_subject: bool = True
+    ) -> Claims:
+        try:
+            try:
+                found = self._decode_token(token)
+            except (InvalidKeyIdError, LookupError):
+                await self._fetch_keys()
+                found = self._decode_token(token)
+            registry = jwt.JWTClaimsRegistry(
+                leeway=self._skew,
+                iss={"essential": True, "value": self.config.issuer},
+                aud={"essential": True, "value": self.config.client_id},
+                exp={"essential": True},
+                sub={"essential": needs_subject},
+                **more,
+            )
+            registry.validate(found.claims)
+        except (JoseError, ValueError, TypeError, LookupError) as exc:
+            raise self._refused(f"its token is not good ({type(exc).__name__})") from exc
+        return found.claims
+
+    def _decode_token(self, token: str) -> jwt.Token:
+        return jwt.decode(token, self._keys, [*_ALGORITHMS, *_ALGORITHMS_OF_CURVES])
+
+    def _refused(self, why: str) -> NotAuthenticated:
+        log.warning("sign-in refused", extra={"provider": self.name, "reason": why})
+        return NotAuthenticated(f"The sign-in by `{self.name}` is not good: {why}")
+
+    # What it says of itself
+
+    async def _describe(self) -> Metadata:
+        async with self._lock:
+            if self._metadata and monotonic() - self._metadata_at < _METADATA_SECONDS:
+                return self._metadata
+            url = f"{self.config.issuer.rstrip('/')}/.well-known/openid-configuration"
+            found = self._decoded(*await self._ask("GET", url), Metadata)
+            ends = (found.authorization_endpoint, found.token_endpoint, found.jwks_uri)
+            if found.issuer != self.config.issuer:
+                raise self._unavailable(f"it calls itself {found.issuer!r}")
+            if not all(_is_safe(one) for one in ends):
+                raise self._unavailable("an address of it is no https URL")
+            self._metadata, self._metadata_at = found, monotonic()
+            return found
+
+    async def _fetch_keys(self) -> None:
+        metadata = await self._describe()
+        async with self._lock:
+            if monotonic() - self._keys_at < _KEYS_AGAIN_SECONDS:
+                return
+            self._keys_at = monotonic()
+            found = self._decoded(*await self._ask("GET", metadata.jwks_uri), _Keys)
+            self._keys = KeySet([key for one in found.keys if (key := _key_of(one)) is not None])
+
+    async def _ask(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        form: Mapping[str, str] | None = None,
+    ) -> tuple[int, bytes]:
+        options: dict[str, Any] = {"headers": headers, "data": form, "allow_redirects": False}
+        try:
+            async with self._session.request(method, url, **options) as response:
+                body = bytearray()
+                async for part in response.content.iter_any():
+                    body += part
+                    if len(body) > _LARGEST_BYTES:
+                        raise self._unavailable("its answer is too large")
+                return response.status, bytes(body)
+        except (aiohttp.ClientError, OSError, ValueError) as exc:
+            raise self._unavailable(type(exc).__name__) from exc
+
+    def _decoded[T](self, status: int, body: bytes, kind: type[T]) -> T:
+        if status != 200:  # noqa: PLR2004  # an HTTP status reads best as a number
+            raise self._unavailable(f"it answered {status}")
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+            raise self._unavailable("its answer is not understood") from exc
+
+    def _unavailable(self, why: str) -> SignInUnavailable:
+        log.warning("sign-in provider unavailable", extra={"provider": self.name, "reason": why})
+        return SignInUnavailable(f"The provider `{self.name}` cannot be used now: {why}")
+
+
+def new_session() -> aiohttp.ClientSession:
+    """Return what providers are asked with; the environment may name a proxy."""
+    return aiohttp.ClientSession(
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=_SECONDS),
+        trust_env=True,
+    )
+
+
+def _read_secret(name: str, path: str) -> str:
+    if not path:
+        return ""
+    try:
+        return Path(path).expanduser().read_text().strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise StartFailed(
+            f"`sign_in.providers.{name}.client_secret_file` cannot be read: {path}"
+        ) from exc
+
+
+def _key_of(shown: dict[str, Any]) -> Key | None:
+    """Return a key that signs, or None for one of another use or kind."""
+    if shown.get("kty") not in _KEY_TYPES or shown.get("use", "sig") != "sig":
+        return None
+    try:
+        return JWKRegistry.import_key(shown)
+    except (JoseError, ValueError, TypeError, LookupError):
+        return None
+
+
+def _is_safe(url: str) -> bool:
+    """Whether nobody on the way reads or changes what is sent there."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+    except ValueError:
+        return False
+    if parts.scheme != "http":
+        return parts.scheme == "https" and bool(host)
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,393 @@
+"""The API of sign-in: the login page begins and ends sign-ins, providers end logins."""
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Annotated, Any, Final
+
+import msgspec
+from aiohttp import hdrs, web
+from msgspec import Meta
+
+from agentsvc.base import (
+    BadRequest,
+    Conflict,
+    NotAllowed,
+    NotAuthenticated,
+    NotFound,
+    SentSecret,
+    ShownSecret,
+    SignInUnavailable,
+    TooManyRequests,
+    now,
+    to_stored,
+)
+from agentsvc.extension.accounts import (
+    KEYRING,
+    LOGIN_PROVIDERS,
+    LOGINS,
+    OPEN_CONNECTIONS,
+    LoginProvider,
+    NewLogin,
+    answer_login,
+    browser_of,
+    check_login,
+    is_from_proxy,
+    note_login,
+    read_form,
+)
+from agentsvc.extension.server import Extension, Server
+from agentsvc.extension.web import (
+    FORM,
+    JSON,
+    SUCCESS,
+    Example,
+    Handler,
+    Route,
+    Scope,
+    Success,
+    Time,
+    json_response,
+    links_of,
+    path_text,
+    read_json,
+)
+
+from .attempts import Attempts
+from .identities import MIGRATIONS, Identities, Person
+from .provider import Claims, Provider, new_session
+from .roles import role_of
+from .settings import SignInConfig
+
+PREFIX: Final = "/api/v1/sign-in"
+_PROXY: Final = ""
+"""What the proxy is called among the providers, none of which has this name."""
+_LONGEST_NAME: Final = 100
+_LONGEST_SUBJECT: Final = 255
+
+_ERRORS: Final = (
+    BadRequest,
+    NotAllowed,
+    NotAuthenticated,
+    NotFound,
+    Conflict,
+    TooManyRequests,
+    SignInUnavailable,
+)
+
+type Token = Annotated[SentSecret, Meta(min_length=1, max_length=1000)]
+type Name = Annotated[str, Meta(min_length=1, max_length=100)]
+
+
+class AttemptOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """A sign-in that is to begin."""
+
+    provider: Name
+    """Name of the provider, as `GET /api/v1/logins/providers` lists it"""
+    invitation: Token | None = None
+    """Token of an invitation, at most 1000 characters; null without one"""
+
+
+class BegunSignIn(msgspec.Struct, frozen=True, kw_only=True):
+    """A sign-in that has begun."""
+
+    url: str
+    """Where the browser goes to sign in"""
+    binding: ShownSecret
+    """What the page keeps in its own storage until the provider has sent the browser back"""
+
+
+class SignInAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a provider has sent the browser back with, and what the page kept."""
+
+    state: Token
+    """`state` of the address, at most 1000 characters"""
+    code: Annotated[SentSecret, Meta(min_length=1, max_length=4096)]
+    """`code` of the address, at most 4096 characters"""
+    binding: Token
+    """What the beginning of the sign-in answered, at most 1000 characters"""
+    iss: Annotated[str, Meta(max_length=1000)] | None = None
+    """`iss` of the address; null where the provider sends none"""
+
+
+class ProxyOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """A sign-in by the proxy in front of the server, which says in a header who it is."""
+
+    invitation: Token | None = None
+    """Token of an invitation, at most 1000 characters; null without one"""
+
+
+class InvitationOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """Whom to invite."""
+
+    user_name: Name
+    """Name of a user of this server; who signs in with the invitation is this user from then on"""
+
+
+class Invitation(msgspec.Struct, frozen=True, kw_only=True):
+    """An invitation, which counts once."""
+
+    url: ShownSecret
+    """Address to open in a browser; shown here only"""
+    expires_at: Time
+    """When it is worth nothing any more"""
+
+
+class LogoutForm(msgspec.Struct, frozen=True, kw_only=True):
+    """What a provider sends when somebody has logged out there."""
+
+    logout_token: Annotated[SentSecret, Meta(min_length=1, max_length=20_000)]
+    """A signed token that says who, at most 20,000 characters"""
+
+
+class SignIn(Extension[SignInConfig]):
+    """Logs browsers in for whom a provider, or a proxy, vouches."""
+
+    Config = SignInConfig
+    prefix = PREFIX
+    migrations = MIGRATIONS
+
+    def routes(self) -> Iterable[Route]:
+        """Return what the login page uses, invitations, and the logout by providers."""
+        yield _post(
+            "/attempts",
+            self.post_attempt,
+            "Begin to sign in by a provider",
+            (AttemptOrder, BegunSignIn),
+            {"provider": "company"},
+        )
+        yield _post(
+            "",
+            self.post_answer,
+            "Log a browser in with the answer of a provider",
+            (SignInAnswer, NewLogin),
+            {"state": "of the address", "code": "of the address", "binding": "kept"},
+            status=201,
+        )
+        yield _post(
+            "/proxy",
+            self.post_proxy,
+            "Log a browser in whose user a trusted proxy names",
+            (ProxyOrder, NewLogin),
+            {},
+            status=201,
+        )
+        yield _post(
+            "/invitations",
+            self.post_invitation,
+            "Invite somebody to be a user",
+            (InvitationOrder, Invitation),
+            {"user_name": "admin"},
+            status=201,
+            scope=Scope.ADMIN,
+        )
+        yield _post(
+            "/{login_provider}/logout",
+            self.post_logout,
+            "End the logins of somebody who has logged out at a provider",
+            (LogoutForm, Success),
+            {"logout_token": "a token of the provider"},
+            reads=(FORM, JSON),
+        )
+
+    def install(self, app: web.Application) -> None:
+        """Have the login page show the providers."""
+        shown = [
+            LoginProvider(name=name, title=one.title or name)
+            for name, one in self.config.providers.items()
+        ]
+        if self.config.proxy.user_header:
+            title = self.config.proxy.title or "this network"
+            shown.append(LoginProvider(name=_PROXY, title=title))
+        app[LOGIN_PROVIDERS] = tuple(shown)
+
+    @asynccontextmanager
+    async def run(self, server: Server) -> AsyncIterator[None]:
+        """Have what providers are asked with."""
+        self._identities = Identities(server.database)
+        self._attempts = Attempts()
+        async with new_session() as session:
+            skew = self.config.clock_skew_seconds
+            self._providers = {
+                name: Provider(name, one, session, skew=skew)
+                for name, one in self.config.providers.items()
+            }
+            yield
+
+    async def post_attempt(self, request: web.Request) -> web.Response:
+        """POST /sign-in/attempts.
+
+        The page keeps `binding` in storage of its own origin and sends the browser to `url`; the
+        provider sends it back to `/login` of this server.
+        """
+        check_login(request)
+        order = await read_json(request, _ATTEMPT)
+        provider = self._provider(order.provider)
+        state, binding, attempt = self._attempts.begin(
+            order.provider,
+            redirect_uri=f"{links_of(request).base}/login",
+            invitation=order.invitation,
+        )
+        url = await provider.authorization_url(
+            state=state,
+            nonce=attempt.nonce,
+            verifier=attempt.verifier,
+            redirect_uri=attempt.redirect_uri,
+        )
+        return json_response(BegunSignIn(url=url, binding=binding))
+
+    async def post_answer(self, request: web.Request) -> web.Response:
+        """POST /sign-in.
+
+        Only for the page that began the sign-in, once. The answer is that of a login with a key.
+        """
+        check_login(request)
+        order = await read_json(request, _ANSWER)
+        attempt = self._attempts.take(order.state, order.binding)
+        provider = self._provider(attempt.provider)
+        provider.check_issuer(order.iss)
+        claims = await provider.redeem(
+            order.code,
+            nonce=attempt.nonce,
+            verifier=attempt.verifier,
+            redirect_uri=attempt.redirect_uri,
+        )
+        session = claims.get("sid")
+        return await self._log_in(
+            request,
+            _person_of(provider, claims),
+            attempt.invitation,
+            session=session if isinstance(session, str) else None,
+        )
+
+    async def post_proxy(self, request: web.Request) -> web.Response:
+        """POST /sign-in/proxy.
+
+        Only where `sign_in.proxy` names the header and the request comes from one of
+        `server.trusted_proxies`; everybody else's headers count for nothing.
+        """
+        check_login(request)
+        order = await read_json(request, _PROXY_ORDER)
+        config = self.config.proxy
+        if not config.user_header:
+            raise NotFound("No proxy signs users in here")
+        named = request.headers.getall(config.user_header, [])
+        if not is_from_proxy(request) or len(named) != 1 or not named[0].strip():
+            raise NotAuthenticated("No trusted proxy says who you are")
+        groups = request.headers.get(config.groups_header, "") if config.groups_header else ""
+        person = Person(
+            provider=_PROXY,
+            subject=named[0].strip()[:_LONGEST_SUBJECT],
+            name=named[0].strip()[:_LONGEST_NAME],
+            role=role_of(config, [one.strip() for one in groups.split(",")]),
+            may_be_new=config.new_users,
+            has_groups=bool(config.roles),
+        )
+        return await self._log_in(request, person, order.invitation, session=None)
+
+    async def post_invitation(self, request: web.Request) -> web.Response:
+        """POST /sign-in/invitations.
+
+        For a user of this server who is to sign in by a provider, or by the proxy, from now on.
+        Whoever opens the address first and signs in is that user.
+        """
+        order = await read_json(request, _INVITATION)
+        user_id = await request.app[KEYRING].find_user(order.user_name)
+        if user_id is None:
+            raise NotFound("There is no user of this name; make one first")
+        lifetime = timedelta(days=self.config.invitation_days)
+        token = await self._identities.invite(user_id, lifetime)
+        url = f"{links_of(request).base}/login?invitation={token.reveal()}"
+        found = Invitation(url=url, expires_at=to_stored(now() + lifetime))
+        return json_response(found, status=201)
+
+    async def post_logout(self, request: web.Request) -> web.Response:
+        """POST /sign-in/{login_provider}/logout.
+
+        The back channel by which a provider says that somebody has logged out there; its token is
+        signed, and counts once. Streams of these logins end, too.
+        """
+        form = await read_form(request, _LOGOUT)
+        provider = self._provider(path_text(request, "login_provider"))
+        claims = await provider.check_logout(form.logout_token)
+        subject, session = (_text(claims.get(name)) for name in ("sub", "sid"))
+        if subject is None and session is None:
+            raise NotAuthenticated("The token names neither a user nor a session")
+        ended = await self._identities.logins_of(provider.name, subject=subject, session=session)
+        for user_id, login_id in ended:
+            await request.app[LOGINS].end(user_id, login_id)
+        await request.app[OPEN_CONNECTIONS].look()
+        response = json_response(SUCCESS)
+        response.headers[hdrs.CACHE_CONTROL] = "no-store"
+        return response
+
+    async def _log_in(
+        self, request: web.Request, person: Person, invitation: str | None, *, session: str | None
+    ) -> web.Response:
+        key_id = await self._identities.find_key(person, invitation)
+        logins = request.app[LOGINS]
+        login, token = await logins.begin_for(key_id, client=browser_of(request))
+        await self._identities.note_login(login.id, person, session)
+        await note_login(request, login)
+        return answer_login(request, login, token)
+
+    def _provider(self, name: str) -> Provider:
+        found = self._providers.get(name)
+        if found is None:
+            raise NotFound("There is no provider of this name")
+        return found
+
+
+_ATTEMPT = msgspec.json.Decoder(AttemptOrder)
+_ANSWER = msgspec.json.Decoder(SignInAnswer)
+_PROXY_ORDER = msgspec.json.Decoder(ProxyOrder)
+_INVITATION = msgspec.json.Decoder(InvitationOrder)
+_LOGOUT = msgspec.json.Decoder(LogoutForm)
+
+
+def _post(
+    path: str,
+    handler: Handler,
+    summary: str,
+    shapes: tuple[type, type],
+    example: dict[str, str],
+    *,
+    status: int = 200,
+    scope: Scope = Scope.OPEN,
+    reads: tuple[str, ...] = (JSON,),
+) -> Route:
+    body, answer = shapes
+    return Route(
+        method="POST",
+        path=path,
+        handler=handler,
+        scope=scope,
+        rank="P3",
+        summary=summary,
+        body=body,
+        reads=reads,
+        answer=answer,
+        status=status,
+        errors=_ERRORS,
+        example=Example(body=example),
+    )
+
+
+def _person_of(provider: Provider, claims: Claims) -> Person:
+    """Return who has signed in; raises NotAllowed for who may not, NotAuthenticated for nobody."""
+    config, subject = provider.config, _text(claims.get("sub"))
+    if not subject or len(subject) > _LONGEST_SUBJECT:
+        raise NotAuthenticated("The provider does not say who has signed in")
+    names = (_text(claims.get(one)) for one in (config.name_claim, "email"))
+    return Person(
+        provider=provider.name,
+        subject=subject,
+        name=next((one for one in names if one), subject)[:_LONGEST_NAME],
+        role=role_of(config, claims.get(config.groups_claim)),
+        may_be_new=config.new_users,
+        has_groups=bool(config.roles),
+    )
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
