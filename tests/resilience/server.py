@@ -41,6 +41,7 @@ _CONFIG: Final[Mapping[str, Any]] = {
     "runtime_api": {"enabled": True},
     "sharing": {"enabled": True},
     "sign_in": {"enabled": True},
+    "acp_agent": {"enabled": True},
     "mcp_server": {"enabled": True},
     # Rows send as fast as they can, and with bad keys; `abuse` tries the limits.
     "limits": {"requests_per_minute": 0, "refused_per_minute": 0},
