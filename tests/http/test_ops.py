@@ -112,7 +112,7 @@ async def test_there_are_no_saved_agents(client: Client) -> None:
 ALWAYS_OPEN = {"/alive", "/health", "/ready", "/server_info", "/api/v1/web-client/config"}
 
 
-LOGIN_OPEN = {"/api/v1/logins", "/api/v1/logins/link"}
+LOGIN_OPEN = {"/api/v1/logins", "/api/v1/logins/link", "/api/v1/logins/providers"}
 DELIVERIES_OPEN = {"/api/automation/v1/events/{automation_id}"}
 """What wants a signature in place of a key."""
 DOCS_OPEN = {"/docs", "/docs/viewer.css", "/docs/viewer.js", "/docs/icon.svg"}
