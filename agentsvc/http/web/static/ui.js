@@ -85,7 +85,7 @@ export function Button({ icon, label, onPress, kind = "", isIcon, needs, title, 
   `;
 }
 
-export const Pill = ({ state: [word, tone] }) => html`<span class="pill ${tone}">${word}</span>`;
+export const Pill = ({ state: [word, tone] }) => html`<span class="pill status ${tone}">${word}</span>`;
 
 export const Spinner = ({ label = t("Loading") }) => html`<p class="spinner" role="status">${label}</p>`;
 

@@ -260,7 +260,7 @@ export default {
   "Its name, for clients of the older API; stored only.": "Sein Name, für Clients der älteren API; wird nur gespeichert.",
   "Its name; empty: the conversation's own model.": "Sein Name; leer: das Modell der Konversation.",
   "Its value is gone for good. Agents that use it do not find it any more.": "Der Wert ist endgültig weg. Agenten, die ihn benutzen, finden ihn nicht mehr.",
-  "join any": "kommen in irgendeine",
+  "join any": "kommen in eine, die es gibt",
   "join the newest sandbox": "kommen in die neueste Sandbox",
   "join the one used longest ago": "kommen in die am längsten unbenutzte",
   "join the one with fewest conversations": "kommen in die mit den wenigsten Konversationen",
