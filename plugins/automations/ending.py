@@ -20,7 +20,7 @@ _FAILURES: Final = {
     ExecutionStatus.ERROR: "The agent has failed",
     ExecutionStatus.STUCK: "The agent has repeated itself and was stopped",
 }
-_AT_WORK: Final = (ExecutionStatus.RUNNING, ExecutionStatus.WAITING_FOR_CONFIRMATION)
+AT_WORK: Final = (ExecutionStatus.RUNNING, ExecutionStatus.WAITING_FOR_CONFIRMATION)
 _LONGEST: Final = 2000
 """Characters of what is kept of a result, or a reason."""
 
@@ -48,7 +48,7 @@ def judge(view: ConversationView) -> Verdict | None:
     if status is ExecutionStatus.FINISHED and not is_asked:
         return Verdict(status=RunStatus.COMPLETED, cost=cost)
     reason = _FAILURES.get(status) if status else None
-    if conversation.facts.budget_stop_cost is not None and status not in _AT_WORK:
+    if conversation.facts.budget_stop_cost is not None and status not in AT_WORK:
         reason = "The budget is used up"
     if view.sandbox_status in (SandboxStatus.ERROR, SandboxStatus.MISSING):
         told = view.sandbox.reason if view.sandbox else "it is gone"

@@ -21,7 +21,7 @@ from agentsvc.extension.conversations import (
 from agentsvc.extension.server import Notice, SandboxStatus, Server, Subject
 from agentsvc.extension.storage import Transaction
 
-from .ending import Verdict, halt, judge, settle
+from .ending import AT_WORK, Verdict, halt, judge, settle
 from .model import Run, RunStatus
 from .publication import Publisher
 from .table import AutomationTable, RunTable
@@ -233,6 +233,10 @@ class Follower:
         if await self._conversations.count(user_id, mates) > 1:
             return
         try:
+            found = await self._conversations.get(user_id, view.conversation.id)
+            if found.conversation.has_run_queued or found.execution_status in AT_WORK:
+                # Somebody has said more since: what comes of that ends later.
+                return
             if keep_alive is False:
                 await self._sandboxes.delete(user_id, sandbox.id)
             elif view.sandbox_status is SandboxStatus.RUNNING:
