@@ -48,9 +48,10 @@ export async function logIn(order, path = `${V1}/logins`) {
 }
 
 export async function logOut() {
+  // Streams end with the login, and may bring the login page before the answer comes.
+  for (const key of Object.keys(localStorage)) if (key.startsWith(KEPT)) localStorage.removeItem(key);
   await remove(`${V1}/logins/current`);
   localStorage.removeItem(STORED_LOGIN);
-  for (const key of Object.keys(localStorage)) if (key.startsWith(KEPT)) localStorage.removeItem(key);
 }
 
 const KEPT = `agentsvc-kept ${BASE.pathname} `;
