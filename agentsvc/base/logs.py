@@ -10,6 +10,7 @@ import logging
 import re
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -223,7 +224,7 @@ class _Said(NamedTuple):
     trace: str = ""
 
 
-class LineFormatter(logging.Formatter):
+class LineFormatter(logging.Formatter, ABC):
     """Makes a line of a record, or of what one would say; nothing in it is secret."""
 
     def __init__(self, masker: Masker) -> None:
@@ -238,9 +239,9 @@ class LineFormatter(logging.Formatter):
             _Said(record.created, record.levelname, record.name, message, facts, trace)
         )
 
+    @abstractmethod
     def line(self, said: _Said) -> str:
         """Return the line of what is said."""
-        raise NotImplementedError
 
 
 class TextFormatter(LineFormatter):

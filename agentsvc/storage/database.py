@@ -29,7 +29,16 @@ import aiosqlite
 import msgspec
 
 from agentsvc.base import CapacityExceeded, Conflict, monotonic
-from agentsvc.storage.database_file import MIGRATIONS, copy_to, prepare, primary_code, uri
+from agentsvc.storage.database_file import (
+    MIGRATIONS,
+    connect,
+    connect_options,
+    connect_writer,
+    copy_to,
+    prepare,
+    primary_code,
+    uri,
+)
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +65,6 @@ _OF_DISK = (
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_CORRUPT,
 )
-_WRITER_SETUP = """
-    PRAGMA synchronous = FULL;
-    PRAGMA foreign_keys = ON;
-    PRAGMA journal_size_limit = 67108864;
-    PRAGMA wal_autocheckpoint = 4000;
-"""
 
 
 class _Connection(Protocol):
@@ -82,7 +85,7 @@ class _Apart:
     async def open(cls, path: Path, busy_seconds: float) -> "_Apart":
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="database")
         loop = asyncio.get_running_loop()
-        return cls(thread, await loop.run_in_executor(thread, _connect_writer, path, busy_seconds))
+        return cls(thread, await loop.run_in_executor(thread, connect_writer, path, busy_seconds))
 
     async def call[T](self, work: Callable[[sqlite3.Connection], T]) -> T:
         # What is begun is done in order even if nobody waits for it any more.
@@ -155,11 +158,11 @@ class _Readers:
         async with contextlib.AsyncExitStack() as opened:
             others = [
                 await opened.enter_async_context(
-                    aiosqlite.connect(uri(path, "ro"), **_options(busy_seconds))
+                    aiosqlite.connect(uri(path, "ro"), **connect_options(busy_seconds))
                 )
                 for _ in range(_READERS)
             ]
-            raw = await asyncio.to_thread(_connect, path, "ro", 0)
+            raw = await asyncio.to_thread(connect, path, "ro", 0)
             opened.pop_all()
         for other in others:
             other.row_factory = Row
@@ -588,27 +591,3 @@ def _end_snapshot(raw: sqlite3.Connection) -> None:
         # Where a fault of the disk keeps it from that, the next to use it does it.
         with contextlib.suppress(sqlite3.Error):
             raw.rollback()
-
-
-def _options(busy_seconds: float) -> dict[str, Any]:
-    return {
-        "uri": True,
-        "isolation_level": None,
-        "timeout": busy_seconds,
-        "cached_statements": 256,
-    }
-
-
-def _connect(path: Path, mode: str, busy_seconds: float) -> sqlite3.Connection:
-    # A connection is used by several threads, one at a time.
-    connection: sqlite3.Connection = sqlite3.connect(
-        uri(path, mode), check_same_thread=False, **_options(busy_seconds)
-    )
-    connection.row_factory = Row
-    return connection
-
-
-def _connect_writer(path: Path, busy_seconds: float) -> sqlite3.Connection:
-    connection = _connect(path, "rw", busy_seconds)
-    connection.executescript(_WRITER_SETUP)
-    return connection

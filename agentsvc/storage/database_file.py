@@ -29,6 +29,41 @@ _FOREIGN_TABLE: Final = (
 )
 
 
+_WRITER_SETUP: Final = """
+    PRAGMA synchronous = FULL;
+    PRAGMA foreign_keys = ON;
+    PRAGMA journal_size_limit = 67108864;
+    PRAGMA wal_autocheckpoint = 4000;
+"""
+
+
+def connect_options(busy_seconds: float) -> dict[str, Any]:
+    """Return what a connection of the server is opened with."""
+    return {
+        "uri": True,
+        "isolation_level": None,
+        "timeout": busy_seconds,
+        "cached_statements": 256,
+    }
+
+
+def connect(path: Path, mode: str, busy_seconds: float) -> sqlite3.Connection:
+    """Open a connection with a mode of SQLite's URIs, such as `ro`."""
+    # A connection is used by several threads, one at a time.
+    connection: sqlite3.Connection = sqlite3.connect(
+        uri(path, mode), check_same_thread=False, **connect_options(busy_seconds)
+    )
+    connection.row_factory = sqlite3.Row
+    return connection
+
+
+def connect_writer(path: Path, busy_seconds: float) -> sqlite3.Connection:
+    """Open the connection that writes."""
+    connection = connect(path, "rw", busy_seconds)
+    connection.executescript(_WRITER_SETUP)
+    return connection
+
+
 def prepare(path: Path, migrations: Path, busy_seconds: float) -> None:
     """Make the database or bring it up to date; raises StartFailed where that cannot be."""
     try:

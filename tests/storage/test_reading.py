@@ -14,18 +14,20 @@ from tests.storage.users import COUNT, LONG, adding, user_ids
 
 async def test_a_read_sees_one_state_from_beginning_to_end(db: Database) -> None:
     await db.write(adding("a"))
-    begun = threading.Event()
+    begun = threading.Semaphore(0)
 
     async def body(reader: Reader) -> list[int]:
         first = await reader.all("SELECT id FROM users")
-        begun.set()
+        begun.release()
         # It takes longer than a query may on the event loop, so that this goes on in a thread.
         await reader.all(COUNT, LONG)
         second = await reader.all("SELECT id FROM users")
         return [len(first), len(second)]
 
     reading = asyncio.get_running_loop().create_task(db.read(body))
-    await asyncio.to_thread(begun.wait)
+    # It is begun on the event loop, and once more in the thread.
+    for _ in range(2):
+        await asyncio.to_thread(begun.acquire)
     await db.write(adding("b"))
     assert await reading == [1, 1]
     assert await user_ids(db) == ["a", "b"]

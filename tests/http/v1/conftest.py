@@ -1,4 +1,4 @@
-"""Fixtures of the newer generation: git hosting services, and one that is not there."""
+"""Fixtures of the newer generation: a new user, git hosting services, and one that is not there."""
 
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Iterator
 import msgspec
 import pytest
 
+from agentsvc.accounts.keys import Role
 from tests.git_hosts import GitHosts
-from tests.service import Service
+from tests.service import Client, Service
 
 
 @pytest.fixture
@@ -30,3 +31,9 @@ def unreachable_url() -> Iterator[str]:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.fixture
+async def newcomer(service: Service) -> Client:
+    """Return a client of a user who never saved settings."""
+    return await service.make_client("newcomer", Role.MEMBER)

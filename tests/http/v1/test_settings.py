@@ -8,14 +8,6 @@ import pytest
 from agentsvc.accounts.keys import Role
 from agentsvc.base.values import MASK
 from agentsvc.config.sandboxes import SpecConfig
-from agentsvc.domain.agent_options import (
-    AcpOptions,
-    AgentOptions,
-    CondenserOptions,
-    ContextOptions,
-    LlmOptions,
-    VerificationOptions,
-)
 from agentsvc.http.keys import SETTINGS as SETTINGS_STORE
 from agentsvc.settings.fields import Settings
 from agentsvc.testing.agent import FakeAgent
@@ -25,12 +17,6 @@ from tests.troubles import reconfigure
 
 SETTINGS = "/api/v1/settings"
 OLD = "/api/settings"
-
-
-@pytest.fixture
-async def newcomer(service: Service) -> Client:
-    """Return a client of a user who never saved settings."""
-    return await service.make_client("newcomer", Role.MEMBER)
 
 
 async def save(client: Client, **body: Any) -> None:
@@ -484,62 +470,6 @@ async def test_the_nested_form_counts_where_both_are_sent(client: Client) -> Non
 async def test_settings_need_a_key(service: Service, method: str, path: str) -> None:
     nobody = await service.make_client(None)
     assert (await nobody.request(method, SETTINGS + path)).status in (401, 405)
-
-
-# What pages are made of
-
-
-def field_names(*kinds: Any) -> set[str]:
-    return {name for kind in kinds for name in kind.__struct_fields__}
-
-
-async def test_the_agent_schema_has_every_setting_that_has_an_effect(client: Client) -> None:
-    schema = (await client.get(f"{SETTINGS}/agent-schema")).json()
-    fields = [field for section in schema["sections"] for field in section["fields"]]
-    described = {field["key"].rpartition(".")[2] for field in fields}
-    settable = field_names(
-        LlmOptions, AgentOptions, CondenserOptions, VerificationOptions, ContextOptions
-    )
-    parts = {"agent_context", "condenser", "verification"}
-    of_other_agents = field_names(AcpOptions) | {"agent_kind"}
-    without_effect = {"enable_switch_llm_tool", "safety_settings", "load_public_skills"}
-    assert settable - parts - of_other_agents - without_effect <= described
-    assert schema["model_name"] == "AgentSettings"
-    assert all(field["section_label"] for field in fields)
-
-
-async def test_the_defaults_of_the_schema_are_what_settings_show(newcomer: Client) -> None:
-    await save(newcomer)
-    settings = await read(newcomer)
-    for path, part in (
-        ("agent-schema", settings["agent_settings"]),
-        ("conversation-schema", settings["conversation_settings"]),
-    ):
-        schema = (await newcomer.get(f"{SETTINGS}/{path}")).json()
-        for section in schema["sections"]:
-            for field in section["fields"]:
-                value = part
-                for step in field["key"].split("."):
-                    value = value[step]
-                assert value == field["default"], field["key"]
-
-
-async def test_secrets_and_choices_are_marked(client: Client) -> None:
-    schema = (await client.get(f"{SETTINGS}/agent-schema")).json()
-    fields = {f["key"]: f for section in schema["sections"] for f in section["fields"]}
-    assert {key for key, field in fields.items() if field["secret"]} == {
-        "llm.api_key",
-        "llm.aws_access_key_id",
-        "llm.aws_secret_access_key",
-        "llm.aws_session_token",
-        "verification.critic_api_key",
-    }
-    assert [one["value"] for one in fields["llm.api_mode"]["choices"]] == [
-        "auto",
-        "chat",
-        "responses",
-    ]
-    assert all(need in fields for field in fields.values() for need in field["depends_on"])
 
 
 async def test_the_stored_model_is_tested_but_not_inside(
