@@ -174,6 +174,28 @@ async def test_a_state_that_is_told_late_is_no_news(console: Console) -> None:
     assert await page.evaluate(STATES, [script, states]) == ["finished", 0.75]
 
 
+REFUSALS = """async ([script, llm]) => {
+    const { Timeline } = await import(script);
+    const timeline = new Timeline();
+    const tell = (id, key, value) => timeline.add({ id, timestamp: id, kind: "ConversationStateUpdateEvent", key, value });
+    tell("0", "full_state", { agent: { llm } });
+    return ["1", "2", "3"].map((id) => {
+        tell(id, "model_refusal", { status: 503, message: "" });
+        return timeline.items.map((item) => item.text.split(" (503). ")[1]).join();
+    });
+}"""
+
+
+async def test_when_the_model_is_asked_again_follows_the_settings(console: Console) -> None:
+    page = await console.page()
+    script = await page.locator("script[type=module]").evaluate(
+        "(one) => new URL('timeline.js', one.src).href"
+    )
+    retries = {"num_retries": 3, "retry_multiplier": 2, "retry_min_wait": 1, "retry_max_wait": 3}
+    told = await page.evaluate(REFUSALS, [script, retries])
+    assert told == ["Try 2 of 3 in 2 s.", "Try 3 of 3 in 3 s.", "That was the last try."]
+
+
 WORDS = """async ([script, told]) => {
     const { conversationState } = await import(script);
     return told.map(([facts, run]) => conversationState(facts, run)[0]);

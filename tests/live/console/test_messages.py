@@ -246,6 +246,7 @@ async def test_that_the_model_refuses_is_shown_while_it_is_asked_again(
     field = page.get_by_label(FIELD)
     await field.fill("[script:say] again")
     await field.press("Enter")
-    await expect(page.get_by_text("overloaded, or its limit is reached (429)")).to_be_visible()
+    refused = "overloaded, or its limit is reached (429). Try 2 of 5 in 8 s."
+    await expect(page.get_by_text(refused)).to_be_visible()
     await picture(page, "model-refuses")
     await expect(page.locator(".bubble.agent", has_text="Hello.")).to_have_count(2)

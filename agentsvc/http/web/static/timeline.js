@@ -26,6 +26,8 @@ export class Timeline {
   /** The agent's last list of tasks. */
   plan = [];
   count = 0;
+  /** How often and when the agent asks its model again; at first as its settings are by default. */
+  #retries = { num_retries: 5, retry_multiplier: 8, retry_min_wait: 8, retry_max_wait: 64 };
   #seen = new Set();
   #byAction = new Map();
   #byCall = new Map();
@@ -151,15 +153,18 @@ export class Timeline {
     else if (key === "full_state") {
       this.#learn(value?.execution_status, timestamp);
       this.#count(value?.stats, timestamp);
+      this.#retries = { ...this.#retries, ...value?.agent?.llm };
     }
   }
 
-  /** The agent asks again by itself; refusals in a row are shown as one. */
+  /** The agent asks again by itself, each time later; refusals in a row are shown as one. */
   #noteRefusal({ status, message }, at) {
     this.#endDraft();
     const last = this.items.at(-1);
     const times = last?.type === "refusal" ? last.times + 1 : 1;
-    const text = t("{0} The agent tries again by itself{1}.", REFUSALS[status] ?? message, times > 1 ? t("; so far it was refused {0} times", times) : "");
+    const { num_retries: most, retry_multiplier: factor, retry_min_wait: least, retry_max_wait: longest } = this.#retries;
+    const seconds = Math.max(least, Math.min(longest, factor * 2 ** (times - 1)));
+    const text = `${REFUSALS[status] ?? message} ${times < most ? t("Try {0} of {1} in {2} s.", times + 1, most, Math.round(seconds)) : t("That was the last try.")}`;
     if (times > 1) this.items.pop();
     this.items.push({ key: `refusal-${at}`, type: "refusal", label: t("The model does not answer"), text, at, times, status });
   }
