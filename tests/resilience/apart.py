@@ -23,7 +23,7 @@ from agentsvc.base.values import monotonic
 from tests.resilience.book import Figure, Ground, Outcome, Row
 from tests.resilience.rows import ROWS
 
-_LONGEST_SECONDS: Final = 2700.0
+_LONGEST_SECONDS: Final = 5400.0
 _END_SECONDS: Final = 60.0
 _SET_DEATH_SIGNAL: Final = 1
 _LONGEST_LINE: Final = 2**26
