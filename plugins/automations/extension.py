@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from datetime import timedelta
+from functools import partial
 
 from agentsvc.extension.server import Extension, Server
 from agentsvc.extension.web import Route
@@ -14,7 +16,7 @@ from .polling import Poller
 from .publication import Publisher
 from .routes import AUTOMATIONS, PREFIX, ROUTES, WAKE
 from .scheduler import Scheduler
-from .service import Automations
+from .service import Automations, delete_old_runs
 from .settings import AutomationsConfig
 from .table import MIGRATIONS
 
@@ -48,4 +50,7 @@ class AutomationsExtension(Extension[AutomationsConfig]):
         server.supervisor.loop("runs of automations", follower.look, every_seconds=0.2)
         server.supervisor.loop("pull requests", publisher.look, every_seconds=1)
         server.supervisor.loop("changes at git hosts", poller.look, every_seconds=1)
+        if age := self.config.delete_runs_after_seconds:
+            work = partial(delete_old_runs, server.database, timedelta(seconds=age))
+            server.supervisor.loop("old runs of automations", work, every_seconds=600)
         yield

@@ -1,7 +1,7 @@
 """Automations and their runs, as their owner sees them."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
@@ -56,6 +56,7 @@ MOST_WAITING: Final = 1000
 _SIGNED: Final = (WebhookTrigger, GitTrigger)
 """The triggers whose deliveries are signed with a secret."""
 _RETRY_SECONDS: Final = 60
+_DELETED_AT_ONCE: Final = 500
 _EVENT_HEADERS: Final = ("X-GitHub-Event", "X-Forgejo-Event", "X-Gitea-Event")
 
 
@@ -366,6 +367,13 @@ def first_due(trigger: Trigger, after: datetime) -> datetime | None:
             )
         return moment if moment > after else None
     return None
+
+
+async def delete_old_runs(db: Database, age: timedelta) -> None:
+    """Delete the runs that ended longer ago, some at a time, so that others may write between."""
+    before = now() - age
+    while await db.write(lambda tx: RunTable.delete_old(tx, before, _DELETED_AT_ONCE)):
+        pass
 
 
 def is_wanted(trigger: WebhookTrigger, headers: Mapping[str, str], payload: Any) -> bool:

@@ -21,3 +21,11 @@ class AutomationsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             " missed runs decides",
         ),
     ] = 60.0
+    delete_runs_after_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Age at which runs that are over are deleted, with the keys by which"
+            " deliveries are known; 0: never",
+        ),
+    ] = 90 * 86400.0

@@ -102,6 +102,10 @@ MIGRATIONS: Final = (
         due_at TEXT NOT NULL
     ) STRICT;
     """,
+    """
+    CREATE INDEX plugin_automations_runs_over
+        ON plugin_automations_runs (completed_at) WHERE completed_at IS NOT NULL;
+    """,
 )
 
 _AUTOMATION: Final = """
@@ -135,6 +139,17 @@ _STARTABLE: Final = """
           AND json_extract(a.definition, '$.concurrency') = 'queue'
       )
     ORDER BY r.due_at, r.number
+    LIMIT :limit
+"""
+_OLD: Final = """
+    WHERE r.completed_at < :before
+      AND NOT EXISTS (
+        SELECT 1
+        FROM plugin_automations_works AS w
+        WHERE w.conversation_id = r.conversation_id
+          AND w.is_open
+      )
+    ORDER BY r.completed_at
     LIMIT :limit
 """
 _OF_CONVERSATIONS: Final = """
@@ -393,11 +408,34 @@ class RunTable:
         return [_to_run(row) for row in rows]
 
     @staticmethod
+    async def delete_old(tx: Transaction, before: datetime, limit: int) -> int:
+        """Delete some of the runs that ended before then, with their work on issues; return how many.
+
+        Runs whose pull request is open are kept.
+        """
+        rows = await tx.all(_RUN + _OLD, {"before": to_stored(before), "limit": limit})
+        sql = """
+            DELETE FROM plugin_automations_works
+            WHERE NOT is_open
+              AND conversation_id IN (SELECT value FROM json_each(:ids))
+        """
+        await tx.run(sql, {"ids": _json([row["conversation_id"] for row in rows])})
+        sql = """
+            DELETE FROM plugin_automations_runs
+            WHERE id IN (SELECT value FROM json_each(:ids))
+        """
+        return await tx.run(sql, {"ids": _json([row["id"] for row in rows])})
+
+    @staticmethod
     async def of_conversations(source: Queryable, ids: Sequence[str]) -> list[Run]:
         """Return the running runs among those of some conversations."""
-        params = {"ids": msgspec.json.encode(list(ids)).decode()}
+        params = {"ids": _json(ids)}
         rows = await source.all(_RUN + _OF_CONVERSATIONS, params)
         return [_to_run(row) for row in rows]
+
+
+def _json(ids: Sequence[str]) -> str:
+    return msgspec.json.encode(ids).decode()
 
 
 def secret_context(automation_id: str) -> str:

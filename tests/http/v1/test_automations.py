@@ -1,8 +1,10 @@
 """Automations through the socket, on a fake backend with a fake agent."""
 
 import asyncio
+import contextlib
 import hmac
 import json as jsonlib
+import sqlite3
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -82,7 +84,10 @@ async def test_a_run_is_a_conversation_and_tells_how_it_ended(
     assert run["cost"] is not None
     found = (await client.get(f"{BASE}/{made['id']}")).json()
     assert (found["next_run_at"], found["failures"]) == (None, 0)
-    assert (await client.conversation(run["conversation_id"]))["sandbox_status"] == "MISSING"
+    # It is deleted when the run has been told to be over.
+    await client.wait_for_conversation(
+        conversation["id"], lambda one: bool(one["sandbox_status"] == "MISSING")
+    )
 
 
 async def test_a_run_that_was_due_while_the_server_was_down_is_made_once(
@@ -96,6 +101,37 @@ async def test_a_run_that_was_due_while_the_server_was_down_is_made_once(
     await wait_for_runs(client, made["id"], are("COMPLETED"))
     await service.restart()
     assert len(await runs(client, made["id"])) == 1
+
+
+WORK = """
+    INSERT INTO plugin_automations_works
+    SELECT r.id, r.automation_id, r.user_id, r.conversation_id, '1', '', '', '', NULL, '', NULL,
+           '', '', '', '[]', 0, :is_open, NULL
+    FROM plugin_automations_runs AS r WHERE r.automation_id = :id
+"""
+
+
+async def test_runs_that_are_over_are_deleted_when_they_are_old(
+    client: Client, service: Service
+) -> None:
+    old, held, new = [await create(client, soon()) for _ in range(3)]
+    for made in (old, held, new):
+        await wait_for_runs(client, made["id"], are("COMPLETED"))
+    await service.stop()
+    before = to_stored(now() - timedelta(days=91))
+    with contextlib.closing(sqlite3.connect(service.data_dir / "agentsvc.db")) as db, db:
+        sql = "UPDATE plugin_automations_runs SET completed_at = ? WHERE automation_id != ?"
+        assert db.execute(sql, (before, new["id"])).rowcount == 2
+        db.execute(WORK, {"id": old["id"], "is_open": False})
+        db.execute(WORK, {"id": held["id"], "is_open": True})
+    await service.start()
+    await wait_for_runs(client, old["id"], are())
+    # A pull request of its work is open.
+    assert len(await runs(client, held["id"])) == 1
+    assert len(await runs(client, new["id"])) == 1
+    with contextlib.closing(sqlite3.connect(service.data_dir / "agentsvc.db")) as db:
+        works = db.execute("SELECT automation_id FROM plugin_automations_works").fetchall()
+    assert works == [(held["id"],)]
 
 
 @pytest.fixture
