@@ -158,7 +158,7 @@ STATES = """async ([script, states]) => {
 
 async def test_a_state_that_is_told_late_is_no_news(console: Console) -> None:
     page = await console.page()
-    script = await page.locator("script[type=module]").evaluate(
+    script = await page.locator("script[type=module]").first.evaluate(
         "(one) => new URL('timeline.js', one.src).href"
     )
 
@@ -188,7 +188,7 @@ REFUSALS = """async ([script, llm]) => {
 
 async def test_when_the_model_is_asked_again_follows_the_settings(console: Console) -> None:
     page = await console.page()
-    script = await page.locator("script[type=module]").evaluate(
+    script = await page.locator("script[type=module]").first.evaluate(
         "(one) => new URL('timeline.js', one.src).href"
     )
     retries = {"num_retries": 3, "retry_multiplier": 2, "retry_min_wait": 1, "retry_max_wait": 3}
@@ -216,7 +216,7 @@ async def test_a_message_that_waits_is_queued_and_what_the_agent_lacks_is_told(
 ) -> None:
     page = await console.page()
     scripts = [
-        await page.locator("script[type=module]").evaluate(
+        await page.locator("script[type=module]").first.evaluate(
             f"(one) => new URL('{name}', one.src).href"
         )
         for name in ("format.js", "timeline.js")

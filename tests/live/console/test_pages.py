@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 PAGES = (
-    *("new", "setup", "sandboxes", "settings", "settings/agent", "settings/git"),
+    *("new", "setup", "automations", "sandboxes", "settings", "settings/agent", "settings/git"),
     *("settings/sandboxes", "settings/secrets", "settings/mcp", "settings/keys"),
     *("settings/logins", "settings/webhooks", "settings/usage", "settings/activity"),
     *("settings/browser", "settings/more", "users", "audit"),
@@ -175,6 +175,48 @@ async def test_settings_secrets_and_keys_are_changed(console: Console) -> None:
     await expect(row).to_contain_text("Looking only")
     await row.get_by_role("button", name="Revoke").click()
     await expect(row).to_be_hidden()
+
+
+async def test_an_automation_is_made_run_changed_and_deleted(console: Console) -> None:
+    page = await console.page()
+    await page.get_by_role("link", name="Automations").click()
+    await expect(page.get_by_role("heading", name="No automations")).to_be_visible()
+    await page.get_by_text("Add one").click()
+    await page.get_by_label("Name").fill("Say hello")
+    await page.get_by_label("Task").fill("[script:say] hello")
+    await page.get_by_label("Starts").select_option("webhook")
+    await page.get_by_role("button", name="Add", exact=True).click()
+    await expect(page.get_by_role("status").filter(has_text="copy it now")).to_be_visible()
+    card = page.locator("li.card", has=page.get_by_role("heading", name="Say hello"))
+    await expect(card.get_by_text("/api/automation/v1/events/")).to_be_visible()
+    await card.get_by_role("button", name="Run now").click()
+    run = card.locator(".entries li")
+    look = card.get_by_role("button", name="Look again")
+    await expect(look).to_be_visible()
+    await card.get_by_text("Change", exact=True).click()
+    await card.get_by_label("Starts").select_option("cron")
+    await card.get_by_label("Time zone").fill("Nowhere/Land")
+    await card.get_by_role("button", name="Save").click()
+    await expect(page.get_by_role("alert")).to_contain_text("No time zone of this name")
+    await card.get_by_label("Time zone").fill("Europe/Berlin")
+    await card.get_by_role("button", name="Save").click()
+    await expect(page.get_by_role("alert")).to_be_hidden()
+    await expect(card.get_by_text("Next run")).to_be_visible()
+    await expect(run).to_have_count(1)
+    while not await run.filter(has_text="Finished").count():
+        await look.click()
+        await page.wait_for_timeout(500)
+    await expect(run).to_contain_text("Hello.")
+    assert await serious(page) == []
+    await picture(page, "automation")
+    await card.get_by_label("On", exact=True).uncheck()
+    await expect(card.get_by_text("Next run")).to_be_hidden()
+    await run.get_by_role("link").click()
+    await expect(page.locator(".bubble.agent", has_text="Hello.")).to_be_visible()
+    await page.go_back()
+    await card.get_by_role("button", name="Delete").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    await expect(page.get_by_role("heading", name="No automations")).to_be_visible()
 
 
 async def test_an_administrator_allows_the_host_of_a_model_with_one_button(

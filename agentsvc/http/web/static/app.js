@@ -2,6 +2,7 @@
 import { get, goToLogin, isAtLogin, logOut, storedLogin, V1 } from "./api.js";
 import { AuditPage } from "./audit.js";
 import { useAttention } from "./attention.js";
+import { AutomationsPage, useHasAutomations } from "./automations.js";
 import { applyTheme } from "./browser.js";
 import { ConversationView } from "./conversation.js";
 import { ConversationList } from "./conversations.js";
@@ -42,6 +43,8 @@ function View({ route, settings, onSettings }) {
       return html`<${ConversationView} key=${id} id=${id} part=${part ?? ""} words=${new URLSearchParams(query).get("find")} settings=${settings} />`;
     case "start":
       return html`<${StartProgress} key=${id} id=${id} />`;
+    case "automations":
+      return html`<${AutomationsPage} />`;
     case "sandboxes":
       return html`<${SandboxesPage} />`;
     case "users":
@@ -57,8 +60,10 @@ function View({ route, settings, onSettings }) {
 
 function Nav({ route }) {
   const current = (name) => (route.startsWith(name) ? "page" : null);
+  const hasAutomations = useHasAutomations();
   return html`
     <nav class="nav" aria-label=${t("Pages")}>
+      ${hasAutomations && html`<a href="#/automations" aria-current=${current("/automations")}><${Icon} name="refresh" />${t("Automations")}</a>`}
       <a href="#/sandboxes" aria-current=${current("/sandboxes")}><${Icon} name="box" />${t("Sandboxes")}</a>
       ${isAdmin() && html`<a href="#/users" aria-current=${current("/users")}><${Icon} name="people" />${t("Users")}</a>
         <a href="#/audit" aria-current=${current("/audit")}><${Icon} name="book" />${t("Audit log")}</a>`}
@@ -121,7 +126,7 @@ function Shell() {
   `;
 }
 
-const TITLES = { audit: t("Audit log"), sandboxes: t("Sandboxes"), settings: t("Settings"), setup: t("Model"), users: t("Users") };
+const TITLES = { audit: t("Audit log"), automations: t("Automations"), sandboxes: t("Sandboxes"), settings: t("Settings"), setup: t("Model"), users: t("Users") };
 
 /** The title of pages that are no conversation; those keep their own. */
 function PageTitle({ route }) {

@@ -1,0 +1,178 @@
+// Automations: what starts agents without anybody, and the runs that came of it.
+import { get, patch, post, remove } from "./api.js";
+import { ago, moment, money, span } from "./format.js";
+import { html, useState } from "./html.js";
+import { useForm, useList, useLoaded } from "./store.js";
+import { Button, Copyable, Empty, Field, Head, Once, Pill, Problem, Question, SelectField, Spinner, TextField, Toggle } from "./ui.js";
+import { t } from "./words.js";
+
+const PATH = "api/automation/v1";
+const MOST = 100;
+const SHOWN_RUNS = 20;
+
+const KINDS = [
+  ["cron", t("On a schedule")],
+  ["once", t("Once")],
+  ["webhook", t("By a webhook")],
+  ["git", t("For issues of a repository")],
+  ["manual", t("By hand only")],
+];
+const PROVIDERS = [["", t("Where it is found")], ["github", "GitHub"], ["gitlab", "GitLab"], ["forgejo", "Forgejo"], ["bitbucket", "Bitbucket"]];
+const RUNS = {
+  PENDING: [t("Waiting"), "quiet"],
+  RUNNING: [t("Working"), "busy"],
+  COMPLETED: [t("Finished"), "good"],
+  FAILED: [t("Failed"), "bad"],
+  CANCELLED: [t("Cancelled"), "quiet"],
+  SKIPPED: [t("Skipped"), "quiet"],
+};
+const NUMBERS = ["timeout", "max_budget", "max_iterations"];
+const EMPTY = {
+  name: "", prompt: "", type: "cron", schedule: "0 9 * * 1-5", timezone: Intl.DateTimeFormat().resolvedOptions().timeZone, at: "", on: "",
+  label: "agent", mention: "", poll_seconds: "", url: "", ref: "", provider: "", timeout: "", max_budget: "", max_iterations: "",
+};
+
+/** Whether this server runs automations; until it has said so, it does not. */
+export const useHasAutomations = () => Boolean(useLoaded(() => get(PATH, { limit: 1 })).value);
+
+const textOf = (value) => (value == null ? "" : String(value));
+
+function toForm(one) {
+  const repository = one.repos?.[0] ?? {};
+  const texts = Object.fromEntries([...Object.entries(one), ...Object.entries(repository), ...Object.entries(one.trigger)].map(([name, value]) => [name, textOf(value)]));
+  return { ...EMPTY, label: "", ...texts, on: (one.trigger.on ?? []).join(", ") };
+}
+
+const list = (text) => text.split(/[\s,]+/).filter(Boolean);
+const number = (text) => (text.trim() ? Number(text) : null);
+
+function toTrigger(form) {
+  switch (form.type) {
+    case "cron":
+      return { schedule: form.schedule, timezone: form.timezone };
+    case "once":
+      return { at: form.at };
+    case "webhook":
+      return { on: list(form.on).length ? list(form.on) : null };
+    case "git":
+      return { label: form.label || null, mention: form.mention || null, poll_seconds: number(form.poll_seconds) };
+    default:
+      return {};
+  }
+}
+
+/** What is not in the form stays as it was. */
+function toOrder(form, was = {}) {
+  const trigger = { ...(was.trigger?.type === form.type ? was.trigger : {}), type: form.type, ...toTrigger(form) };
+  const repository = { url: form.url.trim(), ref: form.ref.trim() || null, provider: form.provider || null };
+  const limits = Object.fromEntries(NUMBERS.map((name) => [name, number(form[name])]));
+  return { name: form.name.trim(), prompt: form.prompt, trigger, repos: repository.url ? [repository] : null, ...limits };
+}
+
+function Fields({ form, field }) {
+  const fields = {
+    cron: html`<${TextField} label=${t("Schedule")} hint=${t("A cron expression of five fields, such as 0 9 * * 1-5, or @daily")} class="mono" ...${field("schedule")} />
+      <${TextField} label=${t("Time zone")} ...${field("timezone")} />`,
+    once: html`<${TextField} label=${t("When")} hint=${t("Such as 2030-01-31T09:00:00+01:00; without an offset it is UTC")} ...${field("at")} />`,
+    webhook: html`<${TextField} label=${t("Kinds of events")} hint=${t("Such as issues.opened, with commas between; empty: all")} ...${field("on")} />`,
+    git: html`<${TextField} label=${t("Label")} hint=${t("An agent begins with an issue that gets it.")} ...${field("label")} />
+      <${TextField} label=${t("Account to mention")} hint=${t("An agent begins where it is mentioned; empty: mentions count for nothing")} ...${field("mention")} />
+      <${TextField} label=${t("Seconds between questions to the host")} hint=${t("For servers it cannot reach; empty: it tells by its webhook")} inputmode="numeric" ...${field("poll_seconds")} />`,
+  };
+  return html`
+    <${TextField} label=${t("Name")} ...${field("name")} />
+    <${Field} label=${t("Task")}>${(ids) => html`<textarea ...${ids} rows="4" value=${form.prompt} onInput=${(event) => field("prompt").onValue(event.target.value)}></textarea>`}<//>
+    <${SelectField} label=${t("Starts")} options=${KINDS} ...${field("type")} />
+    ${fields[form.type]}
+    <${TextField} label=${t("Repository")} hint=${t("owner/name, or a URL; empty: none")} spellcheck="false" ...${field("url")} />
+    <${TextField} label=${t("Branch")} hint=${t("Empty: the default branch")} spellcheck="false" ...${field("ref")} />
+    <${SelectField} label=${t("Git host")} options=${PROVIDERS} ...${field("provider")} />
+    <${TextField} label=${t("Longest work in seconds")} hint=${t("Empty: no limit")} inputmode="numeric" ...${field("timeout")} />
+    <${TextField} label=${t("Highest cost in US dollars")} hint=${t("Empty: as the settings say")} inputmode="decimal" ...${field("max_budget")} />
+    <${TextField} label=${t("Most steps")} hint=${t("Empty: as the settings say")} inputmode="numeric" ...${field("max_iterations")} />
+  `;
+}
+
+export function AutomationsPage() {
+  const all = useList(async () => (await get(PATH, { limit: MOST })).automations);
+  const [form, field, clear] = useForm(EMPTY);
+  const [secret, setSecret] = useState(null);
+  const [doomed, setDoomed] = useState(null);
+  const add = all.act(async () => {
+    setSecret((await post(PATH, toOrder(form))).secret);
+    clear();
+  });
+  return html`
+    <${Head} title=${t("Automations")}><${Button} icon="refresh" isIcon kind="bare" label=${t("Look again")} onPress=${all.again} /><//>
+    <div class="page wide-page">
+      ${secret && html`<${Once} title=${t("The secret of the signatures: copy it now, it is not shown again.")} text=${secret} />`}
+      <${Problem} error=${all.error} />
+      ${all.isLoading && !all.value && html`<${Spinner} />`}
+      ${all.value?.length === 0 && html`<${Empty} icon="refresh" title=${t("No automations")}>${t("They start agents on a schedule, by a webhook, or for issues, and open pull requests.")}<//>`}
+      <ul class="cards">${(all.value ?? []).map((one) => html`<${Automation} key=${one.id} one=${one} act=${all.act} onSecret=${setSecret} onDelete=${() => setDoomed(one)} />`)}</ul>
+      <details class="card"><summary>${t("Add one")}</summary>
+        <${Fields} form=${form} field=${field} />
+        <div class="actions"><${Button} kind="primary" needs="run" onPress=${add} label=${t("Add")} /></div>
+      </details>
+    </div>
+    ${doomed && html`
+      <${Question} title=${t("Delete {0}?", doomed.name)} action=${t("Delete")} onClose=${() => setDoomed(null)}
+        text=${t("Its runs are forgotten; their conversations stay.")}
+        onYes=${async () => {
+          await remove(`${PATH}/${doomed.id}`);
+          all.again();
+        }} />
+    `}
+  `;
+}
+
+function Automation({ one, act, onSecret, onDelete }) {
+  const path = `${PATH}/${one.id}`;
+  const [form, field] = useForm(toForm(one));
+  const [isOpen, setOpen] = useState(false);
+  const [turn, setTurn] = useState(0);
+  const isSigned = ["webhook", "git"].includes(one.trigger.type);
+  const dispatch = act(async () => {
+    await post(`${path}/dispatch`);
+    setOpen(true);
+    setTurn(turn + 1);
+  });
+  return html`
+    <li class="card">
+      <h3>${one.name}</h3>
+      <p class="hint">${[KINDS.find(([kind]) => kind === one.trigger.type)[1], one.trigger.schedule, one.trigger.timezone, one.trigger.label, one.repos?.[0]?.url].filter(Boolean).join(" · ")}</p>
+      ${one.disabled_reason && html`<p class="bad-text">${one.disabled_reason}</p>`}
+      <dl class="facts">
+        ${one.next_run_at && html`<div><dt>${t("Next run")}</dt><dd>${moment(one.next_run_at)}</dd></div>`}
+        ${one.last_triggered_at && html`<div><dt>${t("Last run")}</dt><dd>${ago(one.last_triggered_at)}</dd></div>`}
+        ${isSigned && html`<div><dt>${t("Webhooks go to")}</dt><dd><${Copyable} text=${new URL(one.events_path, location.href).href} /></dd></div>`}
+      </dl>
+      <${Toggle} label=${t("On")} needs="run" value=${one.enabled} onValue=${(enabled) => act(() => patch(path, { enabled }))()} />
+      ${isOpen && html`<${Runs} key=${turn} path=${path} />`}
+      <details><summary>${t("Change")}</summary>
+        <${Fields} form=${form} field=${field} />
+        <div class="actions"><${Button} kind="primary" needs="run" onPress=${act(() => patch(path, toOrder(form, one)))} label=${t("Save")} /></div>
+      </details>
+      <div class="actions">
+        <${Button} icon="play" needs="run" onPress=${dispatch} label=${t("Run now")} />
+        <${Button} icon="book" onPress=${() => setOpen(!isOpen)} label=${t("Runs")} aria-expanded=${String(isOpen)} />
+        ${isSigned && html`<${Button} needs="run" onPress=${act(async () => onSecret((await post(`${path}/rotate-secret`)).secret))} label=${t("New secret")} />`}
+        <${Button} kind="danger" icon="trash" needs="run" onPress=${onDelete} label=${t("Delete")} />
+      </div>
+    </li>
+  `;
+}
+
+function Runs({ path }) {
+  const runs = useList(async () => (await get(`${path}/runs`, { limit: SHOWN_RUNS })).runs);
+  return html`
+    <div class="bar"><h4>${t("Runs")}</h4><${Button} icon="refresh" isIcon kind="bare" label=${t("Look again")} onPress=${runs.again} /></div>
+    <${Problem} error=${runs.error} />
+    ${runs.value?.length === 0 && html`<p class="none">${t("There are none so far.")}</p>`}
+    <ul class="entries">${(runs.value ?? []).map((run) => html`
+      <li key=${run.id}><div><${Pill} state=${RUNS[run.status]} /> ${run.conversation_id ? html`<a href=${`#/c/${run.conversation_id}`}>${moment(run.created_at)}</a>` : moment(run.created_at)}
+        <p class="hint">${[run.duration_seconds != null && span(run.duration_seconds), money(run.cost), run.attempt > 1 && t("try {0}", run.attempt)].filter(Boolean).join(" · ")}</p>
+        <p class=${run.error_detail ? "bad-text" : "pre"}>${run.error_detail ?? run.result}</p></div>
+        ${["PENDING", "RUNNING"].includes(run.status) && html`<${Button} needs="run" onPress=${runs.act(() => post(`${PATH}/runs/${run.id}/cancel`))} label=${t("Cancel")} />`}</li>`)}</ul>
+  `;
+}
