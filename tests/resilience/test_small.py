@@ -16,7 +16,7 @@ from tests.resilience.rows.told_once import Sent, fits
 SCALE = 0.002
 SMALL = (
     *("kills", "settings", "capacity", "access", "users", "origins", "malformed", "revocation"),
-    *("canaries", "containment", "ports", "races", "archives", "repositories"),
+    *("canaries", "containment", "egress", "ports", "races", "archives", "repositories"),
     *("floods-inside", "front-end", "inside", "automations"),
 )
 """The rows that take a moment on two cores; `poe resilience` runs the others, too."""
