@@ -25,6 +25,7 @@ class AutomationsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         float,
         Meta(
             ge=0,
+            le=100 * 365 * 86400,
             description="Age at which runs that are over are deleted, with the keys by which"
             " deliveries are known; 0: never",
         ),
