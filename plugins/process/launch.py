@@ -308,7 +308,7 @@ def bare_environment(configured: str) -> dict[str, str]:
     locale = {"LANG": _LOCALE, "LC_CTYPE": _LOCALE}
     places = {"HOME": bubblewrap.HOME, "TMPDIR": bubblewrap.TEMP}
     path = search_path(configured)
-    found = {**_trusted(), **_browser(path), **_IN_BUBBLEWRAP}
+    found = {**_trusted(), **_IN_BUBBLEWRAP}
     return {"PATH": path, **locale, **places, **AGENT_OUTPUT, **own, **found}
 
 
@@ -351,7 +351,7 @@ def _trusted() -> dict[str, str]:
 
 
 def _browser(path: str) -> dict[str, str]:
-    """Have the agent server look for no browser where there is none: it loads 60 MB to do so."""
+    """Have the agent server offer no browser to skills and subagents where there is none."""
     is_there = any(shutil.which(name, path=path) for name in BROWSERS)
     return {} if is_there else {"OH_ENABLE_BROWSER": "false"}
 

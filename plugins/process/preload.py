@@ -8,7 +8,6 @@ changed in these packages when it fails.
 
 import contextlib
 import importlib
-import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -26,11 +25,8 @@ _DEFAULTS: Final = (
 )
 """Modules and their functions that return what they have made of the environment the first time."""
 
-_BROWSER: Final = "openhands.tools.browser_use.impl"
-_NO_BROWSER: Final = ("OH_ENABLE_BROWSER", "false")
-"""What says that no conversation uses the browser."""
-
 _LATER: Final = (
+    "openhands.tools.browser_use.impl",
     *("uvicorn.loops.auto", "uvicorn.loops.asyncio"),
     *("httpcore", "openai.resources", "openai.lib.streaming.chat"),
     "litellm.litellm_core_utils.default_encoding",
@@ -42,7 +38,8 @@ _LATER: Final = (
     "litellm.responses.mcp.chat_completions_handler",
     "litellm.types.litellm_core_utils.streaming_chunk_builder_utils",
 )
-"""Modules that are imported when the agent server listens, and when a model is asked for the first time."""
+"""What is imported when the agent server says what tools it has, be there a browser or not, when it
+listens, and when a model is asked for the first time."""
 
 _NOWHERE: Final = {
     "type": "http",
@@ -61,9 +58,6 @@ def load() -> None:
     with _without_defaults():
         api: Any = importlib.import_module(_API)
     importlib.import_module(f"{_AGENT_SERVER}.__main__")
-    if os.environ.get(_NO_BROWSER[0]) != _NO_BROWSER[1]:
-        # Each agent server imports it as soon as it is asked for its tools.
-        importlib.import_module(_BROWSER)
     for name in _LATER:
         # One that is not there any more only costs time.
         with contextlib.suppress(ImportError):

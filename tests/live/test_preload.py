@@ -45,7 +45,14 @@ def told():
         "bash events": str(api.get_default_bash_event_service().bash_events_dir),
     }
 
-mine = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("OH_")}
+def asked_for_tools():
+    # What is imported to say what tools there are.
+    before = set(sys.modules)
+    sys.modules["openhands.agent_server.server_details_router"].ServerInfo(uptime=0, idle_time=0)
+    return sorted(set(sys.modules) - before)
+
+own = [name for name in os.environ if name.startswith("OH_") and name != "OH_ENABLE_BROWSER"]
+mine = {name: os.environ.pop(name) for name in own}
 from process import preload
 preload.load()
 threads = len(list(Path("/proc/self/task").iterdir()))
@@ -53,17 +60,20 @@ os.environ.update(mine)
 sys.stdout.flush()
 if os.fork() == 0:
     preload.set_up()
+    imported = asked_for_tools()
     fork = told()
     api = sys.modules["openhands.agent_server.api"]
     api.api = api.create_app()
-    print(json.dumps([threads, fork, told()]), flush=True)
+    print(json.dumps([threads, imported, fork, told()]), flush=True)
     os._exit(0)
 os.wait()
 """
 
 
-def run(directory: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
-    """Return how many threads there were before the fork, and what the application is in it and anew."""
+def run(directory: Path) -> tuple[int, list[str], dict[str, Any], dict[str, Any]]:
+    """Return how many threads there were before the fork, what was imported after it to say what tools
+    there are, and what the application is in it and anew.
+    """
     env = {
         **DEFAULT_SPEC.env,
         "PYTHONPATH": str(Path(process.__file__).parent.parent),
@@ -71,6 +81,7 @@ def run(directory: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
         "HOME": str(directory),
         "TMPDIR": str(directory),
         "LOG_LEVEL": "ERROR",
+        "OH_ENABLE_BROWSER": "false",
         "OH_SESSION_API_KEYS_0": "key-of-the-sandbox",
         "OH_SECRET_KEY": "secret-of-the-sandbox",
         "OH_ALLOW_CORS_ORIGINS_0": "https://example.org",
@@ -87,13 +98,14 @@ def run(directory: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
     )
     assert done.returncode == 0, f"the agent server cannot be loaded ahead: {done.stderr}"
     assert done.stdout, f"the agent server cannot be set up in a fork: {done.stderr}"
-    threads, fork, plain = json.loads(done.stdout.splitlines()[-1])
-    return threads, fork, plain
+    threads, imported, fork, plain = json.loads(done.stdout.splitlines()[-1])
+    return threads, imported, fork, plain
 
 
 def test_a_fork_is_the_agent_server_of_its_environment(tmp_path: Path) -> None:
-    threads, fork, plain = run(tmp_path)
+    threads, imported, fork, plain = run(tmp_path)
     assert threads == 1, "a package starts a thread when it is imported: nothing can be forked"
+    assert imported == [], "modules for the tools are not loaded ahead: see `preload._LATER`"
     assert fork["key"] == "secret-of-the-sandbox", (
         "the configuration was made before the fork: `get_default_config` is not asked where it was"
     )
