@@ -1,6 +1,7 @@
 // Automations: what starts agents without anybody, and the runs that came of it.
 import { get, patch, post, remove } from "./api.js";
 import { ago, moment, money, span } from "./format.js";
+import { toNumber } from "./forms.js";
 import { html, useState } from "./html.js";
 import { useForm, useList, useLoaded } from "./store.js";
 import { Button, Copyable, Empty, Field, Head, Once, Pill, Problem, Question, SelectField, Spinner, TextField, Toggle } from "./ui.js";
@@ -26,7 +27,13 @@ const RUNS = {
   CANCELLED: [t("Cancelled"), "quiet"],
   SKIPPED: [t("Skipped"), "quiet"],
 };
-const NUMBERS = ["timeout", "max_budget", "max_iterations"];
+const AS_SET = t("Empty: as the settings say");
+const LIMITS = [
+  ["timeout", t("Longest work in seconds"), t("Empty: no limit")],
+  ["max_budget", t("Highest cost in US dollars"), AS_SET],
+  ["max_iterations", t("Most steps"), AS_SET],
+];
+const POLLING = t("Seconds between questions to the host");
 const EMPTY = {
   name: "", prompt: "", type: "cron", schedule: "0 9 * * 1-5", timezone: Intl.DateTimeFormat().resolvedOptions().timeZone, at: "", on: "",
   label: "agent", mention: "", poll_seconds: "", url: "", ref: "", provider: "", timeout: "", max_budget: "", max_iterations: "",
@@ -35,16 +42,16 @@ const EMPTY = {
 /** Whether this server runs automations; until it has said so, it does not. */
 export const useHasAutomations = () => Boolean(useLoaded(() => get(PATH, { limit: 1 })).value);
 
-const textOf = (value) => (value == null ? "" : String(value));
-
 function toForm(one) {
-  const repository = one.repos?.[0] ?? {};
-  const texts = Object.fromEntries([...Object.entries(one), ...Object.entries(repository), ...Object.entries(one.trigger)].map(([name, value]) => [name, textOf(value)]));
-  return { ...EMPTY, label: "", ...texts, on: (one.trigger.on ?? []).join(", ") };
+  const values = { ...one, ...one.repos?.[0], ...one.trigger, on: (one.trigger.on ?? []).join(", ") };
+  return Object.fromEntries(Object.entries(EMPTY).map(([name, usual]) => [name, name in values ? String(values[name] ?? "") : usual]));
 }
 
-const list = (text) => text.split(/[\s,]+/).filter(Boolean);
-const number = (text) => (text.trim() ? Number(text) : null);
+/** Return the words of a text, null for none. */
+function words(text) {
+  const found = text.split(/[\s,]+/).filter(Boolean);
+  return found.length ? found : null;
+}
 
 function toTrigger(form) {
   switch (form.type) {
@@ -53,9 +60,9 @@ function toTrigger(form) {
     case "once":
       return { at: form.at };
     case "webhook":
-      return { on: list(form.on).length ? list(form.on) : null };
+      return { on: words(form.on) };
     case "git":
-      return { label: form.label || null, mention: form.mention || null, poll_seconds: number(form.poll_seconds) };
+      return { label: form.label || null, mention: form.mention || null, poll_seconds: toNumber(POLLING, form.poll_seconds) };
     default:
       return {};
   }
@@ -65,7 +72,7 @@ function toTrigger(form) {
 function toOrder(form, was = {}) {
   const trigger = { ...(was.trigger?.type === form.type ? was.trigger : {}), type: form.type, ...toTrigger(form) };
   const repository = { url: form.url.trim(), ref: form.ref.trim() || null, provider: form.provider || null };
-  const limits = Object.fromEntries(NUMBERS.map((name) => [name, number(form[name])]));
+  const limits = Object.fromEntries(LIMITS.map(([name, label]) => [name, toNumber(label, form[name])]));
   return { name: form.name.trim(), prompt: form.prompt, trigger, repos: repository.url ? [repository] : null, ...limits };
 }
 
@@ -77,7 +84,7 @@ function Fields({ form, field }) {
     webhook: html`<${TextField} label=${t("Kinds of events")} hint=${t("Such as issues.opened, with commas between; empty: all")} ...${field("on")} />`,
     git: html`<${TextField} label=${t("Label")} hint=${t("An agent begins with an issue that gets it.")} ...${field("label")} />
       <${TextField} label=${t("Account to mention")} hint=${t("An agent begins where it is mentioned; empty: mentions count for nothing")} ...${field("mention")} />
-      <${TextField} label=${t("Seconds between questions to the host")} hint=${t("For servers it cannot reach; empty: it tells by its webhook")} inputmode="numeric" ...${field("poll_seconds")} />`,
+      <${TextField} label=${POLLING} hint=${t("For servers it cannot reach; empty: it tells by its webhook")} inputmode="numeric" ...${field("poll_seconds")} />`,
   };
   return html`
     <${TextField} label=${t("Name")} ...${field("name")} />
@@ -87,9 +94,7 @@ function Fields({ form, field }) {
     <${TextField} label=${t("Repository")} hint=${t("owner/name, or a URL; empty: none")} spellcheck="false" ...${field("url")} />
     <${TextField} label=${t("Branch")} hint=${t("Empty: the default branch")} spellcheck="false" ...${field("ref")} />
     <${SelectField} label=${t("Git host")} options=${PROVIDERS} ...${field("provider")} />
-    <${TextField} label=${t("Longest work in seconds")} hint=${t("Empty: no limit")} inputmode="numeric" ...${field("timeout")} />
-    <${TextField} label=${t("Highest cost in US dollars")} hint=${t("Empty: as the settings say")} inputmode="decimal" ...${field("max_budget")} />
-    <${TextField} label=${t("Most steps")} hint=${t("Empty: as the settings say")} inputmode="numeric" ...${field("max_iterations")} />
+    ${LIMITS.map(([name, label, hint]) => html`<${TextField} key=${name} label=${label} hint=${hint} inputmode="decimal" ...${field(name)} />`)}
   `;
 }
 

@@ -50,14 +50,18 @@ function shown({ kind }, value) {
 
 const isEmpty = (value) => typeof value === "object" && Object.keys(value).length === 0;
 
+/** Return what was typed as a number, null for nothing; raises for what is none. */
+export function toNumber(label, text) {
+  if (!text.trim()) return null;
+  const number = Number(text);
+  if (Number.isNaN(number)) throw new Error(t("{0} is not a number.", label));
+  return number;
+}
+
 function parse({ kind, label }, value) {
   if (kind === "switch") return value;
   if (value === "") return null;
-  if (kind === "number") {
-    const number = Number(value);
-    if (Number.isNaN(number)) throw new Error(t("{0} is not a number.", label));
-    return number;
-  }
+  if (kind === "number") return toNumber(label, value);
   if (kind !== "json") return value;
   try {
     return JSON.parse(value);

@@ -1,5 +1,6 @@
 // The words of the page: as they are written where they are shown, in English, or those of another language, which are
-// all in one file of `words`. What the server says stays English.
+// all in one file of `words`. What the server says stays English. The page names this script before the others, so
+// that the words are fetched while those come.
 
 const STORED = "agentsvc-language";
 export const LANGUAGES = { en: "English", de: "Deutsch" };
