@@ -12,7 +12,6 @@ from agentsvc.base import (
     Gone,
     NotFound,
     QuotaExceeded,
-    SandboxNotUsable,
     parse_uuid,
 )
 from agentsvc.conversations.archives import Archive, Archives
@@ -32,7 +31,7 @@ from agentsvc.conversations.records import patched, shown
 from agentsvc.conversations.starting.service import Starts
 from agentsvc.conversations.stores import ConversationStores
 from agentsvc.domain import StartOrder, check_branch, check_repository
-from agentsvc.sandboxes import Sandboxes, SandboxStatus
+from agentsvc.sandboxes import Sandboxes, SandboxStatus, failure_of
 from agentsvc.storage import Transaction, note_effect
 
 
@@ -273,7 +272,7 @@ class Conversations:
         if sandbox is None or status is SandboxStatus.MISSING:
             raise Gone(SANDBOX_GONE)
         if status is SandboxStatus.ERROR:
-            raise SandboxNotUsable(f"The sandbox has failed: {sandbox.reason}")
+            raise failure_of(sandbox)
         if sandbox.agent_url is None:
             raise Conflict(
                 f"Sandbox is {status}. Use POST /api/v1/sandboxes/{sandbox.id}/resume"

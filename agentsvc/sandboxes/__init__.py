@@ -27,7 +27,14 @@ from agentsvc.sandboxes.plugin_loader import (
 from agentsvc.sandboxes.registry import BackendRegistry, kinds_of
 from agentsvc.sandboxes.runtime_clients import ClientOrder
 from agentsvc.sandboxes.service import Sandboxes
-from agentsvc.sandboxes.state import AGENT_PORT, Sandbox, SandboxStatus, Target, status_of
+from agentsvc.sandboxes.state import (
+    AGENT_PORT,
+    Sandbox,
+    SandboxStatus,
+    Target,
+    failure_of,
+    status_of,
+)
 from agentsvc.sandboxes.stores import SandboxStores
 from agentsvc.sandboxes.table import SandboxTable
 from agentsvc.sandboxes.usage_meter import Measured, Meter
@@ -63,6 +70,7 @@ __all__ = [
     "check_isolation",
     "defaults_of",
     "due",
+    "failure_of",
     "find_protections",
     "installed_points",
     "kinds_of",

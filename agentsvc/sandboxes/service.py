@@ -48,7 +48,7 @@ from agentsvc.sandboxes.priority import PriorityManager
 from agentsvc.sandboxes.reconciler import LOG_LINES, Reconciler
 from agentsvc.sandboxes.registry import BackendRegistry
 from agentsvc.sandboxes.runtime_clients import ClientOrder
-from agentsvc.sandboxes.state import Sandbox, Target, is_settled
+from agentsvc.sandboxes.state import Sandbox, Target, failure_of, is_settled
 from agentsvc.sandboxes.stores import SandboxStores
 from agentsvc.sandboxes.targets import Targets
 from agentsvc.sandboxes.usage_meter import Meter
@@ -560,7 +560,7 @@ class Sandboxes:
     async def _restable(self, user_id: str, sandbox_id: str, how: Capability) -> Sandbox:
         sandbox = await self._usable(user_id, sandbox_id)
         if sandbox.phase is Phase.FAILED:
-            raise SandboxNotUsable(f"The sandbox has failed: {sandbox.reason}")
+            raise failure_of(sandbox)
         require(self._registry, sandbox, how)
         if sandbox.phase is None and await self._uses.is_waiting(sandbox_id):
             raise Conflict("The sandbox waits for room and was not made yet; it can be deleted")

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base import Secret
+from agentsvc.base import SandboxNotUsable, Secret
 from agentsvc.plugin import Cause, Endpoint, Handle, Isolation, PausedAs, Phase, Spec
 
 AGENT_PORT: Final = "agent"
@@ -176,6 +176,14 @@ def next_action(
         case _:
             action = Action.LOOK
     return action
+
+
+def failure_of(sandbox: Sandbox) -> SandboxNotUsable:
+    """Return the error for who needs a sandbox that has failed, which says what to do first."""
+    return SandboxNotUsable(
+        f"The sandbox has failed. Start it again with POST /api/v1/sandboxes/{sandbox.id}/resume."
+        f" The cause: {sandbox.reason}"
+    )
 
 
 def is_settled(target: Target, phase: Phase | None, *, is_stopped: bool = False) -> bool:

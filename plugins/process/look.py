@@ -159,6 +159,8 @@ def describe_exit(code: int | None, reason: str, last_line: str) -> str:
         name = str(code - _SIGNALLED)
         with contextlib.suppress(ValueError):
             name = signal.Signals(code - _SIGNALLED).name
+        # What it wrote last says how far it was, and not why it was ended.
+        last_line = last_line and f"its last line was: {last_line}"
         reason = f"the command was ended by {name}"
     elif code is not None:
         reason = f"the command exited with code {code}"

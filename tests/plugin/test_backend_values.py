@@ -41,6 +41,7 @@ def test_a_port_that_does_not_exist_is_refused() -> None:
         (1, "", "no module", "the command exited with code 1: no module"),
         (0, "", "", "the command exited with code 0"),
         (128 + signal.SIGSEGV, "", "", "the command was ended by SIGSEGV"),
+        (137, "", "at 3", "the command was ended by SIGKILL: its last line was: at 3"),
         (255, "", "", "the command was ended by 127"),
         (None, "a port cannot be had", "", "a port cannot be had"),
     ],

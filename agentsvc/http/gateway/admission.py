@@ -19,16 +19,13 @@ from agentsvc.base import (
     NotAllowed,
     NotAuthenticated,
     NotFound,
-    SandboxNotUsable,
     SandboxStarting,
 )
 from agentsvc.config import GatewayConfig
 from agentsvc.http.gateway.port_cookies import port_token
 from agentsvc.http.gateway.target import Shown
 from agentsvc.http.routes import Scope, check_scope
-from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
-
-_RESUME: Final = "POST /api/v1/sandboxes/{}/resume"
+from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target, failure_of
 
 
 class Visitor(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,7 +200,8 @@ def _is_paused(sandbox: Sandbox) -> bool:
 
 
 def _paused(sandbox: Sandbox) -> Conflict:
-    return Conflict(f"The sandbox is paused. Resume it with {_RESUME.format(sandbox.id)}")
+    path = f"/api/v1/sandboxes/{sandbox.id}/resume"
+    return Conflict(f"The sandbox is paused. Resume it with POST {path}")
 
 
 def _running(sandbox: Sandbox) -> Sandbox:
@@ -213,9 +211,6 @@ def _running(sandbox: Sandbox) -> Sandbox:
         case SandboxStatus.MISSING:
             raise Gone("The sandbox does not exist any more; its stored events can still be read")
         case SandboxStatus.ERROR:
-            raise SandboxNotUsable(
-                f"The sandbox has failed: {sandbox.reason}."
-                f" Start it again with {_RESUME.format(sandbox.id)}"
-            )
+            raise failure_of(sandbox)
         case SandboxStatus.STARTING | SandboxStatus.PAUSED:
             raise SandboxStarting("The sandbox is starting")

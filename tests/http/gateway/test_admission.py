@@ -202,7 +202,10 @@ async def test_a_failed_sandbox_is_said_to_have_failed(box: Box, world: FakeWorl
     await box.owner.wait_for_sandbox(box.id, "ERROR")
     answer = await box.get("/x")
     assert (answer.status, answer.json()["code"]) == (503, "sandbox_not_usable")
-    assert "out of memory" in answer.json()["detail"]
+    remedy = f"Start it again with POST /api/v1/sandboxes/{box.id}/resume."
+    assert answer.json()["detail"] == f"The sandbox has failed. {remedy} The cause: out of memory"
+    answer = await box.owner.post(f"/api/v1/sandboxes/{box.id}/pause")
+    assert (answer.status, remedy in answer.json()["detail"]) == (503, True)
 
 
 async def test_a_sandbox_that_starts_is_waited_for(
