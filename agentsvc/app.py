@@ -497,6 +497,8 @@ async def _extensions(app: web.Application) -> AsyncIterator[None]:
         sandboxes=app[keys.SANDBOXES],
         conversations=app[keys.CONVERSATIONS],
         messages=app[keys.PENDING],
+        secrets=app[keys.SECRETS],
+        agents=app[_AGENTS],
         git=app[keys.GIT_PROVIDERS],
     )
     async with AsyncExitStack() as running:

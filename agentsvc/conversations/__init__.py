@@ -55,8 +55,10 @@ from agentsvc.conversations.starting.agent_request import (
     DEFAULT_MAX_ITERATIONS,
 )
 from agentsvc.conversations.starting.assembly import make_starts
+from agentsvc.conversations.starting.environments import Environment, EnvironmentSource
 from agentsvc.conversations.starting.prompts import first_message
 from agentsvc.conversations.starting.task_table import StartTaskTable
+from agentsvc.conversations.starting.workspace import Workspace
 from agentsvc.conversations.statistics import Figures, quantile, read_figures
 from agentsvc.conversations.stores import ConversationStores
 from agentsvc.conversations.streams import (
@@ -97,6 +99,8 @@ __all__ = [
     "Conversations",
     "Delta",
     "DeltaSubscriptions",
+    "Environment",
+    "EnvironmentSource",
     "EventIngestor",
     "EventLog",
     "EventQuery",
@@ -133,6 +137,7 @@ __all__ = [
     "UserDeletions",
     "UserSkill",
     "UserStream",
+    "Workspace",
     "check",
     "count_old_events",
     "default_title",

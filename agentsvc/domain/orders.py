@@ -184,6 +184,9 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     settings_required: bool = False
     archive_id: str | None = None
     """The archive whose files the workspace begins with."""
+    environment_id: str | None = None
+    """The prepared environment a copy of which it begins with, `none` for none; None for that of its
+    repository."""
     fork_of: str | None = None
     """The conversation whose history this one has got, and goes on with."""
     fork_until: int | None = None

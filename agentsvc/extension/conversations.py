@@ -27,6 +27,7 @@ from agentsvc.domain import (
     WhenFull,
     check_branch,
     check_repository,
+    locate,
     refuse_credentials,
 )
 from agentsvc.settings import NAME_PATTERN as PROFILE_PATTERN
@@ -53,6 +54,7 @@ __all__ = [
     "check_may_run",
     "check_repository",
     "error_event",
+    "locate",
     "refuse_credentials",
 ]
 

@@ -10,6 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from agentsvc import __version__
+from agentsvc.agentserver import AgentClient
 from agentsvc.base import EventBus, Notice, StartFailed, Subject, Supervisor
 from agentsvc.config import Config, settings_of
 from agentsvc.conversations import Conversations, EventLog, MessageQueue, StartTask
@@ -27,6 +28,7 @@ from agentsvc.sandboxes import (
     listed,
     status_of,
 )
+from agentsvc.settings import SecretStore
 from agentsvc.storage import Database, Vault
 
 __all__ = [
@@ -81,6 +83,10 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     conversations: Conversations
     messages: MessageQueue
     """Tells agents something, once, in the order it was taken."""
+    secrets: SecretStore
+    """What users have stored for their agents."""
+    agents: AgentClient
+    """Speaks with the agent servers in sandboxes."""
     git: GitProviders
     """Asks git hosts with the tokens of users, fetches from them, and pushes."""
 

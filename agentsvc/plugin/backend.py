@@ -340,6 +340,25 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         del order, save
         raise _unsupported(self, Capability.RESTART, handle)
 
+    async def keep_layer(self, handle: Handle, layer_id: str, *, most_bytes: int) -> int:
+        """Keep a copy of the files of a stopped sandbox, with which others can begin.
+
+        Returns how many bytes of disk it takes. A layer is all there or not at all, and stays when
+        the sandbox is deleted; `Order.layer` names it, and `create` raises OrderRejected where it
+        is not there. Its id is chosen by the server, as that of a sandbox; for one that is kept
+        already nothing is done. Copying goes on beside: raise StillFetching until it is done.
+        Raises Conflict unless the sandbox is stopped, OrderRejected for more than `most_bytes`.
+        """
+        del layer_id, most_bytes
+        raise _unsupported(self, Capability.LAYERS, handle)
+
+    async def layers(self) -> Sequence[str]:
+        """List the ids of the layers of this instance; none without the capability."""
+        return ()
+
+    async def remove_layer(self, layer_id: str) -> None:  # noqa: B027  # optional, as `layers`
+        """Remove a layer. Sandboxes that have begun with it keep their files. Fine if it is gone."""
+
     async def execute(
         self,
         handle: Handle,

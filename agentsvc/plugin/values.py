@@ -27,6 +27,8 @@ class Capability(StrEnum):
     """restart() works: a sandbox that has failed runs again on the same files."""
     STOP = "stop"
     """stop() works, and restart() for what was stopped: of a sandbox only its files are kept."""
+    LAYERS = "layers"
+    """keep_layer() works: new sandboxes can begin with a copy of the files of a stopped one. With stop."""
     SURVIVES_RESTART = "survives_restart"
     """Sandboxes outlive the server process."""
 
@@ -178,6 +180,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """`host:port` of what the agent needs in every network besides the server: known models."""
     models: tuple[str, ...] = ()
     """The same of models that only their user knows, and at public addresses only."""
+    layer: str = ""
+    """The layer with a copy of which its files begin; see `RuntimeBackend.keep_layer`."""
 
 
 class Spec(Asked, frozen=True, kw_only=True):

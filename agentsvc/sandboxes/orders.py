@@ -186,4 +186,5 @@ def _ordered(
         allow_hosts=spec.allow_hosts,
         reaches=spec.reaches,
         models=spec.models,
+        layer=spec.layer,
     )

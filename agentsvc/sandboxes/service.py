@@ -41,6 +41,7 @@ from agentsvc.sandboxes.backend_calls import BackendCalls
 from agentsvc.sandboxes.change_listeners import OnChange
 from agentsvc.sandboxes.identity import IdentityVerifier
 from agentsvc.sandboxes.last_used import Usage
+from agentsvc.sandboxes.layers import Layers
 from agentsvc.sandboxes.operations import is_pausable, possible, require
 from agentsvc.sandboxes.orders import CallbackRules, with_local_hosts, with_models
 from agentsvc.sandboxes.orphan_collector import OrphanCollector
@@ -72,6 +73,8 @@ class Sandboxes:
     """When each was last used."""
     meter: Meter
     """What each was last seen to use."""
+    layers: Layers
+    """Copies of files with which sandboxes begin."""
 
     def __init__(
         self,
@@ -113,7 +116,7 @@ class Sandboxes:
             connect=self.confirmer.connect,
             fits=self.gate.has_room,
         )
-        self.meter = Meter(calls)
+        self.meter, self.layers = Meter(calls), Layers(calls, self._table, config.default_backend)
         self._priorities = PriorityManager(calls, slots)
         self._driver = driver = Reconciler(
             stores,
@@ -261,7 +264,8 @@ class Sandboxes:
 
         async def insert(tx: Transaction) -> Sandbox:
             placed = await self._placed(tx, ordered, places)
-            spare = await self.spares.claim(tx, placed.spec, placed.backend) if is_plain else None
+            is_usual = is_plain and not spec.layer
+            spare = await self.spares.claim(tx, placed.spec, placed.backend) if is_usual else None
             stored = await self._targets.enter(tx, placed, spare, when_full)
             if start_id is not None:
                 tx.after_commit(lambda: self.hold(start_id, stored))

@@ -270,6 +270,14 @@ class SandboxTable:
         )
         return [self._from_row(row) for row in rows]
 
+    async def awaited_layers(self) -> frozenset[str]:
+        """Return the layers with which sandboxes are to begin that were not made yet."""
+        rows = await self._db.all(
+            "SELECT json_extract(spec, '$.layer') AS layer FROM sandboxes"
+            " WHERE phase IS NULL AND json_extract(spec, '$.layer') <> ''"
+        )
+        return frozenset(row["layer"] for row in rows)
+
     async def search(self, user_id: str, page: Page, limit: int) -> list[Sandbox]:
         """Return so many of a user's sandboxes, from where a page begins."""
         where, params = ["user_id = :user_id", "target <> 'deleted'"], {"user_id": user_id}

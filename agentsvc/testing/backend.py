@@ -98,6 +98,17 @@ class FakeSandbox:
             if self.directory is not None:
                 shutil.rmtree(self.directory, ignore_errors=True)
 
+    def files(self) -> dict[str, bytes]:
+        """Return its files by their names; blocks for a moment."""
+        found = self.directory.iterdir() if self.directory is not None else ()
+        return {path.name: path.read_bytes() for path in found}
+
+    def begin_with(self, files: Mapping[str, bytes]) -> None:
+        """Have it begin with these files; blocks for a moment."""
+        self.directory = Path(tempfile.mkdtemp(prefix="agentsvc-fake-"))
+        for name, content in files.items():
+            (self.directory / name).write_bytes(content)
+
     def _start(self, phase: Phase) -> None:
         self.directory = self.directory or Path(tempfile.mkdtemp(prefix="agentsvc-fake-"))
         self.ports = self.ports or {port.name: _free_port() for port in self.order.ports}
@@ -153,6 +164,8 @@ class FakeWorld:
         """What every sandbox is said to use."""
         self.isolation = Isolation.NONE
         """What every report says is in force, be it true or not."""
+        self.layers: dict[str, dict[str, bytes]] = {}
+        """The files of each layer, by their names."""
         self.is_here = False
         """Sandboxes are said to use the processors of the server's machine."""
 
@@ -222,6 +235,7 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
             Capability.RESTART,
             Capability.STOP,
             Capability.LOGS,
+            Capability.LAYERS,
             Capability.SURVIVES_RESTART,
         }
     )
@@ -257,9 +271,13 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
         self.check_fences(order)
         _check(order)
         await self._call("create", order.sandbox_id)
+        if order.layer and order.layer not in self.world.layers:
+            raise OrderRejected("There is no such layer")
         if order.sandbox_id not in self.world.sandboxes:
             sandbox = FakeSandbox(order, self.context.instance_id)
             self.world.sandboxes[order.sandbox_id] = sandbox
+            if order.layer:
+                await asyncio.to_thread(sandbox.begin_with, self.world.layers[order.layer])
             await self._start(sandbox)
         handle = self._handle(order.sandbox_id)
         await save(handle)
@@ -348,6 +366,28 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
             await self._start(sandbox)
         await save(handle)
         return handle
+
+    async def keep_layer(self, handle: Handle, layer_id: str, *, most_bytes: int) -> int:
+        """Keep the files of a stopped sandbox."""
+        sandbox = self._usable(await self._find("keep_layer", handle))
+        if sandbox.phase is not Phase.PAUSED or sandbox.paused_as is not PausedAs.STOPPED:
+            raise Conflict("The sandbox is not stopped")
+        files = await asyncio.to_thread(sandbox.files)
+        size = 1 + sum(map(len, files.values()))
+        if size > most_bytes:
+            raise OrderRejected(f"The files take {size} bytes, and may take {most_bytes}")
+        self.world.layers.setdefault(layer_id, files)
+        return size
+
+    async def layers(self) -> Sequence[str]:
+        """List the layers of the world."""
+        await self._call("layers")
+        return list(self.world.layers)
+
+    async def remove_layer(self, layer_id: str) -> None:
+        """Forget a layer."""
+        await self._call("remove_layer")
+        self.world.layers.pop(layer_id, None)
 
     async def logs(self, handle: Handle, *, tail: int, follow: bool) -> AsyncIterator[LogLine]:
         """Yield what the workload printed."""

@@ -3,19 +3,28 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
 
-from agentsvc.base import Conflict, new_id, new_key
-from agentsvc.plugin import HANDLE_BYTES_MAX, Capability, Endpoint, Handle, Phase
+from agentsvc.base import Conflict, OrderRejected, new_id, new_key
+from agentsvc.plugin import (
+    HANDLE_BYTES_MAX,
+    Capability,
+    Endpoint,
+    Handle,
+    Phase,
+    StillFetching,
+)
 from agentsvc.testing.looks import check_usage, is_served, stopped_and_started
 from agentsvc.testing.promises import check, needs
 from agentsvc.testing.rig import Rig, expect, expect_error, together, web_endpoint, web_url
 
 CANCEL_AFTER: Final = (0.0, 0.001, 0.004, 0.015, 0.04, 0.1)
 _MOST_NAMED: Final = 10
+_POLL_SECONDS: Final = 0.05
 
 
 @check()
@@ -360,6 +369,69 @@ async def a_stopped_sandbox_keeps_its_files_only(rig: Rig) -> None:
         handle = await stopped_and_started(rig, order, handle)
     await rig.backend.delete(handle)
     await expect_error(Conflict, rig.backend.stop(handle), "stop after delete")
+
+
+@check(needs(Capability.LAYERS))
+async def a_sandbox_begins_with_a_copy_of_a_layer(rig: Rig) -> None:
+    """Check that a layer outlives its sandbox, is copied for each, and comes and goes as a whole."""
+    handle, _ = await rig.run(rig.order())
+    layer = new_id()
+    await _write_note(rig, handle, "kept")
+
+    async def keep(most_bytes: int = 10**9) -> int:
+        return await _fetched(lambda: rig.backend.keep_layer(handle, layer, most_bytes=most_bytes))
+
+    await expect_error(Conflict, keep(), "a layer of what runs")
+    await rig.backend.stop(handle)
+    await expect_error(OrderRejected, keep(0), "a layer that is too large")
+    expect(layer not in await rig.backend.layers(), "a layer that was refused is listed")
+    for _ in range(2):
+        expect(await keep() > 0, "a layer has no size")
+    expect(layer in await rig.backend.layers(), "a layer is not listed")
+    await rig.backend.delete(handle)
+    for _ in range(2):
+        handle, _ = await _fetched(partial(rig.run, rig.order(layer=layer)))
+        expect(await _read_note(rig, handle) == b"kept", "the files are others")
+        await _write_note(rig, handle, "changed")
+    for _ in range(2):
+        await rig.backend.remove_layer(layer)
+    expect(layer not in await rig.backend.layers(), "a removed layer is listed")
+    expect(await _read_note(rig, handle) == b"changed", "files went with the layer")
+    await expect_error(OrderRejected, rig.create(rig.order(layer=layer)), "a layer that is gone")
+
+
+async def _write_note(rig: Rig, handle: Handle, text: str) -> None:
+    """Write a file where an agent would work, or by the workload where nothing can be executed."""
+    report = await rig.backend.inspect(handle)
+    if Capability.EXECUTE in rig.kind.capabilities:
+        await _sh(rig, handle, f"printf %s {text} >{report.working_dir}/note")
+    else:
+        await rig.ask(report, "PUT", "/files/note", text.encode())
+
+
+async def _read_note(rig: Rig, handle: Handle) -> bytes:
+    report = await rig.backend.inspect(handle)
+    if Capability.EXECUTE in rig.kind.capabilities:
+        return await _sh(rig, handle, f"cat {report.working_dir}/note")
+    return await rig.ask(report, "GET", "/files/note")
+
+
+async def _sh(rig: Rig, handle: Handle, script: str) -> bytes:
+    limit = rig.options.time_limit
+    result = await rig.backend.execute(
+        handle, ["sh", "-c", script], env={}, time_limit=limit, max_output=1000
+    )
+    expect(result.exit_code == 0, f"`{script}` failed: {result.stderr!r}")
+    return result.stdout
+
+
+async def _fetched[T](ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask until what has to be fetched for it is there."""
+    while True:
+        try:
+            return await ask()
+        except StillFetching:
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 @check(needs(Capability.EXECUTE))

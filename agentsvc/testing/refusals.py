@@ -163,5 +163,6 @@ def _undeclared(kind: type[Backend]) -> list[Capability]:
         Capability.STOP,
         Capability.EXECUTE,
         Capability.LOGS,
+        Capability.LAYERS,
     )
     return [capability for capability in with_method if capability not in kind.capabilities]

@@ -42,6 +42,7 @@ from agentsvc.plugin import (
 )
 
 from . import bubblewrap, cgroup, control, doors, launch, listening, peers, places, zygote
+from .layers import Layers
 from .look import Look, look_at, state_of_this_boot
 from .means import Means
 from .meter import Meter
@@ -73,6 +74,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             Capability.STOP,
             Capability.EXECUTE,
             Capability.LOGS,
+            Capability.LAYERS,
             Capability.SURVIVES_RESTART,
         }
     )
@@ -89,6 +91,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         self._callback = doors.callback_of(context.callback_url)
         self._means = Means(config, self._callback)
         self._doors = doors.Doors()
+        self._layers = Layers(context.state_dir)
         self._meters: dict[str, Meter] = {}
         # Threads that read many small files at a time mostly wait for each other.
         self._measuring = asyncio.Semaphore(1)
@@ -126,6 +129,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     async def close(self) -> None:
         """Close the doors; sandboxes go on and wait for the next server to open them."""
         await self._let_all_share()
+        await self._layers.close()
         await self._zygote.close()
         await self._doors.close_all()
 
@@ -231,6 +235,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         tree = self._tree(look, handle)
         await self._end(tree, grace_seconds=0 if look.is_paused else self.config.stop_seconds)
         await self._doors.close(handle.sandbox_id)
+        await self._layers.abandon(handle.sandbox_id)
         async with self._removing:
             await finish(lambda: self._remove(place, look, handle))
         self._meters.pop(handle.sandbox_id, None)
@@ -261,6 +266,21 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         tree = self._tree(look, handle)
         await finish(lambda: self._resume(look.place, tree))
         return handle
+
+    async def keep_layer(self, handle: Handle, layer_id: str, *, most_bytes: int) -> int:
+        """Copy the home and the workspace of a stopped sandbox, beside the sandboxes."""
+        look = await self._running(handle)
+        if not look.is_ended or look.is_half_paused:
+            raise Conflict("The sandbox is not stopped; its files may change")
+        return await self._layers.keep(look.place, layer_id, most_bytes)
+
+    async def layers(self) -> Sequence[str]:
+        """List the layers in the state directory."""
+        return await self._layers.ids()
+
+    async def remove_layer(self, layer_id: str) -> None:
+        """Remove the directory of a layer."""
+        await self._layers.remove(layer_id)
 
     async def execute(
         self,
@@ -328,6 +348,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     def _open(self) -> None:
         self.context.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         bubblewrap.forget_trials(self.context.state_dir)
+        self._layers.sweep()
         there = {place.sandbox_id: record.user for place, record in self._records()}
         self._means.find(self.context.state_dir, there)
 
@@ -384,7 +405,10 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             users=self._means.users,
             callback=self._callback,
         )
-        await self._doors.open(place, await finish(plan.prepare))
+        record = await finish(plan.prepare)
+        if order.layer:
+            await self._layers.begin(place, order.layer, record.user)
+        await self._doors.open(place, record)
         loan = await self._lend(order)
         try:
             lent = msgspec.structs.replace(plan, loan=loan)

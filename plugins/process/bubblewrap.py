@@ -35,6 +35,9 @@ TEMP: Final = "/tmp"  # noqa: S108  # the sandbox's own
 HOME: Final = "/home/sandbox"
 """A sandbox's home. It is the same in all, so that what is loaded before a fork may keep paths in it."""
 
+WORKSPACE: Final = "/workspace/project"
+"""Where the agent works: the same in all, so that files which are copied may name each other by paths."""
+
 _PROBE_SECONDS: Final = 20.0
 _NUMBER_MIN: Final = 10
 """Of files for a child, whose lowest numbers are for others."""
@@ -113,6 +116,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Shown as /tmp; None for one that is not on a disk."""
     home: Path | None
     """Shown as the home."""
+    workspace: Path | None = None
+    """Shown as `WORKSPACE`, too."""
     network: Network = Network.OPEN
     has_own_network: bool = False
     """Whether it has one of its own although that is open."""
@@ -276,6 +281,8 @@ def arguments(view: View, *, has_filter: bool) -> list[str]:
         made += ["--bind", str(path), str(path)]
     if view.home is not None:
         made += ["--bind", str(view.home), HOME]
+    if view.workspace is not None:
+        made += ["--bind", str(view.workspace), WORKSPACE]
     if view.doors is not None:
         made += ["--ro-bind", str(view.doors), str(DOORS)]
     made += ["--remount-ro", "/", "--chdir", "/"]

@@ -90,10 +90,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         if self.place.read_state() is not None:
             return record
         # What was made before has from now on what a new one would have.
-        record = self.place.renew(record, record.connected(self.way_out, self.callback))
+        is_boxed = bool(self.held_by.program)
+        changed = record.connected(self.way_out, self.callback)
+        changed = msgspec.structs.replace(changed, has_fixed_paths=is_boxed)
+        record = self.place.renew(record, changed)
         if os.geteuid() != 0:
             return record
-        is_boxed = bool(self.held_by.program)
         user = self.users.take(order.sandbox_id, record.user) if is_boxed else 0
         return self.place.assign(record, user)
 
@@ -178,6 +180,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             writable=self._own(),
             temp=temp,
             home=self.place.home,
+            workspace=self.place.workspace,
             network=record.network,
             has_own_network=record.has_own_network,
             has_resolver=bool(carrier),

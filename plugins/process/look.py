@@ -16,6 +16,7 @@ from agentsvc.base import monotonic
 from agentsvc.plugin import Cause, Isolation, Limits, PausedAs, Phase
 
 from . import cgroup
+from .bubblewrap import WORKSPACE
 from .places import Exit, Place, Record, State, WayOut
 from .programs.shim import ZYGOTE
 from .tree import Tree, boot_id, is_alive, is_stopped, reap
@@ -124,7 +125,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         """Return the agent's directory."""
         if self.record is None:
             return ""
-        return str(self.place.workspace / self.record.working_dir)
+        top = Path(WORKSPACE) if self.record.has_fixed_paths else self.place.workspace
+        return str(top / self.record.working_dir)
 
 
 def look_at(place: Place, mark: str) -> Look:

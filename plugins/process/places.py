@@ -77,6 +77,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the proxy is the only way out of that."""
     door: str = OLD_DOOR
     """What its way out is called, which nothing that runs inside is told."""
+    has_fixed_paths: bool = False
+    """Whether its workspace has a path inside that is the same in all sandboxes."""
 
     @property
     def way_out(self) -> WayOut | None:

@@ -306,6 +306,7 @@ async def world(
             **await _new_delivery(client),
             **await _new_share(client),
             **await _new_automation(client),
+            **await _new_environment(client),
         },
     )
 
@@ -356,6 +357,11 @@ async def _new_automation(client: Client, kind: str = "manual") -> Json:
     order = {"name": "any", "prompt": "any", "trigger": {"type": kind}}
     made = (await client.post("/api/automation/v1", json=order)).json()
     return {"automation_id": made["id"], "signed_with": made["secret"]}
+
+
+async def _new_environment(client: Client) -> Json:
+    made = await client.post("/api/v1/environments", json={"name": "any"})
+    return {"environment_id": made.json()["id"]}
 
 
 async def _webhook(world: World) -> Json:

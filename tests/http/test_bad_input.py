@@ -192,6 +192,9 @@ async def caller(
         automation = {"name": "any", "prompt": "any", "trigger": {"type": "webhook"}}
         made = await client.post("/api/automation/v1", json=automation)
         ids["automation_id"] = made.json()["id"]
+    if "{environment_id}" in route.path:
+        made = await client.post("/api/v1/environments", json={"name": "any"})
+        ids["environment_id"] = made.json()["id"]
     async with aiohttp.ClientSession(headers={"X-Session-API-Key": key or ""}) as session:
         yield Caller(session, service.url, route, ids)
 

@@ -256,6 +256,8 @@ async def site(client: Client, service: Service) -> Site:
     automation = {"name": "any", "prompt": "any", "trigger": {"type": "manual"}}
     made = await client.post("/api/automation/v1", json=automation)
     ids["automation_id"] = made.json()["id"]
+    made = await client.post("/api/v1/environments", json={"name": "any"})
+    ids["environment_id"] = made.json()["id"]
     return Site(client, service.client_with(found["session_api_key"]), ids)
 
 

@@ -36,7 +36,7 @@ async def test_the_work_of_an_agent_can_be_looked_at(
     path = f"{PATH}/{conversation_id}"
     project = shared.sandbox_dir(seen["sandbox_id"]) / "workspace"
 
-    for where in (USUAL_ROOT, str(project)):
+    for where in (USUAL_ROOT, seen["working_dir"]):
         changes = (await client.get(f"{path}/git/changes?path={where}&ref=HEAD")).json()
         assert sorted(changes, key=lambda change: str(change["path"])) == [
             {"status": "UPDATED", "path": "a"},
@@ -48,7 +48,7 @@ async def test_the_work_of_an_agent_can_be_looked_at(
         assert (file.status, file.json()) == (200, "new\n")
     assert (await client.get(f"{path}/file")).json() == ""
     assert (await client.get(f"{path}/git/changes?path=/none")).status == 404
-    for wrong in (f"changes?path={project}&ref=none", f"diff?path={project}/none"):
+    for wrong in (f"changes?path={USUAL_ROOT}&ref=none", f"diff?path={USUAL_ROOT}/none"):
         answer = await client.get(f"{path}/git/{wrong}")
         assert (answer.status, answer.json()["code"]) == (400, "bad_request")
     await _check_skills_and_hooks(client, path, project)

@@ -158,7 +158,7 @@ async def work_with_a_break(
     host: Host, handle: Handle, server: AgentServer, working_dir: str
 ) -> None:
     """Let an agent count in its terminal, and pause it in the middle."""
-    count = Path(working_dir, "count")
+    count = host.backend.context.state_dir / handle.sandbox_id / "workspace" / "count"
     async with ScriptedModel(scripts=SCRIPTS) as model:
         rig = Rig(server, model_url=model.url, model_key=model.key.reveal(), path=working_dir)
         conversation_id = await rig.start("[script:count] go")

@@ -142,7 +142,8 @@ async def test_a_start_goes_on_after_a_kill_at_any_later_stage(
         assert ended["status"] == "READY", f"killed at {reached}: {ended['detail']}"
         seen = await client.wait_for_execution(ended["app_conversation_id"], "finished")
         info = (await client.agent(seen).get(f"/api/conversations/{seen['id']}")).json()
-        work = Path(info["workspace"]["working_dir"])
+        inside = Path(info["workspace"]["working_dir"]).relative_to("/workspace/project")
+        work = own.sandbox_dir(sandbox_id) / "workspace" / inside
         assert (work / "begun").read_text() == "begun\n", f"killed at {reached}"
         assert (work / "ended").read_text() == "ended\n", f"killed at {reached}"
         await assert_complete(client, seen)

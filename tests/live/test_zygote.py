@@ -71,7 +71,7 @@ async def work(client: LiveClient, server: Installation, sandbox_id: str) -> str
     _, name, directory = outputs(await client.events(conversation_id))
     place = server.sandbox_dir(sandbox_id)
     assert name == sandbox_id
-    assert directory.startswith(f"{place}/workspace")
+    assert directory == "/workspace/project"
     assert (place / "home" / "name").read_text() == f"{sandbox_id}\n"
     return conversation_id
 

@@ -6,6 +6,7 @@ from typing import Final
 from agentsvc.base import Secret
 from agentsvc.config import ConversationsConfig
 from agentsvc.conversations.archives import Archives
+from agentsvc.conversations.starting.environments import Environment
 from agentsvc.conversations.starting.progress import Progress
 from agentsvc.conversations.starting.sandbox_choice import SandboxChooser
 from agentsvc.conversations.starting.states import Equipped, Hosted, Prepared, Start
@@ -34,6 +35,7 @@ class FileSteps:
         self._progress = progress
         self._git = git
         self._config = config
+        self._environments = chooser.environments
 
     async def prepare(self, host: Hosted) -> Prepared:
         """Put the files there, and the user's git credentials and identity."""
@@ -51,10 +53,35 @@ class FileSteps:
         return prepared
 
     async def run_setup_script(self, files: Prepared) -> Prepared:
-        """Run the repository's set-up script; its failure is noted and stops nothing."""
-        problem = await files.workspace.run_setup_script(self._config.setup_script_seconds)
-        await self._progress.note(files.host.asked.start, problem)
+        """Run the set-up script, unless its work came with a prepared environment.
+
+        A failure is noted and stops nothing.
+        """
+        start, workspace = files.host.asked.start, files.workspace
+        seconds = self._config.setup_script_seconds
+        layer = files.host.sandbox.spec.layer
+        environment = await self._environments.find_by_layer(layer)
+        if environment is not None:
+            await self._refresh(start, workspace, environment)
+        if environment is None or not environment.setup_script:
+            await self._progress.note(start, await workspace.run_setup_script(seconds))
+        if environment is not None and environment.maintenance_script:
+            script, what = environment.maintenance_script, "the maintenance script"
+            await self._progress.note(start, await workspace.run_script(script, what, seconds))
         return files
+
+    async def _refresh(self, start: Start, workspace: Workspace, environment: Environment) -> None:
+        """Do the set-up again where the files that decide about it have changed since."""
+        if await workspace.fingerprint(environment.watched) == environment.fingerprint:
+            return
+        if start.conversation.selected_branch is None:
+            # Another branch may well have others.
+            self._environments.renew(environment)
+        await workspace.forget_setup()
+        if environment.setup_script:
+            seconds = self._config.setup_script_seconds
+            script, what = environment.setup_script, "the set-up script of the environment"
+            await self._progress.note(start, await workspace.run_script(script, what, seconds))
 
     async def install_hooks(self, files: Prepared) -> Prepared:
         """Install the repository's git hooks; a failure is noted and stops nothing."""
@@ -92,6 +119,8 @@ class FileSteps:
             is_full=host.asked.settings.git_full_clone,
             time_limit=self._config.clone_seconds,
         )
+        if host.sandbox.spec.layer:
+            await workspace.update(clone)
         await workspace.clone(clone)
         return workspace
 

@@ -6,6 +6,7 @@ import logging
 import msgspec
 
 from agentsvc.base import BackendUnavailable, NotFound, StartRefused
+from agentsvc.conversations.starting.environments import Environments, is_named
 from agentsvc.conversations.starting.failure import unknown_sandbox
 from agentsvc.conversations.starting.grouping import choose_sandbox
 from agentsvc.conversations.starting.progress import Progress
@@ -37,6 +38,8 @@ class SandboxChooser:
         self._sandboxes = sandboxes
         self._progress = progress
         self._checks = checks
+        self.environments = Environments()
+        """The prepared environments that conversations can begin with."""
 
     async def reserve(self, tx: Transaction, asked: Checked) -> None:
         """Ask at once for the room a new start needs, where room is limited.
@@ -102,7 +105,8 @@ class SandboxChooser:
 
     async def _find_joinable(self, asked: Checked) -> Sandbox | None:
         strategy, spec = asked.settings.sandbox_grouping_strategy, self._spec(asked)
-        is_alone = asked.start.task.request.withholds_secrets
+        order = asked.start.task.request
+        is_alone = order.withholds_secrets or is_named(order)
         if strategy is GroupingStrategy.NO_GROUPING or is_alone:
             return None
         running = [
@@ -127,7 +131,7 @@ class SandboxChooser:
         *,
         start_id: str | None = None,
     ) -> Sandbox:
-        spec = self._spec(asked)
+        spec = await self._with_layer(tx, asked, self._spec(asked))
         factor = asked.settings.remote_runtime_resource_factor
         if factor is not None:
             spec = msgspec.structs.replace(spec, resource_factor=factor)
@@ -140,6 +144,21 @@ class SandboxChooser:
         )
         await self._progress.link_sandbox(tx, asked.start, sandbox.id)
         return sandbox
+
+    async def _with_layer(self, tx: Transaction, asked: Checked, spec: Spec) -> Spec:
+        """Return the spec, with the prepared environment that the conversation begins with."""
+        task = asked.start.task
+        strategy = asked.settings.sandbox_grouping_strategy
+        found = await self.environments.choose(
+            tx,
+            task.user_id,
+            task.request,
+            spec,
+            is_grouped=strategy is not GroupingStrategy.NO_GROUPING,
+        )
+        if found is None:
+            return spec
+        return msgspec.structs.replace(spec, layer=found.layer_id, backend=found.backend)
 
     def _spec(self, asked: Checked) -> Spec:
         """Return the spec that is asked for, else the user's usual one if there is one of that id."""

@@ -154,6 +154,7 @@ class Starts:
         events: EventLog,
         supervisor: Supervisor,
     ) -> None:
+        self.environments = chooser.environments
         self._db = stores.db
         self._table = stores.conversations
         self._tasks = stores.tasks
@@ -181,6 +182,7 @@ class Starts:
         there is no room for it now, and QuotaExceeded where the user may start no more.
         """
         order, settings = await self._orders.complete(user_id, order)
+        await self.environments.check(user_id, order)
         conversation_id = order.conversation_id or new_id()
         earlier = await self._orders.find_earlier(user_id, order)
         if earlier is not None:

@@ -5,7 +5,7 @@ carries a credential: git finds tokens through a credential file outside the wor
 """
 
 import logging
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import AsyncIterable, Mapping, Sequence
 from shlex import quote
 from typing import Any, Final
 from urllib.parse import quote as url_quote
@@ -48,6 +48,21 @@ if [ ! -e {target}/.git/agentsvc-commit ]; then
 fi
 rm -f {file}
 """
+
+_UPDATE: Final = """
+export GIT_TERMINAL_PROMPT=0 GIT_ASKPASS=/bin/true LC_ALL=C
+if [ -e {target}/.git ] && [ ! -e {target}/.git/agentsvc-updated ]; then
+  cd {target} || exit $?
+  git remote remove origin 2>/dev/null
+  git remote add origin {url} || exit $?
+  if [ {depth} = 0 ] && [ -f .git/shallow ]; then deep=--unshallow; else deep="--depth {depth}"; fi
+  git fetch $deep -- origin {source} </dev/null || exit $?
+  git checkout -q -f -B {branch} FETCH_HEAD || exit $?
+  : >.git/agentsvc-updated
+fi
+"""
+
+_FINGERPRINT: Final = "git ls-files -s -- {paths}"
 
 _WORK_BRANCH: Final = (
     "git -C {target} rev-parse --verify -q {branch} || git -C {target} checkout -q -b {branch}"
@@ -201,6 +216,44 @@ class Workspace:
             )
             await self._must(self._lock() + script, "making a work branch")
 
+    async def update(self, clone: Clone) -> None:
+        """Bring a copy of a repository to the branch that is asked for; one that is not there is fine.
+
+        Raises StartRefused as `clone`.
+        """
+        script = _UPDATE.format(
+            target=quote(self.project_dir),
+            url=quote(clone.url),
+            depth=0 if clone.is_full else 1,
+            source=quote(clone.branch or "HEAD"),
+            branch=quote(clone.branch or clone.work_branch),
+        )
+        result = await self._agent.run_command(self._lock() + script, time_limit=clone.time_limit)
+        if result.exit_code != 0:
+            raise StartRefused(clone_failure(clone, result))
+
+    async def fingerprint(self, paths: Sequence[str]) -> str:
+        """Return what tells whether the contents of paths in the repository have changed."""
+        command = _FINGERPRINT.format(paths=" ".join(map(quote, paths)))
+        result = await self._agent.run_command(
+            command, cwd=self.project_dir, time_limit=_STEP_SECONDS
+        )
+        return sha256(result.stdout) if result.exit_code == 0 and paths else ""
+
+    async def forget_setup(self) -> None:
+        """Have the set-up script run again."""
+        done = quote(f"{self.project_dir}/.git/agentsvc-setup-done")
+        await self._must(f"rm -f {done}", "preparing the set-up")
+
+    async def run_script(self, script: str, what: str, time_limit: float) -> str | None:
+        """Run a script in the workspace; return what went wrong, if anything."""
+        return _problem(await self.run_bash(script, time_limit), what, time_limit)
+
+    async def run_bash(self, script: str, time_limit: float) -> CommandResult:
+        """Run a script of bash in the workspace."""
+        command = f"{self._lock()}bash -c {quote(script)} </dev/null 9>&-"
+        return await self._agent.run_command(command, cwd=self.project_dir, time_limit=time_limit)
+
     async def unpack(
         self,
         pack: AsyncIterable[bytes],
@@ -257,11 +310,15 @@ class Workspace:
 
     async def _may(self, script: str, what: str, time_limit: float) -> str | None:
         result = await self._agent.run_command(script, cwd=self.project_dir, time_limit=time_limit)
-        if result.timed_out:
-            return f"{what} took longer than {time_limit:g} s and was stopped"
-        if result.exit_code != 0:
-            return f"{what} ended with exit code {result.exit_code}:\n{_tail(result)}"
-        return None
+        return _problem(result, what, time_limit)
+
+
+def _problem(result: CommandResult, what: str, time_limit: float) -> str | None:
+    if result.timed_out:
+        return f"{what} took longer than {time_limit:g} s and was stopped"
+    if result.exit_code != 0:
+        return f"{what} ended with exit code {result.exit_code}:\n{_tail(result)}"
+    return None
 
 
 def _credential_line(provider: Provider, base_url: str, token: Secret) -> str:

@@ -76,6 +76,11 @@ PATH_PARTS: Final = {
         text="Id of a saved workspace, with or without dashes",
         example="9c858901-8a57-4791-81fe-4c455b099bc9",
     ),
+    "environment_id": PathPart(
+        kind=UUID,
+        text="Id of a prepared environment, with or without dashes",
+        example="1b4e28ba-2fa1-41d2-883f-0016d3cca427",
+    ),
     "automation_id": PathPart(
         kind=UUID,
         text="Id of an automation, with or without dashes",

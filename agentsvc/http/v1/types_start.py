@@ -40,6 +40,14 @@ SECRETS_MAX: Final = 50
 
 type Name = Annotated[str, matching(r"\A[^\0\r\n]*\Z", "on one line, without NUL", max_length=256)]
 type LongText = Annotated[str, msgspec.Meta(max_length=200_000)]
+type EnvironmentId = Annotated[
+    str,
+    matching(
+        "^(none|[0-9A-Fa-f]{8}(-?[0-9A-Fa-f]{4}){3}-?[0-9A-Fa-f]{12})$",
+        "a UUID, with or without dashes, or `none`",
+        max_length=36,
+    ),
+]
 type SecretName = Annotated[
     str,
     matching(
@@ -147,6 +155,9 @@ class StartBody(msgspec.Struct, frozen=True, kw_only=True):
     """What to do where as many sandboxes run as may; null: as the server is configured"""
     archive_id: UUID | None = None
     """Saved workspace whose files the new one begins with, with or without dashes; null: none"""
+    environment_id: EnvironmentId | None = None
+    """Prepared environment to begin with a copy of, or `none`; null: the one of the repository that
+    is prepared for the same sandbox spec, if the user has one"""
     secrets: (
         Annotated[dict[SecretName, SecretValue], msgspec.Meta(max_length=SECRETS_MAX)] | None
     ) = None
@@ -306,6 +317,7 @@ def to_order(body: StartBody) -> StartOrder:
         plugins=tuple(_to_plugin(plugin) for plugin in body.plugins or ()),
         when_full=body.when_full,
         archive_id=body.archive_id.hex if body.archive_id else None,
+        environment_id=body.environment_id and body.environment_id.replace("-", "").lower(),
         secrets=secrets,
     )
 

@@ -120,7 +120,9 @@ async def _things_of(client: Client) -> dict[str, Any]:
     path = f"/api/v1/webhook-subscriptions/{hook['id']}/deliveries"
     start = {"image": "fake", "session_id": EXAMPLE_ID}
     runtime = (await client.post("/runtime/start", json=start)).json()
+    environment = await client.post("/api/v1/environments", json={"name": "any"})
     return {
+        "environment_id": environment.json()["id"],
         "conversation_id": conversation_id,
         "sandbox_id": found["sandbox_id"],
         "archive_id": archive.json()["id"],

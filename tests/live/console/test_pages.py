@@ -25,7 +25,16 @@ pytestmark = [
 ]
 
 PAGES = (
-    *("new", "setup", "automations", "sandboxes", "settings", "settings/agent", "settings/git"),
+    *(
+        "new",
+        "setup",
+        "automations",
+        "environments",
+        "sandboxes",
+        "settings",
+        "settings/agent",
+        "settings/git",
+    ),
     *("settings/sandboxes", "settings/secrets", "settings/mcp", "settings/keys"),
     *("settings/logins", "settings/webhooks", "settings/usage", "settings/activity"),
     *("settings/browser", "settings/more", "users", "audit"),
@@ -221,6 +230,28 @@ async def test_an_automation_is_made_run_changed_and_deleted(console: Console) -
     await card.get_by_role("button", name="Delete").click()
     await page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     await expect(page.get_by_role("heading", name="No automations")).to_be_visible()
+
+
+async def test_an_environment_is_prepared_and_looked_at(
+    browser: Browser, shared: Installation
+) -> None:
+    user = await new_user(shared)
+    async with Console.opened(browser, user) as console:
+        page = await console.page("environments")
+        await expect(page.get_by_role("heading", name="No environments")).to_be_visible()
+        await page.get_by_text("Add one", exact=True).click()
+        await page.get_by_label("Name").fill("Tools")
+        await page.get_by_label("Set-up script").fill("echo tools are made")
+        await page.get_by_role("button", name="Add", exact=True).click()
+        card = page.locator("li.card", has=page.get_by_role("heading", name="Tools"))
+        await expect(card.get_by_text("Ready", exact=True)).to_be_visible(timeout=120_000)
+        await card.get_by_role("button", name="Log").click()
+        await expect(card.get_by_text("tools are made")).to_be_visible()
+        assert await serious(page) == []
+        await picture(page, "environment")
+        await card.get_by_role("button", name="Delete").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+        await expect(page.get_by_role("heading", name="No environments")).to_be_visible()
 
 
 async def test_an_administrator_allows_the_host_of_a_model_with_one_button(

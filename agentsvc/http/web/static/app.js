@@ -6,6 +6,7 @@ import { AutomationsPage, useHasAutomations } from "./automations.js";
 import { applyTheme } from "./browser.js";
 import { ConversationView } from "./conversation.js";
 import { ConversationList } from "./conversations.js";
+import { EnvironmentsPage, useHasEnvironments } from "./environments.js";
 import { html, render, useEffect, useState } from "./html.js";
 import { LoginPage } from "./login.js";
 import { findMe, isAdmin, myName, refusal } from "./me.js";
@@ -45,6 +46,8 @@ function View({ route, settings, onSettings }) {
       return html`<${StartProgress} key=${id} id=${id} />`;
     case "automations":
       return html`<${AutomationsPage} />`;
+    case "environments":
+      return html`<${EnvironmentsPage} />`;
     case "sandboxes":
       return html`<${SandboxesPage} />`;
     case "users":
@@ -61,9 +64,11 @@ function View({ route, settings, onSettings }) {
 function Nav({ route }) {
   const current = (name) => (route.startsWith(name) ? "page" : null);
   const hasAutomations = useHasAutomations();
+  const hasEnvironments = useHasEnvironments();
   return html`
     <nav class="nav" aria-label=${t("Pages")}>
       ${hasAutomations && html`<a href="#/automations" aria-current=${current("/automations")}><${Icon} name="refresh" />${t("Automations")}</a>`}
+      ${hasEnvironments && html`<a href="#/environments" aria-current=${current("/environments")}><${Icon} name="box" />${t("Environments")}</a>`}
       <a href="#/sandboxes" aria-current=${current("/sandboxes")}><${Icon} name="box" />${t("Sandboxes")}</a>
       ${isAdmin() && html`<a href="#/users" aria-current=${current("/users")}><${Icon} name="people" />${t("Users")}</a>
         <a href="#/audit" aria-current=${current("/audit")}><${Icon} name="book" />${t("Audit log")}</a>`}
@@ -126,7 +131,7 @@ function Shell() {
   `;
 }
 
-const TITLES = { audit: t("Audit log"), automations: t("Automations"), sandboxes: t("Sandboxes"), settings: t("Settings"), setup: t("Model"), users: t("Users") };
+const TITLES = { audit: t("Audit log"), automations: t("Automations"), environments: t("Environments"), sandboxes: t("Sandboxes"), settings: t("Settings"), setup: t("Model"), users: t("Users") };
 
 /** The title of pages that are no conversation; those keep their own. */
 function PageTitle({ route }) {

@@ -40,6 +40,7 @@ function actionsOf(route, conversations) {
     ...(page === "c" ? HEAD_ACTIONS.map((name) => [t("This conversation: {0}", name.toLowerCase()), () => press(`.head-side [aria-label="${name}"]`)]) : []),
     ...parts.map(([name, part]) => [t("Show: {0}", name), () => go(`/c/${id}${part}`)]),
     [t("Automations"), () => go("/automations")],
+    [t("Environments"), () => go("/environments")],
     [t("Sandboxes"), () => go("/sandboxes")],
     [t("Settings"), () => go("/settings")],
     [t("Settings: secrets"), () => go("/settings/secrets")],

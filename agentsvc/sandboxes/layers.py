@@ -1,0 +1,55 @@
+"""Layers: kept copies of the files of sandboxes, with which other sandboxes begin."""
+
+import asyncio
+from typing import Final
+
+from agentsvc.base import Conflict
+from agentsvc.plugin import Capability, Spec, StillFetching
+from agentsvc.sandboxes.backend_calls import BackendCalls
+from agentsvc.sandboxes.state import Sandbox
+from agentsvc.sandboxes.table import SandboxTable
+
+_POLL_SECONDS: Final = 0.5
+
+
+class Layers:
+    """Has backends keep and remove layers."""
+
+    def __init__(self, calls: BackendCalls, table: SandboxTable, default_backend: str) -> None:
+        self._calls = calls
+        self._table = table
+        self._default_backend = default_backend
+
+    def can_keep(self, spec: Spec) -> bool:
+        """Say whether the backend of a spec keeps layers; raises BackendUnavailable without one."""
+        return Capability.LAYERS in self._calls.registry.get(self.backend_of(spec)).capabilities
+
+    def backend_of(self, spec: Spec) -> str:
+        """Return the name of the backend that keeps the layers of a spec."""
+        return spec.backend or self._default_backend
+
+    async def keep(self, sandbox: Sandbox, layer_id: str, *, most_bytes: int) -> int:
+        """Keep a copy of the files of a stopped sandbox; return how many bytes it takes.
+
+        Raises Conflict unless it is stopped, OrderRejected for more than `most_bytes`.
+        """
+        if sandbox.handle is None:
+            raise Conflict("The sandbox was never made")
+        while True:
+            try:
+                async with self._calls.to(sandbox.backend) as backend:
+                    return await backend.keep_layer(sandbox.handle, layer_id, most_bytes=most_bytes)
+            except StillFetching:
+                await asyncio.sleep(_POLL_SECONDS)
+
+    async def remove_unused(self, backend: str, used: frozenset[str]) -> list[str]:
+        """Remove the layers that are neither used nor about to be copied; return what is gone.
+
+        What is used and is not there is among it.
+        """
+        async with self._calls.to(backend) as lent:
+            there = frozenset(await lent.layers())
+            awaited = await self._table.awaited_layers()
+            for layer_id in there - used - awaited:
+                await lent.remove_layer(layer_id)
+        return [*(there - used - awaited), *(used - there)]

@@ -1,0 +1,190 @@
+"""`agentsvc environments`: prepares environments that conversations begin with."""
+
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from agentsvc.cli.extension import (
+    Api,
+    CommandFailed,
+    ServerChoice,
+    columns,
+    confirm,
+    example,
+    fields,
+    get_api,
+    json_option,
+    json_text,
+    moment,
+    server_options,
+    short,
+    yes_option,
+)
+
+_BASE: Final = "/api/v1/environments"
+_POLL_SECONDS: Final = 1.0
+
+type Record = dict[str, Any]
+
+
+@click.group(
+    "environments",
+    epilog=example(
+        'agentsvc environments create --name site --repository owner/name --setup "npm ci"',
+        "agentsvc environments show site",
+    ),
+)
+def command() -> None:
+    """Do the set-up of a repository once, and begin conversations with a copy.
+
+    An environment is named by its name, or by the beginning of its id.
+    """
+
+
+@command.command("list", epilog=example("agentsvc environments list --json"))
+@json_option
+@server_options
+def list_environments(*, as_json: bool, server: ServerChoice) -> None:
+    """List environments, newest first."""
+    found = get_api(server).call("GET", _BASE)["items"]
+    if as_json:
+        click.echo(json_text(found))
+        return
+    rows = [
+        (one["id"], short(one["name"]), one["repository"] or "", one["status"], _prepared(one))
+        for one in found
+    ]
+    for line in columns(("ID", "NAME", "REPOSITORY", "STATUS", "PREPARED (UTC)"), rows):
+        click.echo(line)
+
+
+@command.command(epilog=example("agentsvc environments show site"))
+@click.argument("environment", metavar="NAME")
+@json_option
+@server_options
+def show(environment: str, *, as_json: bool, server: ServerChoice) -> None:
+    """Show an environment, and what its set-up script wrote."""
+    api = get_api(server)
+    found = api.call("GET", f"{_BASE}/{_find(api, environment)['id']}")
+    if as_json:
+        click.echo(json_text(found))
+        return
+    for line in fields(found):
+        click.echo(line)
+
+
+@command.command(
+    epilog=example(
+        'agentsvc environments create --name site --repository owner/name --setup "npm ci"',
+        "agentsvc environments create --name tools --setup-file setup.sh --wait",
+    )
+)
+@click.option("--name", metavar="NAME", required=True, help="What it is called.")
+@click.option("--repository", metavar="REPOSITORY", help="Repository it is for.")
+@click.option("--provider", metavar="HOST", help="Git host of --repository, such as `gitlab`.")
+@click.option("--spec", metavar="ID", help="Sandbox spec to prepare and use it with.")
+@click.option("--setup", metavar="COMMANDS", default="", help="What bash runs to prepare it.")
+@click.option(
+    "--setup-file",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="File with what bash runs to prepare it.",
+)
+@click.option(
+    "--maintenance",
+    metavar="COMMANDS",
+    default="",
+    help="What bash runs at the start of each conversation.",
+)
+@click.option("--secret", "secrets", multiple=True, metavar="NAME", help="Secret for the set-up.")
+@click.option("--shared", is_flag=True, help="Let others use it, as an administrator.")
+@click.option("--wait", is_flag=True, help="Wait until it is prepared.")
+@json_option
+@server_options
+def create(  # one for each option
+    *,
+    name: str,
+    repository: str | None,
+    provider: str | None,
+    spec: str | None,
+    setup: str,
+    setup_file: Path | None,
+    maintenance: str,
+    secrets: tuple[str, ...],
+    shared: bool,
+    wait: bool,
+    as_json: bool,
+    server: ServerChoice,
+) -> None:
+    """Prepare an environment, in the background.
+
+    Without --setup, `.agentsvc/setup.sh` or `.openhands/setup.sh` of the repository is run.
+    """
+    api = get_api(server)
+    body = {
+        "name": name,
+        "repository": repository,
+        "provider": provider,
+        "sandbox_spec_id": spec,
+        "setup_script": setup_file.read_text() if setup_file else setup,
+        "maintenance_script": maintenance,
+        "secrets": secrets,
+        "shared": shared,
+    }
+    made = api.call("POST", _BASE, body=body)
+    _tell(api, made, wait=wait, as_json=as_json)
+
+
+@command.command(epilog=example("agentsvc environments prepare site --wait"))
+@click.argument("environment", metavar="NAME")
+@click.option("--wait", is_flag=True, help="Wait until it is prepared.")
+@json_option
+@server_options
+def prepare(environment: str, *, wait: bool, as_json: bool, server: ServerChoice) -> None:
+    """Prepare an environment anew."""
+    api = get_api(server)
+    begun = api.call("POST", f"{_BASE}/{_find(api, environment)['id']}/prepare")
+    _tell(api, begun, wait=wait, as_json=as_json)
+
+
+@command.command(epilog=example("agentsvc environments delete site"))
+@click.argument("environment", metavar="NAME")
+@yes_option
+@server_options
+def delete(environment: str, *, yes: bool, server: ServerChoice) -> None:
+    """Delete an environment and its files; conversations that began with them stay."""
+    api = get_api(server)
+    found = _find(api, environment)
+    confirm(f"Delete `{short(found['name'])}` ({found['id']})?", is_agreed=yes)
+    api.call("DELETE", f"{_BASE}/{found['id']}")
+
+
+def _tell(api: Api, one: Record, *, wait: bool, as_json: bool) -> None:
+    while wait and one["status"] not in ("ready", "failed"):
+        time.sleep(_POLL_SECONDS)
+        one = api.call("GET", f"{_BASE}/{one['id']}")
+    if wait and one["status"] == "failed":
+        raise CommandFailed(
+            f"the environment `{one['name']}` could not be prepared: {one['detail']}",
+            f"run `agentsvc environments show {one['id']}` to see what its set-up wrote",
+        )
+    click.echo(json_text(one) if as_json else one["id"])
+
+
+def _prepared(one: Record) -> str:
+    return moment(one["prepared_at"]) if one["is_prepared"] else "never"
+
+
+def _find(api: Api, text: str) -> Record:
+    everything = api.call("GET", _BASE)["items"]
+    found = [one for one in everything if one["name"] == text]
+    found = found or [one for one in everything if one["id"].startswith(text.lower())]
+    if len(found) != 1:
+        what = "more than one environment is" if found else "no environment is"
+        raise CommandFailed(
+            f"{what} called `{text}`, or has an id that begins so",
+            "run `agentsvc environments list` to see them",
+        )
+    result: Record = found[0]
+    return result

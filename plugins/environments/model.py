@@ -1,0 +1,128 @@
+"""Prepared environments as they are stored. Pure."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from agentsvc.base import matching
+from agentsvc.extension.conversations import Provider, SentRepository
+from agentsvc.extension.web import EnvName
+
+WATCHED: Final = (
+    ".agentsvc/setup.sh",
+    ".openhands/setup.sh",
+    "*Cargo.lock",
+    "*Gemfile.lock",
+    "*composer.lock",
+    "*go.sum",
+    "*package-lock.json",
+    "*pnpm-lock.yaml",
+    "*poetry.lock",
+    "*pyproject.toml",
+    "*requirements*.txt",
+    "*uv.lock",
+    "*yarn.lock",
+)
+"""The files that decide whether an environment is stale where it names none."""
+
+
+type Name = Annotated[
+    str, matching(r"\A[^\0\r\n]*\Z", "on one line, without NUL", min_length=1, max_length=100)
+]
+type Script = Annotated[str, matching(r"\A[^\0]*\Z", "without NUL", max_length=64 * 1024)]
+type Watched = Annotated[
+    str,
+    matching(
+        r"\A(?![:/])(?!(.*/)?\.\.(/|\Z))[^\0\r\n]*\Z",
+        "a path in the repository, from its top",
+        min_length=1,
+        max_length=256,
+    ),
+]
+type Variables = Annotated[
+    dict[EnvName, Annotated[str, matching(r"\A[^\0]*\Z", "without NUL", max_length=4096)]],
+    Meta(max_length=50),
+]
+type SecretNames = Annotated[list[EnvName], Meta(max_length=50)]
+
+
+class Status(StrEnum):
+    """How far the preparing of an environment has come."""
+
+    WAITING = "waiting"
+    """It is to be prepared"""
+    PREPARING = "preparing"
+    """It is being prepared"""
+    READY = "ready"
+    """It is prepared"""
+    FAILED = "failed"
+    """It could not be prepared; what was prepared before stays in use"""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing is being done."""
+        return self in (Status.READY, Status.FAILED)
+
+
+class Definition(msgspec.Struct, frozen=True, kw_only=True):
+    """What is prepared, and how."""
+
+    name: Name
+    """What it is called"""
+    repository: SentRepository | None = None
+    """Repository it is for: `owner/name`, or a URL; null: none, it is used where a start names it"""
+    provider: Provider | None = None
+    """Where the repository is; null: where the user has a token for and it is found"""
+    sandbox_spec_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    """Sandbox spec it is prepared and used with; null: the default one"""
+    setup_script: Script = ""
+    """What bash runs in the workspace to prepare it; empty: `.agentsvc/setup.sh` or
+    `.openhands/setup.sh` of the repository"""
+    maintenance_script: Script = ""
+    """What bash runs in the workspace at the start of each conversation; empty: nothing"""
+    watched: Annotated[list[Watched], Meta(max_length=50)] | None = None
+    """Files in the repository, by git's patterns, whose change makes it stale; null: the lock files
+    of known package managers, and the set-up scripts"""
+    variables: Variables = {}
+    """Environment variables of both scripts"""
+    secrets: SecretNames = []
+    """Names of stored secrets that the set-up script gets as environment variables. With any, it
+    cannot be shared"""
+    shared: bool = False
+    """Whether others may name it in their starts; only administrators may share"""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The patterns of the files that decide whether it is stale."""
+        if self.repository is None:
+            return ()
+        return WATCHED if self.watched is None else tuple(self.watched)
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """One environment as it is stored."""
+
+    id: str
+    user_id: str
+    definition: Definition
+    created_at: datetime
+    updated_at: datetime
+    status: Status = Status.WAITING
+    attempt: str = ""
+    """The preparing that may change it now; one that was superseded may not."""
+    reason: str = ""
+    """What is being done, or why it failed."""
+    log: str = ""
+    """The end of what the set-up script wrote."""
+    sandbox_id: str | None = None
+    """The sandbox in which it is being prepared."""
+    layer_id: str = ""
+    """The files that were prepared last; empty for none."""
+    backend: str = ""
+    spec_id: str = ""
+    fingerprint: str = ""
+    size_bytes: int = 0
+    prepared_at: datetime | None = None

@@ -1,0 +1,254 @@
+"""Prepares environments: runs the set-up in a sandbox of its own, and keeps its files as a layer.
+
+A preparing that a stop or a crash has interrupted is done from the beginning; only at its end, in one
+transaction, the environment has other files than before.
+"""
+
+import asyncio
+import logging
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.base import AgentsvcError, StartRefused, new_id, now
+from agentsvc.extension.conversations import WhenFull, locate
+from agentsvc.extension.environments import AgentServer, Workspace
+from agentsvc.extension.server import Sandbox, SandboxStatus, Server
+from agentsvc.extension.storage import Transaction
+
+from .model import Environment, Status
+from .scripts import with_variables
+from .settings import EnvironmentsConfig
+from .table import EnvironmentTable
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE: Final = 1
+_AGENT_SECONDS: Final = 60.0
+_LOG_CHARACTERS: Final = 20_000
+_REPOSITORY_SCRIPTS: Final = """
+for file in .agentsvc/setup.sh .openhands/setup.sh; do
+  if [ -f "$file" ]; then . "$file"; exit $?; fi
+done
+"""
+_DONE: Final = "if [ -d .git ]; then : >.git/agentsvc-setup-done; fi"
+
+
+class _Superseded(Exception):
+    """The environment was deleted, or is prepared anew."""
+
+
+class Preparer:
+    """Prepares environments, a few at a time."""
+
+    def __init__(self, server: Server, config: EnvironmentsConfig) -> None:
+        self._server = server
+        self._db = server.database
+        self._table = EnvironmentTable(server.database)
+        self._sandboxes = server.sandboxes
+        self._config = config
+        self._room = asyncio.Semaphore(_AT_ONCE)
+        self._made: set[str] = set()
+        """The layers that are being made, which no environment has yet."""
+
+    async def look(self) -> None:
+        """Begin with what is to be prepared, and remove files that nobody uses any more."""
+        try:
+            await self._remove_unused()
+        finally:
+            await self._begin_waiting()
+
+    async def _begin_waiting(self) -> None:
+        for environment_id in await self._table.unfinished():
+            name = f"environment {environment_id}"
+            if not self._server.supervisor.is_running(name):
+                self._server.supervisor.spawn(name, partial(self._run, environment_id))
+
+    async def _remove_unused(self) -> None:
+        used = await self._table.layers()
+        for backend in {*used, *self._backends()}:
+            named = frozenset(used.get(backend, ()))
+            gone = await self._sandboxes.layers.remove_unused(backend, named | self._made)
+            for layer_id in named.intersection(gone):
+                await self._db.write(partial(self._forget, layer_id))
+
+    def _backends(self) -> set[str]:
+        layers, specs = self._sandboxes.layers, self._sandboxes.specs()
+        return {layers.backend_of(spec) for spec in specs if layers.can_keep(spec)}
+
+    async def _forget(self, layer_id: str, tx: Transaction) -> None:
+        """Note that the files of an environment are gone, as they are after a restore elsewhere."""
+        found = await self._table.find_by_layer(layer_id)
+        if found is not None:
+            lost = msgspec.structs.replace(
+                found, layer_id="", status=Status.WAITING, attempt=new_id(), size_bytes=0
+            )
+            await self._table.change(tx, lost, since=found.attempt)
+
+    async def _run(self, environment_id: str) -> None:
+        async with self._room:
+            found = await self._table.find(environment_id)
+            if found is None or found.status.is_final:
+                return
+            try:
+                await self._prepare(found)
+            except _Superseded:
+                log.info("environment is prepared anew", extra={"environment_id": environment_id})
+
+    async def _prepare(self, found: Environment) -> None:
+        begun, layer_id = await self._start_sandbox(found), new_id()
+        self._made.add(layer_id)
+        try:
+            ended = await self._outcome(begun, layer_id)
+
+            async def body(tx: Transaction) -> None:
+                await self._store(tx, ended)
+                await self._sandboxes.release(tx, begun.sandbox_id or "")
+
+            await self._db.write(body)
+        finally:
+            self._made.discard(layer_id)
+        facts = {"environment_id": ended.id, "status": str(ended.status), "reason": ended.reason}
+        log.info("environment prepared", extra=facts)
+
+    async def _outcome(self, begun: Environment, layer_id: str) -> Environment:
+        try:
+            made = await self._make(begun, layer_id)
+        except _Superseded:
+            raise
+        except Exception as exc:
+            reason = "An unexpected error; the server's log has the details"
+            if isinstance(exc, AgentsvcError):
+                reason = f"{exc.message} {exc.detail}".strip()
+            else:
+                log.exception("environment not prepared", extra={"environment_id": begun.id})
+            latest = await self._table.find(begun.id) or begun
+            made = msgspec.structs.replace(latest, status=Status.FAILED, reason=reason)
+        return msgspec.structs.replace(made, sandbox_id=None, updated_at=now())
+
+    async def _start_sandbox(self, found: Environment) -> Environment:
+        """Ask for a sandbox into which nothing comes that its user has stored."""
+        spec = self._sandboxes.get_spec(found.definition.sandbox_spec_id)
+        bare = msgspec.structs.replace(spec, withholds_secrets=True)
+
+        async def body(tx: Transaction) -> Environment:
+            if found.sandbox_id:
+                await self._sandboxes.release(tx, found.sandbox_id)
+            sandbox = await self._sandboxes.start(
+                found.user_id, bare, tx=tx, when_full=WhenFull.QUEUE, is_plain=False
+            )
+            begun = msgspec.structs.replace(
+                found,
+                status=Status.PREPARING,
+                reason="The sandbox starts",
+                log="",
+                sandbox_id=sandbox.id,
+            )
+            await self._store(tx, begun)
+            return begun
+
+        return await self._db.write(body)
+
+    async def _make(self, begun: Environment, layer_id: str) -> Environment:
+        sandbox = await self._wait_for(begun)
+        agent = self._server.agents.at(sandbox.agent_url or "", sandbox.session_key)
+        with self._sandboxes.usage.hold(sandbox.id):
+            await agent.wait_ready(_AGENT_SECONDS)
+            workspace = await self._fill(begun, sandbox, agent)
+            noted = await self._note(begun, reason="The set-up script runs")
+            noted = await self._set_up(noted, workspace)
+            fingerprint = await workspace.fingerprint(begun.definition.paths)
+        noted = await self._note(noted, reason="The files are kept")
+        await self._sandboxes.stop(sandbox.user_id, sandbox.id)
+        stopped = await self._sandboxes.get(sandbox.user_id, sandbox.id)
+        size = await self._sandboxes.layers.keep(
+            stopped, layer_id, most_bytes=await self._room_for(begun)
+        )
+        return msgspec.structs.replace(
+            noted,
+            status=Status.READY,
+            reason="",
+            layer_id=layer_id,
+            backend=sandbox.backend,
+            spec_id=sandbox.spec_id,
+            fingerprint=fingerprint,
+            size_bytes=size,
+            prepared_at=now(),
+        )
+
+    async def _room_for(self, begun: Environment) -> int:
+        used = await self._db.read(partial(self._table.total_bytes, without=begun.id))
+        return max(0, min(self._config.max_bytes, self._config.max_total_bytes - used))
+
+    async def _wait_for(self, begun: Environment) -> Sandbox:
+        seen = await self._sandboxes.wait_for(
+            begun.sandbox_id or "",
+            lambda one: one is None or one.status is not SandboxStatus.STARTING,
+            time_limit=self._config.prepare_seconds,
+        )
+        if seen is None:
+            raise _Superseded
+        if seen.agent_url is None:
+            raise StartRefused(f"The sandbox does not run: {seen.reason or seen.status}")
+        return seen
+
+    async def _fill(self, begun: Environment, sandbox: Sandbox, agent: AgentServer) -> Workspace:
+        """Bring the repository in, without a token, or make an empty workspace."""
+        base = sandbox.working_dir.rstrip("/") or f"{await agent.home()}/project"
+        repository, seconds = begun.definition.repository, self._config.prepare_seconds
+        if repository is None:
+            workspace = Workspace(agent, base)
+            await workspace.make_empty({})
+            return workspace
+        await self._note(begun, reason="The repository is fetched")
+        async with self._server.git.checkout(
+            begun.user_id, repository, begun.definition.provider, time_limit=seconds
+        ) as checkout:
+            head = await checkout.head()
+            await checkout.fetch(head.commit)
+            located = locate(repository, begun.definition.provider, {})
+            workspace = Workspace(agent, f"{base}/{located.directory}")
+            await workspace.unpack(
+                await checkout.pack(),
+                commit=head.commit,
+                branch=head.branch,
+                work_branch=head.branch,
+                url=checkout.remote.url,
+                time_limit=seconds,
+            )
+        return workspace
+
+    async def _set_up(self, begun: Environment, workspace: Workspace) -> Environment:
+        definition = begun.definition
+        variables = {**definition.variables, **await self._secrets(begun)}
+        script = with_variables(definition.setup_script or _REPOSITORY_SCRIPTS, variables)
+        result = await workspace.run_bash(script, self._config.prepare_seconds)
+        said = f"{result.stdout}\n{result.stderr}".strip()
+        for value in sorted(variables.keys() & set(definition.secrets)):
+            said = said.replace(variables[value], "***")
+        noted = await self._note(begun, log=said[-_LOG_CHARACTERS:])
+        if result.timed_out:
+            raise StartRefused(
+                f"The set-up script took longer than {self._config.prepare_seconds:g} s"
+            )
+        if result.exit_code != 0:
+            raise StartRefused(f"The set-up script ended with exit code {result.exit_code}")
+        await workspace.run_bash(_DONE, self._config.prepare_seconds)
+        return noted
+
+    async def _secrets(self, begun: Environment) -> dict[str, str]:
+        stored = await self._server.secrets.custom_secrets(begun.user_id)
+        missing = [name for name in begun.definition.secrets if name not in stored]
+        if missing:
+            raise StartRefused(f"There is no secret `{missing[0]}`")
+        return {name: stored[name].value.reveal() for name in begun.definition.secrets}
+
+    async def _note(self, one: Environment, **changes: Any) -> Environment:
+        changed = msgspec.structs.replace(one, **changes)
+        await self._db.write(partial(self._store, one=changed))
+        return changed
+
+    async def _store(self, tx: Transaction, one: Environment) -> None:
+        if not await self._table.change(tx, one, since=one.attempt):
+            raise _Superseded

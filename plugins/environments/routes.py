@@ -1,0 +1,182 @@
+"""Handlers of prepared environments."""
+
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from agentsvc.base import Conflict, NotAllowed, NotFound, QuotaExceeded
+from agentsvc.extension.web import (
+    PRINCIPAL,
+    SUCCESS,
+    Effect,
+    Example,
+    Route,
+    Scope,
+    Success,
+    json_response,
+    path_id,
+    read_json,
+)
+
+from .model import Definition, Environment
+from .service import EnvironmentService
+from .types import (
+    EnvironmentDetails,
+    EnvironmentInfo,
+    EnvironmentList,
+    EnvironmentUpdate,
+    to_details,
+    to_info,
+)
+
+PREFIX: Final = "/api/v1/environments"
+ENVIRONMENTS: Final[web.AppKey[EnvironmentService]] = web.AppKey("environments")
+
+_ONE: Final = "/{environment_id}"
+_ORDER = msgspec.json.Decoder(Definition)
+_UPDATE = msgspec.json.Decoder(EnvironmentUpdate)
+
+
+async def get_environments(request: web.Request) -> web.Response:
+    """GET /environments.
+
+    One sees only environments of one's own, the newest first.
+    """
+    found = await request.app[ENVIRONMENTS].list_of(request[PRINCIPAL].user_id)
+    return json_response(EnvironmentList(items=[to_info(one) for one in found]))
+
+
+async def post_environment(request: web.Request) -> web.Response:
+    """POST /environments.
+
+    The answer comes at once; ask for the environment until it is `ready` or `failed`. It is prepared
+    in a sandbox of its own, which counts as any other.
+    """
+    definition, caller = await read_json(request, _ORDER), request[PRINCIPAL]
+    made = await request.app[ENVIRONMENTS].create(
+        caller.user_id, definition, is_admin=caller.is_admin
+    )
+    return _answer_new(request, made)
+
+
+def _answer_new(_request: web.Request, made: Environment) -> web.Response:
+    return json_response(to_info(made), status=HTTPStatus.CREATED)
+
+
+async def get_environment(request: web.Request) -> web.Response:
+    """GET /environments/{environment_id}.
+
+    With what its set-up script wrote last.
+    """
+    return json_response(to_details(await request.app[ENVIRONMENTS].get_own(*_named(request))))
+
+
+async def patch_environment(request: web.Request) -> web.Response:
+    """PATCH /environments/{environment_id}.
+
+    Only what is sent is changed. It is prepared anew; until that is done, conversations begin with
+    the files that were prepared before.
+    """
+    wanted = await read_json(request, _UPDATE)
+    changed = await request.app[ENVIRONMENTS].update(
+        *_named(request), wanted.changes(), is_admin=request[PRINCIPAL].is_admin
+    )
+    return _answer(request, changed)
+
+
+def _answer(_request: web.Request, one: Environment) -> web.Response:
+    return json_response(to_info(one))
+
+
+async def delete_environment(request: web.Request) -> web.Response:
+    """DELETE /environments/{environment_id}.
+
+    Its files go with it; conversations that began with them keep theirs.
+    """
+    await request.app[ENVIRONMENTS].delete(*_named(request))
+    return json_response(SUCCESS)
+
+
+async def post_prepare(request: web.Request) -> web.Response:
+    """POST /environments/{environment_id}/prepare.
+
+    A preparing that goes on already is ended, and begun anew.
+    """
+    return _answer(request, await request.app[ENVIRONMENTS].prepare(*_named(request)))
+
+
+def _named(request: web.Request) -> tuple[str, str]:
+    return request[PRINCIPAL].user_id, path_id(request, "environment_id")
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path="",
+        handler=get_environments,
+        scope=Scope.READ,
+        rank="P3",
+        summary="List your prepared environments",
+        answer=EnvironmentList,
+    ),
+    Route(
+        method="POST",
+        path="",
+        handler=post_environment,
+        scope=Scope.RUN,
+        rank="P3",
+        summary="Prepare an environment that conversations begin with",
+        body=Definition,
+        answer=EnvironmentInfo,
+        status=HTTPStatus.CREATED,
+        effect=Effect(kind=Environment, answer=_answer_new),
+        errors=(Conflict, NotAllowed, NotFound, QuotaExceeded),
+        example=Example(body={"name": "Tools", "setup_script": "echo ready > tools.txt"}),
+    ),
+    Route(
+        method="GET",
+        path=_ONE,
+        handler=get_environment,
+        scope=Scope.READ,
+        rank="P3",
+        summary="Show an environment, and the log of its set-up",
+        answer=EnvironmentDetails,
+        errors=(NotFound,),
+    ),
+    Route(
+        method="PATCH",
+        path=_ONE,
+        handler=patch_environment,
+        scope=Scope.RUN,
+        rank="P3",
+        summary="Change an environment, and prepare it anew",
+        body=EnvironmentUpdate,
+        answer=EnvironmentInfo,
+        effect=Effect(kind=Environment, answer=_answer),
+        errors=(Conflict, NotAllowed, NotFound),
+        example=Example(body={"maintenance_script": "git submodule update"}),
+    ),
+    Route(
+        method="DELETE",
+        path=_ONE,
+        handler=delete_environment,
+        scope=Scope.RUN,
+        rank="P3",
+        summary="Delete an environment and its files",
+        answer=Success,
+        errors=(NotFound,),
+    ),
+    Route(
+        method="POST",
+        path=f"{_ONE}/prepare",
+        handler=post_prepare,
+        scope=Scope.RUN,
+        rank="P3",
+        summary="Prepare an environment anew",
+        answer=EnvironmentInfo,
+        effect=Effect(kind=Environment, answer=_answer),
+        errors=(NotFound,),
+    ),
+)

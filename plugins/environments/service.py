@@ -1,0 +1,197 @@
+"""Environments as their owners see them, and as starts of conversations do."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from agentsvc.base import Conflict, InvalidRequest, NotAllowed, NotFound, QuotaExceeded, new_id, now
+from agentsvc.extension.conversations import (
+    StartOrder,
+    check_repository,
+    locate,
+    refuse_credentials,
+)
+from agentsvc.extension.environments import Environment as Prepared
+from agentsvc.extension.environments import Spec
+from agentsvc.extension.server import Server
+from agentsvc.extension.storage import Queryable, Transaction, note_effect
+
+from .model import Definition, Environment, Status
+from .scripts import with_variables
+from .settings import EnvironmentsConfig
+from .table import EnvironmentTable
+
+
+class EnvironmentService:
+    """Keeps environments; `wake` has what is to be prepared be looked for."""
+
+    def __init__(
+        self, server: Server, config: EnvironmentsConfig, wake: Callable[[], None]
+    ) -> None:
+        self._db = server.database
+        self._table = EnvironmentTable(server.database)
+        self._sandboxes = server.sandboxes
+        self._supervisor = server.supervisor
+        self._config = config
+        self._wake = wake
+
+    async def list_of(self, user_id: str) -> list[Environment]:
+        """Return the environments of a user, the newest first."""
+        return await self._table.of_user(user_id)
+
+    async def get_own(
+        self, user_id: str, environment_id: str, reader: Queryable | None = None
+    ) -> Environment:
+        """Return an environment of a user; raises NotFound."""
+        found = await self._table.find(environment_id, reader)
+        if found is None or found.user_id != user_id:
+            raise NotFound("Environment not found")
+        return found
+
+    async def create(self, user_id: str, definition: Definition, *, is_admin: bool) -> Environment:
+        """Store an environment, which is prepared in the background.
+
+        Raises InvalidRequest, NotFound, NotAllowed and Conflict for one that cannot be prepared,
+        and QuotaExceeded where the user has as many as may be.
+        """
+        self._check(definition, is_admin=is_admin)
+        made = Environment(
+            id=new_id(),
+            user_id=user_id,
+            definition=definition,
+            attempt=new_id(),
+            created_at=now(),
+            updated_at=now(),
+        )
+
+        async def body(tx: Transaction) -> None:
+            if len(await self._table.of_user(user_id, tx)) >= self._config.max_per_user:
+                raise QuotaExceeded(f"A user has at most {self._config.max_per_user} environments")
+            await self._table.insert(tx, made)
+            await note_effect(tx, made)
+            tx.after_commit(self._wake)
+
+        await self._db.write(body)
+        return made
+
+    async def update(
+        self, user_id: str, environment_id: str, changes: dict[str, object], *, is_admin: bool
+    ) -> Environment:
+        """Change what was sent, and prepare it anew; raises as `create`."""
+
+        async def body(tx: Transaction) -> Environment:
+            found = await self.get_own(user_id, environment_id, tx)
+            changed = msgspec.structs.replace(found.definition, **changes)
+            self._check(changed, is_admin=is_admin)
+            return await self._begin(tx, msgspec.structs.replace(found, definition=changed))
+
+        return await self._db.write(body)
+
+    async def prepare(self, user_id: str, environment_id: str) -> Environment:
+        """Prepare an environment anew; raises NotFound."""
+
+        async def body(tx: Transaction) -> Environment:
+            return await self._begin(tx, await self.get_own(user_id, environment_id, tx))
+
+        return await self._db.write(body)
+
+    async def delete(self, user_id: str, environment_id: str) -> None:
+        """Delete an environment; its files go soon, conversations that began with them stay."""
+
+        async def body(tx: Transaction) -> None:
+            found = await self.get_own(user_id, environment_id, tx)
+            await self._table.delete(tx, environment_id)
+            if found.sandbox_id:
+                await self._sandboxes.release(tx, found.sandbox_id)
+            tx.after_commit(self._wake)
+
+        await self._db.write(body)
+
+    # As a source of environments
+
+    async def get(self, user_id: str, environment_id: str) -> Prepared:
+        """Return one that a user may begin with: their own, or a shared one; raises NotFound."""
+        found = await self._table.find(environment_id)
+        if found is None or not (found.user_id == user_id or found.definition.shared):
+            raise NotFound("Environment not found")
+        return _prepared(found)
+
+    async def find_for(
+        self, reader: Queryable, user_id: str, order: StartOrder, spec: Spec
+    ) -> Prepared | None:
+        """Return the user's own one of the repository, prepared with the same sandbox spec."""
+        if order.repository is None:
+            return None
+        wanted = locate(order.repository, order.provider, {}).url
+        for one in await self._table.of_user(user_id, reader):
+            repository = one.definition.repository
+            if not one.layer_id or one.spec_id != spec.id or repository is None:
+                continue
+            if locate(repository, one.definition.provider, {}).url == wanted:
+                return _prepared(one)
+        return None
+
+    async def find_by_layer(self, layer_id: str) -> Prepared | None:
+        """Return the one that has a layer now."""
+        found = await self._table.find_by_layer(layer_id)
+        return _prepared(found) if found else None
+
+    def renew(self, environment: Prepared) -> None:
+        """Prepare a stale one anew, in the background."""
+
+        async def body(tx: Transaction) -> None:
+            found = await self._table.find(environment.id, tx)
+            if found is not None and found.status.is_final:
+                await self._begin(tx, found)
+
+        name = f"stale environment {environment.id}"
+        self._supervisor.spawn(name, lambda: self._db.write(body))
+
+    async def _begin(self, tx: Transaction, one: Environment) -> Environment:
+        """Have an environment be prepared from the beginning; a preparing that goes on ends."""
+        begun = msgspec.structs.replace(
+            one,
+            status=Status.WAITING,
+            attempt=new_id(),
+            reason="",
+            sandbox_id=None,
+            updated_at=now(),
+        )
+        await self._table.change(tx, begun, since=one.attempt)
+        if one.sandbox_id:
+            await self._sandboxes.release(tx, one.sandbox_id)
+        await note_effect(tx, begun)
+        tx.after_commit(self._wake)
+        return begun
+
+    def _check(self, definition: Definition, *, is_admin: bool) -> None:
+        if definition.repository is not None:
+            place = ("body", "repository")
+            refuse_credentials(definition.repository, loc=place)
+            if "://" not in definition.repository:
+                check_repository(definition.repository, definition.provider, loc=place)
+        if definition.shared and not is_admin:
+            raise NotAllowed("Only administrators may share environments")
+        if definition.shared and definition.secrets:
+            raise InvalidRequest(
+                "What was prepared with secrets cannot be shared", loc=("body", "secrets")
+            )
+        spec = self._sandboxes.get_spec(definition.sandbox_spec_id)
+        if not self._sandboxes.layers.can_keep(spec):
+            raise Conflict(
+                f"The backend of the sandbox spec `{spec.id}` cannot keep prepared files"
+            )
+
+
+def _prepared(one: Environment) -> Prepared:
+    definition = one.definition
+    return Prepared(
+        id=one.id,
+        name=definition.name,
+        layer_id=one.layer_id,
+        backend=one.backend,
+        setup_script=with_variables(definition.setup_script, definition.variables),
+        maintenance_script=with_variables(definition.maintenance_script, definition.variables),
+        watched=definition.paths,
+        fingerprint=one.fingerprint,
+    )

@@ -1,0 +1,151 @@
+"""The SQL of environments."""
+
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.base import from_stored, moment_or_none, stored_or_none, to_stored
+from agentsvc.extension.storage import Database, Queryable, Row, Transaction
+
+from .model import Definition, Environment, Status
+
+MIGRATIONS: Final = (
+    """
+    CREATE TABLE plugin_environments_environments (
+        id TEXT PRIMARY KEY,
+        user_id TEXT NOT NULL REFERENCES users (id) ON DELETE CASCADE,
+        definition TEXT NOT NULL,
+        status TEXT NOT NULL,
+        attempt TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        log TEXT NOT NULL,
+        sandbox_id TEXT,
+        layer_id TEXT NOT NULL,
+        backend TEXT NOT NULL,
+        spec_id TEXT NOT NULL,
+        fingerprint TEXT NOT NULL,
+        size_bytes INTEGER NOT NULL,
+        prepared_at TEXT,
+        created_at TEXT NOT NULL,
+        updated_at TEXT NOT NULL
+    ) STRICT;
+    CREATE INDEX plugin_environments_of_user
+        ON plugin_environments_environments (user_id, created_at);
+    CREATE INDEX plugin_environments_unfinished
+        ON plugin_environments_environments (id) WHERE status IN ('waiting', 'preparing');
+    CREATE INDEX plugin_environments_layers
+        ON plugin_environments_environments (layer_id) WHERE layer_id <> '';
+    """,
+)
+
+_COLUMNS: Final = (
+    *("id", "user_id", "definition", "status", "attempt", "reason", "log", "sandbox_id"),
+    *("layer_id", "backend", "spec_id", "fingerprint", "size_bytes", "prepared_at"),
+    *("created_at", "updated_at"),
+)
+_SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM plugin_environments_environments"  # noqa: S608  # names of columns
+_INSERT: Final = (
+    f"INSERT INTO plugin_environments_environments ({', '.join(_COLUMNS)})"  # noqa: S608
+    f" VALUES ({', '.join(f':{name}' for name in _COLUMNS)})"
+)
+_UPDATE: Final = (
+    "UPDATE plugin_environments_environments SET "  # noqa: S608
+    + ", ".join(f"{name} = :{name}" for name in _COLUMNS if name != "id")
+    + " WHERE id = :id AND attempt = :since"
+)
+
+_definition = msgspec.json.Decoder(Definition)
+
+
+class EnvironmentTable:
+    """Inserts, changes and finds environments; each method is one statement."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    async def insert(self, tx: Transaction, one: Environment) -> None:
+        """Insert an environment."""
+        await tx.run(_INSERT, _to_row(one))
+
+    async def change(self, tx: Transaction, one: Environment, *, since: str) -> bool:
+        """Store an environment if its attempt is still that one; say whether it was."""
+        return bool(await tx.run(_UPDATE, {**_to_row(one), "since": since}))
+
+    async def delete(self, tx: Transaction, environment_id: str) -> None:
+        """Delete an environment."""
+        await tx.run(
+            "DELETE FROM plugin_environments_environments WHERE id = :id", {"id": environment_id}
+        )
+
+    async def find(
+        self, environment_id: str, reader: Queryable | None = None
+    ) -> Environment | None:
+        """Return an environment, whoever owns it."""
+        return await self._one(" WHERE id = :id", {"id": environment_id}, reader)
+
+    async def find_by_layer(self, layer_id: str) -> Environment | None:
+        """Return the environment that has a layer now."""
+        return await self._one(" WHERE layer_id <> '' AND layer_id = :id", {"id": layer_id})
+
+    async def of_user(self, user_id: str, reader: Queryable | None = None) -> list[Environment]:
+        """Return the environments of a user, the newest first."""
+        end = " WHERE user_id = :user_id ORDER BY created_at DESC, id DESC"
+        rows = await (reader or self._db).all(_SELECT + end, {"user_id": user_id})
+        return [_from_row(row) for row in rows]
+
+    async def unfinished(self) -> list[str]:
+        """Return the ids of those that are to be prepared, or are being prepared."""
+        rows = await self._db.all(
+            "SELECT id FROM plugin_environments_environments"
+            " WHERE status IN ('waiting', 'preparing') ORDER BY id"
+        )
+        return [row["id"] for row in rows]
+
+    async def layers(self) -> dict[str, set[str]]:
+        """Return the layers that are in use, by their backends."""
+        rows = await self._db.all(
+            "SELECT backend, layer_id FROM plugin_environments_environments WHERE layer_id <> ''"
+        )
+        found: dict[str, set[str]] = {}
+        for row in rows:
+            found.setdefault(row["backend"], set()).add(row["layer_id"])
+        return found
+
+    async def total_bytes(self, tx: Transaction, *, without: str) -> int:
+        """Return how much disk the files of all environments but one take."""
+        row = await tx.one(
+            "SELECT total(size_bytes) AS bytes FROM plugin_environments_environments"
+            " WHERE layer_id <> '' AND id <> :id",
+            {"id": without},
+        )
+        return int(row["bytes"]) if row else 0
+
+    async def _one(
+        self, end: str, params: dict[str, Any], reader: Queryable | None = None
+    ) -> Environment | None:
+        row = await (reader or self._db).one(_SELECT + end, params)
+        return _from_row(row) if row else None
+
+
+def _to_row(one: Environment) -> dict[str, Any]:
+    return {
+        **msgspec.structs.asdict(one),
+        "definition": msgspec.json.encode(one.definition).decode(),
+        "prepared_at": stored_or_none(one.prepared_at),
+        "created_at": to_stored(one.created_at),
+        "updated_at": to_stored(one.updated_at),
+    }
+
+
+def _from_row(row: Row) -> Environment:
+    return Environment(
+        **{name: row[name] for name in _COLUMNS if name not in _CONVERTED},
+        definition=_definition.decode(row["definition"]),
+        status=Status(row["status"]),
+        prepared_at=moment_or_none(row["prepared_at"]),
+        created_at=from_stored(row["created_at"]),
+        updated_at=from_stored(row["updated_at"]),
+    )
+
+
+_CONVERTED: Final = frozenset({"definition", "status", "prepared_at", "created_at", "updated_at"})

@@ -1,0 +1,175 @@
+"""Layers: kept copies of the home and the workspace of a sandbox, with which others begin.
+
+They are directories below `.layers` in the state directory. `cp` copies them, by sharing their blocks
+where the file system can (reflinks).
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from agentsvc.base import BackendUnavailable, OrderRejected
+from agentsvc.plugin import StillFetching
+
+from .files import remove_directory
+from .places import Place
+from .threads import finish, reach
+from .users import give
+
+_ID: Final = re.compile(r"[a-z0-9]{1,64}")
+_MARK: Final = "layer"
+"""The file in the directory of a sandbox that says with which layer its files began."""
+_LONGEST_CALL_SECONDS: Final = 1.0
+_SHOWN: Final = 500
+
+
+class Layers:
+    """The layers of one installation."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._directory = state_dir / ".layers"
+        self._copying: dict[str, asyncio.Task[int]] = {}
+
+    async def close(self) -> None:
+        """End what is being copied; what is there of it is removed when the server starts again."""
+        for task in self._copying.values():
+            task.cancel()
+        await asyncio.gather(*self._copying.values(), return_exceptions=True)
+
+    async def abandon(self, sandbox_id: str) -> None:
+        """End the copying for a sandbox that is to go."""
+        if (task := self._copying.pop(sandbox_id, None)) is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def sweep(self) -> None:
+        """Remove what was not copied to its end. Blocks."""
+        for part in self._directory.glob("*.part"):
+            remove_directory(part)
+
+    async def ids(self) -> list[str]:
+        """Return the ids of the layers there are."""
+        return await reach(self._ids)
+
+    async def keep(self, place: Place, layer_id: str, most_bytes: int) -> int:
+        """Make a layer of the files of a sandbox in which nothing runs; return its bytes.
+
+        Raises StillFetching until it is done.
+        """
+        layer = self._path(layer_id)
+        return await self._go_on(layer_id, lambda: self._keep(place, layer, most_bytes))
+
+    async def begin(self, place: Place, layer_id: str, user: int) -> None:
+        """Give a sandbox that has never run the files of a layer; does nothing a second time.
+
+        Raises StillFetching until they are there, OrderRejected where there is no such layer.
+        """
+        mark = place.directory / _MARK
+        if await reach(mark.exists):
+            return
+        layer = self._path(layer_id)
+        if not await reach(layer.is_dir):
+            raise OrderRejected("The prepared files with which the sandbox is to begin are gone")
+        await self._go_on(place.sandbox_id, lambda: self._begin(place, layer, user))
+        await reach(lambda: mark.write_text(layer_id))
+
+    async def remove(self, layer_id: str) -> None:
+        """Remove a layer; fine if there is none."""
+        layer = self._path(layer_id)
+        part = layer.with_suffix(".part")
+
+        def work() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                layer.rename(part)
+            remove_directory(part)
+            with contextlib.suppress(OSError):  # there are others
+                self._directory.rmdir()
+
+        await finish(work)
+
+    def _ids(self) -> list[str]:
+        with contextlib.suppress(FileNotFoundError):
+            return [path.name for path in self._directory.iterdir() if path.suffix != ".part"]
+        return []
+
+    def _path(self, layer_id: str) -> Path:
+        if _ID.fullmatch(layer_id) is None:
+            raise OrderRejected("The layer's id cannot name a directory")
+        return self._directory / layer_id
+
+    async def _go_on(self, name: str, begin: Callable[[], Coroutine[None, None, int]]) -> int:
+        """Begin something long, or go on with it; raises StillFetching if it is not over soon."""
+        task = self._copying.get(name)
+        if task is None:
+            loop = asyncio.get_running_loop()
+            task = self._copying[name] = loop.create_task(begin(), name=f"copying for {name}")
+        await asyncio.wait([task], timeout=_LONGEST_CALL_SECONDS)
+        if not task.done():
+            raise StillFetching("The files are being copied")
+        self._copying.pop(name, None)
+        return task.result()
+
+    async def _keep(self, place: Place, layer: Path, most_bytes: int) -> int:
+        parts = (place.home, place.workspace)
+        size = await _size_of(parts)
+        if size > most_bytes:
+            raise OrderRejected(f"The files take {size} bytes, and a layer at most {most_bytes}")
+        if await reach(layer.is_dir):
+            return size
+        part = layer.with_suffix(".part")
+        await finish(partial(remove_directory, part))
+        await reach(lambda: part.mkdir(mode=0o700, parents=True))
+        try:
+            await _copy(parts, part)
+            await reach(lambda: part.rename(layer))
+        finally:
+            await finish(partial(remove_directory, part))
+        return size
+
+    async def _begin(self, place: Place, layer: Path, user: int) -> int:
+        part = place.directory / "layer.part"
+        await finish(partial(remove_directory, part))
+        await reach(lambda: part.mkdir(mode=0o700))
+        copies = (part / place.home.name, part / place.workspace.name)
+        await _copy((layer / place.home.name, layer / place.workspace.name), part)
+
+        def put() -> None:
+            if os.geteuid() == 0:
+                give(copies, user)
+            for copy, own in zip(copies, (place.home, place.workspace), strict=True):
+                remove_directory(own)
+                copy.rename(own)
+            part.rmdir()
+
+        await finish(put)
+        return 0
+
+
+async def _size_of(paths: Iterable[Path]) -> int:
+    """Return how many bytes of disk directories take."""
+    said = await _run("du", "--summarize", "--total", "--block-size=1", "--", *map(str, paths))
+    return int(said.splitlines()[-1].split()[0])
+
+
+async def _copy(directories: Iterable[Path], into: Path) -> None:
+    await _run("cp", "--archive", "--reflink=auto", "--", *map(str, directories), str(into))
+
+
+async def _run(*argv: str) -> str:
+    process = await asyncio.create_subprocess_exec(*argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
+    try:
+        out, err = await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        await process.wait()
+        raise
+    if process.returncode != 0:
+        detail = err.decode(errors="replace").strip()[-_SHOWN:]
+        raise BackendUnavailable(f"`{argv[0]}` could not copy the files", detail=detail)
+    return out.decode(errors="replace")

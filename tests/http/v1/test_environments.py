@@ -1,0 +1,189 @@
+"""Prepared environments through the socket, on a fake backend with a fake agent."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from agentsvc.accounts.keys import KeyScope, Role
+from agentsvc.agentserver.responses import CommandResult
+from agentsvc.plugin import Capability
+from tests.service import Client, Service
+from tests.troubles import TroubledAgent, TroubledWorld, eventually
+
+PATH = "/api/v1/environments"
+STARTS = "/api/v1/app-conversations"
+type Json = dict[str, Any]
+
+
+async def create(client: Client, **fields: Any) -> Json:
+    answer = await client.post(PATH, json={"name": "Tools", **fields})
+    assert answer.status == 201, answer.text
+    made: Json = answer.json()
+    return made
+
+
+async def wait_for(client: Client, made: Json, *statuses: str) -> Json:
+    async with asyncio.timeout(client.patience):
+        while True:
+            found: Json = (await client.get(f"{PATH}/{made['id']}")).json()
+            if found["status"] in statuses:
+                return found
+            await asyncio.sleep(0.02)
+
+
+async def test_an_environment_is_prepared_and_begun_with(
+    client: Client, fake_agent: TroubledAgent, fake_world: TroubledWorld
+) -> None:
+    fake_agent.on_command("make tools", CommandResult(exit_code=0, stdout="made", stderr=""))
+    made = await create(client, setup_script="make tools", variables={"LEVEL": "a b"})
+    assert (made["status"], made["is_prepared"]) == ("waiting", False)
+    ready = await wait_for(client, made, "ready")
+    assert (ready["log"], ready["detail"], ready["is_prepared"]) == ("made", None, True)
+    [sandbox] = fake_agent.sandboxes.values()
+    [setup] = [command for command in sandbox.commands if "make tools" in command]
+    assert "export LEVEL='\"'\"'a b'\"'\"'" in setup
+    await eventually(lambda: not fake_world.sandboxes)
+
+    listed = (await client.get(PATH)).json()["items"]
+    assert [one["id"] for one in listed] == [made["id"]]
+    started = await client.start_conversation(environment_id=made["id"])
+    found = await client.conversation(started)
+    order = fake_world.sandboxes[found["sandbox_id"]].order
+    assert list(fake_world.layers) == [order.layer]
+    # It has no repository, so it is used where it is named.
+    other = await client.conversation(await client.start_conversation())
+    assert fake_world.sandboxes[other["sandbox_id"]].order.layer == ""
+
+    changed = await client.patch(f"{PATH}/{made['id']}", json={"setup_script": "make more"})
+    assert (changed.status, changed.json()["status"]) == (200, "waiting")
+    await wait_for(client, made, "ready")
+    await eventually(lambda: len(fake_world.layers) == 1 and order.layer not in fake_world.layers)
+    assert (await client.delete(f"{PATH}/{made['id']}")).status == 200
+    await eventually(lambda: not fake_world.layers)
+    assert (await client.get(PATH)).json()["items"] == []
+
+
+async def test_what_cannot_be_prepared_says_why_and_leaves_nothing(
+    client: Client, fake_agent: TroubledAgent, fake_world: TroubledWorld
+) -> None:
+    fake_agent.on_command("make bad", CommandResult(exit_code=2, stdout="no rule", stderr=""))
+    bad = await wait_for(client, await create(client, setup_script="make bad"), "failed")
+    assert bad["detail"] == "The set-up script ended with exit code 2"
+    assert (bad["log"], bad["is_prepared"]) == ("no rule", False)
+    unknown = await wait_for(client, await create(client, secrets=["NONE"]), "failed")
+    assert unknown["detail"] == "There is no secret `NONE`"
+    nowhere = await create(client, repository="http://127.0.0.1:9/a/b.git")
+    assert "127.0.0.1" in (await wait_for(client, nowhere, "failed"))["detail"]
+    await eventually(lambda: not fake_world.sandboxes)
+    assert fake_world.layers == {}
+    answer = await client.post(STARTS, json={"environment_id": bad["id"]})
+    assert (answer.status, "is not prepared yet" in answer.text) == (400, True)
+    again = await client.post(f"{PATH}/{bad['id']}/prepare")
+    assert (again.status, again.json()["status"]) == (200, "waiting")
+
+
+async def test_a_secret_is_seen_by_the_set_up_only(
+    client: Client, fake_agent: TroubledAgent
+) -> None:
+    await client.post("/api/v1/secrets", json={"name": "TOKEN", "value": "canary-7"})
+    fake_agent.on_command("use it", CommandResult(exit_code=0, stdout="got canary-7", stderr=""))
+    ready = await wait_for(
+        client, await create(client, setup_script="use it", secrets=["TOKEN"]), "ready"
+    )
+    assert ready["log"] == "got ***"
+    assert "canary-7" not in str((await client.get(PATH)).json())
+
+
+async def test_others_begin_with_what_an_administrator_shares(
+    client: Client, service: Service, fake_world: TroubledWorld
+) -> None:
+    ann = await service.make_client("ann", Role.MEMBER, scope=KeyScope.RUN)
+    await ann.save_settings()
+    own = await wait_for(client, await create(client), "ready")
+    shared = await wait_for(client, await create(client, shared=True), "ready")
+    for method, path in (("GET", ""), ("PATCH", ""), ("DELETE", ""), ("POST", "/prepare")):
+        options: Json = {"json": {}} if method == "PATCH" else {}
+        answer = await ann.request(method, f"{PATH}/{shared['id']}{path}", **options)
+        assert answer.status == 404, (method, path)
+    refused = await ann.post(STARTS, json={"environment_id": own["id"]})
+    assert (refused.status, refused.json()["code"]) == (404, "not_found")
+    begun = await ann.conversation(await ann.start_conversation(environment_id=shared["id"]))
+    assert fake_world.sandboxes[begun["sandbox_id"]].order.layer
+    assert (await ann.post(PATH, json={"name": "x", "shared": True})).status == 403
+    both = {"name": "x", "shared": True, "secrets": ["TOKEN"]}
+    assert (await client.post(PATH, json=both)).status == 422
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"name": ""}, 422),
+        ({"name": "a\nb"}, 422),
+        ({"name": "x", "watched": ["../etc"]}, 422),
+        ({"name": "x", "watched": [":(exclude)a"]}, 422),
+        ({"name": "x", "variables": {"A=B": "1"}}, 422),
+        ({"name": "x", "setup_script": "a\0b"}, 422),
+        ({"name": "x", "repository": "https://me:token@example.com/a.git"}, 422),
+        ({"name": "x", "sandbox_spec_id": "none-such"}, 404),
+    ],
+)
+async def test_what_cannot_be_meant_is_refused(client: Client, body: Json, status: int) -> None:
+    answer = await client.post(PATH, json=body)
+    assert answer.status == status, answer.text
+
+
+@pytest.mark.parametrize("more", [{"archive_id": "0" * 32}, {"sandbox_id": "0" * 32}])
+async def test_an_environment_goes_into_a_new_sandbox_only(client: Client, more: Json) -> None:
+    ready = await wait_for(client, await create(client), "ready")
+    answer = await client.post(STARTS, json={"environment_id": ready["id"], **more})
+    assert answer.status in (400, 404), answer.text
+
+
+async def test_a_preparing_that_a_stop_has_interrupted_is_done_again(
+    client: Client, service: Service, fake_agent: TroubledAgent, fake_world: TroubledWorld
+) -> None:
+    nothing = CommandResult(exit_code=0, stdout="", stderr="")
+    fake_agent.on_command("take long", nothing, seconds=30)
+    made = await create(client, setup_script="take long")
+    await eventually(
+        lambda: any("take long" in c for s in fake_agent.sandboxes.values() for c in s.commands)
+    )
+    await service.stop()
+    fake_agent.on_command("take long", nothing)
+    await service.start()
+    ready = await wait_for(service.client_with(client.key), made, "ready")
+    assert ready["is_prepared"]
+    await eventually(lambda: not fake_world.sandboxes)
+
+
+async def test_a_layer_that_is_lost_is_prepared_again(
+    client: Client, fake_world: TroubledWorld
+) -> None:
+    made = await create(client)
+    await wait_for(client, made, "ready")
+    fake_world.layers.clear()
+    # Whatever is looked at next finds it out.
+    await wait_for(client, await create(client, name="Other"), "ready")
+    await eventually(lambda: len(fake_world.layers) == 2)
+
+
+async def test_a_backend_without_layers_says_so(
+    client: Client, service: Service, fake_world: TroubledWorld
+) -> None:
+    fake_world.capabilities -= {Capability.LAYERS}
+    await service.restart()
+    answer = await client.post(PATH, json={"name": "x"})
+    assert (answer.status, answer.json()["code"]) == (409, "conflict")
+    assert "cannot keep prepared files" in answer.json()["detail"]
+
+
+async def test_a_user_has_only_so_many(client: Client, service: Service) -> None:
+    service.config = msgspec.structs.replace(
+        service.config, extensions={"environments": {"max_per_user": 1}}
+    )
+    await service.restart()
+    await create(client)
+    answer = await client.post(PATH, json={"name": "second"})
+    assert (answer.status, answer.json()["code"]) == (429, "quota_exceeded")

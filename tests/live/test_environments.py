@@ -1,0 +1,136 @@
+"""Prepared environments: a set-up that is done once, and copied into each new sandbox."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agentsvc.testing.git import GitServer
+from tests.live.client import PATIENCE, LiveClient
+from tests.live.events import outputs
+from tests.live.installation import Installation, eventually
+from tests.live.scripts import run
+from tests.live.test_repositories import files_with, provider
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(400),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+PATH = "/api/v1/environments"
+SETUP = """
+set -e
+mkdir -p deps
+echo "$CHANNEL $(cat requirements.txt)" >>deps/built
+ln -sf /usr/bin/env deps/tool
+printf '#!%s/deps/tool sh\\necho ran\\n' "$PWD" >deps/run && chmod +x deps/run
+echo cached >~/cache
+[ ! -e slow ] || { touch "$HOME/at-it"; sleep 600; }
+echo "done with $TOKEN"
+"""
+
+
+async def wait_for(client: LiveClient, made: dict[str, Any], status: str) -> dict[str, Any]:
+    async with asyncio.timeout(2 * PATIENCE):
+        while True:
+            found: dict[str, Any] = (await client.get(f"{PATH}/{made['id']}")).json()
+            if found["status"] == status:
+                return found
+            assert found["status"] in ("waiting", "preparing"), found
+            await asyncio.sleep(0.1)
+
+
+async def test_a_conversation_begins_with_what_was_prepared(
+    own: Installation, git_server: GitServer
+) -> None:
+    client = own.client()
+    await client.save_settings(**provider(git_server))
+    await git_server.add_repository(
+        "acme/site", {"requirements.txt": "one\n"}, branches={"next": {"requirements.txt": "two\n"}}
+    )
+    await client.post("/api/v1/secrets", json={"name": "TOKEN", "value": "s3cret-of-the-setup"})
+    order = {
+        "name": "Site",
+        "repository": "acme/site",
+        "provider": "gitlab",
+        "setup_script": SETUP,
+        "maintenance_script": "echo maintained >kept-fresh",
+        "variables": {"CHANNEL": "stable"},
+        "secrets": ["TOKEN"],
+    }
+    answer = await client.post(PATH, json=order)
+    assert answer.status == 201, answer.text
+    ready = await wait_for(client, answer.json(), "ready")
+    assert ready["log"] == "done with ***"
+    assert ready["size_bytes"] > 0
+    assert await _sandboxes(client) == []
+    assert files_with(git_server.token.reveal(), [own.data.path / "backends"]) == []
+
+    at_main = await client.start_conversation(
+        run(
+            "cat deps/built ~/cache kept-fresh",
+            "deps/run",
+            "git branch --show-current; git status -s",
+        ),
+        selected_repository="acme/site",
+        git_provider="gitlab",
+    )
+    await client.wait_for_execution(at_main, "finished")
+    built, ran, branch = outputs(await client.events(at_main))
+    assert built.split() == ["stable", "one", "cached", "maintained"]
+    assert ran == "ran"
+    assert branch.split()[0] == f"openhands-workspace-{at_main[:8]}"
+
+    # The other branch has other dependencies: the set-up runs there once more, and only there.
+    at_next = await client.start_conversation(
+        run("cat deps/built", "git branch --show-current"),
+        selected_repository="acme/site",
+        selected_branch="next",
+        git_provider="gitlab",
+    )
+    await client.wait_for_execution(at_next, "finished")
+    built, branch = outputs(await client.events(at_next))
+    assert built.split() == ["stable", "one", "stable", "two"]
+    assert branch == "next"
+
+    await _delete_all(client, own)
+
+
+async def test_a_set_up_that_was_killed_is_done_again_and_leaves_nothing(
+    own: Installation,
+) -> None:
+    client = own.client()
+    order = {"name": "Slow", "setup_script": f"touch slow\n{SETUP.replace('cat req', 'echo req')}"}
+    made = (await client.post(PATH, json=order)).json()
+    at_it = own.at_home("at-it")
+    await eventually(at_it.exists, "the set-up runs", time_limit=2 * PATIENCE)
+    await own.kill()
+    await own.restart()
+    client = own.client()
+    await client.patch(f"{PATH}/{made['id']}", json={"setup_script": "echo quick >made"})
+    ready = await wait_for(client, made, "ready")
+    assert await _sandboxes(client) == []
+    begun = await client.start_conversation(run("cat made"), environment_id=ready["id"])
+    await client.wait_for_execution(begun, "finished")
+    assert outputs(await client.events(begun)) == ["quick"]
+    failing = (
+        await client.post(PATH, json={"name": "Bad", "setup_script": "echo why; exit 3"})
+    ).json()
+    failed = await wait_for(client, failing, "failed")
+    assert (failed["detail"], failed["log"]) == ("The set-up script ended with exit code 3", "why")
+    layers = own.data.path / "backends" / "process" / ".layers"
+    assert len(list(layers.iterdir())) == 1
+    await _delete_all(client, own)
+
+
+async def _delete_all(client: LiveClient, own: Installation) -> None:
+    for one in (await client.get(PATH)).json()["items"]:
+        assert (await client.delete(f"{PATH}/{one['id']}")).status == 200
+    layers = own.data.path / "backends" / "process" / ".layers"
+    await eventually(lambda: not layers.exists(), "the layers are gone")
+
+
+async def _sandboxes(client: LiveClient) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (await client.get("/api/v1/sandboxes/search")).json()["items"]
+    return found
