@@ -24,6 +24,7 @@ from agentsvc.accounts import (
     Logins,
     OpenConnections,
     QuotaStore,
+    ServiceKeys,
     Users,
 )
 from agentsvc.agentserver import AgentClient
@@ -219,6 +220,7 @@ async def _database(app: web.Application) -> AsyncIterator[None]:
     app[keys.DATABASE] = database = installation.database
     app[keys.KEYRING] = KeyRing(database)
     app[keys.USERS] = Users(database)
+    app[keys.SERVICE_KEYS] = ServiceKeys(database, vault)
     app[keys.QUOTAS] = QuotaStore(database)
     app[keys.AUDIT] = AuditLog(database)
     app[keys.IDEMPOTENCY] = IdempotencyStore(database, vault, app[keys.CONFIG].idempotency)

@@ -43,6 +43,7 @@ from agentsvc.accounts.quotas import (
     check_spend,
     find_running,
 )
+from agentsvc.accounts.service_keys import ServiceKeys
 from agentsvc.accounts.users import User, UserPatch, Users, add_user, change_user, get_user
 
 __all__ = [
@@ -74,6 +75,7 @@ __all__ = [
     "QuotaStore",
     "Quotas",
     "Role",
+    "ServiceKeys",
     "Used",
     "User",
     "UserPatch",

@@ -18,6 +18,7 @@ from agentsvc.base import (
     BadRequest,
     CapacityExceeded,
     Conflict,
+    NotAllowed,
     NotAuthenticated,
     NotFound,
     Secret,
@@ -61,6 +62,8 @@ class KeyScope(StrEnum):
     """All but keys, logins, users and the server itself."""
     ADMIN = "admin"
     """Everything."""
+    SERVICE = "service"
+    """Nothing but keys for users, with which a service acts for them; an administrator's only."""
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +75,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     key_id: int
     scope: KeyScope = KeyScope.ADMIN
     login_id: str | None = None
+    is_service: bool = False
+    """Whether it is a service that acts for the user."""
 
     @property
     def may_run(self) -> bool:
@@ -139,8 +144,26 @@ class KeyRing:
         """Return whose key this is and note its use, at most once a minute.
 
         Raises NotAuthenticated for an unknown, revoked, expired or malformed key, one that is not
-        valid yet, or one of a user who is blocked: one answer for all.
+        valid yet, one of a user who is blocked, or one of a service: one answer for all.
         """
+        found = await self._identify(key)
+        if found.scope is KeyScope.SERVICE:
+            raise NotAuthenticated
+        return found
+
+    async def identify_maker(self, key: str) -> Principal:
+        """Return whose key this is, where keys for users are made.
+
+        That of a service is as good there as any other of its administrator. Raises as `identify`.
+        """
+        found = await self._identify(key)
+        if found.scope is not KeyScope.SERVICE:
+            return found
+        if not found.is_admin:
+            raise NotAuthenticated
+        return msgspec.structs.replace(found, scope=KeyScope.ADMIN)
+
+    async def _identify(self, key: str) -> Principal:
         if not key.isascii():
             raise NotAuthenticated
         known, now = await self._find(values.sha256(key)), values.now()
@@ -213,7 +236,7 @@ class KeyRing:
         return await self._db.write(body)
 
     async def revoke_key(self, key_id: int, *, user_id: str | None = None) -> None:
-        """Make a key useless from now on; revoking it again changes nothing.
+        """Make a key useless from now on, with those that it has made; again changes nothing.
 
         Raises NotFound if there is no such key, or if it is not of the user that is given.
         """
@@ -282,13 +305,23 @@ async def insert_key(
     scope: KeyScope = KeyScope.ADMIN,
     not_before: datetime | None = None,
     expires_at: datetime | None = None,
+    made_with: int | None = None,
 ) -> ApiKey:
-    """Issue a key inside the caller's transaction; raises NotFound or Conflict."""
+    """Issue a key inside the caller's transaction; raises NotFound, NotAllowed or Conflict."""
     user_name = await UserTable.find_name(tx, user_id)
     if user_name is None:
         raise NotFound("no such user")
+    if scope is KeyScope.SERVICE and not await UserTable.is_admin(tx, user_id):
+        raise NotAllowed("A key of the scope `service` can only be an administrator's")
     row = await KeyTable.insert(
-        tx, user_id, name, key, scope=scope, not_before=not_before, expires_at=expires_at
+        tx,
+        user_id,
+        name,
+        key,
+        scope=scope,
+        not_before=not_before,
+        expires_at=expires_at,
+        made_with=made_with,
     )
     if row is None:
         raise Conflict("this key exists already")
@@ -308,6 +341,7 @@ def _to_principal(row: Row) -> Principal:
         role=Role(row["role"]),
         key_id=row["id"],
         scope=KeyScope(row["scope"]),
+        is_service=row["made_with"] is not None,
     )
 
 
@@ -395,7 +429,7 @@ class KeyTable:
         """Return the key of this hash and its user, or None."""
         sql = """
             SELECT k.id, k.user_id, u.name AS user_name, u.role, u.blocked_at, k.hash, k.scope,
-                   k.last_used_at, k.not_before, k.expires_at, k.revoked_at
+                   k.last_used_at, k.not_before, k.expires_at, k.revoked_at, k.made_with
             FROM api_keys AS k
             JOIN users AS u ON u.id = k.user_id
             WHERE k.hash = :hash
@@ -407,7 +441,7 @@ class KeyTable:
         """Return the keys of these ids and their users."""
         sql = """
             SELECT k.id, k.user_id, u.name AS user_name, u.role, u.blocked_at, k.scope,
-                   k.not_before, k.expires_at, k.revoked_at
+                   k.not_before, k.expires_at, k.revoked_at, k.made_with
             FROM api_keys AS k
             JOIN users AS u ON u.id = k.user_id
             WHERE k.id IN (SELECT value FROM json_each(:ids))
@@ -465,12 +499,14 @@ class KeyTable:
         scope: KeyScope,
         not_before: datetime | None,
         expires_at: datetime | None,
+        made_with: int | None,
     ) -> Row | None:
         """Add a key and return its row, or None if it exists."""
         sql = """
             INSERT INTO api_keys
-                (user_id, name, scope, hash, prefix, created_at, not_before, expires_at)
-            VALUES (:user_id, :name, :scope, :hash, :prefix, :now, :not_before, :expires_at)
+                (user_id, name, scope, hash, prefix, created_at, not_before, expires_at, made_with)
+            VALUES (:user_id, :name, :scope, :hash, :prefix, :now, :not_before, :expires_at,
+                    :made_with)
             ON CONFLICT (hash) DO NOTHING
             RETURNING id, user_id, name, scope, prefix, created_at, last_used_at, not_before,
                       expires_at, revoked_at
@@ -484,8 +520,23 @@ class KeyTable:
             "now": values.to_stored(values.now()),
             "not_before": values.stored_or_none(not_before),
             "expires_at": values.stored_or_none(expires_at),
+            "made_with": made_with,
         }
         return await tx.one(sql, params)
+
+    @staticmethod
+    async def count_ended(tx: Transaction, made_with: int, user_id: str, name: str) -> int:
+        """Return how many keys of a user that one has made under a name open nothing any more."""
+        sql = """
+            SELECT COUNT(*) AS count
+            FROM api_keys
+            WHERE made_with = :made_with AND user_id = :user_id AND name = :name
+              AND (revoked_at IS NOT NULL OR expires_at <= :now)
+        """
+        now = values.to_stored(values.now())
+        params = {"made_with": made_with, "user_id": user_id, "name": name, "now": now}
+        row = await tx.one(sql, params)
+        return 0 if row is None else int(row["count"])
 
     @staticmethod
     async def revoke(tx: Transaction, key_id: int, user_id: str | None) -> bool:
@@ -496,8 +547,16 @@ class KeyTable:
             WHERE id = :id
               AND user_id = COALESCE(:user_id, user_id)
         """
+        made = """
+            UPDATE api_keys
+            SET revoked_at = COALESCE(revoked_at, :now)
+            WHERE made_with = :id
+        """
         now = values.to_stored(values.now())
-        return await tx.run(sql, {"id": key_id, "user_id": user_id, "now": now}) == 1
+        is_done = await tx.run(sql, {"id": key_id, "user_id": user_id, "now": now}) == 1
+        if is_done:
+            await tx.run(made, {"id": key_id, "now": now})
+        return is_done
 
     @staticmethod
     async def note_use(tx: Transaction, key_id: int, moment: datetime) -> None:

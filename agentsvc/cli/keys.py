@@ -40,7 +40,7 @@ def command() -> None:
     type=_SCOPES,
     default=KeyScope.ADMIN.value,
     help="What it opens of all that the user may do: `read` what only looks, `run` all but keys,"
-    " users and the server.",
+    " users and the server; `service` makes keys for users, and is an administrator's.",
 )
 @click.option(
     "--days", type=click.IntRange(min=1, max=_MOST_DAYS), help="After how many days it expires."
@@ -65,6 +65,8 @@ def create(
         user_id = await keys.find_user(user)
         if user_id is not None and role is not None:
             raise CommandFailed(f"user `{user}` exists already", "leave out --role")
+        if user_id is None and scope == KeyScope.SERVICE and role != Role.ADMIN:
+            raise CommandFailed(f"there is no user `{user}`", "name an administrator")
         user_id = user_id or await keys.create_user(user, Role(role or Role.MEMBER))
         expires_at = now() + timedelta(days=days) if days else None
         return await keys.create_key(user_id, name, scope=KeyScope(scope), expires_at=expires_at)

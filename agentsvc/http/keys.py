@@ -19,6 +19,7 @@ from agentsvc.accounts import (
     OpenConnections,
     Principal,
     QuotaStore,
+    ServiceKeys,
     Users,
 )
 from agentsvc.base import EventBus, Supervisor
@@ -52,6 +53,7 @@ DATABASE: Final[web.AppKey[Database]] = web.AppKey("database")
 BACKENDS: Final[web.AppKey[BackendRegistry]] = web.AppKey("backends")
 SUPERVISOR: Final[web.AppKey[Supervisor]] = web.AppKey("supervisor")
 KEYRING: Final[web.AppKey[KeyRing]] = web.AppKey("keyring")
+SERVICE_KEYS: Final[web.AppKey[ServiceKeys]] = web.AppKey("service_keys")
 USER_DELETIONS: Final[web.AppKey[UserDeletions]] = web.AppKey("user_deletions")
 DEVICES: Final[web.AppKey[DeviceLogins]] = web.AppKey("devices")
 OPEN_CONNECTIONS: Final[web.AppKey[OpenConnections]] = web.AppKey("admitted")

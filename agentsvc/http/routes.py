@@ -149,6 +149,9 @@ KEY_PARAMETER: Final = "session_api_key"
 MOST_QUERY_KEYS: Final = 8
 """How many of them are looked at: that is work for whoever sends them, be it nobody who is known."""
 
+SERVICE_HEADER: Final = "X-Service-API-Key"
+"""The header of routes on which a service makes keys for users."""
+
 LOGIN_HEADER: Final = "X-Agentsvc-Login"
 """The header in which a page sends its part of a browser's login."""
 

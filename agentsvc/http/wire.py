@@ -163,9 +163,12 @@ def raw_array(items: Iterable[bytes | None]) -> bytes:
 
 
 def error_body(error: AgentsvcError, request_id: str) -> bytes:
-    """Return the one error body; `detail` is a list of problems for an invalid request."""
+    """Return the one error body; `detail` is a list of problems for an invalid request.
+
+    Further members may have it otherwise, for clients that look for that.
+    """
     detail = _listed(error) if isinstance(error, InvalidRequest) else error.message
-    body = {**error.extra, "detail": detail, "code": error.code, "request_id": request_id}
+    body = {"detail": detail, **error.extra, "code": error.code, "request_id": request_id}
     return encode(body)
 
 

@@ -7,6 +7,7 @@ that is copied to another row or another user does not open there.
 import base64
 import binascii
 import hashlib
+import hmac
 import logging
 import os
 import stat
@@ -35,6 +36,7 @@ class Vault:
 
     def __init__(self, key: bytes) -> None:
         self._cipher = AESGCM(key)
+        self._source = hmac.digest(key, b"agentsvc derived keys", "sha256")
         self._head = _VERSION + hashlib.sha256(b"agentsvc key id" + key).digest()[:_KEY_ID_BYTES]
 
     @property
@@ -69,6 +71,11 @@ class Vault:
         nonce = values.new_bytes(_NONCE_BYTES)
         sealed = self._cipher.encrypt(nonce, plain, self._head + context.encode())
         return self._head + nonce + sealed
+
+    def derive(self, context: str) -> str:
+        """Return a key that is always the same for a context, and that nobody else can make."""
+        made = hmac.digest(self._source, context.encode(), "sha256")
+        return base64.urlsafe_b64encode(made).decode().rstrip("=")
 
     def unseal(self, sealed: bytes, context: str) -> bytes:
         """Decrypt what `seal` gave for the same context.

@@ -25,7 +25,7 @@ from agentsvc.http.keys import (
 )
 from agentsvc.http.middleware.login_cookie import login_token
 from agentsvc.http.middleware.websocket_auth import wants_socket
-from agentsvc.http.routes import Scope, is_page, query_keys, route_of
+from agentsvc.http.routes import SERVICE_HEADER, Scope, is_page, query_keys, route_of
 from agentsvc.sandboxes import Sandbox
 
 _SESSION_KEY: Final = istr("X-Session-API-Key")
@@ -68,11 +68,11 @@ async def find_caller(request: web.Request) -> Principal | None:
 async def has_good_key(request: web.Request) -> bool:
     """Whether a request has a key that is good for anything, and that no browser adds by itself."""
     app = request.app
-    for key in dict.fromkeys((*keys_of(request), *query_keys(request))):
+    for key in dict.fromkeys((*keys_of(request), *query_keys(request), *_own_keys(request))):
         if await app[SANDBOXES].find_by_key(key) is not None:
             return True
         for identify in (
-            app[KEYRING].identify,
+            app[KEYRING].identify_maker,
             app[MODEL_TOKENS].identify,
             app[CALLBACKS].identify_pass,
         ):
@@ -121,10 +121,13 @@ def _own_keys(request: web.Request) -> tuple[str, ...]:
 
 
 async def _identify_user(request: web.Request) -> Principal:
+    keyring, route = request.app[KEYRING], route_of(request)
+    makes_keys = route is not None and route.key_header == SERVICE_HEADER
     for find in (keys_of, _password, _query_keys, _own_keys):
+        is_maker = makes_keys and find is _own_keys
         for key in find(request):
             try:
-                return await request.app[KEYRING].identify(key)
+                return await (keyring.identify_maker if is_maker else keyring.identify)(key)
             except NotAuthenticated:
                 continue
     token = login_token(request)

@@ -17,7 +17,7 @@ from agentsvc.http.openapi.operations import (
 from agentsvc.http.openapi.parameters import plain_path
 from agentsvc.http.openapi.schemas import Json, as_answer, reachable, schemas_of
 from agentsvc.http.openapi.sockets import socket_item, socket_types, sockets_of
-from agentsvc.http.routes import KEY_PARAMETER, LOGIN_HEADER, Route
+from agentsvc.http.routes import KEY_PARAMETER, LOGIN_HEADER, SERVICE_HEADER, Route
 
 _ABOUT: Final = """\
 Runs conversations with software agents inside sandboxes.
@@ -110,6 +110,12 @@ _SCHEMES: Final[dict[str, Json]] = {
         "in": "header",
         "name": "X-API-Key",
         "description": "API key of a user, as clients of the remote runtime API send it",
+    },
+    "serviceKey": {
+        "type": "apiKey",
+        "in": "header",
+        "name": SERVICE_HEADER,
+        "description": "API key of the scope `service`, which an administrator made for a service",
     },
     "queryKey": {
         "type": "apiKey",

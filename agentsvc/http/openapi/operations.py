@@ -16,7 +16,15 @@ from agentsvc.http.openapi.parameters import (
     query_parameters,
 )
 from agentsvc.http.openapi.schemas import Json, without_null
-from agentsvc.http.routes import JSON, OF_USERS, Route, Scope, Undescribed, takes_repeats
+from agentsvc.http.routes import (
+    JSON,
+    OF_USERS,
+    SERVICE_HEADER,
+    Route,
+    Scope,
+    Undescribed,
+    takes_repeats,
+)
 
 V0_TAG: Final = "V0"
 _V1_PREFIX: Final = "/api/v1/"
@@ -154,7 +162,8 @@ def security_of(route: Route) -> tuple[str, ...]:
     """Return the names of the keys that open a route, any one of which is enough."""
     keys = _SECURITY[route.scope]
     more = {"basic": route.is_page, "queryKey": route.takes_query_key}
-    more["runtimeKey"] = bool(route.key_header)
+    more["serviceKey"] = route.key_header == SERVICE_HEADER
+    more["runtimeKey"] = bool(route.key_header) and not more["serviceKey"]
     return (*keys, *(name for name, is_taken in more.items() if is_taken and keys))
 
 

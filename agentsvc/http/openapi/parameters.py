@@ -41,6 +41,11 @@ PATH_PARTS: Final = {
         kind=str, text="Id of a sandbox", example="7c9e6679742540de944be07fc1f90ae7"
     ),
     "user_id": PathPart(kind=str, text="Id of a user", example="5f0c3b1a9d2e4c7f8b6a0d1e2f3a4b5c"),
+    "org_id": PathPart(
+        kind=UUID,
+        text="Id of an organization, with or without dashes; it is that of its one user",
+        example="5f0c3b1a9d2e4c7f8b6a0d1e2f3a4b5c",
+    ),
     "name": PathPart(
         kind=Annotated[str, stated(pattern=NAME_PATTERN)],
         text="Name of a saved language model: 1 to 64 letters, digits, `.`, `_` and `-`",

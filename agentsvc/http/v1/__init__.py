@@ -24,6 +24,7 @@ from agentsvc.http.v1 import (
     sandbox_logs,
     sandboxes,
     secrets,
+    service_keys,
     settings,
     skills,
     start_tasks,
@@ -59,6 +60,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *catalogue.ROUTES,
     *web_client.ROUTES,
     *api_keys.ROUTES,
+    *service_keys.ROUTES,
     *logins.ROUTES,
 )
 """Every operation of version 1 that is always there."""

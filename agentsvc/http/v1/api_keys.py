@@ -34,7 +34,8 @@ class KeyOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What a new key shall be; both times are ISO 8601. An `org_id` is ignored: there are none.
 
     `scope` is what it opens of all that its user may do: `read` what only looks, `run` all but keys,
-    logins, users and the server itself, `admin` everything.
+    logins, users and the server itself, `admin` everything; `service` nothing but keys for users, with
+    which a service acts for them, and only an administrator has one.
     """
 
     name: Annotated[str, msgspec.Meta(max_length=100)] | None = None

@@ -6,7 +6,14 @@ import msgspec
 from aiohttp import web
 
 from agentsvc.accounts import Role
-from agentsvc.base import BadRequest, NotAllowed, NotFound, OrderRejected, SandboxLimitReached
+from agentsvc.base import (
+    BadRequest,
+    NotAllowed,
+    NotFound,
+    OrderRejected,
+    QuotaExceeded,
+    SandboxLimitReached,
+)
 from agentsvc.http.keys import BACKENDS, CALLBACKS, CONFIG, PRINCIPAL, SANDBOX, SANDBOXES
 from agentsvc.http.middleware.pipeline import ACTIVITY
 from agentsvc.http.routes import EXAMPLE_ID, OF_SANDBOXES, TEXT, Effect, Example, Route, Scope
@@ -47,6 +54,8 @@ from agentsvc.sandboxes import Protection, Sandbox, find_protections
 PREFIX: Final = "/api/v1/sandboxes"
 SPECS_PREFIX: Final = "/api/v1/sandbox-specs"
 
+_FULL: Final = "CONCURRENCY_LIMIT_REACHED"
+"""What the published automation service takes for `full`; it then skips the run."""
 _ORDER = msgspec.json.Decoder(SandboxOrder | None)
 
 
@@ -105,16 +114,24 @@ async def post_sandbox(request: web.Request) -> web.Response:
     The sandbox is `STARTING`; ask for it until it is `RUNNING` or `ERROR`. The body may be left
     out; what the query says wins over it. With a `client_id` the same order twice gives one
     sandbox.
+
+    A service that acts for the user is told by the member `error` of `detail`,
+    `CONCURRENCY_LIMIT_REACHED`, that no further sandbox may run now.
     """
     chosen = read_query(request, SpecChoice)
     body = await read_json(request, _ORDER, default=None) or SandboxOrder()
     spec = request.app[SANDBOXES].get_spec(chosen.sandbox_spec_id or body.sandbox_spec_id)
-    sandbox = await request.app[SANDBOXES].start_any(
-        request[PRINCIPAL].user_id,
-        sized(spec, body),
-        to_client_order(body),
-        when_full=chosen.when_full or body.when_full,
-    )
+    try:
+        sandbox = await request.app[SANDBOXES].start_any(
+            request[PRINCIPAL].user_id,
+            sized(spec, body),
+            to_client_order(body),
+            when_full=chosen.when_full or body.when_full,
+        )
+    except (QuotaExceeded, SandboxLimitReached) as exc:
+        if request[PRINCIPAL].is_service:
+            exc.extra = {"detail": {"error": _FULL, "message": exc.message}}
+        raise
     return _answer(request, sandbox)
 
 

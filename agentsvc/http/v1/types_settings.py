@@ -156,14 +156,15 @@ class UserView(RecordView, frozen=True, kw_only=True):
 
     id: str
     """Id of the user, with dashes"""
-    org_id: str | None
-    """Always null: there are no organizations"""
-    org_name: str | None
-    """Always null"""
+    org_id: str
+    """Id of the user's organization, which is that of the user: each is an organization of one"""
+    org_name: str
+    """Name of the user"""
     role: Role
     """What the user may do"""
-    permissions: list[str] | None
-    """Always null: the role says what the user may do"""
+    permissions: list[str]
+    """What the published automation service lets the user do: `view_automations`, and
+    `manage_automations` where user and key may change anything"""
 
 
 class SettingsStored(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,10 +231,10 @@ def from_user(user: Principal, settings: Settings, *, is_revealed: bool) -> dict
     """Return a user with the settings, secrets only if they are to be seen."""
     return {
         "id": dashed(user.user_id),
-        "org_id": None,
-        "org_name": None,
+        "org_id": dashed(user.user_id),
+        "org_name": user.user_name,
         "role": user.role.value,
-        "permissions": None,
+        "permissions": ["view_automations", *["manage_automations"] * user.may_run],
         **_record(settings, is_revealed=is_revealed),
     }
 

@@ -17,7 +17,7 @@ CREATE TABLE api_keys (
     last_used_at TEXT,
     revoked_at TEXT
 , not_before TEXT, expires_at TEXT, scope TEXT NOT NULL DEFAULT 'admin'
-    CHECK (scope IN ('read', 'run', 'admin'))) STRICT;
+    CHECK (scope IN ('read', 'run', 'admin', 'service')), made_with INTEGER REFERENCES api_keys (id) ON DELETE CASCADE) STRICT;
 
 CREATE INDEX api_keys_by_user ON api_keys (user_id);
 
@@ -574,3 +574,5 @@ CREATE TABLE model_hosts (
     host TEXT NOT NULL PRIMARY KEY,
     added_at TEXT NOT NULL
 ) STRICT;
+
+CREATE INDEX api_keys_by_maker ON api_keys (made_with, user_id, name);

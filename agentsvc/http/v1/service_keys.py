@@ -1,0 +1,72 @@
+"""The handler of services that act for users: they get keys of users with a key of their own."""
+
+from typing import Annotated, Final
+from uuid import UUID
+
+import msgspec
+from aiohttp import web
+
+from agentsvc.base import BadRequest, NotAllowed, ShownSecret, dashed
+from agentsvc.http.keys import PRINCIPAL, SERVICE_KEYS
+from agentsvc.http.routes import SERVICE_HEADER, Example, Route, Scope
+from agentsvc.http.wire import json_response, path_id, read_json
+
+PREFIX: Final = "/api/service/users"
+
+
+class ServiceKeyOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """Which key of the user is wanted."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+    """What the key is called, at most 100 characters"""
+
+
+class ServiceKeyInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A key of the user, for the service."""
+
+    key: ShownSecret
+    """The key itself, of the scope `run`"""
+    user_id: str
+    """Id of the user, with dashes"""
+    org_id: str
+    """Id of the user's organization, which is that of the user"""
+    name: str
+    """What the key is called"""
+
+
+_ORDER = msgspec.json.Decoder(ServiceKeyOrder)
+
+
+async def post_key(request: web.Request) -> web.Response:
+    """POST /api/service/users/{user_id}/orgs/{org_id}/api-keys.
+
+    The same key each time, until the user revokes it; then another one. It ends with the service's own
+    key, which is one of the scope `service` in `X-Service-API-Key`.
+    """
+    user_id, org_id = path_id(request, "user_id"), path_id(request, "org_id")
+    order = await read_json(request, _ORDER)
+    if org_id != user_id:
+        raise NotAllowed("The user is not a member of this organization")
+    key = await request.app[SERVICE_KEYS].make(request[PRINCIPAL].key_id, user_id, order.name)
+    shown = dashed(user_id)
+    return json_response(
+        ServiceKeyInfo(key=key.reveal(), user_id=shown, org_id=shown, name=order.name)
+    )
+
+
+ROUTES: Final = (
+    Route(
+        method="POST",
+        path=f"{PREFIX}/{{user_id}}/orgs/{{org_id}}/api-keys",
+        path_types={"user_id": UUID},
+        handler=post_key,
+        scope=Scope.ADMIN,
+        key_header=SERVICE_HEADER,
+        rank="P3",
+        summary="Return a key of a user, for a service that acts for users",
+        body=ServiceKeyOrder,
+        answer=ServiceKeyInfo,
+        errors=(BadRequest,),
+        example=Example(body={"name": "automation"}),
+    ),
+)
