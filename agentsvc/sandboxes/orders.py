@@ -9,7 +9,7 @@ from agentsvc.base import Secret, sha256
 from agentsvc.models import host_of
 from agentsvc.plugin import AGENT_OUTPUT, Network, Order, Spec
 from agentsvc.plugin.egress import Address, BadHost, Mode, parse_host, parse_policy, split_port
-from agentsvc.sandboxes.state import Sandbox
+from agentsvc.sandboxes.state import AGENT_PORT, Sandbox
 from agentsvc.settings import Settings, llm_of
 
 WEBHOOK_PATH: Final = "/api/v1/webhooks"
@@ -170,6 +170,9 @@ def _files_key(session_key: str) -> str:
 def _ordered(
     sandbox_id: str, spec: Spec, env: Mapping[str, str], secret_env: Mapping[str, Secret]
 ) -> Order:
+    if any(port.name == AGENT_PORT for port in spec.ports):
+        # By it, programs in the sandbox find the agent server beside them.
+        env = {"AGENT_SERVER_PORT": f"{{port.{AGENT_PORT}}}", **env}
     return Order(
         sandbox_id=sandbox_id,
         image=spec.image,

@@ -40,8 +40,6 @@ DEFAULT_SPEC: Final = Spec(
         "OH_ENABLE_VSCODE": "false",
         # It would load a browser at each start, and complain where there is none.
         "OH_PRELOAD_TOOLS": "false",
-        # Where programs beside it find it, such as those of the published automation service.
-        "AGENT_SERVER_PORT": "{port.agent}",
         "WORKER_1": "{port.worker_1}",
         "WORKER_2": "{port.worker_2}",
     },

@@ -67,6 +67,15 @@ def command_line(workshop: Path, record_property: Record) -> Client:
 
 
 @pytest.fixture
+def automation_service(workshop: Path, record_property: Record) -> Client:
+    # The second one is no client: its runs install what they need with it.
+    packages = ("openhands-automation==1.26.0", "uv")
+    return _installed(
+        record_property, lambda: install_python(workshop / "automation", *packages)
+    )
+
+
+@pytest.fixture
 def javascript(workshop: Path, record_property: Record) -> Client:
     # The last one is no client: it takes the types out of programs.
     packages = ("@openhands/typescript-client", "socket.io-client", "sucrase")

@@ -1,0 +1,171 @@
+"""The published automation service in its cloud mode, whose runs are sandboxes of this server."""
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentsvc.base.values import monotonic
+from agentsvc.testing.llm import ScriptedModel
+from plugins.process.launch import search_path
+from tests.live.client import PATIENCE, LiveClient
+from tests.live.clients.published import Client
+from tests.live.conftest import MakeInstallation
+from tests.live.installation import Installation
+from tests.live.scripts import run
+from tests.service import Client as Caller
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(900),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+API = "/api/automation/v1"
+LIMIT = 4 * PATIENCE
+"""Seconds a run may take: its set-up installs the SDK."""
+
+
+@pytest.fixture
+def tools(automation_service: Client) -> Iterator[Path]:
+    """Return a directory with `uv`, which sandboxes see; those of root's server are other users."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # noqa: S108  # /tmp is the sandbox's own
+        Path(name).chmod(0o755)
+        shutil.copy(Path(automation_service.command[0]).with_name("uv"), name)
+        yield Path(name)
+
+
+@asynccontextmanager
+async def running(
+    published: Client, listener: socket.socket, own: Installation, key: str, directory: Path
+) -> AsyncIterator[str]:
+    """Run the service at the listener and return its address."""
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    environment = {
+        "AUTOMATION_DB_URL": f"sqlite+aiosqlite:///{directory}/automations.db",
+        "AUTOMATION_OPENHANDS_API_BASE_URL": own.url,
+        "AUTOMATION_SERVICE_KEY": key,
+        "AUTOMATION_BASE_URL": url,
+        "AUTOMATION_DISPATCHER_INTERVAL_SECONDS": "1",
+        "AUTOMATION_SANDBOX_POLL_INTERVAL": "1",
+        "LOCAL_STORAGE_PATH": str(directory),
+    }
+    program = ("-m", "uvicorn", "openhands.automation.app:app", "--fd", str(listener.fileno()))
+    with (directory / "service.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *published.command,
+            *program,
+            cwd=directory,
+            env={**os.environ, "HOME": str(published.home), **environment},
+            stdout=log,
+            stderr=log,
+            pass_fds=[listener.fileno()],
+        )
+        try:
+            yield url
+        finally:
+            process.terminate()
+            await process.wait()
+
+
+async def until[T](look: Callable[[], Awaitable[T | None]], what: Callable[[], str]) -> T:
+    deadline = monotonic() + LIMIT
+    while (found := await look()) is None:
+        assert monotonic() < deadline, what()
+        await asyncio.sleep(0.5)
+    return found
+
+
+class Automation:
+    """One automation of the service, which lets the agent run a command."""
+
+    def __init__(self, service: Caller, log: Path) -> None:
+        self._service = service
+        self._log = log
+        self._id = ""
+
+    async def make(self, prompt: str) -> None:
+        trigger = {"type": "cron", "schedule": "0 0 1 1 *"}
+        order = {"name": "nightly", "prompt": prompt, "trigger": trigger}
+        made = await self._service.post(f"{API}/preset/prompt", json=order)
+        assert made.status == 201, made.text
+        self._id = made.json()["id"]
+
+    async def dispatch(self) -> str:
+        answer = await self._service.post(f"{API}/{self._id}/dispatch")
+        assert answer.status == 201, answer.text
+        found: str = answer.json()["id"]
+        return found
+
+    async def run(self, run_id: str) -> dict[str, Any]:
+        runs = (await self._service.get(f"{API}/{self._id}/runs")).json()["runs"]
+        return next(one for one in runs if one["id"] == run_id)
+
+    async def end_of(self, run_id: str) -> dict[str, Any]:
+        async def look() -> dict[str, Any] | None:
+            found = await self.run(run_id)
+            return None if found["status"] in ("PENDING", "RUNNING") else found
+
+        return await until(look, self._log.read_text)
+
+    async def is_enabled(self) -> bool:
+        return bool((await self._service.get(f"{API}/{self._id}")).json()["enabled"])
+
+
+async def test_it_runs_an_automation_and_skips_or_waits_where_all_is_full(
+    automation_service: Client,
+    make_installation: MakeInstallation,
+    model: ScriptedModel,
+    tools: Path,
+    tmp_path: Path,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        own = await make_installation(
+            AGENTSVC_GIT__PRIVATE_HOSTS=json.dumps([f"127.0.0.1:{listener.getsockname()[1]}"]),
+            AGENTSVC_BACKENDS__PROCESS__READABLE=json.dumps([str(tools)]),
+            AGENTSVC_BACKENDS__PROCESS__PATH=f"{tools}:{search_path('')}",
+            AGENTSVC_SANDBOXES__MAX_RUNNING="1",
+        )
+        admin = own.client()
+        made = (await admin.post("/api/keys", json={"name": "service", "scope": "service"})).json()
+        async with running(automation_service, listener, own, made["key"], tmp_path) as url:
+            service = Caller(url, own.key.reveal(), patience=PATIENCE)
+            try:
+                await _use(Automation(service, tmp_path / "service.log"), admin, made["id"])
+            finally:
+                print((tmp_path / "service.log").read_text()[-6000:])
+                await service.close()
+
+
+async def _use(automation: Automation, admin: LiveClient, key_id: int) -> None:
+    me = (await admin.get("/api/v1/users/me")).json()["id"].replace("-", "")
+    await automation.make(run("echo from an automation"))
+
+    blocker = (await admin.post("/api/v1/sandboxes")).json()["id"]
+    await admin.wait_for_sandbox(blocker, "RUNNING")
+    await admin.put(f"/api/v1/users/{me}/quotas", json={"running_sandboxes": 1})
+    skipped = await automation.end_of(await automation.dispatch())
+    assert skipped["status"] == "SKIPPED"
+    assert skipped["status_detail"]["kind"] == "concurrency_limit"
+    assert await automation.is_enabled()
+
+    await admin.put(f"/api/v1/users/{me}/quotas", json={"running_sandboxes": None})
+    started = await automation.dispatch()
+    await asyncio.sleep(3)
+    assert (await automation.run(started))["status"] in ("PENDING", "RUNNING")
+    await admin.delete(f"/api/v1/sandboxes/{blocker}")
+    ended = await automation.end_of(started)
+    print(json.dumps(ended, indent=1))
+    assert ended["status"] == "COMPLETED"
+
+    assert (await admin.delete(f"/api/keys/{key_id}")).status == 200
+    refused = await automation.end_of(await automation.dispatch())
+    assert refused["status"] == "FAILED"
