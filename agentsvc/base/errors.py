@@ -262,6 +262,22 @@ class SandboxLimitReached(AgentsvcError):
     retry_after_seconds = 30
 
 
+class ServiceLimitReached(AgentsvcError):
+    """As many sandboxes run as may, in the form that services know which act for users.
+
+    `detail` of the body is no text: its member `error` is `CONCURRENCY_LIMIT_REACHED`.
+    """
+
+    code = "concurrency_limit_reached"
+    status = 429
+    retryable = True
+    retry_after_seconds = 30
+
+    def __init__(self, message: str) -> None:
+        told = {"error": self.code.upper(), "message": message}
+        super().__init__(message, extra={"detail": told})
+
+
 class QuotaExceeded(AgentsvcError):
     """The user has used up a quota of sandboxes, of conversations or of what may be spent."""
 

@@ -325,7 +325,7 @@ async def _new_key(client: Client) -> int:
 
 async def _new_user(client: Client, name: str = "bob") -> Json:
     user = (await client.post("/api/v1/users", json={"name": name})).json()
-    return {"user_id": user["id"]}
+    return {"user_id": user["id"], "org_id": user["id"]}
 
 
 async def _leaving_user(world: World) -> Json:

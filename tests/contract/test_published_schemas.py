@@ -114,6 +114,7 @@ CALLS: Final[dict[str, Call]] = {
     "delete /api/keys/{key_id}": Call(),
     "get /api/keys/current": Call(),
     "get /api/keys/llm/byor": Call(),
+    "post /api/service/users/{user_id}/orgs/{org_id}/api-keys": Call(body={"name": "any"}),
     "post /oauth/device/authorize": Call(body={}),
     "get /alive": Call(),
     "get /health": Call(),
@@ -241,6 +242,7 @@ async def world(client: Client, service: Service) -> World:
         "secret_id": "NAME",
         "name": "profile-1",
         "key_id": str((await client.post("/api/keys", json={})).json()["id"]),
+        **dict.fromkeys(("user_id", "org_id"), (await client.get("/api/v1/users/me")).json()["id"]),
     }
     await client.post(f"{SETTINGS}/profiles/{ids['name']}")
     sandbox = service.client_with(found["session_api_key"])

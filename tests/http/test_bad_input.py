@@ -183,7 +183,7 @@ async def caller(
         key = found["session_api_key"] if route.scope is Scope.SANDBOX else key
     if "{user_id}" in route.path:
         user = await client.post("/api/v1/users", json={"name": "bob"})
-        ids["user_id"] = user.json()["id"]
+        ids["user_id"] = ids["org_id"] = user.json()["id"]
     if "{subscription_id}" in route.path:
         order = {"url": "https://receiver.invalid/"}
         made = await client.post("/api/v1/webhook-subscriptions", json=order)

@@ -249,7 +249,7 @@ async def site(client: Client, service: Service) -> Site:
     found = await client.conversation(ids["conversation_id"])
     ids["sandbox_id"] = ids["session_id"] = ids["runtime_id"] = found["sandbox_id"]
     user = await client.post("/api/v1/users", json={"name": "bob"})
-    ids["user_id"] = user.json()["id"]
+    ids["user_id"] = ids["org_id"] = user.json()["id"]
     order = {"url": "https://receiver.invalid/"}
     made = await client.post("/api/v1/webhook-subscriptions", json=order)
     ids["subscription_id"] = made.json()["id"]

@@ -20,6 +20,7 @@ from agentsvc.base import (
     NotFound,
     Problem,
     RequestInProgress,
+    ServiceLimitReached,
     TimedOut,
     TooManyRequests,
     UnsupportedMediaType,
@@ -85,7 +86,30 @@ class InvalidRequestError(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
 
 
-ERROR_TYPES: Final = (Error, InvalidRequestError)
+class ServiceLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """What a service knows as full."""
+
+    error: Literal["CONCURRENCY_LIMIT_REACHED"]
+    """What is full: no further sandbox of the user may run now"""
+    message: str
+    """Why, for people"""
+
+
+class ServiceLimitError(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a service that acts for a user, where no further sandbox may run now."""
+
+    detail: ServiceLimit
+    code: Literal["concurrency_limit_reached"]
+    """What is wrong, for programs"""
+    request_id: str
+
+
+ERROR_TYPES: Final = (Error, InvalidRequestError, ServiceLimitError)
+_OF_THEIR_OWN: Final[dict[type[AgentsvcError], type[msgspec.Struct]]] = {
+    InvalidRequest: InvalidRequestError,
+    ServiceLimitReached: ServiceLimitError,
+}
+"""The errors whose body is not the usual one."""
 
 HEADERS: Final[dict[str, Json]] = {
     _REQUEST: {
@@ -247,10 +271,9 @@ def _answer_of(errors: list[type[AgentsvcError]], route: Route) -> Json:
 
 
 def _schema(errors: list[type[AgentsvcError]]) -> Json:
-    others = [error.code for error in errors if error is not InvalidRequest]
-    options: list[Json] = []
-    if len(others) < len(errors):
-        options.append({"$ref": _SCHEMAS + InvalidRequestError.__name__})
+    others = [error.code for error in errors if error not in _OF_THEIR_OWN]
+    own = [_OF_THEIR_OWN[error].__name__ for error in errors if error in _OF_THEIR_OWN]
+    options: list[Json] = [{"$ref": _SCHEMAS + name} for name in own]
     if others:
         codes: dict[str, Any] = {"code": {"enum": list(dict.fromkeys(others))}}
         options.append({"$ref": _SCHEMAS + Error.__name__, "properties": codes})

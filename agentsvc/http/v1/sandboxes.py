@@ -13,6 +13,7 @@ from agentsvc.base import (
     OrderRejected,
     QuotaExceeded,
     SandboxLimitReached,
+    ServiceLimitReached,
 )
 from agentsvc.http.keys import BACKENDS, CALLBACKS, CONFIG, PRINCIPAL, SANDBOX, SANDBOXES
 from agentsvc.http.middleware.pipeline import ACTIVITY
@@ -54,8 +55,6 @@ from agentsvc.sandboxes import Protection, Sandbox, find_protections
 PREFIX: Final = "/api/v1/sandboxes"
 SPECS_PREFIX: Final = "/api/v1/sandbox-specs"
 
-_FULL: Final = "CONCURRENCY_LIMIT_REACHED"
-"""What the published automation service takes for `full`; it then skips the run."""
 _ORDER = msgspec.json.Decoder(SandboxOrder | None)
 
 
@@ -114,9 +113,6 @@ async def post_sandbox(request: web.Request) -> web.Response:
     The sandbox is `STARTING`; ask for it until it is `RUNNING` or `ERROR`. The body may be left
     out; what the query says wins over it. With a `client_id` the same order twice gives one
     sandbox.
-
-    A service that acts for the user is told by the member `error` of `detail`,
-    `CONCURRENCY_LIMIT_REACHED`, that no further sandbox may run now.
     """
     chosen = read_query(request, SpecChoice)
     body = await read_json(request, _ORDER, default=None) or SandboxOrder()
@@ -130,7 +126,7 @@ async def post_sandbox(request: web.Request) -> web.Response:
         )
     except (QuotaExceeded, SandboxLimitReached) as exc:
         if request[PRINCIPAL].is_service:
-            exc.extra = {"detail": {"error": _FULL, "message": exc.message}}
+            raise ServiceLimitReached(exc.message) from exc
         raise
     return _answer(request, sandbox)
 
@@ -282,7 +278,9 @@ ROUTES: Final = (
         query=SpecChoice,
         answer=SandboxInfo,
         effect=Effect(kind=Sandbox, answer=_answer),
-        errors=(BadRequest, OrderRejected, *OF_SANDBOXES, SandboxLimitReached),
+        errors=(
+            *(BadRequest, OrderRejected, *OF_SANDBOXES, SandboxLimitReached, ServiceLimitReached),
+        ),
     ),
     Route(
         method="GET",

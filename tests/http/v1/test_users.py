@@ -32,7 +32,8 @@ async def ask_exposed(service: Service, client: Client, key: str | None) -> Answ
 async def test_a_user_has_the_settings_in_both_shapes(client: Client) -> None:
     me = (await client.get(ME)).json()
     assert parse_uuid(me["id"]) is not None
-    assert me["role"] == "admin"
+    assert (me["role"], me["org_id"], me["org_name"]) == ("admin", me["id"], "admin")
+    assert me["permissions"] == ["view_automations", "manage_automations"]
     assert (me["llm_model"], me["llm_api_key"]) == ("openai/scripted", None)
     assert me["agent_settings"]["llm"]["model"] == "openai/scripted"
     assert me["agent_settings"]["llm"]["api_key"] is None

@@ -70,9 +70,7 @@ def command_line(workshop: Path, record_property: Record) -> Client:
 def automation_service(workshop: Path, record_property: Record) -> Client:
     # The second one is no client: its runs install what they need with it.
     packages = ("openhands-automation==1.26.0", "uv")
-    return _installed(
-        record_property, lambda: install_python(workshop / "automation", *packages)
-    )
+    return _installed(record_property, lambda: install_python(workshop / "automation", *packages))
 
 
 @pytest.fixture

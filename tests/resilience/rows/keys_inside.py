@@ -24,7 +24,9 @@ from tests.service import Answer
 _CANARY: Final = "canary-of-alice"
 _NEW_KEY: Final = re.compile(rb'"key":"asvc_')
 _CHANGES: Final = frozenset({Scope.RUN, Scope.MANAGE, Scope.ADMIN})
-_OF_SERVER: Final = ("/api/keys", "/api/v1/users", "/api/v1/audit-log", "/api/v1/logins")
+_OF_SERVER: Final = (
+    *("/api/keys", "/api/service", "/api/v1/users", "/api/v1/audit-log", "/api/v1/logins"),
+)
 """Below which no agent server has anything: what is answered there is this server's answer."""
 _NOT_THERE: Final = "/runtime/"
 """What a server has at these paths only if it is configured so."""
