@@ -84,6 +84,24 @@ def test_a_key_that_cannot_be_made_leaves_no_file(data_dir: Path) -> None:
     assert sorted(data_dir.iterdir()) == before
 
 
+def test_a_service_key_is_an_administrators_and_ends_with_what_it_has_made(
+    data_dir: Path,
+) -> None:
+    order = ("create", "--name", "automations", "--scope", "service", "--user")
+    assert "error: there is no user `ann`" in keys(data_dir, *order, "ann").stderr
+    keys(data_dir, "create", "--user", "bob")
+    refused = keys(data_dir, *order, "bob")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "can only be an administrator's" in refused.stderr
+    made = keys(data_dir, *order, "ann", "--role", "admin")
+    with pytest.raises(NotAuthenticated):
+        identify(data_dir, made.stdout.strip())
+    listed = keys(data_dir, "list").stdout
+    assert re.search(r"^2 +ann +automations +service ", listed, re.MULTILINE)
+    assert keys(data_dir, "revoke", "2").exit_code == 0
+    assert " revoked " in keys(data_dir, "list").stdout
+
+
 def test_a_key_is_shown_on_a_terminal(data_dir: Path) -> None:
     printed = on_terminal("keys", "create", "--user", "ann", "--data-dir", str(data_dir))
     found = re.search(r"^asvc_\S+", printed, re.MULTILINE)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process.launch import search_path
 
 from agentsvc.base.values import monotonic
 from agentsvc.testing.llm import ScriptedModel
-from plugins.process.launch import search_path
 from tests.live.client import PATIENCE, LiveClient
 from tests.live.clients.published import Client
 from tests.live.conftest import MakeInstallation
@@ -38,7 +38,7 @@ LIMIT = 4 * PATIENCE
 @pytest.fixture
 def tools(automation_service: Client) -> Iterator[Path]:
     """Return a directory with `uv`, which sandboxes see; those of root's server are other users."""
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # noqa: S108  # /tmp is the sandbox's own
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # /tmp is the sandbox's own
         Path(name).chmod(0o755)
         shutil.copy(Path(automation_service.command[0]).with_name("uv"), name)
         yield Path(name)

@@ -180,6 +180,26 @@ async def test_signals_do_not_leave_the_sandbox(box: CoreRig) -> None:
         await bystander.wait()
 
 
+async def test_a_project_is_where_containers_have_it_too(box: CoreRig) -> None:
+    handle = await box.serve()
+    code = "import json, os\nprint(json.dumps(os.path.realpath('/workspace/project')))"
+    assert await inside(box, handle, code) == str(box.directory(handle) / "workspace")
+
+
+@pytest.mark.parametrize("shown", ["/workspace", "/workspace/project", "/workspace/project/data"])
+def test_what_is_shown_where_containers_have_projects_stays_what_it_is(shown: str) -> None:
+    view = bubblewrap.View(
+        mark="any",
+        writable=(),
+        temp=None,
+        home=None,
+        readable=(Path(shown),),
+        working_dir=Path("/x"),
+    )
+    told = bubblewrap.arguments(view, has_filter=False)
+    assert [one for one in told if "workspace" in one] == [shown, shown]
+
+
 async def test_only_workspace_home_and_temp_can_be_written(box: CoreRig) -> None:
     handle = await box.serve()
     directory = box.directory(handle)
@@ -192,7 +212,18 @@ async def test_only_workspace_home_and_temp_can_be_written(box: CoreRig) -> None
         "print(json.dumps([path for path in sys.argv[1:] if writes(path)]))"
     )
     good = [str(directory / name) for name in ("workspace", "home", "agent")] + ["/tmp", "/dev/shm"]  # noqa: S108  # the sandbox's own
-    bad = ["/", "/usr", "/usr/bin", "/etc", "/run", "/var", "/proc/sys/kernel", sys.prefix]
+    good.append("/workspace/project")
+    bad = [
+        "/",
+        "/workspace",
+        "/usr",
+        "/usr/bin",
+        "/etc",
+        "/run",
+        "/var",
+        "/proc/sys/kernel",
+        sys.prefix,
+    ]
     bad.append(str(Path(bubblewrap.__file__).parent))
     assert await inside(box, handle, code, *good, *bad) == good
     # What is above them is the sandbox's own, where it is at all.
