@@ -42,5 +42,9 @@ SCRIPTS: dict[str, Script] = {
         call("terminal", command="echo safe", security_risk="LOW"),
         call("terminal", command="echo danger", security_risk="HIGH"),
     ),
+    "outcome": (
+        call("terminal", command="echo from an automation"),
+        call("finish", message=DONE, status="success", outcome_summary=DONE),
+    ),
     "tool": (call("add", a=20, b=22), finish("It is done.")),
 }

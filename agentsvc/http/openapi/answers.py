@@ -99,6 +99,7 @@ class ServiceLimitError(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a service that acts for a user, where no further sandbox may run now."""
 
     detail: ServiceLimit
+    """What is full, and why"""
     code: Literal["concurrency_limit_reached"]
     """What is wrong, for programs"""
     request_id: str

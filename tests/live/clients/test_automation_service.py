@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -15,23 +16,21 @@ import pytest
 from process.launch import search_path
 
 from agentsvc.base.values import monotonic
-from agentsvc.testing.llm import ScriptedModel
-from tests.live.client import PATIENCE, LiveClient
+from tests.live.client import PATIENCE
 from tests.live.clients.published import Client
 from tests.live.conftest import MakeInstallation
-from tests.live.installation import Installation
-from tests.live.scripts import run
+from tests.live.installation import Installation, eventually
 from tests.service import Client as Caller
 
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1500),
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
 API = "/api/automation/v1"
 OVER = ("COMPLETED", "FAILED", "SKIPPED")
-LIMIT = 4 * PATIENCE
+LIMIT = 6 * PATIENCE
 """Seconds a run may take: its set-up installs the SDK."""
 
 
@@ -82,7 +81,7 @@ async def running(
 
 
 class Automation:
-    """One automation of the service, which lets the agent run a command."""
+    """One automation of the service, of each minute."""
 
     def __init__(self, service: Caller, log: Path) -> None:
         self._service = service
@@ -116,17 +115,18 @@ class Automation:
             runs = (await self._service.get(f"{API}/{self._id}/runs")).json()["runs"]
             if found := next(filter(is_meant, runs), None):
                 return dict(found)
-            assert monotonic() < deadline, (runs, self._log.read_text()[-5000:])
+            assert monotonic() < deadline, (runs, self.log[-5000:])
             await asyncio.sleep(0.5)
 
-    async def is_enabled(self) -> bool:
-        return bool((await self._service.get(f"{API}/{self._id}")).json()["enabled"])
+    @property
+    def log(self) -> str:
+        """Return what the service has said."""
+        return self._log.read_text()
 
 
 async def test_it_runs_an_automation_once_there_is_room_until_its_key_is_revoked(
     automation_service: Client,
     make_installation: MakeInstallation,
-    model: ScriptedModel,
     tools: Path,
     tmp_path: Path,
 ) -> None:
@@ -134,36 +134,42 @@ async def test_it_runs_an_automation_once_there_is_room_until_its_key_is_revoked
         own = await make_installation(
             AGENTSVC_GIT__PRIVATE_HOSTS=json.dumps([f"127.0.0.1:{listener.getsockname()[1]}"]),
             AGENTSVC_BACKENDS__PROCESS__READABLE=json.dumps([str(tools)]),
-            AGENTSVC_BACKENDS__PROCESS__PATH=f"{tools}:{search_path('')}",
+            AGENTSVC_BACKENDS__PROCESS__PATH=f"{tools}:{sys.base_prefix}/bin:{search_path('')}",
         )
-        admin = own.client()
-        made = (await admin.post("/api/keys", json={"name": "service", "scope": "service"})).json()
+        made = (
+            await own.client().post("/api/keys", json={"name": "service", "scope": "service"})
+        ).json()
         async with running(automation_service, listener, own, made["key"], tmp_path) as url:
             service = Caller(url, own.key.reveal(), patience=PATIENCE)
             try:
-                await _use(Automation(service, tmp_path / "service.log"), admin, made["id"])
+                await _use(Automation(service, tmp_path / "service.log"), own, made["id"])
             finally:
-                print((tmp_path / "service.log").read_text()[-6000:])
                 await service.close()
 
 
-async def _use(automation: Automation, admin: LiveClient, key_id: int) -> None:
+async def _use(automation: Automation, own: Installation, key_id: int) -> None:
+    admin = own.client()
     me = (await admin.get("/api/v1/users/me")).json()["id"].replace("-", "")
-    await automation.make(run("echo from an automation"))
-
-    blocker = (await admin.post("/api/v1/sandboxes")).json()["id"]
-    await admin.wait_for_sandbox(blocker, "RUNNING")
-    await admin.put(f"/api/v1/users/{me}/quotas", json={"running_sandboxes": 1})
+    quotas = f"/api/v1/users/{me}/quotas"
+    await admin.put(quotas, json={"running_sandboxes": 0})
+    await automation.make("[script:outcome]")
     skipped = await automation.end_of(await automation.dispatch())
     assert skipped["status"] == "SKIPPED"
     assert skipped["status_detail"]["kind"] == "concurrency_limit"
-    assert await automation.is_enabled()
 
     # Its schedule tries again each minute, and finds room once there is some.
-    await admin.delete(f"/api/v1/sandboxes/{blocker}")
+    await admin.put(quotas, json={"running_sandboxes": 1})
     ended = await automation.completed()
-    print(json.dumps(ended, indent=1))
+    assert ended["run_metadata"]["finish_tool_response"]["status"] == "success"
+    assert admin.asked("[script:outcome]")
+    kept = await admin.conversation(ended["conversation_id"])
+    assert kept["title"].startswith("nightly")
 
     assert (await admin.delete(f"/api/keys/{key_id}")).status == 200
     refused = await automation.end_of(await automation.dispatch())
     assert refused["status"] == "FAILED"
+    assert "HTTP 401" in automation.log
+    # A run that has begun since then cannot be ended by the service any more.
+    for one in (await admin.get("/api/v1/sandboxes/search")).json()["items"]:
+        await admin.delete(f"/api/v1/sandboxes/{one['id']}")
+    await eventually(lambda: not own.sandbox_dirs(), "the files of its sandboxes are gone")
