@@ -257,7 +257,7 @@ async def test_a_key_is_good_until_it_is_revoked(ring: KeyRing) -> None:
 
 
 @pytest.mark.parametrize("role", Role)
-@pytest.mark.parametrize("scope", KeyScope)
+@pytest.mark.parametrize("scope", [KeyScope.READ, KeyScope.RUN, KeyScope.ADMIN])
 async def test_what_a_caller_may_do_is_what_role_and_key_both_allow(
     ring: KeyRing, role: Role, scope: KeyScope
 ) -> None:
