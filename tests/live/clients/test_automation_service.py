@@ -172,4 +172,6 @@ async def _use(automation: Automation, own: Installation, key_id: int) -> None:
     # A run that has begun since then cannot be ended by the service any more.
     for one in (await admin.get("/api/v1/sandboxes/search")).json()["items"]:
         await admin.delete(f"/api/v1/sandboxes/{one['id']}")
-    await eventually(lambda: not own.sandbox_dirs(), "the files of its sandboxes are gone")
+    await eventually(
+        lambda: not own.sandbox_dirs(), "the files of its sandboxes are gone", time_limit=LIMIT
+    )
