@@ -14,7 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, Self
 
@@ -289,6 +289,12 @@ def arguments(view: View, *, has_filter: bool) -> list[str]:
     if has_filter:
         made += ["--seccomp", "@seccomp"]
     return [*made, "--setenv", MARK, view.mark]
+
+
+def can_show_workspace(shown: Iterable[Path]) -> bool:
+    """Say whether nothing else is shown where `WORKSPACE` is, such as a data directory below it."""
+    place = Path(WORKSPACE)
+    return not any(one.is_relative_to(place) or place.is_relative_to(one) for one in shown)
 
 
 def fork_server_files(user: int) -> dict[str, bytes]:

@@ -92,7 +92,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         # What was made before has from now on what a new one would have.
         is_boxed = bool(self.held_by.program)
         changed = record.connected(self.way_out, self.callback)
-        changed = msgspec.structs.replace(changed, has_fixed_paths=is_boxed)
+        shown = (*self._own(), *self.held_by.readable)
+        is_fixed = is_boxed and bubblewrap.can_show_workspace(shown)
+        changed = msgspec.structs.replace(changed, has_fixed_paths=is_fixed)
         record = self.place.renew(record, changed)
         if os.geteuid() != 0:
             return record
@@ -180,7 +182,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             writable=self._own(),
             temp=temp,
             home=self.place.home,
-            workspace=self.place.workspace,
+            workspace=self.place.workspace if record.has_fixed_paths else None,
             network=record.network,
             has_own_network=record.has_own_network,
             has_resolver=bool(carrier),
