@@ -14,6 +14,8 @@ from aiohttp import web
 RECORDINGS: Final = Path(__file__).parent / "data" / "git"
 ANYTHING: Final = "*"
 WHO_AM_I: Final = "/plugins/servlet/applinks/whoami"
+APP: Final = "/api/v3/app"
+"""Answered to anybody; `tests.github_app_host` checks who asks."""
 
 _RECORDED: Final[list[dict[str, Any]]] = [
     exchange
@@ -126,6 +128,8 @@ def _is_good(request: web.Request) -> bool:
 
 
 def _refusal(request: web.Request) -> web.Response:
+    if request.path == APP:
+        return web.json_response({"id": 123456, "slug": "robot"})
     if request.path == WHO_AM_I:
         return web.Response(text="")
     return web.json_response({"message": "Bad credentials"}, status=401)

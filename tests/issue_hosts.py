@@ -62,7 +62,7 @@ class IssueHost:
         self._session = aiohttp.ClientSession(auto_decompress=False)
         app = web.Application(client_max_size=64 * 1024 * 1024)
         app.router.add_route("*", "/octo/{path:.*}", self._serve_git)
-        app.router.add_route("*", "/{path:.*}", self._handle)
+        app.router.add_route("*", "/{path:.*}", self.handle)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -121,7 +121,7 @@ class IssueHost:
     def _github_labelled(self, by: str) -> tuple[str, Json]:
         label = self.issue["labels"][-1]
         body = {"action": "labeled", "label": {"name": label}, "sender": {"login": by}}
-        return "issues", {**body, "issue": self._issue()}
+        return "issues", {**body, "issue": self._issue(), "repository": {"full_name": "Octo/demo"}}
 
     def _github_said(self, comment: Json, *, on_pull: bool = False) -> tuple[str, Json]:
         issue = {"number": 8, "pull_request": {"url": "x"}} if on_pull else self._issue()
@@ -130,6 +130,7 @@ class IssueHost:
             "issue": issue,
             "comment": self._comment(comment),
             "sender": {"login": comment["by"]},
+            "repository": {"full_name": REPOSITORY},
         }
 
     def _github_reviewed(self, comment: Json) -> tuple[str, Json]:
@@ -261,13 +262,16 @@ class IssueHost:
             headers = {name: answer.headers[name] for name in kept if name in answer.headers}
             return web.Response(status=answer.status, body=await answer.read(), headers=headers)
 
-    async def _handle(self, request: web.Request) -> web.StreamResponse:
+    def lets_in(self, authorization: str) -> bool:
+        return authorization == _AUTHORIZATION.get(self.kind, f"Bearer {GOOD}")
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
         root = _ROOTS[self.kind]
         path = request.rel_url.raw_path
         self.requests.append(f"{request.method} {path}")
         if self.fail:
             return self.fail.pop(0)
-        if request.headers.get("Authorization") != _AUTHORIZATION.get(self.kind, f"Bearer {GOOD}"):
+        if not self.lets_in(request.headers.get("Authorization", "")):
             return web.json_response({"message": "Bad credentials"}, status=401)
         body = await request.json() if request.can_read_body else {}
         place = path.removeprefix(root) if path.startswith(root) else path

@@ -1,6 +1,6 @@
 """What asks a git hosting service that the server does not know by itself."""
 
-from agentsvc.domain import Provider, SuggestedTask, TaskType, check_repository
+from agentsvc.domain import Provider, SuggestedTask, TaskType, check_host, check_repository
 from agentsvc.git import (
     PAGE_MAX,
     REPOSITORY_LOC,
@@ -29,6 +29,7 @@ from agentsvc.git import (
     quoted_path,
     refused,
 )
+from agentsvc.settings import ProviderToken
 
 __all__ = [
     "PAGE_MAX",
@@ -48,12 +49,14 @@ __all__ = [
     "OwnerType",
     "Places",
     "Provider",
+    "ProviderToken",
     "Repository",
     "RepositoryQuery",
     "SortBy",
     "SuggestedTask",
     "TaskType",
     "bad_cursor",
+    "check_host",
     "check_repository",
     "next_number",
     "number_of",

@@ -75,8 +75,16 @@ _NOT_REFUSED: Final = (
 _ANYWHERE: Final = SafeConnector(anywhere=True)
 
 
+type Lender = Callable[[str, Provider, str], Awaitable[ProviderToken | None]]
+"""Gives the token that the server itself uses for a repository of a user in place of a stored one."""
+
+
 async def _trusts_nobody(_user_id: str) -> bool:
     return False
+
+
+async def _lends_nothing(_user_id: str, _provider: Provider, _repository: str) -> None:
+    return None
 
 
 class GitProviders:
@@ -107,6 +115,7 @@ class GitProviders:
         self._reach = SafeConnector(listed=private_hosts, own=own)
         self._directory: Path | None = None
         self._trusts = trusts
+        self.lender: Lender = _lends_nothing
         self._session: aiohttp.ClientSession | None = None
         self._anywhere: aiohttp.ClientSession | None = None
 
@@ -270,17 +279,21 @@ class GitProviders:
 
     # What the server does by itself
 
-    async def api(self, user_id: str, provider: Provider) -> Api:
-        """Return the API of a service, as the token of a user opens it."""
-        token = (await self._tokens(user_id, provider))[provider]
+    async def api(
+        self, user_id: str, provider: Provider, token: ProviderToken | None = None
+    ) -> Api:
+        """Return the API of a service, as a token opens it; without one, that of a user."""
+        token = token or (await self._tokens(user_id, provider))[provider]
         return self._open(provider, token, is_trusted=await self._trusts(user_id))[0]
 
     @contextlib.asynccontextmanager
     async def checkout(
         self, user_id: str, repository: str, provider: Provider | None, *, time_limit: float
     ) -> AsyncIterator[Checkout]:
-        """Return a repository to fetch from and to push to, with the token of a user if there is one."""
+        """Return a repository to fetch from and to push to, with a lent token or that of a user, if any."""
         stored = await self._secrets.provider_tokens(user_id)
+        if provider is not None and (lent := await self.lender(user_id, provider, repository)):
+            stored[provider] = lent
         hosts: dict[str, str | None] = {name: token.host for name, token in stored.items()}
         located = git.locate(repository, provider, hosts)
         owner = located.provider or provider or Provider.GITHUB

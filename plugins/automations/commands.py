@@ -29,6 +29,8 @@ _BASE: Final = "/api/automation/v1"
 _PAGE: Final = 100
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 
+_FILE: Final = click.Path(path_type=Path, dir_okay=False, exists=True)
+
 type Record = dict[str, Any]
 
 
@@ -84,12 +86,7 @@ def show(automation: str, *, as_json: bool, server: ServerChoice) -> None:
         "agentsvc automations create dependencies.toml --repository owner/name",
     )
 )
-@click.argument(
-    "file",
-    metavar="[FILE]",
-    required=False,
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-)
+@click.argument("file", metavar="[FILE]", required=False, type=_FILE)
 @click.option("--name", metavar="NAME", help="What it is called.")
 @click.option("--prompt", metavar="TEXT", help="What the agent is told.")
 @click.option("--cron", metavar="SCHEDULE", help="Run at times of the clock.")
@@ -222,6 +219,42 @@ def template(name: str | None) -> None:
         raise CommandFailed(
             f"there is no template `{name}`", "run `agentsvc automations template` to see them"
         )
+
+
+@command.command(
+    "github-app",
+    epilog=example(
+        "agentsvc automations github-app 123456 --private-key app.pem --hook-secret hook.txt"
+    ),
+)
+@click.argument("app_id", metavar="APP_ID")
+@click.option(
+    "--private-key", required=True, metavar="FILE", type=_FILE, help="A key of it, in PEM."
+)
+@click.option("--hook-secret", metavar="FILE", type=_FILE, help="Secret of its webhook.")
+@click.option("--host", metavar="HOST", help="GitHub Enterprise; otherwise github.com.")
+@server_options
+def github_app(
+    app_id: str,
+    *,
+    private_key: Path,
+    hook_secret: Path | None,
+    host: str | None,
+    server: ServerChoice,
+) -> None:
+    """Have your automations act as a GitHub App; prints where its webhook is to deliver.
+
+    Its key stays in the server. Again with another key replaces that.
+    """
+    api = get_api(server)
+    key, secret = (
+        one.read_text("utf-8", "replace").strip() if one else ""
+        for one in (private_key, hook_secret)
+    )
+    given = {"private_key": key, "webhook_secret": secret, "host": host}
+    made = api.call("PUT", f"{_BASE}/github-app", body={"app_id": app_id, **given})
+    click.echo(f"automations act as {made['slug']}[bot]", err=True)
+    click.echo(f"{api.url}{made['events_path']}")
 
 
 def _read(file: Path) -> Record:

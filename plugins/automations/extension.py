@@ -9,7 +9,10 @@ from functools import partial
 from agentsvc.extension.server import Extension, Server
 from agentsvc.extension.web import Route
 
+from .app_routes import APPS
+from .app_routes import ROUTES as APP_ROUTES
 from .follower import Follower
+from .github_app import GithubApps
 from .issue_hosts import IssueHosts
 from .issue_start import IssueStarter
 from .polling import Poller
@@ -30,18 +33,20 @@ class AutomationsExtension(Extension[AutomationsConfig]):
 
     def routes(self) -> Iterable[Route]:
         """Return what a user keeps automations with, and where webhooks deliver."""
-        return ROUTES
+        return (*APP_ROUTES, *ROUTES)
 
     @asynccontextmanager
     async def run(self, server: Server) -> AsyncIterator[None]:
         """Run automations until the server stops."""
         wake = asyncio.Event()
-        hosts = IssueHosts(server.git)
+        server.app[APPS] = apps = GithubApps(server.database, server.vault, server.git)
+        server.git.lender = apps.lend
+        hosts = IssueHosts(server.git, apps)
         publisher, starter = Publisher(server, hosts), IssueStarter(server, hosts)
         follower = Follower(server, publisher, on_end=wake.set)
         scheduler = Scheduler(server, self.config, wake, starter, follower.watch)
         server.app[AUTOMATIONS] = automations = Automations(
-            server.database, server.vault, server.conversations, self.config
+            server.database, server.vault, server.conversations, apps, self.config
         )
         poller = Poller(server, hosts, automations, wake)
         server.app[WAKE] = wake

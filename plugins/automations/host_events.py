@@ -114,7 +114,7 @@ def mentions(trigger: GitTrigger, text: str) -> bool:
     """Tell whether a text speaks to the account of a trigger."""
     if trigger.mention is None:
         return False
-    name = re.escape(trigger.mention)
+    name = re.escape(trigger.mention.removesuffix("[bot]"))
     return bool(re.search(rf"(?<![\w@./-])@{name}(?![\w/-])", text, re.IGNORECASE))
 
 

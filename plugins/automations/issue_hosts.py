@@ -1,7 +1,7 @@
 """The git hosts of automations, left alone for as long as they ask for it."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from typing import Final
 
@@ -10,10 +10,13 @@ from agentsvc.base import (
     AgentUnavailable,
     GitProviderRateLimited,
     GitProviderUnavailable,
+    NotAllowed,
+    NotAuthenticated,
     monotonic,
 )
-from agentsvc.extension.git import Checkout, GitProviders
+from agentsvc.extension.git import Checkout, GitProviders, ProviderToken
 
+from .github_app import GithubApps
 from .host_calls import HostCalls
 from .model import Automation
 from .service import provider_of
@@ -26,11 +29,16 @@ _LEAST_REST: Final = 15.0
 _GIT_SECONDS: Final = 300.0
 
 
-class IssueHosts:
-    """Opens the APIs of hosts, with the tokens of the users whose automations need them."""
+class TokenRenewed(GitProviderUnavailable):
+    """The token of a GitHub App was refused before its time: it is tried at once with another."""
 
-    def __init__(self, git: GitProviders) -> None:
+
+class IssueHosts:
+    """Opens the APIs of hosts, with the tokens of the users whose automations need them, or of their Apps."""
+
+    def __init__(self, git: GitProviders, apps: GithubApps) -> None:
         self._git = git
+        self._apps = apps
         self._rests: dict[tuple[str, str], tuple[float, AgentsvcError]] = {}
 
     @contextlib.asynccontextmanager
@@ -41,9 +49,12 @@ class IssueHosts:
         until, wanted = self._rests.get(key, (0.0, None))
         if wanted is not None and monotonic() < until:
             raise wanted
-        api = await self._git.api(automation.user_id, provider)
+        repository = repository_of(automation)
         try:
-            yield HostCalls(api, provider, repository_of(automation))
+            token = await self._apps.lend(automation.user_id, provider, repository)
+            api = await self._git.api(automation.user_id, provider, token)
+            with self._renewing(automation, token):
+                yield HostCalls(api, provider, repository)
         except GitProviderRateLimited as exc:
             self._rests[key] = (monotonic() + wait_of(exc), exc)
             raise
@@ -57,7 +68,17 @@ class IssueHosts:
             provider_of(automation.definition),
             time_limit=_GIT_SECONDS,
         ) as checkout:
-            yield checkout
+            with self._renewing(automation, checkout.remote.token):
+                yield checkout
+
+    @contextlib.contextmanager
+    def _renewing(self, automation: Automation, token: ProviderToken | None) -> Iterator[None]:
+        try:
+            yield
+        except (NotAuthenticated, NotAllowed) as exc:
+            if token and self._apps.renew(automation.user_id, repository_of(automation), token):
+                raise TokenRenewed("The token of the GitHub App is renewed") from exc
+            raise
 
 
 def repository_of(automation: Automation) -> str:
@@ -67,4 +88,6 @@ def repository_of(automation: Automation) -> str:
 
 def wait_of(exc: AgentsvcError) -> float:
     """Return how many seconds a host is left alone after an error."""
+    if isinstance(exc, TokenRenewed):
+        return 0.0
     return max(_LEAST_REST, getattr(exc, "retry_after_seconds", None) or 0.0)

@@ -56,7 +56,11 @@ type Label = Annotated[
     str, matching(NO_CONTROL, "without control characters", min_length=1, max_length=100)
 ]
 type Account = Annotated[
-    str, matching(r"\A[A-Za-z0-9_.-]{1,100}\Z", "of 1 to 100 letters, digits, `.`, `_` and `-`")
+    str,
+    matching(
+        r"\A[A-Za-z0-9_.-]{1,100}(?:\[bot\])?\Z",
+        "of 1 to 100 letters, digits, `.`, `_` and `-`, and `[bot]` behind them or not",
+    ),
 ]
 type PollSeconds = Annotated[int, Meta(ge=10, le=86400)]
 type MostFailures = Annotated[int, Meta(ge=1, le=1000)]
@@ -103,7 +107,8 @@ class GitTrigger(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
     label: Label | None = "agent"
     """Label that an issue is to get; null: none does"""
     mention: Account | None = None
-    """Name of the account that is to be mentioned, without `@`; null: mentions count for nothing"""
+    """Name of the account that is to be mentioned, without `@`, of a GitHub App with or without `[bot]`;
+    null: mentions count for nothing"""
     poll_seconds: PollSeconds | None = None
     """How often the host is asked, for servers it cannot reach; null: deliveries only"""
     workflows: bool = False

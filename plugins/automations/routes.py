@@ -195,7 +195,8 @@ async def post_delivery(request: web.Request) -> web.Response:
     in `X-Hub-Signature-256`, `X-Signature-256`, `X-Forgejo-Signature` or `X-Gitea-Signature`). The
     same delivery starts one run however often it comes: by its id in the first case, by its body in
     the other. With a trigger `git`, `X-Hub-Signature` of Bitbucket and `X-Gitlab-Token` are taken, too,
-    and an event is known by the issue, label or comment it is about.
+    and an event is known by the issue, label or comment it is about. With the id of a GitHub App, it takes
+    what that delivers of all repositories.
     """
     body = await read_body(request)
     if len(body) > LARGEST_DELIVERY:
@@ -203,11 +204,11 @@ async def post_delivery(request: web.Request) -> web.Response:
     automation_id = path_id(request, "automation_id")
     payload = decode(body, _PAYLOAD)
     check_extremes(body, wide_integers=True)
-    is_wanted, runs = await request.app[AUTOMATIONS].deliver(
+    count, runs = await request.app[AUTOMATIONS].deliver(
         automation_id, request.headers, body, payload
     )
     request.app[WAKE].set()
-    receipt = DeliveryReceipt(received=True, matched=int(is_wanted), runs_created=runs)
+    receipt = DeliveryReceipt(received=True, matched=count, runs_created=runs)
     return json_response(receipt)
 
 

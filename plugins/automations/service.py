@@ -10,6 +10,7 @@ import msgspec
 from agentsvc.base import (
     Conflict,
     InvalidRequest,
+    NotAuthenticated,
     NotFound,
     QuotaExceeded,
     Secret,
@@ -29,6 +30,8 @@ from agentsvc.extension.storage import Database, Transaction, Vault, note_effect
 
 from .cron import parse_cron
 from .ending import WAS_DISABLED, ended, halt
+from .github_app import AppTable, GithubApps
+from .host_calls import part_of
 from .host_events import HostEvent, check_sender, events_in
 from .hosts import HOSTS, Kind
 from .model import (
@@ -64,9 +67,15 @@ class Automations:
     """Every automation; what one user does is about what is theirs."""
 
     def __init__(
-        self, db: Database, vault: Vault, conversations: Conversations, config: AutomationsConfig
+        self,
+        db: Database,
+        vault: Vault,
+        conversations: Conversations,
+        apps: GithubApps,
+        config: AutomationsConfig,
     ) -> None:
         self._db = db
+        self._apps = apps
         self._vault = vault
         self._conversations = conversations
         self._most = config.most_per_user
@@ -189,13 +198,18 @@ class Automations:
 
     async def deliver(
         self, automation_id: str, headers: Mapping[str, str], body: bytes, payload: Any
-    ) -> tuple[bool, list[str]]:
+    ) -> tuple[int, list[str]]:
         """Make a run for a delivery that has not come before; the payload is its body, decoded.
 
-        Say whether it counts for the automation, and which runs were made. Raises NotFound,
-        NotAuthenticated for a signature that is wrong, and QuotaExceeded while too many wait.
+        What a GitHub App delivers names the record of the App. Say for how many automations it counts,
+        and which runs were made. Raises NotFound, NotAuthenticated for a signature that is wrong, and
+        QuotaExceeded while too many wait.
         """
         automation = await AutomationTable.find(self._db, automation_id)
+        app = await AppTable.find(self._db, automation_id) if automation is None else None
+        if app is not None:
+            secret = Secret(self._apps.keys_of(app).webhook_secret)
+            return await self._deliver_of_app(app.user_id, secret, headers, body, payload)
         sealed = await AutomationTable.find_sealed(self._db, automation_id)
         if automation is None or sealed is None or not _has_webhook(automation):
             raise NotFound("There is no automation with a webhook of this id")
@@ -204,21 +218,36 @@ class Automations:
             provider = provider_of(automation.definition)
             check_sender(provider, headers, body, secret, now())
             events = events_in(provider, automation.definition.trigger, headers, payload)
-            return bool(events), await self.note(automation.id, events)
+            return int(bool(events)), await self.note(automation.id, events)
         key = key_of(headers, body, secret, now())
         run = new_run(automation, key=f"delivery:{key}", source=Source.WEBHOOK)
         sealed = self._vault.seal(body, payload_context(automation_id))
 
-        async def write(tx: Transaction) -> tuple[bool, list[str]]:
+        async def write(tx: Transaction) -> tuple[int, list[str]]:
             found = await AutomationTable.find(tx, automation_id)
             trigger = found.definition.trigger if found is not None and found.is_enabled else None
             if found is None or not isinstance(trigger, WebhookTrigger):
-                return False, []
+                return 0, []
             if not is_wanted(trigger, headers, payload):
-                return False, []
-            return True, [run.id] if await self._add(tx, found, run, sealed) else []
+                return 0, []
+            return 1, [run.id] if await self._add(tx, found, run, sealed) else []
 
         return await self._db.write(write)
+
+    async def _deliver_of_app(
+        self, user_id: str, secret: Secret, headers: Mapping[str, str], body: bytes, payload: Any
+    ) -> tuple[int, list[str]]:
+        """Give a delivery to each automation of the repository that it is about."""
+        if not secret:
+            raise NotAuthenticated("The GitHub App has no secret that signs its deliveries")
+        key_of(headers, body, secret, now())
+        name, count, made = part_of(payload, "repository.full_name"), 0, []
+        for one in await AutomationTable.of_repository(self._db, user_id, name):
+            if isinstance(one.definition.trigger, GitTrigger):
+                events = events_in(Provider.GITHUB, one.definition.trigger, headers, payload)
+                count += bool(events)
+                made += await self.note(one.id, events)
+        return count, made
 
     async def note(self, automation_id: str, events: Sequence[HostEvent]) -> list[str]:
         """Make a run of each event of a git host that is new, and return their ids.

@@ -106,6 +106,17 @@ MIGRATIONS: Final = (
     CREATE INDEX plugin_automations_runs_over
         ON plugin_automations_runs (completed_at) WHERE completed_at IS NOT NULL;
     """,
+    """
+    CREATE TABLE plugin_automations_apps (
+        id TEXT PRIMARY KEY,
+        user_id TEXT NOT NULL UNIQUE REFERENCES users (id) ON DELETE CASCADE,
+        app_id TEXT NOT NULL,
+        slug TEXT NOT NULL,
+        host TEXT,
+        sealed BLOB NOT NULL,
+        sealed_as TEXT NOT NULL
+    ) STRICT;
+    """,
 )
 
 _AUTOMATION: Final = """
@@ -227,6 +238,21 @@ class AutomationTable:
         )
         params = {"user_id": user_id, "limit": limit, "offset": offset}
         return [_to_automation(row) for row in await source.all(sql, params)]
+
+    @staticmethod
+    async def of_repository(source: Queryable, user_id: str, name: str) -> list[Automation]:
+        """Return a user's enabled automations for the issues of a repository at GitHub."""
+        sql = (
+            _AUTOMATION
+            + """
+            WHERE user_id = :user_id AND is_enabled
+              AND json_extract(definition, '$.trigger.type') = 'git'
+              AND json_extract(definition, '$.repos[0].provider') = 'github'
+              AND json_extract(definition, '$.repos[0].url') = :name COLLATE NOCASE
+        """
+        )
+        rows = await source.all(sql, {"user_id": user_id, "name": name})
+        return [_to_automation(row) for row in rows]
 
     @staticmethod
     async def count(source: Queryable, user_id: str) -> int:

@@ -215,7 +215,8 @@ class DeliveryReceipt(msgspec.Struct, frozen=True, kw_only=True):
     received: bool
     """Always true: it is signed, and stored where it makes a run"""
     matched: int
-    """1, or 0 where the automation is disabled, or wants no deliveries of this kind"""
+    """1, or 0 where the automation is disabled, or wants no deliveries of this kind; of a GitHub App, for
+    how many automations it counts"""
     runs_created: list[str]
     """Ids of the runs it has made: one, or none where it came before; with a trigger `git` one for each
     event that is new"""

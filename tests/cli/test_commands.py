@@ -17,6 +17,7 @@ from agentsvc.agentserver.responses import CommandResult
 from agentsvc.cli import cli
 from agentsvc.storage.database_file import lock_data_dir
 from agentsvc.testing.agent import FakeAgent
+from tests.github_app_host import APP, HOOK, AppHost
 from tests.live.scripts import SCRIPTS
 from tests.service import Client, Service
 
@@ -331,6 +332,20 @@ async def test_the_commands_of_the_page_about_issues_work_for_each_host(
     [made] = await commands.json("automations", "list")
     assert (made["repos"][0]["provider"], made["trigger"]["label"]) == (provider, "agent")
     assert "CONVERSATION" in shown
+
+
+async def test_the_command_of_the_page_about_issues_stores_a_github_app(
+    commands: Commands, tmp_path: Path
+) -> None:
+    async with AppHost(tmp_path / "git") as host:
+        key, secret = tmp_path / "app.pem", tmp_path / "hook.txt"
+        key.write_text(host.private_key)
+        secret.write_text(f"{HOOK}\n")
+        files = ("--private-key", str(key), "--hook-secret", str(secret))
+        told = await commands.good("automations", "github-app", APP, *files, "--host", host.url)
+        assert "/api/automation/v1/events/" in told
+        wrong = await commands("automations", "github-app", "4712", *files, "--host", host.url)
+        assert "GitHub knows no App `4712` with this key" in wrong.output
 
 
 def _files(directory: Path) -> list[Path]:

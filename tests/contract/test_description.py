@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 import openapi_spec_validator
 import pytest
+from joserfc.jwk import RSAKey
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it has no types
 from msgspec import UNSET
 
@@ -235,6 +236,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     issuer: Issuer
     service: Service
     agent: FakeAgent
+    git_host: str
     user: Client
     sandbox: Client
     granted: dict[str, str]
@@ -296,6 +298,7 @@ async def world(
         issuer=issuer,
         service=service,
         agent=fake_agent,
+        git_host=git_hosts.url,
         user=client,
         sandbox=service.client_with(found["session_api_key"]),
         granted=agent.body["secrets"]["GITHUB_TOKEN"]["headers"],
@@ -372,6 +375,14 @@ async def _run(world: World) -> Json:
     """Return a run that has not ended yet."""
     path = f"/api/automation/v1/{world.real['automation_id']}/dispatch"
     return {"run_id": (await world.user.post(path)).json()["id"]}
+
+
+async def _github_app(world: World) -> Json:
+    key = RSAKey.generate_key(2048).as_pem(private=True).decode()
+    app = {"app_id": "123456", "private_key": key, "host": world.git_host}
+    answer = await world.user.put("/api/automation/v1/github-app", json=app)
+    assert answer.status == 200, answer.text
+    return app
 
 
 async def _waiting_message(world: World) -> Json:
@@ -485,6 +496,9 @@ PREPARED: Final[dict[str, Callable[[World], Awaitable[Json]]]] = {
     "delete /api/v1/users/{user_id}/keys/{key_id}": _key_of_user,
     "get /api/v1/archives/{archive_id}": _archive,
     "post /api/automation/v1/events/{automation_id}": _webhook,
+    **dict.fromkeys(
+        (f"{verb} /api/automation/v1/github-app" for verb in ("get", "put", "delete")), _github_app
+    ),
     "post /api/v1/app-conversations/{conversation_id}/switch_acp_model": _other_agent,
     "post /api/automation/v1/runs/{run_id}/cancel": _run,
     "post /api/v1/logins": _key,

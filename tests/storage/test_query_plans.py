@@ -25,6 +25,7 @@ from agentsvc.storage.vault import Vault
 from tests.plugin_loading import part
 
 if TYPE_CHECKING:
+    from automations.github_app import AppTable
     from automations.host_events import HostEvent
     from automations.hosts import Kind
     from automations.table import MIGRATIONS, AutomationTable, RunTable
@@ -38,6 +39,7 @@ else:
         automations.AutomationTable,
         automations.RunTable,
     )
+    AppTable = part("automations.github_app").AppTable
     HostEvent, Kind = part("automations.host_events").HostEvent, part("automations.hosts").Kind
     works = part("automations.work_table")
     PollTable, WorkTable = works.PollTable, works.WorkTable
@@ -172,6 +174,8 @@ async def test_what_is_due_is_found_by_an_index(explained: Explained) -> None:
     explained.plans.clear()
     await AutomationTable.due(explained, MOMENT, PAGE)
     await AutomationTable.next_at(explained)
+    await AutomationTable.of_repository(explained, new_id(), "octo/demo")
+    await AppTable.find(explained, new_id())
     await RunTable.startable(explained, MOMENT, PAGE)
     await RunTable.next_at(explained, MOMENT)
     await RunTable.running(explained, new_id())

@@ -132,6 +132,18 @@ async def open_loop(
     """Store the token of a host and an automation for its issues."""
     tokens = {host.kind: {"token": GOOD, "host": host.url}}
     await client.save_settings(secrets_store={"provider_tokens": tokens})
+    return await make_loop(client, host, prompt=prompt, keep_alive=keep_alive, **trigger)
+
+
+async def make_loop(
+    client: Client,
+    host: IssueHost,
+    *,
+    prompt: str = PROMPT,
+    keep_alive: bool | None = None,
+    **trigger: Any,
+) -> Loop:
+    """Store an automation for the issues of a host."""
     body = {
         "name": "fix",
         "prompt": prompt,

@@ -1,0 +1,158 @@
+"""Handlers of the GitHub App of a user."""
+
+from typing import Annotated, Final
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from agentsvc.base import (
+    BadRequest,
+    GitProviderRateLimited,
+    GitProviderUnavailable,
+    NotAllowed,
+    NotAuthenticated,
+    NotFound,
+    SentSecret,
+    checked_by,
+    matching,
+)
+from agentsvc.extension.git import check_host
+from agentsvc.extension.web import (
+    PRINCIPAL,
+    SUCCESS,
+    Example,
+    Route,
+    Scope,
+    Success,
+    json_response,
+    read_json,
+)
+
+from .github_app import AppKeys, GithubApp, GithubApps
+from .routes import PREFIX
+
+APPS: Final[web.AppKey[GithubApps]] = web.AppKey("automations_github_apps")
+_PATH: Final = "/github-app"
+
+type AppId = Annotated[
+    str, matching(r"\A[A-Za-z0-9._-]{1,64}\Z", "of 1 to 64 letters, digits, `.`, `_` and `-`")
+]
+
+
+class AppOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """A GitHub App, for the automations of a user."""
+
+    app_id: AppId
+    """Its App ID, or its client ID"""
+    private_key: Annotated[SentSecret, Meta(max_length=4000)] = ""
+    """A private key of it, as GitHub has made it: RSA in PEM. Empty or left out: the stored one stays"""
+    webhook_secret: Annotated[SentSecret, Meta(max_length=200)] = ""
+    """Secret of its webhook; empty or left out: the stored one stays. Without any, it delivers nothing"""
+    host: Annotated[str, Meta(max_length=1024), checked_by(check_host)] | None = None
+    """Host of GitHub Enterprise; null: github.com"""
+
+
+class AppInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A GitHub App, without its secrets."""
+
+    app_id: str
+    """Its App ID, or its client ID"""
+    slug: str
+    """What GitHub calls it in addresses; its account is `slug[bot]`"""
+    host: str | None
+    """Host of GitHub Enterprise; null: github.com"""
+    events_path: str
+    """Path that its webhook delivers to, for all repositories"""
+    has_webhook_secret: bool
+    """Whether deliveries are taken"""
+
+
+_ORDER = msgspec.json.Decoder(AppOrder)
+
+
+async def get_github_app(request: web.Request) -> web.Response:
+    """GET /automation/v1/github-app.
+
+    Its key and its secret are not shown.
+    """
+    return _answer(request, await request.app[APPS].get(request[PRINCIPAL].user_id))
+
+
+async def put_github_app(request: web.Request) -> web.Response:
+    """PUT /automation/v1/github-app.
+
+    It is asked for at GitHub first, and refused (401) if the key is not one of it. From then on, what
+    automations of this user do at GitHub is done as this App, where it is installed, and not with the
+    token of the user. Conversations never get its tokens. A key that is sent takes the place of the
+    stored one at once.
+    """
+    order = await read_json(request, _ORDER)
+    keys = AppKeys(private_key=order.private_key, webhook_secret=order.webhook_secret)
+    user_id = request[PRINCIPAL].user_id
+    stored = await request.app[APPS].store(user_id, order.app_id, keys, order.host or None)
+    return _answer(request, stored)
+
+
+async def delete_github_app(request: web.Request) -> web.Response:
+    """DELETE /automation/v1/github-app.
+
+    Automations use the token of the user again, if there is one.
+    """
+    await request.app[APPS].delete(request[PRINCIPAL].user_id)
+    return json_response(SUCCESS)
+
+
+def _answer(request: web.Request, app: GithubApp) -> web.Response:
+    info = AppInfo(
+        app_id=app.app_id,
+        slug=app.slug,
+        host=app.host,
+        events_path=f"{PREFIX}/events/{app.id}",
+        has_webhook_secret=bool(request.app[APPS].keys_of(app).webhook_secret),
+    )
+    return json_response(info)
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path=_PATH,
+        handler=get_github_app,
+        scope=Scope.READ,
+        rank="P2",
+        summary="Show your GitHub App",
+        answer=AppInfo,
+        errors=(NotFound,),
+    ),
+    Route(
+        method="PUT",
+        path=_PATH,
+        handler=put_github_app,
+        scope=Scope.RUN,
+        rank="P2",
+        summary="Let automations act as a GitHub App",
+        body=AppOrder,
+        answer=AppInfo,
+        errors=(
+            BadRequest,
+            NotAuthenticated,
+            NotAllowed,
+            GitProviderRateLimited,
+            GitProviderUnavailable,
+        ),
+        example=Example(
+            body={"app_id": "123456", "private_key": "a key in PEM", "host": "github.example.com"}
+        ),
+    ),
+    Route(
+        method="DELETE",
+        path=_PATH,
+        handler=delete_github_app,
+        scope=Scope.RUN,
+        rank="P2",
+        summary="Forget your GitHub App",
+        answer=Success,
+        errors=(NotFound,),
+    ),
+)

@@ -1,0 +1,269 @@
+"""GitHub Apps: each of a user, for the repositories that it is installed for.
+
+The server signs with the App's key, and gets a token of each repository by it, which works for an hour.
+Neither leaves it but for the App's own host: no sandbox, and no answer of the API, has one of them.
+"""
+
+import asyncio
+from base64 import urlsafe_b64encode
+from datetime import datetime
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from agentsvc.base import (
+    BadRequest,
+    InvalidRequest,
+    NotAllowed,
+    NotAuthenticated,
+    NotFound,
+    Secret,
+    monotonic,
+    new_id,
+    now,
+    parse_time,
+)
+from agentsvc.extension.conversations import Provider, check_repository
+from agentsvc.extension.git import Api, GitProviders, ProviderToken
+from agentsvc.extension.storage import Database, Queryable, Transaction, Vault
+
+from .host_calls import part_of
+
+_SMALLEST: Final = 2048
+_PAST_SECONDS: Final = 60
+"""How far the clock of GitHub may be behind."""
+_SECONDS: Final = 540
+"""GitHub takes at most ten minutes."""
+_LONGEST: Final = 3600.0
+_MARGIN: Final = 300.0
+_RENEWALS: Final = 60.0
+"""A token that is refused sooner after another one was is not to blame."""
+
+
+class GithubApp(msgspec.Struct, frozen=True, kw_only=True):
+    """An App as it is stored; `id` is that of its record, `app_id` what GitHub calls it."""
+
+    id: str
+    user_id: str
+    app_id: str
+    slug: str
+    host: str | None
+    sealed: bytes
+
+
+class AppKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """What of an App is a secret."""
+
+    private_key: str = ""
+    webhook_secret: str = ""
+
+
+class _Kept(msgspec.Struct, kw_only=True):
+    """A token for a repository, until a moment of the clock that never goes back."""
+
+    token: ProviderToken
+    until: float
+
+
+class GithubApps:
+    """Keeps the Apps of users, and lends the tokens of their repositories to the server."""
+
+    def __init__(self, db: Database, vault: Vault, git: GitProviders) -> None:
+        self._db = db
+        self._vault = vault
+        self._git = git
+        self._kept: dict[tuple[str, str], _Kept] = {}
+        self._renewed: dict[tuple[str, str], float] = {}
+
+    async def get(self, user_id: str) -> GithubApp:
+        """Return the App of a user; raises NotFound."""
+        found = await AppTable.find(self._db, user_id)
+        if found is None:
+            raise NotFound("There is no GitHub App")
+        return found
+
+    async def store(self, user_id: str, app_id: str, given: AppKeys, host: str | None) -> GithubApp:
+        """Make this the App of a user, if GitHub knows it by its key; what is not given stays.
+
+        Raises InvalidRequest for what is no key, NotAuthenticated for one that is not the App's, and as
+        the host's `Api`.
+        """
+        before = await AppTable.find(self._db, user_id)
+        known = self.keys_of(before) if before else AppKeys()
+        keys = AppKeys(
+            private_key=given.private_key or known.private_key,
+            webhook_secret=given.webhook_secret or known.webhook_secret,
+        )
+        made = GithubApp(
+            id=before.id if before else new_id(),
+            user_id=user_id,
+            app_id=app_id,
+            slug="",
+            host=host,
+            sealed=self._vault.seal(msgspec.json.encode(keys), _context(user_id)),
+        )
+        api = await self._api(made)
+        try:
+            slug = part_of((await api.call("GET", "/app")).value, "slug")
+        except NotAuthenticated as exc:
+            raise NotAuthenticated(f"GitHub knows no App `{app_id}` with this key") from exc
+        except NotFound as exc:
+            raise api.unavailable("it knows no Apps") from exc
+        if not slug:
+            raise api.unavailable("unexpected answer")
+        made = msgspec.structs.replace(made, slug=slug)
+        await self._db.write(lambda tx: AppTable.put(tx, made))
+        self._forget(user_id)
+        return await self.get(user_id)
+
+    async def delete(self, user_id: str) -> None:
+        """Forget the App of a user; raises NotFound."""
+        if not await self._db.write(lambda tx: AppTable.delete(tx, user_id)):
+            raise NotFound("There is no GitHub App")
+        self._forget(user_id)
+
+    async def lend(self, user_id: str, provider: Provider, repository: str) -> ProviderToken | None:
+        """Return the token for a repository, None for a user without an App; raises as `Api`."""
+        if provider is not Provider.GITHUB:
+            return None
+        app = await AppTable.find(self._db, user_id)
+        if app is None:
+            return None
+        kept = self._kept.get((user_id, repository))
+        if kept is None or kept.until <= monotonic():
+            kept = await self._fetch(app, repository)
+            self._kept[user_id, repository] = kept
+        return kept.token
+
+    def renew(self, user_id: str, repository: str, refused: ProviderToken) -> bool:
+        """Have a token replaced that was refused; False if it is no App's, or was replaced just now."""
+        key = (user_id, repository)
+        kept = self._kept.get(key)
+        if kept is not None and (kept.token != refused or not kept.until):
+            # Another call has seen to it.
+            return True
+        if kept is None or monotonic() < self._renewed.get(key, 0.0):
+            return False
+        kept.until, self._renewed[key] = 0.0, monotonic() + _RENEWALS
+        return True
+
+    def keys_of(self, app: GithubApp) -> AppKeys:
+        """Return what of an App is a secret."""
+        return _keys.decode(self._vault.unseal(app.sealed, _context(app.user_id)))
+
+    # Inside
+
+    async def _api(self, app: GithubApp) -> Api:
+        """Return the host's API as the App itself opens it."""
+        private_key = self.keys_of(app).private_key
+        text = await asyncio.to_thread(signed, app.app_id, private_key, now())
+        token = ProviderToken(token=Secret(text), host=app.host)
+        return await self._git.api(app.user_id, Provider.GITHUB, token)
+
+    async def _fetch(self, app: GithubApp, repository: str) -> _Kept:
+        """Get a token for one repository and no other."""
+        owner, name = check_repository(repository, Provider.GITHUB)
+        api = await self._api(app)
+        what = f"the GitHub App `{app.slug}`"
+        try:
+            place = f"/repos/{quote(owner)}/{quote(name)}/installation"
+            found = (await api.call("GET", place)).value
+            if part_of(found, "suspended_at"):
+                raise NotAllowed(f"The installation of {what} for `{owner}` is suspended")
+            path = f"/app/installations/{quote(part_of(found, 'id'), safe='')}/access_tokens"
+            made = (await api.call("POST", path, body={"repositories": [name]})).value
+        except NotAuthenticated as exc:
+            text = f"GitHub refuses the key of {what}: store a new one, and see that the clock is right"
+            raise NotAuthenticated(text) from exc
+        except (NotFound, BadRequest) as exc:
+            text = f"{what[0].upper()}{what[1:]} is not installed for `{repository}`"
+            raise NotFound(f"{text}, or that was renamed or deleted") from exc
+        token, expires_at = part_of(made, "token"), parse_time(part_of(made, "expires_at"))
+        if not token or expires_at is None:
+            raise api.unavailable("unexpected answer")
+        # The clock of this machine may be wrong.
+        seconds = min((expires_at - now()).total_seconds(), _LONGEST) - _MARGIN
+        lent = ProviderToken(token=Secret(token), host=app.host)
+        return _Kept(token=lent, until=monotonic() + max(seconds, 1.0))
+
+    def _forget(self, user_id: str) -> None:
+        for kept in (self._kept, self._renewed):
+            for key in [one for one in kept if one[0] == user_id]:
+                del kept[key]
+
+
+def signed(app_id: str, private_key: str, moment: datetime) -> str:
+    """Return what shows to GitHub for some minutes that one is an App. Takes a while."""
+    at = int(moment.timestamp())
+    claims = {"iat": at - _PAST_SECONDS, "exp": at + _SECONDS, "iss": app_id}
+    text = f"{_encoded({'alg': 'RS256', 'typ': 'JWT'})}.{_encoded(claims)}"
+    signature = _read_key(private_key).sign(text.encode(), PKCS1v15(), SHA256())
+    return f"{text}.{_in_base64(signature)}"
+
+
+def _read_key(text: str) -> RSAPrivateKey:
+    try:
+        key = load_pem_private_key(text.encode(), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, RSAPrivateKey) or key.key_size < _SMALLEST:
+        raise InvalidRequest(
+            f"This is no RSA key of at least {_SMALLEST} bits in PEM, without a password",
+            loc=("body", "private_key"),
+        )
+    return key
+
+
+def _encoded(value: Any) -> str:
+    return _in_base64(msgspec.json.encode(value))
+
+
+def _in_base64(value: bytes) -> str:
+    return urlsafe_b64encode(value).rstrip(b"=").decode()
+
+
+def _context(user_id: str) -> str:
+    return f"GitHub App of {user_id}"
+
+
+_keys = msgspec.json.Decoder(AppKeys)
+
+
+class AppTable:
+    """The SQL of GitHub Apps."""
+
+    @staticmethod
+    async def put(tx: Transaction, app: GithubApp) -> None:
+        """Store the App of a user in the place of another one, whose record it goes on with."""
+        sql = """
+            INSERT INTO plugin_automations_apps (id, user_id, app_id, slug, host, sealed, sealed_as)
+            VALUES (:id, :user_id, :app_id, :slug, :host, :sealed, :sealed_as)
+            ON CONFLICT (user_id) DO UPDATE
+            SET app_id = excluded.app_id, slug = excluded.slug, host = excluded.host,
+                sealed = excluded.sealed
+        """
+        sealed_as = _context(app.user_id)
+        await tx.run(sql, {**msgspec.structs.asdict(app), "sealed_as": sealed_as})
+
+    @staticmethod
+    async def delete(tx: Transaction, user_id: str) -> bool:
+        """Delete the App of a user, if there is one."""
+        sql = "DELETE FROM plugin_automations_apps WHERE user_id = :user_id"
+        return await tx.run(sql, {"user_id": user_id}) == 1
+
+    @staticmethod
+    async def find(source: Queryable, name: str) -> GithubApp | None:
+        """Return an App by the id of its record, or that of its user."""
+        sql = """
+            SELECT id, user_id, app_id, slug, host, sealed
+            FROM plugin_automations_apps
+            WHERE id = :name OR user_id = :name
+        """
+        row = await source.one(sql, {"name": name})
+        return msgspec.convert(dict(row), GithubApp) if row else None
