@@ -89,6 +89,7 @@ def show(automation: str, *, as_json: bool, server: ServerChoice) -> None:
 @click.argument("file", metavar="[FILE]", required=False, type=_FILE)
 @click.option("--name", metavar="NAME", help="What it is called.")
 @click.option("--prompt", metavar="TEXT", help="What the agent is told.")
+@click.option("--command", "task", metavar="TEXT", help="What a shell runs instead of an agent.")
 @click.option("--cron", metavar="SCHEDULE", help="Run at times of the clock.")
 @click.option("--timezone", metavar="ZONE", help="Time zone of --cron; otherwise UTC.")
 @click.option("--at", metavar="TIME", help="Run once, at a time in ISO 8601.")
@@ -269,6 +270,7 @@ def _body(
     *,
     name: str | None,
     prompt: str | None,
+    task: str | None,
     cron: str | None,
     timezone: str | None,
     at: str | None,
@@ -292,7 +294,7 @@ def _body(
         trigger = {"type": "once", "at": at}
     elif webhook:
         trigger = {"type": "webhook"}
-    given = {"name": name, "prompt": prompt, "model": model}
+    given = {"name": name, "prompt": prompt, "command": task, "model": model}
     whole = {**body, "trigger": trigger, **{key: one for key, one in given.items() if one}}
     if repository:
         known = (body.get("repos") or [{}])[0].get("provider")
@@ -300,7 +302,8 @@ def _body(
         whole["repos"] = [{name: text for name, text in place.items() if text}]
     if disabled:
         whole["enabled"] = False
-    if missing := [f"--{key}" for key in ("name", "prompt") if key not in whole]:
+    needed = ("name",) if "command" in whole else ("name", "prompt")
+    if missing := [f"--{key}" for key in needed if key not in whole]:
         raise click.UsageError(f"missing: {' and '.join(missing)}")
     return whole
 

@@ -21,6 +21,9 @@ _FAILURES: Final = {
     ExecutionStatus.STUCK: "The agent has repeated itself and was stopped",
 }
 AT_WORK: Final = (ExecutionStatus.RUNNING, ExecutionStatus.WAITING_FOR_CONFIRMATION)
+_STOP: Final = 'kill -TERM -- "-$(cat "$HOME/.agentsvc-run-{id}/pid")"'
+"""Ends what `plain_command` has begun."""
+_STOP_SECONDS: Final = 10.0
 _LONGEST: Final = 2000
 """Characters of what is kept of a result, or a reason."""
 
@@ -154,3 +157,7 @@ async def halt(conversations: Conversations, run: Run) -> None:
         # What does not run, or cannot be reached, is as good as stopped.
         with contextlib.suppress(AgentsvcError):
             await conversations.interrupt(run.user_id, run.conversation_id)
+        if view.execution_status not in AT_WORK:
+            with contextlib.suppress(AgentsvcError):
+                agent = conversations.require_agent(view)
+                await agent.run_command(_STOP.format(id=run.id), time_limit=_STOP_SECONDS)

@@ -23,6 +23,7 @@ from agentsvc.extension.storage import Transaction
 
 from .ending import AT_WORK, Verdict, halt, judge, settle
 from .model import Run, RunStatus
+from .plain_command import Commands
 from .publication import Publisher
 from .table import AutomationTable, RunTable
 from .work_table import WorkTable
@@ -73,6 +74,7 @@ class Follower:
         self._events = server.events
         self._supervisor = server.supervisor
         self._publisher = publisher
+        self._commands = Commands(server)
         self._on_end = on_end
         self._watched: set[str] = set()
         """The conversations of runs that go on."""
@@ -137,6 +139,8 @@ class Follower:
             work = await WorkTable.of_conversation(self._db, view.conversation.id)
             if work is not None:
                 self._publisher.begun(work)
+            else:
+                await self._commands.watch(run, view, self._end)
             await self._hold_time(run, view)
         elif timedelta(0) <= now() - view.conversation.updated_at < _REST:
             self._look_at(view.conversation.id)

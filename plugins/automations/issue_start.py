@@ -127,7 +127,7 @@ class IssueStarter:
         comments = [one for one in comments if not one["text"].startswith(OWN)]
         said = [{"author": one["author"], "text": one["text"]} for one in comments]
         told: dict[str, Any] = {"issue": {**issue, "body": issue["text"], "comments": said}}
-        text = fill(definition.prompt, told, run.due_at) + _RULES.format(base=head.branch)
+        text = fill(definition.prompt or "", told, run.due_at) + _RULES.format(base=head.branch)
         work = Work(
             id=run.id,
             automation_id=automation.id,

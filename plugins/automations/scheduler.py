@@ -244,10 +244,13 @@ class Scheduler:
     def _order_of(self, automation: Automation, run: Run, plain: bytes | None) -> StartOrder:
         definition = automation.definition
         payload = msgspec.json.decode(plain) if plain is not None else None
-        text = fill(definition.prompt, payload, run.due_at)
+        message = None
+        if definition.prompt is not None:
+            text = fill(definition.prompt, payload, run.due_at)
+            message = Message(content=(Content(kind=ContentKind.TEXT, text=text),))
         repository = definition.repos[0] if definition.repos else None
         return StartOrder(
-            initial_message=Message(content=(Content(kind=ContentKind.TEXT, text=text),)),
+            initial_message=message,
             llm_profile=definition.model,
             repository=(repository.url or None) if repository else None,
             branch=(repository.ref or None) if repository else None,

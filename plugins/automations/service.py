@@ -344,7 +344,9 @@ def check_definition(
     definition: Definition, moment: datetime, *, may_be_past: bool = False
 ) -> datetime | None:
     """Return when an automation is due first; raises InvalidRequest for one that cannot be."""
-    check_prompt(definition.prompt)
+    if (definition.prompt is None) == (definition.command is None):
+        raise InvalidRequest("The task is either a `prompt` or a `command`", loc=("body", "prompt"))
+    check_prompt(definition.prompt or "")
     for repository in definition.repos or []:
         place = ("body", "repos", 0, "url")
         refuse_credentials(repository.url, loc=place)
@@ -362,6 +364,8 @@ def check_definition(
 
 def _check_git(definition: Definition) -> None:
     repository = definition.repos[0] if definition.repos else None
+    if definition.command is not None:
+        raise InvalidRequest("With a trigger `git`, an agent works", loc=("body", "command"))
     if repository is None or "://" in repository.url or repository.provider not in HOSTS:
         raise InvalidRequest(
             "A trigger `git` needs one repository as `owner/name`, and its `provider`: "

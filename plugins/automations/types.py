@@ -60,8 +60,10 @@ class AutomationUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """What it is called; left out: unchanged"""
     description: Description | UnsetType | None = UNSET
     """What it is for; null: nothing, left out: unchanged"""
-    prompt: Prompt | UnsetType = UNSET
-    """What the agent is told; left out: unchanged"""
+    prompt: Prompt | UnsetType | None = UNSET
+    """What the agent is told; null: nothing, left out: unchanged"""
+    command: Prompt | UnsetType | None = UNSET
+    """What a shell runs in the place of an agent; null: an agent works, left out: unchanged"""
     trigger: Trigger | UnsetType = UNSET
     """What starts runs; left out: unchanged. A webhook that is new has no secret until one is made
     with `rotate-secret`"""

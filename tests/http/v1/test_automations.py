@@ -47,11 +47,15 @@ async def runs(client: Client, automation_id: str) -> list[dict[str, Any]]:
 
 
 async def wait_for_runs(
-    client: Client, automation_id: str, is_enough: Callable[[list[dict[str, Any]]], bool]
+    client: Client,
+    automation_id: str,
+    is_enough: Callable[[list[dict[str, Any]]], bool],
+    *,
+    seconds: float = 8,
 ) -> list[dict[str, Any]]:
     seen: list[dict[str, Any]] = []
     try:
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(seconds):
             while True:
                 seen = await runs(client, automation_id)
                 if is_enough(seen):
@@ -88,6 +92,54 @@ async def test_a_run_is_a_conversation_and_tells_how_it_ended(
     await client.wait_for_conversation(
         conversation["id"], lambda one: bool(one["sandbox_status"] == "MISSING")
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "shown"),
+    [
+        ("0\nAll is well\n", "COMPLETED", (None, "exit code 0\nAll is well\n")),
+        (
+            "3\nBroken",
+            "FAILED",
+            ("The command has ended with exit code 3\nBroken", "exit code 3\nBroken"),
+        ),
+        ("lost\n", "FAILED", ("The command was ended", None)),
+    ],
+)
+async def test_the_task_may_be_a_command_whose_end_is_the_result(
+    client: Client, fake_agent: TroubledAgent, said: str, status: str, shown: tuple[str, str]
+) -> None:
+    fake_agent.on_command("agentsvc-run", CommandResult(exit_code=0, stdout=said, stderr=""))
+    await client.save_settings()
+    made = await create(client, soon(), prompt=None, command="make test")
+    [run] = await wait_for_runs(client, made["id"], are(status))
+    assert (run["error_detail"], run["result"]) == shown
+    [sandbox] = fake_agent.sandboxes.values()
+    [sent] = [one for one in sandbox.commands if "agentsvc-run" in one]
+    assert "'make test'" in sent
+    # No agent has done anything.
+    conversation = await client.conversation(run["conversation_id"])
+    assert conversation["execution_status"] in ("idle", None)
+
+
+async def test_a_command_that_goes_on_is_asked_again_and_stopped_in_time(
+    client: Client, fake_agent: TroubledAgent, service: Service
+) -> None:
+    fake_agent.on_command(
+        "agentsvc-run", CommandResult(exit_code=0, stdout="running\n", stderr=""), seconds=0.2
+    )
+    await client.save_settings()
+    made = await create(client, {"type": "manual"}, prompt=None, command="sleep 9", timeout=2)
+    await client.post(f"{BASE}/{made['id']}/dispatch")
+    await wait_for_runs(client, made["id"], are("RUNNING"))
+    await service.restart()
+    [run] = await wait_for_runs(client, made["id"], are("FAILED"))
+    assert "longer than" in run["error_detail"]
+    [sandbox] = fake_agent.sandboxes.values()
+    assert any(one.startswith("kill -TERM") for one in sandbox.commands)
+    wrong = {"name": "a", "trigger": {"type": "manual"}}
+    for task in ({}, {"prompt": "a", "command": "b"}, {"command": ""}):
+        assert (await client.post(BASE, json={**wrong, **task})).status == 422
 
 
 async def test_a_run_that_was_due_while_the_server_was_down_is_made_once(

@@ -1,6 +1,10 @@
 """Prompts that are filled in, and what becomes of due times that were missed."""
 
+import os
+import shlex
+import subprocess
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,6 +14,7 @@ from tests.plugin_loading import part
 
 if TYPE_CHECKING:
     from automations.model import Definition, ManualTrigger, Missed, WebhookTrigger
+    from automations.plain_command import LOOK
     from automations.prompt import LONGEST, fill
     from automations.scheduler import choose
     from automations.service import is_wanted
@@ -18,6 +23,7 @@ else:
     Definition, ManualTrigger, Missed = model.Definition, model.ManualTrigger, model.Missed
     LONGEST, fill = prompt.LONGEST, prompt.fill
     WebhookTrigger = model.WebhookTrigger
+    LOOK = part("automations.plain_command").LOOK
     choose = part("automations.scheduler").choose
     is_wanted = part("automations.service").is_wanted
 
@@ -117,3 +123,25 @@ def test_a_delivery_counts_if_its_kind_and_values_are_asked_for(
     trigger: dict[str, Any], headers: dict[str, str], payload: Any, is_expected: bool
 ) -> None:
     assert is_wanted(WebhookTrigger(**trigger), headers, payload) is is_expected
+
+
+def look(home: Path, command: str) -> list[str]:
+    script = LOOK.format(id="7", command=shlex.quote(command), place=str(home), shown=100)
+    environment = {"HOME": str(home), "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        ["/bin/sh", "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    return done.stdout.splitlines()
+
+
+def test_a_command_is_begun_once_and_its_end_is_told_each_time(tmp_path: Path) -> None:
+    command = "echo begun >>log; printf '%s\n' \"it's\" done; exit 3"
+    for _ in range(3):
+        assert look(tmp_path, command) == ["3", "it's", "done"]
+    assert (tmp_path / "log").read_text() == "begun\n"
+
+
+def test_a_command_that_was_killed_is_lost_and_is_not_begun_again(tmp_path: Path) -> None:
+    command = "echo begun >>log; kill -9 0"
+    assert [look(tmp_path, command)[0] for _ in range(2)] == ["lost", "lost"]
+    assert (tmp_path / "log").read_text() == "begun\n"

@@ -73,7 +73,7 @@ function toOrder(form, was = {}) {
   const trigger = { ...(was.trigger?.type === form.type ? was.trigger : {}), type: form.type, ...toTrigger(form) };
   const repository = { url: form.url.trim(), ref: form.ref.trim() || null, provider: form.provider || null };
   const limits = Object.fromEntries(LIMITS.map(([name, label]) => [name, toNumber(label, form[name])]));
-  return { name: form.name.trim(), prompt: form.prompt, trigger, repos: repository.url ? [repository] : null, ...limits };
+  return { name: form.name.trim(), prompt: form.prompt || null, trigger, repos: repository.url ? [repository] : null, ...limits };
 }
 
 function Fields({ form, field }) {
