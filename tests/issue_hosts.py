@@ -49,6 +49,8 @@ class IssueHost:
         self.failed_checks: list[str] = []
         self.fail: list[web.Response] = []
         self.lose_answers = 0
+        self.trouble = ""
+        """`renamed`, `deleted`, `revoked`, `down`, `busy`, or a text that is answered to everything."""
         self.requests: list[str] = []
         self.unexpected: list[str] = []
         self._runner: web.AppRunner | None = None
@@ -252,7 +254,28 @@ class IssueHost:
 
     # Requests
 
+    def _troubled(self, request: web.Request) -> web.Response | None:
+        match self.trouble:
+            case "renamed" if "demo" in request.rel_url.raw_path:
+                moved = str(request.rel_url).replace("demo", "renamed")
+                return web.Response(status=301, headers={"Location": self.url + moved})
+            case "" | "renamed":
+                return None
+            case "deleted" | "revoked":
+                status = 404 if self.trouble == "deleted" else 401
+                return web.json_response({"message": self.trouble}, status=status)
+            case "down":
+                assert request.transport is not None
+                request.transport.abort()
+                return web.Response()
+            case "busy":
+                return web.Response(status=429, headers={"Retry-After": "120"})
+            case text:
+                return web.Response(text=text, content_type="application/json")
+
     async def _serve_git(self, request: web.Request) -> web.StreamResponse:
+        if (troubled := self._troubled(request)) is not None:
+            return troubled
         assert self._session is not None
         url = f"http://{self.git.host}{request.raw_path}"
         headers = {name: value for name, value in request.headers.items() if name != "Host"}
@@ -271,6 +294,9 @@ class IssueHost:
         self.requests.append(f"{request.method} {path}")
         if self.fail:
             return self.fail.pop(0)
+        if (troubled := self._troubled(request)) is not None:
+            return troubled
+        path = path.replace("renamed", "demo")
         if not self.lets_in(request.headers.get("Authorization", "")):
             return web.json_response({"message": "Bad credentials"}, status=401)
         body = await request.json() if request.can_read_body else {}

@@ -203,7 +203,8 @@ class Checkout:
             case 0:
                 return refused(provider)
             case 1:
-                return NotFound(f"There is no such repository at `{provider.value}` any more")
+                text = f"There is no such repository at `{provider.value}`: renamed, deleted, or hidden"
+                return NotFound(text)
             case 2:
                 return NotFound("The commit is not in the repository any more")
             case 3:

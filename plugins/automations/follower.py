@@ -21,6 +21,7 @@ from agentsvc.extension.conversations import (
 from agentsvc.extension.server import Notice, SandboxStatus, Server, Subject
 from agentsvc.extension.storage import Transaction
 
+from .clock import ClockWatch
 from .ending import AT_WORK, Verdict, halt, judge, settle
 from .model import Run, RunStatus
 from .plain_command import Commands
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 SWEEP_SECONDS: Final = 10.0
 """How often all runs are looked at, whatever was announced."""
 
+_JUMP_SECONDS: Final = 2.0
 DISABLED_CODE: Final = "AutomationDisabled"
 
 _REST: Final = timedelta(seconds=1)
@@ -75,6 +77,7 @@ class Follower:
         self._supervisor = server.supervisor
         self._publisher = publisher
         self._commands = Commands(server)
+        self._clock = ClockWatch()
         self._on_end = on_end
         self._watched: set[str] = set()
         """The conversations of runs that go on."""
@@ -102,6 +105,7 @@ class Follower:
                 async with asyncio.timeout(min(max(0.0, seconds), SWEEP_SECONDS)):
                     await self._news.wait()
         self._news.clear()
+        await self._keep_time()
         changed, self._changed = self._changed, set()
         seconds = (self._sweep_at - now()).total_seconds() if self._sweep_at else 0.0
         # The clock may have been put back.
@@ -123,6 +127,18 @@ class Follower:
                     # It is looked at again, and others meanwhile.
                     extra = {"run_id": run.id, "reason": exc.message}
                     log.warning("run of an automation not followed", extra=extra)
+
+    async def _keep_time(self) -> None:
+        """Let agents have the time they were given where the clock was changed meanwhile."""
+        jump = self._clock.jump() or 0.0
+        if abs(jump) < _JUMP_SECONDS:
+            return
+        log.warning("the clock was changed", extra={"seconds": round(jump)})
+        for run in await RunTable.running(self._db):
+            if run.timeout_at is not None:
+                moved = run.timeout_at + timedelta(seconds=jump)
+                timed = msgspec.structs.replace(run, timeout_at=moved)
+                await self._db.write(partial(RunTable.change, run=timed, since=run.status))
 
     def _look_at(self, conversation_id: str) -> None:
         self._changed.add(conversation_id)

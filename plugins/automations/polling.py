@@ -8,16 +8,20 @@ import asyncio
 import logging
 from datetime import datetime, timedelta
 
-from agentsvc.base import AgentsvcError, now, parse_time
-from agentsvc.extension.server import Server
+import msgspec
 
+from agentsvc.base import AgentsvcError, new_id, now, parse_time
+from agentsvc.extension.server import Server
+from agentsvc.extension.storage import Transaction
+
+from .ending import ended
 from .host_calls import HostCalls, Thing
 from .host_events import HostEvent, events_of_issue, wanted
 from .hosts import Kind
-from .issue_hosts import IssueHosts, wait_of
-from .model import Automation, GitTrigger, Work
-from .service import Automations
-from .table import AutomationTable
+from .issue_hosts import PASSING, IssueHosts, wait_of
+from .model import Automation, GitTrigger, RunStatus, Source, Work
+from .service import Automations, new_run
+from .table import AutomationTable, RunTable
 from .work_table import Poll, PollTable, WorkTable
 
 log = logging.getLogger(__name__)
@@ -49,11 +53,23 @@ class Poller:
         try:
             after = await self._ask(automation, trigger, poll)
         except AgentsvcError as exc:
-            extra = {"automation_id": automation.id, "reason": exc.message}
-            log.warning("git host not asked for changes", extra=extra)
+            if exc.message != poll.trouble:
+                extra = {"automation_id": automation.id, "reason": exc.message}
+                log.warning("git host not asked for changes", extra=extra)
+            if not isinstance(exc, PASSING):
+                after = msgspec.structs.replace(poll, trouble=exc.message)
             seconds = max(seconds, wait_of(exc))
         due_at = now() + timedelta(seconds=seconds)
-        await self._db.write(lambda tx: PollTable.store(tx, after, due_at))
+
+        async def store(tx: Transaction) -> None:
+            await PollTable.store(tx, after, due_at)
+            if after.trouble and after.trouble != poll.trouble:
+                # Nobody is told otherwise: nothing that could fail has begun.
+                run = new_run(automation, key=f"poll:{new_id()}", source=Source.SCHEDULE)
+                told = f"The host was asked for changes: {after.trouble}"
+                await RunTable.insert(tx, ended(run, RunStatus.FAILED, detail=told))
+
+        await self._db.write(store)
 
     async def _ask(self, automation: Automation, trigger: GitTrigger, poll: Poll) -> Poll:
         events: list[HostEvent] = []

@@ -37,6 +37,7 @@ from agentsvc.extension.conversations import Trigger as StartTrigger
 from agentsvc.extension.server import Server
 from agentsvc.extension.storage import Transaction
 
+from .clock import ClockWatch, bring_back
 from .cron import parse_cron
 from .ending import Verdict, disabled, ended, halt, settle
 from .issue_hosts import PASSING, PATIENCE, wait_of
@@ -94,10 +95,14 @@ class Scheduler:
         """The runs whose git hosts are being asked; others do not wait for that."""
         self._on_begin = on_begin
         self._wake = wake
+        self._clock = ClockWatch()
 
     async def look(self) -> None:
         """Do what is due, then wait until there may be more to do; call it again and again."""
         self._wake.clear()
+        jump = self._clock.jump()
+        if jump is None or jump < -1:
+            await self._db.write(lambda tx: bring_back(tx, now()))
         while await self._make_runs():
             pass
         # What falls due from here on is waited for.

@@ -116,6 +116,7 @@ MIGRATIONS: Final = (
         sealed BLOB NOT NULL,
         sealed_as TEXT NOT NULL
     ) STRICT;
+    ALTER TABLE plugin_automations_polls ADD COLUMN trouble TEXT NOT NULL DEFAULT '';
     """,
 )
 
@@ -274,6 +275,18 @@ class AutomationTable:
         )
         params = {"now": to_stored(now), "limit": limit}
         return [_to_automation(row) for row in await source.all(sql, params)]
+
+    @staticmethod
+    async def waiting(source: Queryable, now: datetime) -> list[Automation]:
+        """Return the automations with a schedule whose time has not come."""
+        sql = (
+            _AUTOMATION
+            + """
+            WHERE is_enabled AND next_at IS NOT NULL AND next_at > :now
+              AND json_extract(definition, '$.trigger.type') = 'cron'
+        """
+        )
+        return [_to_automation(row) for row in await source.all(sql, {"now": to_stored(now)})]
 
     @staticmethod
     async def next_at(source: Queryable) -> datetime | None:

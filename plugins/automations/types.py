@@ -251,7 +251,8 @@ def from_run(run: Run) -> AutomationRun:
     """Return what is shown of a run."""
     duration = None
     if run.started_at is not None and run.completed_at is not None:
-        duration = round((run.completed_at - run.started_at).total_seconds(), 3)
+        # The clock may have been put back.
+        duration = max(0.0, round((run.completed_at - run.started_at).total_seconds(), 3))
     return AutomationRun(
         id=run.id,
         automation_id=run.automation_id,

@@ -25,6 +25,8 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
     automation_id: str
     since: str
     etag: str
+    trouble: str = ""
+    """Why it could not be asked, as its user was told; empty if it could."""
 
 
 class WorkTable:
@@ -124,7 +126,7 @@ class PollTable:
     async def due(source: Queryable, now: datetime) -> list[Poll]:
         """Return the automations whose hosts are to be asked, with how far they were."""
         sql = """
-            SELECT a.id, a.created_at, p.since, p.etag
+            SELECT a.id, a.created_at, p.since, p.etag, p.trouble
             FROM plugin_automations_automations AS a
             LEFT JOIN plugin_automations_polls AS p ON p.automation_id = a.id
             WHERE a.is_enabled
@@ -137,6 +139,7 @@ class PollTable:
                 automation_id=row["id"],
                 since=row["since"] or f"{row['created_at'][:19]}Z",
                 etag=row["etag"] or "",
+                trouble=row["trouble"] or "",
             )
             for row in rows
         ]
@@ -145,11 +148,12 @@ class PollTable:
     async def store(tx: Transaction, poll: Poll, due_at: datetime) -> None:
         """Store how far a host was asked, and when it is asked next."""
         sql = """
-            INSERT INTO plugin_automations_polls (automation_id, since, etag, due_at)
-            SELECT id, :since, :etag, :due_at
+            INSERT INTO plugin_automations_polls (automation_id, since, etag, due_at, trouble)
+            SELECT id, :since, :etag, :due_at, :trouble
             FROM plugin_automations_automations WHERE id = :automation_id
             ON CONFLICT (automation_id) DO UPDATE
-            SET since = excluded.since, etag = excluded.etag, due_at = excluded.due_at
+            SET since = excluded.since, etag = excluded.etag, due_at = excluded.due_at,
+                trouble = excluded.trouble
         """
         await tx.run(sql, {**msgspec.structs.asdict(poll), "due_at": to_stored(due_at)})
 

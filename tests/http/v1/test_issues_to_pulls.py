@@ -361,25 +361,55 @@ async def test_a_host_that_wants_rest_is_left_alone_and_a_revoked_token_is_told(
     assert "Invalid token" in run["error_detail"]
 
 
+@pytest.mark.parametrize("host", ALL, indirect=True)
 @pytest.mark.parametrize(
-    ("answer", "status", "why"),
+    ("trouble", "status", "why"),
     [
-        (web.Response(status=404), "FAILED", "Not found at the git provider"),
-        (web.Response(status=403), "FAILED", "does not allow this"),
-        (web.Response(status=503), "PENDING", "cannot be asked"),
-        (web.Response(text="<html>"), "PENDING", "cannot be asked"),
-        (web.Response(text="[7]"), "PENDING", "cannot be asked"),
+        ("renamed", "FAILED", "renamed, deleted, or hidden"),
+        ("deleted", "FAILED", "Not found at the git provider"),
+        ("revoked", "FAILED", "Invalid token"),
+        ("down", "PENDING", "cannot be asked"),
+        ("busy", "PENDING", "wants fewer requests"),
+        ("<html>", "PENDING", "cannot be asked"),
+        ("[7]", "PENDING", "cannot be asked"),
+        ("{}", "SKIPPED", "may not write"),
     ],
 )
 async def test_what_a_host_answers_instead_is_told(
-    client: Client, host: IssueHost, answer: web.Response, status: str, why: str
+    client: Client, host: IssueHost, trouble: str, status: str, why: str
 ) -> None:
     loop = await open_loop(client, host)
-    host.fail = [answer]
-    await loop.deliver("said", comment=host.say(f"@{BOT} please", "ada"))
+    comment = host.say(f"@{BOT} please", "ada")
+    host.trouble = trouble
+    await loop.deliver("said", comment=comment)
     [run] = await loop.wait_until(lambda seen: bool(seen and seen[0]["error_detail"]))
-    assert run["status"] == status
+    assert run["status"] == status, run
     assert why in run["error_detail"]
+    asked = len(host.requests)
+    await asyncio.sleep(0.5)
+    assert len(host.requests) == asked
+    assert (host.pulls, host.own_comments()) == ([], [])
+
+
+@pytest.mark.parametrize("host", ALL, indirect=True)
+@pytest.mark.parametrize("trouble", ["revoked", "deleted"])
+async def test_a_host_that_cannot_be_asked_any_more_is_told_of_once(
+    client: Client, host: IssueHost, service: Service, trouble: str
+) -> None:
+    loop = await open_loop(client, host, poll_seconds=10)
+    host.trouble = trouble
+    [run] = await loop.wait_until(bool)
+    assert run["status"] == "FAILED"
+    assert "The host was asked for changes: " in run["error_detail"]
+    for _ in range(2):
+        host.requests.clear()
+        await service.restart()
+        await eventually(lambda: host.requests != [])
+    assert len(await loop.runs()) == 1
+    host.trouble = ""
+    host.say(f"@{BOT} please", "eve")
+    await service.restart()
+    await loop.wait("SKIPPED", "FAILED")
 
 
 @pytest.mark.parametrize(
