@@ -39,6 +39,8 @@ class IssueHost:
 
     def __init__(self, kind: str, root: Path) -> None:
         self.kind = kind
+        self.name = REPOSITORY
+        """What deliveries call the repository."""
         self.git = GitServer(root, Secret(GOOD))
         self.writers = {"ada"}
         self.issue: Json = {"title": "It breaks", "text": "On Mondays", "labels": [], "at": 1}
@@ -63,7 +65,7 @@ class IssueHost:
         await self.git.add_repository(REPOSITORY, {"README.md": "Hello"})
         self._session = aiohttp.ClientSession(auto_decompress=False)
         app = web.Application(client_max_size=64 * 1024 * 1024)
-        app.router.add_route("*", "/octo/{path:.*}", self._serve_git)
+        app.router.add_route("*", "/octo/{path:.*}", self.serve_git)
         app.router.add_route("*", "/{path:.*}", self.handle)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -123,7 +125,11 @@ class IssueHost:
     def _github_labelled(self, by: str) -> tuple[str, Json]:
         label = self.issue["labels"][-1]
         body = {"action": "labeled", "label": {"name": label}, "sender": {"login": by}}
-        return "issues", {**body, "issue": self._issue(), "repository": {"full_name": "Octo/demo"}}
+        return "issues", {
+            **body,
+            "issue": self._issue(),
+            "repository": {"full_name": self.name.title()},
+        }
 
     def _github_said(self, comment: Json, *, on_pull: bool = False) -> tuple[str, Json]:
         issue = {"number": 8, "pull_request": {"url": "x"}} if on_pull else self._issue()
@@ -132,7 +138,7 @@ class IssueHost:
             "issue": issue,
             "comment": self._comment(comment),
             "sender": {"login": comment["by"]},
-            "repository": {"full_name": REPOSITORY},
+            "repository": {"full_name": self.name},
         }
 
     def _github_reviewed(self, comment: Json) -> tuple[str, Json]:
@@ -273,7 +279,7 @@ class IssueHost:
             case text:
                 return web.Response(text=text, content_type="application/json")
 
-    async def _serve_git(self, request: web.Request) -> web.StreamResponse:
+    async def serve_git(self, request: web.Request) -> web.StreamResponse:
         if (troubled := self._troubled(request)) is not None:
             return troubled
         assert self._session is not None

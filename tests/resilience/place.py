@@ -87,11 +87,11 @@ def _to_secret(kind: type, text: Any) -> Any:
 
 @asynccontextmanager
 async def open_place(
-    scripts: dict[str, Script] | None = None,
+    scripts: dict[str, Script] | None = None, agent: FakeAgent | None = None
 ) -> AsyncIterator[Place]:
     """Give a place with an agent; both end with it."""
-    async with FakeAgent(scripts=scripts) as agent:
-        place = Place(agent)
+    async with agent or FakeAgent(scripts=scripts) as opened:
+        place = Place(opened)
         runner = await place.serve()
         try:
             yield place

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.base.values import monotonic
+from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.llm import Script, ScriptedModel
 from tests.http.v1.streaming import Feeder
 from tests.live.client import PATIENCE
@@ -137,12 +138,13 @@ async def serving(
     config: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
     scripts: dict[str, Script] | None = None,
+    agent: FakeAgent | None = None,
     launcher: Sequence[str] = (),
     is_started: bool = True,
 ) -> AsyncIterator[Server]:
     """Give a server on new data, started unless said otherwise; all of it ends with it."""
     directory.mkdir(exist_ok=True)  # noqa: ASYNC240  # a moment
-    async with open_place(scripts) as place:
+    async with open_place(scripts, agent) as place:
         installation = Installation(
             directory,
             ScriptedModel(port=9),  # never asked

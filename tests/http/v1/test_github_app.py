@@ -19,8 +19,9 @@ from joserfc.jwk import RSAKey
 
 from agentsvc.config.data_directory import DataDirectory
 from agentsvc.storage.installation import change_master_key
+from tests.committing_agent import CommittingAgent
 from tests.github_app_host import APP, HOOK, SLUG, AppHost
-from tests.http.v1.test_issues_to_pulls import BASE, CommittingAgent, Loop, fake_agent, make_loop
+from tests.http.v1.test_issues_to_pulls import BASE, Loop, fake_agent, make_loop
 from tests.service import Answer, Client, Service
 
 __all__ = ["fake_agent"]

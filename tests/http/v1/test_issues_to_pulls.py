@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -11,61 +10,18 @@ import pytest
 from aiohttp import web
 
 from agentsvc.agentserver.responses import CommandResult
-from agentsvc.testing.git import run_git
 from agentsvc.testing.llm import finish, make_playbook
+from tests.committing_agent import CommittingAgent
 from tests.issue_hosts import BOT, GOOD, IssueHost
 from tests.service import Answer, Client, Service
-from tests.troubles import TroubledAgent, eventually
+from tests.troubles import eventually
 
 BASE = "/api/automation/v1"
 ALL = ("github", "gitlab", "forgejo", "bitbucket")
-IDENTITY = ("-c", "user.name=Agent", "-c", "user.email=agent@example.com")
 PROMPT = "Mend {{payload.issue.title}}: {{payload.issue.body}} {{payload.issue.comments}}"
 type Json = dict[str, Any]
 
 pytestmark = pytest.mark.timeout(60)
-
-
-class CommittingAgent(TroubledAgent):
-    """An agent server whose agent has committed files, in a clone of what the sandbox was given."""
-
-    def __init__(self, room: Path) -> None:
-        super().__init__()
-        self._clone = room / "clone"
-        self.files: Json = {}
-        self.on_command("bundle create", CommandResult(exit_code=0, stdout="", stderr=""))
-
-    async def get_download(self, request: web.Request) -> web.Response:
-        if not request.query["path"].endswith("agentsvc.bundle"):
-            return await super().get_download(request)
-        if not self._clone.exists():
-            await self._unpack()
-        files, self.files = self.files, {}
-        for name, text in files.items():
-            path = self._clone / name
-            await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
-            await asyncio.to_thread(path.write_text, text)
-        if files:
-            await run_git("add", "--all", cwd=self._clone)
-            await run_git(*IDENTITY, "commit", "--quiet", "-m", "Work", cwd=self._clone)
-        bundle = self._clone.with_suffix(".bundle")
-        await run_git("bundle", "create", str(bundle), "HEAD", "^base", cwd=self._clone)
-        return web.Response(body=await asyncio.to_thread(bundle.read_bytes))
-
-    async def _unpack(self) -> None:
-        [packed] = [
-            data
-            for sandbox in self.sandboxes.values()
-            for name, data in sandbox.files.items()
-            if name.endswith(".pack.tar")
-        ]
-        file = self._clone.with_suffix(".tar")
-        await asyncio.to_thread(file.write_bytes, packed)
-        await run_git("init", "--quiet", str(self._clone))
-        await asyncio.to_thread(shutil.unpack_archive, file, self._clone / ".git", filter="data")
-        base = (await asyncio.to_thread((self._clone / ".git/shallow").read_text)).strip()
-        await run_git("tag", "base", base, cwd=self._clone)
-        await run_git("checkout", "--quiet", "base", cwd=self._clone)
 
 
 @pytest.fixture
