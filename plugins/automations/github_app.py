@@ -69,6 +69,8 @@ class _Kept(msgspec.Struct, kw_only=True):
 
     token: ProviderToken
     until: float
+    sealed: bytes
+    """What the App had when it was given: another key, or another App, gets another one."""
 
 
 class GithubApps:
@@ -119,24 +121,22 @@ class GithubApps:
             raise api.unavailable("unexpected answer")
         made = msgspec.structs.replace(made, slug=slug)
         await self._db.write(lambda tx: AppTable.put(tx, made))
-        self._forget(user_id)
         return await self.get(user_id)
 
     async def delete(self, user_id: str) -> None:
         """Forget the App of a user; raises NotFound."""
         if not await self._db.write(lambda tx: AppTable.delete(tx, user_id)):
             raise NotFound("There is no GitHub App")
-        self._forget(user_id)
 
     async def lend(self, user_id: str, provider: Provider, repository: str) -> ProviderToken | None:
         """Return the token for a repository, None for a user without an App; raises as `Api`."""
-        if provider is not Provider.GITHUB:
+        if provider is not Provider.GITHUB or "://" in repository:
             return None
         app = await AppTable.find(self._db, user_id)
         if app is None:
             return None
         kept = self._kept.get((user_id, repository))
-        if kept is None or kept.until <= monotonic():
+        if kept is None or kept.until <= monotonic() or kept.sealed != app.sealed:
             kept = await self._fetch(app, repository)
             self._kept[user_id, repository] = kept
         return kept.token
@@ -190,12 +190,7 @@ class GithubApps:
         # The clock of this machine may be wrong.
         seconds = min((expires_at - now()).total_seconds(), _LONGEST) - _MARGIN
         lent = ProviderToken(token=Secret(token), host=app.host)
-        return _Kept(token=lent, until=monotonic() + max(seconds, 1.0))
-
-    def _forget(self, user_id: str) -> None:
-        for kept in (self._kept, self._renewed):
-            for key in [one for one in kept if one[0] == user_id]:
-                del kept[key]
+        return _Kept(token=lent, until=monotonic() + max(seconds, 1.0), sealed=app.sealed)
 
 
 def signed(app_id: str, private_key: str, moment: datetime) -> str:
