@@ -2,7 +2,10 @@
 
 from typing import Any, Final
 
+import msgspec
+
 from agentsvc.domain import AcpOptions, AgentType, Llm, StartOrder, reveal_options
+from agentsvc.models import Upstream, upstream_of
 from agentsvc.settings import Settings
 
 SERVER_TAG: Final = "acpserver"
@@ -10,8 +13,8 @@ SERVER_TAG: Final = "acpserver"
 
 DEFAULT_SERVER: Final = "claude-code"
 
-_VARIABLES: Final = dict.fromkeys(("codex", "custom"), ("OPENAI_API_KEY", "OPENAI_BASE_URL"))
-"""Where those look for a model that speak as OpenAI's do, which is what this server passes on."""
+_SPEAK_AS_OPENAI: Final = frozenset({"codex", "custom", "opencode"})
+"""Which can ask a model that speaks as OpenAI's do, which is what this server passes on."""
 
 
 def acp_server_of(order: StartOrder, settings: Settings) -> str | None:
@@ -41,9 +44,30 @@ def to_agent_settings(settings: Settings) -> dict[str, Any]:
 
 
 def variables_of(server: str, model: Llm) -> dict[str, str]:
-    """Return the environment by which another agent finds its model, as far as that can be said."""
-    if server not in _VARIABLES or model.api_key is None:
+    """Return the environment by which another agent finds its model, as far as that can be said.
+
+    A model that speaks otherwise has none: its key is for its own provider only.
+    """
+    asked = upstream_of(model)
+    if server not in _SPEAK_AS_OPENAI or asked is None or asked.api_key is None:
         return {}
-    key, url = _VARIABLES[server]
-    base = {url: model.base_url} if model.base_url else {}
-    return {key: model.api_key.reveal(), **base}
+    found = {"OPENAI_API_KEY": asked.api_key.reveal(), "OPENAI_MODEL": asked.model}
+    if model.base_url:
+        found["OPENAI_BASE_URL"] = asked.base_url
+    if server == "opencode":
+        found["OPENCODE_CONFIG_CONTENT"] = msgspec.json.encode(_opencode(asked)).decode()
+    return found
+
+
+def _opencode(asked: Upstream) -> dict[str, Any]:
+    """Return a configuration by which OpenCode asks this model, unless it is told another one.
+
+    It reads the address from its configuration only, and the key is where its environment says.
+    """
+    name = f"agentsvc/{asked.model}"
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": asked.base_url, "apiKey": "{env:OPENAI_API_KEY}"},
+        "models": {asked.model: {}},
+    }
+    return {"model": name, "small_model": name, "provider": {"agentsvc": provider}}

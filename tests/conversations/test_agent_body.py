@@ -106,6 +106,34 @@ def test_a_model_of_the_request_wins_over_the_settings() -> None:
     assert body(StartOrder(llm_model="openai/other"))["agent"]["llm"]["model"] == "openai/other"
 
 
+def told_to_other_agent(server: str, model: str) -> dict[str, str]:
+    """Return the variables that another agent gets beside the secrets of its user."""
+    options = AgentOptions(agent_kind="acp", acp_server=server)  # type: ignore[arg-type]
+    made = body(agent_options=options, llm_model=model, llm_base_url="http://models/v1")
+    return {name: one["value"] for name, one in made["secrets"].items() if "value" in one}
+
+
+def test_other_agents_are_told_the_model_in_their_own_way() -> None:
+    plain = {"OPENAI_API_KEY": "key-1", "OPENAI_BASE_URL": "http://models/v1"}
+    plain["OPENAI_MODEL"] = "vendor/one"
+    for server in ("codex", "custom"):
+        assert told_to_other_agent(server, "openai/vendor/one") == plain
+    told = told_to_other_agent("opencode", "openai/vendor/one")
+    written = msgspec.json.decode(told.pop("OPENCODE_CONFIG_CONTENT"))
+    assert told == plain
+    assert written["model"] == "agentsvc/vendor/one"
+    provider = written["provider"]["agentsvc"]
+    assert provider["options"]["baseURL"] == "http://models/v1"
+    assert list(provider["models"]) == ["vendor/one"]
+    assert "key-1" not in str(written)
+    assert told_to_other_agent("gemini-cli", "openai/vendor/one") == {}
+
+
+def test_another_agent_does_not_show_a_providers_key_to_another_provider() -> None:
+    for server in ("codex", "custom", "opencode"):
+        assert told_to_other_agent(server, "anthropic/claude-sonnet-4-5") == {}
+
+
 def test_no_model_at_all_is_refused_with_the_remedy() -> None:
     with pytest.raises(BadRequest, match="llm_model"):
         require_model(StartOrder(), Settings())

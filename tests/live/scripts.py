@@ -1,11 +1,19 @@
 """What the scripted model does in the live tests, and how a message asks for it."""
 
 import re
+from typing import Any
 
 from agentsvc.testing.llm import Reply, Script, Turn, call, finish, say
 
 _COMMAND = re.compile(r"^\$ (.*)$", re.MULTILINE)
 _MOST_COMMANDS = 100
+
+_TERMINALS: dict[str, dict[str, Any]] = {
+    "terminal": {},
+    "run_shell_command": {"is_background": False},
+    "bash": {"description": "Do as told"},
+}
+"""What agents call the tool that runs a command, and what else each wants to be told."""
 
 DONE = "Every command ran."
 WORDS = " ".join(f"word-{number}" for number in range(60))
@@ -19,8 +27,9 @@ def run(*commands: str) -> str:
 def _next_command(turn: Turn) -> Reply:
     commands = _COMMAND.findall(turn.user_text)
     if turn.step >= len(commands):
-        return finish(DONE)
-    return call("terminal", command=commands[turn.step])
+        return finish(DONE) if "finish" in turn.tools else say(DONE)
+    tool = next(name for name in _TERMINALS if name in turn.tools)
+    return call(tool, command=commands[turn.step], **_TERMINALS[tool])
 
 
 def _first_words(turn: Turn) -> Reply:

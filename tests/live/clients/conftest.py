@@ -87,6 +87,17 @@ def oidc_provider(workshop: Path, record_property: Record) -> Client:
     )
 
 
+@pytest.fixture
+def other_agents(workshop: Path, record_property: Record) -> Client:
+    """Return two agents that speak the Agent Client Protocol, each the newest that runs everywhere.
+
+    Newer ones of the first want a newer Node.js. The second is the program for this machine alone.
+    """
+    machine = {"aarch64": "arm64"}.get(os.uname().machine, "x64-baseline")
+    packages = ("@qwen-code/qwen-code@0.15.10", f"opencode-linux-{machine}@1.18.33")
+    return _installed(record_property, lambda: install_node(workshop / "agents", *packages))
+
+
 def _installed(record: Record, install: Callable[[], Client]) -> Client:
     try:
         client = install()
