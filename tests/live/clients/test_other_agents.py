@@ -8,10 +8,11 @@ import pytest
 
 from agentsvc.models.hosts import host_of_url
 from agentsvc.testing.llm import ScriptedModel
+from tests.live.client import PATIENCE, LiveClient
 from tests.live.clients.published import Client
 from tests.live.conftest import MakeInstallation
 from tests.live.events import Event, errors, finishes, of_kind
-from tests.live.installation import Installation, eventually
+from tests.live.installation import Installation
 from tests.live.scripts import DONE, run
 
 pytestmark = [
@@ -32,7 +33,7 @@ async def test_published_agents_work_on_over_a_kill_and_a_pause_without_the_key(
         AGENTSVC_SANDBOXES__MODEL_HOSTS=json.dumps([host_of_url(model.url)]),
     )
     client = installation.client()
-    await client.save_settings(llm=PRICES, sandbox_grouping_strategy="ADD_TO_ANY")
+    together = {"sandbox_grouping_strategy": "ADD_TO_ANY"}
     qwen = ["node", str(packages / "@qwen-code/qwen-code/cli.js"), "--acp", "--auth-type=openai"]
     [opencode] = packages.glob("opencode-linux-*/bin/opencode")
     agents: tuple[dict[str, Any], ...] = (
@@ -40,13 +41,17 @@ async def test_published_agents_work_on_over_a_kill_and_a_pause_without_the_key(
         {"acp_server": "opencode", "acp_command": [str(opencode), "acp"], "acp_session_mode": None},
     )
     for number, options in enumerate(agents):
-        spent = (await client.get("/api/v1/users/me/usage")).json()["spent"]
-        diff = {"agent_settings_diff": {"agent_kind": "acp", **options}}
+        spent = await _spent(client)
+        diff = {"agent_settings_diff": {"agent_kind": "acp", "llm": PRICES, **options}, **together}
         assert (await client.post("/api/v1/settings", json=diff)).status == 200
         await _work(installation, f"{number}.txt")
         # It says nothing of costs; what it asks the model is counted here.
-        now = (await client.get("/api/v1/users/me/usage")).json()["spent"]
-        assert now - spent >= 6 * (1000 * 1e-4 + 100 * 1e-3), (now, spent)
+        assert await _spent(client) - spent == pytest.approx(6 * 0.2)
+
+
+async def _spent(client: LiveClient) -> float:
+    spent: float = (await client.get("/api/v1/users/me/usage")).json()["spent_this_month"]
+    return spent
 
 
 async def _work(installation: Installation, name: str) -> None:
@@ -54,18 +59,19 @@ async def _work(installation: Installation, name: str) -> None:
     client = installation.client()
     write = f"echo hello >{name}; env >>{name}"
     message = run(write, "for i in 1 2 3 4 5 6 7 8; do sleep 1; done", "echo two") + "\n"
-    conversation_id = await client.start_conversation(message)
+    conversation_id = await client.start_conversation(message, time_limit=2 * PATIENCE)
 
-    def calls(events: list[Event], title: str) -> list[Event]:
-        return [one for one in of_kind(events, "ACPToolCallEvent") if title in str(one)]
+    def calls(events: list[Event], command: str) -> list[Event]:
+        found = of_kind(events, "ACPToolCallEvent")
+        return [one for one in found if command in str(one["raw_input"])]
 
     await client.until(conversation_id, lambda events: bool(calls(events, "sleep 1")))
     await installation.restart()
     seen = await client.wait_for_execution(conversation_id, "finished")
     events = await client.until(conversation_id, lambda events: DONE in str(finishes(events)))
     assert errors(events) == []
-    for title in ("hello", "sleep 1", "two"):
-        found = calls(events, title)
+    for command in ("echo hello", "sleep 1", "echo two"):
+        found = calls(events, command)
         assert found[-1]["status"] == "completed", found
         assert len({one["tool_call_id"] for one in found}) == 1
 
