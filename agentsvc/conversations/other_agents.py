@@ -46,12 +46,13 @@ def to_agent_settings(settings: Settings) -> dict[str, Any]:
 def variables_of(server: str, model: Llm) -> dict[str, str]:
     """Return the environment by which another agent finds its model, as far as that can be said.
 
-    A model that speaks otherwise has none: its key is for its own provider only.
+    A model that speaks otherwise has none: its key is for its own provider only. The name of the
+    model is no variable: an agent server hides the values of all of them in what it shows.
     """
     asked = upstream_of(model)
     if server not in _SPEAK_AS_OPENAI or asked is None or asked.api_key is None:
         return {}
-    found = {"OPENAI_API_KEY": asked.api_key.reveal(), "OPENAI_MODEL": asked.model}
+    found = {"OPENAI_API_KEY": asked.api_key.reveal()}
     if model.base_url:
         found["OPENAI_BASE_URL"] = asked.base_url
     if server == "opencode":

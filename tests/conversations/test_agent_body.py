@@ -115,7 +115,6 @@ def told_to_other_agent(server: str, model: str) -> dict[str, str]:
 
 def test_other_agents_are_told_the_model_in_their_own_way() -> None:
     plain = {"OPENAI_API_KEY": "key-1", "OPENAI_BASE_URL": "http://models/v1"}
-    plain["OPENAI_MODEL"] = "vendor/one"
     for server in ("codex", "custom"):
         assert told_to_other_agent(server, "openai/vendor/one") == plain
     told = told_to_other_agent("opencode", "openai/vendor/one")
