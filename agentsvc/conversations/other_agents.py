@@ -55,16 +55,32 @@ def variables_of(server: str, model: Llm) -> dict[str, str]:
     found = {"OPENAI_API_KEY": asked.api_key.reveal()}
     if model.base_url:
         found["OPENAI_BASE_URL"] = asked.base_url
-    if server == "opencode":
-        found["OPENCODE_CONFIG_CONTENT"] = msgspec.json.encode(_opencode(asked)).decode()
+    if server in _CONFIGURED:
+        variable, write = _CONFIGURED[server]
+        found[variable] = msgspec.json.encode(write(asked)).decode()
     return found
 
 
-def _opencode(asked: Upstream) -> dict[str, Any]:
-    """Return a configuration by which OpenCode asks this model, unless it is told another one.
+def _codex(asked: Upstream) -> dict[str, Any]:
+    """Return a configuration by which Codex asks this model.
 
-    It reads the address from its configuration only, and the key is where its environment says.
+    As a provider of its own it is not asked over WebSockets first, which are refused here.
     """
+    provider = {
+        "name": "agentsvc",
+        "base_url": asked.base_url,
+        "env_key": "OPENAI_API_KEY",
+        "wire_api": "responses",
+    }
+    return {
+        "model": asked.model,
+        "model_provider": "agentsvc",
+        "model_providers": {"agentsvc": provider},
+    }
+
+
+def _opencode(asked: Upstream) -> dict[str, Any]:
+    """Return a configuration by which OpenCode asks this model, unless it is told another one."""
     name = f"agentsvc/{asked.model}"
     provider = {
         "npm": "@ai-sdk/openai-compatible",
@@ -72,3 +88,13 @@ def _opencode(asked: Upstream) -> dict[str, Any]:
         "models": {asked.model: {}},
     }
     return {"model": name, "small_model": name, "provider": {"agentsvc": provider}}
+
+
+_CONFIGURED: Final = {
+    "codex": ("CODEX_CONFIG", _codex),
+    "opencode": ("OPENCODE_CONFIG_CONTENT", _opencode),
+}
+"""Which read from a configuration alone where their model is, and the variable that has it.
+
+The key is where their environment says.
+"""

@@ -115,17 +115,18 @@ def told_to_other_agent(server: str, model: str) -> dict[str, str]:
 
 def test_other_agents_are_told_the_model_in_their_own_way() -> None:
     plain = {"OPENAI_API_KEY": "key-1", "OPENAI_BASE_URL": "http://models/v1"}
-    for server in ("codex", "custom"):
-        assert told_to_other_agent(server, "openai/vendor/one") == plain
-    told = told_to_other_agent("opencode", "openai/vendor/one")
-    written = msgspec.json.decode(told.pop("OPENCODE_CONFIG_CONTENT"))
-    assert told == plain
-    assert written["model"] == "agentsvc/vendor/one"
-    provider = written["provider"]["agentsvc"]
-    assert provider["options"]["baseURL"] == "http://models/v1"
-    assert list(provider["models"]) == ["vendor/one"]
-    assert "key-1" not in str(written)
+    assert told_to_other_agent("custom", "openai/vendor/one") == plain
     assert told_to_other_agent("gemini-cli", "openai/vendor/one") == {}
+    for server, variable, model in (
+        ("codex", "CODEX_CONFIG", "vendor/one"),
+        ("opencode", "OPENCODE_CONFIG_CONTENT", "agentsvc/vendor/one"),
+    ):
+        told = told_to_other_agent(server, "openai/vendor/one")
+        written = msgspec.json.decode(told.pop(variable))
+        assert told == plain
+        assert written["model"] == model
+        assert "http://models/v1" in str(written)
+        assert "key-1" not in str(written)
 
 
 def test_another_agent_does_not_show_a_providers_key_to_another_provider() -> None:
