@@ -8,7 +8,7 @@ import pytest
 
 from agentsvc.models.hosts import host_of_url
 from agentsvc.testing.llm import ScriptedModel
-from tests.live.client import PATIENCE, LiveClient
+from tests.live.client import PATIENCE
 from tests.live.clients.published import Client
 from tests.live.conftest import MakeInstallation
 from tests.live.events import Event, errors, finishes, of_kind
@@ -22,6 +22,8 @@ pytestmark = [
 ]
 
 PRICES = {"input_cost_per_token": 1e-4, "output_cost_per_token": 1e-3}
+WAIT = "for i in 1 2 3 4 5 6; do sleep 1; done"
+_ONE_CALL = 1000 * PRICES["input_cost_per_token"] + 100 * PRICES["output_cost_per_token"]
 
 
 async def test_published_agents_work_on_over_a_kill_and_a_pause_without_the_key(
@@ -31,69 +33,73 @@ async def test_published_agents_work_on_over_a_kill_and_a_pause_without_the_key(
     installation = await make_installation(
         AGENTSVC_BACKENDS__PROCESS__READABLE=json.dumps([str(packages)]),
         AGENTSVC_SANDBOXES__MODEL_HOSTS=json.dumps([host_of_url(model.url)]),
+        AGENTSVC_SANDBOXES__START_SECONDS=str(2 * PATIENCE),
     )
     client = installation.client()
-    together = {"sandbox_grouping_strategy": "ADD_TO_ANY"}
+    begun: dict[str, str] = {}
+    for name, options in _agents(packages).items():
+        agent = {"agent_kind": "acp", "llm": PRICES, **options}
+        diff = {"agent_settings_diff": agent, "sandbox_grouping_strategy": "ADD_TO_ANY"}
+        assert (await client.post("/api/v1/settings", json=diff)).status == 200
+        message = run(_write(name), WAIT, "echo two") + "\n"
+        begun[name] = await client.start_conversation(message, time_limit=3 * PATIENCE)
+    await client.until(begun["opencode"], lambda events: bool(_calls(events, WAIT)))
+    await installation.restart()
+
+    sandbox_id = (await client.conversation(begun["qwen"]))["sandbox_id"]
+    sandbox = installation.sandbox_dir(sandbox_id)
+    for name, conversation_id in begun.items():
+        await client.wait_for_execution(conversation_id, "finished")
+        events = await client.until(conversation_id, lambda events: DONE in str(finishes(events)))
+        assert errors(events) == []
+        for command in (_write(name), WAIT, "echo two"):
+            found = _calls(events, command)
+            assert found[-1]["status"] == "completed", found
+            assert len({one["tool_call_id"] for one in found}) == 1
+        [written] = sandbox.rglob(f"{name}.txt")
+        assert written.read_text().startswith("hello\n")
+        assert "OPENAI_API_KEY=asmt_" in written.read_text()
+    _look_for(installation, sandbox, model.key.reveal())
+
+    path = f"/api/v1/sandboxes/{sandbox_id}"
+    assert (await client.post(f"{path}/pause")).status == 200
+    await client.wait_for_sandbox(sandbox_id, "PAUSED")
+    assert (await client.post(f"{path}/resume")).status == 200
+    await client.wait_for_sandbox(sandbox_id, "RUNNING")
+    for name, conversation_id in begun.items():
+        await client.send(conversation_id, run(f"head -1 {name}.txt"))
+        await client.until(conversation_id, lambda events: len(finishes(events)) > 1)
+        # It is still the same conversation to the agent.
+        assert _write(name) in str(client.asked(f"head -1 {name}.txt")[-1]["messages"])
+    # They say nothing of costs; what they ask the model is counted here, the last perhaps later.
+    used = (await client.get("/api/v1/users/me/usage")).json()["spent_this_month"]
+    assert used > 10.9 * _ONE_CALL
+
+
+def _agents(packages: Path) -> dict[str, dict[str, Any]]:
+    """Return the settings of each agent, by its name."""
+    [opencode] = packages.glob("opencode-linux-*/bin/opencode")
     # Otherwise it starts itself a second time, which takes as long again.
     qwen = ["env", "QWEN_CODE_NO_RELAUNCH=1", "node", str(packages / "@qwen-code/qwen-code/cli.js")]
     qwen += ["--acp", "--auth-type=openai", "--model=any"]
-    [opencode] = packages.glob("opencode-linux-*/bin/opencode")
-    agents: tuple[dict[str, Any], ...] = (
-        {"acp_server": "custom", "acp_command": qwen, "acp_session_mode": "yolo"},
-        {"acp_server": "opencode", "acp_command": [str(opencode), "acp"], "acp_session_mode": None},
-    )
-    for number, options in enumerate(agents):
-        spent = await _spent(client)
-        diff = {"agent_settings_diff": {"agent_kind": "acp", "llm": PRICES, **options}, **together}
-        assert (await client.post("/api/v1/settings", json=diff)).status == 200
-        await _work(installation, f"{number}.txt", kills=number == 0)
-        # It says nothing of costs; what it asks the model is counted here, the last perhaps later.
-        assert await _spent(client) - spent > (5 - number) * 0.2 - 0.01
+    return {
+        "qwen": {"acp_server": "custom", "acp_command": qwen, "acp_session_mode": "yolo"},
+        "opencode": {
+            "acp_server": "opencode",
+            "acp_command": [str(opencode), "acp"],
+            "acp_session_mode": None,
+        },
+    }
 
 
-async def _spent(client: LiveClient) -> float:
-    spent: float = (await client.get("/api/v1/users/me/usage")).json()["spent_this_month"]
-    return spent
+def _write(name: str) -> str:
+    return f"echo hello >{name}.txt; env >>{name}.txt"
 
 
-async def _work(installation: Installation, name: str, *, kills: bool) -> None:
-    """Have an agent write a file, perhaps over a kill of the server, and read it after a pause."""
-    client = installation.client()
-    write = f"echo hello >{name}; env >>{name}"
-    waits = ("for i in 1 2 3 4 5 6; do sleep 1; done",) * kills
-    message = run(write, *waits, "echo two") + "\n"
-    conversation_id = await client.start_conversation(message, time_limit=2 * PATIENCE)
-
-    def calls(events: list[Event], command: str) -> list[Event]:
-        found = of_kind(events, "ACPToolCallEvent")
-        return [one for one in found if command in str(one["raw_input"])]
-
-    if kills:
-        await client.until(conversation_id, lambda events: bool(calls(events, "sleep 1")))
-        await installation.restart()
-    seen = await client.wait_for_execution(conversation_id, "finished")
-    events = await client.until(conversation_id, lambda events: DONE in str(finishes(events)))
-    assert errors(events) == []
-    for command in (write, *waits, "echo two"):
-        found = calls(events, command)
-        assert found[-1]["status"] == "completed", found
-        assert len({one["tool_call_id"] for one in found}) == 1
-
-    sandbox = installation.sandbox_dir(seen["sandbox_id"])
-    [written] = (path for path in sandbox.rglob(name))
-    assert written.read_text().startswith("hello\n")
-    assert "OPENAI_API_KEY=asmt_" in written.read_text()
-    _look_for(installation, sandbox, client.model.key.reveal())
-
-    path = f"/api/v1/sandboxes/{seen['sandbox_id']}"
-    assert (await client.post(f"{path}/pause")).status == 200
-    await client.wait_for_sandbox(seen["sandbox_id"], "PAUSED")
-    assert (await client.post(f"{path}/resume")).status == 200
-    await client.wait_for_sandbox(seen["sandbox_id"], "RUNNING")
-    await client.send(conversation_id, run(f"head -1 {name}"))
-    await client.until(conversation_id, lambda events: len(finishes(events)) > 1)
-    # It is still the same conversation to the agent.
-    assert write in str(client.asked(f"head -1 {name}")[-1]["messages"])
+def _calls(events: list[Event], command: str) -> list[Event]:
+    """Return what is told of an agent's call of a command."""
+    found = of_kind(events, "ACPToolCallEvent")
+    return [one for one in found if command in str(one["raw_input"])]
 
 
 def _look_for(installation: Installation, sandbox: Path, key: str) -> None:
