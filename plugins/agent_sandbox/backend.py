@@ -1,0 +1,212 @@
+"""The agent_sandbox backend: that of Kubernetes, with a controller of the cluster between."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import msgspec
+
+from agentsvc.base import (
+    Conflict,
+    HandleTooNew,
+    OrderRejected,
+    now,
+    parse_time,
+)
+from agentsvc.plugin import (
+    BackendContext,
+    ExecResult,
+    Fences,
+    Found,
+    Handle,
+    Network,
+    Order,
+    Phase,
+    Report,
+    SaveHandle,
+    Spec,
+    check_hosts,
+    finish,
+)
+
+from . import handover, resources
+from .kube import backend, look, making, names, plan, settings, tunnels, usage, watch
+from .maker import PodApi, SandboxMaker
+from .resources import Json, Resource
+
+_SCANNED: tuple[Resource, ...] = ("sandboxes", "sandboxclaims")
+
+
+class AgentSandboxBackend(backend.KubernetesBackend):
+    """Runs each sandbox as a `Sandbox`, or as what a `SandboxClaim` is given of a warm pool."""
+
+    name: ClassVar[str] = "agent_sandbox"
+
+    def __init__(self, config: settings.KubernetesConfig, context: BackendContext) -> None:
+        super().__init__(config, context)
+        self._api: PodApi = PodApi(config)
+        self._watch = watch.Watch(self._api, context.instance_id)
+        self._meter = usage.Meter(self._api, context.instance_id)
+        self._tunnels = tunnels.Tunnels(self._api, context.state_dir, context.instance_id)
+        self._told: dict[str, str] = {}
+
+    def fences(self, asked: Spec | Order) -> Fences:
+        """Say what is enforced: of a pool, what its template says, which nobody here knows."""
+        found = super().fences(resources.plain(asked))
+        found = msgspec.structs.replace(
+            found,
+            networks=frozenset({Network.OPEN}),
+            network_remedy="the kubernetes backend can, in the same cluster",
+        )
+        if not resources.pool_of(asked):
+            return found
+        return msgspec.structs.replace(
+            found, isolation=plan.isolation_of(""), limits=frozenset(), remedy="use no `warm_pool`"
+        )
+
+    async def create(self, order: Order, save: SaveHandle) -> Handle:
+        """Apply the resource, or a claim, and what goes with it."""
+        self._check(order)
+        handle = await self._handle(order.sandbox_id, resources.pool_of(order))
+        await save(handle)
+        await finish(self._maker(handle).make(resources.plain(order)))
+        return handle
+
+    async def scan(self) -> Sequence[Found]:
+        """List the resources and claims that this installation has made."""
+        selector = names.of_installation(self.context.instance_id)
+        found = []
+        for resource in _SCANNED:
+            path = resources.path(resource, self._api.namespace)
+            listed, _ = await self._api.list_all(path, selector=selector)
+            for one in listed:
+                sandbox_id = names.labels_of(one).get(names.SANDBOX, "")
+                handle = await self._handle(sandbox_id, resources.pool_claimed(one))
+                made = parse_time(str(one["metadata"].get("creationTimestamp"))) or now()
+                found.append(Found(handle=handle, created_at=made))
+        return found
+
+    async def leftovers(self) -> Sequence[str]:
+        """Name also the resources."""
+        found = list(await super().leftovers())
+        for resource in _SCANNED:
+            listed, _ = await self._api.list_all(resources.path(resource, self._api.namespace))
+            found += [
+                f"{resource} {one['metadata']['name']}"
+                for one in listed
+                if self.context.instance_id in str(one)
+            ]
+        return found
+
+    async def execute(
+        self,
+        handle: Handle,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        time_limit: float,
+        max_output: int,
+    ) -> ExecResult:
+        """Run a command; in a pod of a pool, with what it was told."""
+        if handle.data.get("pool"):
+            if await self._maker(handle).has_begun(handle.sandbox_id):
+                pod = await self._maker(handle).find_pod(handle.sandbox_id)
+                if why := await self._tell(handle, pod or {}):
+                    raise Conflict(f"The sandbox runs no commands now: {why}")
+            argv, env = handover.inside(argv, env), {}
+        return await super().execute(
+            handle, argv, env=env, time_limit=time_limit, max_output=max_output
+        )
+
+    # The steps of the parent that are others here
+
+    def _check(self, asked: Spec | Order) -> None:
+        self.check_fences(asked)
+        plan.check(resources.plain(asked))
+        check_hosts(asked)
+
+    def _maker(self, handle: Handle) -> making.Maker:
+        if handle.version > backend.HANDLE_VERSION:
+            raise HandleTooNew(
+                f"The sandbox was made by a newer version of the {self.name} backend",
+                detail=f"handle version {handle.version}",
+            )
+        return SandboxMaker(
+            self._api,
+            self._watch,
+            self.config,
+            instance_id=self.context.instance_id,
+            namespace=self._namespace(handle),
+            pool=str(handle.data.get("pool", "")),
+        )
+
+    async def _handle(self, sandbox_id: str, pool: str) -> Handle:
+        namespace = self._api.namespace
+        data = {"namespace": namespace, "place": await self._place(namespace)}
+        data |= {"pool": pool} if pool else {}
+        return Handle(sandbox_id=sandbox_id, version=backend.HANDLE_VERSION, data=data)
+
+    async def _lacking(self) -> list[str]:
+        lacking = []
+        for resource in _SCANNED:
+            path = resources.path(resource, self._api.namespace)
+            try:
+                await self._api.ask("GET", path, query={"limit": "1"})
+            except OrderRejected as exc:
+                lacking.append(f"list {resource} (is agent-sandbox installed? {exc.message})")
+        return lacking
+
+    async def _without_pod(self, maker: making.Maker, handle: Handle) -> Report:
+        found = await maker.find_claim(handle.sandbox_id)
+        if found is None or names.annotations_of(found).get(names.PAUSED):
+            return await super()._without_pod(maker, handle)
+        return resources.without_pod(found)
+
+    async def _reached(self, report: Report, handle: Handle, pod: Json) -> Report:
+        if not handle.data.get("pool"):
+            return await super()._reached(report, handle, pod)
+        reason = await self._tell(handle, pod)
+        # A pod of a pool is ready before it is told what to run.
+        for name in look.awaited_of(pod)[:1] if not reason else ():
+            if not await self._answers(handle, pod, look.ports_of(pod)[name]):
+                reason = f"its port `{name}` does not answer yet"
+        if reason:
+            return msgspec.structs.replace(report, phase=Phase.STARTING, reason=reason)
+        return await super()._reached(report, handle, pod)
+
+    async def _url_of(self, handle: Handle, pod: Json, number: int) -> str:
+        found = await super()._url_of(handle, pod, number)
+        bound = self._api.given.get(handle.sandbox_id)
+        if bound is None or self._way != "service":
+            return found
+        return found.replace(names.main(handle.sandbox_id), bound.name)
+
+    async def _tell(self, handle: Handle, pod: Json) -> str:
+        """Tell a pod of a pool who it is, once; return why that is not done yet."""
+        sandbox_id, namespace = handle.sandbox_id, self._namespace(handle)
+        if self._told.get(sandbox_id) == names.uid_of(pod):
+            return ""
+        name = names.main(sandbox_id)
+        secret = await self._maker(handle).find("secrets", name, sandbox_id)
+        if secret is None:
+            return "its secret is not there yet"
+        try:
+            path = names.path("pods", namespace, name, below="exec")
+            await handover.give(self._api, path, secret)
+        except (Conflict, OrderRejected) as exc:
+            return exc.message
+        self._told[sandbox_id] = names.uid_of(pod)
+        return ""
+
+    async def _restart(self, maker: making.Maker, order: Order) -> None:
+        pod = await maker.find_pod(order.sandbox_id)
+        is_to_be_made = pod is None or names.is_ending(pod) or look.is_over(pod)
+        if is_to_be_made:
+            # The controller keeps a pod that has failed, and makes one as it is told at that time.
+            await maker.mark_paused(order.sandbox_id, is_paused=True)
+            await maker.end(order.sandbox_id)
+        await maker.make(resources.plain(order))
+        await maker.mark_paused(order.sandbox_id, is_paused=False)
+
+    async def _delete(self, handle: Handle) -> None:
+        await super()._delete(handle)
+        self._told.pop(handle.sandbox_id, None)

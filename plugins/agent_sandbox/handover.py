@@ -1,0 +1,60 @@
+"""What a pod out of a warm pool is told once it has been claimed: who it is, by a script of its own.
+
+It goes to the pod over the standard input of a command: what is in a command line is kept in the
+logs of API servers. A pod that has been told keeps what it was told first.
+"""
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from agentsvc.base import BackendUnavailable, Conflict
+
+from .kube import api, commands, objects
+from .resources import START, Json
+
+_CHUNK: Final = 32768
+_ANSWER_BYTES: Final = 1000
+_STATUS: Final = 3
+_TAKE: Final = """\
+cd "${AGENTSVC_DIR:?}" && umask 077 || exit 3
+[ ! -f start ] || exit 0
+head -c "$0" >start.$$
+[ "$(wc -c <start.$$)" -eq "$0" ] && mv start.$$ start || { rm -f start.$$; exit 4; }
+"""
+_RUN: Final = 'begin=; . "${AGENTSVC_DIR:?}/start"; exec env "$@"'
+
+
+async def give(way: api.Api, path: str, secret: Json) -> None:
+    """Tell a pod what its secret has; raises Conflict where it does not take it."""
+    try:
+        text = base64.b64decode((secret.get("data") or {})[START], validate=True)
+    except (LookupError, TypeError, AttributeError, binascii.Error, ValueError) as exc:
+        raise Conflict("the secret of the sandbox does not say how it starts") from exc
+    query = [
+        ("container", objects.CONTAINER),
+        *((one, "true") for one in ("stdin", "stdout", "stderr")),
+    ]
+    query += [("command", part) for part in ("/bin/sh", "-c", _TAKE, str(len(text)))]
+    said = commands.Output(limit=_ANSWER_BYTES)
+    async with way.socket(path, query) as socket:
+        for begin in range(0, len(text), _CHUNK):
+            await socket.send_bytes(b"\0" + text[begin : begin + _CHUNK])
+        async for message in socket:
+            if not isinstance(message.data, bytes) or not message.data:
+                break
+            channel, data = message.data[0], message.data[1:]
+            if channel == _STATUS:
+                if commands.exit_code_of(data) == 0:
+                    return
+                why = said.stderr.decode(errors="replace").strip()
+                raise Conflict(f"its pod does not take what it is told: {why or 'no reason'}")
+            said.add(channel, data)
+    raise BackendUnavailable("The connection to the pod was lost while it was told who it is")
+
+
+def inside(argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
+    """Return a command with the environment of the sandbox, which its pod was not made with."""
+    variables = [f"{name}={value}" for name, value in env.items()]
+    return ["/bin/sh", "-c", _RUN, "sh", *variables, *argv]

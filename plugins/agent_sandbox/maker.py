@@ -1,0 +1,216 @@
+"""The steps by which a sandbox is made of a resource, paused and removed; each may be repeated."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from agentsvc.base import BackendUnavailable, Conflict, OrderRejected, monotonic
+from agentsvc.plugin import Order
+
+from . import resources
+from .kube import api, look, making, names, objects, settings, watch
+from .resources import Bound, Json, Resource
+
+if TYPE_CHECKING:
+    import aiohttp
+
+_KEEPER: Final = "persistentvolumeclaims"
+"""What the kubernetes backend keeps a sandbox by, and this one by its resource."""
+_BESIDE: Final[tuple[names.Kind, ...]] = ("secrets", "networkpolicies")
+_POD: Final = re.compile(r"(?<=/pods/)oh-agent-server-([a-z0-9]+)(?=/|$)")
+_NOT_FOUND: Final = 404
+_FORBIDDEN: Final = 403
+_CONFLICT: Final = 409
+_LOOK_SECONDS: Final = 0.1
+
+
+class PodApi(api.Api):
+    """Requests that name a pod by its sandbox mean the pod that the sandbox was given of a pool."""
+
+    def __init__(self, config: settings.KubernetesConfig) -> None:
+        super().__init__(config)
+        self.given: dict[str, Bound] = {}
+
+    async def ask(self, method: str, path: str, **more: Any) -> Json | None:
+        """Do as the parent, at the real pod."""
+        return await super().ask(method, self._real(path), **more)
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, query: api.Query, *, silence_seconds: float | None = None
+    ) -> AsyncIterator["aiohttp.ClientResponse"]:
+        """Do as the parent, at the real pod."""
+        silence = silence_seconds
+        async with super().stream(self._real(path), query, silence_seconds=silence) as answer:
+            yield answer
+
+    @asynccontextmanager
+    async def socket(
+        self, path: str, query: api.Query
+    ) -> AsyncIterator["aiohttp.ClientWebSocketResponse"]:
+        """Do as the parent, at the real pod."""
+        async with super().socket(self._real(path), query) as opened:
+            yield opened
+
+    def _real(self, path: str) -> str:
+        if (found := _POD.search(path)) and (bound := self.given.get(found.group(1))):
+            return path[: found.start()] + bound.pod + path[found.end() :]
+        return path
+
+
+class SandboxMaker(making.Maker):
+    """Makes and removes sandboxes, of a pool where it is given one."""
+
+    def __init__(
+        self,
+        pods: PodApi,
+        known: watch.Watch,
+        config: settings.KubernetesConfig,
+        *,
+        instance_id: str,
+        namespace: str,
+        pool: str,
+    ) -> None:
+        super().__init__(pods, known, config, instance_id=instance_id, namespace=namespace)
+        self._pods = pods.given
+        self._pool = pool
+        self._resource: Resource = "sandboxclaims" if pool else "sandboxes"
+
+    async def make(self, order: Order) -> None:
+        """Apply the resource, then what goes with it; the controller does the rest."""
+        place = objects.Place(
+            instance_id=self._instance_id, namespace=self._namespace, config=self._config
+        )
+        known = await self._check_free(order.sandbox_id)
+        if self._pool:
+            await self._check_pool()
+            manifest = resources.claim(order, place, self._pool)
+        else:
+            manifest = resources.sandbox(order, place, known)
+        path = self._path(names.main(order.sandbox_id))
+        owner = await self._apply_to(path, manifest)
+        # What is applied may be told without them.
+        owner = {**owner, "apiVersion": manifest["apiVersion"], "kind": manifest["kind"]}
+        secret = resources.secret(order, place, owner, is_claimed=bool(self._pool))
+        await self._apply("secrets", secret)
+        if not self._pool:
+            policy = resources.owned(objects.policy(order, place, owner), owner)
+            await self._apply("networkpolicies", policy)
+
+    async def start_again(self, sandbox_id: str, claim: Json) -> None:
+        """Do nothing: the controller makes the pod of a sandbox that is not suspended."""
+
+    async def find(self, kind: names.Kind, name: str, sandbox_id: str) -> Json | None:
+        """Return our object of that name, or None; what keeps a sandbox is its resource."""
+        if kind == _KEEPER:
+            found = await self._api.get(self._path(name))
+            return found if names.is_own(found, self._instance_id, sandbox_id) else None
+        if kind == "pods" and self._pool:
+            return await self.find_pod(sandbox_id)
+        return await super().find(kind, name, sandbox_id)
+
+    async def find_pod(self, sandbox_id: str) -> Json | None:
+        """Return the pod of a sandbox; of a claimed one only if it was really given to the claim."""
+        if not self._pool:
+            return await super().find_pod(sandbox_id)
+        pod = await self._given_pod(sandbox_id)
+        if pod is None and await self.find_bound(sandbox_id) is not None:
+            pod = await self._given_pod(sandbox_id)
+        return pod
+
+    async def find_bound(self, sandbox_id: str) -> Bound | None:
+        """Ask which sandbox a claim was given, and remember it."""
+        self._pods.pop(sandbox_id, None)
+        claim = await self.find_claim(sandbox_id)
+        name = resources.name_of(claim or {})
+        found = await self._api.get(self._path(name, "sandboxes")) if name else None
+        if claim is None or found is None or not resources.is_owned(found, names.uid_of(claim)):
+            return None
+        self._pods[sandbox_id] = resources.bound(found)
+        return self._pods[sandbox_id]
+
+    async def mark_paused(self, sandbox_id: str, *, is_paused: bool) -> None:
+        """Note that the sandbox was paused on purpose, and have the controller end its pod or make it."""
+        note: Json = {"metadata": {"annotations": {names.PAUSED: "yes" if is_paused else None}}}
+        mode: Json = {"spec": {"operatingMode": "Suspended" if is_paused else "Running"}}
+        own = self._path(names.main(sandbox_id))
+        if not self._pool:
+            steps: list[tuple[str, Json]] = [(own, {**note, **mode})]
+        else:
+            bound = await self.find_bound(sandbox_id)
+            theirs = [(self._path(bound.name, "sandboxes"), mode)] if bound else []
+            # One that was broken off half-way is paused, and so done again.
+            steps = [(own, note), *theirs] if is_paused else [*theirs, (own, note)]
+        for path, body in steps:
+            found = await self._api.ask(
+                "PATCH", path, body=body, content_type=api.MERGE, expect=(_NOT_FOUND,)
+            )
+            if found is None:
+                raise Conflict("The sandbox is gone from the cluster")
+
+    async def remove(self, sandbox_id: str) -> None:
+        """Remove the resource with all that the controller made for it, and wait until it is gone."""
+        name = names.main(sandbox_id)
+        until = monotonic() + self._config.stop_seconds + self._config.end_seconds
+        pod = await self.find_pod(sandbox_id)
+        while True:
+            found = await self.find(_KEEPER, name, sandbox_id)
+            if found is None and await self.find_pod(sandbox_id) is None:
+                break
+            if found is not None and not names.is_ending(found):
+                await self._delete_resource(name, found)
+                if pod is not None and look.is_node_lost(pod):
+                    # Nobody wants it any more, wherever it may still run.
+                    await self._delete("pods", name, pod, grace_seconds=0)
+            if monotonic() > until:
+                raise BackendUnavailable("The cluster does not let go of the sandbox")
+            await asyncio.sleep(_LOOK_SECONDS)
+        for kind in _BESIDE:
+            if (found := await self.find(kind, name, sandbox_id)) is not None:
+                await self._delete(kind, name, found)
+        self._pods.pop(sandbox_id, None)
+
+    # The parts
+
+    def _path(self, name: str, resource: Resource | None = None) -> str:
+        return resources.path(resource or self._resource, self._namespace, name)
+
+    async def _given_pod(self, sandbox_id: str) -> Json | None:
+        if (bound := self._pods.get(sandbox_id)) is None:
+            return None
+        pod = await self._api.get(names.path("pods", self._namespace, bound.pod))
+        return pod if pod is not None and resources.is_owned(pod, bound.uid) else None
+
+    async def _check_free(self, sandbox_id: str) -> Json | None:
+        """Return our resource; raises OrderRejected where its name is somebody else's."""
+        name = names.main(sandbox_id)
+        known = await self._api.get(self._path(name))
+        others = [await self._api.get(names.path(kind, self._namespace, name)) for kind in _BESIDE]
+        for found in (known, *others):
+            if found is not None and not names.is_own(found, self._instance_id, sandbox_id):
+                raise OrderRejected(f"The namespace has a `{name}` that is not of this server")
+        if known is not None and names.is_ending(known):
+            raise BackendUnavailable("The sandbox is being removed")
+        return known
+
+    async def _check_pool(self) -> None:
+        # Who may not read pools is told by the claim.
+        path = self._path(self._pool, "sandboxwarmpools")
+        await self._api.ask("GET", path, expect=(_FORBIDDEN,))
+
+    async def _apply_to(self, path: str, manifest: Json) -> Json:
+        query = {"fieldManager": objects.FIELD_MANAGER, "force": "true"}
+        found = await self._api.ask(
+            "PATCH", path, query=query, body=manifest, content_type=api.APPLY
+        )
+        return found or {}
+
+    async def _delete_resource(self, name: str, found: Json) -> None:
+        # It is there until its pod and its files are gone.
+        body = {
+            "propagationPolicy": "Foreground",
+            "preconditions": {"uid": names.uid_of(found)},
+        }
+        await self._api.ask("DELETE", self._path(name), body=body, expect=(_NOT_FOUND, _CONFLICT))
