@@ -10,7 +10,8 @@ import copy
 import importlib
 import json
 import threading
-from asyncio.subprocess import PIPE
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from base64 import b64encode
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Self
@@ -18,7 +19,7 @@ from typing import Any, Self
 from aiohttp import WSMsgType, web
 
 from agentsvc.base.values import new_id
-from tests.kube.node import Node
+from tests.kube.node import Node, claim_of
 from tests.kube.store import KINDS, Refused, Store, merged, stamp
 
 type Json = dict[str, Any]
@@ -29,6 +30,9 @@ _POD = "/api/v1/namespaces/{namespace}/pods/{name}"
 
 class KubeApi:
     """One API server with one node; `url` is where it listens."""
+
+    groups: tuple[str, ...] = ()
+    """Where there is more than Kubernetes has by itself."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -117,7 +121,7 @@ class KubeApi:
         app.router.add_get(_POD + "/exec", self._exec)
         app.router.add_get(_POD + "/portforward", self._forward)
         app.router.add_get(_POD + "/log", self._log)
-        for group in ("/api/v1", "/apis/networking.k8s.io/v1"):
+        for group in ("/api/v1", "/apis/networking.k8s.io/v1", *self.groups):
             path = group + "/namespaces/{namespace}/{kind}"
             app.router.add_get(path, self._list)
             app.router.add_post(path, self._post)
@@ -268,6 +272,10 @@ class KubeApi:
     def _stored(self, kind: str, obj: Json, known: Json) -> Json:
         if kind == "services":
             obj["spec"].setdefault("clusterIP", "10.96.0.10")
+        if kind == "secrets":
+            told = obj.pop("stringData", {})
+            coded = {key: b64encode(value.encode()).decode() for key, value in told.items()}
+            obj["data"] = {**obj.get("data", {}), **coded}
         found = copy.deepcopy(self.store.put(kind, copy.deepcopy(obj)))
         is_ours = kind == "pods" and found["spec"]["containers"][0]["name"] == "sandbox"
         if is_ours and not known:
@@ -306,7 +314,7 @@ class KubeApi:
             await self.node.end(obj, own if grace is None else grace)
             return
         while any(
-            _claim_of(pod) == metadata["name"]
+            claim_of(pod) == metadata["name"]
             for pod in self.store.select("pods", metadata["namespace"], "")
         ):
             await self.store.changed.wait()
@@ -319,6 +327,7 @@ class KubeApi:
         place = self.node.place_of(pod, pod["spec"]["containers"][0]["workingDir"])
         process = await asyncio.create_subprocess_exec(
             *request.query.getall("command"),
+            stdin=PIPE if "stdin" in request.query else DEVNULL,
             stdout=PIPE,
             stderr=PIPE,
             cwd=place,
@@ -332,6 +341,7 @@ class KubeApi:
 
         assert process.stdout is not None
         assert process.stderr is not None
+        typing = self._loop.create_task(_type(socket, process))
         with contextlib.suppress(ConnectionError):
             await asyncio.gather(send(1, process.stdout), send(2, process.stderr))
             code = await process.wait()
@@ -343,6 +353,8 @@ class KubeApi:
             }
             said = failed if code else {"status": "Success"}
             await socket.send_bytes(b"\x03" + json.dumps(said).encode())
+        typing.cancel()
+        await asyncio.gather(typing, return_exceptions=True)
         await socket.close()
         return socket
 
@@ -397,9 +409,13 @@ def _key(request: web.Request) -> tuple[str, str, str]:
     return found["kind"], found["namespace"], found["name"]
 
 
-def _claim_of(pod: Json) -> str:
-    volume = pod["spec"]["volumes"][0]
-    return str((volume.get("persistentVolumeClaim") or {}).get("claimName", ""))
+async def _type(socket: web.WebSocketResponse, process: Process) -> None:
+    """Give a command what the other side types, as long as it takes it."""
+    with contextlib.suppress(ConnectionError):
+        async for message in socket:
+            if process.stdin is not None and message.type is WSMsgType.BINARY:
+                process.stdin.write(message.data[1:])
+                await process.stdin.drain()
 
 
 async def _socket(request: web.Request) -> web.WebSocketResponse:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ class Node:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         self._store.remove("pods", pod["metadata"]["namespace"], pod["metadata"]["name"])
+        shutil.rmtree(self._directory / uid, ignore_errors=True)
         self.logs.pop(uid, None)
 
     async def close(self) -> None:
@@ -74,20 +76,29 @@ class Node:
         """Return the environment of a pod's container."""
         namespace = pod["metadata"]["namespace"]
         found = {"PATH": os.environ["PATH"]}
-        for one in container_of(pod)["env"]:
+        for one in container_of(pod).get("env") or ():
             if "value" in one:
-                found[one["name"]] = one["value"].replace("$$", "$")
+                value = one["value"].replace("$$", "$")
+                found[one["name"]] = self._memory_of(pod).get(value, value)
             else:
                 key = one["valueFrom"]["secretKeyRef"]
                 secret = self._store.get("secrets", namespace, key["name"])
-                found[one["name"]] = secret["stringData"][key["key"]]
+                found[one["name"]] = b64decode(secret["data"][key["key"]]).decode()
         return found
 
     def place_of(self, pod: Json, path: str) -> Path:
         """Return where a path below a pod's workspace is on this machine."""
-        claim: str = pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"]
-        mount: str = container_of(pod)["volumeMounts"][0]["mountPath"]
-        return self._directory / claim / Path(path).relative_to(mount)
+        mount = _mounts(pod)["workspace"]
+        return self._directory / claim_of(pod) / Path(path).relative_to(mount)
+
+    def _memory_of(self, pod: Json) -> dict[str, str]:
+        """Return where the volumes of a pod that are in memory are on this machine, by their paths."""
+        mounts, top = _mounts(pod), self._directory / pod["metadata"]["uid"]
+        return {
+            mounts[volume["name"]]: str(top / volume["name"])
+            for volume in pod["spec"]["volumes"]
+            if "emptyDir" in volume and volume["name"] in mounts
+        }
 
     def forget_files(self, claim: str) -> None:
         shutil.rmtree(self._directory / claim, ignore_errors=True)
@@ -95,11 +106,13 @@ class Node:
     async def _run(self, pod: Json) -> None:
         uid, container = pod["metadata"]["uid"], container_of(pod)
         place = self.place_of(pod, container["workingDir"])
-        place.mkdir(parents=True, exist_ok=True)
+        for directory in (str(place), *self._memory_of(pod).values()):
+            await asyncio.to_thread(os.makedirs, directory, exist_ok=True)
         address = f"127.83.{os.getpid() % 250}.{next(self._numbers)}"
         self.logs[uid] = []
         env = {**self.environment_of(pod), "KIT_HOST": address}
-        argv = [part.replace("$$", "$") for part in container["args"]]
+        argv = [*container.get("command", ()), *container["args"]]
+        argv = [part.replace("$$", "$") for part in argv]
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable if argv[0] == "python3" else argv[0],
@@ -158,11 +171,22 @@ def container_of(pod: Json) -> Json:
     return found
 
 
+def claim_of(pod: Json) -> str:
+    """Return the name of the claim with a pod's files."""
+    claims = [one.get("persistentVolumeClaim") or {} for one in pod["spec"]["volumes"]]
+    return next((str(one["claimName"]) for one in claims if one), "")
+
+
+def _mounts(pod: Json) -> dict[str, str]:
+    return {one["name"]: one["mountPath"] for one in container_of(pod)["volumeMounts"]}
+
+
 def _running(pod: Json, address: str, *, is_ready: bool) -> Json:
     said = "True" if is_ready else "False"
     return {
         "phase": "Running",
         "podIP": address,
+        "podIPs": [{"ip": address}],
         "conditions": [{"type": kind, "status": said} for kind in ("ContainersReady", "Ready")],
         "containerStatuses": [
             {

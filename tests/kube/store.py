@@ -19,6 +19,10 @@ KINDS: Final = {
     "events": "Event",
     "persistentvolumeclaims": "PersistentVolumeClaim",
     "networkpolicies": "NetworkPolicy",
+    "sandboxes": "Sandbox",
+    "sandboxclaims": "SandboxClaim",
+    "sandboxtemplates": "SandboxTemplate",
+    "sandboxwarmpools": "SandboxWarmPool",
 }
 
 
