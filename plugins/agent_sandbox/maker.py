@@ -120,6 +120,16 @@ class SandboxMaker(making.Maker):
             pod = await self._given_pod(sandbox_id)
         return pod
 
+    async def has_begun(self, sandbox_id: str) -> bool:
+        """Say whether a sandbox runs commands; the controller is waited for, too."""
+        until = monotonic() + self._config.request_seconds
+        while await self.find_pod(sandbox_id) is None and monotonic() < until:
+            claim = await self.find_claim(sandbox_id)
+            if claim is None or names.annotations_of(claim).get(names.PAUSED):
+                return False
+            await asyncio.sleep(_LOOK_SECONDS)
+        return await super().has_begun(sandbox_id)
+
     async def find_bound(self, sandbox_id: str) -> Bound | None:
         """Ask which sandbox a claim was given, and remember it."""
         self._pods.pop(sandbox_id, None)

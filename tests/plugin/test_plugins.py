@@ -157,7 +157,7 @@ def test_manifests_say_what_first_party_plugins_offer() -> None:
         (set(), []),
         ({"process"}, []),
         ({"docker", "agentsvc"}, ["docker", "remote"]),
-        ({"process", "nobodys"}, ["docker", "kubernetes", "remote"]),
+        ({"process", "nobodys"}, ["agent_sandbox", "docker", "kubernetes", "remote"]),
     ],
 )
 def test_first_party_plugins_of_no_configured_backend_are_left_out(

@@ -12,6 +12,9 @@ TOP = Path(__file__).parents[2]
 OPEN_TO_PLUGINS = ("base", "cli.extension", "extension", "plugin", "testing")
 PLUGIN_FILES = sorted((TOP / "plugins").rglob("*.py"))
 
+BUILT_ON_ANOTHER = (TOP / "plugins" / "agent_sandbox" / "kube.py",)
+"""Modules that name parts of the plugin which theirs is a kind of; nothing else of theirs does."""
+
 
 def imported_by(source: str, depth: int) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
@@ -37,10 +40,12 @@ def breaches(source: str, depth: int = 1) -> list[str]:
 
 
 def test_a_plugin_imports_only_what_is_public() -> None:
-    assert {
-        file.name: breaches(file.read_text(), len(file.relative_to(TOP / "plugins").parents) - 1)
-        for file in PLUGIN_FILES
-    } == {file.name: [] for file in PLUGIN_FILES}
+    def depth(file: Path) -> int:
+        return len(file.relative_to(TOP / "plugins").parents) - 1 + (file in BUILT_ON_ANOTHER)
+
+    assert {file.name: breaches(file.read_text(), depth(file)) for file in PLUGIN_FILES} == {
+        file.name: [] for file in PLUGIN_FILES
+    }
 
 
 @pytest.mark.parametrize(
