@@ -1,5 +1,6 @@
 """The agent_sandbox backend: that of Kubernetes, with a controller of the cluster between."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -191,9 +192,12 @@ class AgentSandboxBackend(backend.KubernetesBackend):
             return "its secret is not there yet"
         try:
             path = names.path("pods", namespace, name, below="exec")
-            await handover.give(self._api, path, secret)
+            async with asyncio.timeout(self.config.request_seconds):
+                await handover.give(self._api, path, secret)
         except (Conflict, OrderRejected) as exc:
             return exc.message
+        except TimeoutError:
+            return "its pod does not answer to what it is told"
         self._told[sandbox_id] = names.uid_of(pod)
         return ""
 

@@ -230,7 +230,8 @@ class KubeApi:
     ) -> None:
         pairs = [part.split("=", 1) for part in selector.split(",") if part]
         while True:
-            changed = self.store.changed
+            # What happens while this is told is news for the next round.
+            changed, latest = self.store.changed, self.store.version
             try:
                 news = self.store.since(version, kind)
             except Refused as exc:
@@ -242,7 +243,7 @@ class KubeApi:
                 is_meant = all(labels.get(name) == value for name, value in pairs)
                 if is_meant and obj["metadata"]["namespace"] == namespace:
                     await _event(answer, what, obj)
-            version = self.store.version
+            version = latest
             bookmark = {"kind": "Pod", "metadata": {"resourceVersion": str(version)}}
             await _event(answer, "BOOKMARK", bookmark)
             await changed.wait()

@@ -48,8 +48,10 @@ async def rig_on(
         "options": {"warm_pool": pool} if pool else {},
     }
     options = KitOptions(order_overrides=overrides, beacon_host="")
-    config = config_of(api, tmp_path, **changes)
-    async with open_rig(backend.AgentSandboxBackend, config, options) as rig:
+    config = config_of(api, tmp_path, end_seconds=15.0, **changes)
+    kind = backend.AgentSandboxBackend
+    # One that waits in vain shall say where.
+    async with asyncio.timeout(60), open_rig(kind, config, options) as rig:
         yield rig
 
 
