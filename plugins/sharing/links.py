@@ -159,7 +159,7 @@ class Reading:
             [task.request for task in tasks],
             [view.sandbox.session_key] if view.sandbox else [],
         ]
-        return cls(server, link, view, Masker(secrets_in(known)))
+        return cls(server, link, view, await asyncio.to_thread(Masker, list(secrets_in(known))))
 
     async def search(
         self, query: EventQuery, *, page_id: str | None, limit: int

@@ -1,8 +1,10 @@
 """Finds the secrets of a user, and hides them in text, whatever form they have there. Pure."""
 
+import json
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
+from html import escape
 from typing import Any, Final
 from urllib.parse import quote, quote_plus
 
@@ -21,11 +23,16 @@ _PATTERNS: Final = re.compile(
     | (?<=://)[^/\s:@]*:[^/\s@]+(?=@)
     | (?<=[Bb]earer\ )[\w.~+/=-]{12,}
     | (?:(?<![A-Za-z0-9_])|(?<=\\[nrt]))(?P<name>[A-Z0-9_]{0,60}(?:KEY|TOKEN|SECRET|PASSWORD)[A-Z0-9_]{0,60}=)[^\s\\]{4,}
+    | (?P<asked>[?&](?i:[\w-]{0,30}(?:key|token|secret|password|signature))=)[^&\s\\"'<>]{4,}
     """,
     re.VERBOSE | re.DOTALL,
 )
 """What looks like a secret, whoever's it is: private keys, tokens, passwords in URLs and variables.
 A word may begin behind the `\\n` of a text that is JSON itself."""
+_WRAPPED: Final = 32
+"""What is longer may be shown in several lines, as `base64` does."""
+_BREAK: Final = r"(?:\s|\\+[nrt])*"
+_breaks: Final = re.compile(r"\s|\\+[nrt]")
 
 
 def secrets_in(value: Any) -> Iterator[str]:
@@ -47,30 +54,39 @@ def secrets_in(value: Any) -> Iterator[str]:
 
 
 class Masker:
-    """Hides secrets in texts: as they are, quoted for JSON and URLs, and in Base64."""
+    """Hides secrets in texts: as they are, quoted for JSON, URLs and HTML, in Base64 and in digits.
+
+    Long ones are found in several lines, too.
+    """
 
     def __init__(self, secrets: Iterable[str]) -> None:
         forms = {form for secret in secrets for form in _forms(secret)}
         self._forms = sorted(forms, key=len, reverse=True)
+        self._long = [one for one in self._forms if len(one) > _WRAPPED and not _breaks.search(one)]
 
     def mask(self, text: str) -> str:
         """Return a text without secrets."""
         for form in self._forms:
             if form in text:
                 text = text.replace(form, MASK)
-        return _PATTERNS.sub(lambda found: f"{found['name'] or ''}{MASK}", text)
+        joined = _breaks.sub("", text) if self._long and len(text) > _WRAPPED else ""
+        for form in self._long:
+            if form in joined:
+                text = re.sub(_BREAK.join(map(re.escape, form)), MASK, text)
+        return _PATTERNS.sub(lambda found: f"{found['name'] or found['asked'] or ''}{MASK}", text)
 
 
 def _forms(secret: str) -> Iterator[str]:
     secret = secret.strip()
     if len(secret) < SHORTEST:
         return
-    yield secret
-    in_json = msgspec.json.encode(secret)[1:-1].decode()
-    yield in_json
-    yield msgspec.json.encode(in_json)[1:-1].decode()
-    yield quote(secret, safe="")
+    for quoted in {secret, escape(secret), escape(secret, quote=False)}:
+        yield quoted
+        yield from _in_json(quoted)
+    yield from (quote(secret, safe=safe) for safe in ("", "/", "!*'()"))
     yield quote_plus(secret)
+    yield secret.encode().hex()
+    yield secret.encode().hex().upper()
     # What stands before it moves the letters of Base64; those that it shares with that are left out.
     for shift in range(3):
         encoded = b64encode(b"\0" * shift + secret.encode()).decode()
@@ -80,3 +96,14 @@ def _forms(secret: str) -> Iterator[str]:
             yield form.replace("+", "-").replace("/", "_")
     if len(lines := secret.splitlines()) > 1:
         yield from (line.strip() for line in lines if len(line.strip()) >= 4 * SHORTEST)
+
+
+def _in_json(text: str) -> Iterator[str]:
+    for ensure_ascii in (False, True):
+        quoted = text
+        # A text that is JSON may be a part of one that is JSON again.
+        for _ in range(3):
+            quoted = json.dumps(quoted, ensure_ascii=ensure_ascii)[1:-1]
+            yield quoted
+            # What programs write that expect it in HTML.
+            yield quoted.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")

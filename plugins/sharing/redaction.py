@@ -35,11 +35,13 @@ class Redaction(StrEnum):
     """Absolute paths, and what tools name as a path"""
 
 
-_OUTPUTS: Final = frozenset({"observation", "error", "raw_output", "content"})
-"""Members of the events of tools that hold what came of them."""
+_OUTPUTS: Final = frozenset({"observation", "error", "content"})
+"""Members of the events of tools that hold what came of them, beside `raw_output`."""
 _ARE_OUTPUTS: Final = frozenset({"ObservationEvent", "AgentErrorEvent", "ACPToolCallEvent"})
-_STRUCTURE: Final = frozenset({"kind", "type", "command", "path", "id", "tool_name", "status"})
-"""Members that say what something is."""
+_STRUCTURE: Final = frozenset({"kind", "command", "path", "file_path"})
+"""Members of a call and of what came of it that say what it is."""
+_PARTS: Final = frozenset({"text", "image", "content", "diff", "terminal"})
+"""Types of the parts of what a tool has returned."""
 _CONTENTS: Final = frozenset(
     {
         "file_text",
@@ -48,6 +50,10 @@ _CONTENTS: Final = frozenset(
         "insert_text",
         "old_content",
         "new_content",
+        "old_text",
+        "new_text",
+        "oldText",
+        "newText",
         "patch",
         "diff",
     }
@@ -58,7 +64,9 @@ _PATHS: Final = frozenset(
 _ABSOLUTE: Final = re.compile(
     r"(?<![\w:/.<])~?/(?:[^\s/\"'`:;,|<>()\[\]{}\\]+/)*[^\s/\"'`:;,|<>()\[\]{}\\]+"
 )
-_FILE_TOOL: Final = re.compile(r"(?i)file|editor|patch|planning")
+_FILE_TOOL: Final = re.compile(r"(?i)file|edit|patch|planning|grep")
+_FILE_KINDS: Final = frozenset({"read", "edit", "search"})
+"""How agents of other makers say that a tool works on files."""
 _DEEPEST: Final = 100
 
 
@@ -95,10 +103,12 @@ def _redacted(event: dict[str, Any], redact: Collection[Redaction]) -> dict[str,
     # The call as the model wrote it says once more what is in the action.
     if isinstance(call := event.get("tool_call"), dict):
         event["tool_call"] = {**call, "arguments": "{}"}
-    is_of_file = _FILE_TOOL.search(str(event.get("tool_name", ""))) is not None
-    hides_output = Redaction.TOOL_OUTPUT in redact or (Redaction.FILES in redact and is_of_file)
-    if event["kind"] in _ARE_OUTPUTS and hides_output:
+    hides_call = Redaction.FILES in redact and _is_of_file(event)
+    if event["kind"] in _ARE_OUTPUTS and (hides_call or Redaction.TOOL_OUTPUT in redact):
         event |= {name: _blank(event[name]) for name in _OUTPUTS & event.keys()}
+        event |= {"raw_output": REDACTED} if event.get("raw_output") else {}
+    if hides_call:
+        event |= {name: _blank(event[name]) for name in ("action", "raw_input") if name in event}
     if Redaction.FILES in redact:
         event = _replace(event, _CONTENTS, REDACTED)
     if Redaction.PATHS in redact:
@@ -106,15 +116,22 @@ def _redacted(event: dict[str, Any], redact: Collection[Redaction]) -> dict[str,
     return event
 
 
-def _blank(value: Any, name: str = "") -> Any:
+def _is_of_file(event: dict[str, Any]) -> bool:
+    name = str(event.get("tool_name", ""))
+    return _FILE_TOOL.search(name) is not None or str(event.get("tool_kind")) in _FILE_KINDS
+
+
+def _blank(value: Any, name: str = "", depth: int = 0) -> Any:
     """Return a value of the same shape, in which only the structure says something."""
     match value:
         case str():
-            return value if name in _STRUCTURE or not value else REDACTED
+            is_structure = depth == 1 and name in _STRUCTURE
+            is_part = name == "type" and value in _PARTS
+            return value if is_structure or is_part or not value else REDACTED
         case dict():
-            return {key: _blank(item, key) for key, item in value.items()}
+            return {key: _blank(item, key, depth + 1) for key, item in value.items()}
         case list():
-            return [_blank(item, name) for item in value]
+            return [_blank(item, name, depth + 1) for item in value]
         case _:
             return value
 
@@ -144,5 +161,8 @@ def _walk(value: Any, change: Callable[[str], str], depth: int = 0) -> Any:
             return [_walk(item, change, depth + 1) for item in value]
         case dict() | list():
             return None
-        case _:
+        case bool() | None:
             return value
+        case _:
+            # A secret may be a number.
+            return value if (text := str(value)) == (changed := change(text)) else changed

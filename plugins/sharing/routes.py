@@ -60,6 +60,8 @@ from .settings import SharingConfig
 
 _MOST_IDS: Final = 100
 _PAGE: Final = 100
+_PIECE: Final = 64 * 1024
+"""How much of a page is sent before its link is looked at again."""
 _HEADERS: Final = {
     "X-Robots-Tag": "noindex, nofollow, noarchive",
     "Referrer-Policy": "no-referrer",
@@ -267,9 +269,13 @@ class Sharing(Extension[SharingConfig]):
     async def get_shared_conversations(self, request: web.Request) -> web.Response:
         """GET /shared-conversations.
 
-        In the order of the ids, null for each that shows nothing. Reading starts no sandbox.
+        In the order of the ids, null for each that shows nothing. Reading starts no sandbox. To the rate
+        limit each id is a request.
         """
-        readings = [await self._find(one) for one in read_query(request, SharedIds).ids]
+        ids = read_query(request, SharedIds).ids
+        for _ in ids[1:]:
+            enforce(request, self._limit.take(address_of(request)))
+        readings = [await self._find(one) for one in ids]
         return json_response([one and from_reading(one) for one in readings])
 
     async def search_shared_events(self, request: web.Request) -> web.Response:
@@ -375,6 +381,9 @@ class Sharing(Extension[SharingConfig]):
         async for part in self._parts(reading):
             if not response.prepared:
                 await response.prepare(request)
+            # Whoever reads slowly would go on with what was revoked meanwhile.
+            if link.id and await self._links.find(link.id) is None:
+                raise ConnectionResetError("the link has ended")
             try:
                 async with asyncio.timeout(time_limit):
                     await response.write(part)
@@ -390,9 +399,10 @@ class Sharing(Extension[SharingConfig]):
         page_id: str | None = None
         while True:
             events, page_id = await reading.search(EventQuery(), page_id=page_id, limit=_PAGE)
-            yield await asyncio.to_thread(_articles, events)
-            is_over = reading.link.id and await self._links.find(reading.link.id) is None
-            if page_id is None or is_over:
+            written = await asyncio.to_thread(_articles, events)
+            for start in range(0, len(written), _PIECE):
+                yield written[start : start + _PIECE]
+            if page_id is None:
                 break
         yield FOOT
 

@@ -4,17 +4,23 @@ import asyncio
 import base64
 import html
 import json
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import aiohttp
 import msgspec
 import pytest
 from click.testing import CliRunner
+from yarl import URL
 
 from agentsvc.accounts.keys import Role
 from agentsvc.cli import cli
 from agentsvc.http.keys import DATABASE
+from agentsvc.testing.backend import FakeWorld
+from tests.http.gateway.steps import until
 from tests.service import Answer, Client, Service
 
 PATH = "/workspace/project/src/main.py"
@@ -24,7 +30,8 @@ CANARIES = {
     "model": "model-canary-key-3",
     "search": "search-canary-key-4",
     "tool": "tool-server-canary-5",
-    "start": "start-canary-secret-6",
+    "start": "start-canary-'6&é!<" + "0123456789" * 8,
+    "number": "31415926535",
 }
 
 
@@ -145,11 +152,29 @@ async def test_whoever_has_a_link_reads_the_conversation_without_a_key(
         assert answer.headers["X-Robots-Tag"] == "noindex, nofollow, noarchive"
         assert "no-store" in answer.headers["Cache-Control"]
         assert conversation_id not in answer.text
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "PAUSED", "gone"])
+async def test_reading_starts_and_wakes_no_sandbox(
+    client: Client, service: Service, fake_world: FakeWorld, state: str
+) -> None:
+    conversation_id = await told(service, client, work("the text"))
+    link = await share(client, conversation_id)
     sandbox_id = (await client.conversation(conversation_id))["sandbox_id"]
-    await client.post(f"/api/v1/sandboxes/{sandbox_id}/pause")
-    await client.wait_for_sandbox(sandbox_id, "PAUSED")
-    assert len(await read(reader, link)) == 6
-    assert (await client.sandbox(sandbox_id) or {})["status"] == "PAUSED"
+    if state == "PAUSED":
+        await client.post(f"/api/v1/sandboxes/{sandbox_id}/pause")
+        await client.wait_for_sandbox(sandbox_id, state)
+    if state == "gone":
+        await client.delete(f"/api/v1/sandboxes/{sandbox_id}")
+        await until(lambda: not fake_world.sandboxes)
+    before = len(fake_world.calls)
+    for answer in await read(service.client_with(None), link):
+        assert answer.status == 200
+    # Longer than the interval of the sweep, which does what was asked for.
+    await asyncio.sleep(0.5)
+    assert {name for name, _ in fake_world.calls[before:]} <= {"inspect", "scan", "usage"}
+    found = await client.sandbox(sandbox_id)
+    assert (found["status"] if found else "gone") == state
 
 
 async def test_pages_of_shared_events_have_as_many_as_were_asked_for(
@@ -171,14 +196,17 @@ async def test_pages_of_shared_events_have_as_many_as_were_asked_for(
     assert (await reader.get(search_path(link, query))).json()["items"] == []
 
 
-async def test_a_link_shows_no_secret_of_its_owner(client: Client, service: Service) -> None:
+async def test_nothing_that_is_shared_shows_a_secret_of_its_owner(
+    client: Client, service: Service
+) -> None:
     await client.save_settings(
         llm_api_key=CANARIES["model"],
         search_api_key=CANARIES["search"],
         mcp_config={"shttp_servers": [{"url": "https://a.example", "api_key": CANARIES["tool"]}]},
     )
-    secret = {"name": "CANARY", "value": CANARIES["custom"]}
-    assert (await client.post("/api/v1/secrets", json=secret)).status == 201
+    for name in ("custom", "number"):
+        secret = {"name": name.upper(), "value": CANARIES[name]}
+        assert (await client.post("/api/v1/secrets", json=secret)).status == 201
     tokens = {"provider_tokens": {"github": {"token": CANARIES["git"]}}}
     assert (await client.post("/api/add-git-providers", json=tokens)).status == 200
     conversation_id = await client.start_conversation(
@@ -186,30 +214,53 @@ async def test_a_link_shows_no_secret_of_its_owner(client: Client, service: Serv
     )
     session_key = (await client.conversation(conversation_id))["session_api_key"]
     secrets = [*CANARIES.values(), session_key]
-    encoded = [
-        base64.b64encode(f"{'x' * n}{one}y".encode()).decode() for one in secrets for n in range(3)
-    ]
+    encoded = [f(f"{'x' * n}{one}y") for one in secrets for n in range(3) for f in ENCODINGS]
     patterns = [
         "ghp_aaaaaaaaaaaaaaaaaaaaaaaa",
         "DB_PASSWORD=hunter2hunter2",
         "https://me:passw0rd@git.example/x",
+        "https://tools.example/sse?api_key=hunter2hunter2&x=1",
     ]
-    for text in ("\n".join([*secrets, *encoded, *patterns]), json.dumps(secrets)):
+    for text in ("\n".join([*secrets, *encoded, *patterns]), json.dumps([secrets, encoded])):
         path = f"/api/v1/webhooks/events/{conversation_id}"
         sandbox = service.client_with(session_key)
+        numbered = {"action": {"kind": "Other", "value": int(CANARIES["number"])}}
         events = [{**one, "id": f"{len(text)}-{one['id']}"} for one in work(text)]
+        events[1] |= numbered
         assert (await sandbox.post(path, json=events)).status == 200
-    link = await share(client, conversation_id)
-    answers = await read(service.client_with(None), link)
-    assert len(answers[0].json()["items"]) == 8
-    for answer in answers:
+    reader = service.client_with(None)
+    links = [
+        await share(client, conversation_id, redact=one) for one in ([], ["tool_output", "paths"])
+    ]
+    read_all = [answer for link in links for answer in await read(reader, link)]
+    assert len(read_all[0].json()["items"]) == 8
+    page = f"/api/v1/app-conversations/{conversation_id}/page"
+    exported = [await client.get(f"{page}{query}") for query in ("", "?redact=paths")]
+    pieces = {
+        *(piece for one in secrets for piece in one.split("\n")),
+        *(piece for one in secrets for f in ENCODINGS for piece in _inner(f(one))),
+        "ghp_a", "hunter2", "passw0rd",
+    }  # fmt: skip
+    for answer in (*read_all, *exported):
+        assert answer.status == 200
         shown = html.unescape(answer.text)
-        pieces = [
-            *(piece for one in secrets for piece in one.split("\n")),
-            *(one[8:24] for one in encoded),
-            "ghp_a", "hunter2", "passw0rd",
-        ]  # fmt: skip
         assert [piece for piece in pieces if piece.strip('"') in shown] == []
+
+
+ENCODINGS: tuple[Callable[[str], str], ...] = (
+    lambda text: base64.b64encode(text.encode()).decode(),
+    lambda text: base64.encodebytes(text.encode()).decode(),
+    lambda text: text.encode().hex(),
+    json.dumps,
+    lambda text: json.dumps(text).replace("&", "\\u0026").replace("<", "\\u003c"),
+    lambda text: quote(text, safe="!*'()"),
+    html.escape,
+)
+
+
+def _inner(encoded: str) -> list[str]:
+    """Return the middle of each line of an encoded secret, which no masking of it may leave."""
+    return [line[8:24] for line in encoded.splitlines() if len(line) >= 24]
 
 
 @pytest.mark.parametrize(
@@ -237,6 +288,28 @@ async def test_a_link_redacts_what_its_owner_says(
     assert (action["action"]["file_text"] == "the text") is has_file
 
 
+async def test_a_link_redacts_the_work_of_agents_of_other_makers(
+    client: Client, service: Service
+) -> None:
+    call = event(
+        1,
+        "ACPToolCallEvent",
+        title="Write a file",
+        tool_call_id="c1",
+        tool_kind="edit",
+        status="completed",
+        raw_input={"path": "a.txt", "content": "in the file"},
+        raw_output={"id": "in the file", "told": ["in the file"]},
+        content=[{"type": "diff", "path": "a.txt", "oldText": None, "newText": "in the file"}],
+    )
+    conversation_id = await told(service, client, [call])
+    for redact, left in ((["files"], 0), (["tool_output"], 1), ([], 4)):
+        link = await share(client, conversation_id, redact=redact)
+        [shown] = (await service.client_with(None).get(search_path(link))).json()["items"]
+        assert str(shown).count("in the file") == left
+        assert (shown["title"], shown["raw_input"]["path"]) == ("Write a file", "a.txt")
+
+
 async def test_a_link_ends_when_it_is_revoked_or_expires(client: Client, service: Service) -> None:
     conversation_id = await told(service, client, work("the text"))
     revoked = await share(client, conversation_id)
@@ -255,6 +328,67 @@ async def test_a_link_ends_when_it_is_revoked_or_expires(client: Client, service
         assert page.json() == {"items": [], "next_page_id": None}
         assert (shared.json(), count.json(), many.json(), one.json()) == ([None], 0, [None], None)
         assert shown.status == 404
+
+
+async def test_a_revoked_link_is_refused_on_a_connection_and_a_page_that_were_open(
+    client: Client, service: Service
+) -> None:
+    link = await share(client, await told(service, client, work("the text")))
+    opened: list[object] = []
+
+    async def note(*seen: object) -> None:
+        opened.append(seen)
+
+    tracing = aiohttp.TraceConfig()
+    tracing.on_connection_create_end.append(note)
+    connector = aiohttp.TCPConnector(limit=1)
+    async with aiohttp.ClientSession(connector=connector, trace_configs=[tracing]) as session:
+
+        async def page(page_id: str) -> dict[str, Any]:
+            url = f"{service.url}{search_path(link, f'&limit=1&page_id={page_id}')}"
+            async with session.get(url) as answer:
+                found: dict[str, Any] = await answer.json()
+                return found
+
+        first = await page("")
+        assert (len(first["items"]), first["next_page_id"] is None) == (1, False)
+        revoked = asyncio.get_running_loop().time()
+        assert (await client.delete(f"/api/v1/shares/{link['id']}")).status == 200
+        assert await page(first["next_page_id"]) == {"items": [], "next_page_id": None}
+        async with session.get(link["url"]) as answer:
+            assert answer.status == 404
+        assert asyncio.get_running_loop().time() - revoked < 1
+    assert len(opened) == 1
+
+
+async def test_a_page_that_is_read_slowly_ends_with_its_link(
+    client: Client, service: Service
+) -> None:
+    conversation_id = await told(service, client, [])
+    key = (await client.conversation(conversation_id))["session_api_key"]
+    sandbox = service.client_with(key)
+    for number in range(1, 17):
+        events = [message(10 * number + n, "x" * 200_000) for n in range(5)]
+        path = f"/api/v1/webhooks/events/{conversation_id}"
+        assert (await sandbox.post(path, json=events)).status == 200
+    link = await share(client, conversation_id)
+    with socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        reader.setblocking(False)
+        loop = asyncio.get_running_loop()
+        url = URL(link["url"])
+        await loop.sock_connect(reader, ("127.0.0.1", url.port))
+        asked = f"GET {url.path} HTTP/1.1\r\nHost: {url.host}:{url.port}\r\n\r\n"
+        await loop.sock_sendall(reader, asked.encode())
+        assert b" 200 OK" in await loop.sock_recv(reader, 4096)
+        # What is under way fills the buffers of the system, which are a few MB at most.
+        await asyncio.sleep(0.5)
+        assert (await client.delete(f"/api/v1/shares/{link['id']}")).status == 200
+        size, last = 0, b""
+        while part := await loop.sock_recv(reader, 1 << 20):
+            size, last = size + len(part), part
+    assert size < 10_000_000
+    assert not last.endswith(b"0\r\n\r\n")
 
 
 async def test_only_the_owner_shares_and_only_what_is_there(
@@ -293,13 +427,15 @@ async def test_a_shared_page_is_html_that_needs_no_script(client: Client, servic
 
 async def test_readers_are_rate_limited_by_address(service: Service, client: Client) -> None:
     link = await share(client, await told(service, client, work("x")))
-    tables = {"sharing": {"enabled": True, "requests_per_minute": 3, "longest_days": 1}}
+    tables = {"sharing": {"enabled": True, "requests_per_minute": 6, "longest_days": 1}}
     service.config = msgspec.structs.replace(service.config, extensions=tables)
     await service.restart()
     reader = service.client_with(None)
-    answers = [await reader.get(search_path(link)) for _ in range(5)]
-    assert [one.status for one in answers] == [200, 200, 200, 429, 429]
-    assert int(answers[3].headers["Retry-After"]) > 0
+    several = "&".join(f"ids={link['id']}" for _ in range(3))
+    answers = [await reader.get(f"/api/shared-conversations?{several}")]
+    answers += [await reader.get(search_path(link)) for _ in range(4)]
+    assert [one.status for one in answers] == [200, 200, 200, 200, 429]
+    assert int(answers[4].headers["Retry-After"]) > 0
     bound = await share(client, link["conversation_id"])
     assert bound["expires_at"] < "2100"
 
