@@ -178,6 +178,10 @@ HELD: Final[dict[str, tuple[str, ...]]] = {
         "tests/live/test_front_end.py::test_the_recipe_hears_no_other_name",
         "tests/live/test_front_end.py::test_the_recipe_wants_the_password_and_keeps_the_key_to_itself",
     ),
+    "What it lets pass without the password, for shared pages, other agents and editors, gets no key from it.": (
+        "tests/live/test_front_end_visitors.py::test_a_visitor_reads_the_shared_page_and_nothing_else",
+        "tests/live/test_front_end_visitors.py::test_agents_and_editors_show_keys_of_their_own",
+    ),
     "The key of a sandbox, the token for its model and the pass for a git token open nothing of another user, and no operation for users.": (
         "resilience:users",
     ),
@@ -192,7 +196,7 @@ HELD: Final[dict[str, tuple[str, ...]]] = {
         "tests/http/v1/test_sharing.py::test_a_link_ends_when_it_is_revoked_or_expires",
     ),
     "Secrets of the owner are masked there.": (
-        "tests/http/v1/test_sharing.py::test_a_link_shows_no_secret_of_its_owner",
+        "tests/http/v1/test_sharing.py::test_nothing_that_is_shared_shows_a_secret_of_its_owner",
     ),
     "Sign-in by a provider or a proxy is off unless `sign_in.enabled` is set.": (
         "tests/http/v1/test_sign_in.py::test_without_its_switch_nobody_signs_in",
