@@ -6,34 +6,27 @@ quotas and the audit log are those of the API.
 
 import asyncio
 import contextlib
-import queue
-import threading
+import importlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
-from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import web
 
 from agentsvc.base import BadRequest, NotAllowed, NotAuthenticated, Secret, TooManyRequests, new_id
-from agentsvc.cli.extension import Api
-from agentsvc.extension.accounts import KEYRING, OPEN_CONNECTIONS, keys_of
+from agentsvc.extension.accounts import KEYRING, keys_of
 from agentsvc.extension.server import Extension, Server
-from agentsvc.extension.web import CONFIG, LIVE, PRINCIPAL, Example, Route, Scope, read_query
+from agentsvc.extension.web import CONFIG, PRINCIPAL, Example, Route, Scope, read_query
 
-from .agent import Agent, Order
-from .connection import Connection
 from .settings import AcpAgentConfig
 
 PATH: Final = "/acp"
 _CONNECTION_ID: Final = "Acp-Connection-Id"
 _BEAT_SECONDS: Final = 20.0
 _CLOSE_SECONDS: Final = 2.0
-_SEND_SECONDS: Final = 60.0
-_MOST_WAITING: Final = 256
 
 
 class OrderQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +77,6 @@ class RemoteAgent(Extension[AcpAgentConfig]):
         next one.
         """
         found = read_query(request, OrderQuery)
-        order = Order(repository=found.repository, branch=found.branch, model=found.model)
         socket = web.WebSocketResponse(
             heartbeat=_BEAT_SECONDS,
             compress=False,
@@ -93,11 +85,15 @@ class RemoteAgent(Extension[AcpAgentConfig]):
         )
         if not socket.can_prepare(request):
             raise BadRequest("This is a WebSocket for editors; see the guide")
-        api = Api(_own_url(request), await _key_of(request))
+        key = await _key_of(request)
+        # Few servers have editors, and what answers them takes a while to import.
+        await asyncio.to_thread(importlib.import_module, ".serving", __package__)
+        from .serving import serve  # noqa: PLC0415
+
         with self._admitted(request[PRINCIPAL].user_id):
             socket.headers[_CONNECTION_ID] = new_id()
             await socket.prepare(request)
-            await _serve(request, socket, api, order)
+            await serve(request, socket, found, (_own_url(request), key))
         return socket
 
     @contextlib.contextmanager
@@ -110,56 +106,6 @@ class RemoteAgent(Extension[AcpAgentConfig]):
         finally:
             self._connected[user_id] -= 1
             self._connected += Counter()
-
-
-async def _serve(
-    request: web.Request, socket: web.WebSocketResponse, api: Api, order: Order
-) -> None:
-    """Answer until the editor, its key or the server is gone."""
-    loop = asyncio.get_running_loop()
-    inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-
-    def send(line: bytes) -> None:
-        try:
-            sending = asyncio.run_coroutine_threadsafe(socket.send_str(line.decode()), loop)
-            sending.result(_SEND_SECONDS)
-        except (OSError, RuntimeError, CancelledError):
-            # It has gone, or takes nothing any more.
-            connection.end()
-
-    connection = Connection(iter(inbox.get, None), send)
-    agent = Agent(api, connection, order)
-    # What it does waits for answers of this server: it may take none of the loop's own threads.
-    threading.Thread(target=connection.serve, args=(agent.answer,), daemon=True).start()
-    lost = asyncio.Event()
-    try:
-        with (
-            request.app[LIVE].opened() as over,
-            request.app[OPEN_CONNECTIONS].held(request[PRINCIPAL], lost.set),
-        ):
-            async with asyncio.TaskGroup() as group:
-                works = [
-                    group.create_task(one)
-                    for one in (_take(socket, inbox), over.wait(), lost.wait())
-                ]
-                await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
-                for work in works:
-                    work.cancel()
-    finally:
-        connection.end()
-        inbox.put(None)
-    await socket.close(
-        code=WSCloseCode.POLICY_VIOLATION if lost.is_set() else WSCloseCode.GOING_AWAY
-    )
-
-
-async def _take(socket: web.WebSocketResponse, inbox: "queue.SimpleQueue[bytes | None]") -> None:
-    """Take messages while the editor sends no more than are answered."""
-    async for message in socket:
-        if message.type is WSMsgType.TEXT:
-            inbox.put(message.data.encode())
-        if inbox.qsize() > _MOST_WAITING:
-            return
 
 
 async def _key_of(request: web.Request) -> Secret:

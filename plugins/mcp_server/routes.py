@@ -1,56 +1,43 @@
 """The operation of the MCP server, and where clients find out how to log in."""
 
+import asyncio
+import importlib
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from aiohttp import hdrs, web
 from msgspec import UNSET
 
-from agentsvc.base import AgentsvcError, BadRequest, NotAllowed, NotAuthenticated
-from agentsvc.extension.agents import FILES, PENDING, Principal
-from agentsvc.extension.server import VERSION, Extension, Middleware, Server
+from agentsvc.base import BadRequest, NotAllowed, NotAuthenticated
+from agentsvc.extension.server import Extension, Middleware, Server
 from agentsvc.extension.web import (
     AUDITED,
     CONFIG,
-    PRINCIPAL,
     Audited,
     Example,
     Handler,
     Route,
     Scope,
-    check_scope,
     json_response,
     links_of,
     read_json,
 )
 
 from .protocol import (
-    INVALID_PARAMS,
-    LATEST,
-    METHOD_NOT_FOUND,
     VERSIONS,
     Message,
     Refused,
     Reply,
-    refused_for,
-    told,
 )
-from .resources import TEMPLATES, list_resources, read_resource
 from .settings import McpServerConfig
-from .tools import TOOLS, Services
 
 PATH: Final = "/mcp"
 _RESOURCE: Final = "/.well-known/oauth-protected-resource"
 _SERVER: Final = "/.well-known/oauth-authorization-server"
 _VERSION_HEADER: Final = "MCP-Protocol-Version"
-_INSTRUCTIONS: Final = (
-    "Each conversation is a software agent at work in a sandbox of its own. Start one with a task,"
-    " collect it until `is_over`, and read its changes. Where `execution_status` is"
-    " `waiting_for_confirmation`, read what it asks for and answer."
-)
 
 
 class ProtectedResource(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,9 +126,7 @@ class McpServer(Extension[McpServerConfig]):
     @asynccontextmanager
     async def run(self, server: Server) -> AsyncIterator[None]:
         """Give the handlers what they need."""
-        self._services = Services(
-            server=server, messages=server.app[PENDING], files=server.app[FILES]
-        )
+        self._server = server
         yield
 
     @web.middleware
@@ -192,92 +177,19 @@ class McpServer(Extension[McpServerConfig]):
         """
         _check_headers(request)
         message = await read_json(request, _MESSAGE)
-        caller = request[PRINCIPAL]
         request[AUDITED] = Audited(action="")
         if message.method is UNSET or message.id is UNSET:
             return web.Response(status=HTTPStatus.ACCEPTED)
         params = {} if message.params is UNSET else message.params
+        # Not every server is asked, and what answers takes a while to import.
+        await asyncio.to_thread(importlib.import_module, ".methods", __package__)
+        from .methods import answer  # noqa: PLC0415
+
         try:
-            result = await self._answer(request, caller, message.method, params)
+            result = await answer(request, self._server, message.method, params)
         except Refused as exc:
             return json_response(Reply(id=message.id, error=exc.failure))
         return json_response(Reply(id=message.id, result=result))
-
-    async def _answer(
-        self, request: web.Request, caller: Principal, method: str, params: dict[str, Any]
-    ) -> dict[str, Any]:
-        match method:
-            case "initialize":
-                return _initialized(params)
-            case "ping":
-                return {}
-            case "tools/list":
-                return {
-                    "tools": [one.describe() for one in TOOLS.values() if _may(one.scope, caller)]
-                }
-            case "tools/call":
-                return await self._call(request, caller, params)
-            case "resources/templates/list":
-                return {"resourceTemplates": list(TEMPLATES)}
-            case "resources/list" | "resources/read":
-                try:
-                    return await self._read(caller, method, params)
-                except AgentsvcError as exc:
-                    raise refused_for(exc) from exc
-            case _:
-                raise Refused(METHOD_NOT_FOUND, f"There is no method `{method}`")
-
-    async def _read(self, caller: Principal, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        name = "cursor" if method == "resources/list" else "uri"
-        given = params.get(name)
-        if not isinstance(given, str) and (name == "uri" or given is not None):
-            raise Refused(INVALID_PARAMS, f"`{name}` should be a text")
-        if name == "cursor":
-            return await list_resources(self._services, caller, given)
-        return await read_resource(self._services, caller, given or "")
-
-    async def _call(
-        self, request: web.Request, caller: Principal, params: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Use a tool: what goes wrong in it is told to the agent, which may mend it."""
-        tool = TOOLS.get(params["name"]) if isinstance(params.get("name"), str) else None
-        if tool is None:
-            raise Refused(INVALID_PARAMS, "There is no such tool")
-        arguments = params.get("arguments") or {}
-        if tool.scope is not Scope.READ:
-            request[AUDITED] = _audited(tool.name, arguments, HTTPStatus.INTERNAL_SERVER_ERROR)
-        try:
-            # As JSON has it: texts, numbers and nothing else.
-            found = msgspec.to_builtins(await tool.call(self._services, caller, arguments))
-        except AgentsvcError as exc:
-            found, status = arguments, exc.status
-            result = {"content": _text(f"{exc.code}: {told(exc)}"), "isError": True}
-        else:
-            status, text = HTTPStatus.OK, msgspec.json.encode(found).decode()
-            result = {"content": _text(text), "structuredContent": found, "isError": False}
-        if tool.scope is not Scope.READ:
-            request[AUDITED] = _audited(tool.name, {**_object(arguments), **_object(found)}, status)
-        return result
-
-
-def _audited(tool: str, about: Any, status: int) -> Audited:
-    chosen = str(_object(about).get("conversation_id") or "")[:64]
-    subject = f"conversation_id={chosen}" if chosen else ""
-    return Audited(action=f"MCP {tool}", subject=subject, status=status)
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _initialized(params: dict[str, Any]) -> dict[str, Any]:
-    asked = params.get("protocolVersion")
-    return {
-        "protocolVersion": asked if asked in VERSIONS else LATEST,
-        "capabilities": {"tools": {}, "resources": {}},
-        "serverInfo": {"name": "agentsvc", "title": "agentsvc", "version": VERSION},
-        "instructions": _INSTRUCTIONS,
-    }
 
 
 def _check_headers(request: web.Request) -> None:
@@ -295,15 +207,3 @@ def _check_headers(request: web.Request) -> None:
 
 def _origin(request: web.Request) -> str:
     return "/".join(links_of(request).base.split("/")[:3])
-
-
-def _may(scope: Scope, caller: Principal) -> bool:
-    try:
-        check_scope(scope, caller)
-    except NotAllowed:
-        return False
-    return True
-
-
-def _text(text: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": text}]

@@ -1,7 +1,7 @@
 """Keeps the links of shared conversations, and reads what they show."""
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -24,7 +24,6 @@ from agentsvc.extension.preferences import SecretStore, SettingsStore
 from agentsvc.extension.server import Server
 from agentsvc.extension.storage import Row, Transaction, note_effect
 
-from .masking import Masker, secrets_in
 from .redaction import SHOWN_KINDS, Redaction, show
 from .settings import SharingConfig
 
@@ -137,11 +136,13 @@ class Links:
 class Reading:
     """What one link shows, without the secrets of its user."""
 
-    def __init__(self, server: Server, link: Link, view: ConversationView, masker: Masker) -> None:
+    def __init__(
+        self, server: Server, link: Link, view: ConversationView, mask: Callable[[str], str]
+    ) -> None:
         self._events = server.events
         self.link = link
         self.conversation = view.conversation
-        self.mask = masker.mask
+        self.mask = mask
 
     @classmethod
     async def open(cls, server: Server, link: Link) -> "Reading":
@@ -159,7 +160,7 @@ class Reading:
             [task.request for task in tasks],
             [view.sandbox.session_key] if view.sandbox else [],
         ]
-        return cls(server, link, view, await asyncio.to_thread(Masker, list(secrets_in(known))))
+        return cls(server, link, view, await asyncio.to_thread(_mask_of, known))
 
     async def search(
         self, query: EventQuery, *, page_id: str | None, limit: int
@@ -182,6 +183,12 @@ class Reading:
 
     def _show(self, bodies: Sequence[bytes | None]) -> list[bytes | None]:
         return [body and show(body, self.mask, self.link.redact) for body in bodies]
+
+
+def _mask_of(known: list[Any]) -> Callable[[str], str]:
+    from .masking import Masker, secrets_in  # noqa: PLC0415  # what it compiles takes time
+
+    return Masker(secrets_in(known)).mask
 
 
 def _shown_only(query: EventQuery) -> EventQuery:

@@ -49,6 +49,11 @@ def head(title: str, facts: Iterable[str]) -> bytes:
 FOOT: Final = b"</main></body></html>\n"
 
 
+def articles(events: Iterable[bytes]) -> bytes:
+    """Return some events as parts of the file."""
+    return b"".join(map(article, events))
+
+
 def article(body: bytes) -> bytes:
     """Return an event as a part of the file."""
     event = json.loads(body)

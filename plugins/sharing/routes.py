@@ -54,7 +54,6 @@ from agentsvc.extension.web import (
 )
 
 from .links import MIGRATIONS, Link, Links, Reading
-from .page import FOOT, POLICY, article, head
 from .redaction import Redaction, show_text
 from .settings import SharingConfig
 
@@ -368,6 +367,8 @@ class Sharing(Extension[SharingConfig]):
     async def _send_page(
         self, request: web.Request, link: Link, *, is_download: bool
     ) -> web.StreamResponse:
+        from .page import POLICY  # noqa: PLC0415  # few ask for one
+
         reading = await Reading.open(self._server, link)
         headers = {
             **_HEADERS,
@@ -393,22 +394,20 @@ class Sharing(Extension[SharingConfig]):
         return response
 
     async def _parts(self, reading: Reading) -> AsyncIterator[bytes]:
+        from .page import FOOT, articles, head  # noqa: PLC0415  # few ask for one
+
         shown = from_reading(reading)
         facts = (shown.llm_model, shown.selected_repository, f"{shown.created_at[:16]} UTC")
         yield head(shown.title or "Conversation", [one or "" for one in facts])
         page_id: str | None = None
         while True:
             events, page_id = await reading.search(EventQuery(), page_id=page_id, limit=_PAGE)
-            written = await asyncio.to_thread(_articles, events)
+            written = await asyncio.to_thread(articles, events)
             for start in range(0, len(written), _PIECE):
                 yield written[start : start + _PIECE]
             if page_id is None:
                 break
         yield FOOT
-
-
-def _articles(events: list[bytes]) -> bytes:
-    return b"".join(map(article, events))
 
 
 def answer_link(request: web.Request, link: Link) -> web.Response:

@@ -1,11 +1,12 @@
 """A provider that speaks OpenID Connect: where it is, its keys, and whether its tokens are good.
 
-joserfc checks signatures and claims. Metadata and keys are fetched when they are first needed; keys again
+`tokens` checks signatures and claims. Metadata and keys are fetched when they are first needed; keys again
 for a token that names one that is not known, since providers change them.
 """
 
 import asyncio
 import hashlib
+import importlib.util
 import ipaddress
 import logging
 from base64 import urlsafe_b64encode
@@ -21,22 +22,10 @@ from agentsvc.base import NotAuthenticated, SignInUnavailable, StartFailed, mono
 
 from .settings import ProviderConfig
 
-try:
-    from joserfc import jwt
-    from joserfc.errors import InvalidKeyIdError, JoseError
-    from joserfc.jwk import JWKRegistry, Key, KeySet
-except ImportError as exc:
-    raise StartFailed(
-        "Sign-in needs the package joserfc", hint="install agentsvc with the extra `oidc`"
-    ) from exc
-
 log = logging.getLogger(__name__)
 
 type Claims = dict[str, Any]
 
-_ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
-_ALGORITHMS_OF_CURVES: Final = ("ES256", "ES384", "ES512", "Ed25519", "EdDSA")
-_KEY_TYPES: Final = ("RSA", "EC", "OKP")
 _SECONDS: Final = 10.0
 _LARGEST_BYTES: Final = 512 * 1024
 _METADATA_SECONDS: Final = 3600.0
@@ -78,7 +67,7 @@ class Provider:
         self._lock = asyncio.Lock()
         self._metadata: Metadata | None = None
         self._metadata_at = 0.0
-        self._keys: KeySet = KeySet([])
+        self._keys: list[dict[str, Any]] = []
         self._keys_at = float("-inf")
         self._told: dict[str, float] = {}
         if not _is_safe(config.issuer):
@@ -167,27 +156,25 @@ class Provider:
     async def _verify(
         self, token: str, more: Mapping[str, Any], *, needs_subject: bool = True
     ) -> Claims:
+        # What checks them takes as long to import as a server to start without it.
+        await asyncio.to_thread(importlib.import_module, ".tokens", __package__)
+        from .tokens import BadToken, UnknownKey, verify  # noqa: PLC0415
+
+        said = {
+            "iss": {"essential": True, "value": self.config.issuer},
+            "aud": {"essential": True, "value": self.config.client_id},
+            "exp": {"essential": True},
+            "sub": {"essential": needs_subject},
+            **more,
+        }
         try:
             try:
-                found = self._decode_token(token)
-            except (InvalidKeyIdError, LookupError):
+                return verify(token, self._keys, said, skew=self._skew)
+            except UnknownKey:
                 await self._fetch_keys()
-                found = self._decode_token(token)
-            registry = jwt.JWTClaimsRegistry(
-                leeway=self._skew,
-                iss={"essential": True, "value": self.config.issuer},
-                aud={"essential": True, "value": self.config.client_id},
-                exp={"essential": True},
-                sub={"essential": needs_subject},
-                **more,
-            )
-            registry.validate(found.claims)
-        except (JoseError, ValueError, TypeError, LookupError) as exc:
-            raise self._refused(f"its token is not good ({type(exc).__name__})") from exc
-        return found.claims
-
-    def _decode_token(self, token: str) -> jwt.Token:
-        return jwt.decode(token, self._keys, [*_ALGORITHMS, *_ALGORITHMS_OF_CURVES])
+                return verify(token, self._keys, said, skew=self._skew)
+        except BadToken as exc:
+            raise self._refused(f"its token is not good ({exc})") from exc
 
     def _refused(self, why: str) -> NotAuthenticated:
         log.warning("sign-in refused", extra={"provider": self.name, "reason": why})
@@ -216,7 +203,7 @@ class Provider:
                 return
             self._keys_at = monotonic()
             found = self._decoded(*await self._ask("GET", metadata.jwks_uri), _Keys)
-            self._keys = KeySet([key for one in found.keys if (key := _key_of(one)) is not None])
+            self._keys = found.keys
 
     async def _ask(
         self,
@@ -250,6 +237,14 @@ class Provider:
         return SignInUnavailable(f"The provider `{self.name}` cannot be used now: {why}")
 
 
+def check_installed() -> None:
+    """Raise StartFailed where what checks tokens is not installed; it is imported when it is needed."""
+    if importlib.util.find_spec("joserfc") is None:
+        raise StartFailed(
+            "Sign-in needs the package joserfc", hint="install agentsvc with the extra `oidc`"
+        )
+
+
 def new_session() -> aiohttp.ClientSession:
     """Return what providers are asked with; the environment may name a proxy."""
     return aiohttp.ClientSession(
@@ -268,16 +263,6 @@ def _read_secret(name: str, path: str) -> str:
         raise StartFailed(
             f"`sign_in.providers.{name}.client_secret_file` cannot be read: {path}"
         ) from exc
-
-
-def _key_of(shown: dict[str, Any]) -> Key | None:
-    """Return a key that signs, or None for one of another use or kind."""
-    if shown.get("kty") not in _KEY_TYPES or shown.get("use", "sig") != "sig":
-        return None
-    try:
-        return JWKRegistry.import_key(shown)
-    except (JoseError, ValueError, TypeError, LookupError):
-        return None
 
 
 def _is_safe(url: str) -> bool:

@@ -55,7 +55,7 @@ from agentsvc.extension.web import (
 
 from .attempts import Attempts
 from .identities import MIGRATIONS, Identities, Person
-from .provider import Claims, Provider, new_session
+from .provider import Claims, Provider, check_installed, new_session
 from .roles import role_of
 from .settings import SignInConfig
 
@@ -206,6 +206,8 @@ class SignIn(Extension[SignInConfig]):
         """Have what providers are asked with."""
         self._identities = Identities(server.database)
         self._attempts = Attempts()
+        if self.config.providers:
+            check_installed()
         async with new_session() as session:
             skew = self.config.clock_skew_seconds
             self._providers = {

@@ -20,6 +20,7 @@ from agentsvc.base.values import monotonic, now
 from tests.bench import (
     part_agents,
     part_api,
+    part_doors,
     part_idle,
     part_network,
     part_pages,
@@ -37,6 +38,7 @@ type Part = Callable[[Sizes, Path], Awaitable[Section]]
 
 PARTS: Final[Mapping[str, Part]] = {
     "start": part_start.measure,
+    "doors": part_doors.measure,
     "api": part_api.measure,
     "requests": part_requests.measure,
     "pages": part_pages.measure,

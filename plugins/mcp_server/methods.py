@@ -1,0 +1,122 @@
+"""The methods of the protocol. Imported with the first request."""
+
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from agentsvc.base import AgentsvcError, NotAllowed
+from agentsvc.extension.agents import FILES, PENDING, Principal
+from agentsvc.extension.server import VERSION, Server
+from agentsvc.extension.web import AUDITED, PRINCIPAL, Audited, Scope, check_scope
+
+from .protocol import (
+    INVALID_PARAMS,
+    LATEST,
+    METHOD_NOT_FOUND,
+    VERSIONS,
+    Refused,
+    refused_for,
+    told,
+)
+from .resources import TEMPLATES, list_resources, read_resource
+from .tools import TOOLS, Services
+
+_INSTRUCTIONS: Final = (
+    "Each conversation is a software agent at work in a sandbox of its own. Start one with a task,"
+    " collect it until `is_over`, and read its changes. Where `execution_status` is"
+    " `waiting_for_confirmation`, read what it asks for and answer."
+)
+
+
+async def answer(
+    request: web.Request, server: Server, method: str, params: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what a request is answered with; raises Refused."""
+    caller = request[PRINCIPAL]
+    services = Services(server=server, messages=server.app[PENDING], files=server.app[FILES])
+    match method:
+        case "initialize":
+            return _initialized(params)
+        case "ping":
+            return {}
+        case "tools/list":
+            return {"tools": [one.describe() for one in TOOLS.values() if _may(one.scope, caller)]}
+        case "tools/call":
+            return await _call(request, services, params)
+        case "resources/templates/list":
+            return {"resourceTemplates": list(TEMPLATES)}
+        case "resources/list" | "resources/read":
+            try:
+                return await _read(services, caller, method, params)
+            except AgentsvcError as exc:
+                raise refused_for(exc) from exc
+        case _:
+            raise Refused(METHOD_NOT_FOUND, f"There is no method `{method}`")
+
+
+async def _read(
+    services: Services, caller: Principal, method: str, params: dict[str, Any]
+) -> dict[str, Any]:
+    name = "cursor" if method == "resources/list" else "uri"
+    given = params.get(name)
+    if not isinstance(given, str) and (name == "uri" or given is not None):
+        raise Refused(INVALID_PARAMS, f"`{name}` should be a text")
+    if name == "cursor":
+        return await list_resources(services, caller, given)
+    return await read_resource(services, caller, given or "")
+
+
+async def _call(request: web.Request, services: Services, params: dict[str, Any]) -> dict[str, Any]:
+    """Use a tool: what goes wrong in it is told to the agent, which may mend it."""
+    tool = TOOLS.get(params["name"]) if isinstance(params.get("name"), str) else None
+    if tool is None:
+        raise Refused(INVALID_PARAMS, "There is no such tool")
+    arguments = params.get("arguments") or {}
+    if tool.scope is not Scope.READ:
+        request[AUDITED] = _audited(tool.name, arguments, HTTPStatus.INTERNAL_SERVER_ERROR)
+    try:
+        # As JSON has it: texts, numbers and nothing else.
+        found = msgspec.to_builtins(await tool.call(services, request[PRINCIPAL], arguments))
+    except AgentsvcError as exc:
+        found, status = arguments, exc.status
+        result = {"content": _text(f"{exc.code}: {told(exc)}"), "isError": True}
+    else:
+        status, text = HTTPStatus.OK, msgspec.json.encode(found).decode()
+        result = {"content": _text(text), "structuredContent": found, "isError": False}
+    if tool.scope is not Scope.READ:
+        request[AUDITED] = _audited(tool.name, {**_object(arguments), **_object(found)}, status)
+    return result
+
+
+def _audited(tool: str, about: Any, status: int) -> Audited:
+    chosen = str(_object(about).get("conversation_id") or "")[:64]
+    subject = f"conversation_id={chosen}" if chosen else ""
+    return Audited(action=f"MCP {tool}", subject=subject, status=status)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _initialized(params: dict[str, Any]) -> dict[str, Any]:
+    asked = params.get("protocolVersion")
+    return {
+        "protocolVersion": asked if asked in VERSIONS else LATEST,
+        "capabilities": {"tools": {}, "resources": {}},
+        "serverInfo": {"name": "agentsvc", "title": "agentsvc", "version": VERSION},
+        "instructions": _INSTRUCTIONS,
+    }
+
+
+def _may(scope: Scope, caller: Principal) -> bool:
+    try:
+        check_scope(scope, caller)
+    except NotAllowed:
+        return False
+    return True
+
+
+def _text(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
