@@ -41,13 +41,21 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     versions: str
     home: Path
 
-    async def run(self, program: str, **task: Any) -> dict[str, Any]:
+    async def run(
+        self, program: str, *, time_limit: float = _RUN_SECONDS, **task: Any
+    ) -> dict[str, Any]:
         """Run a program: it gets the task as JSON and reports what it saw as JSON, at its end."""
-        output = await self.call(*self.command, str(self.programs / program), task=task)
+        command = (*self.command, str(self.programs / program))
+        output = await self.call(*command, task=task, time_limit=time_limit)
         report: dict[str, Any] = json.loads(output.splitlines()[-1])
         return report
 
-    async def call(self, *command: str, task: Mapping[str, Any] | None = None) -> str:
+    async def call(
+        self,
+        *command: str,
+        task: Mapping[str, Any] | None = None,
+        time_limit: float = _RUN_SECONDS,
+    ) -> str:
         """Run any command and return what it printed; fails with all of it if the command does.
 
         A command that takes too long is ended, which is a failure, too.
@@ -62,7 +70,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
                 stderr=errors,
             )
             try:
-                async with asyncio.timeout(_RUN_SECONDS):
+                async with asyncio.timeout(time_limit):
                     await process.communicate(json.dumps(task or {}).encode())
             except TimeoutError:
                 pass
