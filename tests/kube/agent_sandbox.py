@@ -11,7 +11,7 @@ import logging
 from pathlib import Path
 from typing import Any, Final
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]  # it has no types of its own
 from aiohttp import web
 
 from agentsvc.base.values import new_id

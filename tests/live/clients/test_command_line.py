@@ -5,6 +5,7 @@ import json
 import re
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,7 +80,11 @@ async def _talk_by_acp(
     }
     settings = command_line.home / ".openhands" / "agent_settings.json"
     settings.write_text(json.dumps({"llm": model, "tools": [], "kind": "Agent"}))
-    task = {"openhands": str(openhands), "url": shared.url, "cwd": str(tmp_path)}
+    task: dict[str, Any] = {
+        "openhands": str(openhands),
+        "url": shared.url,
+        "cwd": str(tmp_path),
+    }
     seen = await command_line.run("acp_cloud.py", text=run("echo from an editor"), **task)
     assert seen["ended"] == "end_turn"
     assert any("from an editor" in text for text in seen["results"]), seen

@@ -5,6 +5,7 @@ import contextlib
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -176,6 +177,10 @@ async def test_a_server_that_restarts_in_the_middle_of_a_start_goes_on(
         rig.backend = await rig.open()
         again = await rig.wait(handle, Phase.RUNNING)
         assert again.endpoints == report.endpoints
+
+
+def _put_secret(secret: Json, api: KubeApi) -> None:
+    api.store.put("secrets", secret)
 
 
 def _control(api: KubeApi) -> None:
@@ -368,7 +373,7 @@ async def test_a_secret_that_says_nothing_starts_nothing(api: SandboxApi, tmp_pa
         name = f"oh-agent-server-{handle.sandbox_id}"
         secret = api.store.get("secrets", "default", name)
         for data in ({}, {"start": "no base64"}, {"start": 5}):
-            api.tell(lambda here, data=data: here.store.put("secrets", {**secret, "data": data}))
+            api.tell(partial(_put_secret, {**secret, "data": data}))
             api.tell(_control)
 
             async def is_told() -> bool:
