@@ -204,6 +204,29 @@ def test_a_server_imports_no_plugin_that_it_does_not_need(tmp_path: Path) -> Non
     assert done.stdout.split() == ["process"]
 
 
+def test_a_door_that_is_on_imports_what_answers_with_the_first_request(tmp_path: Path) -> None:
+    doors = ("sharing", "mcp_server", "acp_agent", "sign_in")
+    late = {
+        "sharing": {"masking", "page"},
+        "mcp_server": {"methods", "tools", "resources", "reading"},
+        "acp_agent": {"serving", "agent", "connection"},
+        "sign_in": {"tokens"},
+    }
+    tables = {name: {"enabled": True} for name in doors}
+    program = (
+        "import asyncio, sys; from pathlib import Path; from agentsvc.app import build_app;"
+        f"from agentsvc.config.schema import Config; config = Config(extensions={tables!r});"
+        f"asyncio.run(build_app(config, data_dir=Path({str(tmp_path)!r}))); print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    imported = set(done.stdout.split())
+    assert {f"agentsvc_plugins.{name}" for name in doors} <= imported
+    not_yet = {f"agentsvc_plugins.{name}.{part}" for name, parts in late.items() for part in parts}
+    assert not imported & (not_yet | {"joserfc", "agentsvc.cli.client"})
+
+
 def test_an_installed_package_is_found_by_its_entry_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
