@@ -59,6 +59,7 @@ async def running(
         "AUTOMATION_SCHEDULER_INTERVAL_SECONDS": "1",
         "AUTOMATION_DISPATCHER_INTERVAL_SECONDS": "1",
         "AUTOMATION_SANDBOX_POLL_INTERVAL": "1",
+        "AUTOMATION_SANDBOX_READY_TIMEOUT": str(int(LIMIT)),
         "LOCAL_STORAGE_PATH": str(directory),
     }
     program = ("-m", "uvicorn", "openhands.automation.app:app", "--fd", str(listener.fileno()))
@@ -132,6 +133,7 @@ async def test_it_runs_an_automation_once_there_is_room_until_its_key_is_revoked
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         own = await make_installation(
+            AGENTSVC_SANDBOXES__START_SECONDS=str(LIMIT),
             AGENTSVC_GIT__PRIVATE_HOSTS=json.dumps([f"127.0.0.1:{listener.getsockname()[1]}"]),
             AGENTSVC_BACKENDS__PROCESS__READABLE=json.dumps([str(tools)]),
             AGENTSVC_BACKENDS__PROCESS__PATH=f"{tools}:{sys.base_prefix}/bin:{search_path('')}",
