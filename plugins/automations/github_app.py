@@ -5,21 +5,13 @@ Neither leaves it but for the App's own host: no sandbox, and no answer of the A
 """
 
 import asyncio
-from base64 import urlsafe_b64encode
-from datetime import datetime
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 import msgspec
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from agentsvc.base import (
     BadRequest,
-    InvalidRequest,
     NotAllowed,
     NotAuthenticated,
     NotFound,
@@ -35,11 +27,6 @@ from agentsvc.extension.storage import Database, Queryable, Transaction, Vault
 
 from .host_calls import part_of
 
-_SMALLEST: Final = 2048
-_PAST_SECONDS: Final = 60
-"""How far the clock of GitHub may be behind."""
-_SECONDS: Final = 540
-"""GitHub takes at most ten minutes."""
 _LONGEST: Final = 3600.0
 _MARGIN: Final = 300.0
 _RENEWALS: Final = 60.0
@@ -162,7 +149,7 @@ class GithubApps:
     async def _api(self, app: GithubApp) -> Api:
         """Return the host's API as the App itself opens it."""
         private_key = self.keys_of(app).private_key
-        text = await asyncio.to_thread(signed, app.app_id, private_key, now())
+        text = await asyncio.to_thread(_signed, app.app_id, private_key)
         token = ProviderToken(token=Secret(text), host=app.host)
         return await self._git.api(app.user_id, Provider.GITHUB, token)
 
@@ -193,34 +180,11 @@ class GithubApps:
         return _Kept(token=lent, until=monotonic() + max(seconds, 1.0), sealed=app.sealed)
 
 
-def signed(app_id: str, private_key: str, moment: datetime) -> str:
-    """Return what shows to GitHub for some minutes that one is an App. Takes a while."""
-    at = int(moment.timestamp())
-    claims = {"iat": at - _PAST_SECONDS, "exp": at + _SECONDS, "iss": app_id}
-    text = f"{_encoded({'alg': 'RS256', 'typ': 'JWT'})}.{_encoded(claims)}"
-    signature = _read_key(private_key).sign(text.encode(), PKCS1v15(), SHA256())
-    return f"{text}.{_in_base64(signature)}"
+def _signed(app_id: str, private_key: str) -> str:
+    # Few servers have Apps, and what signs takes a while to import.
+    from .github_jwt import signed  # noqa: PLC0415
 
-
-def _read_key(text: str) -> RSAPrivateKey:
-    try:
-        key = load_pem_private_key(text.encode(), password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        key = None
-    if not isinstance(key, RSAPrivateKey) or key.key_size < _SMALLEST:
-        raise InvalidRequest(
-            f"This is no RSA key of at least {_SMALLEST} bits in PEM, without a password",
-            loc=("body", "private_key"),
-        )
-    return key
-
-
-def _encoded(value: Any) -> str:
-    return _in_base64(msgspec.json.encode(value))
-
-
-def _in_base64(value: bytes) -> str:
-    return urlsafe_b64encode(value).rstrip(b"=").decode()
+    return signed(app_id, private_key, now())
 
 
 def _context(user_id: str) -> str:

@@ -136,7 +136,7 @@ HELD: Final[dict[str, tuple[str, ...]]] = {
         "tests/agentserver/test_own_addresses.py::test_no_special_address_is_called",
     ),
     "The server keeps hashes of API keys.": ("resilience:canaries",),
-    "Secrets, model keys, tokens and sandbox keys are sealed with AES-256-GCM, each with its row as associated data.": (
+    "Secrets, model keys, tokens, keys of GitHub Apps and sandbox keys are sealed with AES-256-GCM, each with its row as associated data.": (
         "resilience:canaries",
         "tests/storage/test_vault.py::test_a_sealed_value_does_not_open_in_another_context",
     ),
