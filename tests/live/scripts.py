@@ -28,7 +28,7 @@ def _next_command(turn: Turn) -> Reply:
     commands = _COMMAND.findall(turn.user_text)
     if turn.step >= len(commands):
         return finish(DONE) if "finish" in turn.tools else say(DONE)
-    tool = next(name for name in _TERMINALS if name in turn.tools)
+    tool = next((name for name in _TERMINALS if name in turn.tools), "terminal")
     return call(tool, command=commands[turn.step], **_TERMINALS[tool])
 
 
