@@ -15,6 +15,8 @@ import pytest
 from agentsvc.plugin.backend import BackendContext, RuntimeBackend
 from agentsvc.sandboxes.plugin_loader import PluginHost
 from agentsvc.testing import WORKLOAD, KitOptions, backend_contract
+from agentsvc.testing.checks import CHECKS
+from agentsvc.testing.kit import run_check
 from tests.kube.agent_sandbox import SandboxApi
 from tests.plugins.agent_sandbox.pools import POOL, put_pool
 
@@ -48,18 +50,20 @@ async def unreachable(_backend: RuntimeBackend[Any]) -> AsyncIterator[None]:
         server.cut(is_cut=False)
 
 
-def _make(self: RuntimeBackend[Any], _config: Any, context: BackendContext) -> None:
-    config = KIND.Config(
-        kubeconfig=str(_APIS[0][1]),
-        reach="pod",
-        server_cidrs=("127.0.0.0/8",),
-        stop_seconds=1,
-        request_seconds=5.0,
-    )
-    KIND.__init__(self, config, context)
+def _here(reach: str) -> type[RuntimeBackend[Any]]:
+    """Return a kind of backend that gets the way to the API server when it is made."""
 
+    def make(self: RuntimeBackend[Any], _config: Any, context: BackendContext) -> None:
+        config = KIND.Config(
+            kubeconfig=str(_APIS[0][1]),
+            reach=reach,
+            server_cidrs=("127.0.0.0/8",),
+            stop_seconds=1,
+            request_seconds=5.0,
+        )
+        KIND.__init__(self, config, context)
 
-HERE: Final = type(KIND.__name__, (KIND,), {"__init__": _make})
+    return type(KIND.__name__, (KIND,), {"__init__": make})
 
 
 def _options(limits: tuple[str, ...], **options: Any) -> KitOptions:
@@ -72,5 +76,15 @@ def _options(limits: tuple[str, ...], **options: Any) -> KitOptions:
     )
 
 
-TestByThemselves = backend_contract(HERE, KIND.Config(), _options(("cpus", "memory_bytes")))
-TestOfAPool = backend_contract(HERE, KIND.Config(), _options((), warm_pool=POOL))
+BY_ADDRESS: Final = (_here("pod"), KIND.Config())
+TestByThemselves = backend_contract(*BY_ADDRESS, _options(("cpus", "memory_bytes")))
+TestOfAPool = backend_contract(*BY_ADDRESS, _options((), warm_pool=POOL))
+
+
+@pytest.mark.parametrize(
+    "name", ["a_created_sandbox_runs_and_its_ports_answer", "close_leaves_sandboxes_running"]
+)
+def test_one_of_a_pool_is_reached_through_the_api_server(name: str) -> None:
+    [check] = [check for check in CHECKS if check.name == name]
+    options = _options((), warm_pool=POOL)
+    asyncio.run(run_check(check, _here("port-forward"), KIND.Config(), options))

@@ -30,7 +30,7 @@ else:
 
 type Json = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ async def rig_on(
     config = config_of(api, tmp_path, end_seconds=15.0, **changes)
     kind = backend.AgentSandboxBackend
     # One that waits in vain shall say where.
-    async with asyncio.timeout(60), open_rig(kind, config, options) as rig:
+    async with asyncio.timeout(200), open_rig(kind, config, options) as rig:
         yield rig
 
 
