@@ -204,9 +204,7 @@ class KubeApi:
         if request.query.get("watch"):
             return await self._watch(request, kind, namespace)
         found = self.store.select(kind, namespace, request.query.get("labelSelector", ""))
-        if fields := request.query.get("fieldSelector", ""):
-            uid = fields.removeprefix("involvedObject.uid=")
-            found = [one for one in found if one["involvedObject"]["uid"] == uid]
+        found = [one for one in found if _is_chosen(request, one)]
         begin = int(request.query.get("continue") or 0)
         end = begin + int(request.query.get("limit") or len(found) or 1)
         more = str(end) if end < len(found) else ""
@@ -216,18 +214,28 @@ class KubeApi:
         return web.json_response({"metadata": metadata, "items": found[begin:end]})
 
     async def _watch(self, request: web.Request, kind: str, namespace: str) -> web.StreamResponse:
-        version = int(request.query["resourceVersion"])
-        wanted = request.query.get("labelSelector", "")
-        self.store.since(version, kind)
+        version = int(request.query.get("resourceVersion", "0"))
+        known: list[Json] = []
+        if version:
+            self.store.since(version, kind)
+        else:
+            # Whoever names no version is told of all there is, and then of what happens.
+            selector = request.query.get("labelSelector", "")
+            known, version = self.store.select(kind, namespace, selector), self.store.version
         answer = web.StreamResponse(headers={"Content-Type": "application/json"})
         await answer.prepare(request)
         with contextlib.suppress(ConnectionError):
-            await self._tell_of(answer, kind, namespace, version, wanted)
+            for one in known:
+                if _is_chosen(request, one):
+                    await _event(answer, "ADDED", one)
+            await self._tell_of(request, answer, version)
         return answer
 
     async def _tell_of(
-        self, answer: web.StreamResponse, kind: str, namespace: str, version: int, selector: str
+        self, request: web.Request, answer: web.StreamResponse, version: int
     ) -> None:
+        kind, namespace = request.match_info["kind"], request.match_info["namespace"]
+        selector = request.query.get("labelSelector", "")
         pairs = [part.split("=", 1) for part in selector.split(",") if part]
         while True:
             # What happens while this is told is news for the next round.
@@ -241,11 +249,16 @@ class KubeApi:
                 version = at
                 labels = obj["metadata"].get("labels") or {}
                 is_meant = all(labels.get(name) == value for name, value in pairs)
-                if is_meant and obj["metadata"]["namespace"] == namespace:
+                if (
+                    is_meant
+                    and _is_chosen(request, obj)
+                    and obj["metadata"]["namespace"] == namespace
+                ):
                     await _event(answer, what, obj)
             version = latest
             bookmark = {"kind": "Pod", "metadata": {"resourceVersion": str(version)}}
-            await _event(answer, "BOOKMARK", bookmark)
+            if "allowWatchBookmarks" in request.query:
+                await _event(answer, "BOOKMARK", bookmark)
             await changed.wait()
 
     async def _patch(self, request: web.Request) -> web.Response:
@@ -403,6 +416,14 @@ class KubeApi:
             if not request.query.get("follow") or uid not in self.node.logs:
                 return answer
             await asyncio.sleep(0.02)
+
+
+def _is_chosen(request: web.Request, obj: Json) -> bool:
+    """Say whether an object has the field that a request chooses by: two of them are known."""
+    name, _, value = request.query.get("fieldSelector", "").partition("=")
+    if name == "metadata.name":
+        return bool(obj["metadata"]["name"] == value)
+    return name != "involvedObject.uid" or obj["involvedObject"]["uid"] == value
 
 
 def _key(request: web.Request) -> tuple[str, str, str]:

@@ -24,7 +24,9 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def python_sdk(workshop: Path, record_property: Record) -> Client:
     return _installed(
         record_property,
-        lambda: install_python(workshop / "sdk", "openhands-sdk", "openhands-workspace"),
+        lambda: install_python(
+            workshop / "sdk", "openhands-sdk", "openhands-workspace", "k8s-agent-sandbox"
+        ),
     )
 
 

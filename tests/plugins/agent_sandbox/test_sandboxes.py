@@ -5,7 +5,6 @@ import contextlib
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,10 +176,6 @@ async def test_a_server_that_restarts_in_the_middle_of_a_start_goes_on(
         rig.backend = await rig.open()
         again = await rig.wait(handle, Phase.RUNNING)
         assert again.endpoints == report.endpoints
-
-
-def _put_secret(secret: Json, api: KubeApi) -> None:
-    api.store.put("secrets", secret)
 
 
 def _control(api: KubeApi) -> None:
@@ -365,22 +360,24 @@ async def test_what_is_somebody_elses_is_neither_taken_nor_touched(
         assert api.store.get(kind, "default", name)["metadata"].get("deletionTimestamp") is None
 
 
-async def test_a_secret_that_says_nothing_starts_nothing(api: SandboxApi, tmp_path: Path) -> None:
+@pytest.mark.parametrize("data", [{}, {"start": "no base64"}, {"start": 5}, "start"])
+async def test_a_secret_that_says_nothing_starts_nothing(
+    api: SandboxApi, tmp_path: Path, data: Any
+) -> None:
     await filled(api, 1)
     async with rig_on(api, tmp_path) as rig:
         api.controls = False
         handle = await rig.create(rig.order())
         name = f"oh-agent-server-{handle.sandbox_id}"
         secret = api.store.get("secrets", "default", name)
-        for data in ({}, {"start": "no base64"}, {"start": 5}):
-            api.tell(partial(_put_secret, {**secret, "data": data}))
-            api.tell(_control)
+        api.tell(lambda here: here.store.put("secrets", {**secret, "data": data}))
+        api.tell(_control)
 
-            async def is_told() -> bool:
-                report = await rig.backend.inspect(handle)
-                return report.phase is Phase.STARTING and "does not say how" in report.reason
+        async def is_told() -> bool:
+            report = await rig.backend.inspect(handle)
+            return report.phase is Phase.STARTING and "does not say how" in report.reason
 
-            await until(is_told)
+        await until(is_told)
 
 
 async def test_a_cluster_without_the_resources_is_told_of(tmp_path: Path) -> None:
