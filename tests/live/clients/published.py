@@ -21,12 +21,18 @@ from pathlib import Path
 from typing import IO, Any
 
 import msgspec
+import pytest
 
 from tests.live.client import PATIENCE
 
 PROGRAMS = Path(__file__).parent / "programs"
 _RUN_SECONDS = 3 * PATIENCE
 _INSTALL_SECONDS = 400
+
+
+takes_minutes = pytest.mark.skipif(
+    os.environ.get("TEST_CLIENTS") != "all", reason="it takes minutes; `poe live-clients` runs it"
+)
 
 
 class NotInstalled(Exception):

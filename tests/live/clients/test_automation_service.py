@@ -17,13 +17,14 @@ from process.launch import search_path
 
 from agentsvc.base.values import monotonic
 from tests.live.client import PATIENCE
-from tests.live.clients.published import Client
+from tests.live.clients.published import Client, takes_minutes
 from tests.live.conftest import MakeInstallation
 from tests.live.installation import Installation, eventually
 from tests.service import Client as Caller
 
 pytestmark = [
     pytest.mark.live,
+    takes_minutes,
     pytest.mark.timeout(1500),
     pytest.mark.asyncio(loop_scope="session"),
 ]

@@ -9,7 +9,7 @@ import pytest
 from agentsvc.models.hosts import host_of_url
 from agentsvc.testing.llm import ScriptedModel
 from tests.live.client import PATIENCE
-from tests.live.clients.published import Client
+from tests.live.clients.published import Client, takes_minutes
 from tests.live.conftest import MakeInstallation
 from tests.live.events import Event, errors, finishes, of_kind
 from tests.live.installation import Installation
@@ -17,6 +17,7 @@ from tests.live.scripts import DONE, run
 
 pytestmark = [
     pytest.mark.live,
+    takes_minutes,
     pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="session"),
 ]

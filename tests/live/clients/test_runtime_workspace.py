@@ -4,7 +4,7 @@ import pytest
 
 from agentsvc.testing.llm import ScriptedModel
 from tests.live.client import PATIENCE
-from tests.live.clients.published import Client
+from tests.live.clients.published import Client, takes_minutes
 from tests.live.conftest import MakeInstallation
 from tests.live.scripts import run
 
@@ -49,6 +49,7 @@ async def test_the_remote_workspace_starts_uses_pauses_and_stops_a_runtime(
     assert own.leftovers() == []
 
 
+@takes_minutes
 @pytest.mark.timeout(1800)
 async def test_a_harness_works_on_many_instances_at_once(
     python_sdk: Client, make_installation: MakeInstallation, model: ScriptedModel
