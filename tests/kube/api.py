@@ -278,7 +278,8 @@ class KubeApi:
 
     async def _post(self, request: web.Request) -> web.Response:
         kind, body = request.match_info["kind"], await request.json()
-        key = (kind, request.match_info["namespace"], body["metadata"]["name"])
+        namespace = body["metadata"].setdefault("namespace", request.match_info["namespace"])
+        key = (kind, namespace, body["metadata"]["name"])
         if key in self.store.objects:
             raise Refused(409, "AlreadyExists", f'{kind} "{key[2]}" already exists')
         return web.json_response(self._stored(kind, body, {}), status=201)

@@ -24,9 +24,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def python_sdk(workshop: Path, record_property: Record) -> Client:
     return _installed(
         record_property,
-        lambda: install_python(
-            workshop / "sdk", "openhands-sdk", "openhands-workspace", "k8s-agent-sandbox"
-        ),
+        lambda: install_python(workshop / "sdk", "openhands-sdk", "openhands-workspace"),
     )
 
 
@@ -45,6 +43,17 @@ def older_sdks(workshop: Path, record_property: Record) -> dict[str, Client]:
     return {
         version: _installed(record_property, made.result) for version, made in installed.items()
     }
+
+
+@pytest.fixture
+def agent_sandbox_sdk(workshop: Path, record_property: Record) -> Client:
+    """Return the SDK's workspaces with the client of agent-sandbox, and what that needs."""
+    packages = ("openhands-workspace", "k8s-agent-sandbox", "kubernetes", "prometheus-client")
+    needed = ("durationpy", "oauthlib", "requests-oauthlib", "websocket-client")
+    return _installed(
+        record_property,
+        lambda: install_python(workshop / "agent_sandbox", *packages, *needed, with_needed=False),
+    )
 
 
 @pytest.fixture

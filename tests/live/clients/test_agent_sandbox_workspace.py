@@ -64,7 +64,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def test_the_workspace_claims_uses_pauses_and_gives_back_a_sandbox(
-    python_sdk: Client, tmp_path: Path
+    agent_sandbox_sdk: Client, tmp_path: Path
 ) -> None:
     template, pool = shown()
     for one in (template, pool):
@@ -73,14 +73,17 @@ async def test_the_workspace_claims_uses_pauses_and_gives_back_a_sandbox(
     [container] = template["spec"]["podTemplate"]["spec"]["containers"]
     container |= {
         "args": [ENTRY, sys.executable],
-        "env": [{"name": "HOME", "value": str(tmp_path)}],
+        "env": [
+            {"name": "HOME", "value": str(tmp_path)},
+            {"name": "LITELLM_LOCAL_MODEL_COST_MAP", "value": "True"},
+        ],
         "readinessProbe": {"tcpSocket": {"port": PORT}},
     }
     with SandboxApi(tmp_path / "volumes") as api:
         api.put(template)
         api.put(pool)
         async with asyncio.timeout(PATIENCE), router(api) as url:
-            seen = await python_sdk.run(
+            seen = await agent_sandbox_sdk.run(
                 "sdk_agent_sandbox.py",
                 kubeconfig=str(api.kubeconfig(tmp_path / "config")),
                 pool=POOL,
