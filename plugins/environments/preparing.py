@@ -6,6 +6,7 @@ transaction, the environment has other files than before.
 
 import asyncio
 import logging
+from collections import defaultdict
 from functools import partial
 from typing import Any, Final
 
@@ -24,7 +25,6 @@ from .table import EnvironmentTable
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE: Final = 1
 _AGENT_SECONDS: Final = 60.0
 _LOG_CHARACTERS: Final = 20_000
 _REPOSITORY_SCRIPTS: Final = """
@@ -40,7 +40,7 @@ class _Superseded(Exception):
 
 
 class Preparer:
-    """Prepares environments, a few at a time."""
+    """Prepares environments, one at a time."""
 
     def __init__(self, server: Server, config: EnvironmentsConfig) -> None:
         self._server = server
@@ -48,7 +48,9 @@ class Preparer:
         self._table = EnvironmentTable(server.database)
         self._sandboxes = server.sandboxes
         self._config = config
-        self._room = asyncio.Semaphore(_AT_ONCE)
+        self._room = asyncio.Lock()
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """So that of each user one waits, and nobody's many keep others waiting."""
         self._made: set[str] = set()
         """The layers that are being made, which no environment has yet."""
 
@@ -87,7 +89,10 @@ class Preparer:
             await self._table.change(tx, lost, since=found.attempt)
 
     async def _run(self, environment_id: str) -> None:
-        async with self._room:
+        waiting = await self._table.find(environment_id)
+        if waiting is None:
+            return
+        async with self._turns[waiting.user_id], self._room:
             found = await self._table.find(environment_id)
             if found is None or found.status.is_final:
                 return

@@ -191,7 +191,10 @@ def test_exactly_the_older_generation_is_deprecated(name: str) -> None:
     assert is_old == (
         operation.path.startswith("/api/")
         and not operation.path.startswith(
-            ("/api/v1/", "/api/keys", "/api/agent-profiles", "/api/shared-", "/api/automation/")
+            (
+                *("/api/v1/", "/api/keys", "/api/agent-profiles", "/api/shared-"),
+                *("/api/automation/", "/api/service/"),
+            )
         )
     )
 

@@ -112,7 +112,8 @@ class ListsLate(FakeBackend):
 
     async def create(self, order: Order, save: SaveHandle) -> Handle:
         self.check_fences(order)
-        if order.limits == Limits() and order.sandbox_id not in self.world.sandboxes:
+        is_new = order.sandbox_id not in self.world.sandboxes
+        if order.limits == Limits() and is_new and not order.layer:
             sandbox = FakeSandbox(order, self.context.instance_id)
             stray(self.world, sandbox)
             await asyncio.shield(asyncio.to_thread(sandbox.start, Phase.RUNNING))
@@ -240,6 +241,13 @@ class FreezesForStop(FakeBackend):
 
     async def stop(self, handle: Handle) -> None:
         await self.pause(handle)
+
+
+class BeginsEmpty(FakeBackend):
+    """Keeps layers, and copies none."""
+
+    async def create(self, order: Order, save: SaveHandle) -> Handle:
+        return await super().create(msgspec.structs.replace(order, layer=""), save)
 
 
 class GuessesAtUse(FakeBackend):
@@ -417,7 +425,11 @@ FAULTS: list[tuple[type[FakeBackend], set[str]]] = [
     ),
     (GuessesAtUse, {"what_a_sandbox_is_said_to_use_grows_with_its_work"}),
     (PausesToGiveWay, {"one_that_gives_way_goes_on"}),
-    (FreezesForStop, {"a_stopped_sandbox_keeps_its_files_only"}),
+    (
+        FreezesForStop,
+        {"a_stopped_sandbox_keeps_its_files_only", "a_sandbox_begins_with_a_copy_of_a_layer"},
+    ),
+    (BeginsEmpty, {"a_sandbox_begins_with_a_copy_of_a_layer"}),
     (RestartsFromNothing, {"a_failed_sandbox_starts_again_on_its_files"}),
     (LogsNewestFirst, {"logs_are_in_order_and_end_at_delete"}),
     (IgnoresLimits, {"limits_that_are_not_enforced_are_refused"}),
