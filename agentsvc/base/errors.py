@@ -273,9 +273,9 @@ class ServiceLimitReached(AgentsvcError):
     retryable = True
     retry_after_seconds = 30
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, detail: str = "") -> None:
         told = {"error": self.code.upper(), "message": message}
-        super().__init__(message, extra={"detail": told})
+        super().__init__(message, detail=detail, extra={"detail": told})
 
 
 class QuotaExceeded(AgentsvcError):

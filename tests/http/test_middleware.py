@@ -122,8 +122,11 @@ async def test_every_deliberate_error_has_its_status_and_the_one_body(
     response = await client.get(f"/errors/{code}")
     kind = _DELIBERATE[code]
     assert response.status == kind.status
+    told: object = "what went wrong"
+    if code == "concurrency_limit_reached":
+        told = {"error": "CONCURRENCY_LIMIT_REACHED", "message": told}
     assert await response.json() == {
-        "detail": "what went wrong",
+        "detail": told,
         "code": code,
         "request_id": response.headers["X-Request-Id"],
     }
