@@ -94,12 +94,21 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     shared: bool = False
     """Whether others may name it in their starts; only administrators may share"""
 
+    def is_of(self, repository: str, provider: Provider | None) -> bool:
+        """Say whether it is of a repository, as far as names tell."""
+        is_same_host = None in (provider, self.provider) or provider == self.provider
+        return is_same_host and _plain(self.repository or "") == _plain(repository)
+
     @property
     def paths(self) -> tuple[str, ...]:
         """The patterns of the files that decide whether it is stale."""
         if self.repository is None:
             return ()
         return WATCHED if self.watched is None else tuple(self.watched)
+
+
+def _plain(repository: str) -> str:
+    return repository.rstrip("/").removesuffix(".git").lower()
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):

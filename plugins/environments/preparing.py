@@ -212,7 +212,7 @@ class Preparer:
         ) as checkout:
             head = await checkout.head()
             await checkout.fetch(head.commit)
-            located = locate(repository, begun.definition.provider, {})
+            located = locate(checkout.remote.url)
             workspace = Workspace(agent, f"{base}/{located.directory}")
             await workspace.unpack(
                 await checkout.pack(),

@@ -8,7 +8,6 @@ from agentsvc.base import Conflict, InvalidRequest, NotAllowed, NotFound, QuotaE
 from agentsvc.extension.conversations import (
     StartOrder,
     check_repository,
-    locate,
     refuse_credentials,
 )
 from agentsvc.extension.environments import Environment as Prepared
@@ -122,12 +121,9 @@ class EnvironmentService:
         """Return the user's own one of the repository, prepared with the same sandbox spec."""
         if order.repository is None:
             return None
-        wanted = locate(order.repository, order.provider, {}).url
         for one in await self._table.of_user(user_id, reader):
-            repository = one.definition.repository
-            if not one.layer_id or one.spec_id != spec.id or repository is None:
-                continue
-            if locate(repository, one.definition.provider, {}).url == wanted:
+            is_usable = one.layer_id and one.spec_id == spec.id
+            if is_usable and one.definition.is_of(order.repository, order.provider):
                 return _prepared(one)
         return None
 

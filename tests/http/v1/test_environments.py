@@ -1,16 +1,23 @@
 """Prepared environments through the socket, on a fake backend with a fake agent."""
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from agentsvc.accounts.keys import KeyScope, Role
 from agentsvc.agentserver.responses import CommandResult
+from agentsvc.domain import Provider
 from agentsvc.plugin import Capability
+from tests.plugin_loading import part
 from tests.service import Client, Service
 from tests.troubles import TroubledAgent, TroubledWorld, eventually
+
+if TYPE_CHECKING:
+    from environments.model import Definition
+else:
+    Definition = part("environments.model").Definition
 
 PATH = "/api/v1/environments"
 STARTS = "/api/v1/app-conversations"
@@ -132,6 +139,24 @@ async def test_others_begin_with_what_an_administrator_shares(
 async def test_what_cannot_be_meant_is_refused(client: Client, body: Json, status: int) -> None:
     answer = await client.post(PATH, json=body)
     assert answer.status == status, answer.text
+
+
+@pytest.mark.parametrize(
+    ("repository", "provider", "is_so"),
+    [
+        ("acme/site", None, True),
+        ("Acme/Site.git", "gitlab", True),
+        ("acme/site", "bitbucket_data_center", False),
+        ("acme/other", "gitlab", False),
+        ("https://example.com/acme/site", None, False),
+    ],
+)
+def test_an_environment_is_of_one_repository(
+    repository: str, provider: str | None, is_so: bool
+) -> None:
+    one = Definition(name="Site", repository="acme/site", provider=Provider.GITLAB)
+    asked = Provider(provider) if provider else None
+    assert one.is_of(repository, asked) == is_so
 
 
 @pytest.mark.parametrize("more", [{"archive_id": "0" * 32}, {"sandbox_id": "0" * 32}])
