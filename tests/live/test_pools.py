@@ -48,7 +48,7 @@ async def test_a_conversation_gets_an_agent_server_that_waited_for_it(
     assert conversation["sandbox_id"] == spare_id
     # What it did has come by the webhooks that it was told of.
     told = "\n".join(outputs(await client.events(conversation_id)))
-    assert told.split() == [str(server.sandbox_dir(spare_id) / "workspace"), "42"]
+    assert told.split() == ["/workspace/project", "42"]
     sandbox = await client.wait_for_sandbox(spare_id, "RUNNING")
     assert sandbox["facts"]["started by"] == ZYGOTE
     agent = client.agent(conversation)
