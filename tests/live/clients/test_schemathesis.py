@@ -87,6 +87,9 @@ _STARTING = (
     "POST /api/v1/app-conversations/stream-start",
     "POST /api/v1/sandboxes",
     "POST /api/conversations",
+    "POST /api/v1/environments",
+    "PATCH /api/v1/environments/{environment_id}",
+    "POST /api/v1/environments/{environment_id}/prepare",
 )
 """What would start a sandbox each time, and so gets only requests that are not as described."""
 
