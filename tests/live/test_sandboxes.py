@@ -51,7 +51,7 @@ async def test_sandboxes_that_start_at_once_do_not_disturb_each_other(
     assert len(own.agent_servers()) == len(every)
     for one in seen[1:]:
         [place] = outputs(await client.events(one["id"]))
-        assert place == str(own.sandbox_dir(one["sandbox_id"]) / "workspace")
+        assert place == "/workspace/project"
 
     for known in every:
         await client.send(known, run("echo $STATE"))
