@@ -18,7 +18,7 @@ from agentsvc.cli.options import (
 from agentsvc.cli.secretoutput import output_option, secret_output
 from agentsvc.cli.server import ServerChoice, get_api, server_options
 from agentsvc.cli.stored import places_of
-from agentsvc.cli.talk import Record, ask_agent, check_text, find_conversation, wake
+from agentsvc.cli.talk import Record, ask_agent, check_text, find_conversation, find_named, wake
 from agentsvc.cli.text import (
     clean,
     columns,
@@ -54,6 +54,7 @@ __all__ = [
     "existing_data_dir",
     "fields",
     "find_conversation",
+    "find_named",
     "get_api",
     "json_option",
     "json_text",

@@ -30,12 +30,24 @@ def find_conversation(api: Api, conversation_id: str) -> Record:
     return only(found, "conversations", conversation_id)
 
 
-def only(found: list[Record], what: str, wanted: str) -> Record:
+def find_named(everything: list[Record], what: str, wanted: str) -> Record:
+    """Return the one of `what` with a name, else the only one whose id begins so.
+
+    Raises CommandFailed for none and for several.
+    """
+    found = [one for one in everything if one["name"] == wanted]
+    found = found or [one for one in everything if one["id"].startswith(wanted.lower())]
+    return only(found, what, wanted, by="the name, or an id that begins with,")
+
+
+def only(
+    found: list[Record], what: str, wanted: str, *, by: str = "an id that begins with"
+) -> Record:
     """Return the one of `what` that was found; raises CommandFailed for none and for several."""
     if len(found) != 1:
         many = "more than one" if found else "none"
         raise CommandFailed(
-            f"{many} of the {what} has an id that begins with `{wanted}`",
+            f"{many} of the {what} has {by} `{wanted}`",
             f"run `agentsvc {what} list` to see them",
         )
     return found[0]

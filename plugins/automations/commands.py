@@ -15,6 +15,7 @@ from agentsvc.cli.extension import (
     confirm,
     example,
     fields,
+    find_named,
     get_api,
     json_option,
     json_text,
@@ -325,16 +326,7 @@ def _all(api: Api) -> Iterator[Record]:
 
 
 def _find(api: Api, text: str) -> Record:
-    everything = list(_all(api))
-    found = [one for one in everything if one["name"] == text]
-    found = found or [one for one in everything if one["id"].startswith(text.lower())]
-    if len(found) != 1:
-        what = "more than one automation is" if found else "no automation is"
-        raise CommandFailed(
-            f"{what} called `{text}`, or has an id that begins so",
-            "run `agentsvc automations list` to see them",
-        )
-    return found[0]
+    return find_named(list(_all(api)), "automations", text)
 
 
 def _trigger(one: Record) -> str:

@@ -14,6 +14,7 @@ from agentsvc.cli.extension import (
     confirm,
     example,
     fields,
+    find_named,
     get_api,
     json_option,
     json_text,
@@ -127,7 +128,7 @@ def create(  # one for each option
         "repository": repository,
         "provider": provider,
         "sandbox_spec_id": spec,
-        "setup_script": setup_file.read_text() if setup_file else setup,
+        "setup_script": setup_file.read_text(errors="replace") if setup_file else setup,
         "maintenance_script": maintenance,
         "secrets": secrets,
         "shared": shared,
@@ -177,14 +178,4 @@ def _prepared(one: Record) -> str:
 
 
 def _find(api: Api, text: str) -> Record:
-    everything = api.call("GET", _BASE)["items"]
-    found = [one for one in everything if one["name"] == text]
-    found = found or [one for one in everything if one["id"].startswith(text.lower())]
-    if len(found) != 1:
-        what = "more than one environment is" if found else "no environment is"
-        raise CommandFailed(
-            f"{what} called `{text}`, or has an id that begins so",
-            "run `agentsvc environments list` to see them",
-        )
-    result: Record = found[0]
-    return result
+    return find_named(api.call("GET", _BASE)["items"], "environments", text)

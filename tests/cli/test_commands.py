@@ -269,6 +269,36 @@ async def test_a_run_on_a_server_takes_no_address_of_a_model(run: Run) -> None:
     assert "--base-url is for a private server" in run.shown
 
 
+async def test_environments_are_prepared_shown_and_deleted(
+    commands: Commands, fake_agent: FakeAgent, tmp_path: Path
+) -> None:
+    made = CommandResult(exit_code=0, stdout="tools are made", stderr="")
+    fake_agent.on_command("make tools", made)
+    fake_agent.on_command("make bad", CommandResult(exit_code=2, stdout="no rule", stderr=""))
+    setup = tmp_path / "setup.sh"
+    setup.write_text("make tools\n")
+    create = ("environments", "create", "--wait", "--name")
+    good = await commands.json(*create, "tools", "--setup-file", str(setup))
+    assert (good["status"], good["is_prepared"]) == ("ready", True)
+    failed = await commands(*create, "bad", "--setup", "make bad")
+    assert failed.exit_code == 1
+    assert "ended with exit code 2" in failed.stderr
+    head, *rows = (await commands.good("environments", "list")).splitlines()
+    assert head.split()[:4] == ["ID", "NAME", "REPOSITORY", "STATUS"]
+    assert [row.split()[1:3] for row in rows] == [["bad", "failed"], ["tools", "ready"]]
+    assert len(await commands.json("environments", "list")) == 2
+    assert "tools are made" in await commands.good("environments", "show", "tools")
+    assert (await commands.json("environments", "show", good["id"][:12]))["id"] == good["id"]
+    again = await commands.json("environments", "prepare", "tools", "--wait")
+    assert again["status"] == "ready"
+    unknown = await commands("environments", "show", "none-such")
+    assert unknown.exit_code == 1
+    assert "hint: run `agentsvc environments list`" in unknown.stderr
+    for name in ("tools", "bad"):
+        await commands.good("environments", "delete", name, "--yes")
+    assert await commands.json("environments", "list") == []
+
+
 async def test_automations_are_made_run_switched_and_deleted(
     commands: Commands, client: Client, tmp_path: Path
 ) -> None:
