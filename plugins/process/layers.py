@@ -6,6 +6,7 @@ where the file system can (reflinks).
 
 import asyncio
 import contextlib
+import errno
 import os
 import re
 from asyncio.subprocess import DEVNULL, PIPE
@@ -14,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from agentsvc.base import BackendUnavailable, OrderRejected
+from agentsvc.base import BackendUnavailable, CapacityExceeded, OrderRejected
 from agentsvc.plugin import StillFetching
 
 from .files import remove_directory
@@ -162,7 +163,10 @@ async def _copy(directories: Iterable[Path], into: Path) -> None:
 
 
 async def _run(*argv: str) -> str:
-    process = await asyncio.create_subprocess_exec(*argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
+    env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+    process = await asyncio.create_subprocess_exec(
+        *argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=env
+    )
     try:
         out, err = await process.communicate()
     except asyncio.CancelledError:
@@ -171,5 +175,7 @@ async def _run(*argv: str) -> str:
         raise
     if process.returncode != 0:
         detail = err.decode(errors="replace").strip()[-_SHOWN:]
+        if os.strerror(errno.ENOSPC) in detail:
+            raise CapacityExceeded("This machine's disk is full", detail=detail)
         raise BackendUnavailable(f"`{argv[0]}` could not copy the files", detail=detail)
     return out.decode(errors="replace")

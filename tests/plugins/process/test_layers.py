@@ -1,0 +1,105 @@
+"""Layers of process sandboxes: what is copied, what is left of what was broken off, and a full disk."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agentsvc.base.errors import CapacityExceeded, OrderRejected
+from agentsvc.plugin import StillFetching
+from tests.live.disks import Disk
+from tests.plugin_loading import part
+
+if TYPE_CHECKING:
+    from process.layers import Layers
+    from process.places import Place
+else:
+    Layers, Place = part("process.layers").Layers, part("process.places").Place
+
+MANY = 10**9
+
+
+async def whole[T](ask: Callable[[], Awaitable[T]]) -> T:
+    while True:
+        try:
+            return await ask()
+        except StillFetching:
+            await asyncio.sleep(0.01)
+
+
+def make_place(top: Path, name: str) -> Place:
+    place = Place(directory=top / name)
+    for path in (place.home, place.workspace):
+        path.mkdir(parents=True)
+    return place
+
+
+async def test_files_are_copied_as_they_are_and_lead_nowhere_else(tmp_path: Path) -> None:
+    layers, first = Layers(tmp_path), make_place(tmp_path, "first")
+    outside = tmp_path / "outside"
+    outside.write_text("not theirs")
+    (first.workspace / "link").symlink_to(outside)
+    (first.workspace / "run").write_text("x")
+    (first.workspace / "run").chmod(0o755)
+    (first.home / ".cache").mkdir()
+    os.mkfifo(first.home / ".cache" / "pipe")
+    assert await whole(lambda: layers.keep(first, "a", MANY)) > 0
+    # What the first one does from now on is its own matter.
+    (first.workspace / "run").write_text("changed")
+    second = make_place(tmp_path, "second")
+    (second.workspace / "of-nobody").write_text("it was made before the copy")
+    await whole(lambda: layers.begin(second, "a", os.geteuid()))
+    assert sorted(path.name for path in second.workspace.iterdir()) == ["link", "run"]
+    assert (second.workspace / "link").readlink() == outside
+    assert (second.workspace / "run").read_text() == "x"
+    assert (second.workspace / "run").stat().st_mode & 0o777 == 0o755
+    assert (second.home / ".cache" / "pipe").is_fifo()
+    (second.workspace / "run").write_text("own")
+    await whole(lambda: layers.begin(second, "a", os.geteuid()))
+    assert (second.workspace / "run").read_text() == "own"
+
+
+async def test_what_was_broken_off_is_begun_again_and_leaves_nothing(tmp_path: Path) -> None:
+    layers, first = Layers(tmp_path), make_place(tmp_path, "first")
+    (first.workspace / "file").write_text("kept")
+    half = tmp_path / ".layers" / "b.part"
+    (half / "workspace").mkdir(parents=True)
+    layers.sweep()
+    assert await layers.ids() == []
+    assert not half.exists()
+    await whole(lambda: layers.keep(first, "b", MANY))
+    second = make_place(tmp_path, "second")
+    (second.directory / "layer.part" / "home").mkdir(parents=True)
+    await whole(lambda: layers.begin(second, "b", os.geteuid()))
+    assert (second.workspace / "file").read_text() == "kept"
+    assert not (second.directory / "layer.part").exists()
+    await layers.abandon("second")
+    await layers.remove("b")
+    assert not (tmp_path / ".layers").exists()
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "A", "a.part"])
+async def test_a_name_that_is_no_id_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(OrderRejected):
+        await Layers(tmp_path).keep(make_place(tmp_path, "first"), name, MANY)
+
+
+async def test_a_full_disk_is_told_and_leaves_no_half_of_a_layer(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    if not disk.is_there:
+        pytest.skip(f"no disk can be mounted here: {disk.remove()}")
+    try:
+        layers, first = Layers(disk.seen_at), make_place(disk.seen_at, "first")
+        (first.workspace / "large").write_bytes(os.urandom(5 * 1024 * 1024))
+        with pytest.raises(CapacityExceeded, match="disk is full"):
+            await whole(lambda: layers.keep(first, "c", MANY))
+        assert await layers.ids() == []
+        assert list((disk.seen_at / ".layers").iterdir()) == []
+        (first.workspace / "large").write_bytes(b"small")
+        await whole(lambda: layers.keep(first, "c", MANY))
+        assert await layers.ids() == ["c"]
+    finally:
+        disk.remove()
