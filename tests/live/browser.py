@@ -1,7 +1,6 @@
 """A browser that shows the console to a test, and what a test does with it."""
 
 import re
-import shutil
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,9 +18,8 @@ from playwright.async_api import (
     expect,
 )
 
-from tests.live.chromium import FLAGS
+from tests.live.chromium import FLAGS, installed
 from tests.live.client import PATIENCE, LiveClient
-from tests.live.conftest import unavailable
 from tests.live.scripts import DONE
 
 ROOT = Path(__file__).parents[2]
@@ -42,9 +40,7 @@ _FIND = """async (rules) => {
 @asynccontextmanager
 async def chromium(*flags: str) -> AsyncIterator[Browser]:
     """Run Debian's browser, and end it."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
-    if program is None:
-        unavailable("there is no chromium")
+    program = installed()
     # It makes sockets in the temporary directory, whose names may not be long.
     with TemporaryDirectory(prefix="asvc-", dir="/tmp", ignore_cleanup_errors=True) as directory:
         async with async_playwright() as playwright:
@@ -123,9 +119,10 @@ async def picture(page: Page, name: str) -> None:
 
 
 async def is_too_wide(page: Page) -> bool:
-    """Whether a page has to be moved sideways to be read."""
+    """Whether a page, or the column beside it, has to be moved sideways to be read."""
     wide: bool = await page.evaluate(
-        "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+        "[document.documentElement, ...document.querySelectorAll('.side')]"
+        ".some((one) => one.scrollWidth > one.clientWidth)"
     )
     return wide
 

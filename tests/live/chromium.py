@@ -7,6 +7,7 @@ import signal
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
@@ -24,12 +25,17 @@ FLAGS: Final = (
 )
 
 
+def installed() -> Path:
+    """Return the program that runs it; skips the test where there is none."""
+    if not (shutil.which("chromium") or shutil.which("chromium-browser")):
+        unavailable("there is no chromium")
+    return Path(__file__).with_name("steady_chromium.py")
+
+
 @asynccontextmanager
 async def showing(url: str, *flags: str, output: int = DEVNULL) -> AsyncIterator[Process]:
     """Have a browser of its own show a page, and end it with all of its processes."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
-    if program is None:
-        unavailable("there is no chromium")
+    program = installed()
     # It makes sockets in the temporary directory, whose names may not be long, and leaves them there.
     with TemporaryDirectory(prefix="asvc-", dir="/tmp", ignore_cleanup_errors=True) as directory:
         process = await asyncio.create_subprocess_exec(
