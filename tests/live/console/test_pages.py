@@ -77,6 +77,7 @@ async def test_no_page_stands_in_the_way_of_anybody(console: Console) -> None:
         await expect(page.locator("main h1")).to_be_visible()
         await expect(page.locator(".spinner")).to_have_count(0)
         assert await serious(page) == [], path
+        assert not await is_too_wide(page), path
         await picture(page, f"light-{path.replace('/', '-')}")
         await page.emulate_media(color_scheme="dark")
         assert await serious(page, "color-contrast") == [], path
@@ -126,6 +127,7 @@ async def test_the_console_is_german_where_the_browser_is(
             await expect(page.locator("main h1")).to_be_visible()
             await expect(page.locator(".spinner")).to_have_count(0)
             assert await page.evaluate(TRANSLATED, "de") == [], path
+            assert not await is_too_wide(page), path
             await picture(page, f"german-{path.replace('/', '-')}")
         await page.set_viewport_size(PHONE)
         for path in PAGES:
@@ -236,6 +238,7 @@ async def test_an_environment_is_prepared_and_looked_at(
     browser: Browser, shared: Installation
 ) -> None:
     user = await new_user(shared)
+    await usual_settings(user)
     async with Console.opened(browser, user) as console:
         page = await console.page("environments")
         await expect(page.get_by_role("heading", name="No environments")).to_be_visible()
