@@ -111,7 +111,7 @@ def command(
     masker = logs.configure(loaded.config.log.level, loaded.config.log.format)
     if bootstrap_key is not None:
         masker.add(bootstrap_key)
-    _warn_of_holes()
+    _warn_of_vulnerabilities()
     places = data_dir_of(loaded)
     raise_open_files()
     with bind(loaded.config.server.host, loaded.config.server.port) as listener:
@@ -130,14 +130,14 @@ def command(
             _run(config, places, listener, manager, reload=reload, greet=greet)
 
 
-def _warn_of_holes() -> None:
-    """Say in the log which known holes the running Python has; `agentsvc doctor` says more."""
+def _warn_of_vulnerabilities() -> None:
+    """Say in the log which known vulnerabilities the running Python has; `agentsvc doctor` says more."""
     if found := known_vulnerabilities():
         log.warning(
             "Python has known vulnerabilities, unless its distributor has patched them",
             extra={
                 "version": ".".join(map(str, sys.version_info[:3])),
-                "holes": "; ".join(f"{hole.cve}: {hole.matters}" for hole in found),
+                "vulnerabilities": "; ".join(f"{one.cve}: {one.matters}" for one in found),
             },
         )
 
