@@ -38,6 +38,8 @@ _DELIVERED: Final = "delivered"
 _DUE_SECONDS: Final = 2.0
 """How long after its beginning a life has jobs that fall due."""
 _SETTLE_SECONDS: Final = 600.0
+_STALL_SECONDS: Final = 60.0
+"""How long what is open may stay as much as it is."""
 _PUNCTUAL: Final = "punctual"
 _BEGUN: Final = """
     SELECT r.started_at, r.due_at
@@ -112,7 +114,7 @@ async def run(ground: Ground) -> Outcome:
             await server.kill()
             await server.start()
             await sending
-        await until(lambda: server.query(_OPEN)[0][0] == 0, time_limit=_SETTLE_SECONDS)
+        await _settled(server)
         lost, doubled, failed = await asyncio.to_thread(_compare, server, jobs, sender)
         faults = await asyncio.to_thread(server.faults)
     return Outcome(
@@ -156,6 +158,16 @@ async def _lateness(ground: Ground, server: Server, others: int) -> float:
         for started, due in server.query(_BEGUN, f"{_PUNCTUAL} %")
     )
     return delays[math.ceil(len(delays) * 0.99) - 1]
+
+
+async def _settled(server: Server) -> None:
+    """Wait until nothing is open; fails when that goes no further."""
+    while left := server.query(_OPEN)[0][0]:
+        started = asyncio.get_running_loop().time()
+        while server.query(_OPEN)[0][0] >= left:
+            if asyncio.get_running_loop().time() > started + _STALL_SECONDS:
+                raise TimeoutError(f"{left} runs or jobs stay open")
+            await asyncio.sleep(1)
 
 
 def _is_begun(server: Server, count: int) -> bool:
