@@ -25,11 +25,11 @@ FLAGS: Final = (
 )
 
 
-def installed() -> Path:
+def installed() -> str:
     """Return the program that runs it; skips the test where there is none."""
     if not (shutil.which("chromium") or shutil.which("chromium-browser")):
         unavailable("there is no chromium")
-    return Path(__file__).with_name("steady_chromium.py")
+    return str(Path(__file__).with_name("steady_chromium.py"))
 
 
 @asynccontextmanager
