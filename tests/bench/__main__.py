@@ -22,6 +22,7 @@ from tests.bench import (
     part_api,
     part_doors,
     part_idle,
+    part_mentions,
     part_network,
     part_pages,
     part_reports,
@@ -46,6 +47,7 @@ PARTS: Final[Mapping[str, Part]] = {
     "streams": part_streams.measure,
     "idle": part_idle.measure,
     "agents": part_agents.measure,
+    "mentions": part_mentions.measure,
     "network": part_network.measure,
 }
 _VERSIONS: Final = ("aiohttp", "msgspec")

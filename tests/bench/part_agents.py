@@ -52,7 +52,7 @@ class _Begun(msgspec.Struct, frozen=True, kw_only=True):
 async def measure(sizes: Sizes, folder: Path) -> Section:
     """Begin conversations one after another, then many at once."""
     async with warm_server(folder) as (_, client):
-        alone = [await _alone(client) for _ in range(sizes.agents)]
+        alone = [await begin_alone(client) for _ in range(sizes.agents)]
         together = await begin_together(client, sizes.agents_at_once)
     return Section(
         title="Real agent servers",
@@ -77,7 +77,7 @@ async def warm_server(folder: Path) -> AsyncIterator[tuple[Installation, LiveCli
             client = server.client()
             await client.save_settings()
             # The zygote is loaded at full speed when somebody waits for it.
-            await _alone(client)
+            await begin_alone(client)
             await eventually(lambda: _LOADED in server.log, _LOADED, time_limit=_LOAD_SECONDS)
             yield server, client
         finally:
@@ -130,7 +130,8 @@ def _of_together(begun: list[_Begun]) -> list[Figure]:
     ]
 
 
-async def _alone(client: LiveClient) -> _Begun:
+async def begin_alone(client: LiveClient) -> _Begun:
+    """Begin one conversation, wait for its agent, and delete its sandbox."""
     begun = await _begin(client)
     await _end(client, [begun])
     return begun
@@ -155,7 +156,7 @@ async def begin_together(client: LiveClient, count: int) -> list[_Begun]:
                     begun.append(_begun(waiting.pop(task["id"]), monotonic() - began))
         for one in begun:
             await client.until(
-                one.task["app_conversation_id"], lambda found: any(map(_is_of_agent, found))
+                one.task["app_conversation_id"], lambda found: any(map(is_of_agent, found))
             )
     return begun
 
@@ -180,7 +181,7 @@ async def _begin(client: LiveClient) -> _Begun:
             most_ahead = max(most_ahead, task["queue_position"] or 0)
         ready_seconds = monotonic() - began
         assert task["status"] == "READY", task["detail"]
-        await client.until(task["app_conversation_id"], lambda found: any(map(_is_of_agent, found)))
+        await client.until(task["app_conversation_id"], lambda found: any(map(is_of_agent, found)))
     return _Begun(
         ready_seconds=ready_seconds,
         event_seconds=monotonic() - began,
@@ -189,7 +190,7 @@ async def _begin(client: LiveClient) -> _Begun:
     )
 
 
-def _is_of_agent(event: dict[str, Any]) -> bool:
+def is_of_agent(event: dict[str, Any]) -> bool:
     """Whether the agent did it; what it was told at its beginning is its own in name only."""
     return event["source"] == "agent" and event["kind"] in ("ActionEvent", "MessageEvent")
 

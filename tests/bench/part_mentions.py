@@ -1,0 +1,75 @@
+"""How long it takes from a mention at a git host to the first event of the agent that it calls."""
+
+import asyncio
+from pathlib import Path
+from typing import Final
+
+from agentsvc.base.values import monotonic
+from tests.bench.figures import Figure, Section, Target
+from tests.bench.part_agents import begin_alone, is_of_agent, warm_server
+from tests.bench.sizes import Sizes
+from tests.http.v1.test_issues_to_pulls import Loop, open_loop
+from tests.issue_hosts import BOT, IssueHost
+from tests.live.client import LiveClient
+
+_FIRST_EVENT: Final = Target(most=2.0)
+_LOOK_SECONDS: Final = 0.01
+_RESULT: Final = "I am there."
+
+
+async def measure(sizes: Sizes, folder: Path) -> Section:
+    """Mention the account below an issue, and begin plainly, in turns."""
+    begun, told, floor = [], [], []
+    async with (
+        warm_server(folder / "server") as (_, client),
+        IssueHost("github", folder / "host") as host,
+    ):
+        loop = await open_loop(client, host, prompt="say that you are there", keep_alive=False)
+        for _ in range(sizes.agents + 1):
+            floor.append((await begin_alone(client)).event_seconds)
+            begin_seconds, event_seconds = await _mention(client, loop)
+            begun.append(begin_seconds)
+            told.append(event_seconds)
+        assert host.unexpected == []
+    return Section(
+        title="Mentions",
+        about="`agentsvc serve` as for real agent servers above, and a GitHub in the process that measures: from"
+        " the signed delivery of a mention to the first stored event of the agent's own, with all that is asked of"
+        " the host before (issue, comments, right to write, repository). The floor is a conversation without a"
+        " repository that is started plainly. They take turns; the first of each does not count.",
+        figures=(
+            Figure(name="delivery to the conversation", unit="s", ours=tuple(begun[1:])),
+            Figure(
+                name="delivery to the agent's first event",
+                unit="s",
+                ours=tuple(told[1:]),
+                floor=tuple(floor[1:]),
+                target=_FIRST_EVENT,
+            ),
+        ),
+    )
+
+
+async def _mention(client: LiveClient, loop: Loop) -> tuple[float, float]:
+    """Return after what time the conversation was there, and an event of its agent."""
+    comment = loop.host.say(f"@{BOT} are you there?", "ada")
+    began = monotonic()
+    made = (await loop.deliver("said", comment=comment)).json()["runs_created"]
+
+    async def find_run() -> dict[str, str]:
+        [found] = [one for one in await loop.runs() if [one["id"]] == made]
+        return found
+
+    async with asyncio.timeout(client.patience):
+        while not (conversation_id := (await find_run())["conversation_id"]):
+            await asyncio.sleep(_LOOK_SECONDS)
+        begin_seconds = monotonic() - began
+        await client.until(conversation_id, lambda found: any(map(is_of_agent, found)))
+        event_seconds = monotonic() - began
+        # The sandbox is deleted then, so the next mention begins anew.
+        while (run := await find_run())["status"] == "RUNNING":
+            await asyncio.sleep(_LOOK_SECONDS)
+        assert (run["status"], run["result"]) == ("COMPLETED", _RESULT), run
+        while (await client.conversation(conversation_id))["sandbox_status"] != "MISSING":
+            await asyncio.sleep(_LOOK_SECONDS)
+    return begin_seconds, event_seconds
