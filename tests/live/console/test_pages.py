@@ -5,11 +5,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from joserfc.jwk import RSAKey
 from playwright.async_api import Browser, Page, expect
 
 from agentsvc.accounts.keys import KeyScope, Role
 from agentsvc.base.values import new_id
 from agentsvc.testing.llm import ScriptedModel
+from tests.git_hosts import GitHosts
 from tests.live.browser import DESKTOP, PHONE, Console, is_too_wide, picture, serious, the_end
 from tests.live.client import LiveClient
 from tests.live.console.users import new_user, usual_settings
@@ -232,6 +234,63 @@ async def test_an_automation_is_made_run_changed_and_deleted(console: Console) -
     await card.get_by_role("button", name="Delete").click()
     await page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     await expect(page.get_by_role("heading", name="No automations")).to_be_visible()
+
+
+async def test_an_automation_runs_a_command(console: Console) -> None:
+    page = await console.page("automations")
+    await page.get_by_text("Add one").click()
+    await page.get_by_label("Name").fill("Count")
+    await page.get_by_label("Done by").select_option("A command, without an agent")
+    await page.get_by_label("Task").fill("echo $((6 * 7))")
+    await page.get_by_label("Starts").select_option("By hand only")
+    await page.get_by_role("button", name="Add", exact=True).click()
+    card = page.locator("li.card", has=page.get_by_role("heading", name="Count"))
+    await expect(card.locator("pre")).to_have_text("echo $((6 * 7))")
+    await card.get_by_text("Change", exact=True).click()
+    await expect(card.get_by_label("Done by")).to_have_value("command")
+    await expect(card.get_by_label("Task")).to_have_value("echo $((6 * 7))")
+    await card.get_by_role("button", name="Run now").click()
+    run = card.locator(".entries li")
+    while not await run.filter(has_text="Finished").count():
+        await card.get_by_role("button", name="Look again").click()
+        await page.wait_for_timeout(500)
+    await expect(run).to_contain_text("42")
+    assert await serious(page) == []
+    await card.get_by_label("Done by").select_option("An agent")
+    await card.get_by_label("Task").fill("Count to 42")
+    await card.get_by_role("button", name="Save").click()
+    await expect(card.locator("pre")).to_be_hidden()
+    await card.get_by_role("button", name="Delete").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    await expect(card).to_be_hidden()
+
+
+async def test_a_github_app_is_stored_and_forgotten_and_a_refusal_is_no_logout(
+    console: Console, git_hosts: GitHosts
+) -> None:
+    page = await console.page("settings/git")
+    part = page.locator("section", has=page.get_by_role("heading", name="GitHub App"))
+    await part.get_by_label("App ID").fill("123456")
+    await part.get_by_label("Private key").fill(RSAKey.generate_key(2048).as_pem().decode())
+    await part.get_by_label("Secret of its webhook").fill("hush")
+    await part.get_by_label("GitHub Enterprise").fill(git_hosts.url)
+    git_hosts.status = 401
+    await part.get_by_role("button", name="Store the App").click()
+    await expect(part.get_by_role("alert")).to_contain_text("GitHub knows no App `123456`")
+    git_hosts.status = 200
+    await part.get_by_role("button", name="Store the App").click()
+    entry = part.locator(".entries li")
+    await expect(entry).to_contain_text("robot")
+    await expect(entry).to_contain_text("/api/automation/v1/events/")
+    assert await serious(page) == []
+    await picture(page, "github-app")
+    await part.get_by_role("button", name="Forget robot").click()
+    await expect(entry).to_be_hidden()
+    provider = page.locator("section", has=page.get_by_role("heading", name="Git providers"))
+    await provider.get_by_label("Token").fill("bad")
+    await provider.get_by_label("Host", exact=True).fill(git_hosts.url)
+    await provider.get_by_role("button", name="Store the token").click()
+    await expect(provider.get_by_role("alert")).to_contain_text("Invalid token")
 
 
 async def test_an_environment_is_prepared_and_looked_at(

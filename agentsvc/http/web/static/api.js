@@ -103,6 +103,9 @@ export function goToLogin() {
 export const send = (path, { headers, ...options } = {}) =>
   fetch(url(path), { ...options, headers: { ...loginHeader(), ...headers } });
 
+/** Where a 401 may be about a key or a token that was sent along, and not about the login. */
+const TELLS_OF_OTHERS = /^sandboxes\/|\/(?:git-providers|github-app)$/;
+
 /** Call an operation; with a `key` it is done once, however often it is called. */
 export async function call(method, path, body, key) {
   const options = { method, headers: { Accept: "application/json" } };
@@ -121,7 +124,7 @@ export async function call(method, path, body, key) {
   // A proxy that does not reach the server answers for it.
   if (![502, 503, 504].includes(response.status)) heardServer();
   if (response.ok) return text ? JSON.parse(text) : null;
-  if (response.status === 401 && !path.startsWith("sandboxes/") && !isAtLogin()) goToLogin();
+  if (response.status === 401 && !TELLS_OF_OTHERS.test(path) && !isAtLogin()) goToLogin();
   throw toError(response, text);
 }
 

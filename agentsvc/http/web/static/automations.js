@@ -1,5 +1,5 @@
 // Automations: what starts agents without anybody, and the runs that came of it.
-import { get, patch, post, remove } from "./api.js";
+import { get, patch, post, put, remove } from "./api.js";
 import { ago, moment, money, span } from "./format.js";
 import { toNumber } from "./forms.js";
 import { html, useState } from "./html.js";
@@ -8,6 +8,7 @@ import { Button, Copyable, Empty, Field, Head, Once, Pill, Problem, Question, Se
 import { t } from "./words.js";
 
 const PATH = "api/automation/v1";
+const APP = `${PATH}/github-app`;
 const MOST = 100;
 const SHOWN_RUNS = 20;
 
@@ -18,6 +19,7 @@ const KINDS = [
   ["git", t("For issues of a repository")],
   ["manual", t("By hand only")],
 ];
+const TASKS = [["prompt", t("An agent")], ["command", t("A command, without an agent")]];
 const PROVIDERS = [["", t("Where it is found")], ["github", "GitHub"], ["gitlab", "GitLab"], ["forgejo", "Forgejo"], ["bitbucket", "Bitbucket"]];
 const RUNS = {
   PENDING: [t("Waiting"), "quiet"],
@@ -35,7 +37,7 @@ const LIMITS = [
 ];
 const POLLING = t("Seconds between questions to the host");
 const EMPTY = {
-  name: "", prompt: "", type: "cron", schedule: "0 9 * * 1-5", timezone: Intl.DateTimeFormat().resolvedOptions().timeZone, at: "", on: "",
+  name: "", does: "prompt", task: "", type: "cron", schedule: "0 9 * * 1-5", timezone: Intl.DateTimeFormat().resolvedOptions().timeZone, at: "", on: "",
   label: "agent", mention: "", poll_seconds: "", url: "", ref: "", provider: "", timeout: "", max_budget: "", max_iterations: "",
 };
 
@@ -43,7 +45,8 @@ const EMPTY = {
 export const useHasAutomations = () => Boolean(useLoaded(() => get(PATH, { limit: 1 })).value);
 
 function toForm(one) {
-  const values = { ...one, ...one.repos?.[0], ...one.trigger, on: (one.trigger.on ?? []).join(", ") };
+  const task = { does: one.command === null ? "prompt" : "command", task: one.command ?? one.prompt };
+  const values = { ...one, ...one.repos?.[0], ...one.trigger, ...task, on: (one.trigger.on ?? []).join(", ") };
   return Object.fromEntries(Object.entries(EMPTY).map(([name, usual]) => [name, name in values ? String(values[name] ?? "") : usual]));
 }
 
@@ -73,7 +76,8 @@ function toOrder(form, was = {}) {
   const trigger = { ...(was.trigger?.type === form.type ? was.trigger : {}), type: form.type, ...toTrigger(form) };
   const repository = { url: form.url.trim(), ref: form.ref.trim() || null, provider: form.provider || null };
   const limits = Object.fromEntries(LIMITS.map(([name, label]) => [name, toNumber(label, form[name])]));
-  return { name: form.name.trim(), prompt: form.prompt || null, trigger, repos: repository.url ? [repository] : null, ...limits };
+  const task = Object.fromEntries(TASKS.map(([name]) => [name, (name === form.does && form.task) || null]));
+  return { name: form.name.trim(), ...task, trigger, repos: repository.url ? [repository] : null, ...limits };
 }
 
 function Fields({ form, field }) {
@@ -88,7 +92,9 @@ function Fields({ form, field }) {
   };
   return html`
     <${TextField} label=${t("Name")} ...${field("name")} />
-    <${Field} label=${t("Task")}>${(ids) => html`<textarea ...${ids} rows="4" value=${form.prompt} onInput=${(event) => field("prompt").onValue(event.target.value)}></textarea>`}<//>
+    <${SelectField} label=${t("Done by")} options=${TASKS} ...${field("does")} />
+    <${Field} label=${t("Task")} hint=${form.does === "command" && t("A shell in the sandbox runs it. Its exit code and the end of its output are the result.")}>${(ids) => html`
+      <textarea ...${ids} rows="4" class=${form.does === "command" ? "mono" : ""} value=${form.task} onInput=${(event) => field("task").onValue(event.target.value)}></textarea>`}<//>
     <${SelectField} label=${t("Starts")} options=${KINDS} ...${field("type")} />
     ${fields[form.type]}
     <${TextField} label=${t("Repository")} hint=${t("owner/name, or a URL; empty: none")} spellcheck="false" ...${field("url")} />
@@ -146,6 +152,7 @@ function Automation({ one, act, onSecret, onDelete }) {
     <li class="card">
       <h3>${one.name}</h3>
       <p class="hint">${[KINDS.find(([kind]) => kind === one.trigger.type)[1], one.trigger.schedule, one.trigger.timezone, one.trigger.label, one.repos?.[0]?.url].filter(Boolean).join(" · ")}</p>
+      ${one.command !== null && html`<pre class="pre">${one.command}</pre>`}
       ${one.disabled_reason && html`<p class="bad-text">${one.disabled_reason}</p>`}
       <dl class="facts">
         ${one.next_run_at && html`<div><dt>${t("Next run")}</dt><dd>${moment(one.next_run_at)}</dd></div>`}
@@ -179,5 +186,42 @@ function Runs({ path }) {
         <p class="hint">${[run.duration_seconds != null && span(run.duration_seconds), money(run.cost), run.attempt > 1 && t("try {0}", run.attempt)].filter(Boolean).join(" · ")}</p>
         <p class=${run.error_detail ? "bad-text" : "pre"}>${run.error_detail ?? run.result}</p></div>
         ${["PENDING", "RUNNING"].includes(run.status) && html`<${Button} needs="run" onPress=${runs.act(() => post(`${PATH}/runs/${run.id}/cancel`))} label=${t("Cancel")} />`}</li>`)}</ul>
+  `;
+}
+
+const NO_APP = { app_id: "", private_key: "", webhook_secret: "", host: "" };
+
+/** The GitHub App that automations act as; nothing where the server runs none. */
+export function GithubAppSection() {
+  const hasAutomations = useHasAutomations();
+  const apps = useList(async () => {
+    try {
+      return [await get(APP)];
+    } catch (error) {
+      if (error.status === 404) return [];
+      throw error;
+    }
+  });
+  const [form, field, clear] = useForm(NO_APP);
+  const store = apps.act(async () => {
+    await put(APP, { ...form, app_id: form.app_id.trim(), host: form.host.trim() || null });
+    clear();
+  });
+  if (!hasAutomations) return null;
+  return html`
+    <section class="card group"><h2>${t("GitHub App")}</h2>
+      <p class="hint">${t("Automations act as it instead of with your token, where it is installed. Conversations never get its tokens.")}</p>
+      <ul class="entries">${(apps.value ?? []).map((app) => html`
+        <li key=${app.app_id}><div><strong>${app.slug}</strong><p class="hint">${[app.app_id, app.host, !app.has_webhook_secret && t("without the secret of its webhook, no delivery is taken")].filter(Boolean).join(" · ")}</p>
+          <p class="hint">${t("Its webhook goes to")}</p><${Copyable} text=${new URL(app.events_path, location.href).href} /></div>
+          <${Button} kind="bare" icon="trash" isIcon needs="run" label=${t("Forget {0}", app.slug)} onPress=${apps.act(() => remove(APP))} /></li>`)}</ul>
+      <${TextField} label=${t("App ID")} spellcheck="false" ...${field("app_id")} />
+      <${Field} label=${t("Private key")} hint=${t("The file that GitHub has made, in PEM; empty: the stored one stays")}>${(ids) => html`
+        <textarea ...${ids} rows="3" class="mono" spellcheck="false" value=${form.private_key} onInput=${(event) => field("private_key").onValue(event.target.value)}></textarea>`}<//>
+      <${TextField} label=${t("Secret of its webhook")} type="password" autocomplete="off" hint=${t("Empty: the stored one stays")} ...${field("webhook_secret")} />
+      <${TextField} label=${t("GitHub Enterprise")} hint=${t("Its host; empty: github.com")} ...${field("host")} />
+      <${Problem} error=${apps.error} title=${t("Not stored")} />
+      <div class="actions"><${Button} kind="primary" needs="run" onPress=${store} label=${t("Store the App")} /></div>
+    </section>
   `;
 }

@@ -1,6 +1,7 @@
 // The settings, in groups: a tab for each, which says what it is for.
 import { get, getAll, post, put, remove, V1 } from "./api.js";
 import { ActivitySection } from "./audit.js";
+import { GithubAppSection } from "./automations.js";
 import { BrowserSection } from "./browser.js";
 import { Form, flatten, fromSchema, nest } from "./forms.js";
 import { html, useEffect, useRef, useState } from "./html.js";
@@ -174,6 +175,7 @@ function GitSection({ settings, save, onSettings }) {
       <${Problem} error=${error} title=${t("Not stored")} />
       <div class="actions"><${Button} kind="primary" needs="run" onPress=${add} label=${t("Store the token")} /></div>
     <//>
+    <${GithubAppSection} />
   `;
 }
 
