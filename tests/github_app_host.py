@@ -1,5 +1,6 @@
 """GitHub with an App: it checks what shows that one is the App as GitHub does, and gives tokens for it."""
 
+import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -10,12 +11,13 @@ from joserfc.errors import JoseError
 from joserfc.jwk import RSAKey
 
 from agentsvc.base.values import Secret, now, to_stored
-from tests.issue_hosts import REPOSITORY, IssueHost
+from tests.issue_hosts import IssueHost
 
 APP: Final = "4711"
 SLUG: Final = "robot"
 HOOK: Final = "the-secret-of-the-hook"
 _ROOT: Final = "/api/v3"
+_OF_THE_APP: Final = r"/(?:repos/octo/(?:demo|renamed)|repositories/42)/installation|/app(?:/.*)?"
 
 
 class AppHost(IssueHost):
@@ -48,7 +50,8 @@ class AppHost(IssueHost):
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         place = request.rel_url.raw_path.removeprefix(_ROOT)
-        if place != f"/repos/{REPOSITORY}/installation" and not place.startswith("/app"):
+        is_redirected = self.trouble == "renamed" and "demo" in place
+        if is_redirected or not re.fullmatch(_OF_THE_APP, place):
             return await super().handle(request)
         self.requests.append(f"{request.method} {place}")
         if problem := self._problem(request.headers.get("Authorization", "")):
@@ -61,10 +64,12 @@ class AppHost(IssueHost):
             return web.json_response({"id": int(APP), "slug": SLUG})
         if self.installation is None:
             return web.json_response({"message": "Not Found"}, status=404)
-        if (request.method, place) == ("GET", f"/repos/{REPOSITORY}/installation"):
+        if request.method == "GET":
             return web.json_response(self.installation)
         assert (request.method, place) == ("POST", "/app/installations/77/access_tokens")
         self.asked_for.append(await request.json())
+        if self.trouble == "renamed" and self.asked_for[-1].get("repositories") == ["demo"]:
+            return web.json_response({"message": "There is no such repository"}, status=422)
         token = f"ghs_{len(self.asked_for):036}"
         self.tokens.append(token)
         self.git.token = Secret(token)

@@ -25,6 +25,8 @@ _ROOTS: Final = {
     "forgejo": "/api/v1/repos/octo/demo",
     "bitbucket": "/2.0/repositories/octo/demo",
 }
+_BY_ID: Final = {"github": "/api/v3/repositories/42", "gitlab": "/api/v4/projects/42"}
+"""Where a repository that was renamed is found by its number."""
 _AUTHORIZATION: Final = {"forgejo": f"token {GOOD}"}
 _TIME: Final = "2099-01-01T00:00:{:02}Z"
 type Json = dict[str, Any]
@@ -52,7 +54,8 @@ class IssueHost:
         self.fail: list[web.Response] = []
         self.lose_answers = 0
         self.trouble = ""
-        """`renamed`, `deleted`, `revoked`, `down`, `busy`, or a text that is answered to everything."""
+        """`renamed`, `moved` to another host, `deleted`, `revoked`, `down`, `busy`, or a text that is answered to everything."""
+        self.elsewhere = ""
         self.requests: list[str] = []
         self.unexpected: list[str] = []
         self._runner: web.AppRunner | None = None
@@ -151,6 +154,9 @@ class IssueHost:
     def _github_failed(self, commit: str) -> tuple[str, Json]:
         run = {"conclusion": "failure", "head_sha": commit, "name": "tests"}
         return "check_run", {"action": "completed", "check_run": run}
+
+    def _github_told(self, event: str, body: Json) -> tuple[str, Json]:
+        return event, body
 
     def _forgejo_labelled(self, by: str) -> tuple[str, Json]:
         body = {"action": "label_updated", "sender": {"login": by}}
@@ -262,9 +268,8 @@ class IssueHost:
 
     def _troubled(self, request: web.Request) -> web.Response | None:
         match self.trouble:
-            case "renamed" if "demo" in request.rel_url.raw_path:
-                moved = str(request.rel_url).replace("demo", "renamed")
-                return web.Response(status=301, headers={"Location": self.url + moved})
+            case "moved" | "renamed" if "demo" in request.rel_url.raw_path:
+                return self._redirect(request)
             case "" | "renamed":
                 return None
             case "deleted" | "revoked":
@@ -279,11 +284,31 @@ class IssueHost:
             case text:
                 return web.Response(text=text, content_type="application/json")
 
+    def _redirect(self, request: web.Request) -> web.Response | None:
+        """Answer as each host does for a name that a repository had: GitLab finds it by git, and changes nothing."""
+        place = str(request.rel_url)
+        if self.trouble == "moved":
+            return web.Response(status=301, headers={"Location": self.elsewhere + place})
+        is_git = place.startswith("/octo/")
+        if self.kind == "gitlab" and is_git:
+            return None
+        if self.kind == "gitlab" and request.method != "GET":
+            text = "405 Non GET methods are not allowed for moved projects"
+            return web.json_response({"message": text}, status=405)
+        if is_git or self.kind in ("forgejo", "bitbucket"):
+            place = place.replace("demo", "renamed", 1)
+        else:
+            place = place.replace(_ROOTS[self.kind], _BY_ID[self.kind], 1)
+        status = 301 if request.method == "GET" and self.kind != "forgejo" else 307
+        return web.Response(
+            status=status, headers={"Location": self.url * (self.kind != "forgejo") + place}
+        )
+
     async def serve_git(self, request: web.Request) -> web.StreamResponse:
         if (troubled := self._troubled(request)) is not None:
             return troubled
         assert self._session is not None
-        url = f"http://{self.git.host}{request.raw_path}"
+        url = f"http://{self.git.host}{request.raw_path.replace('renamed', 'demo')}"
         headers = {name: value for name, value in request.headers.items() if name != "Host"}
         data = await request.read()
         async with self._session.request(request.method, url, data=data, headers=headers) as answer:
@@ -302,7 +327,7 @@ class IssueHost:
             return self.fail.pop(0)
         if (troubled := self._troubled(request)) is not None:
             return troubled
-        path = path.replace("renamed", "demo")
+        path = path.replace("renamed", "demo").replace(_BY_ID.get(self.kind, root), root)
         if not self.lets_in(request.headers.get("Authorization", "")):
             return web.json_response({"message": "Bad credentials"}, status=401)
         body = await request.json() if request.can_read_body else {}
@@ -328,6 +353,10 @@ class IssueHost:
 
     def get_user(self, _request: web.Request, _body: Json) -> Any:
         return {"id": 1, "login": BOT, "username": BOT}
+
+    def get_repository(self, _request: web.Request, _body: Json) -> Any:
+        name = "path_with_namespace" if self.kind == "gitlab" else "full_name"
+        return {"id": 42, name: "octo/renamed" if self.trouble == "renamed" else REPOSITORY}
 
     def get_issues(self, request: web.Request, _body: Json) -> Any:
         etag = f'"{self.issue["at"]}-{len(request.query_string)}"'
@@ -416,6 +445,7 @@ def _text(body: Json) -> str:
 _H: Final = IssueHost
 _ANSWERS: Final[list[tuple[str, str, Any]]] = [
     ("GET", r"/api/v\d/user", _H.get_user),
+    ("GET", r"", _H.get_repository),
     ("GET", r"/issues", _H.get_issues),
     ("GET", r"/issues/7", _H.get_issue),
     ("GET", r"/issues/7/(?:comments|notes)", _H.get_comments),

@@ -9,6 +9,7 @@ from agentsvc.accounts.audit import (
     AuditLog,
     Entry,
     EntryQuery,
+    note_by_server,
     note_command,
     of_caller,
 )
@@ -89,6 +90,7 @@ __all__ = [
     "get_user",
     "insert_key",
     "join_parts",
+    "note_by_server",
     "note_command",
     "of_caller",
 ]

@@ -1,7 +1,7 @@
 """The audit log: who changed what, when, from where, and how it ended.
 
 Every request of a user that may change something has an entry, refused ones included, and so has every
-command that changes users or keys. What agents do is in the events of their conversations.
+command that changes users or keys, and what the server changes by itself of what a user has stored. What agents do is in the events of their conversations.
 """
 
 import logging
@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from agentsvc.accounts.keys import Principal
+from agentsvc.accounts.users import get_user
 from agentsvc.base import MAX_INT, CapacityExceeded, decode_cursor, encode_cursor, values
 from agentsvc.storage import Database, Queryable, Row, Transaction
 
@@ -19,6 +20,9 @@ log = logging.getLogger(__name__)
 
 COMMAND_LINE: Final = "command line"
 """The address of what a command on this machine did."""
+
+THE_SERVER: Final = "the server"
+"""The address of what the server did by itself."""
 
 _LONGEST: Final = 300
 _BATCH: Final = 5000
@@ -118,6 +122,22 @@ async def note_command(db: Database, action: str, subject: str) -> None:
         request_id="",
     )
     await AuditLog(db).note(entry)
+
+
+async def note_by_server(tx: Transaction, user_id: str, action: str, subject: str) -> None:
+    """Store what the server changes by itself, in one transaction with the change, of what a user has."""
+    entry = Entry(
+        at=values.now(),
+        user_id=user_id,
+        user_name=(await get_user(tx, user_id)).name,
+        key_id=None,
+        action=action,
+        subject=subject[:_LONGEST],
+        status=0,
+        address=THE_SERVER,
+        request_id="",
+    )
+    await AuditTable.insert(tx, entry)
 
 
 def _from_row(row: Row) -> Entry:

@@ -71,7 +71,10 @@ _REFUSALS: Final = (
         "error: 403",
         "access denied",
     ),
-    ("not found", "does not exist", "unable to update url base from redirection", "error: 301"),
+    (
+        *("not found", "does not exist", "unable to update url base from redirection"),
+        *("error: 301", "error: 302", "error: 307", "error: 308"),
+    ),
     ("not our ref", "unadvertised object", "did not send all necessary objects"),
     ("[rejected]", "non-fast-forward", "fetch first", "[remote rejected]"),
 )

@@ -38,7 +38,8 @@ ANSWER_MAX: Final = 8 * 1024 * 1024
 REDIRECTS_MAX: Final = 3
 
 _REDIRECTS: Final = frozenset({301, 302, 307, 308})
-_MOVED: Final = _REDIRECTS | {410}
+_MOVED: Final = _REDIRECTS | {405, 410}
+"""What is answered where something is not any more; 405 by GitLab, to what would change it."""
 _FOUND: Final = frozenset({200})
 _DONE: Final = frozenset({200, 201, 202, 204, 304})
 _NONE: Final[Mapping[str, Any]] = {}
@@ -56,6 +57,8 @@ class Answer[T](Struct, frozen=True, kw_only=True):
     value: T
     headers: Mapping[str, str]
     status: int = HTTPStatus.OK
+    path: str = ""
+    """Where it was answered in the end, after redirects."""
 
     def next_page(self) -> str | None:
         """Return the `page` of the link to the next page, None on the last one."""
@@ -202,7 +205,12 @@ class Api:
             body += chunk
             if len(body) > ANSWER_MAX:
                 raise self.unavailable("the answer is too long")
-        return Answer(value=bytes(body), headers=response.headers, status=response.status)
+        return Answer(
+            value=bytes(body),
+            headers=response.headers,
+            status=response.status,
+            path=response.url.path,
+        )
 
     def _target(self, url: str, location: str) -> str:
         target = urljoin(url, location)

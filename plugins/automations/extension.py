@@ -41,7 +41,7 @@ class AutomationsExtension(Extension[AutomationsConfig]):
         wake = asyncio.Event()
         server.app[APPS] = apps = GithubApps(server.database, server.vault, server.git)
         server.git.lender = apps.lend
-        hosts = IssueHosts(server.git, apps)
+        hosts = IssueHosts(server.database, server.git, apps)
         publisher, starter = Publisher(server, hosts), IssueStarter(server, hosts)
         follower = Follower(server, publisher, on_end=wake.set)
         scheduler = Scheduler(server, self.config, wake, starter, follower.watch)

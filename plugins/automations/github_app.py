@@ -5,6 +5,7 @@ Neither leaves it but for the App's own host: no sandbox, and no answer of the A
 """
 
 import asyncio
+import re
 from typing import Final
 from urllib.parse import quote
 
@@ -27,6 +28,8 @@ from agentsvc.extension.storage import Database, Queryable, Transaction, Vault
 
 from .host_calls import part_of
 
+_MOVED: Final = re.compile(r"/repositories/([0-9]{1,15})/installation")
+"""Where GitHub redirects to for a repository that was renamed."""
 _LONGEST: Final = 3600.0
 _MARGIN: Final = 300.0
 _RENEWALS: Final = 60.0
@@ -160,11 +163,13 @@ class GithubApps:
         what = f"the GitHub App `{app.slug}`"
         try:
             place = f"/repos/{quote(owner)}/{quote(name)}/installation"
-            found = (await api.call("GET", place)).value
+            answer = await api.call("GET", place)
+            found, moved = answer.value, _MOVED.search(answer.path)
             if part_of(found, "suspended_at"):
                 raise NotAllowed(f"The installation of {what} for `{owner}` is suspended")
             path = f"/app/installations/{quote(part_of(found, 'id'), safe='')}/access_tokens"
-            made = (await api.call("POST", path, body={"repositories": [name]})).value
+            only = {"repository_ids": [int(moved[1])]} if moved else {"repositories": [name]}
+            made = (await api.call("POST", path, body=only)).value
         except NotAuthenticated as exc:
             text = f"GitHub refuses the key of {what}: store a new one, and see that the clock is right"
             raise NotAuthenticated(text) from exc

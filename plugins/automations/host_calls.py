@@ -57,6 +57,11 @@ class HostCalls:
             found += await self._walk(listing, {"since": since}, first=2)
         return Changed(issues=found, etag=answer.headers.get("ETag", ""))
 
+    async def name(self) -> str:
+        """Return what the host calls the repository now; it tells by a redirect of one that was renamed."""
+        listing = Listing(path="{repo}", parts={"name": self._host.full_name})
+        return (await self._one(listing, {}))["name"]
+
     async def issue(self, number: str) -> Thing:
         """Return an issue; raises NotFound."""
         return await self._one(self._host.issue, {"number": number})

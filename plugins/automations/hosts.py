@@ -72,6 +72,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     """Part of a delivery that says what its action is."""
     rules: tuple[Rule, ...]
     repo: str = "/repos/{owner}/{name}"
+    full_name: str = "full_name"
+    """Part of what is there that is the name of the repository now."""
     size: str = "per_page"
     updated: Listing
     issue: Listing
@@ -325,6 +327,7 @@ _GITLAB: Final = Host(
         ),
     ),
     repo="/projects/{path}",
+    full_name="path_with_namespace",
     updated=Listing(
         path="{repo}/issues",
         query={

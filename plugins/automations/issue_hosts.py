@@ -1,7 +1,8 @@
 """The git hosts of automations, left alone for as long as they ask for it."""
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+import logging
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Final
 
@@ -12,14 +13,19 @@ from agentsvc.base import (
     GitProviderUnavailable,
     NotAllowed,
     NotAuthenticated,
+    NotFound,
     monotonic,
 )
+from agentsvc.extension.conversations import check_repository
 from agentsvc.extension.git import Checkout, GitProviders, ProviderToken
+from agentsvc.extension.storage import Database
 
 from .github_app import GithubApps
 from .host_calls import HostCalls
 from .model import Automation
-from .service import provider_of
+from .service import provider_of, rename
+
+log = logging.getLogger(__name__)
 
 PASSING: Final = (GitProviderUnavailable, GitProviderRateLimited, AgentUnavailable)
 """What says nothing of a repository: it is tried again, for so long:"""
@@ -33,10 +39,15 @@ class TokenRenewed(GitProviderUnavailable):
     """The token of a GitHub App was refused before its time: it is tried at once with another."""
 
 
+class RepositoryRenamed(GitProviderUnavailable):
+    """The repository has got another name, which is stored: it is tried at once with that."""
+
+
 class IssueHosts:
     """Opens the APIs of hosts, with the tokens of the users whose automations need them, or of their Apps."""
 
-    def __init__(self, git: GitProviders, apps: GithubApps) -> None:
+    def __init__(self, db: Database, git: GitProviders, apps: GithubApps) -> None:
+        self._db = db
         self._git = git
         self._apps = apps
         self._rests: dict[tuple[str, str], tuple[float, AgentsvcError]] = {}
@@ -53,7 +64,7 @@ class IssueHosts:
         try:
             token = await self._apps.lend(automation.user_id, provider, repository)
             api = await self._git.api(automation.user_id, provider, token)
-            with self._renewing(automation, token):
+            async with self._keeping_up(automation, token):
                 yield HostCalls(api, provider, repository)
         except GitProviderRateLimited as exc:
             self._rests[key] = (monotonic() + wait_of(exc), exc)
@@ -62,23 +73,44 @@ class IssueHosts:
     @contextlib.asynccontextmanager
     async def checkout(self, automation: Automation) -> AsyncIterator[Checkout]:
         """Return the repository of an automation, to fetch from and to push to."""
-        async with self._git.checkout(
-            automation.user_id,
-            repository_of(automation),
-            provider_of(automation.definition),
-            time_limit=_GIT_SECONDS,
-        ) as checkout:
-            with self._renewing(automation, checkout.remote.token):
-                yield checkout
+        provider = provider_of(automation.definition)
+        opened = self._git.checkout(
+            automation.user_id, repository_of(automation), provider, time_limit=_GIT_SECONDS
+        )
+        async with opened as checkout, self._keeping_up(automation, checkout.remote.token):
+            yield checkout
 
-    @contextlib.contextmanager
-    def _renewing(self, automation: Automation, token: ProviderToken | None) -> Iterator[None]:
+    @contextlib.asynccontextmanager
+    async def _keeping_up(
+        self, automation: Automation, token: ProviderToken | None
+    ) -> AsyncIterator[None]:
+        """Have a token replaced that is refused, and the name of a repository that has got another one."""
         try:
             yield
+        except NotFound as exc:
+            if await self._is_renamed(automation, token):
+                raise RepositoryRenamed("The repository was renamed") from exc
+            raise
         except (NotAuthenticated, NotAllowed) as exc:
             if token and self._apps.renew(automation.user_id, repository_of(automation), token):
                 raise TokenRenewed("The token of the GitHub App is renewed") from exc
             raise
+
+    async def _is_renamed(self, automation: Automation, token: ProviderToken | None) -> bool:
+        provider, before = provider_of(automation.definition), repository_of(automation)
+        try:
+            api = await self._git.api(automation.user_id, provider, token)
+            name = await HostCalls(api, provider, before).name()
+            check_repository(name, provider)
+        except AgentsvcError:
+            # What was found out first is told.
+            return False
+        if name.lower() == before.lower():
+            return False
+        await self._db.write(lambda tx: rename(tx, automation, name))
+        extra = {"automation_id": automation.id, "repository": name}
+        log.warning("repository of an automation was renamed", extra=extra)
+        return True
 
 
 def repository_of(automation: Automation) -> str:
@@ -88,6 +120,6 @@ def repository_of(automation: Automation) -> str:
 
 def wait_of(exc: AgentsvcError) -> float:
     """Return how many seconds a host is left alone after an error."""
-    if isinstance(exc, TokenRenewed):
+    if isinstance(exc, TokenRenewed | RepositoryRenamed):
         return 0.0
     return max(_LEAST_REST, getattr(exc, "retry_after_seconds", None) or 0.0)

@@ -19,6 +19,7 @@ from agentsvc.base import (
     parse_time,
     sha256,
 )
+from agentsvc.extension.accounts import note_by_server
 from agentsvc.extension.conversations import (
     Provider,
     check_branch,
@@ -242,12 +243,30 @@ class Automations:
             raise NotAuthenticated("The GitHub App has no secret that signs its deliveries")
         key_of(headers, body, secret, now())
         name, count, made = part_of(payload, "repository.full_name"), 0, []
+        if headers.get("X-GitHub-Event") == "repository":
+            await self._rename(user_id, name, payload)
         for one in await AutomationTable.of_repository(self._db, user_id, name):
             if isinstance(one.definition.trigger, GitTrigger):
                 events = events_in(Provider.GITHUB, one.definition.trigger, headers, payload)
                 count += bool(events)
                 made += await self.note(one.id, events)
         return count, made
+
+    async def _rename(self, user_id: str, name: str, payload: Any) -> None:
+        """Store a new name of a repository, whose deliveries come under it from now on."""
+        owner, short = check_repository(name, Provider.GITHUB)
+        for kind in ("user", "organization"):
+            owner = part_of(payload, f"changes.owner.from.{kind}.login") or owner
+        short = part_of(payload, "changes.repository.name.from") or short
+        before = f"{owner}/{short}"
+        if before.lower() == name.lower():
+            return
+
+        async def body(tx: Transaction) -> None:
+            for one in await AutomationTable.of_repository(tx, user_id, before):
+                await rename(tx, one, name)
+
+        await self._db.write(body)
 
     async def note(self, automation_id: str, events: Sequence[HostEvent]) -> list[str]:
         """Make a run of each event of a git host that is new, and return their ids.
@@ -400,6 +419,20 @@ def first_due(trigger: Trigger, after: datetime) -> datetime | None:
             )
         return moment if moment > after else None
     return None
+
+
+async def rename(tx: Transaction, automation: Automation, name: str) -> None:
+    """Store the name that the repository of an automation has got at its host."""
+    found = await AutomationTable.find(tx, automation.id)
+    if found is None or found.definition.repos != automation.definition.repos:
+        return
+    [repository] = found.definition.repos or []
+    moved = msgspec.structs.replace(repository, url=name)
+    definition = msgspec.structs.replace(found.definition, repos=[moved])
+    after = msgspec.structs.replace(found, definition=definition, updated_at=now())
+    await AutomationTable.update(tx, after)
+    subject = f"{found.id} {repository.url} {name}"
+    await note_by_server(tx, found.user_id, "rename repository of automation", subject)
 
 
 async def delete_old_runs(db: Database, age: timedelta) -> None:

@@ -1,19 +1,18 @@
 """How long it takes from a mention at a git host to the first event of the agent that it calls."""
 
-import asyncio
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from agentsvc.base.values import monotonic
 from tests.bench.figures import Figure, Section, Target
 from tests.bench.part_agents import begin_alone, is_of_agent, warm_server
 from tests.bench.sizes import Sizes
+from tests.http.gateway.steps import until
 from tests.http.v1.test_issues_to_pulls import Loop, open_loop
 from tests.issue_hosts import BOT, IssueHost
 from tests.live.client import LiveClient
 
 _FIRST_EVENT: Final = Target(most=2.0)
-_LOOK_SECONDS: Final = 0.01
 _RESULT: Final = "I am there."
 
 
@@ -56,20 +55,26 @@ async def _mention(client: LiveClient, loop: Loop) -> tuple[float, float]:
     began = monotonic()
     made = (await loop.deliver("said", comment=comment)).json()["runs_created"]
 
-    async def find_run() -> dict[str, str]:
-        [found] = [one for one in await loop.runs() if [one["id"]] == made]
-        return found
+    run: dict[str, Any] = {}
 
-    async with asyncio.timeout(client.patience):
-        while not (conversation_id := (await find_run())["conversation_id"]):
-            await asyncio.sleep(_LOOK_SECONDS)
-        begin_seconds = monotonic() - began
-        await client.until(conversation_id, lambda found: any(map(is_of_agent, found)))
-        event_seconds = monotonic() - began
-        # The sandbox is deleted then, so the next mention begins anew.
-        while (run := await find_run())["status"] == "RUNNING":
-            await asyncio.sleep(_LOOK_SECONDS)
-        assert (run["status"], run["result"]) == ("COMPLETED", _RESULT), run
-        while (await client.conversation(conversation_id))["sandbox_status"] != "MISSING":
-            await asyncio.sleep(_LOOK_SECONDS)
+    async def is_begun() -> bool:
+        [found] = [one for one in await loop.runs() if [one["id"]] == made]
+        run.update(found)
+        return found["conversation_id"] is not None
+
+    async def is_over() -> bool:
+        await is_begun()
+        return run["status"] != "RUNNING"
+
+    await until(is_begun)
+    begin_seconds = monotonic() - began
+    conversation_id = run["conversation_id"]
+    await client.until(conversation_id, lambda found: any(map(is_of_agent, found)))
+    event_seconds = monotonic() - began
+    await until(is_over)
+    assert (run["status"], run["result"]) == ("COMPLETED", _RESULT), run
+    # Its sandbox goes with it, so that the next mention begins anew.
+    await client.wait_for_conversation(
+        conversation_id, lambda found: found["sandbox_status"] == "MISSING"
+    )
     return begin_seconds, event_seconds

@@ -124,6 +124,29 @@ async def _key_of(client: Client, name: str) -> str:
     return str(made.json()["key"])
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_a_repository_of_the_app_that_was_renamed_is_followed(
+    client: Client, host: AppHost, fake_agent: CommittingAgent, *, is_told: bool
+) -> None:
+    loop = await open_loop(client, host)
+    fake_agent.files = {"fix.txt": "1"}
+    host.trouble = "renamed"
+    if is_told:
+        # A delivery names the repository as it is called now.
+        host.name = "octo/renamed"
+        change = {"repository": {"name": {"from": "demo"}}}
+        body = {"action": "renamed", "changes": change, "repository": {"full_name": host.name}}
+        await loop.deliver("said", comment=host.say("nothing", "ada"))
+        await loop.deliver("told", event="repository", body=body)
+    await loop.begin()
+    await loop.wait("COMPLETED")
+    assert len(host.pulls) == 1
+    found = (await client.get(f"{BASE}/{loop.made['id']}")).json()
+    assert found["repos"][0]["url"] == "octo/renamed"
+    first = {"repositories": ["renamed"]} if is_told else {"repository_ids": [42]}
+    assert host.asked_for[0] == first
+
+
 async def test_a_token_that_is_refused_before_its_time_is_replaced(
     client: Client, host: AppHost, fake_agent: CommittingAgent
 ) -> None:

@@ -321,7 +321,6 @@ async def test_a_host_that_wants_rest_is_left_alone_and_a_revoked_token_is_told(
 @pytest.mark.parametrize(
     ("trouble", "status", "why"),
     [
-        ("renamed", "FAILED", "renamed, deleted, or hidden"),
         ("deleted", "FAILED", "Not found at the git provider"),
         ("revoked", "FAILED", "Invalid token"),
         ("down", "PENDING", "cannot be asked"),
@@ -345,6 +344,49 @@ async def test_what_a_host_answers_instead_is_told(
     await asyncio.sleep(0.5)
     assert len(host.requests) == asked
     assert (host.pulls, host.own_comments()) == ([], [])
+
+
+@pytest.mark.parametrize("host", ALL, indirect=True)
+@pytest.mark.parametrize("when", ["before", "afterwards"])
+async def test_a_repository_that_was_renamed_is_followed_and_that_is_written_down(
+    client: Client, host: IssueHost, fake_agent: CommittingAgent, when: str
+) -> None:
+    loop = await open_loop(client, host)
+    fake_agent.files = {"fix.txt": "1"}
+    if when == "before":
+        host.trouble = "renamed"
+    await loop.begin()
+    await loop.wait("COMPLETED")
+    [branch] = set(await host.branches()) - {"main"}
+    if when == "afterwards":
+        host.trouble, fake_agent.files = "renamed", {"fix.txt": "2"}
+        asked = host.say("Two", "ada", on_pull=True, inline=True)
+        await loop.deliver("reviewed", comment=asked)
+        await loop.wait("COMPLETED", "COMPLETED")
+        assert await host.file(branch, "fix.txt") == "2"
+    assert (len(host.pulls), len(host.own_comments())) == (1, 1)
+    assert "has opened" in host.own_comments()[0]
+    found = (await client.get(f"{BASE}/{loop.made['id']}")).json()
+    assert found["repos"][0]["url"] == "octo/renamed"
+    entries = (await client.get("/api/v1/audit-log?text=rename")).json()["items"]
+    assert [(one["subject"], one["address"]) for one in entries] == [
+        (f"{loop.made['id']} octo/demo octo/renamed", "the server")
+    ]
+
+
+@pytest.mark.parametrize("host", ALL, indirect=True)
+async def test_a_repository_is_not_followed_to_another_host(
+    client: Client, host: IssueHost, tmp_path: Path
+) -> None:
+    async with IssueHost(host.kind, tmp_path / "other") as other:
+        loop = await open_loop(client, host)
+        host.trouble, host.elsewhere = "moved", other.url
+        await loop.deliver("said", comment=host.say(f"@{BOT} please", "ada"))
+        [run] = await loop.wait_until(lambda seen: bool(seen and seen[0]["error_detail"]))
+        assert run["status"] == "PENDING"
+        assert (other.requests, other.git.users, other.git.refused) == ([], [], 0)
+        found = (await client.get(f"{BASE}/{loop.made['id']}")).json()
+        assert found["repos"][0]["url"] == "octo/demo"
 
 
 @pytest.mark.parametrize("host", ALL, indirect=True)
