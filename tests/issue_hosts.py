@@ -51,6 +51,9 @@ class IssueHost:
         self.pulls: list[Json] = []
         self.pull_comments: list[Json] = []
         self.failed_checks: list[str] = []
+        self.hooks: list[Json] = []
+        """The webhooks that were made here, which are told of what is done here by requests."""
+        self._news: list[tuple[str, Json]] = []
         self.fail: list[web.Response] = []
         self.lose_answers = 0
         self.trouble = ""
@@ -340,9 +343,20 @@ class IssueHost:
             self.lose_answers -= 1
             assert request.transport is not None
             request.transport.abort()
+        if self.hooks and self._news:
+            await self._tell(*self._news.pop())
         if isinstance(found, web.Response):
             return found
         return web.json_response(found, status=201 if request.method == "POST" else 200)
+
+    async def _tell(self, what: str, about: Json) -> None:
+        assert self._session is not None
+        for hook in self.hooks:
+            settings = {**hook, **hook.get("config", {})}
+            secret = settings["token" if self.kind == "gitlab" else "secret"]
+            headers, body = self.delivery(what, secret, **about)
+            async with self._session.post(settings["url"], data=body, headers=headers) as answer:
+                assert answer.status == 200, await answer.text()
 
     def _answer(self, request: web.Request, place: str, body: Json) -> Any:
         for method, pattern, answer in _ANSWERS:
@@ -372,7 +386,22 @@ class IssueHost:
         return self._list([self._comment(one) for one in self.comments])
 
     def post_comment(self, _request: web.Request, body: Json) -> Any:
-        return self._comment(self.say(_text(body), BOT))
+        made = self.say(_text(body), BOT)
+        self._news.append(("said", {"comment": made}))
+        return self._comment(made)
+
+    def post_hook(self, _request: web.Request, body: Json) -> Any:
+        self.hooks.append(body)
+        return {"id": 1, "active": True}
+
+    def post_label(self, _request: web.Request, body: Json) -> Any:
+        return {"id": 1, **body}
+
+    def label_issue(self, _request: web.Request, body: Json) -> Any:
+        for name in body.get("labels") or [body["add_labels"]]:
+            self.label(name, BOT)
+        self._news.append(("labelled", {"by": BOT}))
+        return self._issue()
 
     def patch_comment(self, _request: web.Request, body: Json, comment_id: str) -> Any:
         [found] = [one for one in self.comments if str(one["id"]) == comment_id]
@@ -444,7 +473,11 @@ def _text(body: Json) -> str:
 
 _H: Final = IssueHost
 _ANSWERS: Final[list[tuple[str, str, Any]]] = [
-    ("GET", r"/api/v\d/user", _H.get_user),
+    ("GET", r"/(?:api/v\d|2.0)/user", _H.get_user),
+    ("POST", r"/hooks", _H.post_hook),
+    ("POST", r"/labels", _H.post_label),
+    ("POST", r"/issues/7/labels", _H.label_issue),
+    ("PUT", r"/issues/7", _H.label_issue),
     ("GET", r"", _H.get_repository),
     ("GET", r"/issues", _H.get_issues),
     ("GET", r"/issues/7", _H.get_issue),
