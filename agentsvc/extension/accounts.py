@@ -11,7 +11,6 @@ from agentsvc.accounts import (
     change_user,
     get_user,
     insert_key,
-    note_by_server,
 )
 from agentsvc.http import (
     KEYRING,
@@ -49,7 +48,6 @@ __all__ = [
     "insert_key",
     "is_from_proxy",
     "keys_of",
-    "note_by_server",
     "note_login",
     "read_form",
 ]

@@ -1,5 +1,6 @@
-"""What plugins keep things with: the database, the vault, pages of lists."""
+"""What plugins keep things with: the database, the vault, the audit log, pages of lists."""
 
+from agentsvc.accounts import note_by_server
 from agentsvc.storage import (
     Database,
     Queryable,
@@ -18,6 +19,7 @@ __all__ = [
     "Transaction",
     "Vault",
     "cut",
+    "note_by_server",
     "note_effect",
     "read_foreign",
 ]

@@ -19,7 +19,6 @@ from agentsvc.base import (
     parse_time,
     sha256,
 )
-from agentsvc.extension.accounts import note_by_server
 from agentsvc.extension.conversations import (
     Provider,
     check_branch,
@@ -27,7 +26,7 @@ from agentsvc.extension.conversations import (
     refuse_credentials,
 )
 from agentsvc.extension.server import Conversations
-from agentsvc.extension.storage import Database, Transaction, Vault, note_effect
+from agentsvc.extension.storage import Database, Transaction, Vault, note_by_server, note_effect
 
 from .cron import parse_cron
 from .ending import WAS_DISABLED, ended, halt

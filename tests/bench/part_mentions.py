@@ -60,7 +60,7 @@ async def _mention(server: Installation, client: LiveClient, loop: Loop) -> tupl
     async def is_begun() -> bool:
         [found] = [one for one in await loop.runs() if [one["id"]] == made]
         run.update(found)
-        return found["conversation_id"] is not None
+        return bool(found["conversation_id"])
 
     async def is_over() -> bool:
         await is_begun()
