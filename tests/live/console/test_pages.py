@@ -271,7 +271,9 @@ async def test_a_github_app_is_stored_and_forgotten_and_a_refusal_is_no_logout(
     page = await console.page("settings/git")
     part = page.locator("section", has=page.get_by_role("heading", name="GitHub App"))
     await part.get_by_label("App ID").fill("123456")
-    await part.get_by_label("Private key").fill(RSAKey.generate_key(2048).as_pem().decode())
+    await part.get_by_label("Private key").fill(
+        RSAKey.generate_key(2048).as_pem(private=True).decode()
+    )
     await part.get_by_label("Secret of its webhook").fill("hush")
     await part.get_by_label("GitHub Enterprise").fill(git_hosts.url)
     git_hosts.status = 401
