@@ -64,7 +64,7 @@ async def _mention(server: Installation, client: LiveClient, loop: Loop) -> tupl
 
     async def is_over() -> bool:
         await is_begun()
-        return run["status"] != "RUNNING"
+        return bool(run["status"] != "RUNNING")
 
     await until(is_begun)
     begin_seconds = monotonic() - began

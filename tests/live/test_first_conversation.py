@@ -1,14 +1,12 @@
 """The requests of the README and of the tutorial do what they say, with a real agent."""
 
-import asyncio
-import os
-
 import pytest
 
 from agentsvc.testing.llm import MODEL
 from tests.docs.pages import blocks_of
 from tests.live.client import LiveClient
 from tests.live.installation import Installation, eventually
+from tests.live.shell import shell
 
 pytestmark = [
     pytest.mark.live,
@@ -17,23 +15,6 @@ pytestmark = [
 ]
 
 STREAM_SECONDS = 240
-
-
-async def run(code: str, **environment: str) -> str:
-    process = await asyncio.create_subprocess_exec(
-        *("bash", "-euc", code),
-        env={**os.environ, **environment},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        output = (await process.communicate())[0].decode(errors="replace")
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode == 0, output
-    return output
 
 
 async def test_the_first_conversation_of_the_readme(
@@ -53,7 +34,7 @@ async def test_the_first_conversation_of_the_readme(
         assert old in code
         code = code.replace(old, new)
     stream = " | sed '/\"finished\"/q'\n"
-    output = await run(code.rstrip() + stream)
+    output = await shell(code.rstrip() + stream)
     assert '"status":"WORKING"' in output
     assert "Write a poem into poem.txt" in output
     assert '"finished"' in output
@@ -63,7 +44,7 @@ async def test_the_tutorial(client: LiveClient, shared: Installation) -> None:
     named = {block.name: block.code for block in blocks_of("tutorial") if block.name}
     assert list(named) == ["model", "test-model", "start", "read", "more"]
     before = set(shared.sandbox_dirs())
-    output = await run(
+    output = await shell(
         "\n".join(named.values()),
         AGENTSVC_URL=shared.url,
         AGENTSVC_API_KEY=shared.key.reveal(),

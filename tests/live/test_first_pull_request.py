@@ -1,10 +1,8 @@
 """Each step to the first pull request does what its page says, for every host, with a real agent server."""
 
-import asyncio
 import os
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from tests.issue_hosts import BOT, GOOD, IssueHost
 from tests.live.conftest import MakeInstallation
 from tests.live.installation import Installation, eventually
 from tests.live.scripts import run
+from tests.live.shell import shell
 
 pytestmark = [
     pytest.mark.live,
@@ -47,32 +46,15 @@ def here(code: str, host: IssueHost) -> str:
 
 
 async def follow(code: str, place: Path, installation: Installation) -> str:
-    """Run steps as a shell does, and return what they print."""
-    process = await asyncio.create_subprocess_exec(
-        *("bash", "-euo", "pipefail", "-c", code),
+    """Run steps in a directory, and return what they print."""
+    return await shell(
+        code,
         cwd=place,
-        env=_environment(installation),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
+        PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        AGENTSVC_URL=installation.url,
+        AGENTSVC_API_KEY=installation.key.reveal(),
+        PUBLIC_URL=installation.url,
     )
-    try:
-        output = (await process.communicate())[0].decode(errors="replace")
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode == 0, output
-    return output
-
-
-def _environment(installation: Installation) -> Mapping[str, str]:
-    return {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "AGENTSVC_URL": installation.url,
-        "AGENTSVC_API_KEY": installation.key.reveal(),
-        "PUBLIC_URL": installation.url,
-    }
 
 
 @pytest.mark.parametrize("kind", PUBLIC)
