@@ -218,6 +218,42 @@ def resume(conversation_id: str, *, server: ServerChoice) -> None:
     click.echo(f"{found['id']} goes on", err=True)
 
 
+@command.command(
+    epilog=example('agentsvc conversations fork 7c9e66797425 --message "Try it without a cache"')
+)
+@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
+@click.option("--title", metavar="TEXT", help="Title of the copy; otherwise the same.")
+@click.option("--message", metavar="TEXT", help="Have its agent begin with it; otherwise it waits.")
+@click.option("--until", metavar="EVENT", help="Id of the last event it knows; otherwise all.")
+@json_option
+@server_options
+def fork(
+    conversation_id: str,
+    *,
+    title: str | None,
+    message: str | None,
+    until: str | None,
+    as_json: bool,
+    server: ServerChoice,
+) -> None:
+    """Go on with a copy of a conversation and its files, in a sandbox of its own.
+
+    The one with this ID is not changed. Prints the id of the copy.
+    """
+    api = get_api(server)
+    found = find_conversation(api, conversation_id)
+    body: Record = {"title": title, "up_to_event_id": until}
+    if message is not None:
+        check_text(message, "message")
+        text = {"type": "text", "text": message}
+        body["initial_message"] = {"role": "user", "content": [text]}
+    task = api.call("POST", f"{CONVERSATIONS}/{found['id']}/fork", body=body)
+    view = importlib.import_module("agentsvc.cli.run.watch").View(as_json=False)
+    starts = importlib.import_module("agentsvc.cli.run.conversation")
+    made = starts.wait_until_ready(api, task, view)
+    click.echo(json_text(made) if as_json else made["id"])
+
+
 @command.command(epilog=example("agentsvc conversations delete 7c9e66797425 --yes"))
 @click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
 @yes_option

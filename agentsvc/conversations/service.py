@@ -30,7 +30,7 @@ from agentsvc.conversations.model_tokens import ModelToken
 from agentsvc.conversations.records import patched, shown
 from agentsvc.conversations.starting.service import Starts
 from agentsvc.conversations.stores import ConversationStores
-from agentsvc.domain import StartOrder, check_branch, check_repository
+from agentsvc.domain import Copied, StartOrder, check_branch, check_repository
 from agentsvc.sandboxes import Sandboxes, SandboxStatus, failure_of
 from agentsvc.storage import Transaction, note_effect
 
@@ -178,14 +178,42 @@ class Conversations:
             order = msgspec.structs.replace(order, fork_until=number)
         if view.conversation.is_ready and view.sandbox_status is SandboxStatus.MISSING:
             return await self.start(user_id, await self._without_files(view.conversation, order))
-        archive = await self.save_workspace(user_id, conversation_id)
+        found = await self._copied(view)
+        if found is None:
+            archive = await self.save_workspace(user_id, conversation_id)
+            order = msgspec.structs.replace(order, archive_id=archive.id)
+        else:
+            copied, spec_id = found
+            order = msgspec.structs.replace(order, copied=copied, spec_id=spec_id)
         # What the agent server does not tell now is not in the copy.
         with contextlib.suppress(AgentsvcError):
-            await self._recorder.sync(archive.conversation_id)
-        order = msgspec.structs.replace(
-            order, archive_id=archive.id, fork_of=archive.conversation_id
-        )
+            await self._recorder.sync(view.conversation.id)
+        order = msgspec.structs.replace(order, fork_of=view.conversation.id)
         return await self.start(user_id, order)
+
+    async def _copied(self, view: ConversationView) -> tuple[Copied, str] | None:
+        """Return the sandbox to copy and its spec; None where only the workspace is to be saved.
+
+        With a whole sandbox come the files of all that have worked in it.
+        """
+        conversation, sandbox = view.conversation, view.sandbox
+        if not conversation.is_ready or sandbox is None or sandbox.spec.withholds_secrets:
+            return None
+        base = sandbox.working_dir.rstrip("/")
+        is_inside = base and f"{conversation.working_dir}/".startswith(f"{base}/")
+        if not is_inside or not self._sandboxes.layers.can_copy(sandbox):
+            return None
+        if len(await self._table.of_sandbox(sandbox.id)) != 1:
+            return None
+        if sandbox.spec_id not in {spec.id for spec in self._sandboxes.specs()}:
+            return None
+        copied = Copied(
+            sandbox_id=sandbox.id,
+            backend=sandbox.backend,
+            working_dir=conversation.working_dir,
+            directory=conversation.working_dir.removeprefix(base).strip("/"),
+        )
+        return copied, sandbox.spec_id
 
     async def _without_files(self, conversation: Conversation, order: StartOrder) -> StartOrder:
         """Return the order of a fork of which there is no workspace to copy."""

@@ -151,6 +151,17 @@ class WhenFull(StrEnum):
     """The sandbox idle longest is paused for it; where none is idle it is refused."""
 
 
+class Copied(msgspec.Struct, frozen=True, kw_only=True):
+    """A sandbox with a copy of whose files a conversation begins."""
+
+    sandbox_id: str
+    backend: str
+    working_dir: str
+    """Where the project is in it."""
+    directory: str
+    """The same, below the directory in which the sandbox's agent works; empty for that itself."""
+
+
 class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a caller may fix when a conversation is started; all of it is optional.
 
@@ -184,6 +195,8 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     settings_required: bool = False
     archive_id: str | None = None
     """The archive whose files the workspace begins with."""
+    copied: Copied | None = None
+    """The sandbox whose files its own begins with."""
     environment_id: str | None = None
     """The prepared environment a copy of which it begins with, `none` for none; None for that of its
     repository."""

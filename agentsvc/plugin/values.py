@@ -29,6 +29,8 @@ class Capability(StrEnum):
     """stop() works, and restart() for what was stopped: of a sandbox only its files are kept."""
     LAYERS = "layers"
     """keep_layer() works: new sandboxes can begin with a copy of the files of a stopped one. With stop."""
+    COPIES = "copies"
+    """`Order.copy_of` works: a new sandbox can begin with the files of another one, which goes on."""
     SURVIVES_RESTART = "survives_restart"
     """Sandboxes outlive the server process."""
 
@@ -182,6 +184,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """The same of models that only their user knows, and at public addresses only."""
     layer: str = ""
     """The layer with a copy of which its files begin; see `RuntimeBackend.keep_layer`."""
+    copy_of: str = ""
+    """The id of the sandbox with a copy of whose files its own begin, whether that runs or not. It is
+    not stopped for that. `create` raises StillFetching meanwhile, OrderRejected where it is gone."""
 
 
 class Spec(Asked, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Final
 
-from agentsvc.base import Conflict
+from agentsvc.base import BackendUnavailable, Conflict
 from agentsvc.plugin import Capability, Spec, StillFetching
 from agentsvc.sandboxes.backend_calls import BackendCalls
 from agentsvc.sandboxes.state import Sandbox
@@ -13,7 +13,7 @@ _POLL_SECONDS: Final = 0.5
 
 
 class Layers:
-    """Has backends keep and remove layers."""
+    """Has backends keep and remove layers, and knows which copy sandboxes."""
 
     def __init__(self, calls: BackendCalls, table: SandboxTable, default_backend: str) -> None:
         self._calls = calls
@@ -23,6 +23,14 @@ class Layers:
     def can_keep(self, spec: Spec) -> bool:
         """Say whether the backend of a spec keeps layers; raises BackendUnavailable without one."""
         return Capability.LAYERS in self._calls.registry.get(self.backend_of(spec)).capabilities
+
+    def can_copy(self, sandbox: Sandbox) -> bool:
+        """Say whether another sandbox can begin with the files of this one, whatever it does."""
+        try:
+            backend = self._calls.registry.get(sandbox.backend)
+        except BackendUnavailable:
+            return False
+        return sandbox.handle is not None and Capability.COPIES in backend.capabilities
 
     def backend_of(self, spec: Spec) -> str:
         """Return the name of the backend that keeps the layers of a spec."""

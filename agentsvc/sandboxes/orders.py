@@ -190,4 +190,5 @@ def _ordered(
         reaches=spec.reaches,
         models=spec.models,
         layer=spec.layer,
+        copy_of=spec.copy_of,
     )

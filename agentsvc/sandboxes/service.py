@@ -264,7 +264,7 @@ class Sandboxes:
 
         async def insert(tx: Transaction) -> Sandbox:
             placed = await self._placed(tx, ordered, places)
-            is_usual = is_plain and not spec.layer
+            is_usual = is_plain and not spec.layer and not spec.copy_of
             spare = await self.spares.claim(tx, placed.spec, placed.backend) if is_usual else None
             stored = await self._targets.enter(tx, placed, spare, when_full)
             if start_id is not None:

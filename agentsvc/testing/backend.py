@@ -236,6 +236,7 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
             Capability.STOP,
             Capability.LOGS,
             Capability.LAYERS,
+            Capability.COPIES,
             Capability.SURVIVES_RESTART,
         }
     )
@@ -273,11 +274,17 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
         await self._call("create", order.sandbox_id)
         if order.layer and order.layer not in self.world.layers:
             raise OrderRejected("There is no such layer")
+        files = self.world.layers.get(order.layer)
+        if order.copy_of and order.sandbox_id not in self.world.sandboxes:
+            other = self.world.sandboxes.get(order.copy_of)
+            if other is None:
+                raise OrderRejected("There is no such sandbox")
+            files = await asyncio.to_thread(other.files)
         if order.sandbox_id not in self.world.sandboxes:
             sandbox = FakeSandbox(order, self.context.instance_id)
             self.world.sandboxes[order.sandbox_id] = sandbox
-            if order.layer:
-                await asyncio.to_thread(sandbox.begin_with, self.world.layers[order.layer])
+            if files is not None:
+                await asyncio.to_thread(sandbox.begin_with, files)
             await self._start(sandbox)
         handle = self._handle(order.sandbox_id)
         await save(handle)

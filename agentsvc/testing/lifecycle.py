@@ -400,6 +400,21 @@ async def a_sandbox_begins_with_a_copy_of_a_layer(rig: Rig) -> None:
     await expect_error(OrderRejected, rig.create(rig.order(layer=layer)), "a layer that is gone")
 
 
+@check(needs(Capability.COPIES))
+async def a_sandbox_begins_with_the_files_of_another(rig: Rig) -> None:
+    """Check that the files of what runs are copied, and that each has its own then."""
+    first, _ = await rig.run(rig.order())
+    await _write_note(rig, first, "kept")
+    handle, _ = await _fetched(partial(rig.run, rig.order(copy_of=first.sandbox_id)))
+    expect(await _read_note(rig, handle) == b"kept", "the files are others")
+    await _write_note(rig, handle, "own")
+    expect(await _read_note(rig, first) == b"kept", "files are shared")
+    await rig.backend.delete(first)
+    expect(await _read_note(rig, handle) == b"own", "files went with their origin")
+    gone = rig.order(copy_of=first.sandbox_id)
+    await expect_error(OrderRejected, rig.create(gone), "a copy of what is gone")
+
+
 async def _write_note(rig: Rig, handle: Handle, text: str) -> None:
     """Write a file where an agent would work, or by the workload where nothing can be executed."""
     report = await rig.backend.inspect(handle)

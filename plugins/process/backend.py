@@ -75,6 +75,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             Capability.EXECUTE,
             Capability.LOGS,
             Capability.LAYERS,
+            Capability.COPIES,
             Capability.SURVIVES_RESTART,
         }
     )
@@ -408,6 +409,11 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         record = await finish(plan.prepare)
         if order.layer:
             await self._layers.begin(place, order.layer, record.user)
+        elif order.copy_of:
+            other = places.find_place(self.context.state_dir, order.copy_of)
+            if other is None:
+                raise OrderRejected("The id of the sandbox to copy cannot name a directory")
+            await self._layers.begin_as(place, other, record.user)
         await self._doors.open(place, record)
         loan = await self._lend(order)
         try:

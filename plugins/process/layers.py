@@ -1,7 +1,8 @@
 """Layers: kept copies of the home and the workspace of a sandbox, with which others begin.
 
 They are directories below `.layers` in the state directory. `cp` copies them, by sharing their blocks
-where the file system can (reflinks).
+where the file system can (reflinks). A sandbox may begin with the files of another one, too, which go
+from the one to the other, while that runs.
 """
 
 import asyncio
@@ -13,11 +14,13 @@ from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Final
 
 from agentsvc.base import BackendUnavailable, CapacityExceeded, OrderRejected
 from agentsvc.plugin import StillFetching
 
+from .copying import copy_running
 from .files import remove_directory
 from .places import Place
 from .threads import finish, reach
@@ -25,7 +28,9 @@ from .users import give
 
 _ID: Final = re.compile(r"[a-z0-9]{1,64}")
 _MARK: Final = "layer"
-"""The file in the directory of a sandbox that says with which layer its files began."""
+"""The file in the directory of a sandbox that says with whose files its own began."""
+_PART: Final = "layer.part"
+_GONE: Final = "The sandbox with whose files this one is to begin is gone"
 _LONGEST_CALL_SECONDS: Final = 1.0
 _SHOWN: Final = 500
 
@@ -71,14 +76,23 @@ class Layers:
 
         Raises StillFetching until they are there, OrderRejected where there is no such layer.
         """
-        mark = place.directory / _MARK
-        if await reach(mark.exists):
-            return
         layer = self._path(layer_id)
-        if not await reach(layer.is_dir):
-            raise OrderRejected("The prepared files with which the sandbox is to begin are gone")
-        await self._go_on(place.sandbox_id, lambda: self._begin(place, layer, user))
-        await reach(lambda: mark.write_text(layer_id))
+
+        async def begin() -> int:
+            if not await reach(layer.is_dir):
+                raise OrderRejected(
+                    "The prepared files with which the sandbox is to begin are gone"
+                )
+            return await self._begin(place, layer, user)
+
+        await self._once(place, layer_id, begin)
+
+    async def begin_as(self, place: Place, other: Place, user: int) -> None:
+        """Give a sandbox that has never run the files of another one; does nothing a second time.
+
+        Raises StillFetching until they are there, OrderRejected where the other one is gone.
+        """
+        await self._once(place, other.sandbox_id, lambda: self._begin_as(place, other, user))
 
     async def remove(self, layer_id: str) -> None:
         """Remove a layer; fine if there is none."""
@@ -103,6 +117,14 @@ class Layers:
         if _ID.fullmatch(layer_id) is None:
             raise OrderRejected("The layer's id cannot name a directory")
         return self._directory / layer_id
+
+    async def _once(
+        self, place: Place, source: str, begin: Callable[[], Coroutine[None, None, int]]
+    ) -> None:
+        mark = place.directory / _MARK
+        if not await reach(mark.exists):
+            await self._go_on(place.sandbox_id, begin)
+            await reach(lambda: mark.write_text(source))
 
     async def _go_on(self, name: str, begin: Callable[[], Coroutine[None, None, int]]) -> int:
         """Begin something long, or go on with it; raises StillFetching if it is not over soon."""
@@ -134,22 +156,50 @@ class Layers:
         return size
 
     async def _begin(self, place: Place, layer: Path, user: int) -> int:
-        part = place.directory / "layer.part"
-        await finish(partial(remove_directory, part))
-        await reach(lambda: part.mkdir(mode=0o700))
-        copies = (part / place.home.name, part / place.workspace.name)
+        part = await _new_part(place)
         await _copy((layer / place.home.name, layer / place.workspace.name), part)
+        await finish(lambda: _put(place, part, user))
+        return 0
 
-        def put() -> None:
-            if os.geteuid() == 0:
-                give(copies, user)
-            for copy, own in zip(copies, (place.home, place.workspace), strict=True):
-                remove_directory(own)
-                copy.rename(own)
+    async def _begin_as(self, place: Place, other: Place, user: int) -> int:
+        part, broken_off = await _new_part(place), Event()
+
+        def work() -> None:
+            try:
+                copied = copy_running((other.home, other.workspace), part, broken_off)
+            except FileNotFoundError as exc:
+                raise OrderRejected(_GONE) from exc
+            if other.is_leaving():
+                raise OrderRejected(_GONE)
+            _put(place, copied, user)
             part.rmdir()
 
-        await finish(put)
+        copying = asyncio.get_running_loop().create_task(finish(work))
+        try:
+            await asyncio.shield(copying)
+        except asyncio.CancelledError:
+            broken_off.set()
+            await asyncio.gather(copying, return_exceptions=True)
+            raise
         return 0
+
+
+async def _new_part(place: Place) -> Path:
+    part = place.directory / _PART
+    await finish(partial(remove_directory, part))
+    await reach(lambda: part.mkdir(mode=0o700))
+    return part
+
+
+def _put(place: Place, part: Path, user: int) -> None:
+    """Have the sandbox's own directories be those that were copied."""
+    copies = (part / place.home.name, part / place.workspace.name)
+    if os.geteuid() == 0:
+        give(copies, user)
+    for copy, own in zip(copies, (place.home, place.workspace), strict=True):
+        remove_directory(own)
+        copy.rename(own)
+    part.rmdir()
 
 
 async def _size_of(paths: Iterable[Path]) -> int:

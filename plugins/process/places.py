@@ -298,8 +298,15 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
             return (self.directory / "shim.log").read_text(errors="replace")[-2000:].strip()
         return ""
 
+    def is_leaving(self) -> bool:
+        """Say whether its files are being removed, or are gone."""
+        return (self.directory / "leaving").exists() or self.read_record() is None
+
     def remove(self) -> None:
         """Remove the directory and all in it; fine if it does not exist."""
+        with contextlib.suppress(FileNotFoundError):
+            # So that nobody takes the rest of its files for all of them.
+            (self.directory / "leaving").touch(mode=0o600)
         remove_directory(self.directory)
 
     def _read[T](self, name: str, decoder: msgspec.json.Decoder[T]) -> T | None:

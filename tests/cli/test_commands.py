@@ -230,6 +230,22 @@ async def test_a_run_for_programs_is_json_line_by_line(run: Run, client: Client)
     assert known["title"] == "mine"
 
 
+async def test_a_conversation_is_forked(commands: Commands, client: Client) -> None:
+    conversation_id = await client.start_conversation("[script:say] Hello?")
+    await client.wait_for_execution(conversation_id, "finished")
+    fork = (await commands.good("conversations", "fork", conversation_id[:12])).strip()
+    assert fork not in ("", conversation_id)
+    assert "[script:say] Hello?" in await commands.good("conversations", "show", fork)
+    last = (await client.events(conversation_id))[0]["id"]
+    words = ("--title", "Other", "--message", "[script:say] Again", "--until", last)
+    made = await commands.json("conversations", "fork", conversation_id, *words)
+    assert made["title"] == "Other"
+    await client.wait_for_execution(made["id"], "finished")
+    for wrong in (("--message", " "), ("--until", "nothing"), ("--title", "x" * 200_001)):
+        refused = await commands("conversations", "fork", conversation_id, *wrong)
+        assert refused.exit_code == 1, refused.output
+
+
 async def test_an_interruption_breaks_the_agent_off_and_nobody_asked_means_to_leave(
     run: Run, client: Client, fake_agent: FakeAgent
 ) -> None:

@@ -113,7 +113,7 @@ class ListsLate(FakeBackend):
     async def create(self, order: Order, save: SaveHandle) -> Handle:
         self.check_fences(order)
         is_new = order.sandbox_id not in self.world.sandboxes
-        if order.limits == Limits() and is_new and not order.layer:
+        if order.limits == Limits() and is_new and not (order.layer or order.copy_of):
             sandbox = FakeSandbox(order, self.context.instance_id)
             stray(self.world, sandbox)
             await asyncio.shield(asyncio.to_thread(sandbox.start, Phase.RUNNING))
@@ -244,10 +244,10 @@ class FreezesForStop(FakeBackend):
 
 
 class BeginsEmpty(FakeBackend):
-    """Keeps layers, and copies none."""
+    """Takes layers and copies for granted, and begins with nothing."""
 
     async def create(self, order: Order, save: SaveHandle) -> Handle:
-        return await super().create(msgspec.structs.replace(order, layer=""), save)
+        return await super().create(msgspec.structs.replace(order, layer="", copy_of=""), save)
 
 
 class GuessesAtUse(FakeBackend):
@@ -429,7 +429,13 @@ FAULTS: list[tuple[type[FakeBackend], set[str]]] = [
         FreezesForStop,
         {"a_stopped_sandbox_keeps_its_files_only", "a_sandbox_begins_with_a_copy_of_a_layer"},
     ),
-    (BeginsEmpty, {"a_sandbox_begins_with_a_copy_of_a_layer"}),
+    (
+        BeginsEmpty,
+        {
+            "a_sandbox_begins_with_a_copy_of_a_layer",
+            "a_sandbox_begins_with_the_files_of_another",
+        },
+    ),
     (RestartsFromNothing, {"a_failed_sandbox_starts_again_on_its_files"}),
     (LogsNewestFirst, {"logs_are_in_order_and_end_at_delete"}),
     (IgnoresLimits, {"limits_that_are_not_enforced_are_refused"}),

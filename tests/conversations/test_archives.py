@@ -22,6 +22,7 @@ from agentsvc.base.values import Secret
 from agentsvc.conversations.archives import Archives, ArchiveState, new_archive
 from agentsvc.http import keys
 from agentsvc.http.keys import DATABASE, SANDBOXES, SUPERVISOR
+from agentsvc.plugin import Capability
 from tests.service import WAIT_SECONDS, Client, Service
 from tests.troubles import TroubledAgent, TroubledWorld, eventually, reconfigure
 
@@ -192,13 +193,15 @@ async def test_a_repeated_request_makes_one_archive_and_one_fork(client: Client)
         assert first.status in (200, 201), first.text
         again = await client.post(path, json={}, headers=headers)
         assert (again.status, again.body) == (first.status, first.body)
-    assert len((await client.get("/api/v1/archives")).json()["items"]) == 2
+    assert len((await client.get("/api/v1/archives")).json()["items"]) == 1
     assert (await client.get(f"{STARTS}/start-tasks/count")).json() == 2
 
 
 async def test_a_fork_has_the_workspace_in_a_sandbox_of_its_own(
-    client: Client, fake_agent: PackingAgent
+    client: Client, service: Service, fake_agent: PackingAgent, fake_world: TroubledWorld
 ) -> None:
+    fake_world.capabilities -= {Capability.COPIES}
+    await service.restart()
     conversation_id, sandbox_id = await start(client)
     answer = await client.post(f"{STARTS}/{conversation_id}/fork", json={"title": "Another way"})
     assert answer.status == 200, answer.text
@@ -207,6 +210,59 @@ async def test_a_fork_has_the_workspace_in_a_sandbox_of_its_own(
     forked = await client.conversation(ended["app_conversation_id"])
     assert forked["title"] == "Another way"
     assert forked["sandbox_id"] != sandbox_id
+    assert fake_agent.unpacked(forked["sandbox_id"])["notes"] == "remember"
+
+
+async def test_a_fork_has_all_files_where_the_backend_copies_them(
+    client: Client, fake_agent: PackingAgent, fake_world: TroubledWorld, tmp_path: Path
+) -> None:
+    conversation_id, sandbox_id = await start(client)
+    parent = await client.conversation(conversation_id)
+    files = fake_world.sandboxes[sandbox_id].directory = tmp_path / "files"
+    files.mkdir()
+    (files / "notes").write_text("remember")
+    # It is not woken for that.
+    await client.post(f"/api/v1/sandboxes/{sandbox_id}/pause")
+    await client.wait_for_sandbox(sandbox_id, "PAUSED")
+    answer = await client.post(f"{STARTS}/{conversation_id}/fork")
+    ended = await client.end_of_start(answer.json()["id"])
+    assert ended["status"] == "READY", ended["detail"]
+    forked = await client.conversation(ended["app_conversation_id"])
+    own = fake_world.sandboxes[forked["sandbox_id"]]
+    assert own.directory is not None
+    assert (own.directory / "notes").read_text() == "remember"
+    assert own.order.copy_of == sandbox_id
+    assert forked["session_api_key"] not in (None, parent["session_api_key"])
+    assert fake_agent.downloads == 0
+    assert (await client.conversation(conversation_id))["sandbox_status"] == "PAUSED"
+    assert fake_world.layers == {}
+
+
+async def test_a_fork_fails_where_what_it_copies_goes_before(
+    client: Client, fake_world: TroubledWorld
+) -> None:
+    conversation_id, _ = await start(client)
+    held = fake_world.hold("create")
+    answer = await client.post(f"{STARTS}/{conversation_id}/fork")
+    await client.delete(f"{STARTS}/{conversation_id}")
+    await eventually(lambda: len(fake_world.sandboxes) == 0)
+    held.set()
+    ended = await client.end_of_start(answer.json()["id"])
+    assert ended["status"] == "ERROR"
+    assert "no such sandbox" in ended["detail"]
+
+
+async def test_a_fork_copies_no_sandbox_that_others_work_in_too(
+    client: Client, fake_world: TroubledWorld, fake_agent: PackingAgent
+) -> None:
+    conversation_id, sandbox_id = await start(client)
+    other = await client.start_conversation(sandbox_id=sandbox_id)
+    assert (await client.conversation(other))["sandbox_id"] == sandbox_id
+    answer = await client.post(f"{STARTS}/{conversation_id}/fork")
+    ended = await client.end_of_start(answer.json()["id"])
+    assert ended["status"] == "READY", ended["detail"]
+    forked = await client.conversation(ended["app_conversation_id"])
+    assert fake_world.sandboxes[forked["sandbox_id"]].order.copy_of == ""
     assert fake_agent.unpacked(forked["sandbox_id"])["notes"] == "remember"
 
 

@@ -1,4 +1,4 @@
-"""Idle sandboxes are paused and woken, and workspaces saved, with the real agent server."""
+"""Idle sandboxes are paused and woken, and copied, with the real agent server."""
 
 import pytest
 
@@ -40,9 +40,9 @@ async def test_a_culled_conversation_can_be_forked_and_goes_on_with_the_next_mes
     assert notes.read_text() == "kept\n"
     assert notes.stat().st_mode & 0o7777 == 0o755
     assert (workspace / "in").read_text() == "kept\n"
-    assert not (workspace / "out").is_symlink()
-    [archive] = (await client.get("/api/v1/archives")).json()["items"]
-    assert (archive["state"], archive["skipped"]) == ("ready", 1)
+    # As it is in the first one: where it leads is another matter in each sandbox.
+    assert (workspace / "out").is_symlink()
+    assert (await client.get("/api/v1/archives")).json()["items"] == []
 
     fork_id = ended["app_conversation_id"]
     await client.send(fork_id, "[script:recall] How did it begin?")

@@ -56,7 +56,11 @@ def start(api: Api, wanted: Wanted, view: View) -> Record:
         text = {"type": "text", "text": wanted.task}
         body["initial_message"] = {"role": "user", "content": [text]}
     asked = {name: value for name, value in body.items() if value is not None}
-    task = api.call("POST", CONVERSATIONS, body=asked)
+    return wait_until_ready(api, api.call("POST", CONVERSATIONS, body=asked), view)
+
+
+def wait_until_ready(api: Api, task: Record, view: View) -> Record:
+    """Show how a start goes on, and return its conversation; raises CommandFailed if it fails."""
     status = ""
     while True:
         if task["status"] != status:

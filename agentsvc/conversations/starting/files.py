@@ -1,4 +1,4 @@
-"""The steps that put the files of a conversation in place: clone or archive, set-up script, hooks."""
+"""The steps that put the files of a conversation in place: clone, archive or copy, set-up script, hooks."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -43,6 +43,10 @@ class FileSteps:
         base = await self._chooser.base_dir(host)
         if order.archive_id is not None:
             prepared = await self._restore(host, order.archive_id, base)
+        elif order.copied is not None:
+            workspace = Workspace(host.agent, base)
+            await workspace.set_credentials(_given(host))
+            prepared = Prepared(host=host, workspace=workspace, old_dir=order.copied.working_dir)
         else:
             prepared = Prepared(host=host, workspace=await self._make(host, base))
         name, email = settings.git_user_name, settings.git_user_email
@@ -149,7 +153,7 @@ class FileSteps:
         workspace = Workspace(host.agent, directory)
         await workspace.set_credentials(_given(host))
         await self._archives.restore(archive, host.agent, directory)
-        return Prepared(host=host, workspace=workspace, archived_dir=archive.working_dir)
+        return Prepared(host=host, workspace=workspace, old_dir=archive.working_dir)
 
 
 def _given(host: Hosted) -> Mapping[Provider, tuple[str, Secret]]:

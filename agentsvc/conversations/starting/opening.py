@@ -115,7 +115,7 @@ class Opening:
         return await self._carrier.bring(
             start.conversation.id,
             files.host.agent,
-            old_dir=files.archived_dir,
+            old_dir=files.old_dir,
             new_dir=files.workspace.project_dir,
         )
 

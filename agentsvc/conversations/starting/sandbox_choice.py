@@ -106,7 +106,7 @@ class SandboxChooser:
     async def _find_joinable(self, asked: Checked) -> Sandbox | None:
         strategy, spec = asked.settings.sandbox_grouping_strategy, self._spec(asked)
         order = asked.start.task.request
-        is_alone = order.withholds_secrets or is_named(order)
+        is_alone = order.withholds_secrets or is_named(order) or order.copied is not None
         if strategy is GroupingStrategy.NO_GROUPING or is_alone:
             return None
         running = [
@@ -131,7 +131,7 @@ class SandboxChooser:
         *,
         start_id: str | None = None,
     ) -> Sandbox:
-        spec = await self._with_layer(tx, asked, self._spec(asked))
+        spec = await self._with_files(tx, asked, self._spec(asked))
         factor = asked.settings.remote_runtime_resource_factor
         if factor is not None:
             spec = msgspec.structs.replace(spec, resource_factor=factor)
@@ -145,9 +145,11 @@ class SandboxChooser:
         await self._progress.link_sandbox(tx, asked.start, sandbox.id)
         return sandbox
 
-    async def _with_layer(self, tx: Transaction, asked: Checked, spec: Spec) -> Spec:
-        """Return the spec, with the prepared environment that the conversation begins with."""
+    async def _with_files(self, tx: Transaction, asked: Checked, spec: Spec) -> Spec:
+        """Return the spec, with the files that the conversation begins with."""
         task = asked.start.task
+        if (copied := task.request.copied) is not None:
+            return msgspec.structs.replace(spec, copy_of=copied.sandbox_id, backend=copied.backend)
         strategy = asked.settings.sandbox_grouping_strategy
         found = await self.environments.choose(
             tx,
@@ -180,6 +182,8 @@ class SandboxChooser:
             if parent is not None and parent.working_dir:
                 return parent.working_dir
         base = sandbox.working_dir.rstrip("/") or f"{await host.agent.home()}/project"
+        if (copied := start.task.request.copied) is not None:
+            return f"{base}/{copied.directory}".rstrip("/")
         mates = await self._table.of_sandbox(sandbox.id)
         # The first one must leave room for those that join it.
         is_grouped = (

@@ -47,8 +47,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
     host: Hosted
     workspace: Workspace
-    archived_dir: str | None = None
-    """Where the files were when they were archived, if they come from an archive."""
+    old_dir: str | None = None
+    """Where the files were, if they come from an archive or another sandbox."""
 
 
 class Equipped(msgspec.Struct, frozen=True, kw_only=True):

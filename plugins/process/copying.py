@@ -1,0 +1,221 @@
+"""Copying the files of a sandbox while it runs.
+
+Who is inside may change anything meanwhile, also to have the server read what is not theirs. So each
+thing is opened below the directory it was found in, and no link is followed.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from threading import Event
+from typing import Final
+
+from agentsvc.base import OrderRejected
+
+from .files import remove_directory
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_RIGHTS: Final = 0o777
+_PASSES: Final = 4
+_DEEPEST: Final = 64
+_AT_ONCE: Final = 2**24
+_CLOCK_NS: Final = 20_000_000
+"""How far the times of files may be behind the clock."""
+
+
+def copy_running(directories: Iterable[Path], into: Path, broken_off: Event) -> Path:
+    """Copy directories as they are at one moment, and return the new directory they are in. Blocks.
+
+    It is gone through again until nothing has changed since the time before, and a few times at most:
+    what changes all the time is copied as far as it has come.
+    """
+    earlier, since, number = None, 0, 0
+    while True:
+        target, begun = into / str(number), time.time_ns()
+        target.mkdir(mode=0o700)
+        one = _Pass(target, earlier, since - _CLOCK_NS, broken_off)
+        for directory in directories:
+            one.copy(directory)
+        if earlier is not None:
+            remove_directory(earlier)
+        earlier, since, number = target, begun, number + 1
+        if one.is_same or number == _PASSES:
+            return target
+
+
+class _Pass:
+    """Going through directories once; what has not changed since an earlier time is linked."""
+
+    def __init__(self, target: Path, earlier: Path | None, since: int, broken_off: Event) -> None:
+        self.is_same = earlier is not None
+        self._target = target
+        self._earlier = earlier
+        self._since = since
+        self._broken_off = broken_off
+        self._linked: dict[tuple[int, int], str] = {}
+        """Where the first of several names of a file is in the target."""
+
+    def copy(self, source: Path) -> None:
+        """Copy one directory into the target, under its name."""
+        with contextlib.ExitStack() as opened:
+
+            def open_directory(path: Path) -> int:
+                descriptor = os.open(path, _DIRECTORY)
+                opened.callback(os.close, descriptor)
+                return descriptor
+
+            earlier = open_directory(self._earlier) if self._earlier else None
+            self._root = open_directory(self._target)
+            parent = open_directory(source.parent)
+            self._copy_directory((parent, self._root, earlier), source.name, "", 0)
+
+    def _copy_directory(
+        self, within: tuple[int, int, int | None], name: str, above: str, depth: int
+    ) -> None:
+        if depth > _DEEPEST:
+            raise OrderRejected(f"Directories of the sandbox are more than {_DEEPEST} levels deep")
+        parent, new_parent, old_parent = within
+        with contextlib.ExitStack() as opened:
+            source = os.open(name, _DIRECTORY, dir_fd=parent)
+            opened.callback(os.close, source)
+            os.mkdir(name, 0o700, dir_fd=new_parent)
+            target = os.open(name, _DIRECTORY, dir_fd=new_parent)
+            opened.callback(os.close, target)
+            earlier = None
+            if old_parent is not None:
+                with contextlib.suppress(OSError):
+                    earlier = os.open(name, _DIRECTORY, dir_fd=old_parent)
+                    opened.callback(os.close, earlier)
+            self._note_difference(earlier is None)
+            path = f"{above}{name}/"
+            for entry in _entries(source):
+                if self._broken_off.is_set():
+                    raise InterruptedError
+                # What is gone now, was replaced, or cannot be read by its owner is left out.
+                with contextlib.suppress(
+                    FileNotFoundError, NotADirectoryError, PermissionError, _Replaced
+                ):
+                    self._copy_entry((source, target, earlier), entry, path, depth)
+            if earlier is not None:
+                self._note_difference(_count(earlier) != _count(target))
+            seen = os.fstat(source)
+            os.fchmod(target, seen.st_mode & _RIGHTS)
+            os.utime(target, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+
+    def _copy_entry(
+        self, within: tuple[int, int, int | None], name: str, path: str, depth: int
+    ) -> None:
+        source, target, earlier = within
+        mode = os.lstat(name, dir_fd=source).st_mode
+        if stat.S_ISDIR(mode):
+            self._copy_directory(within, name, path, depth + 1)
+        elif stat.S_ISLNK(mode):
+            link = os.readlink(name, dir_fd=source)
+            os.symlink(link, name, dir_fd=target)
+            self._note_difference(_link_at(name, earlier) != link)
+        elif stat.S_ISREG(mode):
+            self._copy_file(within, name, path)
+
+    def _copy_file(self, within: tuple[int, int, int | None], name: str, path: str) -> None:
+        source, target, earlier = within
+        with contextlib.ExitStack() as opened:
+            try:
+                file = os.open(name, _FILE, dir_fd=source)
+            except OSError as exc:
+                if exc.errno in (errno.ELOOP, errno.ENXIO):  # it is a link or a socket now
+                    raise _Replaced from exc
+                raise
+            opened.callback(os.close, file)
+            seen = os.fstat(file)
+            if not stat.S_ISREG(seen.st_mode):
+                raise _Replaced
+            if earlier is not None and self._is_unchanged(seen, name, earlier):
+                os.link(name, name, src_dir_fd=earlier, dst_dir_fd=target, follow_symlinks=False)
+                return
+            self._note_difference(True)
+            if seen.st_nlink > 1:
+                first = self._linked.setdefault((seen.st_dev, seen.st_ino), f"{path}{name}")
+                with contextlib.suppress(OSError):  # it is this one, or its path is too long
+                    os.link(first, name, src_dir_fd=self._root, dst_dir_fd=target)
+                    return
+            new = os.open(name, _NEW_FILE, 0o600, dir_fd=target)
+            opened.callback(os.close, new)
+            _copy_data(file, new, seen.st_size)
+            os.fchmod(new, seen.st_mode & _RIGHTS)
+            os.utime(new, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+
+    def _is_unchanged(self, seen: os.stat_result, name: str, earlier: int) -> bool:
+        try:
+            old = os.lstat(name, dir_fd=earlier)
+        except FileNotFoundError:
+            return False
+        # Nobody can set the first of these, and the others tell what has changed places.
+        return seen.st_ctime_ns < self._since and _looks_of(seen) == _looks_of(old)
+
+    def _note_difference(self, differs: bool) -> None:
+        self.is_same = self.is_same and not differs
+
+
+class _Replaced(Exception):
+    """Something is not any more what it was when it was found."""
+
+
+def _looks_of(seen: os.stat_result) -> tuple[int, int, int, int]:
+    kind = stat.S_IFMT(seen.st_mode)
+    return kind, seen.st_mode & _RIGHTS, seen.st_size, seen.st_mtime_ns
+
+
+def _link_at(name: str, directory: int | None) -> str | None:
+    if directory is not None:
+        with contextlib.suppress(OSError):
+            return os.readlink(name, dir_fd=directory)
+    return None
+
+
+def _entries(directory: int) -> Iterator[str]:
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            yield entry.name
+
+
+def _count(directory: int) -> int:
+    return sum(1 for _ in _entries(directory))
+
+
+def _copy_data(source: int, target: int, size: int) -> None:
+    """Copy what there is of a file, by sharing its blocks where the file system can; no holes."""
+    start = 0
+    with contextlib.suppress(_NoMoreData):
+        while start < size:
+            start = _seek(source, start, os.SEEK_DATA)
+            end = min(_seek(source, start, os.SEEK_HOLE), size)
+            while start < end:
+                start += _copy_part(source, target, start, min(end - start, _AT_ONCE))
+    os.ftruncate(target, size)
+
+
+class _NoMoreData(Exception):
+    """The file ends here, or is a hole from here on."""
+
+
+def _seek(file: int, position: int, whence: int) -> int:
+    try:
+        return os.lseek(file, position, whence)
+    except OSError as exc:
+        raise _NoMoreData from exc
+
+
+def _copy_part(source: int, target: int, at: int, size: int) -> int:
+    try:
+        copied = os.copy_file_range(source, target, size, at, at)
+    except OSError:  # not every file system can
+        copied = os.pwrite(target, os.pread(source, size, at), at)
+    if copied == 0:
+        raise _NoMoreData
+    return copied

@@ -1,0 +1,84 @@
+"""Forks of conversations: all files and the history, beside a first one that goes on."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.live.client import LiveClient
+from tests.live.events import outputs, said
+from tests.live.installation import Installation, eventually
+from tests.live.scripts import run
+from tests.live.test_repositories import files_with
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+PATH = "/api/v1/app-conversations"
+FILES = "mkdir deep && echo kept >deep/notes && ln deep/notes same && echo at-home >~/own"
+MANY = "mkdir many && cd many && seq 20000 | xargs touch"
+# As long as the other one is not told to end it, it writes.
+BUSY = "while [ ! -e ~/enough ]; do date +%s%N >>ticks; sleep 0.02; done; tail -n 1 ticks"
+
+
+async def fork(client: LiveClient, conversation_id: str, text: str) -> dict[str, Any]:
+    message = {"role": "user", "content": [{"type": "text", "text": text}]}
+    answer = await client.post(f"{PATH}/{conversation_id}/fork", json={"initial_message": message})
+    assert answer.status == 200, answer.text
+    task: dict[str, Any] = answer.json()
+    return task
+
+
+async def test_a_fork_has_all_files_and_the_first_one_is_not_disturbed(own: Installation) -> None:
+    client = own.client()
+    first_id = await client.start_conversation(run(FILES))
+    first = await client.wait_for_execution(first_id, "finished")
+    await client.send(first_id, run(BUSY))
+    workspace = own.sandbox_dir(first["sandbox_id"]) / "workspace"
+    await eventually((workspace / "ticks").exists, "the first one is at work")
+
+    begun = await client.end_of_start((await fork(client, first_id, run("cat same ~/own")))["id"])
+    assert begun["status"] == "READY", begun["detail"]
+    second = await client.wait_for_execution(begun["app_conversation_id"], "finished")
+    events = await client.events(second["id"])
+    assert any(FILES in text for text in said(events, "user"))
+    assert outputs(events)[-1].split() == ["kept", "at-home"]
+    copy = own.sandbox_dir(second["sandbox_id"])
+    assert (copy / "workspace" / "ticks").exists()
+    assert not (copy / "layer.part").exists()
+
+    # Nothing of the first one's opens anything there, and it has not stood still.
+    assert second["session_api_key"] != first["session_api_key"]
+    assert files_with(first["session_api_key"], [copy / "home", copy / "workspace"]) == []
+    (own.sandbox_dir(first["sandbox_id"]) / "home" / "enough").touch()
+    await client.wait_for_execution(first_id, "finished")
+    ticks = [int(line) for line in (workspace / "ticks").read_text().split()]
+    assert max(later - earlier for earlier, later in pairwise(ticks)) < 2e9
+
+    # What each does from now on is its own matter.
+    await client.send(second["id"], run("echo changed >same && rm -r deep"))
+    await client.wait_for_execution(second["id"], "finished")
+    assert (workspace / "deep" / "notes").read_text() == "kept\n"
+
+
+async def test_a_copy_that_was_killed_is_made_again(own: Installation) -> None:
+    client = own.client()
+    first_id = await client.start_conversation(run(MANY))
+    first = await client.wait_for_execution(first_id, "finished")
+    task = await fork(client, first_id, run("ls many | wc -l"))
+    copies = own.data.path / "backends" / "process"
+    [part] = await eventually(lambda: list(copies.glob("*/layer.part/0")), "it is being copied")
+    await own.kill()
+    assert part.exists()
+    await own.restart()
+    client = own.client()
+    begun = await client.end_of_start(task["id"])
+    assert begun["status"] == "READY", begun["detail"]
+    second = await client.wait_for_execution(begun["app_conversation_id"], "finished")
+    assert outputs(await client.events(second["id"]))[-1].split() == ["20000"]
+    assert list(copies.glob("*/layer.part")) == []
+    assert (await client.conversation(first_id))["sandbox_status"] == "RUNNING"
+    assert first["sandbox_id"] != second["sandbox_id"]
