@@ -23,7 +23,16 @@ from agentsvc.cli.talk import (
     send_message,
     wake,
 )
-from agentsvc.cli.text import SHORT_ID, ago, columns, fields, json_text, short, terminal_width
+from agentsvc.cli.text import (
+    SHORT_ID,
+    ago,
+    columns,
+    fields,
+    json_text,
+    moment,
+    short,
+    terminal_width,
+)
 from agentsvc.cli.text import confirm as ask_to_confirm
 
 _SHOWN: Final = (
@@ -252,6 +261,45 @@ def fork(
     starts = importlib.import_module("agentsvc.cli.run.conversation")
     made = starts.wait_until_ready(api, task, view)
     click.echo(json_text(made) if as_json else made["id"])
+
+
+@command.command(epilog=example("agentsvc conversations checkpoints 7c9e66797425"))
+@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
+@json_option
+@server_options
+def checkpoints(conversation_id: str, *, as_json: bool, server: ServerChoice) -> None:
+    """List the files to which a conversation can go back, newest first."""
+    api = get_api(server)
+    path = f"{CONVERSATIONS}/{find_conversation(api, conversation_id)['id']}/checkpoints"
+    found = api.call("GET", path)["items"]
+    if as_json:
+        click.echo(json_text(found))
+        return
+    rows = [(one["id"], moment(one["created_at"])) for one in found]
+    for line in columns(("ID", "FILES OF (UTC)"), rows):
+        click.echo(line)
+
+
+@command.command(epilog=example("agentsvc conversations rollback 7c9e66797425 --yes"))
+@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
+@click.option("--to", "wanted", metavar="CHECKPOINT", help="Its id; otherwise the newest one.")
+@yes_option
+@server_options
+def rollback(conversation_id: str, *, wanted: str | None, yes: bool, server: ServerChoice) -> None:
+    """Put the files of a conversation back to what they were before a turn of its agent."""
+    api = get_api(server)
+    found = find_conversation(api, conversation_id)
+    path = f"{CONVERSATIONS}/{found['id']}"
+    if wanted is None:
+        known = api.call("GET", f"{path}/checkpoints")["items"]
+        if not known:
+            raise CommandFailed(
+                "this conversation has no checkpoint", "the server keeps `sandboxes.checkpoints`"
+            )
+        wanted = known[0]["id"]
+    ask_to_confirm(f"Put the files of `{short(found['title'])}` back?", is_agreed=yes)
+    api.call("POST", f"{path}/rollback", body={"checkpoint_id": wanted})
+    click.echo(f"the files of {found['id']} are put back", err=True)
 
 
 @command.command(epilog=example("agentsvc conversations delete 7c9e66797425 --yes"))

@@ -79,6 +79,18 @@ class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     call_seconds: Annotated[
         float, Meta(gt=0, description="Longest time one call to a backend may take")
     ] = 60.0
+    checkpoints: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100,
+            description="Most checkpoints of the files of a sandbox, one before each message to its"
+            " agent, which waits for it; 0 for none",
+        ),
+    ] = 0
+    checkpoint_bytes: Annotated[
+        int, Meta(ge=1, description="Most disk that the checkpoints of one sandbox may take")
+    ] = 2 * 1024**3
     model_hosts: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...],
         Meta(

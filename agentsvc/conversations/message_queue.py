@@ -45,7 +45,7 @@ from agentsvc.conversations.model import SANDBOX_GONE, ConversationView
 from agentsvc.conversations.service import Conversations
 from agentsvc.conversations.starting.agent_request import text_of, to_agent_message
 from agentsvc.conversations.stores import ConversationStores
-from agentsvc.domain import Content, ContentKind, Message, StartStatus, WhenFull
+from agentsvc.domain import Content, ContentKind, ExecutionStatus, Message, StartStatus, WhenFull
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
 from agentsvc.storage import IntegrityError, Transaction, is_watched, note_effect
 
@@ -368,6 +368,13 @@ class MessageQueue:
                 extra={"sandbox_id": view.sandbox.id, "reason": str(exc)},
             )
 
+    async def _keep_files(self, view: ConversationView, pending: Pending) -> None:
+        """Keep a checkpoint of the files as they are before an agent that rests begins a turn."""
+        begins = pending.kind is PendingKind.MESSAGE and pending.run and not pending.is_tried
+        is_at_work = view.conversation.execution_status is ExecutionStatus.RUNNING
+        if begins and not is_at_work and view.sandbox is not None:
+            await self._sandboxes.checkpoints.take(view.sandbox)
+
     async def _try(self, view: ConversationView, agent: AgentServer, pending: Pending) -> bool:
         """Hand over something; say whether it waits no more."""
         user_id, asked_at, is_tried = view.conversation.user_id, event_time(), pending.is_tried
@@ -380,6 +387,7 @@ class MessageQueue:
             is_tried = True
             return is_to_run
 
+        await self._keep_files(view, pending)
         try:
             await deliver_once(agent, pending, begin)
         except _Cancelled:

@@ -30,7 +30,15 @@ from agentsvc.conversations.model_tokens import ModelToken
 from agentsvc.conversations.records import patched, shown
 from agentsvc.conversations.starting.service import Starts
 from agentsvc.conversations.stores import ConversationStores
-from agentsvc.domain import Copied, StartOrder, check_branch, check_repository
+from agentsvc.domain import (
+    Copied,
+    ExecutionStatus,
+    StartOrder,
+    WhenFull,
+    check_branch,
+    check_repository,
+)
+from agentsvc.plugin import Checkpoint
 from agentsvc.sandboxes import Sandboxes, SandboxStatus, failure_of
 from agentsvc.storage import Transaction, note_effect
 
@@ -214,6 +222,35 @@ class Conversations:
             directory=conversation.working_dir.removeprefix(base).strip("/"),
         )
         return copied, sandbox.spec_id
+
+    async def checkpoints(self, user_id: str, conversation_id: str) -> Sequence[Checkpoint]:
+        """Return the checkpoints of the files of a conversation, the oldest first; raises NotFound."""
+        view = await self.get(user_id, conversation_id, include_starting=True)
+        return await self._sandboxes.checkpoints.of_sandbox(view.sandbox) if view.sandbox else ()
+
+    async def roll_back(self, user_id: str, conversation_id: str, checkpoint_id: str) -> Checkpoint:
+        """Have all files of a conversation's sandbox be those of a checkpoint.
+
+        What runs there ends, and its agent server starts anew. Raises NotFound, Conflict while an
+        agent works there, or where others live in it, too, and otherwise as `Sandboxes.stop`.
+        """
+        view = await self.get(user_id, conversation_id, include_starting=True)
+        known = await self.checkpoints(user_id, conversation_id)
+        wanted = next((one for one in known if one.id == checkpoint_id), None)
+        if view.sandbox is None or wanted is None:
+            raise NotFound("Checkpoint not found")
+        if view.execution_status is ExecutionStatus.RUNNING or not view.conversation.is_ready:
+            raise Conflict("The agent is at work: interrupt it first")
+        if len(await self._table.of_sandbox(view.sandbox.id)) != 1:
+            raise Conflict("Other conversations live in this sandbox, whose files these are, too")
+        was_running = not view.sandbox.target.is_rest
+        await self._sandboxes.stop(user_id, view.sandbox.id)
+        try:
+            await self._sandboxes.checkpoints.roll_back(view.sandbox, checkpoint_id)
+        finally:
+            if was_running:
+                await self._sandboxes.resume(user_id, view.sandbox.id, when_full=WhenFull.QUEUE)
+        return wanted
 
     async def _without_files(self, conversation: Conversation, order: StartOrder) -> StartOrder:
         """Return the order of a fork of which there is no workspace to copy."""

@@ -19,6 +19,7 @@ from agentsvc.plugin.egress import BadHost, parse_policy
 from agentsvc.plugin.values import (
     Capability,
     Cause,
+    Checkpoint,
     Endpoint,
     ExecResult,
     Fences,
@@ -46,6 +47,7 @@ __all__ = [
     "BackendContext",
     "Capability",
     "Cause",
+    "Checkpoint",
     "Endpoint",
     "ExecResult",
     "Fences",
@@ -358,6 +360,33 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
 
     async def remove_layer(self, layer_id: str) -> None:  # noqa: B027  # optional, as `layers`
         """Remove a layer. Sandboxes that have begun with it keep their files. Fine if it is gone."""
+
+    async def checkpoint(
+        self, handle: Handle, checkpoint_id: str, *, keep: int, most_bytes: int
+    ) -> None:
+        """Keep a copy of the files of a sandbox that runs, to which it can go back.
+
+        It is not stopped for that. The oldest are removed until there are at most so many, and they
+        take at most so much disk; what has not changed since the one before is to take none. They go
+        with their sandbox. Copying goes on beside: raise StillFetching until it is done. Raises
+        OrderRejected where the files take more than `most_bytes`.
+        """
+        del checkpoint_id, keep, most_bytes
+        raise _unsupported(self, Capability.CHECKPOINTS, handle)
+
+    async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
+        """List the checkpoints of a sandbox, the oldest first; none without the capability."""
+        del handle
+        return ()
+
+    async def roll_back(self, handle: Handle, checkpoint_id: str) -> None:
+        """Have a stopped sandbox go on with the files of a checkpoint, which is kept.
+
+        They may be put in place by `restart`, also by one after a crash. Raises Conflict unless the
+        sandbox is stopped, OrderRejected where there is no such checkpoint.
+        """
+        del checkpoint_id
+        raise _unsupported(self, Capability.CHECKPOINTS, handle)
 
     async def execute(
         self,

@@ -31,6 +31,8 @@ class Capability(StrEnum):
     """keep_layer() works: new sandboxes can begin with a copy of the files of a stopped one. With stop."""
     COPIES = "copies"
     """`Order.copy_of` works: a new sandbox can begin with the files of another one, which goes on."""
+    CHECKPOINTS = "checkpoints"
+    """checkpoint() works: a sandbox can go back to the files it had before. With stop."""
     SURVIVES_RESTART = "survives_restart"
     """Sandboxes outlive the server process."""
 
@@ -138,6 +140,13 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     number: int = 0
     awaited: bool = True
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Files of a sandbox to which it can go back."""
+
+    id: str
+    created_at: datetime
 
 
 class IdleRules(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from agentsvc.sandboxes.admission.slots import Lane, StartSlots
 from agentsvc.sandboxes.admission.table import Removal, UseTable
 from agentsvc.sandboxes.admission.warm_pool import SPARES_SECONDS
 from agentsvc.sandboxes.admission.warm_pool_table import WarmPoolTable
+from agentsvc.sandboxes.checkpoints import Checkpoints
 from agentsvc.sandboxes.idle_culler import IdleCuller, defaults_of, due, rules_for
 from agentsvc.sandboxes.isolation import Protection, check_isolation, find_protections
 from agentsvc.sandboxes.logs import MOST_LINES, read_output
@@ -47,6 +48,7 @@ __all__ = [
     "Backend",
     "BackendRegistry",
     "CallbackRules",
+    "Checkpoints",
     "ClientOrder",
     "IdleCuller",
     "Lane",

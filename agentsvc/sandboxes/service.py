@@ -39,6 +39,7 @@ from agentsvc.sandboxes.admission.table import Removal, Unused
 from agentsvc.sandboxes.admission.warm_pool import WarmPool
 from agentsvc.sandboxes.backend_calls import BackendCalls
 from agentsvc.sandboxes.change_listeners import OnChange
+from agentsvc.sandboxes.checkpoints import Checkpoints
 from agentsvc.sandboxes.identity import IdentityVerifier
 from agentsvc.sandboxes.last_used import Usage
 from agentsvc.sandboxes.layers import Layers
@@ -75,6 +76,8 @@ class Sandboxes:
     """What each was last seen to use."""
     layers: Layers
     """Copies of files with which sandboxes begin."""
+    checkpoints: Checkpoints
+    """Files to which they can go back."""
 
     def __init__(
         self,
@@ -117,6 +120,7 @@ class Sandboxes:
             fits=self.gate.has_room,
         )
         self.meter, self.layers = Meter(calls), Layers(calls, self._table, config.default_backend)
+        self.checkpoints = Checkpoints(calls, config)
         self._priorities = PriorityManager(calls, slots)
         self._driver = driver = Reconciler(
             stores,

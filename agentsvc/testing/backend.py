@@ -25,6 +25,7 @@ from agentsvc.plugin import (
     BackendContext,
     Capability,
     Cause,
+    Checkpoint,
     Endpoint,
     Fences,
     Found,
@@ -73,6 +74,7 @@ class FakeSandbox:
         self.urls: Urls = {}
         self.log: list[LogLine] = []
         self.directory: Path | None = None
+        self.checkpoints: list[tuple[Checkpoint, dict[str, bytes]]] = []
         self.ports: dict[str, int] = {}
         self.workload: Workload | None = None
         self.thread: threading.Thread | None = None
@@ -105,6 +107,8 @@ class FakeSandbox:
 
     def begin_with(self, files: Mapping[str, bytes]) -> None:
         """Have it begin with these files; blocks for a moment."""
+        if self.directory is not None:
+            shutil.rmtree(self.directory, ignore_errors=True)
         self.directory = Path(tempfile.mkdtemp(prefix="agentsvc-fake-"))
         for name, content in files.items():
             (self.directory / name).write_bytes(content)
@@ -237,6 +241,7 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
             Capability.LOGS,
             Capability.LAYERS,
             Capability.COPIES,
+            Capability.CHECKPOINTS,
             Capability.SURVIVES_RESTART,
         }
     )
@@ -395,6 +400,33 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
         """Forget a layer."""
         await self._call("remove_layer")
         self.world.layers.pop(layer_id, None)
+
+    async def checkpoint(
+        self, handle: Handle, checkpoint_id: str, *, keep: int, most_bytes: int
+    ) -> None:
+        """Keep the files of a sandbox."""
+        sandbox = self._usable(await self._find("checkpoint", handle))
+        files = await asyncio.to_thread(sandbox.files)
+        if 1 + sum(map(len, files.values())) > most_bytes:
+            raise OrderRejected("The files are too large for a checkpoint")
+        one = Checkpoint(id=checkpoint_id, created_at=now())
+        sandbox.checkpoints = [*sandbox.checkpoints, (one, files)][-keep:]
+
+    async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
+        """List what was kept."""
+        sandbox = await self._find("checkpoints", handle)
+        return [one for one, _ in sandbox.checkpoints] if sandbox else ()
+
+    async def roll_back(self, handle: Handle, checkpoint_id: str) -> None:
+        """Put the files of a checkpoint into a stopped sandbox."""
+        sandbox = self._usable(await self._find("roll_back", handle))
+        if sandbox.phase is not Phase.PAUSED or sandbox.paused_as is not PausedAs.STOPPED:
+            raise Conflict("The sandbox is not stopped")
+        for one, files in sandbox.checkpoints:
+            if one.id == checkpoint_id:
+                await asyncio.to_thread(sandbox.begin_with, files)
+                return
+        raise OrderRejected("There is no such checkpoint")
 
     async def logs(self, handle: Handle, *, tail: int, follow: bool) -> AsyncIterator[LogLine]:
         """Yield what the workload printed."""

@@ -415,6 +415,33 @@ async def a_sandbox_begins_with_the_files_of_another(rig: Rig) -> None:
     await expect_error(OrderRejected, rig.create(gone), "a copy of what is gone")
 
 
+@check(needs(Capability.CHECKPOINTS))
+async def a_sandbox_goes_back_to_its_checkpoints(rig: Rig) -> None:
+    """Check that what runs has its files kept, so many times, and starts with them again."""
+    order = rig.order()
+    handle, _ = await rig.run(order)
+    ids = [new_id() for _ in range(3)]
+    for number, one in enumerate(ids):
+        await _write_note(rig, handle, f"text-{number}")
+        await _fetched(partial(rig.backend.checkpoint, handle, one, keep=2, most_bytes=10**9))
+    found = [one.id for one in await rig.backend.checkpoints(handle)]
+    expect(found == ids[1:], f"other checkpoints than the last two are kept: {found}")
+    too_much = partial(rig.backend.checkpoint, handle, new_id(), keep=2, most_bytes=0)
+    await expect_error(OrderRejected, _fetched(too_much), "a checkpoint that is too large")
+    back = partial(rig.backend.roll_back, handle)
+    await expect_error(Conflict, back(ids[1]), "going back of what runs")
+    await rig.backend.stop(handle)
+    await expect_error(OrderRejected, back(ids[0]), "going back to what is gone")
+    for number in (1, 2, 1):
+        await rig.backend.stop(handle)
+        await back(ids[number])
+        save = rig.save_to(order.sandbox_id)
+        handle = await _fetched(partial(rig.backend.restart, order, handle, save))
+        await rig.wait(handle, Phase.RUNNING)
+        expect(await _read_note(rig, handle) == f"text-{number}".encode(), "the files are others")
+        await _write_note(rig, handle, "changed")
+
+
 async def _write_note(rig: Rig, handle: Handle, text: str) -> None:
     """Write a file where an agent would work, or by the workload where nothing can be executed."""
     report = await rig.backend.inspect(handle)

@@ -99,6 +99,7 @@ def calls_of(
         ),
         Capability.LOGS: logs,
         Capability.LAYERS: lambda: rig.backend.keep_layer(handle, "0", most_bytes=1),
+        Capability.CHECKPOINTS: lambda: rig.backend.roll_back(handle, "0"),
     }
 
 

@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar, Final
 from urllib.parse import quote
@@ -24,6 +25,7 @@ from agentsvc.plugin import (
     API_VERSION,
     BackendContext,
     Capability,
+    Checkpoint,
     Endpoint,
     ExecResult,
     Fences,
@@ -76,6 +78,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             Capability.LOGS,
             Capability.LAYERS,
             Capability.COPIES,
+            Capability.CHECKPOINTS,
             Capability.SURVIVES_RESTART,
         }
     )
@@ -283,6 +286,28 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         """Remove the directory of a layer."""
         await self._layers.remove(layer_id)
 
+    async def checkpoint(
+        self, handle: Handle, checkpoint_id: str, *, keep: int, most_bytes: int
+    ) -> None:
+        """Copy what has changed of the home and the workspace, beside them."""
+        look = await self._running(handle)
+        await self._layers.take(look.place, checkpoint_id, keep=keep, most_bytes=most_bytes)
+
+    async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
+        """List the checkpoints in the directory of a sandbox."""
+        found = await self._layers.checkpoints(self._place(handle))
+        return [
+            Checkpoint(id=name, created_at=datetime.fromtimestamp(begun / 1e9, UTC))
+            for name, begun in found
+        ]
+
+    async def roll_back(self, handle: Handle, checkpoint_id: str) -> None:
+        """Note what a stopped sandbox starts with."""
+        look = await self._running(handle)
+        if not look.is_ended or look.is_half_paused:
+            raise Conflict("The sandbox is not stopped")
+        await self._layers.roll_back(look.place, checkpoint_id)
+
     async def execute(
         self,
         handle: Handle,
@@ -414,6 +439,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             if other is None:
                 raise OrderRejected("The id of the sandbox to copy cannot name a directory")
             await self._layers.begin_as(place, other, record.user)
+        await self._layers.finish_rollback(place, record.user)
         await self._doors.open(place, record)
         loan = await self._lend(order)
         try:

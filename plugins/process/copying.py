@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from threading import Event
-from typing import Final
+from typing import Final, NamedTuple
 
 from agentsvc.base import OrderRejected
 
@@ -29,34 +29,45 @@ _CLOCK_NS: Final = 20_000_000
 """How far the times of files may be behind the clock."""
 
 
-def copy_running(directories: Iterable[Path], into: Path, broken_off: Event) -> Path:
-    """Copy directories as they are at one moment, and return the new directory they are in. Blocks.
+class Copy(NamedTuple):
+    """A copy of directories, and when it was begun, by the clock in nanoseconds."""
 
-    It is gone through again until nothing has changed since the time before, and a few times at most:
-    what changes all the time is copied as far as it has come.
+    path: Path
+    begun: int
+
+
+def copy_running(
+    directories: Iterable[Path], into: Path, broken_off: Event, earlier: Copy | None = None
+) -> Copy:
+    """Copy directories as they are at one moment into a new one. Blocks.
+
+    What has not changed since an earlier copy is shared with that. It is gone through again until
+    nothing has changed since the time before, and a few times at most: what changes all the time is
+    copied as far as it has come.
     """
-    earlier, since, number = None, 0, 0
+    copies: list[Copy] = []
     while True:
-        target, begun = into / str(number), time.time_ns()
-        target.mkdir(mode=0o700)
-        one = _Pass(target, earlier, since - _CLOCK_NS, broken_off)
+        copy = Copy(into / str(len(copies)), time.time_ns())
+        copy.path.mkdir(mode=0o700)
+        one = _Pass(copy.path, earlier, broken_off)
         for directory in directories:
             one.copy(directory)
-        if earlier is not None:
-            remove_directory(earlier)
-        earlier, since, number = target, begun, number + 1
-        if one.is_same or number == _PASSES:
-            return target
+        if copies:
+            remove_directory(copies[-1].path)
+        copies.append(copy)
+        earlier = copy
+        if one.is_same or len(copies) == _PASSES:
+            return copy
 
 
 class _Pass:
     """Going through directories once; what has not changed since an earlier time is linked."""
 
-    def __init__(self, target: Path, earlier: Path | None, since: int, broken_off: Event) -> None:
+    def __init__(self, target: Path, earlier: Copy | None, broken_off: Event) -> None:
         self.is_same = earlier is not None
         self._target = target
-        self._earlier = earlier
-        self._since = since
+        self._earlier = earlier.path if earlier else None
+        self._since = earlier.begun - _CLOCK_NS if earlier else 0
         self._broken_off = broken_off
         self._linked: dict[tuple[int, int], str] = {}
         """Where the first of several names of a file is in the target."""

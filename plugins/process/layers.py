@@ -3,6 +3,9 @@
 They are directories below `.layers` in the state directory. `cp` copies them, by sharing their blocks
 where the file system can (reflinks). A sandbox may begin with the files of another one, too, which go
 from the one to the other, while that runs.
+
+Checkpoints are kept in the directory of their sandbox, and go with it. Files that have not changed since
+the one before are shared with that.
 """
 
 import asyncio
@@ -20,7 +23,7 @@ from typing import Final
 from agentsvc.base import BackendUnavailable, CapacityExceeded, OrderRejected
 from agentsvc.plugin import StillFetching
 
-from .copying import copy_running
+from .copying import Copy, copy_running
 from .files import remove_directory
 from .places import Place
 from .threads import finish, reach
@@ -31,6 +34,8 @@ _MARK: Final = "layer"
 """The file in the directory of a sandbox that says with whose files its own began."""
 _PART: Final = "layer.part"
 _GONE: Final = "The sandbox with whose files this one is to begin is gone"
+_ROLLBACK: Final = "rollback"
+"""The file that says to which checkpoint a sandbox goes back when it starts."""
 _LONGEST_CALL_SECONDS: Final = 1.0
 _SHOWN: Final = 500
 
@@ -50,9 +55,10 @@ class Layers:
 
     async def abandon(self, sandbox_id: str) -> None:
         """End the copying for a sandbox that is to go."""
-        if (task := self._copying.pop(sandbox_id, None)) is not None:
-            task.cancel()
-            await asyncio.wait([task])
+        for name in (sandbox_id, f"{sandbox_id} checkpoint", f"{sandbox_id} rollback"):
+            if (task := self._copying.pop(name, None)) is not None:
+                task.cancel()
+                await asyncio.wait([task])
 
     def sweep(self) -> None:
         """Remove what was not copied to its end. Blocks."""
@@ -93,6 +99,52 @@ class Layers:
         Raises StillFetching until they are there, OrderRejected where the other one is gone.
         """
         await self._once(place, other.sandbox_id, lambda: self._begin_as(place, other, user))
+
+    async def take(self, place: Place, checkpoint_id: str, *, keep: int, most_bytes: int) -> None:
+        """Keep a checkpoint of a sandbox, and of the older ones as many as may be.
+
+        Raises StillFetching until that is done, OrderRejected for files that are too large.
+        """
+        if _ID.fullmatch(checkpoint_id) is None:
+            raise OrderRejected("The checkpoint's id cannot name a directory")
+
+        async def take() -> int:
+            await self._take(place, checkpoint_id, most_bytes)
+            await _drop_old(place, keep, most_bytes)
+            return 0
+
+        await self._go_on(f"{place.sandbox_id} checkpoint", take)
+
+    async def checkpoints(self, place: Place) -> list[tuple[str, int]]:
+        """Return the checkpoints of a sandbox with when they were begun, the oldest first."""
+        found = await reach(lambda: _kept(place))
+        return [(copy.path.name.partition("-")[2], copy.begun) for copy in found]
+
+    async def roll_back(self, place: Place, checkpoint_id: str) -> None:
+        """Have a sandbox that is stopped start with the files of a checkpoint."""
+
+        def work() -> None:
+            for copy in _kept(place):
+                if copy.path.name.partition("-")[2] == checkpoint_id:
+                    note = place.directory / f"{_ROLLBACK}.new"
+                    note.write_text(copy.path.name)
+                    note.replace(place.directory / _ROLLBACK)
+                    return
+            raise OrderRejected("There is no such checkpoint")
+
+        await finish(work)
+
+    async def finish_rollback(self, place: Place, user: int) -> None:
+        """Put the files of a checkpoint into a sandbox that is to start, if that was asked for.
+
+        Raises StillFetching until they are there.
+        """
+        note = place.directory / _ROLLBACK
+        if not await reach(note.exists):
+            return
+        source = place.checkpoints / await reach(note.read_text)
+        await self._go_on(f"{place.sandbox_id} rollback", lambda: self._begin(place, source, user))
+        await reach(note.unlink)
 
     async def remove(self, layer_id: str) -> None:
         """Remove a layer; fine if there is none."""
@@ -162,30 +214,77 @@ class Layers:
         return 0
 
     async def _begin_as(self, place: Place, other: Place, user: int) -> int:
-        part, broken_off = await _new_part(place), Event()
+        part = await _new_part(place)
+        copy = await _copy_running(other, part)
 
         def work() -> None:
-            try:
-                copied = copy_running((other.home, other.workspace), part, broken_off)
-            except FileNotFoundError as exc:
-                raise OrderRejected(_GONE) from exc
             if other.is_leaving():
                 raise OrderRejected(_GONE)
-            _put(place, copied, user)
+            _put(place, copy.path, user)
             part.rmdir()
 
-        copying = asyncio.get_running_loop().create_task(finish(work))
-        try:
-            await asyncio.shield(copying)
-        except asyncio.CancelledError:
-            broken_off.set()
-            await asyncio.gather(copying, return_exceptions=True)
-            raise
+        await finish(work)
         return 0
 
+    async def _take(self, place: Place, checkpoint_id: str, most_bytes: int) -> None:
+        size = await _size_of((place.home, place.workspace))
+        if size > most_bytes:
+            raise OrderRejected(
+                f"The files take {size} bytes, and checkpoints at most {most_bytes}"
+            )
+        found = await reach(lambda: _kept(place))
+        part = await _new_part(place, "checkpoint.part")
+        copy = await _copy_running(place, part, found[-1] if found else None)
 
-async def _new_part(place: Place) -> Path:
-    part = place.directory / _PART
+        def keep() -> None:
+            place.checkpoints.mkdir(mode=0o700, exist_ok=True)
+            copy.path.rename(place.checkpoints / f"{copy.begun}-{checkpoint_id}")
+            part.rmdir()
+
+        await finish(keep)
+
+
+async def _copy_running(place: Place, into: Path, earlier: Copy | None = None) -> Copy:
+    """Copy the files of a sandbox, and end that when this is cancelled."""
+    broken_off = Event()
+
+    def work() -> Copy:
+        try:
+            return copy_running((place.home, place.workspace), into, broken_off, earlier)
+        except FileNotFoundError as exc:
+            raise OrderRejected(_GONE) from exc
+
+    copying = asyncio.get_running_loop().create_task(finish(work))
+    try:
+        return await asyncio.shield(copying)
+    except asyncio.CancelledError:
+        broken_off.set()
+        await asyncio.gather(copying, return_exceptions=True)
+        raise
+
+
+async def _drop_old(place: Place, keep: int, most_bytes: int) -> None:
+    """Remove the oldest checkpoints of what is too many, or too much."""
+    found = await reach(lambda: _kept(place))
+    while len(found) > keep or (
+        len(found) > 1 and await _size_of(copy.path for copy in found) > most_bytes
+    ):
+        part = place.directory / "old-checkpoint.part"
+        await finish(partial(remove_directory, part))
+        await reach(partial(found.pop(0).path.rename, part))
+        await finish(partial(remove_directory, part))
+
+
+def _kept(place: Place) -> list[Copy]:
+    """Return the checkpoints of a sandbox, the oldest first."""
+    with contextlib.suppress(FileNotFoundError):
+        names = sorted(os.listdir(place.checkpoints))  # noqa: PTH208  # these are names
+        return [Copy(place.checkpoints / name, int(name.partition("-")[0])) for name in names]
+    return []
+
+
+async def _new_part(place: Place, name: str = _PART) -> Path:
+    part = place.directory / name
     await finish(partial(remove_directory, part))
     await reach(lambda: part.mkdir(mode=0o700))
     return part

@@ -188,6 +188,11 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         return self.directory / "doors"
 
     @property
+    def checkpoints(self) -> Path:
+        """The copies of its files to which it can go back."""
+        return self.directory / "checkpoints"
+
+    @property
     def log(self) -> Path:
         """What the command wrote."""
         return self.directory / "log"

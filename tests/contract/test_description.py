@@ -270,7 +270,10 @@ async def issuer(service: Service) -> AsyncIterator[Issuer]:
         section = {"enabled": True, "providers": {"company": provider}, "proxy": proxy}
         server = msgspec.structs.replace(FAST.server, trusted_proxies=("127.0.0.1",))
         extensions = {**FAST.extensions, "sign_in": section}
-        service.config = msgspec.structs.replace(FAST, server=server, extensions=extensions)
+        sandboxes = msgspec.structs.replace(FAST.sandboxes, checkpoints=1)
+        service.config = msgspec.structs.replace(
+            FAST, server=server, extensions=extensions, sandboxes=sandboxes
+        )
         await service.restart()
         yield issuer
 
@@ -482,6 +485,13 @@ async def _archive(world: World) -> Json:
             await asyncio.sleep(0.05)
 
 
+async def _checkpoint(world: World) -> Json:
+    """Return a checkpoint, of an agent that rests."""
+    await world.user.wait_for_execution(EXAMPLE_ID, "finished")
+    path = f"/api/v1/app-conversations/{EXAMPLE_ID}/checkpoints"
+    return {"checkpoint_id": (await world.user.get(path)).json()["items"][0]["id"]}
+
+
 async def _runtime(world: World) -> Json:
     """Return a runtime of a session of its own."""
     start = {"image": "fake", "session_id": new_id()}
@@ -502,6 +512,7 @@ PREPARED: Final[dict[str, Callable[[World], Awaitable[Json]]]] = {
     **dict.fromkeys(
         (f"{verb} /api/automation/v1/github-app" for verb in ("get", "put", "delete")), _github_app
     ),
+    "post /api/v1/app-conversations/{conversation_id}/rollback": _checkpoint,
     "post /api/v1/app-conversations/{conversation_id}/switch_acp_model": _other_agent,
     "post /api/automation/v1/runs/{run_id}/cancel": _run,
     "post /api/v1/logins": _key,

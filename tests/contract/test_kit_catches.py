@@ -421,13 +421,18 @@ FAULTS: list[tuple[type[FakeBackend], set[str]]] = [
         {
             "a_paused_sandbox_rests_and_goes_on_with_its_files",
             "a_stopped_sandbox_keeps_its_files_only",
+            "a_sandbox_goes_back_to_its_checkpoints",
         },
     ),
     (GuessesAtUse, {"what_a_sandbox_is_said_to_use_grows_with_its_work"}),
     (PausesToGiveWay, {"one_that_gives_way_goes_on"}),
     (
         FreezesForStop,
-        {"a_stopped_sandbox_keeps_its_files_only", "a_sandbox_begins_with_a_copy_of_a_layer"},
+        {
+            "a_stopped_sandbox_keeps_its_files_only",
+            "a_sandbox_begins_with_a_copy_of_a_layer",
+            "a_sandbox_goes_back_to_its_checkpoints",
+        },
     ),
     (
         BeginsEmpty,

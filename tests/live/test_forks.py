@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.live.client import LiveClient
+from tests.live.conftest import MakeInstallation
 from tests.live.events import outputs, said
 from tests.live.installation import Installation, eventually
 from tests.live.scripts import run
@@ -82,3 +83,35 @@ async def test_a_copy_that_was_killed_is_made_again(own: Installation) -> None:
     assert list(copies.glob("*/layer.part")) == []
     assert (await client.conversation(first_id))["sandbox_status"] == "RUNNING"
     assert first["sandbox_id"] != second["sandbox_id"]
+
+
+async def test_files_go_back_to_what_they_were_before_a_turn(
+    make_installation: MakeInstallation,
+) -> None:
+    own = await make_installation(AGENTSVC_SANDBOXES__CHECKPOINTS="3")
+    client = own.client()
+    conversation_id = await client.start_conversation(run("echo good >notes", "echo x >~/own"))
+    seen = await client.wait_for_execution(conversation_id, "finished")
+    await client.send(conversation_id, run("echo spoilt >notes; rm ~/own; sleep 1000 &"))
+    await client.wait_for_execution(conversation_id, "finished")
+    kept = (await client.get(f"{PATH}/{conversation_id}/checkpoints")).json()["items"]
+    assert len(kept) == 2
+    place = own.sandbox_dir(seen["sandbox_id"])
+
+    wanted = {"checkpoint_id": kept[0]["id"]}
+    answer = await client.post(f"{PATH}/{conversation_id}/rollback", json=wanted)
+    assert answer.status == 200, answer.text
+    # What a kill leaves is a sandbox that rests, or has its old files, or these.
+    await own.kill()
+    await own.restart()
+    client = own.client()
+    await client.post(f"/api/v1/sandboxes/{seen['sandbox_id']}/resume")
+    await client.wait_for_sandbox(seen["sandbox_id"], "RUNNING")
+    assert (place / "workspace" / "notes").read_text() == "good\n"
+    await client.send(conversation_id, run("cat notes ~/own; pgrep -c sleep"))
+    events = await client.until(
+        conversation_id, lambda events: "good" in "".join(outputs(events)[-1:])
+    )
+    assert outputs(events)[-1].split() == ["good", "x", "0"]
+    assert any("put back to what they were" in text for text in said(events, "user"))
+    assert not (place / "rollback").exists()

@@ -114,7 +114,14 @@ def _make_steps(
         progress=progress,
         config=config,
     )
-    files = FileSteps(archives=archives, chooser=chooser, progress=progress, git=git, config=config)
+    files = FileSteps(
+        archives=archives,
+        chooser=chooser,
+        progress=progress,
+        git=git,
+        config=config,
+        checkpoints=sandboxes.checkpoints,
+    )
     requests = AgentRequests(
         sandboxes=sandboxes,
         secrets=secrets,

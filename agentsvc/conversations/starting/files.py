@@ -13,6 +13,7 @@ from agentsvc.conversations.starting.states import Equipped, Hosted, Prepared, S
 from agentsvc.conversations.starting.workspace import Clone, Workspace
 from agentsvc.domain import Provider, locate
 from agentsvc.git import GitProviders
+from agentsvc.sandboxes import Checkpoints
 
 _COMMITTER: Final = "agentsvc"
 _COMMITTER_EMAIL: Final = "agentsvc@localhost"
@@ -29,12 +30,14 @@ class FileSteps:
         progress: Progress,
         git: GitProviders,
         config: ConversationsConfig,
+        checkpoints: Checkpoints,
     ) -> None:
         self._archives = archives
         self._chooser = chooser
         self._progress = progress
         self._git = git
         self._config = config
+        self._checkpoints = checkpoints
         self._environments = chooser.environments
 
     async def prepare(self, host: Hosted) -> Prepared:
@@ -93,8 +96,13 @@ class FileSteps:
         return files
 
     async def load_hooks(self, files: Prepared) -> Equipped:
-        """Read the hooks of the agent; skills are loaded by the agent itself, in the sandbox."""
-        return Equipped(files=files, hook_config=await files.workspace.load_hooks())
+        """Read the hooks of the agent; skills are loaded by the agent itself, in the sandbox.
+
+        Of what is there now, before its agent does anything, a checkpoint is kept.
+        """
+        equipped = Equipped(files=files, hook_config=await files.workspace.load_hooks())
+        await self._checkpoints.take(files.host.sandbox)
+        return equipped
 
     async def _make(self, host: Hosted, base: str) -> Workspace:
         start, tokens = host.asked.start, _given(host)

@@ -28,7 +28,7 @@ else:
 def copied(source: Path, tmp_path: Path) -> Path:
     into = tmp_path / "copies"
     into.mkdir()
-    copy = copy_running((source,), into, Event())
+    copy = copy_running((source,), into, Event()).path
     assert [path.name for path in into.iterdir()] == [copy.name]
     return copy / source.name
 

@@ -81,6 +81,62 @@ async def test_what_was_broken_off_is_begun_again_and_leaves_nothing(tmp_path: P
     assert not (tmp_path / ".layers").exists()
 
 
+async def test_checkpoints_share_what_has_not_changed_and_are_few(tmp_path: Path) -> None:
+    layers, place = Layers(tmp_path), make_place(tmp_path, "first")
+    (place.workspace / "large").write_bytes(os.urandom(2**20))
+    (place.workspace / "small").write_text("0")
+    await asyncio.sleep(0.05)
+
+    async def take(name: str, most_bytes: int = MANY) -> None:
+        await whole(lambda: layers.take(place, name, keep=3, most_bytes=most_bytes))
+
+    for number in range(5):
+        (place.workspace / "small").write_text(f"{number}")
+        await take(f"c{number}")
+    assert [name for name, _ in await layers.checkpoints(place)] == ["c2", "c3", "c4"]
+    kept = sorted(place.checkpoints.iterdir())
+    assert [(path / "workspace" / "small").read_text() for path in kept] == ["2", "3", "4"]
+    assert {(path / "workspace" / "large").stat().st_ino for path in kept} != {
+        (place.workspace / "large").stat().st_ino
+    }
+    assert len({(path / "workspace" / "large").stat().st_ino for path in kept}) == 1
+    # What is removed in the sandbox is kept as long as it may be.
+    (place.workspace / "large").write_bytes(os.urandom(2**20))
+    await take("c5", 3 * 2**19)
+    assert [name for name, _ in await layers.checkpoints(place)] == ["c5"]
+    with pytest.raises(OrderRejected):
+        await take("c6", 10)
+    for name in ("", "../x", "A"):
+        with pytest.raises(OrderRejected):
+            await take(name)
+
+
+async def test_going_back_is_done_at_the_next_start_and_only_then(tmp_path: Path) -> None:
+    layers, place = Layers(tmp_path), make_place(tmp_path, "first")
+    (place.workspace / "file").write_text("before")
+    await whole(lambda: layers.take(place, "c0", keep=3, most_bytes=MANY))
+    (place.workspace / "file").write_text("after")
+    (place.home / "new").touch()
+    with pytest.raises(OrderRejected):
+        await layers.roll_back(place, "c1")
+    await layers.finish_rollback(place, os.geteuid())
+    assert (place.workspace / "file").read_text() == "after"
+    await layers.roll_back(place, "c0")
+    # A start that was killed in the middle of it.
+    (place.directory / "layer.part" / "home").mkdir(parents=True)
+    await whole(lambda: layers.finish_rollback(place, os.geteuid()))
+    assert (place.workspace / "file").read_text() == "before"
+    assert list(place.home.iterdir()) == []
+    (place.workspace / "file").write_text("own")
+    await layers.finish_rollback(place, os.geteuid())
+    assert (place.workspace / "file").read_text() == "own"
+    [kept] = place.checkpoints.iterdir()
+    assert (kept / "workspace" / "file").read_text() == "before"
+    assert sorted(path.name for path in place.directory.iterdir()) == [
+        *("checkpoints", "home", "workspace")
+    ]
+
+
 @pytest.mark.parametrize("name", ["", "..", "a/b", "A", "a.part"])
 async def test_a_name_that_is_no_id_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(OrderRejected):

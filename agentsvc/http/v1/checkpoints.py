@@ -1,0 +1,104 @@
+"""Handlers of checkpoints: files to which conversations go back."""
+
+import contextlib
+from typing import Annotated, Final
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from agentsvc.base import AgentsvcError, Conflict, Gone, NotFound, Unsupported, to_stored
+from agentsvc.domain import Content, ContentKind, Message
+from agentsvc.http.keys import CONVERSATIONS, PENDING, PRINCIPAL
+from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.v1.conversations import PREFIX
+from agentsvc.http.wire import SUCCESS, Success, Time, json_response, path_id, read_json
+
+_TOLD: Final = (
+    "The files in this sandbox were put back to what they were at {moment} UTC: what was changed"
+    " after that is undone, and what was running has ended. Look at them before you rely on them."
+)
+
+
+class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
+    """Files of a sandbox, as they were before a turn of its agent."""
+
+    id: str
+    """Id of the checkpoint, 32 hex digits"""
+    created_at: Time
+    """When they were like that, in UTC"""
+
+
+class CheckpointList(msgspec.Struct, frozen=True, kw_only=True):
+    """The checkpoints of a conversation."""
+
+    items: list[CheckpointView]
+    """The checkpoints, newest first; none where the server is not configured to keep any"""
+
+
+class RollbackBody(msgspec.Struct, frozen=True, kw_only=True):
+    """To what a conversation is to go back."""
+
+    checkpoint_id: Annotated[str, Meta(min_length=1, max_length=64)]
+    """Id of one of its checkpoints"""
+
+
+_ROLLBACK = msgspec.json.Decoder(RollbackBody)
+
+
+async def get_checkpoints(request: web.Request) -> web.Response:
+    """GET /app-conversations/{conversation_id}/checkpoints.
+
+    One is kept before each message to an agent that rests, where `sandboxes.checkpoints` says so and
+    the backend can. They go with the sandbox.
+    """
+    conversation_id = path_id(request, "conversation_id")
+    found = await request.app[CONVERSATIONS].checkpoints(
+        request[PRINCIPAL].user_id, conversation_id
+    )
+    items = [CheckpointView(id=one.id, created_at=to_stored(one.created_at)) for one in found]
+    return json_response(CheckpointList(items=items[::-1]))
+
+
+async def post_rollback(request: web.Request) -> web.Response:
+    """POST /app-conversations/{conversation_id}/rollback.
+
+    All files of its sandbox are those of the checkpoint then, and what runs there ends; its agent
+    server is started anew, unless the sandbox rests. The history stays, and the agent is told. Refused
+    (409) while the agent works, and where other conversations live in the sandbox.
+    """
+    user_id, conversation_id = request[PRINCIPAL].user_id, path_id(request, "conversation_id")
+    wanted = (await read_json(request, _ROLLBACK)).checkpoint_id
+    done = await request.app[CONVERSATIONS].roll_back(user_id, conversation_id, wanted)
+    text = _TOLD.format(moment=f"{done.created_at:%Y-%m-%d %H:%M:%S}")
+    message = Message(content=(Content(kind=ContentKind.TEXT, text=text),))
+    # It is done, also where its user may say no more now.
+    with contextlib.suppress(AgentsvcError):
+        await request.app[PENDING].queue(user_id, conversation_id, message, run=False)
+    return json_response(SUCCESS)
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path=f"{PREFIX}/{{conversation_id}}/checkpoints",
+        handler=get_checkpoints,
+        scope=Scope.READ,
+        rank="P3",
+        summary="List the checkpoints of a conversation's files",
+        answer=CheckpointList,
+        errors=(NotFound,),
+    ),
+    Route(
+        method="POST",
+        path=f"{PREFIX}/{{conversation_id}}/rollback",
+        handler=post_rollback,
+        scope=Scope.RUN,
+        rank="P3",
+        summary="Put the files of a conversation back to a checkpoint",
+        body=RollbackBody,
+        answer=Success,
+        errors=(NotFound, Conflict, Gone, Unsupported),
+        example=Example(body={"checkpoint_id": "0" * 32}),
+    ),
+)

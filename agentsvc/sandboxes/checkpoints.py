@@ -1,0 +1,71 @@
+"""Checkpoints: the files that sandboxes had before each turn of an agent, to which they can go back.
+
+They are kept by the backend, as a part of their sandbox, and go with it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from agentsvc.base import AgentsvcError, Conflict, new_id
+from agentsvc.config import SandboxesConfig
+from agentsvc.plugin import Capability, Checkpoint, StillFetching
+from agentsvc.sandboxes.backend_calls import BackendCalls
+from agentsvc.sandboxes.state import Sandbox
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS: Final = 0.2
+
+
+class Checkpoints:
+    """Has backends keep checkpoints, and has sandboxes go back to them."""
+
+    def __init__(self, calls: BackendCalls, config: SandboxesConfig) -> None:
+        self._calls = calls
+        self._config = config
+
+    async def take(self, sandbox: Sandbox) -> None:
+        """Keep a checkpoint where that is wanted and can be done; a failure is only noted."""
+        if not self._config.checkpoints or sandbox.handle is None or not self._can_keep(sandbox):
+            return
+        checkpoint_id = new_id()
+        try:
+            while True:
+                try:
+                    async with self._calls.to(sandbox.backend) as backend:
+                        await backend.checkpoint(
+                            sandbox.handle,
+                            checkpoint_id,
+                            keep=self._config.checkpoints,
+                            most_bytes=self._config.checkpoint_bytes,
+                        )
+                except StillFetching:
+                    await asyncio.sleep(_POLL_SECONDS)
+                else:
+                    return
+        except AgentsvcError as exc:
+            facts = {"sandbox_id": sandbox.id, "reason": f"{exc.message} {exc.detail}".strip()}
+            log.warning("checkpoint not taken", extra=facts)
+
+    async def of_sandbox(self, sandbox: Sandbox) -> Sequence[Checkpoint]:
+        """Return the checkpoints of a sandbox, the oldest first; none where there never are any."""
+        if sandbox.handle is None or not self._can_keep(sandbox):
+            return ()
+        async with self._calls.to(sandbox.backend) as backend:
+            return await backend.checkpoints(sandbox.handle)
+
+    async def roll_back(self, sandbox: Sandbox, checkpoint_id: str) -> None:
+        """Have a stopped sandbox go on with the files of a checkpoint; raises as the backend does."""
+        if sandbox.handle is None:
+            raise Conflict("The sandbox was never made")
+        async with self._calls.to(sandbox.backend) as backend:
+            await backend.roll_back(sandbox.handle, checkpoint_id)
+
+    def _can_keep(self, sandbox: Sandbox) -> bool:
+        try:
+            backend = self._calls.registry.get(sandbox.backend)
+        except AgentsvcError:
+            return False
+        return Capability.CHECKPOINTS in backend.capabilities

@@ -1,0 +1,109 @@
+"""Checkpoints of the files of conversations, and going back to them."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agentsvc.plugin import Capability
+from tests.service import Client, Service
+from tests.troubles import TroubledWorld
+
+PATH = "/api/v1/app-conversations"
+
+
+@pytest.fixture
+async def keeping(service: Service) -> Service:
+    """Return the server, which keeps two checkpoints of each sandbox."""
+    sandboxes = msgspec.structs.replace(service.config.sandboxes, checkpoints=2)
+    service.config = msgspec.structs.replace(service.config, sandboxes=sandboxes)
+    await service.restart()
+    return service
+
+
+async def start(client: Client) -> tuple[str, str]:
+    conversation_id = await client.start_conversation()
+    await client.wait_for_execution(conversation_id, "finished")
+    return conversation_id, str((await client.conversation(conversation_id))["sandbox_id"])
+
+
+async def checkpoints(client: Client, conversation_id: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (
+        await client.get(f"{PATH}/{conversation_id}/checkpoints")
+    ).json()["items"]
+    return found
+
+
+async def roll_back(client: Client, conversation_id: str, checkpoint_id: str) -> int:
+    body = {"checkpoint_id": checkpoint_id}
+    return (await client.post(f"{PATH}/{conversation_id}/rollback", json=body)).status
+
+
+@pytest.mark.usefixtures("keeping")
+async def test_files_go_back_to_what_they_were_before_a_message(
+    client: Client, fake_world: TroubledWorld, tmp_path: Path
+) -> None:
+    conversation_id, sandbox_id = await start(client)
+    [first] = await checkpoints(client, conversation_id)
+    sandbox = fake_world.sandboxes[sandbox_id]
+    files = sandbox.directory = tmp_path / "files"
+    files.mkdir()
+    (files / "notes").write_text("good")
+    for _ in range(2):
+        words = {"role": "user", "content": [{"type": "text", "text": "Go on"}], "run": True}
+        answer = await client.post(f"{PATH}/{conversation_id}/send-message", json=words)
+        assert answer.status == 200, answer.text
+        await client.wait_for_execution(conversation_id, "finished")
+        (files / "notes").write_text("spoilt")
+    found = await checkpoints(client, conversation_id)
+    assert len(found) == 2
+    assert first not in found
+    assert found[0]["created_at"] > found[1]["created_at"]
+    assert await roll_back(client, conversation_id, first["id"]) == 404
+    assert await roll_back(client, conversation_id, found[1]["id"]) == 200
+    await client.wait_for_sandbox(sandbox_id, "RUNNING")
+    assert sandbox.directory is not None
+    assert (sandbox.directory / "notes").read_text() == "good"
+    assert await checkpoints(client, conversation_id) == found
+
+
+async def test_none_is_kept_unless_it_is_configured(
+    client: Client, fake_world: TroubledWorld
+) -> None:
+    conversation_id, _ = await start(client)
+    assert await checkpoints(client, conversation_id) == []
+    assert fake_world.count("checkpoint") == 0
+
+
+@pytest.mark.usefixtures("keeping")
+async def test_nobody_goes_back_while_others_or_the_agent_work(
+    client: Client, service: Service
+) -> None:
+    conversation_id, sandbox_id = await start(client)
+    [kept] = await checkpoints(client, conversation_id)
+    other = await service.make_client("other")
+    assert await roll_back(other, conversation_id, kept["id"]) == 404
+    assert (await other.get(f"{PATH}/{conversation_id}/checkpoints")).status == 404
+    mate = await client.start_conversation(sandbox_id=sandbox_id)
+    assert await roll_back(client, conversation_id, kept["id"]) == 409
+    await client.delete(f"{PATH}/{mate}")
+    assert await roll_back(client, conversation_id, kept["id"]) == 200
+
+
+async def test_a_backend_without_checkpoints_keeps_none(
+    client: Client, keeping: Service, fake_world: TroubledWorld
+) -> None:
+    fake_world.capabilities -= {Capability.CHECKPOINTS}
+    await keeping.restart()
+    conversation_id, _ = await start(client)
+    assert await checkpoints(client, conversation_id) == []
+    assert await roll_back(client, conversation_id, "0" * 32) == 404
+
+
+async def test_what_cannot_be_kept_keeps_no_message_back(client: Client, keeping: Service) -> None:
+    sandboxes = msgspec.structs.replace(keeping.config.sandboxes, checkpoint_bytes=0)
+    keeping.config = msgspec.structs.replace(keeping.config, sandboxes=sandboxes)
+    await keeping.restart()
+    conversation_id, _ = await start(client)
+    assert await checkpoints(client, conversation_id) == []
