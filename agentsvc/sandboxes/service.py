@@ -100,8 +100,7 @@ class Sandboxes:
         self._supervisor = supervisor
         self._calls = calls = BackendCalls(registry, config.call_seconds)
         self.confirmer = IdentityVerifier(calls, self._table, agents)
-        self.usage = Usage()
-        self.slots = slots
+        self.usage, self.slots = Usage(), slots
         self.gate = AdmissionQueue(
             stores,
             supervisor=supervisor,

@@ -27,7 +27,16 @@ async def test_an_agent_goes_on_with_the_history_of_an_imported_conversation(
     client: LiveClient, shared: Installation, tmp_path: Path
 ) -> None:
     lay_older(tmp_path, events=every_event(), selected_repository=None, selected_branch=None)
-    words = ["import", "openhands", str(tmp_path), "--data-dir", str(shared.data.path)]
+    # Other tests make administrators, too.
+    words = [
+        "import",
+        "openhands",
+        str(tmp_path),
+        "--data-dir",
+        str(shared.data.path),
+        "--user",
+        "admin",
+    ]
     await asyncio.to_thread(subprocess.run, [sys.executable, "-m", "agentsvc", *words], check=True)
 
     task = (await client.post(f"/api/v1/app-conversations/{OLDER_ID}/fork")).json()
