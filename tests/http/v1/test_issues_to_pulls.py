@@ -113,6 +113,22 @@ async def make_loop(
 
 
 @pytest.mark.parametrize("host", ALL, indirect=True)
+async def test_each_of_many_comments_is_told_once(
+    client: Client, host: IssueHost, fake_agent: CommittingAgent
+) -> None:
+    loop = await open_loop(client, host)
+    for number in range(60):
+        host.say(f"remark {number}.", "eve")
+    fake_agent.files = {"fix.txt": "1"}
+    await loop.begin()
+    await loop.wait("COMPLETED")
+    [sandbox] = fake_agent.sandboxes.values()
+    [conversation] = sandbox.conversations.values()
+    told = str(conversation.body)
+    assert [told.count(f"remark {number}.") for number in range(60)] == [1] * 60
+
+
+@pytest.mark.parametrize("host", ALL, indirect=True)
 async def test_an_issue_becomes_a_pull_request_that_reviews_go_on_with(
     client: Client, host: IssueHost, fake_agent: CommittingAgent
 ) -> None:
