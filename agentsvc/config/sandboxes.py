@@ -132,6 +132,16 @@ class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             " of its conversations resumes it; 0 is never",
         ),
     ] = 0.0
+    reclaim_after_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10**9,
+            description="Time without use after which the memory of a paused sandbox is pushed out to"
+            " swap, where this machine has any and the backend can; elsewhere it is paused; 0 is"
+            " never",
+        ),
+    ] = 0.0
     stop_after_seconds: Annotated[
         float,
         Meta(
@@ -242,6 +252,7 @@ class IdleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What becomes of a sandbox of a spec that nobody uses; nothing said is as for all."""
 
     pause_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] | None = None
+    reclaim_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] | None = None
     stop_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] | None = None
     delete_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] | None = None
 
@@ -303,9 +314,9 @@ class SpecConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     idle: Annotated[
         IdleConfig,
         Meta(
-            description="When one that nobody uses is paused, stopped or deleted, in place of"
-            " sandboxes.*: pause_after_seconds, stop_after_seconds, delete_after_seconds; 0 is"
-            " never",
+            description="When one that nobody uses is paused, reclaimed, stopped or deleted, in place"
+            " of sandboxes.*: pause_after_seconds, reclaim_after_seconds, stop_after_seconds,"
+            " delete_after_seconds; 0 is never",
             extra={
                 "expected": "a table such as `{ pause_after_seconds = 1800.0 }`",
                 "example": {"pause_after_seconds": 1800.0, "delete_after_seconds": 0.0},

@@ -219,6 +219,15 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         del spec
         return ""
 
+    def why_no_reclaim(self) -> str:
+        """Say why memory of paused sandboxes can be pushed out nowhere now, or nothing where it can.
+
+        No I/O. It may change while the backend is open.
+        """
+        if Capability.RECLAIM in self.capabilities:
+            return ""
+        return f"the {self.name} backend pushes no memory out"
+
     def inside_url(self, url: str) -> str:
         """Return the URL of this server as sandboxes see it, where they see it otherwise.
 
@@ -322,6 +331,15 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         resumed: the server calls restart for it.
         """
         raise _unsupported(self, Capability.PAUSE, handle)
+
+    async def reclaim(self, handle: Handle) -> None:
+        """Push the memory of a frozen sandbox out to swap, as far as there is room.
+
+        When it returns the sandbox is PAUSED as RECLAIMED, or still as FROZEN where hardly anything
+        could be pushed out. Asked of one that was reclaimed or stopped, nothing is done. Cancelled
+        half-way, as when it is to be resumed, what is out is out. Raises Conflict unless it is paused.
+        """
+        raise _unsupported(self, Capability.RECLAIM, handle)
 
     async def stop(self, handle: Handle) -> None:
         """End all that runs in a running or paused sandbox, and keep its files.

@@ -27,6 +27,8 @@ class Capability(StrEnum):
     """restart() works: a sandbox that has failed runs again on the same files."""
     STOP = "stop"
     """stop() works, and restart() for what was stopped: of a sandbox only its files are kept."""
+    RECLAIM = "reclaim"
+    """reclaim() works where `why_no_reclaim` says nothing. With pause."""
     LAYERS = "layers"
     """keep_layer() works: new sandboxes can begin with a copy of the files of a stopped one. With stop."""
     COPIES = "copies"
@@ -94,6 +96,8 @@ class PausedAs(StrEnum):
 
     FROZEN = "frozen"
     """Its memory: every process goes on where it was."""
+    RECLAIMED = "reclaimed"
+    """The same, and most of that memory is in swap, from where it comes back when it is used."""
     STOPPED = "stopped"
     """Its files only: its command is started anew."""
 
@@ -156,6 +160,7 @@ class IdleRules(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     pause_after_seconds: float | None = None
+    reclaim_after_seconds: float | None = None
     stop_after_seconds: float | None = None
     delete_after_seconds: float | None = None
 

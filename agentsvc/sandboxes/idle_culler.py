@@ -61,7 +61,8 @@ class IdleCuller:
 
     async def _apply(self, unused: Unused) -> None:
         rules = await rules_for(unused, self._settings, self._defaults)
-        target = due(rules, unused, now() - self._sandboxes.last_use(unused))
+        idle = now() - self._sandboxes.last_use(unused)
+        target = due(rules, unused, idle, reclaims=self._sandboxes.reclaims(unused))
         if target is not None:
             await self._cull(unused.id, target)
 
@@ -108,6 +109,7 @@ def defaults_of(config: SandboxesConfig) -> IdleRules:
     """Return the rules for sandboxes of which neither spec nor user says anything."""
     return IdleRules(
         pause_after_seconds=config.pause_after_seconds,
+        reclaim_after_seconds=config.reclaim_after_seconds,
         stop_after_seconds=config.stop_after_seconds,
         delete_after_seconds=config.delete_after_seconds,
     )
@@ -119,14 +121,23 @@ async def rules_for(unused: Unused, settings: SettingsStore, defaults: IdleRules
     return own.over(unused.spec.idle).over(defaults)
 
 
-def due(rules: IdleRules, unused: Unused, idle: timedelta) -> Target | None:
-    """Return what the rules want of a sandbox that was not used for this long, None for nothing."""
+def due(
+    rules: IdleRules, unused: Unused, idle: timedelta, *, reclaims: bool = True
+) -> Target | None:
+    """Return what the rules want of a sandbox that was not used for this long, None for nothing.
+
+    Where its memory can be pushed out nowhere, it is paused at that age at the latest.
+    """
     if unused.phase in (None, Phase.STARTING):
         return None
     if _is_over(rules.delete_after_seconds, idle):
         return Target.DELETED
     if unused.may_stop and _is_over(rules.stop_after_seconds, idle):
         return Target.STOPPED
+    if _is_over(rules.reclaim_after_seconds, idle) and (
+        unused.may_pause or (reclaims and unused.may_reclaim)
+    ):
+        return Target.RECLAIMED
     if unused.may_pause and _is_over(rules.pause_after_seconds, idle):
         return Target.PAUSED
     return None

@@ -19,6 +19,8 @@ def possible(registry: BackendRegistry, sandbox: Sandbox, target: Target) -> Tar
     """Return what comes nearest to a target and can be done to a sandbox, None for nothing."""
     if target is Target.STOPPED and not _is_stoppable(registry, sandbox):
         target = Target.PAUSED
+    if target is Target.RECLAIMED and not can_reclaim(registry, sandbox.backend):
+        target = Target.PAUSED
     is_possible = target is not Target.PAUSED or is_pausable(registry, sandbox)
     return target if is_possible else None
 
@@ -26,6 +28,14 @@ def possible(registry: BackendRegistry, sandbox: Sandbox, target: Target) -> Tar
 def is_pausable(registry: BackendRegistry, sandbox: Sandbox) -> bool:
     """Say whether a sandbox runs and can be paused."""
     return _can(registry, sandbox, Capability.PAUSE) and sandbox.phase is Phase.RUNNING
+
+
+def can_reclaim(registry: BackendRegistry, backend: str) -> bool:
+    """Say whether a backend can push the memory of paused sandboxes out now."""
+    try:
+        return not registry.get(backend).why_no_reclaim()
+    except BackendUnavailable:
+        return False
 
 
 def _is_stoppable(registry: BackendRegistry, sandbox: Sandbox) -> bool:

@@ -46,8 +46,9 @@ _LAST_LOOK_SECONDS: Final = 1.0
 _FIRST_RETRY_SECONDS: Final = 0.5
 _LAST_RETRY_SECONDS: Final = 30.0
 _REMOVAL_RETRY_SECONDS: Final = 300.0
-_MAY_HAVE_ENDED: Final = (Action.PAUSE, Action.STOP, Action.RESUME)
+_MAY_HAVE_ENDED: Final = (Action.PAUSE, Action.RECLAIM, Action.STOP, Action.RESUME)
 """What a backend refuses where the sandbox has ended meanwhile."""
+_MADE: Final = {Action.STOP: PausedAs.STOPPED, Action.RECLAIM: PausedAs.RECLAIMED}
 
 
 class _Progress(Enum):
@@ -84,6 +85,7 @@ class Reconciler:
         self._config = config
         self._callbacks = callbacks
         self._wakes: dict[str, asyncio.Event] = {}
+        self._reclaims: dict[str, asyncio.Timeout] = {}
         self._unseen: set[str] = set()
         self._has_seen = asyncio.Event()
 
@@ -91,6 +93,9 @@ class Reconciler:
         """Bring a sandbox to its target in the background; one that waits goes on at once."""
         self._unseen.add(sandbox_id)
         self._wakes.setdefault(sandbox_id, asyncio.Event()).set()
+        if (reclaim := self._reclaims.pop(sandbox_id, None)) is not None:
+            # It may be wanted again; if not, the next one has little left to do.
+            reclaim.reschedule(0)
         self._supervisor.spawn(f"sandbox {sandbox_id}", lambda: self._drive(sandbox_id))
 
     async def catch_up(self, time_limit: float) -> bool:
@@ -136,7 +141,7 @@ class Reconciler:
             sandbox.target,
             sandbox.phase,
             has_handle=sandbox.handle is not None,
-            is_stopped=sandbox.is_stopped,
+            paused_as=sandbox.paused_as,
         )
         rest = await self._rest(sandbox, action)
         if rest is not None:
@@ -199,12 +204,24 @@ class Reconciler:
             return await self._started(handle, sandbox)
         if action is Action.PAUSE:
             await backend.pause(handle)
+        elif action is Action.RECLAIM:
+            await self._reclaim(backend, handle)
         elif action is Action.STOP:
             await backend.stop(handle)
         elif action is Action.RESUME:
             handle = await backend.resume(handle)
             await self._save_handle(handle)
         return handle
+
+    async def _reclaim(self, backend: Backend, handle: Handle) -> None:
+        """Have memory pushed out until that is done, or the sandbox is woken."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None) as until_woken:
+                self._reclaims[handle.sandbox_id] = until_woken
+                try:
+                    await backend.reclaim(handle)
+                finally:
+                    self._reclaims.pop(handle.sandbox_id, None)
 
     async def _order(self, backend: Backend, sandbox: Sandbox) -> Order:
         url = backend.inside_url(self._callbacks.internal_url)
@@ -270,9 +287,9 @@ class Reconciler:
                     "reason": report.reason.partition("\n")[0],
                 },
             )
-        # One that was just told to stop it does not do more, whatever it says.
-        is_stopped = report.paused_as is PausedAs.STOPPED or action is Action.STOP
-        if is_settled(sandbox.target, report.phase, is_stopped=is_stopped):
+        # One that was just told to do so does not do more, whatever it says.
+        paused_as = _MADE.get(action, report.paused_as)
+        if is_settled(sandbox.target, report.phase, paused_as=paused_as):
             return _Progress.SETTLED
         return _Progress.MOVING
 
@@ -406,7 +423,7 @@ class Reconciler:
             await self._write(sandbox, lambda tx: store(tx, sandbox.id, exc.message))
         # One that was seen at its target waits for the sweep; others are tried again soon.
         is_at_rest = is_over or is_settled(
-            sandbox.target, sandbox.phase, is_stopped=sandbox.is_stopped
+            sandbox.target, sandbox.phase, paused_as=sandbox.paused_as
         )
         return _Progress.SETTLED if is_at_rest else _Progress.BLOCKED
 

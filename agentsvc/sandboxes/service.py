@@ -43,7 +43,7 @@ from agentsvc.sandboxes.checkpoints import Checkpoints
 from agentsvc.sandboxes.identity import IdentityVerifier
 from agentsvc.sandboxes.last_used import Usage
 from agentsvc.sandboxes.layers import Layers
-from agentsvc.sandboxes.operations import is_pausable, possible, require
+from agentsvc.sandboxes.operations import can_reclaim, is_pausable, possible, require
 from agentsvc.sandboxes.orders import CallbackRules, with_local_hosts, with_models
 from agentsvc.sandboxes.orphan_collector import OrphanCollector
 from agentsvc.sandboxes.priority import PriorityManager
@@ -472,6 +472,10 @@ class Sandboxes:
         noted = self.usage.latest(unused.id, unused.active_at)
         return max(noted, self.usage.since) if unused.may_pause else noted
 
+    def reclaims(self, unused: Unused) -> bool:
+        """Whether the memory of a sandbox could be pushed out if it is paused."""
+        return can_reclaim(self._registry, unused.backend)
+
     async def is_culled(self, sandbox: Sandbox) -> bool:
         """Whether it is paused because nobody used it, or to make room, and not by its user."""
         return sandbox.target.is_rest and await self._uses.is_culled(sandbox.id)
@@ -480,7 +484,7 @@ class Sandboxes:
         """Ask for a resting or deleted sandbox if it was not used meanwhile; say whether that is so.
 
         The next message resumes one that did not rest before. Where a backend cannot stop
-        sandboxes they are paused, and where it cannot do that either they are left alone.
+        sandboxes or push their memory out they are paused, and where it cannot do that either they are left alone.
         """
 
         async def body(tx: Transaction) -> bool:
@@ -584,6 +588,4 @@ class Sandboxes:
 
 
 def _is_settled(sandbox: Sandbox | None) -> bool:
-    return sandbox is None or is_settled(
-        sandbox.target, sandbox.phase, is_stopped=sandbox.is_stopped
-    )
+    return sandbox is None or is_settled(sandbox.target, sandbox.phase, paused_as=sandbox.paused_as)

@@ -21,6 +21,8 @@ class Target(StrEnum):
     RESTARTED = "restarted"
     """Running again after a failure; becomes `running` once the backend was told."""
     PAUSED = "paused"
+    RECLAIMED = "reclaimed"
+    """Paused, and its memory pushed out."""
     STOPPED = "stopped"
     """Paused, and of its memory nothing is kept."""
     DELETED = "deleted"
@@ -28,7 +30,7 @@ class Target(StrEnum):
     @property
     def is_rest(self) -> bool:
         """Whether it is not to run, and to be kept."""
-        return self in (Target.PAUSED, Target.STOPPED)
+        return self in (Target.PAUSED, Target.RECLAIMED, Target.STOPPED)
 
 
 class Action(StrEnum):
@@ -37,6 +39,7 @@ class Action(StrEnum):
     CREATE = "create"
     LOOK = "look"
     PAUSE = "pause"
+    RECLAIM = "reclaim"
     STOP = "stop"
     RESUME = "resume"
     RESTART = "restart"
@@ -153,7 +156,11 @@ def holds_room(sandbox: Sandbox) -> bool:
 
 
 def next_action(
-    target: Target, phase: Phase | None, *, has_handle: bool, is_stopped: bool = False
+    target: Target,
+    phase: Phase | None,
+    *,
+    has_handle: bool,
+    paused_as: PausedAs | None = None,
 ) -> Action:
     """Return the step that brings a sandbox from what was last seen nearer to what is wanted."""
     if target is Target.DELETED:
@@ -163,9 +170,11 @@ def next_action(
     match phase, target:
         case ((Phase.FAILED | Phase.GONE), _):
             action = Action.REST
-        case Phase.RUNNING, Target.PAUSED:
+        case Phase.RUNNING, (Target.PAUSED | Target.RECLAIMED):
             action = Action.PAUSE
-        case ((Phase.RUNNING | Phase.PAUSED), Target.STOPPED) if not is_stopped:
+        case Phase.PAUSED, Target.RECLAIMED if paused_as is PausedAs.FROZEN:
+            action = Action.RECLAIM
+        case ((Phase.RUNNING | Phase.PAUSED), Target.STOPPED) if paused_as is not PausedAs.STOPPED:
             action = Action.STOP
         case Phase.PAUSED, Target.RUNNING:
             action = Action.RESUME
@@ -186,7 +195,7 @@ def failure_of(sandbox: Sandbox) -> SandboxNotUsable:
     )
 
 
-def is_settled(target: Target, phase: Phase | None, *, is_stopped: bool = False) -> bool:
+def is_settled(target: Target, phase: Phase | None, *, paused_as: PausedAs | None = None) -> bool:
     """Whether nothing needs to be done until somebody wants something else."""
     match phase:
         case Phase.FAILED | Phase.GONE:
@@ -194,6 +203,11 @@ def is_settled(target: Target, phase: Phase | None, *, is_stopped: bool = False)
         case Phase.RUNNING:
             return target is Target.RUNNING
         case Phase.PAUSED:
-            return target is Target.PAUSED or (target is Target.STOPPED and is_stopped)
+            is_frozen, is_stopped = paused_as is PausedAs.FROZEN, paused_as is PausedAs.STOPPED
+            return (
+                target is Target.PAUSED
+                or (target is Target.RECLAIMED and not is_frozen)
+                or (target is Target.STOPPED and is_stopped)
+            )
         case _:
             return False

@@ -170,6 +170,10 @@ class FakeWorld:
         """What every report says is in force, be it true or not."""
         self.layers: dict[str, dict[str, bytes]] = {}
         """The files of each layer, by their names."""
+        self.why_no_reclaim = ""
+        """Why no memory can be pushed out."""
+        self.endless_reclaim = False
+        """To push memory out takes until it is cancelled."""
         self.is_here = False
         """Sandboxes are said to use the processors of the server's machine."""
 
@@ -236,6 +240,7 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
     capabilities: ClassVar[frozenset[Capability]] = frozenset(
         {
             Capability.PAUSE,
+            Capability.RECLAIM,
             Capability.RESTART,
             Capability.STOP,
             Capability.LOGS,
@@ -351,6 +356,20 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
         if sandbox.phase is not Phase.PAUSED:
             await asyncio.to_thread(sandbox.stop)
             sandbox.phase, sandbox.paused_as = Phase.PAUSED, PausedAs.FROZEN
+
+    def why_no_reclaim(self) -> str:
+        """Say what the world was told to say."""
+        return self.world.why_no_reclaim
+
+    async def reclaim(self, handle: Handle) -> None:
+        """Say that the memory of a frozen sandbox is elsewhere."""
+        sandbox = self._usable(await self._find("reclaim", handle))
+        if sandbox.phase is not Phase.PAUSED:
+            raise Conflict("The sandbox is not paused")
+        if self.world.endless_reclaim:
+            await asyncio.Event().wait()
+        if sandbox.paused_as is PausedAs.FROZEN and not self.world.why_no_reclaim:
+            sandbox.paused_as = PausedAs.RECLAIMED
 
     async def stop(self, handle: Handle) -> None:
         """Stop the workload and keep its files."""

@@ -15,6 +15,7 @@ from agentsvc.plugin import (
     Capability,
     Endpoint,
     Handle,
+    PausedAs,
     Phase,
     StillFetching,
 )
@@ -337,6 +338,31 @@ async def a_paused_sandbox_rests_and_goes_on_with_its_files(rig: Rig) -> None:
         handle = await rig.backend.resume(handle)
         report = await rig.wait(handle, Phase.RUNNING)
     expect(await rig.ask(report, "GET", "/files/note") == b"kept", "its files are not the same")
+
+
+@check(needs(Capability.RECLAIM))
+async def a_reclaimed_sandbox_goes_on_where_it_was(rig: Rig) -> None:
+    """Check that no more is lost than by a pause, and that only what is out is said to be."""
+    handle, report = await rig.run()
+    await expect_error(Conflict, rig.backend.reclaim(handle), "reclaim of what runs")
+    begun = await rig.ask(report, "GET", "/run")
+    await rig.backend.pause(handle)
+    handle = await rig.backend.resume(handle)
+    report = await rig.wait(handle, Phase.RUNNING)
+    keeps_memory = await rig.ask(report, "GET", "/run") == begun
+    await rig.backend.pause(handle)
+    for _ in range(2):
+        await rig.backend.reclaim(handle)
+        seen = await rig.backend.inspect(handle)
+        is_frozen = seen.paused_as is PausedAs.FROZEN
+        is_said = seen.phase is Phase.PAUSED and seen.paused_as is not PausedAs.STOPPED
+        expect(is_said, f"after reclaim it is {seen.phase} as {seen.paused_as}")
+        why_not = rig.backend.why_no_reclaim()
+        expect(is_frozen or not why_not, f"it is said to be reclaimed, although {why_not}")
+    handle = await rig.backend.resume(handle)
+    report = await rig.wait(handle, Phase.RUNNING)
+    is_same = await rig.ask(report, "GET", "/run") == begun
+    expect(is_same or not keeps_memory, "its command was started anew")
 
 
 @check(needs(Capability.RESTART))

@@ -90,6 +90,7 @@ def calls_of(
 
     return {
         Capability.PAUSE: lambda: rig.backend.pause(handle),
+        Capability.RECLAIM: lambda: rig.backend.reclaim(handle),
         Capability.STOP: lambda: rig.backend.stop(handle),
         Capability.RESTART: lambda: rig.backend.restart(
             order, handle, rig.save_to(order.sandbox_id)

@@ -159,6 +159,7 @@ async def _check_spec(rig: Rig, spec: Spec) -> None:
 def _undeclared(kind: type[Backend]) -> list[Capability]:
     with_method = (
         Capability.PAUSE,
+        Capability.RECLAIM,
         Capability.RESTART,
         Capability.STOP,
         Capability.EXECUTE,

@@ -14,6 +14,7 @@ import shutil
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
 from urllib.parse import quote
@@ -43,7 +44,18 @@ from agentsvc.plugin import (
     Usage,
 )
 
-from . import bubblewrap, cgroup, control, doors, launch, listening, peers, places, zygote
+from . import (
+    bubblewrap,
+    cgroup,
+    control,
+    doors,
+    launch,
+    listening,
+    peers,
+    places,
+    reclaiming,
+    zygote,
+)
 from .layers import Layers
 from .look import Look, look_at, state_of_this_boot
 from .means import Means
@@ -72,6 +84,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     capabilities: ClassVar[frozenset[Capability]] = frozenset(
         {
             Capability.PAUSE,
+            Capability.RECLAIM,
             Capability.RESTART,
             Capability.STOP,
             Capability.EXECUTE,
@@ -94,6 +107,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         self._temp_root = places.temp_root(config.temp_dir)
         self._callback = doors.callback_of(context.callback_url)
         self._means = Means(config, self._callback)
+        self._why_no_reclaim = "the backend is not open"
         self._doors = doors.Doors()
         self._layers = Layers(context.state_dir)
         self._meters: dict[str, Meter] = {}
@@ -157,6 +171,10 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             return ""
         near = filter(doors.is_loopback, (*spec.reaches, *spec.models))
         return f"{found} is on this machine" if (found := next(near, "")) else ""
+
+    def why_no_reclaim(self) -> str:
+        """Say so where there is no swap, or no right to push memory out."""
+        return self._why_no_reclaim
 
     def check_spec(self, spec: Spec) -> None:
         """Raise OrderRejected for images, limits, options and directories elsewhere."""
@@ -250,6 +268,28 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         tree = self._tree(look, handle)
         if not look.is_ended:
             await finish(lambda: self._pause(look.place, tree))
+
+    async def reclaim(self, handle: Handle) -> None:
+        """Push the memory of every process out; what is shared with the zygote stays."""
+        look = await self._running(handle)
+        if not look.is_paused:
+            raise Conflict("The sandbox is not paused")
+        if look.is_ended or look.memory is not None or self._why_no_reclaim:
+            return
+        tree = self._tree(look, handle)
+        if tree.group is not None and await reach(lambda: reclaiming.counts_memory(tree.group)):
+            group = tree.group
+            while await reach(lambda: reclaiming.push_out_some(group)):
+                pass
+            memory = await reach(lambda: reclaiming.memory_of_group(group))
+        else:
+            members = await reach(tree.members)
+            for process in members:
+                await reach(partial(reclaiming.push_out, process.identity))
+            memory = await reach(lambda: reclaiming.memory_of(one.pid for one in members))
+        await finish(lambda: self._note_memory(look.place, memory))
+        # What it took before is not what it takes now.
+        self._meters.pop(handle.sandbox_id, None)
 
     async def stop(self, handle: Handle) -> None:
         """End every process; finished by inspect if the server ends half-way."""
@@ -377,6 +417,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         self._layers.sweep()
         there = {place.sandbox_id: record.user for place, record in self._records()}
         self._means.find(self.context.state_dir, there)
+        self._why_no_reclaim = self._means.why_no_reclaim()
 
     async def _let_all_share(self) -> None:
         """Let nobody give way any more; where that cannot be noted it is not worth a failed start."""
@@ -396,6 +437,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     def _probe(self) -> Health:
         free = shutil.disk_usage(self.context.state_dir).free
         agent = agent_version()
+        self._why_no_reclaim = self._means.why_no_reclaim()
         facts = {
             "python": sys.executable,
             "agent server": agent or "not installed",
@@ -403,6 +445,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             "free disk bytes": str(free),
             **self._means.facts(),
             "zygote": self._zygote.describe(),
+            "paused memory": self._why_no_reclaim or "can be pushed out to swap",
         }
         hint = (
             "" if agent else "the agent server is not installed: run `pip install agentsvc[agent]`"
@@ -493,6 +536,11 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             raise BackendUnavailable("A process of the sandbox does not stop") from exc
         place.write_pause(msgspec.structs.replace(pause, is_done=True))
 
+    def _note_memory(self, place: Place, memory: reclaiming.Memory) -> None:
+        pause = place.read_pause()
+        if pause is not None:
+            place.write_pause(msgspec.structs.replace(pause, memory=memory))
+
     def _finish_stop(self, place: Place, tree: Tree) -> None:
         if not tree.kill():
             place.write_pause(Pause(is_done=True, ends=True))
@@ -501,7 +549,10 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         pause = place.read_pause()
         if pause is None:
             return
-        place.write_pause(msgspec.structs.replace(pause, is_done=False))
+        place.write_pause(msgspec.structs.replace(pause, is_done=False, memory=None))
+        if tree.group is not None:
+            # A server that was killed while it pushed memory out may have left it allowed.
+            reclaiming.forbid_swap(tree.group)
         tree.resume(pause.kept)
         place.clear_pause()
 

@@ -19,6 +19,7 @@ from . import cgroup
 from .bubblewrap import WORKSPACE
 from .places import Exit, Place, Record, State, WayOut
 from .programs.shim import ZYGOTE
+from .reclaiming import Memory
 from .tree import Tree, boot_id, is_alive, is_stopped, reap
 
 MACHINES_NETWORK: Final = "the machine's, with its loopback interface"
@@ -63,6 +64,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     """Processes run without the shim that should hold them."""
     is_half_paused: bool = False
     """A pause was begun and not finished."""
+    memory: Memory | None = None
+    """Where the memory of a paused one is that was pushed out."""
     is_ended: bool = False
     """It is paused and its processes have been ended, or are about to be."""
     is_open: bool = False
@@ -73,8 +76,10 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         """What a pause has made of its processes, if it is paused."""
         if self.phase is not Phase.PAUSED:
             return None
-        has_ended = self.is_ended and not self.is_half_paused
-        return PausedAs.STOPPED if has_ended else PausedAs.FROZEN
+        if self.is_ended and not self.is_half_paused:
+            return PausedAs.STOPPED
+        is_out = self.memory is not None and self.memory.is_out
+        return PausedAs.RECLAIMED if is_out else PausedAs.FROZEN
 
     def ports(self) -> dict[str, int]:
         """Return the ports the sandbox has been given."""
@@ -105,7 +110,15 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         """Return what else is known of it."""
         how = self.state.started_by if self.state else ""
         started = {"started by": how if how == ZYGOTE else f"a plain start: {how}"} if how else {}
-        return {**started, **self._who(), **self._network()}
+        return {**started, **self._who(), **self._network(), **self._memory()}
+
+    def _memory(self) -> dict[str, str]:
+        """Say where the memory is of a paused one."""
+        if self.memory is None:
+            return {}
+        swapped, kept = self.memory.swapped_bytes, self.memory.kept_bytes
+        text = f"{swapped // _MEBIBYTE} MiB in swap, {kept // _MEBIBYTE} MiB kept"
+        return {"paused memory": text}
 
     def _network(self) -> dict[str, str]:
         """Say which network an open one is in."""
@@ -266,7 +279,7 @@ def _paused_or_not(seen: Look, state: State) -> Look:
     held = cgroup.is_frozen(group) if group else is_stopped(state.command or state.shim)
     if not held:
         return seen
-    return msgspec.structs.replace(seen, phase=Phase.PAUSED, is_paused=True)
+    return msgspec.structs.replace(seen, phase=Phase.PAUSED, is_paused=True, memory=pause.memory)
 
 
 def cause_of_exit(code: int | None) -> Cause:

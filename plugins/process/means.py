@@ -9,7 +9,7 @@ from typing import Final
 
 from agentsvc.plugin import Advice, Fences, Isolation, Network
 
-from . import bubblewrap, doors, groups, landlock, seccomp, uplink, users
+from . import bubblewrap, doors, groups, landlock, reclaiming, seccomp, uplink, users
 from .look import NETWORKS
 from .places import WayOut
 from .settings import OpenNetwork, ProcessConfig
@@ -106,6 +106,10 @@ class Means:
             users=self.users,
             shares_network=self._config.network is OpenNetwork.HOST,
         )
+
+    def why_no_reclaim(self) -> str:
+        """Say why memory of paused sandboxes can be pushed out nowhere now. Blocks."""
+        return reclaiming.why_not(self.groups.unified, self.groups.controllers)
 
     def facts(self) -> dict[str, str]:
         """Say what was found, for the operator."""

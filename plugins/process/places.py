@@ -21,6 +21,7 @@ from agentsvc.base import now
 from agentsvc.plugin import Isolation, Limits, LogLine, Network, Order, Port
 
 from .files import read_whole, remove_directory
+from .reclaiming import Memory
 from .tree import MARK, Identity
 from .users import give
 
@@ -150,6 +151,8 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
     kept: tuple[Identity, ...] = ()
     ends: bool = False
     """Its processes are not stopped but ended."""
+    memory: Memory | None = None
+    """Where its memory was when it had been pushed out."""
 
 
 _record = msgspec.json.Decoder(Record)

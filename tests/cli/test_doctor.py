@@ -157,6 +157,17 @@ def test_less_isolation_than_the_default_is_an_error(tmp_path: Path) -> None:
     assert text.startswith("none: bubblewrap does not hold sandboxes here")
 
 
+def test_memory_that_can_go_nowhere_is_noted(tmp_path: Path) -> None:
+    swap = Path("/proc/meminfo").read_text().split("SwapFree:")[1].split()[0]
+    if swap != "0":
+        pytest.skip("this machine has swap")
+    name = "paused memory of `process`"
+    assert name not in look(tmp_path)
+    grade, text, _ = look(tmp_path, AGENTSVC_SANDBOXES__RECLAIM_AFTER_SECONDS="60")[name]
+    assert grade == "note"
+    assert "only pauses: this machine has no swap" in text
+
+
 def test_the_network_of_the_host_is_noted(tmp_path: Path) -> None:
     assert "network of `process`" not in look(tmp_path)
     found = look(tmp_path, AGENTSVC_BACKENDS__PROCESS__NETWORK="host")

@@ -236,6 +236,13 @@ class StopsInName(PausesInName):
         return await super().restart(order, handle, save)
 
 
+class ReclaimsInName(FakeBackend):
+    """Says that memory is out where it can go nowhere."""
+
+    def why_no_reclaim(self) -> str:
+        return "there is no swap"
+
+
 class FreezesForStop(FakeBackend):
     """Pauses where it is to stop, and does not hide it."""
 
@@ -424,6 +431,7 @@ FAULTS: list[tuple[type[FakeBackend], set[str]]] = [
             "a_sandbox_goes_back_to_its_checkpoints",
         },
     ),
+    (ReclaimsInName, {"a_reclaimed_sandbox_goes_on_where_it_was"}),
     (GuessesAtUse, {"what_a_sandbox_is_said_to_use_grows_with_its_work"}),
     (PausesToGiveWay, {"one_that_gives_way_goes_on"}),
     (

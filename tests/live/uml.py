@@ -21,8 +21,11 @@ _CANNOT = "ptrace set fp regs failed"
 _BOOT_SECONDS = 180.0
 
 
-async def run_inside(directory: Path, module: str) -> dict[str, Any]:
-    """Boot, run a module as the first process's child, and return the JSON it printed."""
+async def run_inside(directory: Path, module: str, *disks: Path) -> dict[str, Any]:
+    """Boot, run a module as the first process's child, and return the JSON it printed.
+
+    Files that are given are block devices there: 98:0, 98:16 and so on.
+    """
     program = shutil.which(PROGRAM) or PROGRAM
     top = Path(__file__).parents[2]
     init = directory / "init"
@@ -40,6 +43,7 @@ async def run_inside(directory: Path, module: str) -> dict[str, Any]:
     kernel = await asyncio.create_subprocess_exec(
         program, "rootfstype=hostfs", "rootflags=/", "ro", "mem=768M", f"init={init}",
         "con=null", "con0=null,fd:1", "quiet",
+        *(f"ubd{number}={disk}" for number, disk in enumerate(disks)),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True,
     )  # fmt: skip

@@ -120,6 +120,44 @@ async def test_an_unused_sandbox_is_stopped_after_its_pause_and_the_next_message
     assert fake_world.count("restart") == 1
 
 
+async def test_an_unused_sandbox_is_reclaimed_after_its_pause_and_the_next_message_wakes_it(
+    client: Client, service: Service, fake_world: TroubledWorld
+) -> None:
+    conversation_id, sandbox_id = await start(client)
+    await reconfigure(service, sandboxes={"pause_after_seconds": 0.1, "reclaim_after_seconds": 1.0})
+    await is_resting_as(client, sandbox_id, "reclaimed")
+    await fake_world.sweeps(3)
+    assert (fake_world.count("pause"), fake_world.count("reclaim")) == (1, 1)
+    await service.restart()
+    await is_resting_as(client, sandbox_id, "reclaimed")
+    answer = await client.post(f"{STARTS}/{conversation_id}/send-message", json=said())
+    assert answer.status == 200, answer.text
+    await hears(client, conversation_id)
+    assert (fake_world.count("reclaim"), fake_world.count("restart")) == (1, 0)
+
+
+async def test_a_sandbox_whose_memory_can_go_nowhere_is_paused(
+    client: Client, service: Service, fake_world: TroubledWorld
+) -> None:
+    fake_world.why_no_reclaim = "there is no swap"
+    _, sandbox_id = await start(client)
+    await reconfigure(service, sandboxes={"reclaim_after_seconds": 0.1})
+    await is_resting_as(client, sandbox_id, "frozen")
+    await fake_world.sweeps(3)
+    assert (fake_world.count("pause"), fake_world.count("reclaim")) == (1, 0)
+
+
+async def test_a_sandbox_that_is_being_reclaimed_is_resumed_at_once(
+    client: Client, service: Service, fake_world: TroubledWorld
+) -> None:
+    _, sandbox_id = await start(client)
+    fake_world.endless_reclaim = True
+    await reconfigure(service, sandboxes={"reclaim_after_seconds": 0.1})
+    await eventually(lambda: fake_world.count("reclaim") > 0)
+    assert (await client.post(f"{SANDBOX_PATH}/{sandbox_id}/resume")).status == 200
+    await eventually(lambda: fake_world.count("resume") > 0)
+
+
 async def test_a_sandbox_that_cannot_be_stopped_is_paused(
     client: Client, service: Service, fake_world: TroubledWorld
 ) -> None:
@@ -293,6 +331,7 @@ async def test_a_users_own_rules_win(
     stored = await client.put(RULES, json={"pause_after_seconds": 0})
     assert stored.json() == {
         "pause_after_seconds": 0.0,
+        "reclaim_after_seconds": None,
         "stop_after_seconds": None,
         "delete_after_seconds": None,
     }

@@ -68,6 +68,26 @@ def test_what_keeps_memory_is_stopped_rather_than_paused(
     assert due(rules, unused(phase, target, paused_as), timedelta(seconds=120)) is wanted
 
 
+@pytest.mark.parametrize(
+    ("phase", "paused_as", "reclaims", "wanted"),
+    [
+        (Phase.RUNNING, None, True, Target.RECLAIMED),
+        (Phase.RUNNING, None, False, Target.RECLAIMED),
+        (Phase.PAUSED, PausedAs.FROZEN, True, Target.RECLAIMED),
+        (Phase.PAUSED, PausedAs.FROZEN, False, None),
+        (Phase.PAUSED, PausedAs.RECLAIMED, True, None),
+        (Phase.PAUSED, None, True, None),
+    ],
+)
+def test_what_is_frozen_is_reclaimed_where_that_can_be(
+    phase: Phase, paused_as: PausedAs | None, *, reclaims: bool, wanted: Target | None
+) -> None:
+    rules = IdleRules(pause_after_seconds=60, reclaim_after_seconds=120)
+    target = Target.PAUSED if phase is Phase.PAUSED else Target.RUNNING
+    seen = unused(phase, target, paused_as)
+    assert due(rules, seen, timedelta(seconds=120), reclaims=reclaims) is wanted
+
+
 def test_a_rule_that_is_off_wants_nothing() -> None:
     never = IdleRules(pause_after_seconds=0, delete_after_seconds=None)
     assert due(never, unused(Phase.RUNNING), timedelta(days=999)) is None

@@ -1,7 +1,7 @@
 import pytest
 
 from agentsvc.base.values import new_key, now
-from agentsvc.plugin.backend import Endpoint, Phase, Spec
+from agentsvc.plugin.backend import Endpoint, PausedAs, Phase, Spec
 from agentsvc.sandboxes.state import (
     Action,
     Sandbox,
@@ -13,7 +13,7 @@ from agentsvc.sandboxes.state import (
     status_of,
 )
 
-RUNNING, RESTARTED, PAUSED, STOPPED, DELETED = Target
+RUNNING, RESTARTED, PAUSED, RECLAIMED, STOPPED, DELETED = Target
 STARTING, UP, FROZEN, FAILED, GONE = Phase
 
 
@@ -116,9 +116,27 @@ def test_a_sandbox_is_settled_when_nothing_is_left_to_do(
 
 
 def test_a_stopped_sandbox_is_not_stopped_again() -> None:
-    assert next_action(STOPPED, FROZEN, has_handle=True, is_stopped=True) is Action.LOOK
-    assert is_settled(STOPPED, FROZEN, is_stopped=True)
-    assert is_settled(PAUSED, FROZEN, is_stopped=True)
+    assert next_action(STOPPED, FROZEN, has_handle=True, paused_as=PausedAs.STOPPED) is Action.LOOK
+    assert is_settled(STOPPED, FROZEN, paused_as=PausedAs.STOPPED)
+    assert is_settled(PAUSED, FROZEN, paused_as=PausedAs.STOPPED)
+
+
+@pytest.mark.parametrize(
+    ("phase", "paused_as", "action"),
+    [
+        (UP, None, Action.PAUSE),
+        (FROZEN, PausedAs.FROZEN, Action.RECLAIM),
+        (FROZEN, PausedAs.RECLAIMED, Action.LOOK),
+        (FROZEN, PausedAs.STOPPED, Action.LOOK),
+    ],
+)
+def test_a_sandbox_is_frozen_before_it_is_reclaimed(
+    phase: Phase, paused_as: PausedAs | None, action: Action
+) -> None:
+    seen = next_action(RECLAIMED, phase, has_handle=True, paused_as=paused_as)
+    assert seen is action
+    is_done = is_settled(RECLAIMED, phase, paused_as=paused_as)
+    assert is_done is (action is Action.LOOK)
 
 
 def sandbox(target: Target, phase: Phase | None, *ports: str) -> Sandbox:

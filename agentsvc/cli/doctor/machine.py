@@ -64,7 +64,7 @@ def check_extras(_config: Config, _places: DataDirectory) -> Iterator[Finding]:
 def check_isolation(config: Config, _places: DataDirectory) -> Iterator[Finding]:
     """See whether each backend in use isolates and limits sandboxes as it is made to."""
     try:
-        found, told = asyncio.run(_protections(config))
+        found, told, kept = asyncio.run(_protections(config))
     except StartFailed as exc:
         yield bad("isolation", exc.message, exc.hint or "agentsvc plugins list")
         return
@@ -78,15 +78,24 @@ def check_isolation(config: Config, _places: DataDirectory) -> Iterator[Finding]
             yield note(f"limits of `{held.backend}`", text, remedy)
         else:
             yield fine(f"limits of `{held.backend}`", ", ".join(held.limits) or "none are wanted")
+    if config.sandboxes.reclaim_after_seconds:
+        for backend, why in kept.items():
+            text = f"`sandboxes.reclaim_after_seconds` only pauses: {why}"
+            yield note(f"paused memory of `{backend}`", text, "set `pause_after_seconds`")
     for backend, health in told.items():
         for one in health.advice:
             yield note(f"{one.subject} of `{backend}`", one.text, one.remedy)
 
 
-async def _protections(config: Config) -> tuple[list[Protection], Mapping[str, Health]]:
-    """Return how sandboxes are held, and what each backend says of its health."""
+async def _protections(
+    config: Config,
+) -> tuple[list[Protection], Mapping[str, Health], Mapping[str, str]]:
+    """Return how sandboxes are held, each backend's health, and why it keeps paused ones' memory."""
     async with opened(load_plugins(config), config) as registry:
-        return find_protections(registry, config.sandboxes), await registry.probe()
+        told = await registry.probe()
+        reasons = {name: registry.get(name).why_no_reclaim() for name in told}
+        kept = {name: why for name, why in reasons.items() if why}
+        return find_protections(registry, config.sandboxes), told, kept
 
 
 def _isolation(one: Protection) -> Finding:

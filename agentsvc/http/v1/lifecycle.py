@@ -21,7 +21,7 @@ type Seconds = Annotated[float, Meta(ge=0, le=10**9)]
 
 
 class SandboxRules(msgspec.Struct, frozen=True, kw_only=True):
-    """After how many seconds without use a user's sandboxes are paused, stopped or deleted.
+    """After how many seconds without use a user's sandboxes are paused, reclaimed, stopped or deleted.
 
     0 is never; null leaves it to the spec of the sandbox, and then to the server.
     """
@@ -29,6 +29,9 @@ class SandboxRules(msgspec.Struct, frozen=True, kw_only=True):
     pause_after_seconds: Seconds | None = None
     """Seconds without use after which a sandbox is paused; 0: never, null: as spec and server say
     """
+    reclaim_after_seconds: Seconds | None = None
+    """Seconds without use after which the memory of a paused sandbox is pushed out to swap, where
+    there is any; 0: never, null: as spec and server say"""
     stop_after_seconds: Seconds | None = None
     """Seconds without use after which a sandbox is stopped, and keeps its files only; 0: never,
     null: as spec and server say"""
@@ -84,7 +87,7 @@ async def get_rules(request: web.Request) -> web.Response:
 async def put_rules(request: web.Request) -> web.Response:
     """PUT /sandbox-rules.
 
-    All three are set: one that is left out, or null, is left to the spec of the sandbox, and then
+    All are set: one that is left out, or null, is left to the spec of the sandbox, and then
     to the server. They count for all sandboxes of the user from now on.
     """
     rules = _to_rules(await read_json(request, _RULES))
@@ -114,6 +117,7 @@ def _with_rules(old: Settings | None, rules: IdleRules) -> Settings:
 def _to_rules(body: SandboxRules) -> IdleRules:
     return IdleRules(
         pause_after_seconds=body.pause_after_seconds,
+        reclaim_after_seconds=body.reclaim_after_seconds,
         stop_after_seconds=body.stop_after_seconds,
         delete_after_seconds=body.delete_after_seconds,
     )
@@ -122,6 +126,7 @@ def _to_rules(body: SandboxRules) -> IdleRules:
 def _from_rules(rules: IdleRules) -> SandboxRules:
     return SandboxRules(
         pause_after_seconds=rules.pause_after_seconds,
+        reclaim_after_seconds=rules.reclaim_after_seconds,
         stop_after_seconds=rules.stop_after_seconds,
         delete_after_seconds=rules.delete_after_seconds,
     )

@@ -14,7 +14,7 @@ from agentsvc.storage import Database, Queryable, Row, Transaction
 
 _HELD: Final = """SELECT b.id, b.user_id, b.backend, coalesce(u.active_at, b.created_at) AS since,
     json_extract(b.spec, '$.limits.memory_bytes') AS memory_bytes,
-    b.target IN ('paused', 'stopped', 'deleted') AS is_leaving
+    b.target IN ('paused', 'reclaimed', 'stopped', 'deleted') AS is_leaving
     FROM sandboxes AS b LEFT JOIN sandbox_uses AS u ON u.sandbox_id = b.id
     WHERE u.queued_at IS NULL AND (b.phase IN ('starting', 'running')
       OR b.target IN ('running', 'restarted') AND coalesce(b.phase, '') NOT IN ('failed', 'gone')
@@ -60,8 +60,15 @@ class Unused(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def may_stop(self) -> bool:
         """Whether it has memory that may be wanted no more."""
-        is_frozen = self.phase is Phase.PAUSED and self.paused_as is not PausedAs.STOPPED
-        return self.may_pause or (is_frozen and self.target is Target.PAUSED)
+        has_memory = self.phase is Phase.PAUSED and self.paused_as is not PausedAs.STOPPED
+        is_paused = self.target in (Target.PAUSED, Target.RECLAIMED)
+        return self.may_pause or (has_memory and is_paused)
+
+    @property
+    def may_reclaim(self) -> bool:
+        """Whether it is paused with its memory where it was, and nothing else is wanted."""
+        is_frozen = self.phase is Phase.PAUSED and self.paused_as is PausedAs.FROZEN
+        return is_frozen and self.target is Target.PAUSED
 
     @property
     def may_pause(self) -> bool:

@@ -1,0 +1,138 @@
+"""Run inside a kernel that has a disk to swap to: what becomes of the memory of sandboxes."""
+
+import asyncio
+import hashlib
+import os
+import random
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any, Final
+
+from process.backend import ProcessBackend
+from process.places import Place
+from process.settings import ProcessConfig
+
+from agentsvc.base.values import new_id
+from agentsvc.plugin.backend import BackendContext, Handle, Limits, Order, Phase, Port, Report
+from tests.live.uml import tell
+
+TOP: Final = Path("/mnt/groups")
+CYCLES: Final = 5
+BALLAST_BYTES: Final = 48 * 2**20
+SERVES: Final = """
+import hashlib, http.server, random, sys
+ballast = random.Random(1).randbytes(int(sys.argv[2]))
+count = 0
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        global count
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(f"{count} {hashlib.sha256(ballast).hexdigest()}".encode())
+        count += 1
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
+"""
+
+
+def make_swap() -> None:
+    os.mknod("/run/disk", 0o600 | 0o060000, os.makedev(98, 0))
+    subprocess.run(["/usr/sbin/mkswap", "/run/disk"], check=True, capture_output=True)
+    subprocess.run(["/usr/sbin/swapon", "/run/disk"], check=True)
+
+
+async def opened(context: BackendContext, *, use_cgroups: bool) -> ProcessBackend:
+    config = ProcessConfig(use_bubblewrap=False, use_cgroups=use_cgroups, zygote=False)
+    backend = ProcessBackend(config, context)
+    await backend.open()
+    return backend
+
+
+async def save(_handle: Handle) -> None:
+    """Keep nothing."""
+
+
+async def running(backend: ProcessBackend, handle: Handle) -> Report:
+    async with asyncio.timeout(60):
+        while (report := await backend.inspect(handle)).phase is not Phase.RUNNING:
+            await asyncio.sleep(0.02)
+    return report
+
+
+def ask(url: str) -> list[str]:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        said: bytes = answer.read()
+    return said.decode().split()
+
+
+async def cycles(*, use_cgroups: bool) -> dict[str, Any]:
+    """Freeze and reclaim a sandbox again and again, each time by another backend."""
+    context = BackendContext(instance_id=new_id(), state_dir=Path("/mnt") / new_id())
+    backend = await opened(context, use_cgroups=use_cgroups)
+    assert not backend.why_no_reclaim(), backend.why_no_reclaim()
+    order = Order(
+        sandbox_id=new_id(),
+        command=("{python}", "-Ic", SERVES, "{port.web}", str(BALLAST_BYTES)),
+        ports=(Port(name="web"),),
+        limits=Limits(memory_bytes=256 * 2**20) if use_cgroups else Limits(),
+    )
+    handle = await backend.create(order, save)
+    report = await running(backend, handle)
+    place = Place(directory=context.state_dir / order.sandbox_id)
+    seen: dict[str, list[Any]] = {
+        "paused_as": [],
+        "answers": [],
+        "swapped_bytes": [],
+        "seconds": [],
+    }
+    for _ in range(CYCLES):
+        await backend.pause(handle)
+        seen["paused_as"].append((await backend.inspect(handle)).paused_as)
+        await backend.reclaim(handle)
+        backend = await opened(context, use_cgroups=use_cgroups)
+        seen["paused_as"].append((await backend.inspect(handle)).paused_as)
+        pause = place.read_pause()
+        assert pause is not None
+        assert pause.memory is not None
+        seen["swapped_bytes"].append(pause.memory.swapped_bytes)
+        begun = time.monotonic()
+        handle = await backend.resume(handle)
+        seen["answers"].append(await asyncio.to_thread(ask, report.endpoints[0].url))
+        seen["seconds"].append(round(time.monotonic() - begun, 3))
+    limit = TOP.glob("agentsvc-*/memory.swap.max")
+    swap_limit = next((path.read_text().strip() for path in limit), "")
+    await backend.delete(handle)
+    return {
+        **seen,
+        "cycles": CYCLES,
+        "ballast_bytes": BALLAST_BYTES,
+        "swap_limit": swap_limit,
+        "digest": digest(),
+    }
+
+
+def digest() -> str:
+    import random
+
+    return hashlib.sha256(random.Random(1).randbytes(BALLAST_BYTES)).hexdigest()  # noqa: S311
+
+
+async def before() -> str:
+    context = BackendContext(instance_id=new_id(), state_dir=Path("/mnt") / new_id())
+    return (await opened(context, use_cgroups=False)).why_no_reclaim()
+
+
+def main() -> None:
+    subprocess.run(["/usr/sbin/ip", "link", "set", "lo", "up"], check=True)
+    TOP.mkdir()
+    subprocess.run(["mount", "-t", "cgroup2", "none", str(TOP)], check=True)
+    result: dict[str, Any] = {"before": asyncio.run(before())}
+    make_swap()
+    for way, use_cgroups in (("by_group", True), ("by_process", False)):
+        result[way] = asyncio.run(cycles(use_cgroups=use_cgroups))
+    tell(result)
+
+
+if __name__ == "__main__":
+    main()
