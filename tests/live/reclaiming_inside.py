@@ -55,8 +55,9 @@ async def save(_handle: Handle) -> None:
 
 async def running(backend: ProcessBackend, handle: Handle) -> Report:
     async with asyncio.timeout(60):
-        while (report := await backend.inspect(handle)).phase is not Phase.RUNNING:
-            await asyncio.sleep(0.02)
+        report = await backend.inspect(handle)
+        while report.phase is not Phase.RUNNING:
+            report = await backend.inspect(handle)
     return report
 
 
@@ -113,8 +114,6 @@ async def cycles(*, use_cgroups: bool) -> dict[str, Any]:
 
 
 def digest() -> str:
-    import random
-
     return hashlib.sha256(random.Random(1).randbytes(BALLAST_BYTES)).hexdigest()  # noqa: S311
 
 
