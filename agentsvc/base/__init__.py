@@ -59,7 +59,7 @@ from agentsvc.base.logs import CURRENT_REQUEST, Masker, write_fast
 from agentsvc.base.open_files import INITIAL_OPEN_FILES, MAX_OPEN_FILES, raise_open_files
 from agentsvc.base.python_holes import known_vulnerabilities
 from agentsvc.base.supervisor import Supervisor, back_off, is_cancelled
-from agentsvc.base.urls import CLONE_URL, HTTP_URL, TOOL_SERVER_URL, WEBHOOK_URL
+from agentsvc.base.urls import CLONE_URL, GIT_HOST, HTTP_URL, TOOL_SERVER_URL, WEBHOOK_URL
 from agentsvc.base.validation import Loc, Problems, checked_by, convert, in_text, matching, refusal
 from agentsvc.base.values import (
     MASK,
@@ -91,6 +91,7 @@ from agentsvc.base.values import (
 __all__ = [
     "CLONE_URL",
     "CURRENT_REQUEST",
+    "GIT_HOST",
     "HINT_ACCESS",
     "HINT_ROOM",
     "HTTP_URL",

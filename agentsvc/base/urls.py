@@ -22,3 +22,5 @@ WEBHOOK_URL: Final = rf'{_PLAIN}(?:[/?][!"$-\[\]-~]*)?'
 """Where a webhook can be delivered to: no user name or password, no fragment."""
 CLONE_URL: Final = rf"{_PLAIN}/[!-\[\]-~]+"
 """Where a repository can be cloned from."""
+GIT_HOST: Final = rf"(?:(?i:https?)://)?{_HOST}(?::{_PORT})?(?:/(?!.*://)[!\"$->@-\[\]-~]*)?"
+"""Where a git hosting service can be, by a name or a URL."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from agentsvc.base import (
+    GIT_HOST,
     MASK,
     InvalidRequest,
     Problems,
@@ -154,6 +155,8 @@ type VariableValue = Annotated[
 ]
 """The value of a secret on the wire; the length is that in UTF-8, see `check_secret_value`."""
 _Text = Annotated[str, Meta(max_length=1024)]
+# It becomes a URL, which may have up to 1024 characters.
+_Host = Annotated[str, Meta(max_length=1000), stated(pattern=rf"\A(?:{GIT_HOST})?\Z")]
 
 
 class ProviderTokenBody(Struct, frozen=True, kw_only=True):
@@ -161,7 +164,7 @@ class ProviderTokenBody(Struct, frozen=True, kw_only=True):
 
     token: SentSecret | None = None
     """The token; empty, null or left out: the stored one stays"""
-    host: _Text | UnsetType | None = UNSET
+    host: _Host | UnsetType | None = UNSET
     """Host of the provider, where it is not the usual one; null: the usual one, left out: unchanged
     """
     user_id: _Text | UnsetType | None = UNSET

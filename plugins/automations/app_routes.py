@@ -49,7 +49,7 @@ class AppOrder(msgspec.Struct, frozen=True, kw_only=True):
     """A private key of it, as GitHub has made it: RSA in PEM. Empty or left out: the stored one stays"""
     webhook_secret: Annotated[SentSecret, Meta(max_length=200)] = ""
     """Secret of its webhook; empty or left out: the stored one stays. Without any, it delivers nothing"""
-    host: Annotated[str, Meta(max_length=1024), checked_by(check_host)] | None = None
+    host: Annotated[str, Meta(max_length=1000), checked_by(check_host)] | None = None
     """Host of GitHub Enterprise; null: github.com"""
 
 

@@ -4,7 +4,9 @@ import re
 
 import pytest
 
-from agentsvc.base.urls import CLONE_URL, HTTP_URL, TOOL_SERVER_URL, WEBHOOK_URL
+from agentsvc.base import InvalidRequest
+from agentsvc.base.urls import CLONE_URL, GIT_HOST, HTTP_URL, TOOL_SERVER_URL, WEBHOOK_URL
+from agentsvc.domain import check_host
 from agentsvc.http.openapi.schemas import to_ecma
 
 
@@ -60,6 +62,31 @@ def test_a_webhook_has_no_user_and_no_fragment_and_a_clone_has_a_path() -> None:
     assert not re.fullmatch(WEBHOOK_URL, "https://receiver.example/#part")
     assert re.fullmatch(CLONE_URL, "https://git.example/a/b.git")
     assert not re.fullmatch(CLONE_URL, "https://git.example")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "git.example",
+        "git.example:3000",
+        "[::1]:3000/git/",
+        "http://git.example",
+        "https://git.example/a",
+    ],
+)
+def test_a_git_host_is_a_name_or_a_url(host: str) -> None:
+    assert re.fullmatch(GIT_HOST, host)
+    assert check_host(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["git example", "ftp://git.example", "git.example/?a", "git.example/#a", "a@git.example"],
+)
+def test_nothing_else_is_a_git_host(host: str) -> None:
+    assert not re.fullmatch(GIT_HOST, host)
+    with pytest.raises(InvalidRequest):
+        check_host(host)
 
 
 def test_a_long_text_is_refused_at_once() -> None:
