@@ -137,6 +137,13 @@ class Runner:
 
     async def cleanup(self) -> None:
         """Let nobody in any more, let requests end, and clean the application up."""
+        loop = asyncio.get_running_loop()
+        for listening, _ in self._listening:
+            for listener in listening.sockets:
+                loop.remove_reader(listener)
+        # What is accepted already gets its transport, and then its protocol, which knows how to end.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
         for listening, shared in self._listening:
             listening.close()
             shared.close()

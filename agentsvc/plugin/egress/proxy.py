@@ -117,6 +117,12 @@ class Proxy:
     async def close(self) -> None:
         """Stop listening for good and cut every connection. Safe to call twice."""
         self._is_closed = True
+        loop = asyncio.get_running_loop()
+        for server in self._servers:
+            for listener in server.sockets:
+                loop.remove_reader(listener)
+        # A server that is closed leaves open what asyncio has accepted, and not yet handed to it.
+        await asyncio.sleep(0)
         for server in self._servers:
             server.close()
         for task in tuple(self._connections):
