@@ -110,14 +110,39 @@ class IssueHost:
         self.issue["at"] += 1
         return made
 
-    def own_comments(self) -> list[str]:
-        """Return what the server has written below the issue."""
-        return [one["text"] for one in self.comments if one["by"] == BOT]
+    def own_comments(self, *, on_pull: bool = False) -> list[str]:
+        """Return what the server has written below the issue, or the pull request."""
+        comments = self.pull_comments if on_pull else self.comments
+        return [one["text"] for one in comments if one["by"] == BOT]
+
+    async def open_pull(self, text: str = "", **files: str) -> None:
+        """Have somebody open a pull request of a branch `topic` with some files."""
+        work = self.git.root / f"{REPOSITORY}.work"
+        await run_git("checkout", "--quiet", "-b", "topic", "main", cwd=work)
+        for name, content in files.items():
+            (work / name).write_text(content)
+        await run_git("add", "--all", cwd=work)
+        identity = ("-c", "user.name=Eve", "-c", "user.email=eve@example.com")
+        await run_git(*identity, "commit", "--quiet", "-m", "Change", cwd=work)
+        await run_git("push", "--quiet", str(work.with_suffix(".git")), "topic", cwd=work)
+        sent: Json = {"title": "A change", "head": "topic", "base": "main", "body": text}
+        if self.kind == "gitlab":
+            sent = {"title": "A change", "source_branch": "topic", "target_branch": "main"}
+            sent["description"] = text
+        if self.kind == "bitbucket":
+            branches = {"source": {"branch": {"name": "topic"}}}
+            branches["destination"] = {"branch": {"name": "main"}}
+            sent = {"title": "A change", "description": text, **branches}
+        self.pulls.append({"sent": sent, "state": self._open_as})
+
+    @property
+    def _open_as(self) -> str:
+        return {"gitlab": "opened", "bitbucket": "OPEN"}.get(self.kind, "open")
 
     # Deliveries
 
     def delivery(self, what: str, secret: str, **about: Any) -> tuple[dict[str, str], bytes]:
-        """Return headers and body of a delivery: `labelled`, `said`, `reviewed`, `closed` or `failed`."""
+        """Return headers and body of a delivery: `opened`, `labelled`, `said`, `reviewed`, `closed` or `failed`."""
         event, body = getattr(self, f"_{self.kind}_{what}")(**about)
         data = json.dumps(body).encode()
         signature = hmac.digest(secret.encode(), data, "sha256").hex()
@@ -137,6 +162,25 @@ class IssueHost:
             "issue": self._issue(),
             "repository": {"full_name": self.name.title()},
         }
+
+    def _github_opened(self, *, is_pull: bool) -> tuple[str, Json]:
+        body = {"action": "opened", "sender": {"login": "eve"}}
+        if is_pull:
+            return "pull_request", {**body, "pull_request": {"number": 8}}
+        return "issues", {**body, "issue": self._issue()}
+
+    _forgejo_opened = _github_opened
+
+    def _gitlab_opened(self, *, is_pull: bool) -> tuple[str, Json]:
+        about = {"iid": 8 if is_pull else 7, "action": "open"}
+        kind = "merge_request" if is_pull else "issue"
+        body = {"object_kind": kind, "user": {"id": "eve"}, "object_attributes": about}
+        return "Merge Request Hook" if is_pull else "Issue Hook", body
+
+    def _bitbucket_opened(self, *, is_pull: bool) -> tuple[str, Json]:
+        if is_pull:
+            return "pullrequest:created", {"pullrequest": {"id": 8}}
+        return "issue:created", {"issue": {"id": 7}}
 
     def _github_said(self, comment: Json, *, on_pull: bool = False) -> tuple[str, Json]:
         issue = {"number": 8, "pull_request": {"url": "x"}} if on_pull else self._issue()
@@ -231,14 +275,18 @@ class IssueHost:
 
     def _issue(self) -> Json:
         at, issue = _TIME.format(self.issue["at"] % 60), self.issue
+        created = _TIME.format(0)
         labels = [{"name": one} for one in issue["labels"]]
         if self.kind == "gitlab":
             about = {"iid": 7, "description": issue["text"], "author": {"username": "eve"}}
+            about["created_at"] = created
             return {**about, "title": issue["title"], "labels": issue["labels"], "updated_at": at}
         if self.kind == "bitbucket":
             about = {"id": 7, "content": {"raw": issue["text"]}, "title": issue["title"]}
+            about["created_on"] = created
             return {**about, "reporter": {"display_name": "eve"}, "updated_on": at}
         about = {"number": 7, "title": issue["title"], "body": issue["text"], "updated_at": at}
+        about["created_at"] = created
         return {**about, "user": {"login": "eve"}, "labels": labels}
 
     def _comment(self, one: Json) -> Json:
@@ -257,13 +305,23 @@ class IssueHost:
         return {**shown, "created_at": at} | ({"path": "a.py"} if one["inline"] else {})
 
     def _pull(self, one: Json) -> Json:
-        url = f"{self.url}/octo/demo/pull/8"
+        url, sent, commit = f"{self.url}/octo/demo/pull/8", one["sent"], self._commit()
+        at = _TIME.format(0)
         if self.kind == "gitlab":
-            return {**one["sent"], "iid": 8, "web_url": url, "state": one["state"]}
+            about = {"author": {"username": "eve"}, "sha": commit, "created_at": at}
+            return {**sent, **about, "iid": 8, "web_url": url, "state": one["state"]}
         if self.kind == "bitbucket":
-            return {**one["sent"], "id": 8, "links": {"html": {"href": url}}, "state": one["state"]}
-        head = {"ref": one["sent"]["head"]}
-        return {"number": 8, "html_url": url, "state": one["state"], "head": head}
+            about = {"author": {"display_name": "eve"}, "created_on": at, "state": one["state"]}
+            source = {**sent["source"], "commit": {"hash": commit[:12]}}
+            return {**sent, **about, "id": 8, "links": {"html": {"href": url}}, "source": source}
+        head, base = {"ref": sent["head"], "sha": commit}, {"ref": sent["base"]}
+        about = {"title": sent["title"], "body": sent["body"], "user": {"login": "eve"}}
+        refs = {"head": head, "base": base, "created_at": at}
+        return {**about, **refs, "number": 8, "html_url": url, "state": one["state"]}
+
+    def _commit(self) -> str:
+        ref = self.git.root / f"{REPOSITORY}.git/refs/heads/topic"
+        return ref.read_text().strip() if ref.exists() else "0" * 40
 
     def _list(self, items: list[Any], name: str = "values") -> Any:
         return {name: items} if self.kind == "bitbucket" or name != "values" else items
@@ -403,6 +461,9 @@ class IssueHost:
         self._news.append(("said", {"comment": made}))
         return self._comment(made)
 
+    def post_pull_comment(self, _request: web.Request, body: Json) -> Any:
+        return self._comment(self.say(_text(body), BOT, on_pull=True))
+
     def post_hook(self, _request: web.Request, body: Json) -> Any:
         self.hooks.append(body)
         return {"id": 1, "active": True}
@@ -417,7 +478,8 @@ class IssueHost:
         return self._issue()
 
     def patch_comment(self, _request: web.Request, body: Json, comment_id: str) -> Any:
-        [found] = [one for one in self.comments if str(one["id"]) == comment_id]
+        both = [*self.comments, *self.pull_comments]
+        [found] = [one for one in both if str(one["id"]) == comment_id]
         found["text"] = _text(body)
         return self._comment(found)
 
@@ -438,16 +500,21 @@ class IssueHost:
             return {"access_level": 30} if who in self.writers else web.Response(status=404)
         return {"permission": "write" if who in self.writers else "read"}
 
-    def get_pulls(self, _request: web.Request, _body: Json) -> Any:
-        return self._list([self._pull(one) for one in self.pulls])
+    def get_pulls(self, request: web.Request, _body: Json) -> Any:
+        state = request.query.get("state", "all")
+        found = [one for one in self.pulls if state in ("all", one["state"])]
+        return self._list([self._pull(one) for one in found])
 
     def post_pull(self, _request: web.Request, body: Json) -> Any:
-        open_as = {"gitlab": "opened", "bitbucket": "OPEN"}.get(self.kind, "open")
-        self.pulls.append({"sent": body, "state": open_as})
+        self.pulls.append({"sent": body, "state": self._open_as})
         return self._pull(self.pulls[-1])
 
     def get_pull(self, _request: web.Request, _body: Json) -> Any:
-        return self._pull(self.pulls[0])
+        return self._pull(self.pulls[-1])
+
+    def get_commit(self, _request: web.Request, _body: Json, name: str) -> Any:
+        commit = self._commit()
+        return {"hash": commit} if commit.startswith(name) else web.Response(status=404)
 
     def get_pull_comments(self, _request: web.Request, _body: Json) -> Any:
         return self._list([self._comment(one) for one in self.pull_comments if not one["inline"]])
@@ -512,16 +579,19 @@ _CARRIES: Final[dict[str, dict[str, str]]] = {
         r"GET /merge_requests": f"{_SORTED} state source_branch target_branch",
         r"GET /(issues|merge_requests)/\d+/notes": _SORTED,
         r"GET /(issues|repository)/.+": _PAGED["gitlab"],
-        r"POST /issues/\d+/notes|PUT /issues/\d+/notes/\d+": "body",
+        r"POST /(issues|merge_requests)/\d+/notes": "body",
+        r"PUT /(issues|merge_requests)/\d+/notes/\d+": "body",
         r"PUT /issues/\d+": "add_labels remove_labels title description",
         r"POST /merge_requests": "title source_branch target_branch description labels",
         r"POST /hooks": "url token push_events issues_events note_events merge_requests_events pipeline_events",
     },
     "bitbucket": {
-        r"GET /issues|GET /pullrequests": "page pagelen q sort",
+        r"GET /issues": "page pagelen q sort",
+        r"GET /pullrequests": "page pagelen q sort state",
         r"GET /2.0/workspaces/.+": "page pagelen q sort",
         r"GET /(issues|pullrequests|commit)/.+": "page pagelen q sort",
-        r"POST /issues/\d+/comments|PUT /issues/\d+/comments/\d+": "content",
+        r"POST /(issues|pullrequests)/\d+/comments": "content",
+        r"PUT /(issues|pullrequests)/\d+/comments/\d+": "content",
         r"POST /pullrequests": "title source destination description draft",
         r"POST /hooks": "url description active events secret",
     },
@@ -540,7 +610,13 @@ _ANSWERS: Final[list[tuple[str, str, Any]]] = [
     ("GET", r"/issues/7/(?:comments|notes)", _H.get_comments),
     ("POST", r"/issues/7/(?:comments|notes)", _H.post_comment),
     ("PATCH", r"/issues/comments/(\d+)", _H.patch_comment),
-    ("PUT", r"/issues/7/(?:comments|notes)/(\d+)", _H.patch_comment),
+    (
+        "PUT",
+        r"/(?:issues/7|pullrequests/8|merge_requests/8)/(?:comments|notes)/(\d+)",
+        _H.patch_comment,
+    ),
+    ("POST", r"/(?:issues|pullrequests|merge_requests)/8/(?:comments|notes)", _H.post_pull_comment),
+    ("GET", r"/commit/([0-9a-f]+)", _H.get_commit),
     ("GET", r"/issues/7/(?:events|timeline|resource_label_events)", _H.get_labelled),
     ("GET", r"/collaborators/([^/]+)/permission", _H.get_access),
     ("GET", r"/members/all/([^/]+)", _H.get_access),

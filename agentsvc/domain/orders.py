@@ -214,6 +214,8 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     the repository in itself."""
     commit: str | None = None
     """What of the repository is checked out then; needed where that is withheld."""
+    compared_to: str | None = None
+    """The commit of the branch that it is to be compared with; None for itself."""
     replay: tuple[RecordedStep, ...] = ()
     """What is done again before the model goes on, and before the initial message is said."""
 

@@ -27,7 +27,7 @@ from agentsvc.base import (
     Secret,
     new_id,
 )
-from agentsvc.domain import Provider, credentials
+from agentsvc.domain import Provider, check_branch, credentials
 from agentsvc.git.client import refused, unavailable
 from agentsvc.settings import ProviderToken
 
@@ -35,6 +35,7 @@ MOST_MIB: Final = 2048
 """The largest pack that is fetched."""
 MOST_COMMITS: Final = 200
 
+_COMPARED_DEPTH: Final = 200
 _PART_BYTES: Final = 1024 * 1024
 _SHOWN: Final = 300
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
@@ -118,6 +119,16 @@ class Checkout:
     async def __aexit__(self, *_: object) -> None:
         await self._remove()
 
+    async def branch(self, name: str) -> Head:
+        """Return where a branch is; raises NotFound, and InvalidRequest for what git takes as no name."""
+        check_branch(name)
+        ref = f"refs/heads/{name}"
+        lines = await self._git("ls-remote", self.remote.url, ref, is_remote=True)
+        found = re.search(rf"^([0-9a-f]{{40,64}})\t{re.escape(ref)}$", lines, re.MULTILINE)
+        if found is None:
+            raise NotFound(f"The repository has no branch `{name}`")
+        return Head(branch=name, commit=found[1])
+
     async def head(self) -> Head:
         """Return where the default branch is; raises NotFound for a repository without one."""
         lines = await self._git("ls-remote", "--symref", self.remote.url, "HEAD", is_remote=True)
@@ -126,11 +137,17 @@ class Checkout:
             raise NotFound("The repository is empty, or says nothing of its default branch")
         return Head(branch=found[1], commit=found[2])
 
-    async def fetch(self, commit: str) -> None:
-        """Fetch a commit without its history; raises NotFound for one that is not there."""
-        _check_commit(commit)
-        url = self.remote.url
-        await self._git("fetch", "--quiet", "--no-tags", "--depth=1", url, commit, is_remote=True)
+    async def fetch(self, commit: str, compared_to: str | None = None) -> None:
+        """Fetch a commit without its history; raises NotFound for one that is not there.
+
+        With another commit it is fetched with that, and both with enough history to find where they part.
+        """
+        commits = [commit, *([compared_to] if compared_to else [])]
+        for one in commits:
+            _check_commit(one)
+        depth = f"--depth={_COMPARED_DEPTH if compared_to else 1}"
+        told = ("fetch", "--quiet", "--no-tags", depth, self.remote.url, *commits)
+        await self._git(*told, is_remote=True)
 
     async def pack(self) -> AsyncIterator[bytes]:
         """Return an archive of what was fetched, to be unpacked in an empty repository."""

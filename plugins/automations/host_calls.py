@@ -44,9 +44,15 @@ class HostCalls:
             "path": "/".join(segments),
         }
 
-    async def changed(self, since: str, etag: str) -> Changed:
-        """Return the open issues that were changed since a time, unless all is as it was then."""
+    async def changed(self, since: str, etag: str, *, pulls: bool = False) -> Changed:
+        """Return the open issues that were changed since a time, unless all is as it was then.
+
+        Of pull requests it returns all that are open.
+        """
         listing = self._host.updated
+        if pulls:
+            are_open = {"state": self._host.is_open}
+            listing = msgspec.structs.replace(self._host.pulls, query=are_open)
         path, query = self._place(listing, {"since": since})
         query[self._host.size] = _SIZE
         answer = await self._api.call("GET", path, query=query, etag=etag)
@@ -66,9 +72,16 @@ class HostCalls:
         """Return an issue; raises NotFound."""
         return await self._one(self._host.issue, {"number": number})
 
-    async def comments(self, number: str) -> list[Thing]:
-        """Return the comments of an issue, oldest first."""
-        return await self._walk(self._host.comments, {"number": number})
+    async def pull(self, number: str) -> Thing:
+        """Return a pull request; raises NotFound."""
+        found = await self._one(self._host.pull, {"number": number})
+        if self._host.commit is not None:
+            found |= await self._one(self._host.commit, {"commit": found["commit"]})
+        return found
+
+    async def comments(self, number: str, *, is_pull: bool = False) -> list[Thing]:
+        """Return the comments of an issue, oldest first, or those of a pull request as a whole."""
+        return await self._walk(self._host.comments, self._below(number, is_pull=is_pull))
 
     async def pull_comments(self, number: str) -> list[Thing]:
         """Return what was said about a pull request, oldest first."""
@@ -99,19 +112,23 @@ class HostCalls:
             for one in found
         )
 
-    async def find_comment(self, number: str, mark: str) -> str | None:
-        """Return the id of the comment of an issue that begins with a mark."""
-        found = await self.comments(number)
+    async def find_comment(self, number: str, mark: str, *, is_pull: bool = False) -> str | None:
+        """Return the id of the comment of an issue or a pull request that begins with a mark."""
+        found = await self.comments(number, is_pull=is_pull)
         return next((one["id"] for one in found if one["text"].startswith(mark)), None)
 
-    async def write_comment(self, number: str, text: str) -> str:
-        """Write a comment below an issue, and return its id."""
-        made = await self._do(self._host.comment, {"number": number, "text": text})
+    async def write_comment(self, number: str, text: str, *, is_pull: bool = False) -> str:
+        """Write a comment below an issue or a pull request, and return its id."""
+        below = self._below(number, is_pull=is_pull)
+        made = await self._do(self._host.comment, {**below, "text": text})
         return as_text(find_part(made, ["id"]))
 
-    async def edit_comment(self, number: str, comment_id: str, text: str) -> None:
+    async def edit_comment(
+        self, number: str, comment_id: str, text: str, *, is_pull: bool = False
+    ) -> None:
         """Replace the text of a comment; raises NotFound."""
-        await self._do(self._host.edit, {"number": number, "id": comment_id, "text": text})
+        below = self._below(number, is_pull=is_pull)
+        await self._do(self._host.edit, {**below, "id": comment_id, "text": text})
 
     async def find_pull(self, branch: str) -> Thing | None:
         """Return the pull request of a branch."""
@@ -136,6 +153,9 @@ class HostCalls:
         return sorted({one["name"] for one in found})
 
     # Inside
+
+    def _below(self, number: str, *, is_pull: bool) -> dict[str, str]:
+        return {"number": number, "below": self._host.below_pulls if is_pull else "issues"}
 
     async def _one(self, listing: Listing, values: Mapping[str, str]) -> Thing:
         path, query = self._place(listing, values)

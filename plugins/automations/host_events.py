@@ -14,7 +14,7 @@ from agentsvc.extension.conversations import Provider
 
 from .host_calls import Thing, part_of
 from .hosts import HOSTS, Kind, Rule
-from .model import GitTrigger
+from .model import GitSubject, GitTrigger
 from .signature import key_of
 
 OWN: Final = "<!-- agentsvc:"
@@ -102,6 +102,9 @@ def wanted(trigger: GitTrigger, event: HostEvent) -> list[HostEvent]:
     """Return an event as it counts for a trigger, or nothing."""
     if event.text.startswith(OWN) or (not event.number and event.kind is not Kind.CHECK):
         return []
+    if trigger.on is not GitSubject.REQUEST or event.kind is Kind.OPENED:
+        subject = GitSubject.PULL_REQUEST if event.is_pull else GitSubject.ISSUE
+        return [event] if event.kind is Kind.OPENED and trigger.on is subject else []
     if event.kind is Kind.LABEL:
         has = trigger.label is not None and trigger.label in event.id.split("\n")
         return [msgspec.structs.replace(event, id=trigger.label)] if has else []

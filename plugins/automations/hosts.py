@@ -26,6 +26,8 @@ class Kind(StrEnum):
     """A pull request was merged or closed"""
     CHECK = "check"
     """A check of a commit has failed"""
+    OPENED = "opened"
+    """An issue or a pull request was opened"""
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +90,10 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     open_pull: Call
     pull: Listing
     is_open: str
+    below_pulls: str = "issues"
+    """What has the comments of a pull request, in a path."""
+    commit: Listing | None = None
+    """Where the whole name of a commit is found; None if a pull request has it."""
     checks: tuple[Listing, ...]
 
 
@@ -98,6 +104,7 @@ _ISSUE: Final = {
     "author": "user.login",
     "labels": "labels",
     "at": "updated_at",
+    "created": "created_at",
     "pull": "pull_request",
 }
 _COMMENT: Final = {
@@ -108,7 +115,18 @@ _COMMENT: Final = {
     "at": "created_at",
     "path": "path",
 }
-_PULL: Final = {"number": "number", "url": "html_url", "state": "state", "branch": "head.ref"}
+_PULL: Final = {
+    "number": "number",
+    "title": "title",
+    "text": "body",
+    "author": "user.login",
+    "created": "created_at",
+    "url": "html_url",
+    "state": "state",
+    "branch": "head.ref",
+    "commit": "head.sha",
+    "base": "base.ref",
+}
 _BODY: Final = {"body": "{text}"}
 _COMMENTED: Final = Rule(
     event="issue_comment.created",
@@ -118,6 +136,18 @@ _COMMENTED: Final = Rule(
     actor="comment.user.login",
     text="comment.body",
 )
+_OPENED: Final = (
+    Rule(event="issues.opened", kind=Kind.OPENED),
+    *(
+        Rule(
+            event=f"pull_request.{action}",
+            kind=Kind.OPENED,
+            number="pull_request.number",
+            pull="*",
+        )
+        for action in ("opened", "reopened", "ready_for_review")
+    ),
+)
 _CLOSED: Final = Rule(
     event="pull_request.closed", kind=Kind.CLOSED, number="pull_request.number", pull="*"
 )
@@ -126,6 +156,7 @@ _GITHUB: Final = Host(
     event_headers=("X-GitHub-Event",),
     rules=(
         Rule(event="issues.labeled", kind=Kind.LABEL, id="label.name"),
+        *_OPENED,
         _COMMENTED,
         Rule(
             event="pull_request_review.submitted",
@@ -213,6 +244,7 @@ _FORGEJO: Final = msgspec.structs.replace(
     rules=(
         Rule(event="issues.label_updated", kind=Kind.LABEL, id="issue.labels"),
         Rule(event="issues.opened", kind=Kind.LABEL, id="issue.labels"),
+        *_OPENED,
         msgspec.structs.replace(_COMMENTED, pull="is_pull"),
         Rule(
             event="pull_request_*.reviewed",
@@ -270,8 +302,20 @@ _GITLAB_ISSUE: Final = {
     "author": "author.username",
     "labels": "labels",
     "at": "updated_at",
+    "created": "created_at",
 }
-_MERGE: Final = {"number": "iid", "url": "web_url", "state": "state", "branch": "source_branch"}
+_MERGE: Final = {
+    "number": "iid",
+    "title": "title",
+    "text": "description",
+    "author": "author.username",
+    "created": "created_at",
+    "url": "web_url",
+    "state": "state",
+    "branch": "source_branch",
+    "commit": "sha",
+    "base": "target_branch",
+}
 _OLDEST: Final = {"sort": "asc", "order_by": "created_at"}
 
 
@@ -297,6 +341,16 @@ _GITLAB: Final = Host(
             number="object_attributes.iid",
             id="labels",
             actor="user.id",
+        ),
+        Rule(event="issue.open", kind=Kind.OPENED, number="object_attributes.iid"),
+        *(
+            Rule(
+                event=f"merge_request.{action}",
+                kind=Kind.OPENED,
+                number="object_attributes.iid",
+                pull="*",
+            )
+            for action in ("open", "reopen")
         ),
         _note("Issue", "issue.iid", is_pull=False),
         _note("MergeRequest", "merge_request.iid", is_pull=True),
@@ -340,7 +394,7 @@ _GITLAB: Final = Host(
     ),
     issue=Listing(path="{repo}/issues/{number}", parts=_GITLAB_ISSUE),
     comments=Listing(
-        path="{repo}/issues/{number}/notes", query=_OLDEST, parts=_NOTE, when={"system": "false"}
+        path="{repo}/{below}/{number}/notes", query=_OLDEST, parts=_NOTE, when={"system": "false"}
     ),
     pull_comments=(
         Listing(
@@ -350,8 +404,8 @@ _GITLAB: Final = Host(
             when={"system": "false"},
         ),
     ),
-    comment=Call(path="{repo}/issues/{number}/notes", body=_BODY),
-    edit=Call(method="PUT", path="{repo}/issues/{number}/notes/{id}", body=_BODY),
+    comment=Call(path="{repo}/{below}/{number}/notes", body=_BODY),
+    edit=Call(method="PUT", path="{repo}/{below}/{number}/notes/{id}", body=_BODY),
     labelled=Listing(
         path="{repo}/issues/{number}/resource_label_events",
         parts={"label": "label.name", "actor": "user.id"},
@@ -371,6 +425,7 @@ _GITLAB: Final = Host(
     ),
     pull=Listing(path="{repo}/merge_requests/{number}", parts=_MERGE),
     is_open="opened",
+    below_pulls="merge_requests",
     checks=(
         Listing(
             path="{repo}/repository/commits/{commit}/statuses",
@@ -395,12 +450,19 @@ _TICKET: Final = {
     "text": "content.raw",
     "author": "reporter.display_name",
     "at": "updated_on",
+    "created": "created_on",
 }
 _REQUEST: Final = {
     "number": "id",
+    "title": "title",
+    "text": "description",
+    "author": "author.display_name",
+    "created": "created_on",
     "url": "links.html.href",
     "state": "state",
     "branch": "source.branch.name",
+    "commit": "source.commit.hash",
+    "base": "destination.branch.name",
 }
 
 
@@ -420,6 +482,8 @@ _BITBUCKET: Final = Host(
     event_headers=("X-Event-Key",),
     event="",
     rules=(
+        Rule(event="issue:created", kind=Kind.OPENED, number="issue.id"),
+        Rule(event="pullrequest:created", kind=Kind.OPENED, number="pullrequest.id", pull="*"),
         _said("issue:comment_created", "issue.id", is_pull=False),
         _said("pullrequest:comment_created", "pullrequest.id", is_pull=True),
         Rule(
@@ -451,12 +515,12 @@ _BITBUCKET: Final = Host(
         parts=_TICKET,
     ),
     issue=Listing(path="{repo}/issues/{number}", parts=_TICKET),
-    comments=Listing(path="{repo}/issues/{number}/comments", items="values", parts=_SAID),
+    comments=Listing(path="{repo}/{below}/{number}/comments", items="values", parts=_SAID),
     pull_comments=(
         Listing(path="{repo}/pullrequests/{number}/comments", items="values", parts=_SAID),
     ),
-    comment=Call(path="{repo}/issues/{number}/comments", body=_RAW),
-    edit=Call(method="PUT", path="{repo}/issues/{number}/comments/{id}", body=_RAW),
+    comment=Call(path="{repo}/{below}/{number}/comments", body=_RAW),
+    edit=Call(method="PUT", path="{repo}/{below}/{number}/comments/{id}", body=_RAW),
     labelled=None,
     access=Listing(
         path="/workspaces/{owner}/permissions/repositories/{name}",
@@ -483,6 +547,8 @@ _BITBUCKET: Final = Host(
     ),
     pull=Listing(path="{repo}/pullrequests/{number}", parts=_REQUEST),
     is_open="OPEN",
+    below_pulls="pullrequests",
+    commit=Listing(path="{repo}/commit/{commit}", parts={"commit": "hash"}),
     checks=(
         Listing(
             path="{repo}/commit/{commit}/statuses",

@@ -4,12 +4,14 @@ Nothing that comes from outside decides what a conversation may do: sandbox, net
 are those of the automation, and no secret of its user is in the sandbox.
 """
 
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
 
+from agentsvc.base import NotFound
 from agentsvc.extension.agents import Pending, PendingKind
 from agentsvc.extension.conversations import (
     Content,
@@ -20,6 +22,7 @@ from agentsvc.extension.conversations import (
     WhenFull,
 )
 from agentsvc.extension.conversations import Trigger as StartTrigger
+from agentsvc.extension.git import Head
 from agentsvc.extension.server import SandboxStatus, Server
 from agentsvc.extension.storage import Transaction
 
@@ -45,6 +48,14 @@ You are in a clone of the repository, on a branch of your own that begins at `{b
 want to keep there; what is not committed is lost. You have no access to the host: push nothing and open
 no pull request, both is done for you from your commits when you finish. What you say last is shown
 there."""
+_LOOKING: Final = """
+
+You are in a clone of the repository, and have no access to the host. Nothing that you commit is kept. What you
+say last is written below the {what}."""
+_COMPARED: Final = (
+    " What is checked out is the pull request's last commit; `git diff origin/{base}...HEAD` shows what"
+    " it changes."
+)
 _SAID: Final = (
     "People who may write to the repository have said this about your work. Do what they ask for, on"
     " the same branch and within the same rules:\n\n"
@@ -80,6 +91,8 @@ class IssueStarter:
         Raises Ignored for an event that is to start nothing, and as the host's `Api`.
         """
         event = _event.decode(payload)
+        if event.kind is Kind.OPENED:
+            return await self._begin_opened(automation, run, event, claim)
         work = await self._find_living(automation, event)
         async with self._hosts.calls(automation) as calls:
             if work is not None and event.kind is not Kind.LABEL:
@@ -94,15 +107,72 @@ class IssueStarter:
                 actor = await calls.who_labelled(event.number, event.id)
             await _check_actor(automation, event, actor, calls)
             comments = await calls.comments(event.number)
-        order, begun = await self._order(automation, run, issue, comments)
+        return await self._begin_with_issue(
+            automation, run, issue, comments, rules=_RULES, claim=claim
+        )
 
-        async def both(tx: Transaction, task: StartTask) -> None:
-            await claim(tx, task.conversation_id)
-            work = msgspec.structs.replace(begun, conversation_id=task.conversation_id)
-            await WorkTable.insert(tx, work)
+    async def begin_changes(self, automation: Automation, run: Run, told: Any, claim: Claim) -> str:
+        """Begin a run whose changes become a pull request, and return its conversation; raises as `begin`."""
+        definition = automation.definition
+        last = await WorkTable.last_pull(self._db, automation.id)
+        if last is not None:
+            with contextlib.suppress(NotFound):
+                async with self._hosts.calls(automation) as calls:
+                    if not await calls.pull_state(last.pull or ""):
+                        raise Ignored(f"Its pull request is open still: {last.pull_url}")
+        [repository] = definition.repos or []
+        async with self._hosts.checkout(automation) as checkout:
+            asked = repository.ref
+            head = await (checkout.branch(asked) if asked else checkout.head())
+        work = _work(automation, run, head, {"number": "", "title": definition.name})
+        # There is nothing below which it could be said.
+        work = msgspec.structs.replace(work, comment_id="")
+        text = fill(definition.prompt or "", told, run.due_at) + _RULES.format(base=head.branch)
+        return await self._begin(automation, run, text, work, claim)
 
-        task = await self._conversations.starts.start(run.user_id, order, claim=both)
-        return task.conversation_id
+    async def _begin_opened(
+        self, automation: Automation, run: Run, event: HostEvent, claim: Claim
+    ) -> str:
+        """Begin with what was opened, to say something about it only."""
+        async with self._hosts.calls(automation) as calls:
+            if not event.is_pull:
+                issue = await calls.issue(event.number)
+                comments = await calls.comments(event.number)
+                rules = _LOOKING.format(what="issue")
+                return await self._begin_with_issue(
+                    automation, run, issue, comments, rules=rules, claim=claim
+                )
+            pull = await calls.pull(event.number)
+        async with self._hosts.checkout(automation) as checkout:
+            base = await checkout.branch(pull["base"])
+        work = _work(automation, run, Head(branch=base.branch, commit=pull["commit"]), pull)
+        work = msgspec.structs.replace(work, is_pull=True)
+        told = {"pull_request": {**pull, "body": pull["text"]}}
+        text = fill(automation.definition.prompt or "", told, run.due_at)
+        text += _LOOKING.format(what="pull request") + _COMPARED.format(base=base.branch)
+        return await self._begin(automation, run, text, work, claim, compared_to=base.commit)
+
+    async def _begin_with_issue(
+        self,
+        automation: Automation,
+        run: Run,
+        issue: Thing,
+        comments: list[Thing],
+        *,
+        rules: str,
+        claim: Claim,
+    ) -> str:
+        async with self._hosts.checkout(automation) as checkout:
+            head = await checkout.head()
+        comments = [one for one in comments if not one["text"].startswith(OWN)]
+        said = [{"author": one["author"], "text": one["text"]} for one in comments]
+        told = {"issue": {**issue, "body": issue["text"], "comments": said}}
+        work = _work(automation, run, head, issue)
+        work = msgspec.structs.replace(work, told=tuple(map(_name, comments)))
+        text = fill(automation.definition.prompt or "", told, run.due_at)
+        return await self._begin(
+            automation, run, text + rules.format(base=head.branch), work, claim
+        )
 
     async def _find_living(self, automation: Automation, event: HostEvent) -> Work | None:
         """Return what an event is about, if its conversation has a sandbox to go on in."""
@@ -118,42 +188,40 @@ class IssueStarter:
         await self._db.write(lambda tx: WorkTable.close(tx, gone))
         return None
 
-    async def _order(
-        self, automation: Automation, run: Run, issue: Thing, comments: list[Thing]
-    ) -> tuple[StartOrder, Work]:
+    async def _begin(
+        self,
+        automation: Automation,
+        run: Run,
+        text: str,
+        begun: Work,
+        claim: Claim,
+        *,
+        compared_to: str | None = None,
+    ) -> str:
         definition = automation.definition
-        async with self._hosts.checkout(automation) as checkout:
-            head = await checkout.head()
-        comments = [one for one in comments if not one["text"].startswith(OWN)]
-        said = [{"author": one["author"], "text": one["text"]} for one in comments]
-        told: dict[str, Any] = {"issue": {**issue, "body": issue["text"], "comments": said}}
-        text = fill(definition.prompt or "", told, run.due_at) + _RULES.format(base=head.branch)
-        work = Work(
-            id=run.id,
-            automation_id=automation.id,
-            user_id=run.user_id,
-            conversation_id="",
-            issue=issue["number"],
-            title=" ".join(issue["title"].split())[:_TITLE] or f"Issue {issue['number']}",
-            base=head.branch,
-            commit=head.commit,
-            told=tuple(map(_name, comments)),
-        )
         order = StartOrder(
             initial_message=_message(text),
             llm_profile=definition.model,
             repository=repository_of(automation),
-            branch=head.branch,
-            commit=head.commit,
+            branch=begun.base,
+            commit=begun.commit,
+            compared_to=compared_to,
             withholds_secrets=True,
             provider=provider_of(definition),
-            title=f"{definition.name}: {work.title}"[:_TITLE],
+            title=f"{definition.name}: {begun.title}"[:_TITLE] if begun.issue else definition.name,
             trigger=StartTrigger.AUTOMATION,
             when_full=WhenFull.QUEUE,
             max_budget=definition.max_budget,
             max_iterations=definition.max_iterations,
         )
-        return order, work
+
+        async def both(tx: Transaction, task: StartTask) -> None:
+            await claim(tx, task.conversation_id)
+            work = msgspec.structs.replace(begun, conversation_id=task.conversation_id)
+            await WorkTable.insert(tx, work)
+
+        task = await self._conversations.starts.start(run.user_id, order, claim=both)
+        return task.conversation_id
 
     async def _go_on(
         self, run: Run, event: HostEvent, work: Work, calls: HostCalls, claim: Claim
@@ -214,6 +282,20 @@ async def _check_actor(
         extra = {"automation_id": automation.id, "key": event.key, "reason": detail}
         log.info("event of a git host ignored", extra=extra)
         raise Ignored(detail)
+
+
+def _work(automation: Automation, run: Run, head: Head, about: Thing) -> Work:
+    number = about["number"]
+    return Work(
+        id=run.id,
+        automation_id=automation.id,
+        user_id=run.user_id,
+        conversation_id="",
+        issue=number,
+        title=" ".join(about["title"].split())[:_TITLE] or f"Issue {number}",
+        base=head.branch,
+        commit=head.commit,
+    )
 
 
 def _name(comment: Thing) -> str:

@@ -98,12 +98,25 @@ class ManualTrigger(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
     """Starts runs by `dispatch` only, which the others take, too."""
 
 
-class GitTrigger(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="git"):
-    """Starts a run for an issue; its agent commits, and the server opens a pull request.
+class GitSubject(StrEnum):
+    """What at a git host starts runs."""
 
-    `repos` names the repository, with `provider` `github`, `gitlab`, `forgejo` or `bitbucket`.
+    REQUEST = "request"
+    """An issue that somebody who may write has labelled, or a mention by such a person"""
+    ISSUE = "issue"
+    """Each issue that is opened, by whomever; what is committed is not kept"""
+    PULL_REQUEST = "pull_request"
+    """Each pull request that is opened, by whomever; what is committed is not kept"""
+
+
+class GitTrigger(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="git"):
+    """Starts a run for an issue or a pull request, below which the agent's last words are written.
+
+    Where somebody asks for it (`on` is `request`), the agent commits and the server opens a pull request. `repos` names the repository, with `provider` `github`, `gitlab`, `forgejo` or `bitbucket`.
     """
 
+    on: GitSubject = GitSubject.REQUEST
+    """What starts a run; `label` and `mention` count with `request` only"""
     label: Label | None = "agent"
     """Label that an issue is to get; null: none does"""
     mention: Account | None = None
@@ -193,6 +206,10 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     """What starts runs"""
     repos: Repositories | None = None
     """Repository to clone, at most one; null: an empty workspace"""
+    pull_request: bool = False
+    """Whether the server pushes what the agent has committed and opens a draft pull request, one at a time: while
+    the last one is open, runs are skipped. Nothing that the user has stored is in the sandbox then. A trigger `git`
+    does it by itself"""
     model: ProfileName | None = None
     """Name of a saved language model; null: that of the settings"""
     timeout: Timeout | None = None
@@ -216,6 +233,16 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds until the first further try; they double with each"""
     max_failures: MostFailures = 5
     """Runs that fail in a row, tries counted as one, until the automation is disabled"""
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether what is said at the host later goes on with a run."""
+        return isinstance(self.trigger, GitTrigger) and self.trigger.on is GitSubject.REQUEST
+
+    @property
+    def is_at_host(self) -> bool:
+        """Whether what comes of a run is brought to a git host by the server."""
+        return self.pull_request or isinstance(self.trigger, GitTrigger)
 
 
 class Automation(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,7 +283,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What is done about one issue: a conversation, a branch, a comment, a pull request."""
+    """What a run brings to a host: a branch, a comment, a pull request; often about an issue."""
 
     id: str
     """That of the run that began it."""
@@ -264,6 +291,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     user_id: str
     conversation_id: str
     issue: str
+    """The number of what it is about; empty for nothing at the host."""
     title: str
     base: str
     """The branch that it is for."""
@@ -284,8 +312,11 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     repairs: int = 0
     """How often it was told of failed checks."""
     is_open: bool = True
+    is_pull: bool = False
+    """Whether it is about a pull request of others."""
 
     @property
     def branch(self) -> str:
         """The branch that the server pushes, and no other."""
-        return f"agentsvc/issue-{self.issue}-{self.id[:8]}"
+        about = f"issue-{self.issue}" if self.issue else "run"
+        return f"agentsvc/{about}-{self.id[:8]}"

@@ -19,7 +19,7 @@ from .host_calls import HostCalls, Thing
 from .host_events import HostEvent, events_of_issue, wanted
 from .hosts import Kind
 from .issue_hosts import PASSING, IssueHosts, wait_of
-from .model import Automation, GitTrigger, RunStatus, Source, Work
+from .model import Automation, GitSubject, GitTrigger, RunStatus, Source, Work
 from .service import Automations, new_run
 from .table import AutomationTable, RunTable
 from .work_table import Poll, PollTable, WorkTable
@@ -74,13 +74,18 @@ class Poller:
     async def _ask(self, automation: Automation, trigger: GitTrigger, poll: Poll) -> Poll:
         events: list[HostEvent] = []
         since, etag = poll.since, poll.etag
+        is_about_pulls = trigger.on is GitSubject.PULL_REQUEST
         async with self._hosts.calls(automation) as calls:
-            changed = await calls.changed(since, etag)
+            changed = await calls.changed(since, etag, pulls=is_about_pulls)
             for issue in changed.issues or ():
-                if issue.get("pull"):
+                if _is_new(issue, automation):
+                    number = issue["number"]
+                    opened = HostEvent(kind=Kind.OPENED, number=number, is_pull=is_about_pulls)
+                    events += wanted(trigger, opened)
+                if is_about_pulls or issue.get("pull"):
                     continue
                 comments = await calls.comments(issue["number"]) if trigger.mention else []
-                later = [one for one in comments if _is_after(one, automation.created_at)]
+                later = [one for one in comments if _is_after(one["at"], automation.created_at)]
                 events += events_of_issue(trigger, issue, later)
                 since = max(since, issue["at"])
             for work in await WorkTable.all_open(self._db, automation.id):
@@ -112,6 +117,10 @@ async def _of_pull(trigger: GitTrigger, work: Work, calls: HostCalls) -> list[Ho
     return [one for event in found for one in wanted(trigger, event)]
 
 
-def _is_after(comment: Thing, moment: datetime) -> bool:
-    at = parse_time(comment["at"])
+def _is_new(opened: Thing, automation: Automation) -> bool:
+    return not opened.get("pull") and _is_after(opened["created"], automation.created_at)
+
+
+def _is_after(text: str, moment: datetime) -> bool:
+    at = parse_time(text)
     return at is not None and at >= moment.replace(microsecond=0)

@@ -118,8 +118,10 @@ class Publisher:
         if automation is None or work is None:
             await end(run, verdict, view)
             return
+        definition = automation.definition
         try:
-            if verdict.status is RunStatus.COMPLETED:
+            is_pushed = definition.is_followed or definition.pull_request
+            if is_pushed and verdict.status is RunStatus.COMPLETED:
                 await self._publish(automation, run, work, view, verdict)
         except PASSING as exc:
             if now() - view.conversation.updated_at < PATIENCE:
@@ -131,8 +133,10 @@ class Publisher:
             verdict = _failed(verdict, exc)
         work = await WorkTable.find(self._db, work_id) or work
         await self._show(automation, work_id, _outcome(work, verdict))
-        is_over = automation.definition.keep_alive is False or (
-            verdict.status is RunStatus.FAILED and work.pull is None
+        is_over = (
+            definition.keep_alive is False
+            or not definition.is_followed
+            or (verdict.status is RunStatus.FAILED and work.pull is None)
         )
         if is_over:
             await self._db.write(lambda tx: WorkTable.change(tx, work_id, is_open=False))
@@ -203,8 +207,9 @@ class Publisher:
 
     def _description(self, automation: Automation, work: Work, verdict: Verdict) -> str:
         name = automation.definition.name.replace("`", "'")
+        about = f"For issue #{work.issue}, by" if work.issue else "By"
         return (
-            f"{MARK.format(id=work.id)}\n{quoted(verdict.result)}\n\nFor issue #{work.issue}, by"
+            f"{MARK.format(id=work.id)}\n{quoted(verdict.result)}\n\n{about}"
             f" {self._link(work)}{_cost(verdict)}, as the automation `{name}` says."
         )
 
@@ -224,11 +229,12 @@ class Publisher:
             return
         try:
             async with self._hosts.calls(automation) as calls:
-                comment_id = comment_id or await calls.find_comment(work.issue, mark)
+                number, is_pull = work.issue, work.is_pull
+                comment_id = comment_id or await calls.find_comment(number, mark, is_pull=is_pull)
                 if comment_id is None:
-                    comment_id = await calls.write_comment(work.issue, whole)
+                    comment_id = await calls.write_comment(number, whole, is_pull=is_pull)
                 else:
-                    await calls.edit_comment(work.issue, comment_id, whole)
+                    await calls.edit_comment(number, comment_id, whole, is_pull=is_pull)
         except PASSING as exc:
             self._later[work.id] = monotonic() + wait_of(exc)
             log.warning("comment of an issue not written yet", extra=_about(work, exc))

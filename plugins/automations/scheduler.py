@@ -174,21 +174,22 @@ class Scheduler:
         running = await RunTable.running(self._db, automation.id)
         if running and automation.definition.concurrency is not Concurrency.REPLACE:
             await self._skip(run, "Another run was going on")
-        elif isinstance(automation.definition.trigger, GitTrigger):
+        elif automation.definition.is_at_host:
             self._asking.add(run.id)
-            self._supervisor.spawn(f"begin of run {run.id}", partial(self._ask, automation, run))
+            ask = partial(self._ask, automation, run, running)
+            self._supervisor.spawn(f"begin of run {run.id}", ask)
         else:
             await self._try(automation, run, running)
 
-    async def _ask(self, automation: Automation, run: Run) -> None:
+    async def _ask(self, automation: Automation, run: Run, running: Sequence[Run]) -> None:
         try:
-            await self._try(automation, run)
+            await self._try(automation, run, running)
         finally:
             self._asking.discard(run.id)
         # Not after a fault, which would come again at once.
         self._wake.set()
 
-    async def _try(self, automation: Automation, run: Run, running: Sequence[Run] = ()) -> None:
+    async def _try(self, automation: Automation, run: Run, running: Sequence[Run]) -> None:
         """Begin a run in the place of some others, or store why not."""
         try:
             for other in running:
@@ -236,6 +237,9 @@ class Scheduler:
         payload = await self._payload(run)
         if isinstance(automation.definition.trigger, GitTrigger):
             begun = await self._starter.begin(automation, run, payload or b"{}", claim)
+        elif automation.definition.pull_request:
+            told = msgspec.json.decode(payload) if payload is not None else None
+            begun = await self._starter.begin_changes(automation, run, told, claim)
         else:
             order = self._order_of(automation, run, payload)
             starts = self._conversations.starts

@@ -282,7 +282,11 @@ class Automations:
                 work = await WorkTable.find_open(tx, automation_id, event)
                 if event.kind is Kind.CLOSED and work is not None:
                     await WorkTable.look_at(tx, automation_id, now(), work_id=work.id)
-                is_ours = work is not None or not (event.is_pull or event.kind is Kind.CHECK)
+                is_ours = (
+                    work is not None
+                    or event.kind is Kind.OPENED
+                    or not (event.is_pull or event.kind is Kind.CHECK)
+                )
                 if event.kind is Kind.CLOSED or not is_ours:
                     continue
                 run = new_run(found, key=f"git:{event.key}", source=Source.WEBHOOK)
@@ -372,7 +376,7 @@ def check_definition(
             check_repository(repository.url, repository.provider, loc=place)
         if repository.ref:
             check_branch(repository.ref, loc=("body", "repos", 0, "ref"))
-    if isinstance(definition.trigger, GitTrigger):
+    if definition.is_at_host:
         _check_git(definition)
     due = first_due(definition.trigger, moment)
     if isinstance(definition.trigger, OnceTrigger) and due is None and not may_be_past:
@@ -382,15 +386,19 @@ def check_definition(
 
 def _check_git(definition: Definition) -> None:
     repository = definition.repos[0] if definition.repos else None
+    is_git = isinstance(definition.trigger, GitTrigger)
+    what = "a trigger `git`" if is_git else "`pull_request`"
+    if is_git and definition.pull_request:
+        raise InvalidRequest("A trigger `git` opens them by itself", loc=("body", "pull_request"))
     if definition.command is not None:
-        raise InvalidRequest("With a trigger `git`, an agent works", loc=("body", "command"))
+        raise InvalidRequest(f"With {what}, an agent works", loc=("body", "command"))
     if repository is None or "://" in repository.url or repository.provider not in HOSTS:
         raise InvalidRequest(
-            "A trigger `git` needs one repository as `owner/name`, and its `provider`: "
+            f"With {what} there is one repository as `owner/name`, and its `provider`: "
             + ", ".join(f"`{one}`" for one in HOSTS),
             loc=("body", "repos"),
         )
-    if definition.concurrency is not Concurrency.QUEUE:
+    if is_git and definition.concurrency is not Concurrency.QUEUE:
         raise InvalidRequest(
             "With a trigger `git`, the concurrency is `queue`: no issue is passed over",
             loc=("body", "concurrency"),
@@ -398,7 +406,7 @@ def _check_git(definition: Definition) -> None:
 
 
 def provider_of(definition: Definition) -> Provider:
-    """Return the host of the repository of an automation with a trigger `git`."""
+    """Return the host of the repository of an automation that brings something there."""
     repository = definition.repos[0] if definition.repos else None
     return (repository.provider if repository else None) or Provider.GITHUB
 

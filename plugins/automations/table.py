@@ -118,6 +118,11 @@ MIGRATIONS: Final = (
     ) STRICT;
     ALTER TABLE plugin_automations_polls ADD COLUMN trouble TEXT NOT NULL DEFAULT '';
     """,
+    """
+    ALTER TABLE plugin_automations_works ADD COLUMN is_pull INTEGER NOT NULL DEFAULT 0;
+    CREATE INDEX plugin_automations_works_pulls
+        ON plugin_automations_works (automation_id) WHERE pull IS NOT NULL;
+    """,
 )
 
 _AUTOMATION: Final = """

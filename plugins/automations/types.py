@@ -69,6 +69,8 @@ class AutomationUpdate(msgspec.Struct, frozen=True, kw_only=True):
     with `rotate-secret`"""
     repos: Repositories | UnsetType | None = UNSET
     """Repository to clone, at most one; null: none, left out: unchanged"""
+    pull_request: bool | UnsetType = UNSET
+    """Whether the server opens a draft pull request of what the agent has committed; left out: unchanged"""
     model: ProfileName | UnsetType | None = UNSET
     """Name of a saved language model; null: that of the settings, left out: unchanged"""
     timeout: Timeout | UnsetType | None = UNSET

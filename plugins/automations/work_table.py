@@ -14,7 +14,7 @@ from .model import Work
 
 _WORK: Final = """
     SELECT id, automation_id, user_id, conversation_id, issue, title, base, "commit", comment_id,
-           shown, pull, pull_url, head, published, told, repairs, is_open
+           shown, pull, pull_url, head, published, told, repairs, is_open, is_pull
     FROM plugin_automations_works
 """
 
@@ -38,11 +38,12 @@ class WorkTable:
         sql = """
             INSERT INTO plugin_automations_works
                 (id, automation_id, user_id, conversation_id, issue, title, base, "commit",
-                 comment_id, shown, pull, pull_url, head, published, told, repairs, is_open)
+                 comment_id, shown, pull, pull_url, head, published, told, repairs, is_open,
+                 is_pull)
             VALUES
                 (:id, :automation_id, :user_id, :conversation_id, :issue, :title, :base, :commit,
                  :comment_id, :shown, :pull, :pull_url, :head, :published, :told, :repairs,
-                 :is_open)
+                 :is_open, :is_pull)
         """
         await tx.run(sql, _to_row(work))
 
@@ -111,6 +112,13 @@ class WorkTable:
             if is_meant:
                 return work
         return None
+
+    @staticmethod
+    async def last_pull(source: Queryable, automation_id: str) -> Work | None:
+        """Return what an automation has opened a pull request for last."""
+        sql = _WORK + " WHERE automation_id = :id AND pull IS NOT NULL ORDER BY rowid DESC LIMIT 1"
+        row = await source.one(sql, {"id": automation_id})
+        return _to_work(row) if row else None
 
     @staticmethod
     async def due(source: Queryable, now: datetime) -> list[Work]:
@@ -182,4 +190,5 @@ def _to_work(row: Row) -> Work:
         told=tuple(msgspec.json.decode(row["told"])),
         repairs=row["repairs"],
         is_open=bool(row["is_open"]),
+        is_pull=bool(row["is_pull"]),
     )

@@ -141,14 +141,16 @@ class FileSteps:
     ) -> None:
         """Bring a commit in that the server itself has fetched: no token gets into the sandbox."""
         conversation, seconds = start.conversation, self._config.clone_seconds
+        compared_to = start.task.request.compared_to
         async with self._git.checkout(
             start.task.user_id, repository, conversation.git_provider, time_limit=seconds
         ) as checkout:
-            await checkout.fetch(commit)
+            await checkout.fetch(commit, compared_to)
             await workspace.unpack(
                 await checkout.pack(),
                 commit=commit,
                 branch=conversation.selected_branch,
+                branch_commit=compared_to,
                 work_branch=f"openhands-workspace-{conversation.id[:8]}",
                 url=checkout.remote.url,
                 time_limit=seconds,

@@ -42,7 +42,7 @@ if [ ! -e {target}/.git/agentsvc-commit ]; then
   mkdir -p {target} && cd {target} && git init -q || exit $?
   tar -xf {file} -C .git || exit $?
   git remote remove origin 2>/dev/null
-  git remote add origin {url} && git update-ref refs/remotes/origin/{branch} {commit} || exit $?
+  git remote add origin {url} && git update-ref refs/remotes/origin/{branch} {branch_commit} || exit $?
   git checkout -q -f -B {work_branch} {commit} || exit $?
   : >.git/agentsvc-commit
 fi
@@ -263,8 +263,12 @@ class Workspace:
         work_branch: str,
         url: str,
         time_limit: float,
+        branch_commit: str | None = None,
     ) -> None:
-        """Bring in a commit that comes packed, as a clone of a branch, on a work branch."""
+        """Bring in a commit that comes packed, as a clone of a branch, on a work branch.
+
+        The branch is at that commit, unless another one is named.
+        """
         file = f"{self.project_dir}.pack.tar"
         await self._agent.upload(file, pack, time_limit=time_limit)
         script = _UNPACK.format(
@@ -272,6 +276,7 @@ class Workspace:
             file=quote(file),
             url=quote(url),
             branch=quote(branch or "HEAD"),
+            branch_commit=quote(branch_commit or commit),
             commit=quote(commit),
             work_branch=quote(work_branch),
         )
