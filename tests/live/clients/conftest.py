@@ -85,6 +85,16 @@ def automation_service(workshop: Path, record_property: Record) -> Client:
 
 
 @pytest.fixture
+def benchmarks(workshop: Path, record_property: Record) -> Client:
+    """Return the SDK with what a harness that is no package needs besides it."""
+    packages = ("openhands-sdk", "openhands-workspace")
+    needed = ("datasets", "jinja2", "lmnr", "pandas", "requests", "tqdm")
+    return _installed(
+        record_property, lambda: install_python(workshop / "benchmarks", *packages, *needed)
+    )
+
+
+@pytest.fixture
 def javascript(workshop: Path, record_property: Record) -> Client:
     # The last one is no client: it takes the types out of programs.
     packages = ("@openhands/typescript-client", "socket.io-client", "sucrase")
