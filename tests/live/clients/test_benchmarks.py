@@ -93,7 +93,7 @@ async def test_the_published_harness_works_on_many_instances_at_once(
         AGENTSVC_SANDBOXES__MAX_RUNNING=str(AT_ONCE),
         AGENTSVC_SANDBOXES__WHEN_FULL="queue",
     )
-    _write_data_set(tmp_path / "data.jsonl")
+    _write_data_set(tmp_path / "instances")
     (tmp_path / "extensions/skills").mkdir(parents=True)
     llm = {"model": "openai/scripted", "base_url": model.url, "api_key": model.key.reveal()}
     (tmp_path / "llm.json").write_text(json.dumps(llm))
@@ -115,7 +115,7 @@ async def test_the_published_harness_works_on_many_instances_at_once(
             *(f"{name}={value}" for name, value in environment.items()),
             *(*benchmarks.command, "-m", "benchmarks.multiswebench.run_infer"),
             *(str(tmp_path / "llm.json"), "--workspace", "remote", "--lang", "python"),
-            *("--dataset", str(tmp_path / "data.jsonl"), "--split", "test"),
+            *("--dataset", str(tmp_path / "instances"), "--split", "test"),
             *("--num-workers", str(INSTANCES), "--output-dir", str(tmp_path / "output")),
             *("--max-iterations", "20", "--max-retries", "0", "--n-critic-runs", "1"),
             *("--condenser-max-size", "240", "--condenser-keep-first", "2"),
@@ -148,6 +148,7 @@ def _name(number: int) -> str:
 
 
 def _write_data_set(file: Path) -> None:
+    """Write one instance a line; a name that ended in `.jsonl` would lead the harness's errors astray."""
     lines = [
         {
             "instance_id": _name(number),
