@@ -102,6 +102,13 @@ def javascript(workshop: Path, record_property: Record) -> Client:
 
 
 @pytest.fixture
+def protocols(workshop: Path, record_property: Record) -> Client:
+    """Return the TypeScript clients of MCP and ACP; the last one is a WebSocket for the second."""
+    packages = ("@modelcontextprotocol/sdk", "@agentclientprotocol/sdk", "ws")
+    return _installed(record_property, lambda: install_node(workshop / "protocols", *packages))
+
+
+@pytest.fixture
 def oidc_provider(workshop: Path, record_property: Record) -> Client:
     return _installed(
         record_property, lambda: install_node(workshop / "oidc", "oidc-provider@9.13.3")
