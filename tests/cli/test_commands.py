@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -244,6 +245,30 @@ async def test_a_conversation_is_forked(commands: Commands, client: Client) -> N
     for wrong in (("--message", " "), ("--until", "nothing"), ("--title", "x" * 200_001)):
         refused = await commands("conversations", "fork", conversation_id, *wrong)
         assert refused.exit_code == 1, refused.output
+
+
+async def test_files_of_a_conversation_are_put_back(
+    commands: Commands, client: Client, service: Service
+) -> None:
+    conversation_id = await client.start_conversation("[script:say] Hello?")
+    await client.wait_for_execution(conversation_id, "finished")
+    refused = await commands("conversations", "rollback", conversation_id, "--yes")
+    assert refused.exit_code == 1
+    assert "sandboxes.checkpoints" in refused.output
+    sandboxes = msgspec.structs.replace(service.config.sandboxes, checkpoints=2)
+    service.config = msgspec.structs.replace(service.config, sandboxes=sandboxes)
+    await service.restart()
+    conversation_id = await client.start_conversation("[script:say] Hello?")
+    await client.wait_for_execution(conversation_id, "finished")
+    [kept] = await commands.json("conversations", "checkpoints", conversation_id[:12])
+    shown = await commands.good("conversations", "checkpoints", conversation_id)
+    assert kept["id"] in shown
+    unsure = await commands("conversations", "rollback", conversation_id, given="n\n")
+    assert unsure.exit_code == 1
+    for named in ((), ("--to", kept["id"])):
+        await commands.good("conversations", "rollback", conversation_id, *named, "--yes")
+    wrong = await commands("conversations", "rollback", conversation_id, "--to", "0" * 32, "--yes")
+    assert wrong.exit_code == 1
 
 
 async def test_an_interruption_breaks_the_agent_off_and_nobody_asked_means_to_leave(

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from agentsvc.plugin import Capability
+from tests.http.gateway.steps import until
 from tests.service import Client, Service
 from tests.troubles import TroubledWorld
 
@@ -66,6 +67,11 @@ async def test_files_go_back_to_what_they_were_before_a_message(
     assert sandbox.directory is not None
     assert (sandbox.directory / "notes").read_text() == "good"
     assert await checkpoints(client, conversation_id) == found
+
+    async def is_told() -> bool:
+        return "were put back" in str(await client.events(conversation_id))
+
+    await until(is_told)
 
 
 async def test_none_is_kept_unless_it_is_configured(
