@@ -52,6 +52,8 @@ class IssueHost:
         self.pulls: list[Json] = []
         self.pull_comments: list[Json] = []
         self.failed_checks: list[str] = []
+        self.created = _TIME.format(0)
+        """When the issue and the pull requests were opened."""
         self.hooks: list[Json] = []
         """The webhooks that were made here, which are told of what is done here by requests."""
         self._news: list[tuple[str, Json]] = []
@@ -275,7 +277,7 @@ class IssueHost:
 
     def _issue(self) -> Json:
         at, issue = _TIME.format(self.issue["at"] % 60), self.issue
-        created = _TIME.format(0)
+        created = self.created
         labels = [{"name": one} for one in issue["labels"]]
         if self.kind == "gitlab":
             about = {"iid": 7, "description": issue["text"], "author": {"username": "eve"}}
@@ -306,7 +308,7 @@ class IssueHost:
 
     def _pull(self, one: Json) -> Json:
         url, sent, commit = f"{self.url}/octo/demo/pull/8", one["sent"], self._commit()
-        at = _TIME.format(0)
+        at = self.created
         if self.kind == "gitlab":
             about = {"author": {"username": "eve"}, "sha": commit, "created_at": at}
             return {**sent, **about, "iid": 8, "web_url": url, "state": one["state"]}

@@ -48,14 +48,15 @@ class AutomationsExtension(Extension[AutomationsConfig]):
         server.app[AUTOMATIONS] = automations = Automations(
             server.database, server.vault, server.conversations, apps, self.config
         )
-        poller = Poller(server, hosts, automations, wake)
+        age = timedelta(seconds=self.config.delete_runs_after_seconds)
+        poller = Poller(server, hosts, automations, wake, known_for=age or None)
         server.app[WAKE] = wake
         server.event_bus.watch_all(follower.hear)
         server.supervisor.loop("automations", scheduler.look, every_seconds=0)
         server.supervisor.loop("runs of automations", follower.look, every_seconds=0.2)
         server.supervisor.loop("pull requests", publisher.look, every_seconds=1)
         server.supervisor.loop("changes at git hosts", poller.look, every_seconds=1)
-        if age := self.config.delete_runs_after_seconds:
-            work = partial(delete_old_runs, server.database, timedelta(seconds=age))
+        if age:
+            work = partial(delete_old_runs, server.database, age)
             server.supervisor.loop("old runs of automations", work, every_seconds=600)
         yield

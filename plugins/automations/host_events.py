@@ -102,6 +102,8 @@ def wanted(trigger: GitTrigger, event: HostEvent) -> list[HostEvent]:
     """Return an event as it counts for a trigger, or nothing."""
     if event.text.startswith(OWN) or (not event.number and event.kind is not Kind.CHECK):
         return []
+    if event.kind is Kind.CLOSED:
+        return [event]
     if trigger.on is not GitSubject.REQUEST or event.kind is Kind.OPENED:
         subject = GitSubject.PULL_REQUEST if event.is_pull else GitSubject.ISSUE
         return [event] if event.kind is Kind.OPENED and trigger.on is subject else []

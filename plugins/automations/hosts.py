@@ -90,6 +90,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     open_pull: Call
     pull: Listing
     is_open: str
+    """The state of a pull request that is open."""
     below_pulls: str = "issues"
     """What has the comments of a pull request, in a path."""
     commit: Listing | None = None
@@ -105,6 +106,7 @@ _ISSUE: Final = {
     "labels": "labels",
     "at": "updated_at",
     "created": "created_at",
+    "state": "state",
     "pull": "pull_request",
 }
 _COMMENT: Final = {
@@ -138,15 +140,7 @@ _COMMENTED: Final = Rule(
 )
 _OPENED: Final = (
     Rule(event="issues.opened", kind=Kind.OPENED),
-    *(
-        Rule(
-            event=f"pull_request.{action}",
-            kind=Kind.OPENED,
-            number="pull_request.number",
-            pull="*",
-        )
-        for action in ("opened", "reopened", "ready_for_review")
-    ),
+    Rule(event="pull_request.opened", kind=Kind.OPENED, number="pull_request.number", pull="*"),
 )
 _CLOSED: Final = Rule(
     event="pull_request.closed", kind=Kind.CLOSED, number="pull_request.number", pull="*"
@@ -303,6 +297,7 @@ _GITLAB_ISSUE: Final = {
     "labels": "labels",
     "at": "updated_at",
     "created": "created_at",
+    "state": "state",
 }
 _MERGE: Final = {
     "number": "iid",
@@ -343,14 +338,11 @@ _GITLAB: Final = Host(
             actor="user.id",
         ),
         Rule(event="issue.open", kind=Kind.OPENED, number="object_attributes.iid"),
-        *(
-            Rule(
-                event=f"merge_request.{action}",
-                kind=Kind.OPENED,
-                number="object_attributes.iid",
-                pull="*",
-            )
-            for action in ("open", "reopen")
+        Rule(
+            event="merge_request.open",
+            kind=Kind.OPENED,
+            number="object_attributes.iid",
+            pull="*",
         ),
         _note("Issue", "issue.iid", is_pull=False),
         _note("MergeRequest", "merge_request.iid", is_pull=True),
@@ -451,6 +443,7 @@ _TICKET: Final = {
     "author": "reporter.display_name",
     "at": "updated_on",
     "created": "created_on",
+    "state": "state",
 }
 _REQUEST: Final = {
     "number": "id",

@@ -27,10 +27,10 @@ from agentsvc.extension.server import SandboxStatus, Server
 from agentsvc.extension.storage import Transaction
 
 from .host_calls import HostCalls, Thing
-from .host_events import OWN, HostEvent
+from .host_events import OWN, HostEvent, wanted
 from .hosts import Kind
 from .issue_hosts import IssueHosts, repository_of
-from .model import Automation, Run, Work
+from .model import Automation, GitTrigger, Run, Work
 from .prompt import fill, marked
 from .service import provider_of
 from .work_table import WorkTable
@@ -40,6 +40,11 @@ log = logging.getLogger(__name__)
 MOST_REPAIRS: Final = 3
 """How often an agent is told of failed checks of one pull request."""
 
+_CLOSED: Final = frozenset(
+    {"closed", "locked", "merged", "MERGED", "DECLINED", "SUPERSEDED"}
+    | {"resolved", "invalid", "duplicate", "wontfix"}
+)
+"""What hosts call issues and pull requests with which nothing is to be done."""
 _TITLE: Final = 200
 _MOST_TOLD: Final = 20_000
 _RULES: Final = """
@@ -48,13 +53,17 @@ You are in a clone of the repository, on a branch of your own that begins at `{b
 want to keep there; what is not committed is lost. You have no access to the host: push nothing and open
 no pull request, both is done for you from your commits when you finish. What you say last is shown
 there."""
+_NO_WORKFLOWS: Final = (
+    " Leave alone what the host runs by itself, such as `.github/` and `.gitlab-ci.yml`: nothing is"
+    " kept of commits that change it."
+)
 _LOOKING: Final = """
 
 You are in a clone of the repository, and have no access to the host. Nothing that you commit is kept. What you
 say last is written below the {what}."""
 _COMPARED: Final = (
     " What is checked out is the pull request's last commit; `git diff origin/{base}...HEAD` shows what"
-    " it changes."
+    " it changes, or without a merge base `git diff origin/{base} HEAD`."
 )
 _SAID: Final = (
     "People who may write to the repository have said this about your work. Do what they ask for, on"
@@ -107,15 +116,14 @@ class IssueStarter:
                 actor = await calls.who_labelled(event.number, event.id)
             await _check_actor(automation, event, actor, calls)
             comments = await calls.comments(event.number)
-        return await self._begin_with_issue(
-            automation, run, issue, comments, rules=_RULES, claim=claim
-        )
+        return await self._begin_with_issue(automation, run, issue, comments, claim=claim)
 
     async def begin_changes(self, automation: Automation, run: Run, told: Any, claim: Claim) -> str:
         """Begin a run whose changes become a pull request, and return its conversation; raises as `begin`."""
         definition = automation.definition
         last = await WorkTable.last_pull(self._db, automation.id)
-        if last is not None:
+        # Not one of another repository, which the automation had before.
+        if last is not None and f"/{repository_of(automation)}/".lower() in last.pull_url.lower():
             with contextlib.suppress(NotFound):
                 async with self._hosts.calls(automation) as calls:
                     if not await calls.pull_state(last.pull or ""):
@@ -127,26 +135,34 @@ class IssueStarter:
         work = _work(automation, run, head, {"number": "", "title": definition.name})
         # There is nothing below which it could be said.
         work = msgspec.structs.replace(work, comment_id="")
-        text = fill(definition.prompt or "", told, run.due_at) + _RULES.format(base=head.branch)
+        text = fill(definition.prompt or "", told, run.due_at) + _rules(automation, head)
         return await self._begin(automation, run, text, work, claim)
 
     async def _begin_opened(
         self, automation: Automation, run: Run, event: HostEvent, claim: Claim
     ) -> str:
         """Begin with what was opened, to say something about it only."""
-        async with self._hosts.calls(automation) as calls:
+        trigger = automation.definition.trigger
+        if not isinstance(trigger, GitTrigger) or not wanted(trigger, event):
+            raise Ignored("The automation has another trigger by now")
+        try:
+            async with self._hosts.calls(automation) as calls:
+                thing = await (calls.pull if event.is_pull else calls.issue)(event.number)
+                comments = await calls.comments(event.number) if not event.is_pull else []
+            if thing["state"] in _CLOSED:
+                raise Ignored("It is closed by now")
             if not event.is_pull:
-                issue = await calls.issue(event.number)
-                comments = await calls.comments(event.number)
-                rules = _LOOKING.format(what="issue")
                 return await self._begin_with_issue(
-                    automation, run, issue, comments, rules=rules, claim=claim
+                    automation, run, thing, comments, claim=claim, is_answer=True
                 )
-            pull = await calls.pull(event.number)
-        async with self._hosts.checkout(automation) as checkout:
-            base = await checkout.branch(pull["base"])
+            async with self._hosts.checkout(automation) as checkout:
+                base = await checkout.branch(thing["base"])
+        except NotFound as exc:
+            # Nothing of that is the automation's failure.
+            raise Ignored(exc.message) from exc
+        pull = thing
         work = _work(automation, run, Head(branch=base.branch, commit=pull["commit"]), pull)
-        work = msgspec.structs.replace(work, is_pull=True)
+        work = msgspec.structs.replace(work, is_pull=True, is_answer=True)
         told = {"pull_request": {**pull, "body": pull["text"]}}
         text = fill(automation.definition.prompt or "", told, run.due_at)
         text += _LOOKING.format(what="pull request") + _COMPARED.format(base=base.branch)
@@ -159,8 +175,8 @@ class IssueStarter:
         issue: Thing,
         comments: list[Thing],
         *,
-        rules: str,
         claim: Claim,
+        is_answer: bool = False,
     ) -> str:
         async with self._hosts.checkout(automation) as checkout:
             head = await checkout.head()
@@ -168,11 +184,11 @@ class IssueStarter:
         said = [{"author": one["author"], "text": one["text"]} for one in comments]
         told = {"issue": {**issue, "body": issue["text"], "comments": said}}
         work = _work(automation, run, head, issue)
-        work = msgspec.structs.replace(work, told=tuple(map(_name, comments)))
+        names = tuple(map(_name, comments))
+        work = msgspec.structs.replace(work, told=names, is_answer=is_answer)
         text = fill(automation.definition.prompt or "", told, run.due_at)
-        return await self._begin(
-            automation, run, text + rules.format(base=head.branch), work, claim
-        )
+        text += _LOOKING.format(what="issue") if is_answer else _rules(automation, head)
+        return await self._begin(automation, run, text, work, claim)
 
     async def _find_living(self, automation: Automation, event: HostEvent) -> Work | None:
         """Return what an event is about, if its conversation has a sandbox to go on in."""
@@ -207,6 +223,7 @@ class IssueStarter:
             commit=begun.commit,
             compared_to=compared_to,
             withholds_secrets=True,
+            needs_lent_model=begun.is_answer,
             provider=provider_of(definition),
             title=f"{definition.name}: {begun.title}"[:_TITLE] if begun.issue else definition.name,
             trigger=StartTrigger.AUTOMATION,
@@ -282,6 +299,12 @@ async def _check_actor(
         extra = {"automation_id": automation.id, "key": event.key, "reason": detail}
         log.info("event of a git host ignored", extra=extra)
         raise Ignored(detail)
+
+
+def _rules(automation: Automation, head: Head) -> str:
+    trigger = automation.definition.trigger
+    may_change = isinstance(trigger, GitTrigger) and trigger.workflows
+    return _RULES.format(base=head.branch) + ("" if may_change else _NO_WORKFLOWS)
 
 
 def _work(automation: Automation, run: Run, head: Head, about: Thing) -> Work:

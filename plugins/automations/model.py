@@ -208,8 +208,8 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     """Repository to clone, at most one; null: an empty workspace"""
     pull_request: bool = False
     """Whether the server pushes what the agent has committed and opens a draft pull request, one at a time: while
-    the last one is open, runs are skipped. Nothing that the user has stored is in the sandbox then. A trigger `git`
-    does it by itself"""
+    the last one is open, runs are skipped. No secret of the user is in the sandbox then, but the key of a model
+    that the server cannot ask itself. A trigger `git` does it by itself"""
     model: ProfileName | None = None
     """Name of a saved language model; null: that of the settings"""
     timeout: Timeout | None = None
@@ -233,11 +233,6 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds until the first further try; they double with each"""
     max_failures: MostFailures = 5
     """Runs that fail in a row, tries counted as one, until the automation is disabled"""
-
-    @property
-    def is_followed(self) -> bool:
-        """Whether what is said at the host later goes on with a run."""
-        return isinstance(self.trigger, GitTrigger) and self.trigger.on is GitSubject.REQUEST
 
     @property
     def is_at_host(self) -> bool:
@@ -314,6 +309,13 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     is_open: bool = True
     is_pull: bool = False
     """Whether it is about a pull request of others."""
+    is_answer: bool = False
+    """Whether it only says something: nothing is pushed."""
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether what is said at the host later goes on with it."""
+        return bool(self.issue) and not self.is_answer
 
     @property
     def branch(self) -> str:

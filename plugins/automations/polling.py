@@ -15,7 +15,7 @@ from agentsvc.extension.server import Server
 from agentsvc.extension.storage import Transaction
 
 from .ending import ended
-from .host_calls import HostCalls, Thing
+from .host_calls import HostCalls
 from .host_events import HostEvent, events_of_issue, wanted
 from .hosts import Kind
 from .issue_hosts import PASSING, IssueHosts, wait_of
@@ -31,12 +31,20 @@ class Poller:
     """Asks hosts when it is time."""
 
     def __init__(
-        self, server: Server, hosts: IssueHosts, automations: Automations, wake: asyncio.Event
+        self,
+        server: Server,
+        hosts: IssueHosts,
+        automations: Automations,
+        wake: asyncio.Event,
+        *,
+        known_for: timedelta | None,
     ) -> None:
         self._db = server.database
         self._hosts = hosts
         self._automations = automations
         self._wake = wake
+        self._known_for = known_for
+        """How long it is known what runs there were; None for ever."""
 
     async def look(self) -> None:
         """Ask the hosts whose time has come."""
@@ -78,11 +86,14 @@ class Poller:
         async with self._hosts.calls(automation) as calls:
             changed = await calls.changed(since, etag, pulls=is_about_pulls)
             for issue in changed.issues or ():
-                if _is_new(issue, automation):
-                    number = issue["number"]
-                    opened = HostEvent(kind=Kind.OPENED, number=number, is_pull=is_about_pulls)
-                    events += wanted(trigger, opened)
-                if is_about_pulls or issue.get("pull"):
+                if issue.get("pull"):
+                    continue
+                if trigger.on is not GitSubject.REQUEST:
+                    since = max(since, issue.get("at") or issue["created"])
+                    if self._is_new(issue["created"], poll):
+                        number = issue["number"]
+                        opened = HostEvent(kind=Kind.OPENED, number=number, is_pull=is_about_pulls)
+                        events += wanted(trigger, opened)
                     continue
                 comments = await calls.comments(issue["number"]) if trigger.mention else []
                 later = [one for one in comments if _is_after(one["at"], automation.created_at)]
@@ -95,6 +106,12 @@ class Poller:
         await self._db.write(lambda tx: WorkTable.look_at(tx, automation.id, now()))
         is_same = since == poll.since
         return Poll(automation_id=automation.id, since=since, etag=changed.etag if is_same else "")
+
+    def _is_new(self, created: str, poll: Poll) -> bool:
+        """Whether something was opened since the host was asked, and not so long ago that its run is forgotten."""
+        since = parse_time(poll.since)
+        is_known = self._known_for is None or _is_after(created, now() - self._known_for)
+        return is_known and (since is None or _is_after(created, since))
 
 
 async def _of_pull(trigger: GitTrigger, work: Work, calls: HostCalls) -> list[HostEvent]:
@@ -115,10 +132,6 @@ async def _of_pull(trigger: GitTrigger, work: Work, calls: HostCalls) -> list[Ho
     if work.head and await calls.failed_checks(work.head):
         found.append(HostEvent(kind=Kind.CHECK, id=work.head))
     return [one for event in found for one in wanted(trigger, event)]
-
-
-def _is_new(opened: Thing, automation: Automation) -> bool:
-    return not opened.get("pull") and _is_after(opened["created"], automation.created_at)
 
 
 def _is_after(text: str, moment: datetime) -> bool:

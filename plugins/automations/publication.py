@@ -68,7 +68,7 @@ class Publisher:
     def begun(self, work: Work) -> None:
         """Say soon, unless that is said, that work on an issue has begun."""
         if work.comment_id is None and self._is_time(work.id):
-            self._supervisor.spawn(f"comment of work {work.id}", partial(self._say_begun, work))
+            self._supervisor.spawn(f"publication of work {work.id}", partial(self._say_begun, work))
 
     def ended(
         self, run: Run, work: Work, view: ConversationView, verdict: Verdict, end: End
@@ -76,7 +76,8 @@ class Publisher:
         """Publish soon what a run has made, then end it; called again until that is done."""
         if self._is_time(run.id):
             publish = partial(self._finish, run, work.id, view, verdict, end)
-            self._supervisor.spawn(f"publication of run {run.id}", publish)
+            # By the name of the comment's task: both at once would write two.
+            self._supervisor.spawn(f"publication of work {work.id}", publish)
 
     async def look(self) -> None:
         """End what is done about issues whose pull requests were merged or closed."""
@@ -107,8 +108,14 @@ class Publisher:
 
     async def _say_begun(self, work: Work) -> None:
         automation = await AutomationTable.find(self._db, work.automation_id)
-        if automation is not None:
+        if automation is None:
+            return
+        try:
             await self._show(automation, work.id, "An agent has begun to work on this.")
+        except AgentsvcError as exc:
+            wait = wait_of(exc) if isinstance(exc, PASSING) else PATIENCE.total_seconds()
+            self._later[work.id] = monotonic() + wait
+            log.warning("comment of an issue not written yet", extra=_about(work, exc))
 
     async def _finish(
         self, run: Run, work_id: str, view: ConversationView, verdict: Verdict, end: End
@@ -118,11 +125,16 @@ class Publisher:
         if automation is None or work is None:
             await end(run, verdict, view)
             return
-        definition = automation.definition
         try:
-            is_pushed = definition.is_followed or definition.pull_request
-            if is_pushed and verdict.status is RunStatus.COMPLETED:
-                await self._publish(automation, run, work, view, verdict)
+            if not work.is_answer and verdict.status is RunStatus.COMPLETED:
+                try:
+                    await self._publish(automation, run, work, view, verdict)
+                except PASSING:
+                    raise
+                except AgentsvcError as exc:
+                    verdict = _failed(verdict, exc)
+            work = await WorkTable.find(self._db, work_id) or work
+            await self._show(automation, work_id, _outcome(work, verdict))
         except PASSING as exc:
             if now() - view.conversation.updated_at < PATIENCE:
                 self._later[run.id] = monotonic() + wait_of(exc)
@@ -130,16 +142,17 @@ class Publisher:
                 return
             verdict = _failed(verdict, exc)
         except AgentsvcError as exc:
-            verdict = _failed(verdict, exc)
-        work = await WorkTable.find(self._db, work_id) or work
-        await self._show(automation, work_id, _outcome(work, verdict))
+            log.warning("comment of an issue not written", extra=_about(work, exc))
+            if work.pull is None:
+                verdict = _failed(verdict, exc)
         is_over = (
-            definition.keep_alive is False
-            or not definition.is_followed
+            automation.definition.keep_alive is False
+            or not work.is_followed
             or (verdict.status is RunStatus.FAILED and work.pull is None)
         )
         if is_over:
             await self._db.write(lambda tx: WorkTable.change(tx, work_id, is_open=False))
+        self._later.pop(work_id, None)
         self._later.pop(run.id, None)
         await end(run, verdict, view)
 
@@ -218,7 +231,7 @@ class Publisher:
         return f"[{name}]({self._url}/#/c/{work.conversation_id})" if self._url else f"{name}"
 
     async def _show(self, automation: Automation, work_id: str, text: str) -> None:
-        """Have the one comment below the issue say something; its failure stops nothing."""
+        """Have the one comment below the issue say something; raises as the host's `Api`."""
         work = await WorkTable.find(self._db, work_id)
         if work is None or work.comment_id == "":
             return
@@ -227,21 +240,13 @@ class Publisher:
         shown, comment_id = sha256(whole), work.comment_id
         if work.shown == shown:
             return
-        try:
-            async with self._hosts.calls(automation) as calls:
-                number, is_pull = work.issue, work.is_pull
-                comment_id = comment_id or await calls.find_comment(number, mark, is_pull=is_pull)
-                if comment_id is None:
-                    comment_id = await calls.write_comment(number, whole, is_pull=is_pull)
-                else:
-                    await calls.edit_comment(number, comment_id, whole, is_pull=is_pull)
-        except PASSING as exc:
-            self._later[work.id] = monotonic() + wait_of(exc)
-            log.warning("comment of an issue not written yet", extra=_about(work, exc))
-            return
-        except AgentsvcError as exc:
-            log.warning("comment of an issue not written", extra=_about(work, exc))
-            comment_id = ""
+        async with self._hosts.calls(automation) as calls:
+            number, is_pull = work.issue, work.is_pull
+            comment_id = comment_id or await calls.find_comment(number, mark, is_pull=is_pull)
+            if comment_id is None:
+                comment_id = await calls.write_comment(number, whole, is_pull=is_pull)
+            else:
+                await calls.edit_comment(number, comment_id, whole, is_pull=is_pull)
         known = {"comment_id": comment_id, "shown": shown}
         await self._db.write(lambda tx: WorkTable.change(tx, work.id, **known))
 
@@ -251,7 +256,10 @@ class Publisher:
             await halt(self._conversations, run)
             over = ended(run, RunStatus.CANCELLED, detail=f"Its pull request is {state}")
             await self._db.write(partial(RunTable.change, run=over, since=run.status))
-        await self._show(automation, work.id, f"The pull request is {state}: {work.pull_url}")
+        try:
+            await self._show(automation, work.id, f"The pull request is {state}: {work.pull_url}")
+        except AgentsvcError as exc:
+            log.warning("comment of an issue not written", extra=_about(work, exc))
         with suppress(NotFound):
             view = await self._conversations.get(work.user_id, work.conversation_id)
             sandbox_id = view.conversation.sandbox_id
@@ -266,7 +274,8 @@ def quoted(text: str) -> str:
 
     So nothing of it calls anybody, is a command to the host, or passes for the server's own.
     """
-    harmless = text[:_MOST_SAID].replace("@", "@\u200b").replace("<!--", "<!\u200b--")
+    cut = f"{text[:_MOST_SAID]}\n[…]" if len(text) > _MOST_SAID else text
+    harmless = cut.replace("@", "@\u200b").replace("<!--", "<!\u200b--")
     return "\n".join(f"> {line}" for line in harmless.splitlines())
 
 

@@ -219,8 +219,13 @@ class Scheduler:
         log.warning("run of an automation put off", extra=extra)
 
     async def _start(self, automation: Automation, run: Run) -> None:
+        replaces = automation.definition.concurrency is Concurrency.REPLACE
+
         async def claim(tx: Transaction, conversation_id: str) -> None:
             await check_may_run(tx, run.user_id)
+            if not replaces and await RunTable.running(tx, automation.id):
+                # Another one has begun while a host was asked.
+                raise _Taken
             begun = msgspec.structs.replace(
                 run,
                 status=RunStatus.RUNNING,

@@ -18,6 +18,7 @@ from agentsvc.base import (
     now,
     parse_time,
     sha256,
+    to_stored,
 )
 from agentsvc.extension.conversations import (
     Provider,
@@ -51,7 +52,7 @@ from .prompt import as_text, check_prompt, find_part
 from .settings import AutomationsConfig
 from .signature import key_of, new_secret
 from .table import AutomationTable, RunTable, payload_context, secret_context
-from .work_table import WorkTable
+from .work_table import Poll, PollTable, WorkTable
 
 MOST_WAITING: Final = 1000
 """Runs of an automation that may wait; more deliveries are refused until some have begun."""
@@ -142,6 +143,8 @@ class Automations:
                 after = msgspec.structs.replace(
                     after, next_at=first_due(definition.trigger, moment)
                 )
+                fresh = Poll(automation_id=after.id, since=to_stored(moment)[:19] + "Z", etag="")
+                await PollTable.store(tx, fresh, moment)
             await AutomationTable.update(tx, after)
             return after
 
@@ -186,9 +189,7 @@ class Automations:
         async def body(tx: Transaction) -> Run:
             automation = _owned(await AutomationTable.find(tx, automation_id), user_id)
             if isinstance(automation.definition.trigger, GitTrigger):
-                raise Conflict(
-                    "It runs for issues only; give one its label, or mention its account"
-                )
+                raise Conflict("It runs for what happens at its git host only")
             run = new_run(automation, key=f"manual:{new_id()}", source=Source.MANUAL)
             await self._add(tx, automation, run)
             await note_effect(tx, run)
@@ -319,6 +320,9 @@ class Automations:
 
         async def body(tx: Transaction) -> Run:
             over = ended(found, RunStatus.CANCELLED, detail="Its user has cancelled it")
+            work = await WorkTable.of_conversation(tx, found.conversation_id or "")
+            if work is not None and not work.is_followed:
+                await WorkTable.close(tx, work.conversation_id)
             if not await RunTable.change(tx, over, since=found.status):
                 over = await RunTable.find(tx, run_id) or over
             if over.status is not RunStatus.CANCELLED:
@@ -397,6 +401,11 @@ def _check_git(definition: Definition) -> None:
             f"With {what} there is one repository as `owner/name`, and its `provider`: "
             + ", ".join(f"`{one}`" for one in HOSTS),
             loc=("body", "repos"),
+        )
+    if definition.pull_request and definition.concurrency is Concurrency.REPLACE:
+        raise InvalidRequest(
+            "With `pull_request`, no run replaces another: both could open one",
+            loc=("body", "concurrency"),
         )
     if is_git and definition.concurrency is not Concurrency.QUEUE:
         raise InvalidRequest(

@@ -120,8 +120,9 @@ MIGRATIONS: Final = (
     """,
     """
     ALTER TABLE plugin_automations_works ADD COLUMN is_pull INTEGER NOT NULL DEFAULT 0;
-    CREATE INDEX plugin_automations_works_pulls
-        ON plugin_automations_works (automation_id) WHERE pull IS NOT NULL;
+    ALTER TABLE plugin_automations_works ADD COLUMN is_answer INTEGER NOT NULL DEFAULT 0;
+    CREATE INDEX plugin_automations_works_of_runs
+        ON plugin_automations_works (automation_id) WHERE pull IS NOT NULL AND issue = '';
     """,
 )
 
@@ -455,12 +456,14 @@ class RunTable:
     async def delete_old(tx: Transaction, before: datetime, limit: int) -> int:
         """Delete some of the runs that ended before then, with their work on issues; return how many.
 
-        Runs whose pull request is open are kept.
+        Runs whose issue is being worked on are kept, and which pull request a schedule has opened is known
+        for ever: it may be open still.
         """
         rows = await tx.all(_RUN + _OLD, {"before": to_stored(before), "limit": limit})
         sql = """
             DELETE FROM plugin_automations_works
             WHERE NOT is_open
+              AND (pull IS NULL OR issue != '')
               AND conversation_id IN (SELECT value FROM json_each(:ids))
         """
         await tx.run(sql, {"ids": _json([row["conversation_id"] for row in rows])})

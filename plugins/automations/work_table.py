@@ -14,7 +14,8 @@ from .model import Work
 
 _WORK: Final = """
     SELECT id, automation_id, user_id, conversation_id, issue, title, base, "commit", comment_id,
-           shown, pull, pull_url, head, published, told, repairs, is_open, is_pull
+           shown, pull, pull_url, head, published, told, repairs, is_open, is_pull,
+           is_answer
     FROM plugin_automations_works
 """
 
@@ -39,11 +40,11 @@ class WorkTable:
             INSERT INTO plugin_automations_works
                 (id, automation_id, user_id, conversation_id, issue, title, base, "commit",
                  comment_id, shown, pull, pull_url, head, published, told, repairs, is_open,
-                 is_pull)
+                 is_pull, is_answer)
             VALUES
                 (:id, :automation_id, :user_id, :conversation_id, :issue, :title, :base, :commit,
                  :comment_id, :shown, :pull, :pull_url, :head, :published, :told, :repairs,
-                 :is_open, :is_pull)
+                 :is_open, :is_pull, :is_answer)
         """
         await tx.run(sql, _to_row(work))
 
@@ -108,15 +109,19 @@ class WorkTable:
             if event.kind is Kind.CHECK:
                 is_meant = bool(work.head) and work.head == event.id
             else:
-                is_meant = event.number == (work.pull if event.is_pull else work.issue)
+                number = work.issue if not work.is_pull else None
+                is_meant = event.number == (work.pull if event.is_pull else number)
             if is_meant:
                 return work
         return None
 
     @staticmethod
     async def last_pull(source: Queryable, automation_id: str) -> Work | None:
-        """Return what an automation has opened a pull request for last."""
-        sql = _WORK + " WHERE automation_id = :id AND pull IS NOT NULL ORDER BY rowid DESC LIMIT 1"
+        """Return what an automation has opened a pull request for last, about no issue."""
+        sql = _WORK + (
+            " WHERE automation_id = :id AND pull IS NOT NULL AND issue = ''"
+            " ORDER BY rowid DESC LIMIT 1"
+        )
         row = await source.one(sql, {"id": automation_id})
         return _to_work(row) if row else None
 
@@ -191,4 +196,5 @@ def _to_work(row: Row) -> Work:
         repairs=row["repairs"],
         is_open=bool(row["is_open"]),
         is_pull=bool(row["is_pull"]),
+        is_answer=bool(row["is_answer"]),
     )

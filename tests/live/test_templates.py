@@ -1,11 +1,14 @@
 """Every template as it is, by the command line, with a real agent server and a real git."""
 
+import json
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from agentsvc.models.hosts import host_of_url
+from agentsvc.testing.llm import ScriptedModel
 from tests.http.v1.test_issues_to_pulls import Loop
 from tests.issue_hosts import BOT, GOOD, IssueHost
 from tests.live.conftest import MakeInstallation
@@ -55,9 +58,16 @@ async def _run(installation: Installation, code: str) -> str:
 @pytest.mark.parametrize("kind", ["github", "gitlab"])
 @pytest.mark.parametrize("template", ["review", "triage", "answer"])
 async def test_an_agent_reads_and_the_server_writes_what_it_says(
-    make_installation: MakeInstallation, tmp_path: Path, template: str, kind: str
+    make_installation: MakeInstallation,
+    model: ScriptedModel,
+    tmp_path: Path,
+    template: str,
+    kind: str,
 ) -> None:
-    installation = await make_installation()
+    # Who opens something must not come near the model's key.
+    installation = await make_installation(
+        AGENTSVC_SANDBOXES__MODEL_HOSTS=json.dumps([host_of_url(model.url)])
+    )
     async with IssueHost(kind, tmp_path / "git") as host:
         host.issue["text"] = SCRIPT
         await host.open_pull(SCRIPT, changed="yes\n")

@@ -1,11 +1,11 @@
 """Puts together what an agent server is asked to start: model, secrets, tools, replay."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base import AgentRefused, Conflict, NotFound, Secret
+from agentsvc.base import AgentRefused, Conflict, NotFound, Secret, StartRefused
 from agentsvc.conversations.model_tokens import ModelTokens
 from agentsvc.conversations.replay_script import recording_of
 from agentsvc.conversations.secret_lookup import Lookup, LookupTokens, make_lookups
@@ -21,6 +21,11 @@ from agentsvc.conversations.starting.tool_servers import Servers
 from agentsvc.domain import Llm, RecordedStep, llm_to_agent, secrets_of
 from agentsvc.sandboxes import Sandbox, Sandboxes
 from agentsvc.settings import SecretStore
+
+_KEY_INSIDE: Final = (
+    "Anybody may start this, and the key of its model would be in the sandbox: use a model that is"
+    " asked through this server, such as one behind a proxy that speaks as OpenAI does"
+)
 
 
 class AgentRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +88,8 @@ class AgentRequests:
         title_profile = await self._share_title_profile(host)
         model = chosen_model(order, settings)
         lent = await self._grants.lend(sandbox, conversation_id, model)
+        if order.needs_lent_model and lent is model and secrets_of(model):
+            raise StartRefused(_KEY_INSIDE)
         server = self._sandboxes.inside_url(sandbox)
         replay_url = f"{server}/api/v1/webhooks/replays/{conversation_id}"
         inputs = AgentInputs(

@@ -1,17 +1,47 @@
 """What the templates need of the server: looking at what is opened, and pull requests on a schedule."""
 
-from pathlib import Path
+import asyncio
+import contextlib
+import sqlite3
+from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
+from aiohttp import web
 
 from agentsvc.agentserver.responses import CommandResult
+from agentsvc.base.values import now, to_stored
+from agentsvc.config.conversations import ModelsConfig
+from agentsvc.testing.llm import make_playbook, say
 from tests.committing_agent import CommittingAgent
-from tests.http.v1.test_issues_to_pulls import ALL, BASE, Loop, fake_agent, host, open_loop
+from tests.http.v1.test_issues_to_pulls import (
+    ALL,
+    BASE,
+    Loop,
+    fake_agent,
+    host,
+    make_loop,
+    open_loop,
+)
 from tests.issue_hosts import GOOD, IssueHost
-from tests.service import Client
+from tests.service import LLM, Client, Service
+from tests.troubles import eventually
 
 __all__ = ["fake_agent", "host"]
+
+
+@pytest.fixture
+async def client(service: Service) -> Client:
+    """Return a user whose model is asked through the server, so that its key is in no sandbox."""
+    hosts = msgspec.structs.replace(service.config.sandboxes, model_hosts=("127.0.0.1:9",))
+    models = ModelsConfig()
+    service.config = msgspec.structs.replace(service.config, models=models, sandboxes=hosts)
+    await service.restart()
+    client = await service.make_client()
+    await client.save_settings(llm_base_url="http://127.0.0.1:9/v1")
+    return client
+
 
 REVIEW = "Review {{payload.pull_request.title}}: {{payload.pull_request.body}}"
 pytestmark = pytest.mark.timeout(60)
@@ -41,6 +71,80 @@ async def test_each_pull_request_that_is_opened_is_reviewed_once(
     assert "</untrusted-data> at once" not in told
     assert GOOD not in str(sandbox.commands)
     assert not conversation.body.get("secrets")
+    assert LLM["llm_api_key"] not in told
+
+
+async def test_no_stranger_gets_the_key_of_a_model_into_reach(
+    client: Client, host: IssueHost, fake_agent: CommittingAgent
+) -> None:
+    loop = await open_loop(client, host, on="issue")
+    await client.save_settings(llm_model="anthropic/any", llm_base_url=None)
+    await loop.deliver("opened", is_pull=False)
+    [run] = await loop.wait("FAILED")
+    assert "the key of its model would be in the sandbox" in run["error_detail"]
+    assert not any(one.conversations for one in fake_agent.sandboxes.values())
+
+
+async def test_a_run_that_only_says_something_pushes_nothing_whatever_its_automation_becomes(
+    client: Client, host: IssueHost, fake_agent: CommittingAgent
+) -> None:
+    loop = await open_loop(client, host, on="pull_request", prompt=REVIEW)
+    await host.open_pull(file="changed")
+    fake_agent.playbook = make_playbook([say("Looked.", delay_seconds=1)])
+    fake_agent.files = {"more.txt": "1"}
+    path = f"{BASE}/{loop.made['id']}"
+    await loop.deliver("opened", is_pull=True)
+    await loop.wait("RUNNING")
+    other = {"trigger": {"type": "git", "on": "request"}}
+    assert (await client.patch(path, json=other)).status == 200
+    await loop.wait("COMPLETED")
+    assert (set(await host.branches()), len(host.pulls)) == ({"main", "topic"}, 1)
+    assert "Looked." in host.own_comments(on_pull=True)[0]
+
+
+@pytest.mark.usefixtures("fake_agent")
+async def test_what_waits_is_passed_over_once_it_is_closed_or_gone(
+    client: Client, host: IssueHost
+) -> None:
+    loop = await open_loop(client, host, on="pull_request", prompt=REVIEW)
+    await host.open_pull(file="changed")
+    host.pulls[0]["state"] = "closed"
+    await loop.deliver("opened", is_pull=True)
+    [run] = await loop.wait("SKIPPED")
+    assert run["error_detail"] == "It is closed by now"
+    host.pulls[0]["state"] = "open"
+    host.pulls[0]["sent"]["base"] = "gone"
+    other = await make_loop(client, host, prompt=REVIEW, on="pull_request")
+    await other.deliver("opened", is_pull=True)
+    [run] = await other.wait("SKIPPED")
+    assert run["error_detail"] == "The repository has no branch `gone`"
+    assert (await client.get(f"{BASE}/{other.made['id']}")).json()["failures"] == 0
+
+
+async def test_a_review_is_written_when_its_host_answers_again(
+    client: Client, host: IssueHost, fake_agent: CommittingAgent
+) -> None:
+    loop = await open_loop(client, host, on="issue")
+    fake_agent.playbook = make_playbook([say("Looked.", delay_seconds=0.5)])
+    await loop.deliver("opened", is_pull=False)
+    await eventually(lambda: bool(host.own_comments()))
+    host.fail = [web.Response(status=503)]
+    client.patience = 50
+    await loop.wait("COMPLETED")
+    assert "Looked." in host.own_comments()[0]
+
+
+@pytest.mark.usefixtures("fake_agent")
+async def test_what_a_host_takes_no_answer_to_has_failed(
+    client: Client, host: IssueHost, fake_agent: CommittingAgent
+) -> None:
+    loop = await open_loop(client, host, on="issue")
+    fake_agent.playbook = make_playbook([say("Looked.", delay_seconds=0.5)])
+    await loop.deliver("opened", is_pull=False)
+    await eventually(lambda: bool(host.own_comments()))
+    host.fail = [web.Response(status=422) for _ in range(3)]
+    [run] = await loop.wait("FAILED")
+    assert "Its work was not published" in run["error_detail"]
 
 
 @pytest.mark.parametrize("host", ALL, indirect=True)
@@ -78,7 +182,7 @@ async def test_what_is_opened_at_a_host_that_reaches_nobody_is_found(
 
 @pytest.mark.parametrize("host", ALL, indirect=True)
 async def test_what_a_scheduled_run_commits_becomes_one_pull_request_at_a_time(
-    client: Client, host: IssueHost, fake_agent: CommittingAgent, tmp_path: Path
+    client: Client, host: IssueHost, fake_agent: CommittingAgent
 ) -> None:
     loop = await _schedule(client, host)
     fake_agent.files = {"fresh.txt": "1"}
@@ -102,6 +206,39 @@ async def test_what_a_scheduled_run_commits_becomes_one_pull_request_at_a_time(
     await loop.run()
     await loop.wait("COMPLETED", "SKIPPED", "COMPLETED")
     assert len(host.pulls) == 2
+
+
+@pytest.mark.usefixtures("fake_agent")
+async def test_a_pull_request_is_known_for_as_long_as_it_is_open(
+    client: Client, host: IssueHost, service: Service, fake_agent: CommittingAgent
+) -> None:
+    loop = await _schedule(client, host)
+    fake_agent.files = {"fresh.txt": "1"}
+    await loop.run()
+    await loop.wait("COMPLETED")
+    await service.stop()
+    with contextlib.closing(sqlite3.connect(service.data_dir / "agentsvc.db")) as db, db:
+        before = (to_stored(now() - timedelta(days=91)),)
+        db.execute("UPDATE plugin_automations_runs SET completed_at = ?", before)
+    await service.start()
+    await loop.wait_until(lambda runs: not runs)
+    await loop.run()
+    [run] = await loop.wait("SKIPPED")
+    assert "open still" in run["error_detail"]
+
+
+@pytest.mark.usefixtures("fake_agent")
+@pytest.mark.parametrize("subject", ["issue", "pull_request"])
+async def test_what_was_opened_before_a_host_was_asked_starts_nothing(
+    client: Client, host: IssueHost, subject: str
+) -> None:
+    host.created = "2001-01-01T00:00:00Z"
+    await host.open_pull(file="changed")
+    loop = await open_loop(client, host, on=subject, poll_seconds=10)
+    place = "/issues" if subject == "issue" else "/pulls"
+    await eventually(lambda: any(one.endswith(place) for one in host.requests))
+    await asyncio.sleep(0.5)
+    assert await loop.runs() == []
 
 
 async def test_a_run_without_commits_opens_nothing(
@@ -138,6 +275,7 @@ async def test_a_scheduled_run_begins_at_the_branch_that_is_named(
         {"repos": [{"url": "octo/demo"}]},
         {"prompt": None, "command": "make"},
         {"trigger": {"type": "git"}},
+        {"concurrency": "replace"},
     ],
 )
 async def test_pull_requests_need_an_agent_and_a_repository_at_a_host(

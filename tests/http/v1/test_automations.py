@@ -158,7 +158,7 @@ async def test_a_run_that_was_due_while_the_server_was_down_is_made_once(
 WORK = """
     INSERT INTO plugin_automations_works
     SELECT r.id, r.automation_id, r.user_id, r.conversation_id, '1', '', '', '', NULL, '', NULL,
-           '', '', '', '[]', 0, :is_open, NULL, 0
+           '', '', '', '[]', 0, :is_open, NULL, 0, 0
     FROM plugin_automations_runs AS r WHERE r.automation_id = :id
 """
 

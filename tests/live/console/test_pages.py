@@ -236,6 +236,25 @@ async def test_an_automation_is_made_run_changed_and_deleted(console: Console) -
     await expect(page.get_by_role("heading", name="No automations")).to_be_visible()
 
 
+async def test_an_automation_of_a_git_host_is_shown_and_keeps_what_is_not_in_the_form(
+    console: Console,
+) -> None:
+    trigger = {"type": "git", "on": "pull_request"}
+    repos = [{"url": "octo/demo", "provider": "github"}]
+    body = {"name": "Look", "prompt": "any", "trigger": trigger, "repos": repos}
+    made = (await console.client.post("/api/automation/v1", json=body)).json()
+    path = f"/api/automation/v1/{made['id']}"
+    page = await console.page("automations")
+    card = page.locator("li.card", has=page.get_by_role("heading", name="Look"))
+    await card.get_by_text("Change", exact=True).click()
+    await card.get_by_label("Task").fill("other")
+    await card.get_by_role("button", name="Save").click()
+    while (await console.client.get(path)).json()["prompt"] != "other":
+        await page.wait_for_timeout(100)
+    assert (await console.client.get(path)).json()["trigger"]["on"] == "pull_request"
+    await console.client.delete(path)
+
+
 async def test_an_automation_runs_a_command(console: Console) -> None:
     page = await console.page("automations")
     await page.get_by_text("Add one").click()

@@ -46,7 +46,7 @@ export const useHasAutomations = () => Boolean(useLoaded(() => get(PATH, { limit
 
 function toForm(one) {
   const task = { does: one.command === null ? "prompt" : "command", task: one.command ?? one.prompt };
-  const values = { ...one, ...one.repos?.[0], ...one.trigger, ...task, on: (one.trigger.on ?? []).join(", ") };
+  const values = { ...one, ...one.repos?.[0], ...one.trigger, ...task, on: [one.trigger.on ?? []].flat().join(", ") };
   return Object.fromEntries(Object.entries(EMPTY).map(([name, usual]) => [name, name in values ? String(values[name] ?? "") : usual]));
 }
 
