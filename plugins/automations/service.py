@@ -143,8 +143,10 @@ class Automations:
                 after = msgspec.structs.replace(
                     after, next_at=first_due(definition.trigger, moment)
                 )
-                fresh = Poll(automation_id=after.id, since=to_stored(moment)[:19] + "Z", etag="")
-                await PollTable.store(tx, fresh, moment)
+                if isinstance(definition.trigger, GitTrigger):
+                    since = f"{to_stored(moment)[:19]}Z"
+                    poll = Poll(automation_id=after.id, since=since, etag="")
+                    await PollTable.store(tx, poll, moment)
             await AutomationTable.update(tx, after)
             return after
 

@@ -124,30 +124,19 @@ async def test_what_waits_is_passed_over_once_it_is_closed_or_gone(
     assert (await client.get(f"{BASE}/{other.made['id']}")).json()["failures"] == 0
 
 
-async def test_a_review_is_written_when_its_host_answers_again(
-    client: Client, host: IssueHost, fake_agent: CommittingAgent
+@pytest.mark.parametrize(("status", "outcome"), [(503, "COMPLETED"), (422, "FAILED")])
+async def test_what_is_said_is_written_later_and_has_failed_where_it_is_refused(
+    client: Client, host: IssueHost, fake_agent: CommittingAgent, status: int, outcome: str
 ) -> None:
     loop = await open_loop(client, host, on="issue")
     fake_agent.playbook = make_playbook([say("Looked.", delay_seconds=0.5)])
     await loop.deliver("opened", is_pull=False)
     await eventually(lambda: bool(host.own_comments()))
-    host.fail = [web.Response(status=503)]
+    host.fail = [web.Response(status=status)]
     client.patience = 50
-    await loop.wait("COMPLETED")
-    assert "Looked." in host.own_comments()[0]
-
-
-@pytest.mark.usefixtures("fake_agent")
-async def test_what_a_host_takes_no_answer_to_has_failed(
-    client: Client, host: IssueHost, fake_agent: CommittingAgent
-) -> None:
-    loop = await open_loop(client, host, on="issue")
-    fake_agent.playbook = make_playbook([say("Looked.", delay_seconds=0.5)])
-    await loop.deliver("opened", is_pull=False)
-    await eventually(lambda: bool(host.own_comments()))
-    host.fail = [web.Response(status=422) for _ in range(3)]
-    [run] = await loop.wait("FAILED")
-    assert "Its work was not published" in run["error_detail"]
+    [run] = await loop.wait(outcome)
+    assert ("Looked." in host.own_comments()[0]) == (outcome == "COMPLETED")
+    assert ("Its work was not published" in str(run["error_detail"])) == (outcome == "FAILED")
 
 
 @pytest.mark.parametrize("host", ALL, indirect=True)
