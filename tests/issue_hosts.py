@@ -1,7 +1,7 @@
 """Git hosts in the test's own process: issues, comments and pull requests beside a real git server.
 
 One repository, `octo/demo`, as GitHub, GitLab, Forgejo and Bitbucket show it. Paths, names of fields and states
-are those of their published descriptions, and so is what a call may carry (`_CARRIES`); what nobody wrote down is
+are those of their published descriptions, and so is what a call may carry (`issue_host_calls`); what nobody wrote down is
 answered with 501 and kept in `unexpected`.
 """
 
@@ -16,6 +16,7 @@ from aiohttp import web
 
 from agentsvc.base.values import Secret
 from agentsvc.testing.git import GitServer, run_git
+from tests.issue_host_calls import CARRIES
 
 REPOSITORY: Final = "octo/demo"
 GOOD: Final = "host-token-of-tests"
@@ -421,7 +422,7 @@ class IssueHost:
 
     def _is_known(self, request: web.Request, place: str, body: Json) -> bool:
         """Whether the host's description has all that the query and the body of a call carry."""
-        for pattern, names in _CARRIES[self.kind].items():
+        for pattern, names in CARRIES[self.kind].items():
             if re.fullmatch(pattern, f"{request.method} {place}"):
                 return {*request.query, *body} <= set(names.split())
         return not request.query and not body
@@ -553,52 +554,6 @@ def _text(body: Json) -> str:
     return str(body["content"]["raw"] if "content" in body else body["body"])
 
 
-_PAGED: Final = {"github": "page per_page", "gitlab": "page per_page", "forgejo": "page limit"}
-_SORTED: Final = "page per_page order_by sort"
-_CARRIES: Final[dict[str, dict[str, str]]] = {
-    "github": {
-        r"GET /issues": f"{_PAGED['github']} state sort direction since labels assignee creator",
-        r"GET /pulls": f"{_PAGED['github']} state head base sort direction",
-        r"GET /(issues|pulls|commits)/.+": _PAGED["github"],
-        r"POST /issues/\d+/comments|PATCH /issues/comments/\d+": "body",
-        r"POST /issues/\d+/labels": "labels",
-        r"POST /pulls": "title head base body draft maintainer_can_modify",
-        r"POST /hooks": "name config events active",
-    },
-    "forgejo": {
-        r"GET /issues": f"{_PAGED['forgejo']} state type since labels q",
-        r"GET /pulls": f"{_PAGED['forgejo']} state sort milestone labels poster",
-        # It pays no heed to pages of comments.
-        r"GET /(issues|pulls|commits)/.+": _PAGED["forgejo"],
-        r"POST /issues/\d+/comments|PATCH /issues/comments/\d+": "body updated_at",
-        r"POST /issues/\d+/labels": "labels",
-        r"POST /labels": "name color description exclusive",
-        r"POST /pulls": "title head base body assignees labels milestone due_date",
-        r"POST /hooks": "type config events active branch_filter",
-    },
-    "gitlab": {
-        r"GET /issues": f"{_SORTED} state updated_after labels scope",
-        r"GET /merge_requests": f"{_SORTED} state source_branch target_branch",
-        r"GET /(issues|merge_requests)/\d+/notes": _SORTED,
-        r"GET /(issues|repository)/.+": _PAGED["gitlab"],
-        r"POST /(issues|merge_requests)/\d+/notes": "body",
-        r"PUT /(issues|merge_requests)/\d+/notes/\d+": "body",
-        r"PUT /issues/\d+": "add_labels remove_labels title description",
-        r"POST /merge_requests": "title source_branch target_branch description labels",
-        r"POST /hooks": "url token push_events issues_events note_events merge_requests_events pipeline_events",
-    },
-    "bitbucket": {
-        r"GET /issues": "page pagelen q sort",
-        r"GET /pullrequests": "page pagelen q sort state",
-        r"GET /2.0/workspaces/.+": "page pagelen q sort",
-        r"GET /(issues|pullrequests|commit)/.+": "page pagelen q sort",
-        r"POST /(issues|pullrequests)/\d+/comments": "content",
-        r"PUT /(issues|pullrequests)/\d+/comments/\d+": "content",
-        r"POST /pullrequests": "title source destination description draft",
-        r"POST /hooks": "url description active events secret",
-    },
-}
-"""What queries and bodies of calls may have, by patterns of the calls; nothing where there is none."""
 _H: Final = IssueHost
 _ANSWERS: Final[list[tuple[str, str, Any]]] = [
     ("GET", r"/(?:api/v\d|2.0)/user", _H.get_user),

@@ -147,23 +147,23 @@ class IssueStarter:
             raise Ignored("The automation has another trigger by now")
         try:
             async with self._hosts.calls(automation) as calls:
-                thing = await (calls.pull if event.is_pull else calls.issue)(event.number)
+                opened = await (calls.pull if event.is_pull else calls.issue)(event.number)
                 comments = await calls.comments(event.number) if not event.is_pull else []
-            if thing["state"] in _CLOSED:
+            if opened["state"] in _CLOSED:
                 raise Ignored("It is closed by now")
             if not event.is_pull:
                 return await self._begin_with_issue(
-                    automation, run, thing, comments, claim=claim, is_answer=True
+                    automation, run, opened, comments, claim=claim, is_answer=True
                 )
             async with self._hosts.checkout(automation) as checkout:
-                base = await checkout.branch(thing["base"])
+                base = await checkout.branch(opened["base"])
         except NotFound as exc:
             # Nothing of that is the automation's failure.
             raise Ignored(exc.message) from exc
-        pull = thing
-        work = _work(automation, run, Head(branch=base.branch, commit=pull["commit"]), pull)
+        head = Head(branch=base.branch, commit=opened["commit"])
+        work = _work(automation, run, head, opened)
         work = msgspec.structs.replace(work, is_pull=True, is_answer=True)
-        told = {"pull_request": {**pull, "body": pull["text"]}}
+        told = {"pull_request": {**opened, "body": opened["text"]}}
         text = fill(automation.definition.prompt or "", told, run.due_at)
         text += _LOOKING.format(what="pull request") + _COMPARED.format(base=base.branch)
         return await self._begin(automation, run, text, work, claim, compared_to=base.commit)

@@ -112,7 +112,8 @@ class GitSubject(StrEnum):
 class GitTrigger(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="git"):
     """Starts a run for an issue or a pull request, below which the agent's last words are written.
 
-    Where somebody asks for it (`on` is `request`), the agent commits and the server opens a pull request. `repos` names the repository, with `provider` `github`, `gitlab`, `forgejo` or `bitbucket`.
+    Where somebody asks for it (`on` is `request`), the agent commits and the server opens a pull request.
+    `repos` names the repository, with `provider` `github`, `gitlab`, `forgejo` or `bitbucket`.
     """
 
     on: GitSubject = GitSubject.REQUEST

@@ -72,16 +72,22 @@ async def test_an_agent_reads_and_the_server_writes_what_it_says(
         host.issue["text"] = SCRIPT
         await host.open_pull(SCRIPT, changed="yes\n")
         loop = await create(installation, host, tmp_path, template)
+        is_pull = template == "review"
+        # The comment is written, and the server is killed before it hears of it.
+        host.lose_answers = 1
         if template == "answer":
             await loop.deliver("said", comment=host.say(f"@{BOT} How does it work?", "ada"))
         else:
-            await loop.deliver("opened", is_pull=template == "review")
+            await loop.deliver("opened", is_pull=is_pull)
+        await eventually(lambda: host.own_comments(on_pull=is_pull), "the comment")
+        await installation.kill()
+        await installation.start()
         [done] = await loop.wait("COMPLETED")
-        [comment] = host.own_comments(on_pull=template == "review")
+        [comment] = host.own_comments(on_pull=is_pull)
         assert f"> {DONE}" in comment
         [printed] = outputs(await installation.client().events(done["conversation_id"]))
         assert printed.startswith("README.md")
-        assert ("+yes" in printed) == (template == "review")
+        assert ("+yes" in printed) == is_pull
         assert (len(host.pulls), host.unexpected) == (1, [])
         assert set(await host.branches()) == {"main", "topic"}
         if template != "answer":
@@ -94,7 +100,11 @@ async def test_updated_dependencies_become_a_draft_pull_request(
     installation = await make_installation()
     async with IssueHost("github", tmp_path / "git") as host:
         loop = await create(installation, host, tmp_path, "dependencies")
+        host.lose_answers = 1
         await loop.client.post(f"{BASE}/{loop.made['id']}/dispatch")
+        await eventually(lambda: host.pulls, "the pull request")
+        await installation.kill()
+        await installation.start()
         await loop.wait("COMPLETED")
         [pull] = host.pulls
         assert pull["sent"]["draft"] is True

@@ -217,9 +217,6 @@ def _agent(inputs: AgentInputs) -> dict[str, Any]:
         "persona": options.persona,
         "critic": _critic(options.verification, None if inputs.model else settings.llm_api_key),
     }
-    if inputs.order.withholds_secrets:
-        # Its key would be in the sandbox.
-        optional["critic"] = None
     return agent | {name: value for name, value in optional.items() if value is not None}
 
 

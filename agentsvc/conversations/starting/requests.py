@@ -82,7 +82,14 @@ class AgentRequests:
         start, settings, sandbox = host.asked.start, host.asked.settings, host.sandbox
         withholds = sandbox.spec.withholds_secrets
         if withholds:
-            settings = msgspec.structs.replace(settings, mcp_config=None, search_api_key=None)
+            options = settings.agent_options
+            critic = msgspec.structs.replace(options.verification, critic_enabled=False)
+            settings = msgspec.structs.replace(
+                settings,
+                mcp_config=None,
+                search_api_key=None,
+                agent_options=msgspec.structs.replace(options, verification=critic),
+            )
         order, conversation_id = start.task.request, start.conversation.id
         steps = recording_of(order)
         title_profile = await self._share_title_profile(host)
