@@ -239,7 +239,7 @@ async def test_an_automation_is_made_run_changed_and_deleted(console: Console) -
 async def test_an_automation_of_a_git_host_is_shown_and_keeps_what_is_not_in_the_form(
     console: Console,
 ) -> None:
-    trigger = {"type": "git", "on": "pull_request"}
+    trigger = {"type": "git", "on": "pull_request", "workflows": True}
     repos = [{"url": "octo/demo", "provider": "github"}]
     body = {"name": "Look", "prompt": "any", "trigger": trigger, "repos": repos}
     made = (await console.client.post("/api/automation/v1", json=body)).json()
@@ -249,10 +249,30 @@ async def test_an_automation_of_a_git_host_is_shown_and_keeps_what_is_not_in_the
     await card.get_by_text("Change", exact=True).click()
     await card.get_by_label("Task").fill("other")
     await card.get_by_role("button", name="Save").click()
-    while (await console.client.get(path)).json()["prompt"] != "other":
-        await page.wait_for_timeout(100)
-    assert (await console.client.get(path)).json()["trigger"]["on"] == "pull_request"
+    assert (await _automation(page, console, path, prompt="other"))["trigger"] == made["trigger"]
+    await expect(card.get_by_label("Label")).to_be_hidden()
+    await card.get_by_label("Works on").select_option("An issue that is labelled, or a mention")
+    await card.get_by_label("Label").fill("robot")
+    await card.get_by_label("Task").fill("third")
+    await card.get_by_role("button", name="Save").click()
+    found = await _automation(page, console, path, prompt="third")
+    assert found["trigger"] == {**made["trigger"], "on": "request", "label": "robot"}
+    await card.get_by_label("Starts").select_option("cron")
+    await card.get_by_label("Open a draft pull request").check()
+    await card.get_by_role("button", name="Save").click()
+    assert (await _automation(page, console, path, pull_request=True))["trigger"]["type"] == "cron"
     await console.client.delete(path)
+
+
+async def _automation(
+    page: Page, console: Console, path: str, **awaited: object
+) -> dict[str, object]:
+    """Return an automation as soon as it is stored like this."""
+    while True:
+        found: dict[str, object] = (await console.client.get(path)).json()
+        if all(found[name] == value for name, value in awaited.items()):
+            return found
+        await page.wait_for_timeout(100)
 
 
 async def test_an_automation_runs_a_command(console: Console) -> None:

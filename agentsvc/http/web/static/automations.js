@@ -16,8 +16,13 @@ const KINDS = [
   ["cron", t("On a schedule")],
   ["once", t("Once")],
   ["webhook", t("By a webhook")],
-  ["git", t("For issues of a repository")],
+  ["git", t("By issues and pull requests")],
   ["manual", t("By hand only")],
+];
+const SUBJECTS = [
+  ["request", t("An issue that is labelled, or a mention")],
+  ["issue", t("Each issue that is opened: it is answered")],
+  ["pull_request", t("Each pull request that is opened: it is reviewed")],
 ];
 const TASKS = [["prompt", t("An agent")], ["command", t("A command, without an agent")]];
 const PROVIDERS = [["", t("Where it is found")], ["github", "GitHub"], ["gitlab", "GitLab"], ["forgejo", "Forgejo"], ["bitbucket", "Bitbucket"]];
@@ -38,7 +43,7 @@ const LIMITS = [
 const POLLING = t("Seconds between questions to the host");
 const EMPTY = {
   name: "", does: "prompt", task: "", type: "cron", schedule: "0 9 * * 1-5", timezone: Intl.DateTimeFormat().resolvedOptions().timeZone, at: "", on: "",
-  label: "agent", mention: "", poll_seconds: "", url: "", ref: "", provider: "", timeout: "", max_budget: "", max_iterations: "",
+  subject: "request", label: "agent", mention: "", poll_seconds: "", url: "", ref: "", provider: "", pull_request: false, timeout: "", max_budget: "", max_iterations: "",
 };
 
 /** Whether this server runs automations; until it has said so, it does not. */
@@ -46,8 +51,10 @@ export const useHasAutomations = () => Boolean(useLoaded(() => get(PATH, { limit
 
 function toForm(one) {
   const task = { does: one.command === null ? "prompt" : "command", task: one.command ?? one.prompt };
-  const values = { ...one, ...one.repos?.[0], ...one.trigger, ...task, on: [one.trigger.on ?? []].flat().join(", ") };
-  return Object.fromEntries(Object.entries(EMPTY).map(([name, usual]) => [name, name in values ? String(values[name] ?? "") : usual]));
+  const on = one.trigger.type === "git" ? { subject: one.trigger.on } : { on: (one.trigger.on ?? []).join(", ") };
+  const values = { ...one, ...one.repos?.[0], ...one.trigger, ...task, ...on, pull_request: one.pull_request };
+  const shown = (value, usual) => (typeof usual === "boolean" ? value : String(value ?? ""));
+  return Object.fromEntries(Object.entries(EMPTY).map(([name, usual]) => [name, name in values ? shown(values[name], usual) : usual]));
 }
 
 /** Return the words of a text, null for none. */
@@ -65,7 +72,7 @@ function toTrigger(form) {
     case "webhook":
       return { on: words(form.on) };
     case "git":
-      return { label: form.label || null, mention: form.mention || null, poll_seconds: toNumber(POLLING, form.poll_seconds) };
+      return { on: form.subject, label: form.label || null, mention: form.mention || null, poll_seconds: toNumber(POLLING, form.poll_seconds) };
     default:
       return {};
   }
@@ -77,7 +84,7 @@ function toOrder(form, was = {}) {
   const repository = { url: form.url.trim(), ref: form.ref.trim() || null, provider: form.provider || null };
   const limits = Object.fromEntries(LIMITS.map(([name, label]) => [name, toNumber(label, form[name])]));
   const task = Object.fromEntries(TASKS.map(([name]) => [name, (name === form.does && form.task) || null]));
-  return { name: form.name.trim(), ...task, trigger, repos: repository.url ? [repository] : null, ...limits };
+  return { name: form.name.trim(), ...task, trigger, pull_request: form.type !== "git" && form.pull_request, repos: repository.url ? [repository] : null, ...limits };
 }
 
 function Fields({ form, field }) {
@@ -86,8 +93,9 @@ function Fields({ form, field }) {
       <${TextField} label=${t("Time zone")} ...${field("timezone")} />`,
     once: html`<${TextField} label=${t("When")} hint=${t("Such as 2030-01-31T09:00:00+01:00; without an offset it is UTC")} ...${field("at")} />`,
     webhook: html`<${TextField} label=${t("Kinds of events")} hint=${t("Such as issues.opened, with commas between; empty: all")} ...${field("on")} />`,
-    git: html`<${TextField} label=${t("Label")} hint=${t("An agent begins with an issue that gets it.")} ...${field("label")} />
-      <${TextField} label=${t("Account to mention")} hint=${t("An agent begins where it is mentioned; empty: mentions count for nothing")} ...${field("mention")} />
+    git: html`<${SelectField} label=${t("Works on")} options=${SUBJECTS} ...${field("subject")} />
+      ${form.subject === "request" && html`<${TextField} label=${t("Label")} hint=${t("An agent begins with an issue that gets it.")} ...${field("label")} />
+        <${TextField} label=${t("Account to mention")} hint=${t("An agent begins where it is mentioned; empty: mentions count for nothing")} ...${field("mention")} />`}
       <${TextField} label=${POLLING} hint=${t("For servers it cannot reach; empty: it tells by its webhook")} inputmode="numeric" ...${field("poll_seconds")} />`,
   };
   return html`
@@ -100,6 +108,7 @@ function Fields({ form, field }) {
     <${TextField} label=${t("Repository")} hint=${t("owner/name, or a URL; empty: none")} spellcheck="false" ...${field("url")} />
     <${TextField} label=${t("Branch")} hint=${t("Empty: the default branch")} spellcheck="false" ...${field("ref")} />
     <${SelectField} label=${t("Git host")} options=${PROVIDERS} ...${field("provider")} />
+    ${form.type !== "git" && html`<${Toggle} label=${t("Open a draft pull request of what is committed")} needs="run" ...${field("pull_request")} />`}
     ${LIMITS.map(([name, label, hint]) => html`<${TextField} key=${name} label=${label} hint=${hint} inputmode="decimal" ...${field(name)} />`)}
   `;
 }
