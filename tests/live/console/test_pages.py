@@ -3,6 +3,7 @@
 import re
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from joserfc.jwk import RSAKey
@@ -264,12 +265,10 @@ async def test_an_automation_of_a_git_host_is_shown_and_keeps_what_is_not_in_the
     await console.client.delete(path)
 
 
-async def _automation(
-    page: Page, console: Console, path: str, **awaited: object
-) -> dict[str, object]:
+async def _automation(page: Page, console: Console, path: str, **awaited: object) -> dict[str, Any]:
     """Return an automation as soon as it is stored like this."""
     while True:
-        found: dict[str, object] = (await console.client.get(path)).json()
+        found: dict[str, Any] = (await console.client.get(path)).json()
         if all(found[name] == value for name, value in awaited.items()):
             return found
         await page.wait_for_timeout(100)
