@@ -228,6 +228,16 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
             return ""
         return f"the {self.name} backend pushes no memory out"
 
+    def why_no_copies(self) -> str:
+        """Say why no files of sandboxes can be kept or copied now, or nothing where they can.
+
+        No I/O. For layers, copies and checkpoints alike; what needs them is refused by OrderRejected
+        meanwhile. It may change while the backend is open.
+        """
+        if self.capabilities & {Capability.LAYERS, Capability.COPIES, Capability.CHECKPOINTS}:
+            return ""
+        return f"the {self.name} backend keeps no files of its own"
+
     def inside_url(self, url: str) -> str:
         """Return the URL of this server as sandboxes see it, where they see it otherwise.
 

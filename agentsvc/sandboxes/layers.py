@@ -21,8 +21,15 @@ class Layers:
         self._default_backend = default_backend
 
     def can_keep(self, spec: Spec) -> bool:
-        """Say whether the backend of a spec keeps layers; raises BackendUnavailable without one."""
-        return Capability.LAYERS in self._calls.registry.get(self.backend_of(spec)).capabilities
+        """Say whether the backend of a spec keeps layers now; raises BackendUnavailable without one."""
+        return not self.why_not_kept(spec)
+
+    def why_not_kept(self, spec: Spec) -> str:
+        """Say why the backend of a spec keeps no layers now, or nothing; raises as `can_keep`."""
+        backend = self._calls.registry.get(self.backend_of(spec))
+        if Capability.LAYERS not in backend.capabilities:
+            return f"the {backend.name} backend keeps none"
+        return backend.why_no_copies()
 
     def can_copy(self, sandbox: Sandbox) -> bool:
         """Say whether another sandbox can begin with the files of this one, whatever it does."""
@@ -30,7 +37,8 @@ class Layers:
             backend = self._calls.registry.get(sandbox.backend)
         except BackendUnavailable:
             return False
-        return sandbox.handle is not None and Capability.COPIES in backend.capabilities
+        is_able = Capability.COPIES in backend.capabilities and not backend.why_no_copies()
+        return sandbox.handle is not None and is_able
 
     def backend_of(self, spec: Spec) -> str:
         """Return the name of the backend that keeps the layers of a spec."""

@@ -172,6 +172,8 @@ class FakeWorld:
         """The files of each layer, by their names."""
         self.why_no_reclaim = ""
         """Why no memory can be pushed out."""
+        self.why_no_copies = ""
+        """Why no files can be kept or copied."""
         self.endless_reclaim = False
         """To push memory out takes until it is cancelled."""
         self.is_here = False
@@ -360,6 +362,10 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
     def why_no_reclaim(self) -> str:
         """Say what the world was told to say."""
         return self.world.why_no_reclaim
+
+    def why_no_copies(self) -> str:
+        """Say what the world was told to say, as well."""
+        return super().why_no_copies() or self.world.why_no_copies
 
     async def reclaim(self, handle: Handle) -> None:
         """Say that the memory of a frozen sandbox is elsewhere."""

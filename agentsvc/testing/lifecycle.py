@@ -404,11 +404,14 @@ async def a_sandbox_begins_with_a_copy_of_a_layer(rig: Rig) -> None:
     layer = new_id()
     await _write_note(rig, handle, "kept")
 
-    async def keep(most_bytes: int = 10**9) -> int:
+    async def keep(most_bytes: int = 2**40) -> int:
         return await _fetched(lambda: rig.backend.keep_layer(handle, layer, most_bytes=most_bytes))
 
     await expect_error(Conflict, keep(), "a layer of what runs")
     await rig.backend.stop(handle)
+    if why_not := rig.backend.why_no_copies():
+        await expect_error(OrderRejected, keep(), f"a layer, although {why_not},")
+        return
     await expect_error(OrderRejected, keep(0), "a layer that is too large")
     expect(layer not in await rig.backend.layers(), "a layer that was refused is listed")
     for _ in range(2):
@@ -431,7 +434,11 @@ async def a_sandbox_begins_with_the_files_of_another(rig: Rig) -> None:
     """Check that the files of what runs are copied, and that each has its own then."""
     first, _ = await rig.run(rig.order())
     await _write_note(rig, first, "kept")
-    handle, _ = await _fetched(partial(rig.run, rig.order(copy_of=first.sandbox_id)))
+    begin = partial(rig.run, rig.order(copy_of=first.sandbox_id))
+    if why_not := rig.backend.why_no_copies():
+        await expect_error(OrderRejected, begin(), f"a copy, although {why_not},")
+        return
+    handle, _ = await _fetched(begin)
     expect(await _read_note(rig, handle) == b"kept", "the files are others")
     await _write_note(rig, handle, "own")
     expect(await _read_note(rig, first) == b"kept", "files are shared")
@@ -447,6 +454,10 @@ async def a_sandbox_goes_back_to_its_checkpoints(rig: Rig) -> None:
     order = rig.order()
     handle, _ = await rig.run(order)
     ids = [new_id() for _ in range(3)]
+    if why_not := rig.backend.why_no_copies():
+        call = rig.backend.checkpoint(handle, ids[0], keep=1, most_bytes=10**9)
+        await expect_error(OrderRejected, call, f"a checkpoint, although {why_not},")
+        return
     for number, one in enumerate(ids):
         await _write_note(rig, handle, f"text-{number}")
         await _fetched(partial(rig.backend.checkpoint, handle, one, keep=2, most_bytes=10**9))

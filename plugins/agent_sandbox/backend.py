@@ -15,6 +15,7 @@ from agentsvc.base import (
 )
 from agentsvc.plugin import (
     BackendContext,
+    Capability,
     ExecResult,
     Fences,
     Found,
@@ -23,6 +24,7 @@ from agentsvc.plugin import (
     Order,
     Phase,
     Report,
+    RuntimeBackend,
     SaveHandle,
     Spec,
     check_hosts,
@@ -41,6 +43,8 @@ class AgentSandboxBackend(backend.KubernetesBackend):
     """Runs each sandbox as a `Sandbox`, or as what a `SandboxClaim` is given of a warm pool."""
 
     name: ClassVar[str] = "agent_sandbox"
+    # Claims are the controller's, which makes them of its templates.
+    capabilities = backend.KubernetesBackend.capabilities - {Capability.LAYERS, Capability.COPIES}
 
     def __init__(self, config: settings.KubernetesConfig, context: BackendContext) -> None:
         super().__init__(config, context)
@@ -97,6 +101,10 @@ class AgentSandboxBackend(backend.KubernetesBackend):
                 if self.context.instance_id in str(one)
             ]
         return found
+
+    async def keep_layer(self, handle: Handle, layer_id: str, *, most_bytes: int) -> int:
+        """Raise Unsupported, as every backend that keeps none."""
+        return await RuntimeBackend.keep_layer(self, handle, layer_id, most_bytes=most_bytes)
 
     async def execute(
         self,

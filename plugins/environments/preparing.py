@@ -156,6 +156,9 @@ class Preparer:
         return await self._db.write(body)
 
     async def _make(self, begun: Environment, layer_id: str) -> Environment:
+        spec = self._sandboxes.get_spec(begun.definition.sandbox_spec_id)
+        if why_not := self._sandboxes.layers.why_not_kept(spec):
+            raise StartRefused(f"Its files cannot be kept: {why_not}")
         sandbox = await self._wait_for(begun)
         agent = self._server.agents.at(sandbox.agent_url or "", sandbox.session_key)
         with self._sandboxes.usage.hold(sandbox.id):

@@ -173,9 +173,9 @@ class EnvironmentService:
                 "What was prepared with secrets cannot be shared", loc=("body", "secrets")
             )
         spec = self._sandboxes.get_spec(definition.sandbox_spec_id)
-        if not self._sandboxes.layers.can_keep(spec):
+        if why_not := self._sandboxes.layers.why_not_kept(spec):
             raise Conflict(
-                f"The backend of the sandbox spec `{spec.id}` cannot keep prepared files"
+                f"The backend of the sandbox spec `{spec.id}` cannot keep prepared files: {why_not}"
             )
 
 

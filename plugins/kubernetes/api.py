@@ -112,6 +112,18 @@ class Api:
         """Return an object, or None where the API server says that there is none."""
         return await self.ask("GET", path, expect=(HTTPStatus.NOT_FOUND,))
 
+    async def may(self, verb: str, resource: str, group: str = "") -> bool:
+        """Say whether this server may do something in its namespace."""
+        attributes = {"namespace": self.namespace, "verb": verb, "resource": resource}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": {**attributes, "group": group}},
+        }
+        path = "apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        found = await self.ask("POST", path, body=review)
+        return bool(((found or {}).get("status") or {}).get("allowed"))
+
     async def list_all(
         self, path: str, *, selector: str = "", fields: str = "", names_only: bool = False
     ) -> tuple[list[Json], str]:

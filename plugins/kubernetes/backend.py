@@ -9,9 +9,18 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agentsvc.base import AgentsvcError, BackendUnavailable, Conflict, HandleTooNew, now, parse_time
+from agentsvc.base import (
+    AgentsvcError,
+    BackendUnavailable,
+    Conflict,
+    HandleTooNew,
+    OrderRejected,
+    now,
+    parse_time,
+)
 from agentsvc.plugin import (
     API_VERSION,
+    Advice,
     BackendContext,
     Capability,
     Endpoint,
@@ -40,6 +49,7 @@ from .making import Maker
 from .names import Kind
 from .reach import answers
 from .settings import KubernetesConfig
+from .snapshots import Snapshots, is_filled
 from .tunnels import Tunnels
 from .usage import Meter
 from .watch import Watch
@@ -60,6 +70,7 @@ _LEFT: Final[tuple[Kind, ...]] = (
     "persistentvolumeclaims",
 )
 _PATIENCE_SECONDS: Final = 5.0
+_SHOWN: Final = 500
 _RESTING: Final = (Phase.STARTING, Phase.RUNNING)
 
 
@@ -75,6 +86,8 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
             Capability.STOP,
             Capability.EXECUTE,
             Capability.LOGS,
+            Capability.LAYERS,
+            Capability.COPIES,
             Capability.SURVIVES_RESTART,
         }
     )
@@ -89,6 +102,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         self._watch = Watch(self._api, context.instance_id)
         self._meter = Meter(self._api, context.instance_id)
         self._tunnels = Tunnels(self._api, context.state_dir, context.instance_id)
+        self._snapshots = Snapshots(self._api, config, context.instance_id)
         self._places: dict[str, str] = {}
 
     async def open(self) -> None:
@@ -96,6 +110,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         try:
             await self._api.open()
             await self._watch.start()
+            await self._look_for_snapshots()
         except AgentsvcError as exc:
             await self.close()
             raise BackendUnavailable(exc.message, detail=exc.detail) from exc
@@ -111,6 +126,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         try:
             version = await self._api.ask("GET", "version")
             lacking = await self._lacking()
+            await self._look_for_snapshots()
         except AgentsvcError as exc:
             return Health(ok=False, reason=exc.message)
         facts = {
@@ -120,8 +136,12 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         }
         if self.config.runtime_class:
             facts["runtime_class"] = self.config.runtime_class
+        why_not = self.why_no_copies()
+        facts["kept files"] = why_not or "by volume snapshots"
+        text = f"no environments can be prepared: {why_not}"
+        advice = (Advice(subject="kept files", text=text),) if why_not else ()
         reason = f"it may not do this in the namespace: {', '.join(lacking)}" if lacking else ""
-        return Health(ok=not lacking, reason=reason, facts=facts)
+        return Health(ok=not lacking, reason=reason, facts=facts, advice=advice)
 
     def fences(self, asked: Spec | Order) -> Fences:
         """Say what the cluster enforces, as far as the configuration tells it."""
@@ -139,6 +159,10 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
     def check_spec(self, spec: Spec) -> None:
         """Raise OrderRejected for what no cluster could run."""
         self._check(spec)
+
+    def why_no_copies(self) -> str:
+        """Say what the cluster lacks for volume snapshots, or nothing; as it was when it was asked."""
+        return super().why_no_copies() or self._snapshots.why_not
 
     def inside_url(self, url: str) -> str:
         """Return the server's URL as pods see it: not this machine's own loopback."""
@@ -158,7 +182,10 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         data = {"namespace": namespace, "place": await self._place(namespace)}
         handle = Handle(sandbox_id=order.sandbox_id, version=HANDLE_VERSION, data=data)
         await save(handle)
-        await finish(self._maker(handle).make(order))
+        maker = self._maker(handle)
+        if order.layer or order.copy_of:
+            await finish(self._begin(maker, order))
+        await finish(maker.make(order))
         return handle
 
     async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
@@ -186,18 +213,24 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         return await self._reached(report, handle, pod)
 
     async def scan(self) -> Sequence[Found]:
-        """List what has a claim or a pod of this installation."""
+        """List what has a claim or a pod of this installation, or a snapshot to begin with.
+
+        Snapshots with which sandboxes have begun are removed by the way.
+        """
         namespace = self._api.namespace
         place = await self._place(namespace)
         selector = names.of_installation(self.context.instance_id)
         first: dict[str, datetime] = {}
+        listed = [one for one in await self._snapshots.listed() if not names.is_layer(one)]
+        await self._forget_copies(listed)
         for kind in _SCANNED:
             path = names.path(kind, namespace)
-            listed, _ = await self._api.list_all(path, selector=selector, names_only=True)
-            for one in listed:
-                sandbox_id = names.labels_of(one).get(names.SANDBOX, "")
-                made = parse_time(str(one["metadata"].get("creationTimestamp"))) or now()
-                first[sandbox_id] = min(made, first.get(sandbox_id, made))
+            found, _ = await self._api.list_all(path, selector=selector, names_only=True)
+            listed += found
+        for one in listed:
+            sandbox_id = names.labels_of(one).get(names.SANDBOX, "")
+            made = parse_time(str(one["metadata"].get("creationTimestamp"))) or now()
+            first[sandbox_id] = min(made, first.get(sandbox_id, made))
         data = {"namespace": namespace, "place": place}
         return [
             Found(
@@ -210,7 +243,8 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
     async def leftovers(self) -> Sequence[str]:
         """Name what says this installation's id, among all that the namespace has."""
         found: list[str] = []
-        for kind in _LEFT:
+        snapshots: tuple[Kind, ...] = ("volumesnapshots",) if self._snapshots.has_any else ()
+        for kind in (*_LEFT, *snapshots):
             path = names.path(kind, self._api.namespace)
             listed, _ = await self._api.list_all(path, names_only=True)
             found += [
@@ -267,6 +301,27 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
             await maker.mark_paused(handle.sandbox_id, is_paused=False)
         return handle
 
+    async def keep_layer(self, handle: Handle, layer_id: str, *, most_bytes: int) -> int:
+        """Have the cluster take a snapshot of the claim; its size is that of a volume with it."""
+        maker = self._maker(handle)
+        claim = await maker.find_claim(handle.sandbox_id)
+        pod = await maker.find_pod(handle.sandbox_id)
+        if claim is None or pod is not None or not names.annotations_of(claim).get(names.PAUSED):
+            raise Conflict("The sandbox is not stopped, so that its files cannot be kept")
+        self._check_copies()
+        plan.check_id(layer_id)
+        return await finish(self._snapshots.keep_layer(claim, layer_id, most_bytes=most_bytes))
+
+    async def layers(self) -> Sequence[str]:
+        """List the snapshots that are of no sandbox, those that were broken off half-way, too."""
+        return await self._snapshots.layers()
+
+    async def remove_layer(self, layer_id: str) -> None:
+        """Remove a snapshot; one of which a claim is being filled stays listed until that has ended."""
+        plan.check_id(layer_id)
+        if self._snapshots.has_any:
+            await self._snapshots.remove_layer(layer_id)
+
     async def execute(
         self,
         handle: Handle,
@@ -311,6 +366,14 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         plan.check(asked)
         check_hosts(asked)
 
+    async def _look_for_snapshots(self) -> None:
+        if Capability.LAYERS in self.capabilities:
+            await self._snapshots.look_around()
+
+    def _check_copies(self) -> None:
+        if why_not := self.why_no_copies():
+            raise OrderRejected(f"Files of sandboxes cannot be kept or copied here: {why_not}")
+
     def _namespace(self, handle: Handle) -> str:
         return str(handle.data.get("namespace") or self._api.namespace)
 
@@ -336,19 +399,12 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         return self._places[namespace]
 
     async def _lacking(self) -> list[str]:
-        lacking = []
-        for verb, resource in (("create", "pods"), ("patch", "persistentvolumeclaims")):
-            attributes = {"namespace": self._api.namespace, "verb": verb, "resource": resource}
-            review = {
-                "apiVersion": "authorization.k8s.io/v1",
-                "kind": "SelfSubjectAccessReview",
-                "spec": {"resourceAttributes": attributes},
-            }
-            path = "apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-            found = await self._api.ask("POST", path, body=review)
-            if not ((found or {}).get("status") or {}).get("allowed"):
-                lacking.append(f"{verb} {resource}")
-        return lacking
+        wanted = (("create", "pods"), ("patch", "persistentvolumeclaims"))
+        return [
+            f"{verb} {resource}"
+            for verb, resource in wanted
+            if not await self._api.may(verb, resource)
+        ]
 
     async def _without_pod(self, maker: Maker, handle: Handle) -> Report:
         name = names.main(handle.sandbox_id)
@@ -412,6 +468,59 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
             return await self._tunnels.answers(namespace, handle.sandbox_id, number, limit)
         return await answers(await self._url_of(handle, pod, number), limit)
 
+    async def _begin(self, maker: Maker, order: Order) -> None:
+        """Make the claim of a new sandbox with the files of a layer, or of another sandbox."""
+        if await maker.find_claim(order.sandbox_id) is not None:
+            return
+        self._check_copies()
+        if order.layer:
+            plan.check_id(order.layer)
+            source = await self._snapshots.find_layer(self._api.namespace, order.layer)
+        else:
+            source = await self._copied(maker, order)
+        await maker.begin_with(order, source)
+
+    async def _forget_copies(self, snapshots: Sequence[Json]) -> None:
+        namespace = self._api.namespace
+        for one in snapshots:
+            sandbox_id = names.labels_of(one).get(names.SANDBOX, "")
+            claim = await self._api.get(
+                names.path("persistentvolumeclaims", namespace, names.main(sandbox_id))
+            )
+            if claim is not None and is_filled(claim) and not names.is_ending(one):
+                await self._snapshots.forget_copy(namespace, sandbox_id)
+
+    async def _copied(self, maker: Maker, order: Order) -> Json:
+        plan.check_id(order.copy_of)
+        claim = await maker.find_claim(order.copy_of)
+        if claim is None:
+            raise OrderRejected("The sandbox with whose files this one is to begin is gone")
+        namespace = self._api.namespace
+        if not await self._snapshots.is_copying(namespace, order.sandbox_id):
+            await self._sync(maker, order.copy_of)
+        return await self._snapshots.copy(claim, order.sandbox_id)
+
+    async def _sync(self, maker: Maker, sandbox_id: str) -> None:
+        """Have what a sandbox has written be on its disk, of which alone there are snapshots."""
+        pod = await maker.find_pod(sandbox_id)
+        if pod is None or names.is_ending(pod) or look.to_report(pod).phase is not Phase.RUNNING:
+            return
+        try:
+            ended = await commands.execute(
+                self._api,
+                pod["metadata"]["namespace"],
+                sandbox_id,
+                ["sync"],
+                env={},
+                time_limit=self.config.request_seconds,
+                max_output=_SHOWN,
+            )
+            said = "" if ended.exit_code == 0 else ended.stderr.decode(errors="replace") or "no end"
+        except AgentsvcError as exc:
+            said = exc.message
+        if said:
+            log.warning("sync failed", extra={"sandbox_id": sandbox_id, "reason": said})
+
     async def _restart(self, maker: Maker, order: Order) -> None:
         pod = await maker.find_pod(order.sandbox_id)
         if pod is not None and (names.is_ending(pod) or look.is_over(pod)):
@@ -420,6 +529,8 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         await maker.mark_paused(order.sandbox_id, is_paused=False)
 
     async def _pause(self, maker: Maker, sandbox_id: str) -> None:
+        if not self.why_no_copies():
+            await self._sync(maker, sandbox_id)
         await maker.mark_paused(sandbox_id, is_paused=True)
         await maker.end(sandbox_id)
 
@@ -428,5 +539,6 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         await maker.mark_paused(sandbox_id, is_paused=False)
 
     async def _delete(self, handle: Handle) -> None:
+        await self._snapshots.forget_copy(self._namespace(handle), handle.sandbox_id)
         await self._maker(handle).remove(handle.sandbox_id)
         await self._tunnels.forget(self._namespace(handle), handle.sandbox_id)

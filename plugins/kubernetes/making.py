@@ -72,6 +72,12 @@ class Maker:
         await self._apply("networkpolicies", objects.policy(order, place, owner))
         await self._start(order.sandbox_id, bodies, owner)
 
+    async def begin_with(self, order: Order, source: Json) -> None:
+        """Make the claim of a sandbox with the files of a snapshot; `make` goes on from it."""
+        await self._check_names(order.sandbox_id)
+        place = Place(instance_id=self._instance_id, namespace=self._namespace, config=self._config)
+        await self._claim(order, place, source)
+
     async def start_again(self, sandbox_id: str, claim: Json) -> None:
         """Make the pods anew that the claim remembers; raises Conflict if it remembers none."""
         try:
@@ -148,14 +154,15 @@ class Maker:
             if found is not None and not names.is_own(found, self._instance_id, sandbox_id):
                 raise OrderRejected(f"The namespace has {kind} `{name}` not of this server")
 
-    async def _claim(self, order: Order, place: Place) -> Json:
+    async def _claim(self, order: Order, place: Place, source: Json | None = None) -> Json:
         found = await self.find(
             "persistentvolumeclaims", names.main(order.sandbox_id), order.sandbox_id
         )
         if found is not None and names.is_ending(found):
             raise BackendUnavailable("The sandbox's claim is being removed")
         # What a claim asks for cannot be changed.
-        return found or await self._apply("persistentvolumeclaims", objects.claim(order, place))
+        manifest = objects.claim(order, place, source)
+        return found or await self._apply("persistentvolumeclaims", manifest)
 
     async def _remember(self, claim: Json, bodies: Mapping[str, Json]) -> None:
         path = names.path("persistentvolumeclaims", self._namespace, claim["metadata"]["name"])

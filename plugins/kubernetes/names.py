@@ -13,6 +13,10 @@ AWAITED: Final = "agentsvc/awaited"
 WORKDIR: Final = "agentsvc/workdir"
 LIMITS: Final = "agentsvc/limits"
 CALLBACK: Final = "agentsvc/callback"
+LAYER: Final = "agentsvc/layer"
+
+SNAPSHOTS: Final = "snapshot.storage.k8s.io"
+"""The group of what volume snapshots are."""
 
 _PREFIX: Final = "oh-agent-server-"
 
@@ -25,7 +29,13 @@ type Kind = Literal[
     "persistentvolumeclaims",
     "networkpolicies",
     "configmaps",
+    "volumesnapshots",
 ]
+
+_GROUPS: Final[Mapping[Kind, str]] = {
+    "networkpolicies": "apis/networking.k8s.io/v1",
+    "volumesnapshots": f"apis/{SNAPSHOTS}/v1",
+}
 
 
 def main(sandbox_id: str) -> str:
@@ -38,6 +48,11 @@ def gateway(sandbox_id: str) -> str:
     return f"{_PREFIX}{sandbox_id}-gateway"
 
 
+def layer(layer_id: str) -> str:
+    """Return the name of the snapshot that a layer is."""
+    return f"{_PREFIX}layer-{layer_id}"
+
+
 def labels(instance_id: str, sandbox_id: str, role: str = "sandbox") -> dict[str, str]:
     """Return what everything that is made for a sandbox is labelled with."""
     return {
@@ -46,6 +61,20 @@ def labels(instance_id: str, sandbox_id: str, role: str = "sandbox") -> dict[str
         ROLE: role,
         "app.kubernetes.io/managed-by": "agentsvc",
     }
+
+
+def labels_of_layer(instance_id: str, layer_id: str) -> dict[str, str]:
+    """Return what a layer is labelled with: it is of no sandbox."""
+    return {
+        INSTALLATION: instance_id,
+        LAYER: layer_id,
+        "app.kubernetes.io/managed-by": "agentsvc",
+    }
+
+
+def is_layer(found: Mapping[str, Any]) -> bool:
+    """Say whether a snapshot is a layer, and so of no sandbox."""
+    return LAYER in labels_of(found)
 
 
 def selector(instance_id: str, sandbox_id: str, role: str) -> dict[str, str]:
@@ -81,8 +110,7 @@ def is_ending(found: Mapping[str, Any]) -> bool:
 
 def path(kind: Kind, namespace: str, name: str = "", *, below: str = "") -> str:
     """Return the path of an object, of what is below it, or of all of a kind."""
-    group = "apis/networking.k8s.io/v1" if kind == "networkpolicies" else "api/v1"
-    parts = [group, "namespaces", namespace, kind, name, below]
+    parts = [_GROUPS.get(kind, "api/v1"), "namespaces", namespace, kind, name, below]
     return "/".join(part for part in parts if part)
 
 

@@ -36,12 +36,22 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Of the sandbox's gateway."""
 
 
-def claim(order: Order, place: Place) -> Json:
-    """Return the claim with the sandbox's files."""
+def claim(order: Order, place: Place, source: Json | None = None) -> Json:
+    """Return the claim with the sandbox's files, which begin as a snapshot has them."""
     options, config = plan.to_options(order), place.config
     size = options.storage_size or config.storage_size
     if order.limits.disk_bytes is not None:
         size = str(order.limits.disk_bytes)
+    beginning: Json = {}
+    if source is not None:
+        # A smaller volume would not be made. Those with which it begins may be rounded up.
+        least = str((source.get("status") or {}).get("restoreSize") or "0")
+        size = least if plan.amount(least) > plan.amount(size) else size
+        beginning = {
+            "apiGroup": names.SNAPSHOTS,
+            "kind": "VolumeSnapshot",
+            "name": source["metadata"]["name"],
+        }
     storage_class = options.storage_class or config.storage_class
     return {
         "apiVersion": "v1",
@@ -51,6 +61,7 @@ def claim(order: Order, place: Place) -> Json:
             "accessModes": ["ReadWriteOnce"],
             "resources": {"requests": {"storage": size}},
             **({"storageClassName": storage_class} if storage_class else {}),
+            **({"dataSource": beginning} if beginning else {}),
         },
     }
 

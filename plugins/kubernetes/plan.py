@@ -80,11 +80,16 @@ def check(asked: Spec | Order) -> None:
     working_dir(asked.working_dir, options.workspace)
     _check_sizes(asked, options)
     if isinstance(asked, Order):
-        if not _ID.fullmatch(asked.sandbox_id):
-            raise OrderRejected("The sandbox's id cannot be part of a pod's name")
+        check_id(asked.sandbox_id)
         _check_names(asked.secret_env)
         _check_bytes(asked)
     _check_names(asked.env)
+
+
+def check_id(text: str) -> None:
+    """Raise OrderRejected for an id that cannot be part of an object's name."""
+    if not _ID.fullmatch(text):
+        raise OrderRejected("The id cannot be part of the name of an object")
 
 
 def _check_names(variables: Iterable[str]) -> None:

@@ -74,6 +74,9 @@ class KubernetesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """StorageClass of the claims; empty for the cluster's default."""
     storage_size: Quantity = "10Gi"
     """Size of a claim where the spec has no limit `disk_bytes`."""
+    snapshot_class: Name = ""
+    """VolumeSnapshotClass by which files are kept and copied; empty for the only one that is of the
+    storage class's driver and removes what is deleted, or the default one of several."""
     enforces_storage_size: bool = False
     """Whether the storage class keeps volumes to their size: then `disk_bytes` is a limit."""
     cpu_request: Quantity = "100m"

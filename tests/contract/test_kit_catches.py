@@ -243,6 +243,13 @@ class ReclaimsInName(FakeBackend):
         return "there is no swap"
 
 
+class KeepsInName(FakeBackend):
+    """Says that it keeps nothing here and now, and does."""
+
+    def why_no_copies(self) -> str:
+        return "there are no snapshots"
+
+
 class FreezesForStop(FakeBackend):
     """Pauses where it is to stop, and does not hide it."""
 
@@ -432,6 +439,14 @@ FAULTS: list[tuple[type[FakeBackend], set[str]]] = [
         },
     ),
     (ReclaimsInName, {"a_reclaimed_sandbox_goes_on_where_it_was"}),
+    (
+        KeepsInName,
+        {
+            "a_sandbox_begins_with_a_copy_of_a_layer",
+            "a_sandbox_begins_with_the_files_of_another",
+            "a_sandbox_goes_back_to_its_checkpoints",
+        },
+    ),
     (GuessesAtUse, {"what_a_sandbox_is_said_to_use_grows_with_its_work"}),
     (PausesToGiveWay, {"one_that_gives_way_goes_on"}),
     (

@@ -16,19 +16,19 @@ from agentsvc.sandboxes.plugin_loader import PluginHost
 from agentsvc.testing import WORKLOAD, KitOptions, backend_contract
 from agentsvc.testing.checks import CHECKS
 from agentsvc.testing.kit import run_check
-from tests.kube.api import KubeApi
+from tests.kube.snapshots import SnapshotApi
 
 pytestmark = pytest.mark.timeout(300)
 
 KIND = PluginHost.load().backend_types()["kubernetes"]
-_APIS: Final[list[tuple[KubeApi, Path]]] = []
+_APIS: Final[list[tuple[SnapshotApi, Path]]] = []
 
 
 @pytest.fixture(scope="module", autouse=True)
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeApi]:
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SnapshotApi]:
     """Run the API server as long as the kit runs."""
     directory = tmp_path_factory.mktemp("kube")
-    with KubeApi(directory / "volumes") as server:
+    with SnapshotApi(directory / "volumes") as server:
         _APIS.append((server, server.kubeconfig(directory / "config")))
         yield server
         _APIS.pop()

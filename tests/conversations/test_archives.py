@@ -197,10 +197,17 @@ async def test_a_repeated_request_makes_one_archive_and_one_fork(client: Client)
     assert (await client.get(f"{STARTS}/start-tasks/count")).json() == 2
 
 
+@pytest.mark.parametrize("why_not", ["", "the cluster has no snapshots"])
 async def test_a_fork_has_the_workspace_in_a_sandbox_of_its_own(
-    client: Client, service: Service, fake_agent: PackingAgent, fake_world: TroubledWorld
+    client: Client,
+    service: Service,
+    fake_agent: PackingAgent,
+    fake_world: TroubledWorld,
+    why_not: str,
 ) -> None:
-    fake_world.capabilities -= {Capability.COPIES}
+    fake_world.why_no_copies = why_not
+    if not why_not:
+        fake_world.capabilities -= {Capability.COPIES}
     await service.restart()
     conversation_id, sandbox_id = await start(client)
     answer = await client.post(f"{STARTS}/{conversation_id}/fork", json={"title": "Another way"})

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from agentsvc.base.values import new_id
 from tests.kube.api import KubeApi
+from tests.kube.schemas import set_defaults, strict
 from tests.kube.store import KINDS, Refused, merged, stamp
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class SandboxApi(KubeApi):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         found: dict[str, Json] = json.loads(_SCHEMAS.read_text())
-        self._schemas = {kind: _strict(schema) for kind, schema in found.items()}
+        self._schemas = {kind: strict(schema) for kind, schema in found.items()}
         self.controls = True
 
     def put(self, manifest: Json) -> None:
@@ -69,7 +70,7 @@ class SandboxApi(KubeApi):
                 errors.append("volumeClaimTemplates is immutable")
             if errors:
                 raise Refused(422, "Invalid", f"{kind} is invalid: {errors[0]}")
-            _set_defaults(schema, obj)
+            set_defaults(schema, obj)
         return super()._stored(kind, obj, known)
 
     async def _delete(self, request: web.Request) -> web.Response:
@@ -366,32 +367,3 @@ def _reference(kind: str, version: str, owner: Json) -> Json:
         "controller": True,
         "blockOwnerDeletion": True,
     }
-
-
-def _strict(schema: Any) -> Any:
-    """Return a schema that refuses what it does not know, in place of forgetting it."""
-    if isinstance(schema, list):
-        return [_strict(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {
-        key: {name: _strict(one) for name, one in value.items()}
-        if key == "properties"
-        else _strict(value)
-        for key, value in schema.items()
-    }
-    if "properties" in found and "type" in found and "additionalProperties" not in found:
-        found["additionalProperties"] = False
-    return found
-
-
-def _set_defaults(schema: Json, obj: Any) -> None:
-    if isinstance(obj, list) and "items" in schema:
-        for one in obj:
-            _set_defaults(schema["items"], one)
-    if isinstance(obj, dict):
-        for name, one in schema.get("properties", {}).items():
-            if name not in obj and "default" in one:
-                obj[name] = copy.deepcopy(one["default"])
-            if name in obj:
-                _set_defaults(one, obj[name])

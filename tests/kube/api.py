@@ -112,6 +112,7 @@ class KubeApi:
         self.node = Node(self.store, self._directory)
         app = web.Application(middlewares=[self._guard])
         app.router.add_get("/version", self._version)
+        app.router.add_get("/apis", self._groups)
         app.router.add_post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", self._review)
         app.router.add_get("/api/v1/namespaces/{namespace}", self._namespace)
         app.router.add_get(
@@ -121,6 +122,7 @@ class KubeApi:
         app.router.add_get(_POD + "/exec", self._exec)
         app.router.add_get(_POD + "/portforward", self._forward)
         app.router.add_get(_POD + "/log", self._log)
+        self._add_routes(app)
         for group in ("/api/v1", "/apis/networking.k8s.io/v1", *self.groups):
             path = group + "/namespaces/{namespace}/{kind}"
             app.router.add_get(path, self._list)
@@ -133,6 +135,9 @@ class KubeApi:
         await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
         self.port = self._runner.addresses[0][1]
         self.url = f"http://127.0.0.1:{self.port}"
+
+    def _add_routes(self, app: web.Application) -> None:
+        """Add what belongs to no namespace, where there is more than Kubernetes has by itself."""
 
     async def _stop(self) -> None:
         await self.node.close()
@@ -169,9 +174,17 @@ class KubeApi:
     async def _version(self, _: web.Request) -> web.Response:
         return web.json_response({"gitVersion": "v1.20.2"})
 
+    async def _groups(self, _: web.Request) -> web.Response:
+        pairs = [path.split("/")[2:] for path in ("/apis/networking.k8s.io/v1", *self.groups)]
+        found = [
+            {"name": name, "versions": [{"groupVersion": f"{name}/{version}", "version": version}]}
+            for name, version in pairs
+        ]
+        return web.json_response({"kind": "APIGroupList", "groups": found})
+
     async def _review(self, request: web.Request) -> web.Response:
         asked = (await request.json())["spec"]["resourceAttributes"]
-        verbs = {"patch": "PATCH", "create": "PATCH"}
+        verbs = {"patch": "PATCH", "create": "PATCH", "list": "GET"}
         is_refused = (verbs[asked["verb"]], asked["resource"]) in self.refusals
         return web.json_response({"status": {"allowed": not is_refused}})
 
@@ -313,7 +326,7 @@ class KubeApi:
         wanted = (body.get("preconditions") or {}).get("uid", found["metadata"]["uid"])
         if wanted != found["metadata"]["uid"]:
             raise Refused(409, "Conflict", "the UID in the precondition does not match")
-        if kind in ("pods", "persistentvolumeclaims"):
+        if kind in ("pods", "persistentvolumeclaims", "volumesnapshots"):
             metadata = {**found["metadata"], "deletionTimestamp": stamp()}
             found = self.store.put(kind, {**found, "metadata": metadata})
             grace = body.get("gracePeriodSeconds")
@@ -341,7 +354,7 @@ class KubeApi:
         socket = await _socket(request)
         place = self.node.place_of(pod, pod["spec"]["containers"][0]["workingDir"])
         process = await asyncio.create_subprocess_exec(
-            *request.query.getall("command"),
+            *(self.node.here(pod, part) for part in request.query.getall("command")),
             stdin=PIPE if "stdin" in request.query else DEVNULL,
             stdout=PIPE,
             stderr=PIPE,

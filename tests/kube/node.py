@@ -91,6 +91,10 @@ class Node:
         mount = _mounts(pod)["workspace"]
         return self._directory / claim_of(pod) / Path(path).relative_to(mount)
 
+    def here(self, pod: Json, text: str) -> str:
+        """Return a text with the paths below a pod's workspace as they are on this machine."""
+        return text.replace(f"{_mounts(pod)['workspace']}/", f"{self._directory / claim_of(pod)}/")
+
     def _memory_of(self, pod: Json) -> dict[str, str]:
         """Return where the volumes of a pod that are in memory are on this machine, by their paths."""
         mounts, top = _mounts(pod), self._directory / pod["metadata"]["uid"]
@@ -105,6 +109,7 @@ class Node:
 
     async def _run(self, pod: Json) -> None:
         uid, container = pod["metadata"]["uid"], container_of(pod)
+        await self._wait_for_files(pod)
         place = self.place_of(pod, container["workingDir"])
         for directory in (str(place), *self._memory_of(pod).values()):
             await asyncio.to_thread(os.makedirs, directory, exist_ok=True)
@@ -135,6 +140,14 @@ class Node:
         ready.cancel()
         del self._processes[uid]
         self._say(pod, _ended(code if code >= 0 else 128 - code, "Error" if code else "Completed"))
+
+    async def _wait_for_files(self, pod: Json) -> None:
+        """Wait until the claim of a pod is filled from what it is made of, if it is made of anything."""
+        key = ("persistentvolumeclaims", pod["metadata"]["namespace"], claim_of(pod))
+        while "dataSource" in (claim := self._store.objects.get(key) or {"spec": {}})["spec"]:
+            if (claim.get("status") or {}).get("phase") == "Bound":
+                return
+            await self._store.changed.wait()
 
     async def _watch_port(self, pod: Json, address: str, probe: Json | None) -> None:
         while probe is not None:

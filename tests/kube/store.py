@@ -19,6 +19,7 @@ KINDS: Final = {
     "events": "Event",
     "persistentvolumeclaims": "PersistentVolumeClaim",
     "networkpolicies": "NetworkPolicy",
+    "volumesnapshots": "VolumeSnapshot",
     "sandboxes": "Sandbox",
     "sandboxclaims": "SandboxClaim",
     "sandboxtemplates": "SandboxTemplate",

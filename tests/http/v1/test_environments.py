@@ -204,6 +204,23 @@ async def test_a_backend_without_layers_says_so(
     assert "cannot keep prepared files" in answer.json()["detail"]
 
 
+async def test_a_backend_that_keeps_nothing_here_and_now_says_why(
+    client: Client, fake_agent: TroubledAgent, fake_world: TroubledWorld
+) -> None:
+    made = await wait_for(client, await create(client), "ready")
+    fake_world.why_no_copies = "the cluster has no snapshots"
+    answer = await client.post(PATH, json={"name": "x"})
+    assert (answer.status, answer.json()["code"]) == (409, "conflict")
+    assert answer.json()["detail"].endswith("prepared files: the cluster has no snapshots")
+    # What was asked for before is not set up in vain.
+    before = len(fake_agent.sandboxes)
+    assert (await client.post(f"{PATH}/{made['id']}/prepare")).status == 200
+    failed = await wait_for(client, made, "failed")
+    assert failed["detail"] == "Its files cannot be kept: the cluster has no snapshots"
+    begun = list(fake_agent.sandboxes.values())[before:]
+    assert [command for one in begun for command in one.commands] == []
+
+
 async def test_a_user_has_only_so_many(client: Client, service: Service) -> None:
     service.config = msgspec.structs.replace(
         service.config, extensions={"environments": {"max_per_user": 1}}

@@ -17,6 +17,8 @@ SERVER: Final = "agentsvc"
 SANDBOXES: Final = "agentsvc-sandboxes"
 
 _KINDS: Final[Mapping[str, tuple[str, str]]] = {
+    "ClusterRole": ("apis/rbac.authorization.k8s.io/v1", "clusterroles"),
+    "ClusterRoleBinding": ("apis/rbac.authorization.k8s.io/v1", "clusterrolebindings"),
     "Deployment": ("apis/apps/v1", "deployments"),
     "Namespace": ("api/v1", "namespaces"),
     "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),
@@ -80,6 +82,7 @@ def left(cluster: Cluster, instance_id: str) -> list[str]:
     kinds = ("pods", "services", "secrets", "configmaps", "persistentvolumeclaims")
     paths = [f"/api/v1/{kind}" for kind in kinds]
     paths.append("/apis/networking.k8s.io/v1/networkpolicies")
+    paths.append("/apis/snapshot.storage.k8s.io/v1/volumesnapshots")
     return sorted(
         f"{path.rpartition('/')[2]} {one['metadata']['name']}"
         for path in paths

@@ -23,8 +23,8 @@ not the one that is named here: run it again then, and commit what it has writte
 - plugin: `{plugin}`
 
 The services of that cluster are carried by its own kube-proxy. What answers for their names, holds
-pods to network policies and makes volumes is the tests' own: `dns.py`, `fences.py` and `volumes.py`
-beside this file. Not tried at all are networks such as Calico and Cilium, a server of metrics,
+pods to network policies, makes volumes and takes snapshots of them is the tests' own: `dns.py`,
+`fences.py` and `volumes.py` beside this file. Not tried at all are networks such as Calico and Cilium, a server of metrics,
 gVisor and Kata, and clusters of a newer version.
 """
 _PLUGIN_LINE: Final = re.compile(r"^- plugin: `([0-9a-f]{64})`$", re.MULTILINE)

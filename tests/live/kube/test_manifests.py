@@ -47,6 +47,9 @@ REFUSED = (
     ("DELETE", f"{CORE}/namespaces/{SANDBOXES}/pods"),
     ("GET", f"{CORE}/namespaces/{SANDBOXES}/resourcequotas"),
     ("GET", "/apis/apps/v1/namespaces/agentsvc/deployments"),
+    ("GET", "/apis/snapshot.storage.k8s.io/v1/volumesnapshots"),
+    ("POST", "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses"),
+    ("POST", "/apis/storage.k8s.io/v1/storageclasses"),
 )
 
 ROLES_RIGHTS = [
