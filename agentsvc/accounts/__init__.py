@@ -42,6 +42,7 @@ from agentsvc.accounts.quotas import (
     Used,
     check_running,
     check_spend,
+    check_starts,
     find_running,
 )
 from agentsvc.accounts.service_keys import ServiceKeys
@@ -86,6 +87,7 @@ __all__ = [
     "change_user",
     "check_running",
     "check_spend",
+    "check_starts",
     "find_running",
     "get_user",
     "insert_key",

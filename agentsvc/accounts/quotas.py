@@ -132,19 +132,29 @@ async def left_to_spend(reader: Queryable, user_id: str) -> float:
 
 async def note_start(tx: Transaction, user_id: str) -> None:
     """Count a conversation that is to start; raises QuotaExceeded where it may not."""
-    await check_spend(tx, user_id)
     moment = values.now()
-    most = (await _find(tx, user_id)).conversations_per_hour
     await QuotaTable.delete_starts(tx, user_id, moment - _HOUR)
-    starts = await QuotaTable.starts(tx, user_id, moment - _HOUR)
-    if most is not None and len(starts) >= most:
-        # As many as are too many, and one, have to be an hour old.
-        due = starts[len(starts) - most] + _HOUR if most else moment + _HOUR
+    await check_starts(tx, user_id)
+    await QuotaTable.insert_start(tx, user_id, moment)
+
+
+async def check_starts(reader: Queryable, user_id: str, count: int = 1) -> None:
+    """Raise QuotaExceeded where so many conversations more may not be started now."""
+    await check_spend(reader, user_id)
+    most = (await _find(reader, user_id)).conversations_per_hour
+    if most is None:
+        return
+    moment = values.now()
+    starts = await QuotaTable.starts(reader, user_id, moment - _HOUR)
+    too_many = len(starts) + count - most
+    if too_many > 0:
+        # As many as are too many have to be an hour old.
+        due = starts[too_many - 1] + _HOUR if too_many <= len(starts) else moment + _HOUR
+        wanted = "" if count == 1 else f"; these are {count} more"
         raise QuotaExceeded(
-            f"You may start {most} conversations an hour, and have started {len(starts)}",
+            f"You may start {most} conversations an hour, and have started {len(starts)}{wanted}",
             retry_after_seconds=_seconds(due - moment),
         )
-    await QuotaTable.insert_start(tx, user_id, moment)
 
 
 async def note_spend(tx: Transaction, user_id: str, dollars: float, used: Tokens = NONE) -> str:

@@ -28,7 +28,7 @@ from agentsvc.conversations.model import (
 )
 from agentsvc.conversations.model_tokens import ModelToken
 from agentsvc.conversations.records import patched, shown
-from agentsvc.conversations.starting.service import Starts
+from agentsvc.conversations.starting.service import Claim, Starts
 from agentsvc.conversations.stores import ConversationStores
 from agentsvc.domain import (
     Copied,
@@ -172,20 +172,28 @@ class Conversations:
         return archive
 
     async def fork(
-        self, user_id: str, conversation_id: str, order: StartOrder, *, up_to: str | None = None
+        self,
+        user_id: str,
+        conversation_id: str,
+        order: StartOrder,
+        *,
+        up_to: str | None = None,
+        claim: Claim | None = None,
     ) -> StartTask:
         """Start another conversation, in a new sandbox, on a copy of a workspace and its history.
 
-        `up_to` is the last event of the history that is copied. Where the sandbox is gone, it
-        begins as its repository is, or with no files. Raises as `save_workspace` and `start`,
-        NotFound where there is no such event, and Gone where there is no history either.
+        `up_to` is the last event of the history that is copied, `claim` as for `Starts.start`. Where
+        the sandbox is gone, it begins as its repository is, or with no files. Raises as
+        `save_workspace` and `start`, NotFound where there is no such event, and Gone where there is no
+        history either.
         """
         view = await self.get(user_id, conversation_id, include_starting=True)
         if up_to is not None:
             number = await self._recorder.number_of(view.conversation.id, up_to)
             order = msgspec.structs.replace(order, fork_until=number)
         if view.conversation.is_ready and view.sandbox_status is SandboxStatus.MISSING:
-            return await self.start(user_id, await self._without_files(view.conversation, order))
+            order = await self._without_files(view.conversation, order)
+            return await self.starts.start(user_id, order, claim=claim)
         found = await self._copied(view)
         if found is None:
             archive = await self.save_workspace(user_id, conversation_id)
@@ -197,7 +205,7 @@ class Conversations:
         with contextlib.suppress(AgentsvcError):
             await self._recorder.sync(view.conversation.id)
         order = msgspec.structs.replace(order, fork_of=view.conversation.id)
-        return await self.start(user_id, order)
+        return await self.starts.start(user_id, order, claim=claim)
 
     async def _copied(self, view: ConversationView) -> tuple[Copied, str] | None:
         """Return the sandbox to copy and its spec; None where only the workspace is to be saved.

@@ -216,6 +216,8 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What of the repository is checked out then; needed where that is withheld."""
     compared_to: str | None = None
     """The commit of the branch that it is to be compared with; None for itself."""
+    is_alone: bool = False
+    """It gets a sandbox of its own, whatever the settings say of sharing one."""
     needs_lent_model: bool = False
     """It does not start where the key of its model would be in the sandbox."""
     replay: tuple[RecordedStep, ...] = ()

@@ -4,10 +4,11 @@
 so that what a plugin keeps of it is true together with it or not at all.
 """
 
-from agentsvc.accounts import Role, get_user
+from agentsvc.accounts import Role, check_starts, get_user
 from agentsvc.base import NotAllowed
 from agentsvc.conversations import (
     Conversation,
+    ConversationPatch,
     ConversationQuery,
     ConversationView,
     EventQuery,
@@ -38,6 +39,7 @@ __all__ = [
     "Content",
     "ContentKind",
     "Conversation",
+    "ConversationPatch",
     "ConversationQuery",
     "ConversationView",
     "EventQuery",
@@ -53,6 +55,7 @@ __all__ = [
     "check_branch",
     "check_may_run",
     "check_repository",
+    "check_starts",
     "error_event",
     "locate",
     "refuse_credentials",

@@ -7,8 +7,10 @@ from typing import Final
 import msgspec
 
 from agentsvc.base import AgentsvcError, NotFound, new_id, now
-from agentsvc.extension.conversations import ConversationView, ExecutionStatus
-from agentsvc.extension.server import Conversations, SandboxStatus
+from agentsvc.extension.commands import stop_once
+from agentsvc.extension.conversations import ConversationView
+from agentsvc.extension.endings import AT_WORK, DONE, cost_of, find_end
+from agentsvc.extension.server import Conversations
 from agentsvc.extension.storage import Transaction
 
 from .model import Automation, Run, RunStatus, Source
@@ -16,14 +18,6 @@ from .table import AutomationTable, RunTable
 
 WAS_DISABLED: Final = "The automation was disabled"
 
-_FAILURES: Final = {
-    ExecutionStatus.ERROR: "The agent has failed",
-    ExecutionStatus.STUCK: "The agent has repeated itself and was stopped",
-}
-AT_WORK: Final = (ExecutionStatus.RUNNING, ExecutionStatus.WAITING_FOR_CONFIRMATION)
-_STOP: Final = 'kill -TERM -- "-$(cat "$HOME/.agentsvc-run-{id}/pid")"'
-"""Ends what `plain_command` has begun."""
-_STOP_SECONDS: Final = 10.0
 _LONGEST: Final = 2000
 """Characters of what is kept of a result, or a reason."""
 
@@ -39,28 +33,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 def judge(view: ConversationView) -> Verdict | None:
     """Return how the run of a conversation has ended, None while it goes on."""
-    conversation = view.conversation
-    cost = conversation.metrics.accumulated_cost if conversation.metrics else None
-    if conversation.start_failed:
-        return _failed(f"The conversation did not start: {conversation.start_detail}", cost)
-    if not conversation.is_ready or conversation.has_run_queued:
+    reason, cost = find_end(view), cost_of(view)
+    if reason is None:
         return None
-    status = conversation.execution_status
-    # It may have been told to go on, and not have said yet that it does.
-    is_asked = conversation.facts.run_asked_at > conversation.facts.status_at
-    if status is ExecutionStatus.FINISHED and not is_asked:
+    if reason == DONE:
         return Verdict(status=RunStatus.COMPLETED, cost=cost)
-    reason = _FAILURES.get(status) if status else None
-    if conversation.facts.budget_stop_cost is not None and status not in AT_WORK:
-        reason = "The budget is used up"
-    if view.sandbox_status in (SandboxStatus.ERROR, SandboxStatus.MISSING):
-        told = view.sandbox.reason if view.sandbox else "it is gone"
-        reason = reason or f"The sandbox has failed: {told}"
-    return _failed(reason, cost) if reason else None
-
-
-def _failed(detail: str, cost: float | None) -> Verdict:
-    return Verdict(status=RunStatus.FAILED, detail=detail, cost=cost)
+    return Verdict(status=RunStatus.FAILED, detail=reason, cost=cost)
 
 
 def ended(
@@ -160,4 +138,4 @@ async def halt(conversations: Conversations, run: Run) -> None:
         if view.execution_status not in AT_WORK:
             with contextlib.suppress(AgentsvcError):
                 agent = conversations.require_agent(view)
-                await agent.run_command(_STOP.format(id=run.id), time_limit=_STOP_SECONDS)
+                await stop_once(agent, run.id)

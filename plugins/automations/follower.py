@@ -18,11 +18,12 @@ from agentsvc.extension.conversations import (
     EventQuery,
     error_event,
 )
+from agentsvc.extension.endings import AT_WORK, cost_of
 from agentsvc.extension.server import Notice, SandboxStatus, Server, Subject
 from agentsvc.extension.storage import Transaction
 
 from .clock import ClockWatch
-from .ending import AT_WORK, Verdict, halt, judge, settle
+from .ending import Verdict, halt, judge, settle
 from .model import Run, RunStatus
 from .plain_command import Commands
 from .publication import Publisher
@@ -187,9 +188,7 @@ class Follower:
         if run.timeout_at <= now():
             await halt(self._conversations, run)
             detail = "It took longer than its automation allows"
-            metrics = view.conversation.metrics
-            cost = metrics.accumulated_cost if metrics else None
-            verdict = Verdict(status=RunStatus.FAILED, detail=detail, cost=cost)
+            verdict = Verdict(status=RunStatus.FAILED, detail=detail, cost=cost_of(view))
             await self._conclude(run, verdict, view)
         elif self._sweep_at is None or run.timeout_at < self._sweep_at:
             self._sweep_at = run.timeout_at

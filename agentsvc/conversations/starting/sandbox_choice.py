@@ -106,7 +106,8 @@ class SandboxChooser:
     async def _find_joinable(self, asked: Checked) -> Sandbox | None:
         strategy, spec = asked.settings.sandbox_grouping_strategy, self._spec(asked)
         order = asked.start.task.request
-        is_alone = order.withholds_secrets or is_named(order) or order.copied is not None
+        has_own_files = is_named(order) or order.copied is not None
+        is_alone = order.is_alone or order.withholds_secrets or has_own_files
         if strategy is GroupingStrategy.NO_GROUPING or is_alone:
             return None
         running = [

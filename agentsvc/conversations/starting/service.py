@@ -26,6 +26,9 @@ from agentsvc.storage import Queryable, Transaction, note_effect
 
 log = logging.getLogger(__name__)
 
+type Claim = Callable[[Transaction, StartTask], Awaitable[None]]
+"""Runs in the transaction that creates a start task, and undoes it by raising."""
+
 
 class StartFollowers:
     """Those who follow starts: a queue for each, and listeners that hear of all."""
@@ -171,7 +174,7 @@ class Starts:
         order: StartOrder,
         *,
         generation: Generation = Generation.V1,
-        claim: Callable[[Transaction, StartTask], Awaitable[None]] | None = None,
+        claim: Claim | None = None,
     ) -> StartTask:
         """Ask for a conversation; what was asked is stored when this returns.
 
@@ -212,6 +215,12 @@ class Starts:
             return start.task
 
         return await self._db.write(body)
+
+    async def check(self, user_id: str, order: StartOrder) -> None:
+        """Raise as `start` does for what can never be started; nothing is stored."""
+        order, _ = await self._orders.complete(user_id, order)
+        await self.environments.check(user_id, order)
+        self._orders.check(order)
 
     async def find_many(self, user_id: str, ids: Sequence[str]) -> list[StartTask | None]:
         """Return a user's start tasks in the order of the ids, None for each unknown one."""

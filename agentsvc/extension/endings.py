@@ -1,0 +1,45 @@
+"""Whether what an agent was told to do is done, as its conversation says."""
+
+from typing import Final
+
+from agentsvc.conversations import ConversationView
+from agentsvc.domain import ExecutionStatus
+from agentsvc.sandboxes import SandboxStatus
+
+__all__ = ["AT_WORK", "DONE", "cost_of", "find_end"]
+
+AT_WORK: Final = (ExecutionStatus.RUNNING, ExecutionStatus.WAITING_FOR_CONFIRMATION)
+DONE: Final = ""
+"""What `find_end` says of an agent that has done its work."""
+
+_FAILURES: Final = {
+    ExecutionStatus.ERROR: "The agent has failed",
+    ExecutionStatus.STUCK: "The agent has repeated itself and was stopped",
+}
+
+
+def find_end(view: ConversationView) -> str | None:
+    """Return why the agent of a conversation has failed, `DONE` if it has not, None while it goes on."""
+    conversation = view.conversation
+    if conversation.start_failed:
+        return f"The conversation did not start: {conversation.start_detail}"
+    if not conversation.is_ready or conversation.has_run_queued:
+        return None
+    status = conversation.execution_status
+    # It may have been told to go on, and not have said yet that it does.
+    is_asked = conversation.facts.run_asked_at > conversation.facts.status_at
+    if status is ExecutionStatus.FINISHED and not is_asked:
+        return DONE
+    reason = _FAILURES.get(status) if status else None
+    if conversation.facts.budget_stop_cost is not None and status not in AT_WORK:
+        reason = "The budget is used up"
+    if view.sandbox_status in (SandboxStatus.ERROR, SandboxStatus.MISSING):
+        told = view.sandbox.reason if view.sandbox else "it is gone"
+        reason = reason or f"The sandbox has failed: {told}"
+    return reason
+
+
+def cost_of(view: ConversationView) -> float | None:
+    """Return what a conversation has cost in US dollars, None where nobody has said so."""
+    metrics = view.conversation.metrics
+    return metrics.accumulated_cost if metrics else None
