@@ -11,13 +11,13 @@ import msgspec
 
 from agentsvc.agentserver import AgentServer
 
-__all__ = ["Outcome", "stop_once", "watch_once"]
+__all__ = ["LOOK", "AgentServer", "Outcome", "stop_once", "watch_once"]
 
 _SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 10.0
 _SHOWN: Final = 1900
 """Bytes of the output's end."""
-_LOOK: Final = """
+LOOK: Final = """
 d="$HOME/.agentsvc-run-{id}"
 if mkdir "$d" 2>/dev/null; then
   printf %s {command} >"$d/command"
@@ -40,6 +40,7 @@ else
 fi
 tail -c {shown} "$d/output"
 """
+"""Begins a command, or waits a while for its end; says how it stands."""
 _STOP: Final = 'kill -TERM -- "-$(cat "$HOME/.agentsvc-run-{id}/pid")"'
 
 
@@ -59,7 +60,7 @@ async def watch_once(
 
     Raises as `AgentServer.run_command`.
     """
-    script = _LOOK.format(id=run_id, command=quote(command), place=quote(directory), shown=_SHOWN)
+    script = LOOK.format(id=run_id, command=quote(command), place=quote(directory), shown=_SHOWN)
     told = await agent.run_command(script, time_limit=_SECONDS)
     code, _, output = told.stdout.partition("\n")
     if code == "running":

@@ -340,6 +340,34 @@ async def test_environments_are_prepared_shown_and_deleted(
     assert await commands.json("environments", "list") == []
 
 
+async def test_attempts_are_begun_compared_and_chosen(commands: Commands) -> None:
+    start = ("attempts", "start", "Do it", "--count", "2", "--model", "openai/other")
+    head, titles, *rows = (
+        await commands.good(*start, "--test", "true", "--budget", "9", "--wait")
+    ).splitlines()
+    assert "Do it" in head
+    assert " of $9.00" in head
+    assert titles.split() == [
+        *("NO", "STATUS", "MODEL", "CHANGED", "TESTS", "TIME", "COST", "CONVERSATION")
+    ]
+    assert [row.split()[:3] for row in rows] == [
+        [number, "finished", "openai/other"] for number in ("1", "2")
+    ]
+    [listed] = await commands.json("attempts", "list")
+    assert "2 of 2" in await commands.good("attempts", "list")
+    chosen = await commands.json("attempts", "choose", listed["id"][:12], "2", "--yes")
+    assert [one["status"] for one in chosen["attempts"]] == ["discarded", "chosen"]
+    assert "discarded" in await commands.good("attempts", "show", "Do it")
+    source = chosen["attempts"][1]["conversation_id"]
+    forks = await commands.json(*start, "--conversation", source[:12], "--title", "Forks")
+    assert forks["conversation_id"] == source
+    refused = await commands("attempts", "start", "Do it", "--repo", "a/b", "--count", "1")
+    assert refused.exit_code == 1
+    for name in ("Forks", "Do it"):
+        await commands.good("attempts", "delete", name, "--yes")
+    assert await commands.json("attempts", "list") == []
+
+
 async def test_automations_are_made_run_switched_and_deleted(
     commands: Commands, client: Client, tmp_path: Path
 ) -> None:

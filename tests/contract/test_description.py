@@ -316,6 +316,7 @@ async def world(
             **await _new_share(client),
             **await _new_automation(client),
             **await _new_environment(client),
+            **await _new_attempts(client),
         },
     )
 
@@ -371,6 +372,15 @@ async def _new_automation(client: Client, kind: str = "manual") -> Json:
 async def _new_environment(client: Client) -> Json:
     made = await client.post("/api/v1/environments", json={"name": "any"})
     return {"environment_id": made.json()["id"]}
+
+
+async def _new_attempts(client: Client) -> Json:
+    path = "/api/v1/attempts"
+    made = (await client.post(path, json={"message": "any", "count": 2})).json()
+    while made["attempts"][0]["status"] in ("queued", "starting"):
+        await asyncio.sleep(0.02)
+        made = (await client.get(f"{path}/{made['id']}")).json()
+    return {"attempts_id": made["id"]}
 
 
 async def _webhook(world: World) -> Json:

@@ -195,6 +195,9 @@ async def caller(
     if "{environment_id}" in route.path:
         made = await client.post("/api/v1/environments", json={"name": "any"})
         ids["environment_id"] = made.json()["id"]
+    if "{attempts_id}" in route.path:
+        made = await client.post("/api/v1/attempts", json={"message": "any", "count": 2})
+        ids["attempts_id"] = made.json()["id"]
     async with aiohttp.ClientSession(headers={"X-Session-API-Key": key or ""}) as session:
         yield Caller(session, service.url, route, ids)
 

@@ -258,6 +258,8 @@ async def site(client: Client, service: Service) -> Site:
     ids["automation_id"] = made.json()["id"]
     made = await client.post("/api/v1/environments", json={"name": "any"})
     ids["environment_id"] = made.json()["id"]
+    made = await client.post("/api/v1/attempts", json={"message": "any", "count": 2})
+    ids["attempts_id"] = made.json()["id"]
     return Site(client, service.client_with(found["session_api_key"]), ids)
 
 

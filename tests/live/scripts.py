@@ -19,6 +19,10 @@ DONE = "Every command ran."
 WORDS = " ".join(f"word-{number}" for number in range(60))
 
 
+MODEL_NAME = "%MODEL%"
+"""What commands of `run` name the model by that has thought of them."""
+
+
 def run(*commands: str) -> str:
     """Return a message that has the agent run these commands in its terminal, one per turn."""
     return "\n".join(["[script:run]", *(f"$ {command}" for command in commands)])
@@ -29,7 +33,8 @@ def _next_command(turn: Turn) -> Reply:
     if turn.step >= len(commands):
         return finish(DONE) if "finish" in turn.tools else say(DONE)
     tool = next((name for name in _TERMINALS if name in turn.tools), "terminal")
-    return call(tool, command=commands[turn.step], **_TERMINALS[tool])
+    command = commands[turn.step].replace(MODEL_NAME, turn.request["model"])
+    return call(tool, command=command, **_TERMINALS[tool])
 
 
 def _first_words(turn: Turn) -> Reply:

@@ -26,7 +26,7 @@ PLUGINS = Path(__file__).parents[2] / "plugins"
 OURS = ["process", *(file.stem for file in PLUGINS.iterdir() if file.suffix in ("", ".py"))]
 """What comes with the server, so that a test sees its own plugin alone."""
 
-USUAL = {"process", "automations", "environments", "githosts", "webhooks"}
+USUAL = {"process", "attempts", "automations", "environments", "githosts", "webhooks"}
 """What every server loads."""
 
 BACKEND = """
@@ -193,7 +193,7 @@ def test_a_server_imports_no_plugin_that_it_does_not_need(tmp_path: Path) -> Non
     program = (
         "import asyncio, sys; from pathlib import Path; from agentsvc.app import build_app;"
         "from agentsvc.config.schema import Config, PluginsConfig;"
-        "config = Config(plugins=PluginsConfig(disable=('automations', 'environments', 'githosts', 'webhooks')));"
+        "config = Config(plugins=PluginsConfig(disable=('attempts', 'automations', 'environments', 'githosts', 'webhooks')));"
         f"asyncio.run(build_app(config, data_dir=Path({str(tmp_path)!r})));"
         "names = [name.split('.') for name in sys.modules if name.startswith('agentsvc_plugins.')];"
         "print(*{name[1] for name in names})"

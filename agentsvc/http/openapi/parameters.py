@@ -86,6 +86,11 @@ PATH_PARTS: Final = {
         text="Id of a prepared environment, with or without dashes",
         example="1b4e28ba-2fa1-41d2-883f-0016d3cca427",
     ),
+    "attempts_id": PathPart(
+        kind=UUID,
+        text="Id of a task with several attempts, with or without dashes",
+        example="5c2d9a2e-6f0b-4a53-9d38-3a1f2b7c8d90",
+    ),
     "automation_id": PathPart(
         kind=UUID,
         text="Id of an automation, with or without dashes",

@@ -121,7 +121,9 @@ async def _things_of(client: Client) -> dict[str, Any]:
     start = {"image": "fake", "session_id": EXAMPLE_ID}
     runtime = (await client.post("/runtime/start", json=start)).json()
     environment = await client.post("/api/v1/environments", json={"name": "any"})
+    attempts = await client.post("/api/v1/attempts", json={"message": "any", "count": 2})
     return {
+        "attempts_id": attempts.json()["id"],
         "environment_id": environment.json()["id"],
         "conversation_id": conversation_id,
         "sandbox_id": found["sandbox_id"],

@@ -90,6 +90,7 @@ _STARTING = (
     "POST /api/v1/environments",
     "PATCH /api/v1/environments/{environment_id}",
     "POST /api/v1/environments/{environment_id}/prepare",
+    "POST /api/v1/attempts",
 )
 """What would start a sandbox each time, and so gets only requests that are not as described."""
 

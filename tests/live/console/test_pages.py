@@ -31,6 +31,7 @@ PAGES = (
     *(
         "new",
         "setup",
+        "attempts",
         "automations",
         "environments",
         "sandboxes",

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from agentsvc.extension.commands import LOOK
 from tests.plugin_loading import part
 
 if TYPE_CHECKING:
     from automations.model import Definition, ManualTrigger, Missed, WebhookTrigger
-    from automations.plain_command import LOOK
     from automations.prompt import LONGEST, fill
     from automations.scheduler import choose
     from automations.service import is_wanted
@@ -23,7 +23,6 @@ else:
     Definition, ManualTrigger, Missed = model.Definition, model.ManualTrigger, model.Missed
     LONGEST, fill = prompt.LONGEST, prompt.fill
     WebhookTrigger = model.WebhookTrigger
-    LOOK = part("automations.plain_command").LOOK
     choose = part("automations.scheduler").choose
     is_wanted = part("automations.service").is_wanted
 

@@ -56,6 +56,8 @@ class Things:
         key = (await client.post("/api/keys", json={"name": _MARK})).json()
         order = {"name": _MARK, "prompt": _MARK, "trigger": {"type": "webhook"}}
         automation = (await client.post("/api/automation/v1", json=order)).json()
+        task = {"message": _MARK, "count": 2}
+        attempts = (await client.post("/api/v1/attempts", json=task)).json()
         archive = await client.post(f"/api/v1/app-conversations/{conversation}/archives")
         await client.post("/api/v1/secrets", json={"name": "OWN", "value": _MARK})
         return cls(
@@ -72,6 +74,7 @@ class Things:
                 "run_id": new_id(),
                 # Its backend keeps no layers.
                 "environment_id": new_id(),
+                "attempts_id": attempts["id"],
                 "message_id": new_id(),
                 "delivery_id": "1",
                 "login_id": new_id(),

@@ -1,6 +1,7 @@
 // The shell: who may see it, the list of conversations beside the view that the address names.
 import { get, goToLogin, isAtLogin, logOut, storedLogin, V1 } from "./api.js";
 import { AuditPage } from "./audit.js";
+import { AttemptsPage, useHasAttempts } from "./attempts.js";
 import { useAttention } from "./attention.js";
 import { AutomationsPage, useHasAutomations } from "./automations.js";
 import { applyTheme } from "./browser.js";
@@ -44,6 +45,8 @@ function View({ route, settings, onSettings }) {
       return html`<${ConversationView} key=${id} id=${id} part=${part ?? ""} words=${new URLSearchParams(query).get("find")} settings=${settings} />`;
     case "start":
       return html`<${StartProgress} key=${id} id=${id} />`;
+    case "attempts":
+      return html`<${AttemptsPage} key=${route} conversation=${new URLSearchParams(query).get("conversation")} />`;
     case "automations":
       return html`<${AutomationsPage} />`;
     case "environments":
@@ -63,10 +66,12 @@ function View({ route, settings, onSettings }) {
 
 function Nav({ route }) {
   const current = (name) => (route.startsWith(name) ? "page" : null);
+  const hasAttempts = useHasAttempts();
   const hasAutomations = useHasAutomations();
   const hasEnvironments = useHasEnvironments();
   return html`
     <nav class="nav" aria-label=${t("Pages")}>
+      ${hasAttempts && html`<a href="#/attempts" aria-current=${current("/attempts")}><${Icon} name="fork" />${t("Attempts")}</a>`}
       ${hasAutomations && html`<a href="#/automations" aria-current=${current("/automations")}><${Icon} name="refresh" />${t("Automations")}</a>`}
       ${hasEnvironments && html`<a href="#/environments" aria-current=${current("/environments")}><${Icon} name="box" />${t("Environments")}</a>`}
       <a href="#/sandboxes" aria-current=${current("/sandboxes")}><${Icon} name="box" />${t("Sandboxes")}</a>
@@ -131,11 +136,11 @@ function Shell() {
   `;
 }
 
-const TITLES = { audit: t("Audit log"), automations: t("Automations"), environments: t("Environments"), sandboxes: t("Sandboxes"), settings: t("Settings"), setup: t("Model"), users: t("Users") };
+const TITLES = { attempts: t("Attempts"), audit: t("Audit log"), automations: t("Automations"), environments: t("Environments"), sandboxes: t("Sandboxes"), settings: t("Settings"), setup: t("Model"), users: t("Users") };
 
 /** The title of pages that are no conversation; those keep their own. */
 function PageTitle({ route }) {
-  const name = route.split("/")[1] ?? "";
+  const name = route.split(/[/?]/)[1] ?? "";
   useAttention(TITLES[name] ?? "");
   return null;
 }

@@ -1,5 +1,6 @@
 // One conversation, live: what happened, what can be done now, and the workspace beside it.
 import { agentPath, conversationPath, download, get, newId, patch, post, remove, V1 } from "./api.js";
+import { useHasAttempts } from "./attempts.js";
 import { useAttention } from "./attention.js";
 import { Call, Card, RISKS } from "./cards.js";
 import { ARCHIVED, PINNED, changeLabels, ownLabels, toggleLabel } from "./conversations.js";
@@ -161,6 +162,7 @@ function Top({ conversation, run, live, settings, onFind }) {
   const close = () => setAsked("");
   const save = (path) => download(path).then(() => setError(null), setError);
   const fork = useFork(conversation, setError);
+  const hasAttempts = useHasAttempts();
   return html`
     <header class="head">
       <a class="button only-icon back" href="#/" aria-label=${t("Back")}><${Icon} name="back" /></a>
@@ -180,6 +182,7 @@ function Top({ conversation, run, live, settings, onFind }) {
         <${Button} kind="bare" icon="pen" isIcon needs="run" label=${t("Rename")} title=${t("Rename, and label")} onPress=${() => setAsked("rename")} />
         <${Button} kind="bare" icon="link" isIcon label=${t("Share")} data-wide onPress=${() => setAsked("share")} />
         <${Button} kind="bare" icon="fork" isIcon needs="run" label=${t("Fork")} title=${t("Fork: go on with a copy of this conversation and its files, in a sandbox of its own")} data-wide onPress=${() => fork()} />
+        ${hasAttempts && html`<${Button} kind="bare" icon="people" isIcon needs="run" label=${t("Attempts")} title=${t("Attempts: give a task to several forks of this conversation")} data-wide onPress=${() => go(`/attempts?conversation=${conversation.id}`)} />`}
         <${Button} kind="bare" icon="down" isIcon label=${t("Download")} data-wide onPress=${() => save(`${conversationPath(conversation.id)}/download`)} />
         <${Button} kind="bare" icon="trash" isIcon needs="run" label=${t("Delete")} onPress=${() => setAsked("delete")} />
       </div>

@@ -40,7 +40,7 @@ function actionsOf(route, conversations) {
     ...(page === "c" ? HEAD_ACTIONS.map((name) => [t("This conversation: {0}", name.toLowerCase()), () => press(`.head-side [aria-label="${name}"]`)]) : []),
     ...parts.map(([name, part]) => [t("Show: {0}", name), () => go(`/c/${id}${part}`)]),
     // Servers may be without these.
-    ...[[t("Automations"), "/automations"], [t("Environments"), "/environments"]]
+    ...[[t("Attempts"), "/attempts"], [t("Automations"), "/automations"], [t("Environments"), "/environments"]]
       .filter(([, path]) => document.querySelector(`.nav a[href="#${path}"]`)).map(([name, path]) => [name, () => go(path)]),
     [t("Sandboxes"), () => go("/sandboxes")],
     [t("Settings"), () => go("/settings")],

@@ -1,0 +1,216 @@
+"""`agentsvc attempts`: gives one task to several agents, and compares what they make of it."""
+
+import time
+from typing import Any, Final
+
+import click
+
+from agentsvc.cli.extension import (
+    Api,
+    ServerChoice,
+    columns,
+    confirm,
+    example,
+    find_conversation,
+    find_named,
+    get_api,
+    json_option,
+    json_text,
+    moment,
+    server_options,
+    short,
+    yes_option,
+)
+
+_BASE: Final = "/api/v1/attempts"
+_POLL_SECONDS: Final = 1.0
+_OPEN: Final = ("queued", "starting", "running")
+_HEAD: Final = ("NO", "STATUS", "MODEL", "CHANGED", "TESTS", "TIME", "COST", "CONVERSATION")
+
+type Record = dict[str, Any]
+
+
+@click.group(
+    "attempts",
+    epilog=example(
+        'agentsvc attempts start "Make the tests pass" --repo owner/name --count 3 --test "make test"',
+        "agentsvc attempts choose 7c9e66797425 2",
+    ),
+)
+def command() -> None:
+    """Give one task to several agents, compare what they make of it, and go on with one.
+
+    A task is named by the beginning of its id.
+    """
+
+
+@command.command(
+    epilog=example(
+        'agentsvc attempts start "Make it faster" --conversation 7c9e66797425 --count 3 --wait',
+        'agentsvc attempts start "Add tests" --repo owner/name --model quick --model good',
+    )
+)
+@click.argument("task")
+@click.option("--count", type=int, metavar="N", help="Number of attempts.")
+@click.option("--model", "models", multiple=True, metavar="MODEL", help="Model of an attempt.")
+@click.option("--test", metavar="COMMAND", help="What tests each attempt.")
+@click.option("--budget", type=float, metavar="DOLLARS", help="What all may cost together.")
+@click.option("--repo", metavar="REPOSITORY", help="Repository that each begins with.")
+@click.option("--branch", metavar="BRANCH", help="Branch of --repo.")
+@click.option("--provider", metavar="HOST", help="Git host of --repo, such as `gitlab`.")
+@click.option("--conversation", metavar="ID", help="Conversation that each is a fork of.")
+@click.option("--until", metavar="EVENT", help="Last event of its history that forks get.")
+@click.option("--title", metavar="TITLE", help="What the conversations are called.")
+@click.option("--wait", is_flag=True, help="Wait until all are over.")
+@json_option
+@server_options
+def start(  # one for each option
+    *,
+    task: str,
+    count: int | None,
+    models: tuple[str, ...],
+    test: str | None,
+    budget: float | None,
+    repo: str | None,
+    branch: str | None,
+    provider: str | None,
+    conversation: str | None,
+    until: str | None,
+    title: str | None,
+    wait: bool,
+    as_json: bool,
+    server: ServerChoice,
+) -> None:
+    """Give a task to several agents at once."""
+    api = get_api(server)
+    body = {
+        "message": task,
+        "count": count,
+        "models": models,
+        "test_command": test,
+        "budget": budget,
+        "repository": repo,
+        "branch": branch,
+        "provider": provider,
+        "conversation_id": find_conversation(api, conversation)["id"] if conversation else None,
+        "up_to_event_id": until,
+        "title": title,
+    }
+    made = api.call("POST", _BASE, body=body)
+    while wait and any(one["status"] in _OPEN for one in made["attempts"]):
+        time.sleep(_POLL_SECONDS)
+        made = api.call("GET", f"{_BASE}/{made['id']}")
+    _tell(made, as_json=as_json)
+
+
+@command.command("list", epilog=example("agentsvc attempts list --json"))
+@json_option
+@server_options
+def list_attempts(*, as_json: bool, server: ServerChoice) -> None:
+    """List tasks, newest first."""
+    found = get_api(server).call("GET", _BASE)["items"]
+    if as_json:
+        click.echo(json_text(found))
+        return
+    rows = [
+        (one["id"], short(one["name"]), _progress(one), _cost(one), moment(one["created_at"]))
+        for one in found
+    ]
+    for line in columns(("ID", "TASK", "OVER", "COST", "CREATED (UTC)"), rows):
+        click.echo(line)
+
+
+@command.command(epilog=example("agentsvc attempts show 7c9e66797425"))
+@click.argument("attempts", metavar="ID")
+@json_option
+@server_options
+def show(attempts: str, *, as_json: bool, server: ServerChoice) -> None:
+    """Show what the attempts of a task have come to."""
+    api = get_api(server)
+    _tell(api.call("GET", f"{_BASE}/{_find(api, attempts)['id']}"), as_json=as_json)
+
+
+@command.command(epilog=example("agentsvc attempts choose 7c9e66797425 2"))
+@click.argument("attempts", metavar="ID")
+@click.argument("attempt", type=int, metavar="NUMBER")
+@click.option("--keep-others", is_flag=True, help="Stop the others only.")
+@yes_option
+@json_option
+@server_options
+def choose(
+    attempts: str,
+    attempt: int,
+    *,
+    keep_others: bool,
+    yes: bool,
+    as_json: bool,
+    server: ServerChoice,
+) -> None:
+    """Go on with one attempt, and delete the others."""
+    api = get_api(server)
+    found = _find(api, attempts)
+    if not keep_others:
+        question = f"Delete all attempts of `{short(found['name'])}` but number {attempt}?"
+        confirm(question, is_agreed=yes)
+    body = {"attempt": attempt, "keep_others": keep_others}
+    _tell(api.call("POST", f"{_BASE}/{found['id']}/choose", body=body), as_json=as_json)
+
+
+@command.command(epilog=example("agentsvc attempts delete 7c9e66797425"))
+@click.argument("attempts", metavar="ID")
+@yes_option
+@server_options
+def delete(attempts: str, *, yes: bool, server: ServerChoice) -> None:
+    """Delete a task and all of its attempts, but for the chosen one."""
+    api = get_api(server)
+    found = _find(api, attempts)
+    confirm(f"Delete the attempts of `{short(found['name'])}` ({found['id']})?", is_agreed=yes)
+    api.call("DELETE", f"{_BASE}/{found['id']}")
+
+
+def _tell(task: Record, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json_text(task))
+        return
+    budget = f" of ${task['budget']:.2f}" if task["budget"] is not None else ""
+    used_up = ", which is used up" if task["is_over_budget"] else ""
+    click.echo(f"{task['id']}  {short(task['name'])}  {_cost(task)}{budget}{used_up}")
+    rows = [_row(one) for one in task["attempts"]]
+    for line in columns(_HEAD, rows):
+        click.echo(line)
+    for one in task["attempts"]:
+        if one["detail"]:
+            click.echo(f"{one['number']}: {short(one['detail'])}", err=True)
+
+
+def _row(one: Record) -> tuple[str, ...]:
+    changed, code = "-", one["test_exit_code"]
+    if one["files"] is not None:
+        changed = f"{one['files']} files +{one['additions']} -{one['deletions']}"
+    tests = "-" if code is None else "passed" if code == 0 else f"failed ({code})"
+    seconds = one["duration_seconds"]
+    return (
+        str(one["number"]),
+        one["status"],
+        one["model"] or "",
+        changed,
+        tests,
+        "-" if seconds is None else f"{seconds:.0f} s",
+        _cost(one),
+        one["conversation_id"],
+    )
+
+
+def _cost(one: Record) -> str:
+    return "-" if one["cost"] is None else f"${one['cost']:.4f}"
+
+
+def _progress(task: Record) -> str:
+    if task["chosen"] is not None:
+        return f"chosen: {task['chosen']}"
+    over = sum(one["status"] not in _OPEN for one in task["attempts"])
+    return f"{over} of {len(task['attempts'])}"
+
+
+def _find(api: Api, text: str) -> Record:
+    return find_named(api.call("GET", _BASE)["items"], "attempts", text)

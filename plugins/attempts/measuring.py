@@ -1,0 +1,63 @@
+"""What an attempt has changed, compared with the files it began with.
+
+The files of both are stored as trees of git, beside the repository and not in it: nothing that the
+agent sees is changed, and what it has not committed counts.
+"""
+
+import re
+from shlex import quote
+from typing import Final
+
+import msgspec
+
+from agentsvc.extension.commands import AgentServer
+
+_SECONDS: Final = 120.0
+_TREE: Final = """
+cd {directory} || exit 3
+export LC_ALL=C GIT_OPTIONAL_LOCKS=0
+own="$HOME/.agentsvc-attempt"
+mkdir -p "$own/objects" && objects=$(git rev-parse --git-path objects) || exit 3
+export GIT_ALTERNATE_OBJECT_DIRECTORIES=$(cd "$objects" && pwd)
+rm -f "$own/index"; cp "$(git rev-parse --git-path index)" "$own/index" 2>/dev/null
+export GIT_OBJECT_DIRECTORY="$own/objects" GIT_INDEX_FILE="$own/index"
+git add --all --ignore-errors . >/dev/null 2>&1
+"""
+_BEGIN: Final = _TREE + "git write-tree"
+_COMPARE: Final = _TREE + "git diff --cached --no-ext-diff --no-renames --shortstat {base}"
+_TREE_ID: Final = re.compile(r"\A[0-9a-f]{40}(?:[0-9a-f]{24})?\Z")
+_COUNTS: Final = re.compile(r"([0-9]{1,9}) (file|insertion|deletion)")
+
+
+class Changes(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of the files is another."""
+
+    files: int
+    additions: int
+    deletions: int
+
+
+async def note_files(agent: AgentServer, directory: str) -> str:
+    """Return the tree of what is in a workspace, empty where it is no repository.
+
+    Raises as `AgentServer.run_command`, as the next one.
+    """
+    script = _BEGIN.format(directory=quote(directory))
+    told = await agent.run_command(script, time_limit=_SECONDS)
+    tree = told.stdout.strip()
+    return tree if told.exit_code == 0 and _TREE_ID.match(tree) else ""
+
+
+async def compare_files(agent: AgentServer, directory: str, base: str) -> Changes | None:
+    """Return what has changed since a tree, None where nobody can say."""
+    script = _COMPARE.format(directory=quote(directory), base=base)
+    told = await agent.run_command(script, time_limit=_SECONDS)
+    if told.exit_code != 0:
+        return None
+    # It is the sandbox that has said it.
+    counts = {kind: int(number) for number, kind in _COUNTS.findall(told.stdout[:200])}
+    return Changes(
+        files=counts.get("file", 0),
+        additions=counts.get("insertion", 0),
+        deletions=counts.get("deletion", 0),
+    )

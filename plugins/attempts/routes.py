@@ -1,0 +1,159 @@
+"""Handlers of attempts."""
+
+from http import HTTPStatus
+from typing import Final
+from uuid import UUID
+
+import msgspec
+from aiohttp import web
+
+from agentsvc.base import BadRequest, Conflict, NotFound, QuotaExceeded
+from agentsvc.extension.web import (
+    PRINCIPAL,
+    SUCCESS,
+    Effect,
+    Example,
+    Route,
+    Scope,
+    Success,
+    json_response,
+    path_id,
+    read_json,
+)
+
+from .model import AttemptOrder
+from .service import Attempts, Shown
+from .types import AttemptChoice, AttemptSetInfo, AttemptSetList, to_info
+
+PREFIX: Final = "/api/v1/attempts"
+ATTEMPTS: Final[web.AppKey[Attempts]] = web.AppKey("attempts")
+
+_ONE: Final = "/{attempts_id}"
+_ORDER = msgspec.json.Decoder(AttemptOrder)
+_CHOICE = msgspec.json.Decoder(AttemptChoice)
+
+
+async def get_all_attempts(request: web.Request) -> web.Response:
+    """GET /attempts.
+
+    One sees only tasks of one's own, the newest first.
+    """
+    found = await request.app[ATTEMPTS].list_of(request[PRINCIPAL].user_id)
+    return json_response(AttemptSetList(items=[to_info(one, with_output=False) for one in found]))
+
+
+async def post_attempts(request: web.Request) -> web.Response:
+    """POST /attempts.
+
+    The answer comes at once; the attempts begin in the background. Each is a conversation in a sandbox
+    of its own, and counts as a start. Where as many sandboxes run as may, they wait for their turn.
+    """
+    definition = await read_json(request, _ORDER)
+    made = await request.app[ATTEMPTS].create(request[PRINCIPAL].user_id, definition)
+    return _answer_new(request, made)
+
+
+def _answer_new(_request: web.Request, made: Shown) -> web.Response:
+    return json_response(to_info(made), status=HTTPStatus.CREATED)
+
+
+async def get_attempts(request: web.Request) -> web.Response:
+    """GET /attempts/{attempts_id}.
+
+    With what the tests of each have written last.
+    """
+    return json_response(to_info(await request.app[ATTEMPTS].get(*_named(request))))
+
+
+async def post_choose(request: web.Request) -> web.Response:
+    """POST /attempts/{attempts_id}/choose.
+
+    The conversation of the attempt is one as any other from now on. Those of the others are deleted with
+    their sandboxes, or only stopped with `keep_others`. Once one is chosen, no other one can be.
+    """
+    choice = await read_json(request, _CHOICE)
+    wanted = choice.attempt.hex if isinstance(choice.attempt, UUID) else choice.attempt
+    chosen = await request.app[ATTEMPTS].choose(
+        *_named(request), wanted, keep_others=choice.keep_others
+    )
+    return _answer(request, chosen)
+
+
+def _answer(_request: web.Request, shown: Shown) -> web.Response:
+    return json_response(to_info(shown))
+
+
+async def delete_attempts(request: web.Request) -> web.Response:
+    """DELETE /attempts/{attempts_id}.
+
+    What goes on is cancelled. The conversations of all attempts but the chosen one are deleted, with their
+    sandboxes.
+    """
+    await request.app[ATTEMPTS].delete(*_named(request))
+    return json_response(SUCCESS)
+
+
+def _named(request: web.Request) -> tuple[str, str]:
+    return request[PRINCIPAL].user_id, path_id(request, "attempts_id")
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path="",
+        handler=get_all_attempts,
+        scope=Scope.READ,
+        rank="P3",
+        summary="List your tasks with several attempts",
+        answer=AttemptSetList,
+    ),
+    Route(
+        method="POST",
+        path="",
+        handler=post_attempts,
+        scope=Scope.RUN,
+        rank="P3",
+        summary="Give one task to several agents at once",
+        body=AttemptOrder,
+        answer=AttemptSetInfo,
+        status=HTTPStatus.CREATED,
+        effect=Effect(kind=Shown, answer=_answer_new),
+        errors=(BadRequest, Conflict, NotFound, QuotaExceeded),
+        example=Example(
+            body={"message": "Make the tests pass.", "count": 2, "test_command": "true"}
+        ),
+    ),
+    Route(
+        method="GET",
+        path=_ONE,
+        handler=get_attempts,
+        scope=Scope.READ,
+        rank="P3",
+        summary="Show what the attempts of a task have come to",
+        answer=AttemptSetInfo,
+        errors=(NotFound,),
+    ),
+    Route(
+        method="POST",
+        path=f"{_ONE}/choose",
+        handler=post_choose,
+        scope=Scope.RUN,
+        rank="P3",
+        summary="Go on with one attempt, and reclaim the others",
+        body=AttemptChoice,
+        answer=AttemptSetInfo,
+        effect=Effect(kind=Shown, answer=_answer),
+        errors=(Conflict, NotFound),
+        example=Example(body={"attempt": 1}),
+    ),
+    Route(
+        method="DELETE",
+        path=_ONE,
+        handler=delete_attempts,
+        scope=Scope.RUN,
+        rank="P3",
+        summary="Delete a task and its attempts, but for the chosen one",
+        answer=Success,
+        errors=(NotFound,),
+    ),
+)

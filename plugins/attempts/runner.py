@@ -1,0 +1,380 @@
+"""Takes each attempt from its start to its end.
+
+An attempt is begun in the transaction that creates its start task, and its agent is told its task in the
+one that says so. So a kill between two steps loses nothing, and does nothing twice.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable
+from datetime import timedelta
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from agentsvc.base import (
+    AgentsvcError,
+    AgentUnavailable,
+    BackendUnavailable,
+    CapacityExceeded,
+    NotFound,
+    SandboxLimitReached,
+    monotonic,
+    now,
+)
+from agentsvc.extension.agents import Pending, PendingKind
+from agentsvc.extension.commands import stop_once, watch_once
+from agentsvc.extension.conversations import (
+    ConversationPatch,
+    ConversationView,
+    ExecutionStatus,
+    StartTask,
+    WhenFull,
+    check_may_run,
+)
+from agentsvc.extension.endings import DONE, cost_of, find_end
+from agentsvc.extension.preferences import SettingsStore
+from agentsvc.extension.server import Notice, SandboxStatus, Server, Subject, Target
+from agentsvc.extension.storage import Transaction
+
+from .measuring import compare_files, note_files
+from .model import Attempt, AttemptSet, AttemptStatus
+from .orders import message_of, order_of, title_of
+from .service import complete, stop
+from .settings import AttemptsConfig
+from .table import AttemptTable, SetTable
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS: Final = 5.0
+"""How often all attempts are looked at, whatever was announced."""
+
+_REST: Final = timedelta(seconds=1)
+"""How long an agent is at rest before its work is over: its last events are on their way."""
+_PATIENCE: Final = timedelta(minutes=10)
+"""How long a sandbox is waited for that does not say what was changed in it."""
+_UNTOLD: Final = timedelta(seconds=60)
+_PASSING: Final = (SandboxLimitReached, CapacityExceeded, BackendUnavailable)
+"""What says nothing of an attempt: it is tried again."""
+_TOO_LONG: Final = "The tests took longer than the server allows"
+_GONE: Final = "Its conversation was deleted"
+_BATCH: Final = 500
+
+
+class _Taken(Exception):
+    """The attempt is not there to be begun any more."""
+
+
+class Runner:
+    """Takes attempts on, at once when something happens to their conversations."""
+
+    def __init__(self, server: Server, config: AttemptsConfig) -> None:
+        self._db = server.database
+        self._conversations = server.conversations
+        self._sandboxes = server.sandboxes
+        self._messages = server.messages
+        self._supervisor = server.supervisor
+        self._settings = SettingsStore(server.database, server.vault)
+        self._test_time = timedelta(seconds=config.test_seconds)
+        self._age = timedelta(seconds=config.delete_after_seconds)
+        self._watched: set[str] = set()
+        """The conversations of attempts that are not over."""
+        self._changed: set[str] = set()
+        """Those to look at; one that is being looked at is looked at once more."""
+        self._news = asyncio.Event()
+        self._sweep_at = 0.0
+
+    def wake(self, attempts: Iterable[Attempt]) -> None:
+        """Look soon at some attempts, and at the tasks that were deleted."""
+        self._watched.update(one.conversation_id for one in attempts)
+        self._sweep_at = 0.0
+        self._news.set()
+
+    def hear(self, news: Notice) -> None:
+        """Take in what was announced."""
+        is_watched = news.conversation_id in self._watched
+        if is_watched and news.subject in (Subject.CONVERSATION, Subject.START_TASK):
+            self._changed.add(news.conversation_id or "")
+            self._news.set()
+
+    async def look(self) -> None:
+        """Wait for news, and take on what it is about; call it again and again."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, self._sweep_at - monotonic())):
+                await self._news.wait()
+        self._news.clear()
+        if monotonic() < self._sweep_at:
+            found = await AttemptTable.open(self._db, tuple(self._changed))
+            # What is no attempt that goes on is of no interest.
+            self._changed &= {one.conversation_id for one in found}
+        else:
+            self._sweep_at = monotonic() + SWEEP_SECONDS
+            found = await AttemptTable.open(self._db)
+            self._watched = {one.conversation_id for one in found}
+            self._changed = set(self._watched)
+            for task in await SetTable.deleted(self._db):
+                self._supervisor.spawn(f"end of task {task.id}", partial(self._remove, task))
+        for one in found:
+            self._supervisor.spawn(one.task_name, partial(self._take_on, one.conversation_id))
+
+    async def delete_old(self) -> None:
+        """Delete the records of tasks that were over long ago."""
+        before = now() - self._age
+        while await self._db.write(lambda tx: SetTable.delete_old(tx, before, _BATCH)):
+            pass
+
+    async def _take_on(self, conversation_id: str) -> None:
+        goes_on = True
+        while goes_on or conversation_id in self._changed:
+            self._changed.discard(conversation_id)
+            one = await AttemptTable.find(self._db, conversation_id)
+            task = await SetTable.find(self._db, one.set_id) if one else None
+            if one is None or task is None or task.is_deleted:
+                return
+            try:
+                goes_on = await self._step(task, one)
+            except AgentsvcError as exc:
+                # It is looked at again with the next sweep.
+                extra = {"conversation_id": conversation_id, "reason": exc.message}
+                log.warning("attempt not taken on", extra=extra)
+                return
+
+    async def _step(self, task: AttemptSet, one: Attempt) -> bool:
+        """Do what comes next, and say whether there is more to be done at once."""
+        if one.status is AttemptStatus.QUEUED:
+            await self._begin(task, one)
+            return False
+        [view] = await self._conversations.find_many(
+            task.user_id, [one.conversation_id], include_starting=True
+        )
+        if one.status in (AttemptStatus.CHOSEN, AttemptStatus.DISCARDED):
+            return await self._settle(task, one, view)
+        if view is None:
+            return await self._end(one, AttemptStatus.CANCELLED, _GONE)
+        if one.status is not AttemptStatus.RUNNING:
+            return one.status is AttemptStatus.STARTING and await self._tell(task, one, view)
+        take_on = self._follow if one.outcome is None else self._measure
+        return await take_on(task, one, view)
+
+    # Its steps
+
+    async def _begin(self, task: AttemptSet, one: Attempt) -> None:
+        """Ask for its conversation."""
+
+        async def claim(tx: Transaction, _: StartTask) -> None:
+            await check_may_run(tx, task.user_id)
+            found = await SetTable.find(tx, task.id)
+            begun = msgspec.structs.replace(one, status=AttemptStatus.STARTING, detail="")
+            may_begin = found is not None and not found.stop and not found.is_deleted
+            if not may_begin or not await AttemptTable.change(
+                tx, begun, since=AttemptStatus.QUEUED
+            ):
+                raise _Taken
+
+        settings = await self._settings.get(task.user_id)
+        order = order_of(task.definition, one.model, settings, one)
+        source = task.definition.conversation_id
+        try:
+            if source is None:
+                await self._conversations.starts.start(task.user_id, order, claim=claim)
+            else:
+                await self._conversations.fork(
+                    task.user_id,
+                    source,
+                    order,
+                    up_to=task.definition.up_to_event_id,
+                    claim=claim,
+                )
+        except _Taken:
+            return
+        except _PASSING as exc:
+            waiting = msgspec.structs.replace(one, detail=exc.message)
+            await self._db.write(
+                lambda tx: AttemptTable.change(tx, waiting, since=AttemptStatus.QUEUED)
+            )
+        except AgentsvcError as exc:
+            await self._end(one, AttemptStatus.FAILED, exc.message)
+
+    async def _tell(self, task: AttemptSet, one: Attempt, view: ConversationView) -> bool:
+        """Tell the agent its task, once it is known with which files it begins."""
+        conversation = view.conversation
+        if conversation.start_failed:
+            return await self._end(one, AttemptStatus.FAILED, find_end(view) or "")
+        if task.stop:
+            await self._delete(task, one)
+            return await self._end(one, AttemptStatus.CANCELLED, task.stop)
+        if not conversation.is_ready:
+            return False
+        if view.sandbox_status in (SandboxStatus.ERROR, SandboxStatus.MISSING):
+            return await self._end(one, AttemptStatus.FAILED, find_end(view) or "")
+        if view.sandbox is not None and view.sandbox_status is SandboxStatus.PAUSED:
+            await self._sandboxes.resume(task.user_id, view.sandbox.id, when_full=WhenFull.QUEUE)
+            return False
+        base = await note_files(self._conversations.require_agent(view), conversation.working_dir)
+        told = msgspec.structs.replace(
+            one, status=AttemptStatus.RUNNING, base=base, started_at=now()
+        )
+
+        async def claim(tx: Transaction) -> None:
+            found = await SetTable.find(tx, task.id)
+            if found is None or found.stop or found.is_deleted:
+                raise _Taken
+            if not await AttemptTable.change(tx, told, since=AttemptStatus.STARTING):
+                raise _Taken
+
+        pending = Pending(
+            id=one.conversation_id,
+            conversation_id=one.conversation_id,
+            kind=PendingKind.MESSAGE,
+            message=message_of(task.definition),
+        )
+        with contextlib.suppress(_Taken):
+            await self._messages.say_later(task.user_id, pending, claim=claim)
+        return True
+
+    async def _follow(self, task: AttemptSet, one: Attempt, view: ConversationView) -> bool:
+        """See whether its agent has ended, and what all have cost."""
+        cost = cost_of(view)
+        if cost != one.cost:
+            one = msgspec.structs.replace(one, cost=cost)
+            task = await self._note_cost(task, one)
+        conversation, reason = view.conversation, find_end(view)
+        if task.stop and reason != DONE:
+            await self._interrupt(task, one)
+            return await self._judge(one, AttemptStatus.CANCELLED, task.stop)
+        rested = now() - conversation.updated_at
+        if reason is None:
+            if _was_told(view) or min(now() - (one.started_at or now()), rested) < _UNTOLD:
+                return False
+            return await self._judge(one, AttemptStatus.FAILED, "It could not be told its task")
+        if timedelta(0) <= rested < _REST:
+            await asyncio.sleep(_REST.total_seconds())
+            return True
+        status = AttemptStatus.FINISHED if reason == DONE else AttemptStatus.FAILED
+        return await self._judge(one, status, reason)
+
+    async def _note_cost(self, task: AttemptSet, one: Attempt) -> AttemptSet:
+        """Store what an attempt has cost; where that is too much for all, none goes on."""
+
+        async def body(tx: Transaction) -> AttemptSet:
+            found = await SetTable.find(tx, task.id)
+            if found is None or not await AttemptTable.change(tx, one, since=one.status):
+                return task
+            attempts = (await AttemptTable.of_sets(tx, [task.id]))[task.id]
+            budget, spent = task.definition.budget, sum(other.cost or 0.0 for other in attempts)
+            if budget is None or spent < budget or found.stop:
+                return found
+            reason = f"The budget of all attempts is used up: they have cost {spent:.4f} US dollars"
+            stopped = msgspec.structs.replace(found, stop=reason, is_over_budget=True)
+            await stop(tx, stopped)
+            tx.after_commit(lambda: self.wake(attempts))
+            return stopped
+
+        return await self._db.write(body)
+
+    async def _judge(self, one: Attempt, outcome: AttemptStatus, detail: str) -> bool:
+        """Store how its agent has ended; what it has changed is found out next."""
+        ended = msgspec.structs.replace(one, outcome=outcome, detail=detail, ended_at=now())
+        return await self._db.write(
+            lambda tx: AttemptTable.change(tx, ended, since=AttemptStatus.RUNNING)
+        )
+
+    async def _measure(self, task: AttemptSet, one: Attempt, view: ConversationView) -> bool:
+        """Find out what it has changed and how its tests end, and let it be over."""
+        sandbox, outcome = view.sandbox, one.outcome or AttemptStatus.FAILED
+        is_finished, since = outcome is AttemptStatus.FINISHED, now() - (one.ended_at or now())
+        if sandbox is None or since > self._test_time + _PATIENCE:
+            return await self._end(one, outcome, one.detail)
+        if view.sandbox_status is SandboxStatus.PAUSED and is_finished:
+            await self._sandboxes.resume(task.user_id, sandbox.id, when_full=WhenFull.QUEUE)
+            return False
+        if view.sandbox_status is SandboxStatus.STARTING and is_finished:
+            return False
+        if view.sandbox_status is not SandboxStatus.RUNNING:
+            return await self._end(one, outcome, one.detail)
+        with self._sandboxes.usage.hold(sandbox.id):
+            one = await self._compare(one, view)
+            if is_finished and task.definition.test_command is not None:
+                tested = await self._test(task.definition.test_command, one, view)
+                if tested is None and since < self._test_time:
+                    return True
+                one = tested or msgspec.structs.replace(one, output=_TOO_LONG)
+        await self._end(one, outcome, one.detail)
+        # As an idle one: the next message resumes it.
+        await self._sandboxes.cull(sandbox.id, Target.PAUSED, unused_since=now())
+        return False
+
+    async def _compare(self, one: Attempt, view: ConversationView) -> Attempt:
+        """Return it with what it has changed."""
+        if not one.base:
+            return one
+        agent, place = self._conversations.require_agent(view), view.conversation.working_dir
+        changes = await compare_files(agent, place, one.base)
+        return msgspec.structs.replace(one, **msgspec.structs.asdict(changes)) if changes else one
+
+    async def _test(self, command: str, one: Attempt, view: ConversationView) -> Attempt | None:
+        """Begin its tests, or wait a while for their end; return it with that, None while they run."""
+        agent, place = self._conversations.require_agent(view), view.conversation.working_dir
+        told = await watch_once(agent, one.conversation_id, command, directory=place)
+        if told is not None:
+            output = told.output.replace("\0", "")
+            return msgspec.structs.replace(one, exit_code=told.exit_code, output=output)
+        if now() - (one.ended_at or now()) > self._test_time:
+            await stop_once(agent, one.conversation_id)
+        return None
+
+    async def _end(self, one: Attempt, status: AttemptStatus, detail: str) -> bool:
+        ended = msgspec.structs.replace(
+            one, status=status, detail=detail, outcome=None, ended_at=one.ended_at or now()
+        )
+
+        async def body(tx: Transaction) -> None:
+            await AttemptTable.change(tx, ended, since=one.status)
+            await complete(tx, one.set_id)
+
+        await self._db.write(body)
+        return False
+
+    # What becomes of its conversation
+
+    async def _interrupt(self, task: AttemptSet, one: Attempt) -> None:
+        """Stop its agent; what does not run is stopped, what cannot be reached is tried again."""
+        try:
+            await self._conversations.interrupt(task.user_id, one.conversation_id)
+        except (AgentUnavailable, BackendUnavailable):
+            raise
+        except AgentsvcError:
+            return
+
+    async def _settle(self, task: AttemptSet, one: Attempt, view: ConversationView | None) -> bool:
+        """Let a chosen conversation be called as any other, delete one that was not chosen."""
+        if one.status is AttemptStatus.DISCARDED:
+            await self._delete(task, one)
+        elif view is not None and view.conversation.title == title_of(task.definition, one):
+            patch = ConversationPatch(title=task.definition.name)
+            with contextlib.suppress(NotFound):
+                await self._conversations.update(task.user_id, one.conversation_id, patch)
+        settled = msgspec.structs.replace(one, is_settled=True)
+        await self._db.write(lambda tx: AttemptTable.change(tx, settled, since=one.status))
+        return False
+
+    async def _delete(self, task: AttemptSet, one: Attempt) -> None:
+        with contextlib.suppress(NotFound):
+            await self._conversations.delete(task.user_id, one.conversation_id)
+
+    async def _remove(self, task: AttemptSet) -> None:
+        """Delete what was not chosen of a task, and then what is known of it."""
+        attempts = await AttemptTable.of_sets(self._db, [task.id])
+        for one in attempts[task.id]:
+            if one.status is not AttemptStatus.CHOSEN:
+                await self._delete(task, one)
+        await self._db.write(lambda tx: SetTable.delete(tx, task.id))
+
+
+def _was_told(view: ConversationView) -> bool:
+    conversation = view.conversation
+    is_idle = conversation.execution_status in (None, ExecutionStatus.IDLE)
+    was_asked = bool(conversation.facts.run_asked_at) or conversation.has_run_queued
+    return was_asked or not is_idle

@@ -1,0 +1,214 @@
+"""Tasks and their attempts, as their owner sees them."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from agentsvc.base import Conflict, InvalidRequest, NotFound, QuotaExceeded, new_id, now
+from agentsvc.extension.conversations import (
+    ExecutionStatus,
+    check_starts,
+    refuse_credentials,
+)
+from agentsvc.extension.preferences import SettingsStore
+from agentsvc.extension.server import Server
+from agentsvc.extension.storage import Queryable, Transaction, note_effect
+
+from .model import LEAST, OPEN, Attempt, AttemptOrder, AttemptSet, AttemptStatus
+from .orders import order_of
+from .settings import AttemptsConfig
+from .table import AttemptTable, SetTable
+
+OTHER_CHOSEN: Final = "Another attempt was chosen"
+
+_NOT_BEGUN: Final = (AttemptStatus.QUEUED, AttemptStatus.STARTING, AttemptStatus.DISCARDED)
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """A task with its attempts."""
+
+    task: AttemptSet
+    attempts: Sequence[Attempt]
+
+
+class Attempts:
+    """Every task; `wake` has what is to be done with some conversations be done soon."""
+
+    def __init__(
+        self, server: Server, config: AttemptsConfig, wake: Callable[[Sequence[Attempt]], None]
+    ) -> None:
+        self._db = server.database
+        self._conversations = server.conversations
+        self._events = server.events
+        self._settings = SettingsStore(server.database, server.vault)
+        self._config = config
+        self._wake = wake
+
+    async def list_of(self, user_id: str) -> list[Shown]:
+        """Return the tasks of a user, the newest first."""
+        found = await SetTable.of_user(self._db, user_id)
+        attempts = await AttemptTable.of_sets(self._db, [one.id for one in found])
+        return [Shown(task=one, attempts=attempts[one.id]) for one in found]
+
+    async def get(self, user_id: str, set_id: str) -> Shown:
+        """Return a task; raises NotFound."""
+        return await _shown(self._db, await _owned(self._db, user_id, set_id))
+
+    async def create(self, user_id: str, definition: AttemptOrder) -> Shown:
+        """Store a task, whose attempts begin in the background.
+
+        Raises InvalidRequest for what makes no sense, QuotaExceeded where that are too many starts, and
+        otherwise as the starts would.
+        """
+        definition = definition.with_plain_ids()
+        self._check(definition)
+        await self._check_starts(user_id, definition)
+        task = AttemptSet(id=new_id(), user_id=user_id, definition=definition, created_at=now())
+        attempts = [
+            Attempt(
+                set_id=task.id,
+                number=number + 1,
+                conversation_id=new_id(),
+                model=definition.models[number % len(definition.models)]
+                if definition.models
+                else None,
+            )
+            for number in range(definition.size)
+        ]
+
+        async def body(tx: Transaction) -> Shown:
+            if len(await SetTable.of_user(tx, user_id)) >= self._config.most_per_user:
+                most = self._config.most_per_user
+                raise QuotaExceeded(f"A user has at most {most} tasks with attempts: delete one")
+            await check_starts(tx, user_id, len(attempts))
+            await SetTable.insert(tx, task)
+            for one in attempts:
+                await AttemptTable.insert(tx, one)
+            made = Shown(task=task, attempts=attempts)
+            await note_effect(tx, made)
+            tx.after_commit(lambda: self._wake(attempts))
+            return made
+
+        return await self._db.write(body)
+
+    async def choose(
+        self, user_id: str, set_id: str, wanted: int | str, *, keep_others: bool
+    ) -> Shown:
+        """Go on with one attempt, by its number or its conversation, and delete or stop the others.
+
+        Raises NotFound, and Conflict for one that has not begun, and where another one was chosen.
+        """
+        known = _named((await self.get(user_id, set_id)).attempts, wanted)
+        [view] = await self._conversations.find_many(user_id, [known.conversation_id])
+
+        async def body(tx: Transaction) -> Shown:
+            task = await _owned(tx, user_id, set_id)
+            before = (await _shown(tx, task)).attempts
+            chosen = _named(before, wanted)
+            if task.chosen == chosen.number:
+                return await _shown(tx, task)
+            if task.chosen is not None:
+                raise Conflict(f"Attempt {task.chosen} of this task was chosen")
+            if view is None or chosen.status in _NOT_BEGUN:
+                raise Conflict("This attempt has no conversation that could go on")
+            await _mark(tx, chosen, AttemptStatus.CHOSEN)
+            for one in before:
+                if one is not chosen and not keep_others:
+                    await _mark(tx, one, AttemptStatus.DISCARDED)
+            await stop(tx, msgspec.structs.replace(task, chosen=chosen.number, stop=OTHER_CHOSEN))
+            after = await _shown(tx, await _owned(tx, user_id, set_id))
+            await note_effect(tx, after)
+            tx.after_commit(lambda: self._wake(after.attempts))
+            return after
+
+        return await self._db.write(body)
+
+    async def delete(self, user_id: str, set_id: str) -> None:
+        """Delete a task, and the conversations of all attempts but the chosen one; raises NotFound."""
+
+        async def body(tx: Transaction) -> None:
+            task = await _owned(tx, user_id, set_id)
+            await SetTable.change(tx, msgspec.structs.replace(task, is_deleted=True))
+            tx.after_commit(lambda: self._wake(()))
+
+        await self._db.write(body)
+
+    def _check(self, definition: AttemptOrder) -> None:
+        most = self._config.most_attempts
+        if not LEAST <= definition.size <= most:
+            raise InvalidRequest(
+                f"A task has {LEAST} to {most} attempts: say how many by `count` or by `models`",
+                loc=("body", "count"),
+            )
+        if len(definition.models) > definition.size:
+            raise InvalidRequest("There are more models than attempts", loc=("body", "models"))
+        is_fork, place = definition.conversation_id is not None, ("body", "conversation_id")
+        if is_fork and (definition.repository or definition.environment_id or definition.branch):
+            raise InvalidRequest("A fork has the files of its conversation", loc=place)
+        if definition.up_to_event_id and not is_fork:
+            raise InvalidRequest("It is a conversation that has events", loc=place)
+        if definition.branch and not definition.repository:
+            raise InvalidRequest("A branch is one of a repository", loc=("body", "branch"))
+        refuse_credentials(definition.repository or "", loc=("body", "repository"))
+
+    async def _check_starts(self, user_id: str, definition: AttemptOrder) -> None:
+        """Raise for what can never be started: BadRequest, Conflict, NotFound."""
+        if definition.conversation_id is not None:
+            view = await self._conversations.get(user_id, definition.conversation_id)
+            if view.execution_status is ExecutionStatus.RUNNING:
+                raise Conflict("Its agent is at work: wait for it, so that all forks are the same")
+            if (event_id := definition.up_to_event_id) is not None:
+                [event] = await self._events.find_many(view.conversation.id, [event_id])
+                if event is None:
+                    raise NotFound("This conversation has no such event: name one by its `id`")
+        settings = await self._settings.get(user_id)
+        for model in definition.models or (None,):
+            order = order_of(definition, model, settings)
+            await self._conversations.starts.check(user_id, order)
+
+
+def _named(attempts: Sequence[Attempt], wanted: int | str) -> Attempt:
+    for one in attempts:
+        if wanted in (one.number, one.conversation_id):
+            return one
+    raise NotFound("This task has no such attempt")
+
+
+async def _mark(tx: Transaction, one: Attempt, status: AttemptStatus) -> None:
+    ended_at = one.ended_at or (now() if one.started_at else None)
+    marked = msgspec.structs.replace(one, status=status, ended_at=ended_at)
+    await AttemptTable.change(tx, marked, since=one.status)
+
+
+async def complete(tx: Transaction, set_id: str) -> None:
+    """Let a task be over, if all of its attempts are."""
+    task = await SetTable.find(tx, set_id)
+    attempts = (await AttemptTable.of_sets(tx, [set_id]))[set_id]
+    if task is None or task.completed_at or any(one.status in OPEN for one in attempts):
+        return
+    await SetTable.change(tx, msgspec.structs.replace(task, completed_at=now()))
+
+
+async def stop(tx: Transaction, task: AttemptSet) -> None:
+    """Store why a task is stopped, and cancel what has not begun; what goes on ends soon."""
+    await SetTable.change(tx, task)
+    for one in (await AttemptTable.of_sets(tx, [task.id]))[task.id]:
+        if one.status is AttemptStatus.QUEUED:
+            cancelled = msgspec.structs.replace(
+                one, detail=task.stop, status=AttemptStatus.CANCELLED
+            )
+            await AttemptTable.change(tx, cancelled, since=one.status)
+    await complete(tx, task.id)
+
+
+async def _owned(source: Queryable, user_id: str, set_id: str) -> AttemptSet:
+    found = await SetTable.find(source, set_id)
+    if found is None or found.user_id != user_id or found.is_deleted:
+        raise NotFound("There is no such task with attempts")
+    return found
+
+
+async def _shown(source: Queryable, task: AttemptSet) -> Shown:
+    found = await AttemptTable.of_sets(source, [task.id])
+    return Shown(task=task, attempts=found[task.id])
