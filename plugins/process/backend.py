@@ -417,6 +417,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         self._layers.sweep()
         there = {place.sandbox_id: record.user for place, record in self._records()}
         self._means.find(self.context.state_dir, there)
+        user = self._means.users.any()
+        self._layers.overlays.find(user, is_wanted=self.config.use_overlayfs)
         self._why_no_reclaim = self._means.why_no_reclaim()
 
     async def _let_all_share(self) -> None:
@@ -445,12 +447,17 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             "free disk bytes": str(free),
             **self._means.facts(),
             "zygote": self._zygote.describe(),
+            "layers": self._layers.overlays.describe(),
             "paused memory": self._why_no_reclaim or "can be pushed out to swap",
         }
         hint = (
             "" if agent else "the agent server is not installed: run `pip install agentsvc[agent]`"
         )
-        advice = (*self._means.advice(), *self._zygote.advice())
+        advice = (
+            *self._means.advice(),
+            *self._layers.overlays.advice(),
+            *self._zygote.advice(),
+        )
         return Health(ok=True, reason=hint, facts=facts, advice=advice)
 
     async def _start(self, order: Order, save: SaveHandle) -> Handle:
@@ -474,6 +481,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             users=self._means.users,
             callback=self._callback,
         )
+        await self._layers.attach(place)
         record = await finish(plan.prepare)
         if order.layer:
             await self._layers.begin(place, order.layer, record.user)
@@ -566,6 +574,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             held.append(group)
         for group in held:
             cgroup.remove(group)
+        self._layers.forget(place)
         place.remove()
         self._means.users.give_up(handle.sandbox_id)
 

@@ -383,7 +383,7 @@ def _try_apart(program: str, readable: tuple[Path, ...], hidden: Path, user: int
         if path.is_dir() and path.stat().st_mode & _FOR_ALL != _FOR_ALL:
             return f"not everybody may read {path}"
     try:
-        with _trial(hidden) as path:
+        with trial(hidden) as path:
             os.chown(path, user, user)
             return _try(program, readable, writable=path, user=user)
     except OSError as exc:
@@ -391,7 +391,7 @@ def _try_apart(program: str, readable: tuple[Path, ...], hidden: Path, user: int
 
 
 @contextlib.contextmanager
-def _trial(hidden: Path) -> Iterator[Path]:
+def trial(hidden: Path) -> Iterator[Path]:
     """Make a directory that `forget_trials` leaves alone as long as this process is there."""
     with _opened(hidden) as descriptor:
         with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ from agentsvc.base import INITIAL_OPEN_FILES, BackendUnavailable
 from agentsvc.plugin import AGENT_OUTPUT, PACKAGE_DIR, Isolation, Order
 from agentsvc.plugin.egress import relay
 
-from . import bubblewrap, doors, landlock, places, uplink
+from . import bubblewrap, doors, landlock, overlays, places, uplink
 from .groups import Groups
 from .places import Place, Record, WayOut
 from .specs import AGENT_SERVER, DEFAULT_SPEC, current, passed_port
@@ -158,9 +158,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "join": held.joined,
             "kills": held.kills,
             "disk_bytes": limits.disk_bytes,
-            "directories": [str(path) for path in (*self._own(), temp)],
+            **self._counted(temp),
             "rlimits": {name: size for name, size in sizes.items() if size is not None},
             "usual_files": INITIAL_OPEN_FILES,
+        }
+
+    def _counted(self, temp: Path) -> dict[str, Any]:
+        """Say which files count as the sandbox's: of a layer below them, only what it has changed."""
+        over = overlays.changes(self.place)
+        seen = [part.seen for part in over]
+        named = [path for path in (*self._own(), temp) if path not in seen]
+        return {
+            "directories": [str(path) for path in (*(part.changes for part in over), *named)],
+            "seen": [str(path) for path in seen],
         }
 
     def _confined(self, argv: list[str], temp: Path) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Layers: kept copies of the home and the workspace of a sandbox, with which others begin.
 
-They are directories below `.layers` in the state directory. `cp` copies them, by sharing their blocks
-where the file system can (reflinks). A sandbox may begin with the files of another one, too, which go
-from the one to the other, while that runs.
+They are directories below `.layers` in the state directory. Sandboxes lie over them where that can be had
+(see `overlays`); elsewhere `cp` copies them, by sharing their blocks where the file system can (reflinks). A
+layer that is removed while sandboxes lie over it is renamed, and goes with the last of them. A sandbox may
+begin with the files of another one, too, which are copied from the one to the other, while that runs.
 
 Checkpoints are kept in the directory of their sandbox, and go with it. Files that have not changed since
 the one before are shared with that.
@@ -13,6 +14,7 @@ import contextlib
 import errno
 import os
 import re
+import threading
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
@@ -25,6 +27,7 @@ from agentsvc.plugin import StillFetching
 
 from .copying import Copy, copy_running
 from .files import remove_directory
+from .overlays import HELD, Overlays
 from .places import Place
 from .threads import finish, reach
 from .users import give
@@ -45,6 +48,8 @@ class Layers:
 
     def __init__(self, state_dir: Path) -> None:
         self._directory = state_dir / ".layers"
+        self.overlays = Overlays(state_dir)
+        self._removing = threading.Lock()
         self._copying: dict[str, asyncio.Task[int]] = {}
 
     async def close(self) -> None:
@@ -61,9 +66,20 @@ class Layers:
                 await asyncio.wait([task])
 
     def sweep(self) -> None:
-        """Remove what was not copied to its end. Blocks."""
+        """Remove what was not copied to its end, and what nobody uses any more. Blocks."""
         for part in self._directory.glob("*.part"):
             remove_directory(part)
+        self._remove_held()
+
+    def forget(self, place: Place) -> None:
+        """Have no layer be used by a sandbox that is to go, in which nothing runs. Blocks."""
+        place.leave()
+        self.overlays.drop(place)
+        self._remove_held()
+
+    async def attach(self, place: Place) -> None:
+        """Have all files of a sandbox be seen, also after the machine was restarted."""
+        await finish(lambda: self.overlays.mount(place))
 
     async def ids(self) -> list[str]:
         """Return the ids of the layers there are."""
@@ -85,6 +101,9 @@ class Layers:
         layer = self._path(layer_id)
 
         async def begin() -> int:
+            if not self.overlays.why_not:
+                await finish(lambda: self.overlays.begin(place, layer, user))
+                return 0
             if not await reach(layer.is_dir):
                 raise OrderRejected(
                     "The prepared files with which the sandbox is to begin are gone"
@@ -149,20 +168,33 @@ class Layers:
     async def remove(self, layer_id: str) -> None:
         """Remove a layer; fine if there is none."""
         layer = self._path(layer_id)
-        part = layer.with_suffix(".part")
 
         def work() -> None:
             with contextlib.suppress(FileNotFoundError):
-                layer.rename(part)
-            remove_directory(part)
-            with contextlib.suppress(OSError):  # there are others
-                self._directory.rmdir()
+                layer.rename(layer.with_suffix(HELD))
+            remove_directory(layer.with_suffix(".part"))
+            self._remove_held()
 
         await finish(work)
 
+    def _remove_held(self) -> None:
+        """Remove the layers that were to be removed, and that no sandbox lies over any more."""
+        with self._removing:
+            held = list(self._directory.glob(f"*{HELD}"))
+            if not held:
+                return
+            used = self.overlays.used()
+            for layer in held:
+                if layer.stem not in used:
+                    part = layer.with_suffix(".part")
+                    layer.rename(part)
+                    remove_directory(part)
+            with contextlib.suppress(OSError):  # there are others
+                self._directory.rmdir()
+
     def _ids(self) -> list[str]:
         with contextlib.suppress(FileNotFoundError):
-            return [path.name for path in self._directory.iterdir() if path.suffix != ".part"]
+            return [path.name for path in self._directory.iterdir() if not path.suffix]
         return []
 
     def _path(self, layer_id: str) -> Path:
@@ -191,6 +223,7 @@ class Layers:
         return task.result()
 
     async def _keep(self, place: Place, layer: Path, most_bytes: int) -> int:
+        await self.attach(place)
         parts = (place.home, place.workspace)
         size = await _size_of(parts)
         if size > most_bytes:
@@ -202,6 +235,9 @@ class Layers:
         await reach(lambda: part.mkdir(mode=0o700, parents=True))
         try:
             await _copy(parts, part)
+            if os.geteuid() == 0:
+                # Whoever it was may be somebody else later; these are nobody's.
+                await finish(lambda: give((part / one.name for one in parts), 0))
             await reach(lambda: part.rename(layer))
         finally:
             await finish(partial(remove_directory, part))
@@ -210,23 +246,37 @@ class Layers:
     async def _begin(self, place: Place, layer: Path, user: int) -> int:
         part = await _new_part(place)
         await _copy((layer / place.home.name, layer / place.workspace.name), part)
-        await finish(lambda: _put(place, part, user))
+        await finish(lambda: self._put(place, part, user))
         return 0
 
     async def _begin_as(self, place: Place, other: Place, user: int) -> int:
+        await self.attach(other)
         part = await _new_part(place)
         copy = await _copy_running(other, part)
 
         def work() -> None:
             if other.is_leaving():
                 raise OrderRejected(_GONE)
-            _put(place, copy.path, user)
+            self._put(place, copy.path, user)
             part.rmdir()
 
         await finish(work)
         return 0
 
+    def _put(self, place: Place, part: Path, user: int) -> None:
+        """Have the sandbox's own directories be those that were copied, and lie over no layer."""
+        copies = (part / place.home.name, part / place.workspace.name)
+        if os.geteuid() == 0:
+            give(copies, user)
+        self.overlays.drop(place)
+        for copy, own in zip(copies, (place.home, place.workspace), strict=True):
+            remove_directory(own)
+            copy.rename(own)
+        part.rmdir()
+        self._remove_held()
+
     async def _take(self, place: Place, checkpoint_id: str, most_bytes: int) -> None:
+        await self.attach(place)
         size = await _size_of((place.home, place.workspace))
         if size > most_bytes:
             raise OrderRejected(
@@ -288,17 +338,6 @@ async def _new_part(place: Place, name: str = _PART) -> Path:
     await finish(partial(remove_directory, part))
     await reach(lambda: part.mkdir(mode=0o700))
     return part
-
-
-def _put(place: Place, part: Path, user: int) -> None:
-    """Have the sandbox's own directories be those that were copied."""
-    copies = (part / place.home.name, part / place.workspace.name)
-    if os.geteuid() == 0:
-        give(copies, user)
-    for copy, own in zip(copies, (place.home, place.workspace), strict=True):
-        remove_directory(own)
-        copy.rename(own)
-    part.rmdir()
 
 
 async def _size_of(paths: Iterable[Path]) -> int:

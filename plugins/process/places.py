@@ -31,6 +31,7 @@ OLD_DOOR: Final = "proxy"
 SOCKET_PATH_MAX: Final = 107
 """Bytes a unix socket's path may have; the kernel's limit."""
 
+_LEAVING = "leaving"
 _TEMP_PREFIX = "asvc-"
 _TEMP_NAME = re.compile(rf"{_TEMP_PREFIX}[0-9a-f]{{8}}")
 _LONGEST_SOCKET = "/".join(("", "tmp", "tmux-4294967295", "openhands-" + 32 * "0"))
@@ -308,13 +309,20 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_leaving(self) -> bool:
         """Say whether its files are being removed, or are gone."""
-        return (self.directory / "leaving").exists() or self.read_record() is None
+        return self.is_to_go() or self.read_record() is None
+
+    def is_to_go(self) -> bool:
+        """Say whether its files are about to be removed."""
+        return (self.directory / _LEAVING).exists()
+
+    def leave(self) -> None:
+        """Note that it is about to be removed, so that nobody takes the rest of its files for all."""
+        with contextlib.suppress(FileNotFoundError):
+            (self.directory / _LEAVING).touch(mode=0o600)
 
     def remove(self) -> None:
         """Remove the directory and all in it; fine if it does not exist."""
-        with contextlib.suppress(FileNotFoundError):
-            # So that nobody takes the rest of its files for all of them.
-            (self.directory / "leaving").touch(mode=0o600)
+        self.leave()
         remove_directory(self.directory)
 
     def _read[T](self, name: str, decoder: msgspec.json.Decoder[T]) -> T | None:

@@ -39,6 +39,9 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Whether Landlock confines sandboxes where bubblewrap does not hold them, and the kernel has it."""
     readable: tuple[str, ...] = ()
     """Directories that held sandboxes may read besides the system and the server's Python."""
+    use_overlayfs: bool = True
+    """Whether sandboxes that begin with a prepared environment lie over its files, where the kernel lets
+    the server mount that. Elsewhere each has a copy."""
     use_cgroups: bool = True
     """Whether to use control groups where they can be used. Without them signals pause sandboxes,
     and of the limits only `disk_bytes` and `open_files` are enforced."""

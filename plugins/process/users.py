@@ -39,6 +39,10 @@ class Users:
         """Say whether there are any."""
         return bool(self._numbers)
 
+    def any(self) -> int:
+        """Return one of them, to be tried; 0 if there are none."""
+        return self._numbers[-1] if self._numbers else 0
+
     def take(self, sandbox_id: str, known: int) -> int:
         """Return who a sandbox is to be, `known` if it is somebody; 0 if there are no users.
 

@@ -75,6 +75,16 @@ HELD: Final[dict[str, tuple[str, ...]]] = {
         "tests/plugins/process/test_zygote_rights.py::test_there_is_no_zygote_that_nothing_holds",
         "tests/plugins/process/test_zygote_rights.py::test_a_server_that_is_not_root_has_no_zygote_that_could_send_it_signals",
     ),
+    "A prepared environment that sandboxes share lies below the files of each by overlayfs, which the server mounts as root before the sandbox starts.": (
+        "tests/plugins/process/test_overlays.py::test_files_are_the_sandboxs_own_and_the_layer_stays_as_it_is",
+    ),
+    "Its own files belong to root, in a directory that no sandbox sees, and the kernel writes to none of them: changes go to the sandbox's directory.": (
+        "tests/plugins/process/test_overlays.py::test_files_are_the_sandboxs_own_and_the_layer_stays_as_it_is",
+        "tests/plugins/process/test_overlays.py::test_a_hostile_sandbox_reaches_neither_the_layer_nor_another_one",
+    ),
+    "What the kernel notes there no user may set, so that a sandbox cannot have other files be shown.": (
+        "tests/plugins/process/test_overlays.py::test_a_hostile_sandbox_reaches_neither_the_layer_nor_another_one",
+    ),
     'Each sandbox has limits of memory, disk, processes and open files, as far as the machine can enforce them; the line that says "is ready" names what is not limited.': (
         "tests/live/test_default_limits.py::test_what_one_sandbox_does_to_the_machine_another_does_not_feel",
         "tests/sandboxes/test_default_limits.py::test_a_spec_has_what_it_leaves_open_limited_by_default",

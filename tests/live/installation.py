@@ -176,9 +176,16 @@ class Installation:
         found = [Path(top) for top, *_ in os.walk(_GROUPS) if f"/{name}" in top]
         return sorted(found, reverse=True)
 
+    def mounts(self) -> list[str]:
+        """Return what is mounted below its data directory."""
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+        top = f"{self.data.path.resolve()}/"
+        return [path for line in lines if (path := line.split()[4]).startswith(top)]
+
     def leftovers(self) -> list[str]:
-        """Name every process, control group and directory that sandboxes of it have."""
+        """Name every process, control group, mount and directory that sandboxes of it have."""
         return [
+            *self.mounts(),
             *map(str, self.groups()),
             *(f"{one.pid} {command_line(one.pid)!r}" for one in self.processes()),
             *(
@@ -246,6 +253,8 @@ class Installation:
             await asyncio.sleep(0.05)
         for group in self.groups():
             await eventually(partial(_is_removed, group), f"{group} is empty")
+        for mounted in self.mounts():
+            await asyncio.to_thread(subprocess.run, ["umount", "--lazy", mounted], check=True)
         for path in [*self.sandbox_dirs(), *self.temp_dirs()]:
             await asyncio.to_thread(subprocess.run, ["rm", "-rf", str(path)], check=True)
 

@@ -1,6 +1,7 @@
 """Prepared environments: a set-up that is done once, and copied into each new sandbox."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -124,10 +125,69 @@ async def test_a_set_up_that_was_killed_is_done_again_and_leaves_nothing(
     await _delete_all(client, own)
 
 
+@pytest.mark.timeout(900)
+async def test_a_kill_while_files_are_shared_leaves_nothing_half_done(own: Installation) -> None:
+    client = own.client()
+    sandboxes = own.data.path / "backends" / "process"
+    many = "mkdir deps && cd deps && seq 20000 | xargs touch && echo quick >../made"
+    made = (await client.post(PATH, json={"name": "Many", "setup_script": many})).json()
+
+    async def killed_when(begins: Callable[[], object], what: str) -> None:
+        await eventually(begins, what, time_limit=2 * PATIENCE)
+        await own.kill()
+        await own.start()
+
+    await killed_when(lambda: [*sandboxes.glob(".layers/*.part")], "the layer is being made")
+    client = own.client()
+    ready = await wait_for(client, made, "ready")
+    assert len(list((sandboxes / ".layers").iterdir())) == 1
+    task = await client.start_task(run("ls deps | wc -l; cat made"), environment_id=ready["id"])
+    at_it = ("*/over-*", "*/layer.part")
+    await killed_when(
+        lambda: [one for name in at_it for one in sandboxes.glob(name)], "it begins with it"
+    )
+    client = own.client()
+    ended = await client.end_of_start(task["id"], time_limit=3 * PATIENCE)
+    conversation = ended["app_conversation_id"]
+    await client.wait_for_execution(conversation, "finished")
+    assert outputs(await client.events(conversation))[0].split() == ["20000", "quick"]
+    is_shared = bool(own.mounts())
+    assert len(own.mounts()) == 2 * is_shared
+
+    # While it is used its layer stays, whatever becomes of the environment.
+    assert (await client.delete(f"{PATH}/{ready['id']}")).status == 200
+    if is_shared:
+        await eventually(lambda: [*sandboxes.glob(".layers/*.held")], "the layer is held")
+    [sandbox] = await _sandboxes(client)
+    at_it = ("*/leaving", "*/over.old")
+    await asyncio.gather(
+        client.delete(f"/api/v1/sandboxes/{sandbox['id']}"),
+        killed_when(
+            lambda: (
+                [one for name in at_it for one in sandboxes.glob(name)]
+                or not [*sandboxes.glob("*/record.json")]
+            ),
+            "the sandbox is removed",
+        ),
+        return_exceptions=True,
+    )
+    await eventually(
+        lambda: not [*sandboxes.glob("*/record.json")] and not (sandboxes / ".layers").exists(),
+        "all is removed",
+    )
+    assert own.mounts() == []
+
+
 async def _delete_all(client: LiveClient, own: Installation) -> None:
     for one in (await client.get(PATH)).json()["items"]:
         assert (await client.delete(f"{PATH}/{one['id']}")).status == 200
     layers = own.data.path / "backends" / "process" / ".layers"
+    # Sandboxes that lie over one keep it.
+    await eventually(
+        lambda: {path.suffix for path in layers.glob("*")} <= {".held"}, "nobody else has one"
+    )
+    for sandbox in await _sandboxes(client):
+        assert (await client.delete(f"/api/v1/sandboxes/{sandbox['id']}")).status == 200
     await eventually(lambda: not layers.exists(), "the layers are gone")
 
 

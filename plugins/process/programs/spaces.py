@@ -123,6 +123,28 @@ def _space_of(pid: int) -> int:
     return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
 
 
+def mapping(owner: int, user: int) -> int:
+    """Return a namespace in which one user's files are another one's; raises OSError."""
+    ready, readied = os.pipe()
+    waits, go_on = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(ready)
+        os.close(go_on)
+        _answer(readied, lambda: _hold_mapped(readied, waits))
+    os.close(readied)
+    os.close(waits)
+    try:
+        if os.read(ready, _MESSAGE_MAX) != b"!":
+            raise NotMade("no user namespace can be made")
+        _map(pid, f"{owner} {user} 1\n")
+        return _space_of(pid)
+    finally:
+        os.close(ready)
+        os.close(go_on)
+        os.waitpid(pid, 0)
+
+
 def around(space: int) -> int | None:
     """Return the user namespace around one, in which its owner may enter it; None if that is this."""
     number = fcntl.ioctl(space, _NS_GET_PARENT)
@@ -240,6 +262,11 @@ def _unshare(readied: int) -> None:
     os.unshare(os.CLONE_NEWUSER)
     os.write(readied, b"!")
     os.close(readied)
+
+
+def _hold_mapped(readied: int, waits: int) -> None:
+    _unshare(readied)
+    os.read(waits, 1)
 
 
 def _outer(user: int) -> str:

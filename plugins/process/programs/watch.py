@@ -49,7 +49,8 @@ class Watch:
         self.is_disk_full = False
         self._counter = str(orders.get("kills", ""))
         limit: int | None = orders.get("disk_bytes")
-        self._disk = Disk(orders.get("directories", []), limit, processes) if limit else None
+        found, seen = orders.get("directories", []), orders.get("seen", [])
+        self._disk = Disk(found, limit, processes, seen) if limit else None
         self._before = read_kills(self._counter)
         self._killed_at = -_TOGETHER_SECONDS
         self._looked_at = -PAUSE_SECONDS
@@ -98,11 +99,17 @@ class Disk:
     """
 
     def __init__(
-        self, directories: list[str], limit: int, processes: Callable[[], Iterable[int]]
+        self,
+        directories: list[str],
+        limit: int,
+        processes: Callable[[], Iterable[int]],
+        seen: Iterable[str] = (),
     ) -> None:
+        """`seen` is where some of the directories are seen together with files that do not count."""
         self._directories = directories
         self._processes = processes
         self._devices = dict(_devices(directories))
+        self._written = self._devices.keys() | dict(_devices(seen)).keys()
         self._limit = self._most = limit
         self.size: int | None = None
         """What they took when they were last counted."""
@@ -160,7 +167,7 @@ class Disk:
         self._answer = ours
 
     def _measure(self) -> int:
-        unnamed = size_of_unnamed(self._processes(), self._devices)
+        unnamed = size_of_unnamed(self._processes(), self._written)
         # One that is started again with too much is to be known as a whole.
         bound = _UNBOUNDED if self.size is None else self._most
         return unnamed + size_of(self._directories, bound)

@@ -1,0 +1,234 @@
+"""Sandboxes whose home and workspace lie over a layer: what they change is theirs, the rest is shared.
+
+The kernel's overlayfs joins both where the files of a sandbox are, for the server as for the sandbox, in the
+mount namespace of the whole machine. So it is root alone that has it, and it outlives the server but not
+the machine: a sandbox is mounted again before its files are used. What a sandbox has changed is in its
+directory, below one that is named after the layer; as long as that is there, the layer is used. All
+functions block for a moment; call them from a thread.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from agentsvc.base import BackendUnavailable, OrderRejected
+from agentsvc.plugin import Advice
+
+from . import bubblewrap
+from .files import remove_directory
+from .places import Place
+
+HELD: Final = ".held"
+"""What follows the id of a layer that is to be removed, and is not while sandboxes use it."""
+
+_OVER: Final = "over-"
+_OLD: Final = "over.old"
+_SECONDS: Final = 20.0
+_DETACH: Final = 2
+_NO_FOLLOW: Final = 8
+_CLONE_FILE: Final = 0x40049409
+
+
+class Part(NamedTuple):
+    """The home or the workspace of a sandbox: where it is seen, and what the sandbox has changed."""
+
+    seen: Path
+    changes: Path
+
+
+class Overlays:
+    """The sandboxes of one state directory that lie over layers."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._state_dir = state_dir
+        self._layers = state_dir / ".layers"
+        self._lock = threading.Lock()
+        self.why_not = "it was not tried"
+        """Why new sandboxes have copies instead; empty where they lie over their layer."""
+        self._shares_blocks = False
+
+    def find(self, user: int, *, is_wanted: bool = True) -> None:
+        """Find out whether sandboxes can lie over layers; `user` is one of theirs, or 0."""
+        try:
+            with bubblewrap.trial(self._state_dir) as directory:
+                self._shares_blocks = _shares_blocks(directory)
+                self.why_not = (
+                    _why_not(directory, user) if is_wanted else "`use_overlayfs` is false"
+                )
+        except OSError as exc:
+            self.why_not = f"it could not be tried: {exc.strerror}"
+
+    def describe(self) -> str:
+        """Say in a few words how sandboxes get the files of a layer."""
+        if not self.why_not:
+            return "shared by overlayfs"
+        copied = "copied, which shares blocks (reflinks)" if self._shares_blocks else "copied"
+        return f"{copied}: {self.why_not}"
+
+    def advice(self) -> Iterator[Advice]:
+        """Say that prepared environments cost each sandbox time and disk, where they do."""
+        if self.why_not:
+            text = f"each sandbox has a copy of its prepared environment: {self.why_not}"
+            yield Advice(subject="layers", text=text)
+
+    def begin(self, place: Place, layer: Path, user: int) -> None:
+        """Have a sandbox that has never run lie over a layer; raises OrderRejected if that is gone."""
+        over = place.directory / f"{_OVER}{layer.name}"
+        if _over(place) not in (None, over):
+            self.drop(place)
+        # From here on the layer is used; it may have been gone already.
+        for part in _parts(place, over):
+            for directory in (part.changes, _work(part)):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.chown(part.changes, user, user)
+        if not layer.is_dir():
+            self.drop(place)
+            raise OrderRejected("The prepared files with which the sandbox is to begin are gone")
+        self.mount(place)
+
+    def mount(self, place: Place) -> None:
+        """Have the files of a sandbox be seen that lies over a layer, unless they are."""
+        with self._lock:
+            over = _over(place)
+            if over is None or place.is_to_go():
+                return
+            unseen = [part for part in _parts(place, over) if not part.seen.is_mount()]
+            if unseen:
+                self._mount(over.name.removeprefix(_OVER), unseen)
+
+    def unmount(self, place: Place) -> None:
+        """Have only what a sandbox has changed be there; nothing may run in it."""
+        with self._lock:
+            for path in (place.home, place.workspace):
+                while path.is_mount():
+                    _unmount(path)
+
+    def drop(self, place: Place) -> None:
+        """Forget all that a sandbox has changed, and the layer; nothing may run in it."""
+        self.unmount(place)
+        old = place.directory / _OLD
+        remove_directory(old)
+        if (over := _over(place)) is not None:
+            over.rename(old)
+            remove_directory(old)
+
+    def used(self) -> set[str]:
+        """Return the ids of the layers over which sandboxes lie, whoever's; raises OSError."""
+        found = set()
+        with os.scandir(self._state_dir) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    over = _over(Place(directory=Path(entry.path)))
+                    found |= {over.name.removeprefix(_OVER)} if over else set()
+        return found
+
+    def _mount(self, layer_id: str, parts: list[Part]) -> None:
+        layer = self._layers / layer_id
+        if not layer.is_dir():
+            layer = layer.with_suffix(HELD)
+        for part in parts:
+            part.seen.mkdir(mode=0o700, exist_ok=True)
+        orders = {
+            "name": f"agentsvc-layer-{layer_id}",
+            "owner": (layer / parts[0].seen.name).stat().st_uid,
+            "user": parts[0].changes.stat().st_uid,
+            "mounts": [_orders(layer / part.seen.name, part) for part in parts],
+        }
+        if problem := _run(orders):
+            raise BackendUnavailable("The files of a layer cannot be mounted", detail=problem)
+
+
+def changes(place: Place) -> list[Part]:
+    """Return where a sandbox keeps what it has changed; nothing for one that has copies."""
+    over = _over(place)
+    return _parts(place, over) if over else []
+
+
+def _why_not(directory: Path, user: int) -> str:
+    if sys.platform != "linux":
+        return "this is not Linux"
+    if os.geteuid() != 0:
+        return "the server is not root, who alone may mount"
+    # Its namespace may be named by who may trace it only; the numbers of mounts are in one only.
+    if _root_mount("self") != _root_mount("1"):
+        return "the server has a mount namespace of its own, which would end with it"
+    part = Part(directory / "seen", directory / "changes")
+    lower = directory / "layer"
+    for path in (lower, part.seen, part.changes, _work(part)):
+        path.mkdir()
+    os.chown(part.changes, user, user)
+    mounts = [_orders(lower, part)]
+    return _run({"name": "trial", "owner": 0, "user": user, "mounts": mounts, "is_trial": True})
+
+
+def _root_mount(process: str) -> str:
+    found = ""
+    for line in Path("/proc", process, "mountinfo").read_text().splitlines():
+        number, _parent, _device, _root, seen_at, *_ = line.split()
+        found = number if seen_at == "/" else found
+    return found
+
+
+def _shares_blocks(directory: Path) -> bool:
+    one, other = directory / "one", directory / "other"
+    one.write_bytes(b"x")
+    with one.open("rb") as source, other.open("wb") as target, contextlib.suppress(OSError):
+        fcntl.ioctl(target, _CLONE_FILE, source.fileno())
+        return True
+    return False
+
+
+def _over(place: Place) -> Path | None:
+    with contextlib.suppress(FileNotFoundError), os.scandir(place.directory) as entries:
+        return next((Path(one.path) for one in entries if one.name.startswith(_OVER)), None)
+    return None
+
+
+def _parts(place: Place, over: Path) -> list[Part]:
+    return [Part(seen, over / seen.name / "changes") for seen in (place.home, place.workspace)]
+
+
+def _work(part: Part) -> Path:
+    return part.changes.with_name("work")
+
+
+def _orders(lower: Path, part: Part) -> dict[str, str]:
+    return {
+        "lower": str(lower),
+        "upper": str(part.changes),
+        "work": str(_work(part)),
+        "at": str(part.seen),
+    }
+
+
+def _run(orders: dict[str, Any]) -> str:
+    """Have the program do what is ordered; return what went wrong, or nothing."""
+    try:
+        ended = subprocess.run(  # noqa: S603  # a program of ours
+            bubblewrap.running("overlay"),
+            input=json.dumps({"is_trial": False, **orders}).encode(),
+            capture_output=True,
+            env={},
+            timeout=_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        return str(exc)
+    said = ended.stderr.decode(errors="replace").strip()
+    return said.rpartition("\n")[2] or f"it exits with {ended.returncode}" * bool(ended.returncode)
+
+
+def _unmount(path: Path) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    # Who reads in it may go on, and is not waited for.
+    if libc.umount2(os.fsencode(path), _DETACH | _NO_FOLLOW) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(path))
