@@ -13,15 +13,15 @@ const MOST_CHARS = 20_000;
 
 /**
  * Show an item; what is folded stays open in `open`, a set, when it is scrolled away and back. `onAgain` gets what is
- * to be said again, `onFork` the event that a fork ends with.
+ * to be said again, `onFork` the event that a fork ends with, and `onBack` the message before which files are put back to.
  */
-export function Card({ item, run, open, onToggle, onAgain, onFork }) {
+export function Card({ item, run, open, onToggle, onAgain, onFork, onBack }) {
   const fold = (head, body, kind = "") => html`
     <${Fold} head=${head} kind=${kind} isOpen=${open.has(item.key)} onToggle=${() => onToggle(item.key)}>${body}<//>
   `;
   switch (item.type) {
     case "user":
-      return html`<div class="bubble user"><h3 class="who">${t("You")} <${At} item=${item} /><${Acts} item=${item} onAgain=${onAgain} onFork=${onFork} /></h3><${Markdown} text=${item.text} />
+      return html`<div class="bubble user"><h3 class="who">${t("You")} <${At} item=${item} /><${Acts} item=${item} onAgain=${onAgain} onFork=${onFork} onBack=${onBack} /></h3><${Markdown} text=${item.text} />
         ${item.images?.map((image) => (image.startsWith("data:") ? html`<img class="sent-image" src=${image} alt=${t("An image that was sent along")} />` : html`<p class="hint">${image}</p>`))}</div>`;
     case "agent":
       return html`<div class="bubble agent"><h3 class="who">${t("Agent")} <${At} item=${item} /><${Acts} item=${item} onFork=${onFork} /></h3><${Markdown} text=${item.text} /></div>`;
@@ -46,9 +46,10 @@ export function Card({ item, run, open, onToggle, onAgain, onFork }) {
   }
 }
 
-/** What can be done with a message: it is copied, forked from, and one's own goes back into the field to be changed. */
-const Acts = ({ item, onAgain, onFork }) => html`
+/** What can be done with a message: it is copied, forked from, its work undone, and one's own goes back into the field to be changed. */
+const Acts = ({ item, onAgain, onFork, onBack }) => html`
   <span class="acts"><${Copy} text=${item.text} /><${Fork} item=${item} onFork=${onFork} />
+    ${onBack && html`<${Button} kind="bare" icon="undo" isIcon needs="run" label=${t("Put files back to before this message")} onPress=${() => onBack(item)} />`}
     ${onAgain && html`<${Button} kind="bare" icon="pen" isIcon needs="run" label=${t("Edit and send again")} onPress=${() => onAgain(item.text)} />`}
   </span>
 `;

@@ -3,6 +3,7 @@ import { agentPath, conversationPath, download, get, newId, patch, post, remove,
 import { useHasAttempts } from "./attempts.js";
 import { useAttention } from "./attention.js";
 import { Call, Card, RISKS } from "./cards.js";
+import { PutBack, useCheckpoints } from "./checkpoints.js";
 import { ARCHIVED, PINNED, changeLabels, ownLabels, toggleLabel } from "./conversations.js";
 import { Composer, Pending, useDraft, useQueue } from "./composer.js";
 import { conversationState, count, money } from "./format.js";
@@ -265,6 +266,8 @@ function Talk({ conversation, run, text, setText, find, setFind, live: { timelin
     }
   };
   const fork = useFork(conversation, setError);
+  const checkpoints = useCheckpoints(conversation, timeline, run);
+  const [back, setBack] = useState(null);
   const onAgain = useCallback((words) => {
     setText((old) => (old.trim() ? `${words}\n\n${old}` : words));
     document.querySelector("[data-key=message]")?.focus();
@@ -273,12 +276,13 @@ function Talk({ conversation, run, text, setText, find, setFind, live: { timelin
     <${Plan} tasks=${timeline.plan} />
     ${!isLoaded && !timeline.items.length && html`<${Spinner} label=${t("Loading the events")} />`}
     ${find !== null && html`<${Find} items=${items} words=${find} onWords=${setFind} onGo=${(key) => list.current?.(key)} onOpen=${setOpen} loadMore=${hasMore ? loadOlder : null} />`}
-    <${VirtualList} items=${items} goTo=${list} loadAbove=${hasMore ? loadOlder : null} label=${t("What happened")} show=${(item) => html`<${Card} item=${item} run=${run} open=${open} onToggle=${toggle} onAgain=${onAgain} onFork=${fork} />`}>
+    <${VirtualList} items=${items} goTo=${list} loadAbove=${hasMore ? loadOlder : null} label=${t("What happened")} show=${(item) => html`<${Card} item=${item} run=${run} open=${open} onToggle=${toggle} onAgain=${onAgain} onFork=${fork} onBack=${checkpoints.has(item.key) ? setBack : null} />`}>
       <${Draft} timeline=${timeline} />
       <${Pending} outbox=${outbox} queue=${queue} conversation=${conversation} attempt=${attempt} setText=${setText} />
       ${run === "running" && !timeline.draft && html`<p class="working" aria-hidden="true"><span></span><span></span><span></span></p>`}
     <//>
     <p class="hidden" role="status">${announcement(run, timeline)}</p>
+    ${back && html`<${PutBack} conversation=${conversation} item=${back} checkpoint=${checkpoints.get(back.key)} onClose=${() => setBack(null)} />`}
     <div class="dock">
       <${Problem} error=${error} />
       <${Confirmation} conversation=${conversation} timeline=${timeline} attempt=${attempt} />

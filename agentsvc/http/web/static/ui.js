@@ -41,6 +41,7 @@ const PATHS = {
   people: "M9 5a3.500 3.500 0 1 0 0 7 3.500 3.500 0 0 0 0-7zM3 20c0-4 3-6 6-6s6 2 6 6M16 5.500a3 3 0 0 1 0 6M18 14c2 .5 3 2.500 3 6",
   book: "M6 4h13v16H6zM6 4v16M10 9h5M10 13h5",
   fork: "M7 5v14M7 13c6 0 10-2 10-6M5 5h4M15 5h4",
+  undo: "M9 5L4 10l5 5M4 10h10a5 5 0 0 1 0 10h-3",
   refresh: "M19 8a8 8 0 1 0 1 6M19 3v5h-5",
 };
 
@@ -166,21 +167,26 @@ export function Dialog({ title, onClose, children }) {
   `;
 }
 
-/** A question before something that cannot be undone. */
-export function Question({ title, text, action, onYes, onClose }) {
+/** A question before something that cannot be undone; `doing` is shown while that is done, if it takes long. */
+export function Question({ title, text, action, doing, onYes, onClose }) {
   const [error, setError] = useState(null);
+  const [isBusy, setBusy] = useState(false);
   const yes = async () => {
+    setError(null);
+    setBusy(true);
     try {
       await onYes();
       onClose();
     } catch (problem) {
       setError(problem);
+      setBusy(false);
     }
   };
   return html`
     <${Dialog} title=${title} onClose=${onClose}>
       <p>${text}</p>
       <${Problem} error=${error} />
+      ${doing && isBusy && html`<${Spinner} label=${doing} />`}
       <div class="actions">
         <${Button} onPress=${onClose} label=${t("Cancel")} />
         <${Button} kind="danger" onPress=${yes} label=${action} />

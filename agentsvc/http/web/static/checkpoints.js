@@ -1,0 +1,38 @@
+// Checkpoints of the files of a conversation, one before each message that an agent at rest got, and going back to them.
+import { conversationPath, get, post } from "./api.js";
+import { moment } from "./format.js";
+import { useMemo, html } from "./html.js";
+import { useLoaded } from "./store.js";
+import { Question } from "./ui.js";
+import { t } from "./words.js";
+
+const MOST_WORDS = 80;
+
+/** Return the checkpoints by the keys of the messages before which they were kept. */
+export function useCheckpoints({ id, sandbox_id }, timeline, run) {
+  const said = timeline.items.filter(({ type }) => type === "user");
+  const kept = useLoaded(async () => (sandbox_id ? (await get(`${conversationPath(id)}/checkpoints`)).items : []), [id, sandbox_id, said.length, run]);
+  return useMemo(() => byMessage(said, kept.value ?? []), [kept.value, said.length]);
+}
+
+/** A checkpoint is of the first message after it: what was said to an agent at work has none. */
+function byMessage(said, newestFirst) {
+  const found = new Map();
+  let from = -Infinity;
+  for (const { key, at } of said) {
+    const until = Date.parse(at);
+    const one = newestFirst.find(({ created_at }) => Date.parse(created_at) > from && Date.parse(created_at) <= until);
+    if (one) found.set(key, one);
+    from = until;
+  }
+  return found;
+}
+
+/** Ask whether the files are to be put back, and do it. */
+export const PutBack = ({ conversation, item, checkpoint, onClose }) => html`
+  <${Question} title=${t("Put the files back?")} action=${t("Put files back")} doing=${t("Putting the files back")} onClose=${onClose}
+    text=${t("Workspace and home become what they were on {0}, before “{1}”. What was changed after that is lost, also what is committed, and what runs in the sandbox ends. The conversation stays, and the agent is told.", moment(checkpoint.created_at), cut(item.text))}
+    onYes=${() => post(`${conversationPath(conversation.id)}/rollback`, { checkpoint_id: checkpoint.id })} />
+`;
+
+const cut = (text) => (text.length > MOST_WORDS ? `${text.slice(0, MOST_WORDS)}…` : text);
