@@ -119,6 +119,10 @@ class TroubledBackend(FakeBackend):
         await self.world.trouble("pause")
         await super().pause(handle)
 
+    async def roll_back(self, handle: Handle, checkpoint_id: str) -> None:
+        await self.world.trouble("roll_back")
+        await super().roll_back(handle, checkpoint_id)
+
     async def stop(self, handle: Handle) -> None:
         await self.world.trouble("stop")
         await super().stop(handle)

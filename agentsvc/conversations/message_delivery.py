@@ -182,6 +182,8 @@ async def _tell(agent: AgentServer, pending: Pending) -> None:
             await _run(agent, pending)
         case PendingKind.PAUSE:
             await agent.pause(conversation_id, time_limit=longest)
+        case PendingKind.ROLLBACK:
+            raise Conflict("Files are put back before an agent is told of it")
         case PendingKind.INTERRUPT:
             await agent.interrupt(conversation_id)
 

@@ -22,9 +22,11 @@ from agentsvc.base import (
     Gone,
     NotFound,
     Notice,
+    OrderRejected,
     Subject,
     Supervisor,
     TooManyRequests,
+    Unsupported,
     new_id,
     parse_uuid,
 )
@@ -149,6 +151,22 @@ class MessageQueue:
         message = Message(content=(part,) if reason else ())
         pending = _new(view, kind, message, run=kind in _SPENDING, about=about)
         await self._take_and_wait(view, pending, [wish_event(wish)] if wish else [])
+
+    async def roll_back(
+        self, user_id: str, conversation_id: str, checkpoint_id: str, message: Message
+    ) -> None:
+        """Have all files of a conversation's sandbox be those of a checkpoint, and its agent told.
+
+        It is stored before it is done, and done anew where it was broken off, so that the agent is
+        told if, and only if, the files were put back. Raises as `Conversations.put_files_back`, and
+        Conflict while messages wait.
+        """
+        view = await self._conversations.get(user_id, conversation_id, include_starting=True)
+        await self._conversations.check_rollback(view, checkpoint_id)
+        if await self._table.count(self._db, view.conversation.id, ORDERED):
+            raise Conflict("Messages to the agent wait: they come first, or can be taken back")
+        pending = _new(view, PendingKind.ROLLBACK, message, run=False, about=(checkpoint_id,))
+        await self._take_and_wait(view, pending)
 
     async def say_later(
         self,
@@ -348,6 +366,8 @@ class MessageQueue:
         except (Conflict, Gone) as exc:
             await self._fail(user_id, pending, exc)
             return True
+        if pending.kind is PendingKind.ROLLBACK:
+            return await self._put_back(view, pending)
         if view.agent_url is None or view.session_api_key is None:
             await self._wake_up(view)
             return False
@@ -367,6 +387,28 @@ class MessageQueue:
                 "culled sandbox cannot be resumed for a message now",
                 extra={"sandbox_id": view.sandbox.id, "reason": str(exc)},
             )
+
+    async def _put_back(self, view: ConversationView, pending: Pending) -> bool:
+        """Put files back, and have the agent told it next; say whether that waits no more."""
+        user_id, [checkpoint_id] = view.conversation.user_id, pending.about
+        try:
+            await self._conversations.put_files_back(view, checkpoint_id)
+        except (NotFound, Conflict, Gone, Unsupported, OrderRejected) as exc:
+            await self._fail(user_id, pending, exc)
+            await self._wake_up(await self._view(view))
+            return True
+        except AgentsvcError as exc:
+            self._put_off(pending, exc)
+            return False
+        await self._db.write(lambda tx: self._table.set_put_back(tx, pending.id))
+        self._settle(pending)
+        return True
+
+    async def _view(self, view: ConversationView) -> ConversationView:
+        conversation = view.conversation
+        return await self._conversations.get(
+            conversation.user_id, conversation.id, include_starting=True
+        )
 
     async def _keep_files(self, view: ConversationView, pending: Pending) -> None:
         """Keep a checkpoint of the files as they are before an agent that rests begins a turn."""
@@ -477,6 +519,8 @@ class MessageQueue:
 
 def _explain(pending: Pending, error: AgentsvcError) -> str:
     """Return what a person is told of something that their agent may never have got."""
+    if pending.kind is PendingKind.ROLLBACK:
+        return f"The files could not be put back: {error.message}"
     is_message = pending.kind in (PendingKind.MESSAGE, PendingKind.RECORDED)
     what = "A message" if is_message else f"The answer or order `{pending.kind}`"
     is_unknown = pending.is_tried and not isinstance(error, AgentRefused)

@@ -22,6 +22,8 @@ class PendingKind(StrEnum):
     RUN = "run"
     PAUSE = "pause"
     INTERRUPT = "interrupt"
+    ROLLBACK = "rollback"
+    """Files are put back before the agent is told so: it becomes a message when that is done."""
 
 
 type Lane = tuple[PendingKind, ...]
@@ -29,7 +31,12 @@ type Lane = tuple[PendingKind, ...]
 ANSWERS: Final = (PendingKind.ACCEPT, PendingKind.REJECT)
 STOPS: Final = (PendingKind.PAUSE, PendingKind.INTERRUPT)
 
-ORDERED: Final[Lane] = (PendingKind.MESSAGE, *ANSWERS, PendingKind.RUN)
+ORDERED: Final[Lane] = (
+    PendingKind.MESSAGE,
+    *ANSWERS,
+    PendingKind.RUN,
+    PendingKind.ROLLBACK,
+)
 """What is told one after the other. Each other kind waits for its own."""
 
 LANES: Final[tuple[Lane, ...]] = (
@@ -68,7 +75,7 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     run: bool = True
     """Whether the agent is to go on with it."""
     about: tuple[str, ...] = ()
-    """The actions that an answer is about."""
+    """The actions that an answer is about, or the checkpoint to which files are put back."""
     last_event: str | None = None
     said_before: int = 0
     is_tried: bool = False
@@ -180,6 +187,11 @@ class PendingTable:
             WHERE conversation_id = :conversation_id AND seq < :seq AND kind IN ('message', 'run')
         """
         await tx.run(sql, {"conversation_id": conversation_id, "seq": seq})
+
+    async def set_put_back(self, tx: Transaction, pending_id: str) -> None:
+        """Have a message of a roll back that is done, in its place."""
+        sql = "UPDATE pending_messages SET kind = 'message', about = '[]' WHERE id = :id"
+        await tx.run(sql, {"id": pending_id})
 
     async def delete(self, tx: Transaction, pending_id: str) -> None:
         """Remove what waits no more."""

@@ -34,12 +34,11 @@ from agentsvc.domain import (
     Copied,
     ExecutionStatus,
     StartOrder,
-    WhenFull,
     check_branch,
     check_repository,
 )
 from agentsvc.plugin import Checkpoint
-from agentsvc.sandboxes import Sandboxes, SandboxStatus, failure_of
+from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, failure_of
 from agentsvc.storage import Transaction, note_effect
 
 
@@ -236,29 +235,30 @@ class Conversations:
         view = await self.get(user_id, conversation_id, include_starting=True)
         return await self._sandboxes.checkpoints.of_sandbox(view.sandbox) if view.sandbox else ()
 
-    async def roll_back(self, user_id: str, conversation_id: str, checkpoint_id: str) -> Checkpoint:
-        """Have all files of a conversation's sandbox be those of a checkpoint.
+    async def check_rollback(self, view: ConversationView, checkpoint_id: str) -> Sandbox:
+        """Return the sandbox whose files may be put back to a checkpoint of its own.
 
-        What runs there ends, and its agent server starts anew. Raises NotFound, Conflict while an
-        agent works there, or where others live in it, too, and otherwise as `Sandboxes.stop`.
+        Raises NotFound, and Conflict while an agent works there, or where others live in it, too.
         """
-        view = await self.get(user_id, conversation_id, include_starting=True)
-        known = await self.checkpoints(user_id, conversation_id)
-        wanted = next((one for one in known if one.id == checkpoint_id), None)
-        if view.sandbox is None or wanted is None:
+        sandbox = view.sandbox
+        known = await self._sandboxes.checkpoints.of_sandbox(sandbox) if sandbox else ()
+        if sandbox is None or checkpoint_id not in {one.id for one in known}:
             raise NotFound("Checkpoint not found")
         if view.execution_status is ExecutionStatus.RUNNING or not view.conversation.is_ready:
             raise Conflict("The agent is at work: interrupt it first")
-        if len(await self._table.of_sandbox(view.sandbox.id)) != 1:
+        if len(await self._table.of_sandbox(sandbox.id)) != 1:
             raise Conflict("Other conversations live in this sandbox, whose files these are, too")
-        was_running = not view.sandbox.target.is_rest
-        await self._sandboxes.stop(user_id, view.sandbox.id)
-        try:
-            await self._sandboxes.checkpoints.roll_back(view.sandbox, checkpoint_id)
-        finally:
-            if was_running:
-                await self._sandboxes.resume(user_id, view.sandbox.id, when_full=WhenFull.QUEUE)
-        return wanted
+        return sandbox
+
+    async def put_files_back(self, view: ConversationView, checkpoint_id: str) -> None:
+        """Have a conversation's sandbox be stopped, and start with the files of a checkpoint.
+
+        What runs there ends. The next message starts it, unless its user had it rest. Raises as
+        `check_rollback` and `Sandboxes.stop`.
+        """
+        sandbox = await self.check_rollback(view, checkpoint_id)
+        await self._sandboxes.stop(sandbox.user_id, sandbox.id, until_needed=True)
+        await self._sandboxes.checkpoints.roll_back(sandbox, checkpoint_id)
 
     async def _without_files(self, conversation: Conversation, order: StartOrder) -> StartOrder:
         """Return the order of a fork of which there is no workspace to copy."""

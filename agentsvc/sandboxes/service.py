@@ -349,10 +349,25 @@ class Sandboxes:
             sandbox = await self._targets.set_known(sandbox_id, Target.PAUSED)
         await self._wait(sandbox, _is_settled)
 
-    async def stop(self, user_id: str, sandbox_id: str) -> None:
-        """Ask for a sandbox of which nothing but its files is kept; otherwise as `pause`."""
-        await self._restable(user_id, sandbox_id, Capability.STOP)
-        await self._wait(await self._targets.set_known(sandbox_id, Target.STOPPED), _is_settled)
+    async def stop(self, user_id: str, sandbox_id: str, *, until_needed: bool = False) -> None:
+        """Ask for a sandbox of which nothing but its files is kept; otherwise as `pause`.
+
+        The next message resumes one that is stopped until it is needed, unless its user had it
+        rest before.
+        """
+        before = await self._restable(user_id, sandbox_id, Capability.STOP)
+
+        async def body(tx: Transaction) -> Sandbox | None:
+            is_culled = not before.target.is_rest or await self._uses.is_culled(sandbox_id)
+            wanted = await self._targets.set(tx, sandbox_id, Target.STOPPED)
+            if wanted is not None and until_needed and is_culled:
+                await self._uses.set_culled(tx, sandbox_id, now())
+            return wanted
+
+        wanted = await self._db.write(body)
+        if wanted is None:
+            raise Conflict("The sandbox is being deleted")
+        await self._wait(wanted, _is_settled)
 
     async def resume(
         self, user_id: str, sandbox_id: str, *, when_full: WhenFull | None = None

@@ -1,8 +1,12 @@
 """Forks of conversations: all files and the history, beside a first one that goes on."""
 
+import asyncio
+import contextlib
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import aiohttp
 import pytest
 
 from tests.live.client import LiveClient
@@ -115,3 +119,46 @@ async def test_files_go_back_to_what_they_were_before_a_turn(
     assert outputs(events)[-1].split() == ["good", "x", "0"]
     assert any("put back to what they were" in text for text in said(events, "user"))
     assert not (place / "rollback").exists()
+
+
+@pytest.mark.parametrize("moment", ["asked", "stopped", "copying"])
+async def test_a_kill_while_files_go_back_leaves_one_or_the_other(
+    make_installation: MakeInstallation, moment: str
+) -> None:
+    own = await make_installation(AGENTSVC_SANDBOXES__CHECKPOINTS="3")
+    client = own.client()
+    conversation_id = await client.start_conversation(run(f"({MANY})", "echo good >~/notes"))
+    seen = await client.wait_for_execution(conversation_id, "finished")
+    await client.send(conversation_id, run("echo spoilt >~/notes; cd many && rm 1 2 3"))
+    await client.wait_for_execution(conversation_id, "finished")
+    kept = (await client.get(f"{PATH}/{conversation_id}/checkpoints")).json()["items"]
+    place = own.sandbox_dir(seen["sandbox_id"])
+    [agent] = own.agent_servers()
+    moments: dict[str, Callable[[], bool]] = {
+        "asked": lambda: True,
+        "stopped": lambda: agent not in own.agent_servers(),
+        "copying": (place / "layer.part").exists,
+    }
+
+    wanted = {"checkpoint_id": kept[0]["id"]}
+    async with asyncio.TaskGroup() as group:
+        asked = group.create_task(lost(client, conversation_id, wanted))
+        await eventually(moments[moment], f"it is {moment}")
+        await own.kill()
+    assert asked.done()
+    await own.restart()
+    client = own.client()
+    await client.send(conversation_id, run(f"cat ~/notes; ls {place}/workspace/many | wc -l"))
+    events = await client.until(conversation_id, lambda events: len(outputs(events)) == 4)
+    is_told = any("put back to what they were" in text for text in said(events, "user"))
+    # It is told of what was done, and of nothing else, and no file is of the other ones.
+    assert outputs(events)[-1].split() == (["good", "20000"] if is_told else ["spoilt", "19997"])
+    assert is_told or moment == "asked"
+    assert (await client.conversation(conversation_id))["sandbox_status"] == "RUNNING"
+    assert [one.name for one in place.glob("*.part")] == []
+
+
+async def lost(client: LiveClient, conversation_id: str, wanted: dict[str, str]) -> None:
+    """Go back, whoever answers."""
+    with contextlib.suppress(aiohttp.ClientError):
+        await client.post(f"{PATH}/{conversation_id}/rollback", json=wanted)

@@ -1,13 +1,14 @@
 """Handlers of checkpoints: files to which conversations go back."""
 
-import contextlib
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Annotated, Final
 
 import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from agentsvc.base import AgentsvcError, Conflict, Gone, NotFound, Unsupported, to_stored
+from agentsvc.base import Conflict, Gone, NotFound, Unsupported, to_stored
 from agentsvc.domain import Content, ContentKind, Message
 from agentsvc.http.keys import CONVERSATIONS, PENDING, PRINCIPAL
 from agentsvc.http.routes import Example, Route, Scope
@@ -64,18 +65,21 @@ async def post_rollback(request: web.Request) -> web.Response:
     """POST /app-conversations/{conversation_id}/rollback.
 
     All files of its sandbox are those of the checkpoint then, and what runs there ends; its agent
-    server is started anew, unless the sandbox rests. The history stays, and the agent is told. Refused
-    (409) while the agent works, and where other conversations live in the sandbox.
+    server is started anew, unless its user had the sandbox rest. The history stays, and the agent is
+    told. Refused (409) while the agent works or messages wait for it, and where other conversations
+    live in the sandbox.
     """
     user_id, conversation_id = request[PRINCIPAL].user_id, path_id(request, "conversation_id")
     wanted = (await read_json(request, _ROLLBACK)).checkpoint_id
-    done = await request.app[CONVERSATIONS].roll_back(user_id, conversation_id, wanted)
-    text = _TOLD.format(moment=f"{done.created_at:%Y-%m-%d %H:%M:%S}")
-    message = Message(content=(Content(kind=ContentKind.TEXT, text=text),))
-    # It is done, also where its user may say no more now.
-    with contextlib.suppress(AgentsvcError):
-        await request.app[PENDING].queue(user_id, conversation_id, message, run=False)
+    known = await request.app[CONVERSATIONS].checkpoints(user_id, conversation_id)
+    message = _message([one.created_at for one in known if one.id == wanted])
+    await request.app[PENDING].roll_back(user_id, conversation_id, wanted, message)
     return json_response(SUCCESS)
+
+
+def _message(moments: Sequence[datetime]) -> Message:
+    texts = (_TOLD.format(moment=f"{moment:%Y-%m-%d %H:%M:%S}") for moment in moments)
+    return Message(content=tuple(Content(kind=ContentKind.TEXT, text=text) for text in texts))
 
 
 ROUTES: Final = (

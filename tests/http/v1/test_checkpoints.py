@@ -1,5 +1,6 @@
 """Checkpoints of the files of conversations, and going back to them."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,42 @@ async def test_what_cannot_be_kept_keeps_no_message_back(client: Client, keeping
     await keeping.restart()
     conversation_id, _ = await start(client)
     assert await checkpoints(client, conversation_id) == []
+
+
+@pytest.mark.usefixtures("keeping")
+@pytest.mark.parametrize("method", ["stop", "roll_back"])
+async def test_going_back_goes_on_after_a_restart(
+    client: Client, service: Service, fake_world: TroubledWorld, tmp_path: Path, method: str
+) -> None:
+    conversation_id, sandbox_id = await start(client)
+    [kept] = await checkpoints(client, conversation_id)
+    files = fake_world.sandboxes[sandbox_id].directory = tmp_path / "files"
+    files.mkdir()
+    let_go = fake_world.hold(method)
+    asked = asyncio.create_task(roll_back(client, conversation_id, kept["id"]))  # noqa: TID251
+    await fake_world.waits(method)
+    del fake_world.held[method]
+    await service.restart()
+    let_go.set()
+    await asyncio.gather(asked, return_exceptions=True)
+    (files / "notes").write_text("spoilt")
+
+    async def is_told() -> bool:
+        return "were put back" in str(await client.events(conversation_id))
+
+    await until(is_told)
+    assert not (files / "notes").exists()
+    assert (await client.conversation(conversation_id))["sandbox_status"] == "RUNNING"
+
+
+@pytest.mark.usefixtures("keeping")
+async def test_what_its_user_had_rest_goes_back_and_rests_on(
+    client: Client, fake_world: TroubledWorld
+) -> None:
+    conversation_id, sandbox_id = await start(client)
+    [kept] = await checkpoints(client, conversation_id)
+    await client.post(f"/api/v1/sandboxes/{sandbox_id}/pause")
+    assert await roll_back(client, conversation_id, kept["id"]) == 200
+    assert fake_world.count("roll_back") == 1
+    assert (await client.conversation(conversation_id))["sandbox_status"] == "PAUSED"
+    assert await roll_back(client, conversation_id, kept["id"]) == 409
