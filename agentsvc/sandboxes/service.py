@@ -338,36 +338,21 @@ class Sandboxes:
         found = await self.find_many(user_id, await self._stores.clients.ids(user_id))
         return [sandbox for sandbox in found if sandbox is not None]
 
-    async def pause(self, user_id: str, sandbox_id: str) -> None:
+    async def pause(self, user_id: str, sandbox_id: str, *, until_needed: bool = False) -> None:
         """Ask for a paused sandbox, and wait for it unless its backend cannot be reached now.
 
-        Pausing a paused sandbox is fine. Raises NotFound, Conflict while it is being deleted,
+        Pausing a paused sandbox is fine. The next message resumes one that is paused until it is
+        needed, unless its user had it rest before. Raises NotFound, Conflict while it is being deleted,
         Unsupported if its backend cannot pause, SandboxNotUsable or Gone where nothing runs.
         """
         sandbox = await self._restable(user_id, sandbox_id, Capability.PAUSE)
-        if sandbox.target is not Target.STOPPED:
-            sandbox = await self._targets.set_known(sandbox_id, Target.PAUSED)
-        await self._wait(sandbox, _is_settled)
+        target = Target.STOPPED if sandbox.target is Target.STOPPED else Target.PAUSED
+        await self._rest(sandbox, target, until_needed=until_needed)
 
     async def stop(self, user_id: str, sandbox_id: str, *, until_needed: bool = False) -> None:
-        """Ask for a sandbox of which nothing but its files is kept; otherwise as `pause`.
-
-        The next message resumes one that is stopped until it is needed, unless its user had it
-        rest before.
-        """
-        before = await self._restable(user_id, sandbox_id, Capability.STOP)
-
-        async def body(tx: Transaction) -> Sandbox | None:
-            is_culled = not before.target.is_rest or await self._uses.is_culled(sandbox_id)
-            wanted = await self._targets.set(tx, sandbox_id, Target.STOPPED)
-            if wanted is not None and until_needed and is_culled:
-                await self._uses.set_culled(tx, sandbox_id, now())
-            return wanted
-
-        wanted = await self._db.write(body)
-        if wanted is None:
-            raise Conflict("The sandbox is being deleted")
-        await self._wait(wanted, _is_settled)
+        """Ask for a sandbox of which nothing but its files is kept; otherwise as `pause`."""
+        sandbox = await self._restable(user_id, sandbox_id, Capability.STOP)
+        await self._rest(sandbox, Target.STOPPED, until_needed=until_needed)
 
     async def resume(
         self, user_id: str, sandbox_id: str, *, when_full: WhenFull | None = None
@@ -492,7 +477,7 @@ class Sandboxes:
         return can_reclaim(self._registry, unused.backend)
 
     async def is_culled(self, sandbox: Sandbox) -> bool:
-        """Whether it is paused because nobody used it, or to make room, and not by its user."""
+        """Whether it rests because nobody needed it, or to make room, and not for its user."""
         return sandbox.target.is_rest and await self._uses.is_culled(sandbox.id)
 
     async def cull(self, sandbox_id: str, target: Target, *, unused_since: datetime) -> bool:
@@ -582,6 +567,19 @@ class Sandboxes:
         if sandbox.handle is None:
             raise SandboxNotUsable(f"The sandbox was never made: {sandbox.reason}")
         await self._targets.set_known(sandbox.id, Target.RESTARTED, when_full)
+
+    async def _rest(self, sandbox: Sandbox, target: Target, *, until_needed: bool) -> None:
+        async def body(tx: Transaction) -> Sandbox | None:
+            is_ours = not sandbox.target.is_rest or await self._uses.is_culled(sandbox.id)
+            wanted = await self._targets.set(tx, sandbox.id, target)
+            if wanted is not None and until_needed and is_ours:
+                await self._uses.set_culled(tx, sandbox.id, now())
+            return wanted
+
+        wanted = await self._db.write(body)
+        if wanted is None:
+            raise Conflict("The sandbox is being deleted")
+        await self._wait(wanted, _is_settled)
 
     async def _restable(self, user_id: str, sandbox_id: str, how: Capability) -> Sandbox:
         sandbox = await self._usable(user_id, sandbox_id)

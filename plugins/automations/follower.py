@@ -259,7 +259,7 @@ class Follower:
             if keep_alive is False:
                 await self._sandboxes.delete(user_id, sandbox.id)
             elif view.sandbox_status is SandboxStatus.RUNNING:
-                await self._sandboxes.pause(user_id, sandbox.id)
+                await self._sandboxes.pause(user_id, sandbox.id, until_needed=True)
         except AgentsvcError as exc:
             # It is left to the rules for idle ones.
             extra = {"sandbox_id": sandbox.id, "reason": exc.message}

@@ -90,7 +90,6 @@ class IssueStarter:
     def __init__(self, server: Server, hosts: IssueHosts) -> None:
         self._db = server.database
         self._conversations = server.conversations
-        self._sandboxes = server.sandboxes
         self._messages = server.messages
         self._hosts = hosts
 
@@ -244,13 +243,10 @@ class IssueStarter:
         self, run: Run, event: HostEvent, work: Work, calls: HostCalls, claim: Claim
     ) -> str:
         text, changes = await self._news(event, work, calls)
-        view = await self._conversations.get(run.user_id, work.conversation_id)
-        sandbox_id = view.conversation.sandbox_id or ""
 
         async def both(tx: Transaction) -> None:
             await claim(tx, work.conversation_id)
             await WorkTable.change(tx, work.id, **changes)
-            await self._sandboxes.resume_named(tx, run.user_id, sandbox_id, WhenFull.QUEUE)
 
         pending = Pending(
             id=run.id,

@@ -43,6 +43,7 @@ _RUNTIME_PORTS: Final = {"work-1": "worker_1", "work-2": "worker_2", "vscode": E
 _HEALTH_PATHS: Final = frozenset({"/alive", "/health", "/ready"})
 _SOCKETS: Final = "/sockets/"
 _TERMINALS: Final = "/sockets/bash-events"
+_FILES: Final = "/api/file/"
 
 
 class Gateway:
@@ -115,8 +116,8 @@ class Gateway:
         self, request: web.Request, place: Place, sandbox_id: str, visitor: Visitor
     ) -> Target:
         sandbox = await self._admission.get(visitor, sandbox_id)
-        speaks = place.port == AGENT_PORT and _is_use(request, place)
-        sandbox = await self._admission.wait_usable(sandbox, wakes_culled=speaks)
+        is_use = _is_use(request, place)
+        sandbox = await self._admission.wait_usable(sandbox, wakes_culled=is_use)
         target = make_target(request, sandbox, place, keys=visitor.keys)
         return self._older.adapt(request, place, sandbox.id, target)
 
@@ -232,6 +233,8 @@ def _is_use(request: web.Request, place: Place) -> bool:
         return True
     if frames.is_upgrade(request):
         return place.path.startswith(_TERMINALS)
+    if place.path.startswith(_FILES):
+        return True
     return request.method not in (hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS)
 
 

@@ -17,8 +17,10 @@ from click.testing import CliRunner
 from yarl import URL
 
 from agentsvc.accounts.keys import Role
+from agentsvc.base.values import now
 from agentsvc.cli import cli
-from agentsvc.http.keys import DATABASE
+from agentsvc.http.keys import DATABASE, SANDBOXES
+from agentsvc.sandboxes import Target
 from agentsvc.testing.backend import FakeWorld
 from tests.http.gateway.steps import until
 from tests.service import Answer, Client, Service
@@ -154,15 +156,22 @@ async def test_whoever_has_a_link_reads_the_conversation_without_a_key(
         assert conversation_id not in answer.text
 
 
-@pytest.mark.parametrize("state", ["RUNNING", "PAUSED", "gone"])
+@pytest.mark.parametrize(
+    ("state", "by_rule"),
+    [("RUNNING", False), ("PAUSED", False), ("PAUSED", True), ("gone", False)],
+)
 async def test_reading_starts_and_wakes_no_sandbox(
-    client: Client, service: Service, fake_world: FakeWorld, state: str
+    client: Client, service: Service, fake_world: FakeWorld, state: str, *, by_rule: bool
 ) -> None:
     conversation_id = await told(service, client, work("the text"))
     link = await share(client, conversation_id)
     sandbox_id = (await client.conversation(conversation_id))["sandbox_id"]
-    if state == "PAUSED":
+    if by_rule:
+        sandboxes = service.app[SANDBOXES]
+        assert await sandboxes.cull(sandbox_id, Target.PAUSED, unused_since=now())
+    elif state == "PAUSED":
         await client.post(f"/api/v1/sandboxes/{sandbox_id}/pause")
+    if state == "PAUSED":
         await client.wait_for_sandbox(sandbox_id, state)
     if state == "gone":
         await client.delete(f"/api/v1/sandboxes/{sandbox_id}")
