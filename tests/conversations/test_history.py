@@ -232,6 +232,42 @@ async def test_webhooks_are_told_what_is_new_in_a_fork_and_not_its_history(
         assert not told() & known
 
 
+async def model_of_fork(client: Client, conversation_id: str, **order: str) -> str:
+    """Fork a conversation, and return with which model that goes on."""
+    answer = await client.post(f"{PATH}/{conversation_id}/fork", json=order)
+    assert answer.status == 200, answer.text
+    ended = await client.end_of_start(answer.json()["id"])
+    assert ended["status"] == "READY", ended["detail"]
+    return str((await client.conversation(ended["app_conversation_id"]))["llm_model"])
+
+
+async def test_a_fork_goes_on_with_the_model_of_its_first_one(client: Client) -> None:
+    saved = {"llm": {"model": "openai/saved", "api_key": "key-of-saved"}}
+    assert (await client.post("/api/v1/settings/profiles/quick", json=saved)).status in {200, 201}
+    conversation_id, _ = await start(client)
+    default = (await client.conversation(conversation_id))["llm_model"]
+    assert await model_of_fork(client, conversation_id) == default
+    switched = await client.post(
+        f"{PATH}/{conversation_id}/switch_profile", json={"profile_name": "quick"}
+    )
+    assert switched.status == 200, switched.text
+    await client.wait_for_conversation(
+        conversation_id, lambda found: found["llm_model"] == "openai/saved"
+    )
+    assert await model_of_fork(client, conversation_id) == "openai/saved"
+    named = await model_of_fork(client, conversation_id, llm_model="openai/other")
+    assert named == "openai/other"
+    # There is no key for it any more.
+    assert (await client.delete("/api/v1/settings/profiles/quick")).status == 200
+    assert await model_of_fork(client, conversation_id) == default
+
+
+async def test_a_fork_goes_on_with_a_model_that_only_a_start_named(client: Client) -> None:
+    conversation_id = await client.start_conversation(llm_model="openai/named")
+    await client.wait_for_execution(conversation_id, "finished")
+    assert await model_of_fork(client, conversation_id) == "openai/named"
+
+
 async def test_a_fork_fails_where_the_agent_server_does_not_read_its_history(
     client: Client, fake_agent: PackingAgent
 ) -> None:

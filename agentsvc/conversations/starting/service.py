@@ -97,6 +97,8 @@ class StartOrders:
             order = msgspec.structs.replace(order, mcp_config=restored)
         if order.archive_id is not None:
             await self._check_archive(user_id, order)
+        if order.fork_of is not None and settings is not None:
+            order = await self._with_model(order, order.fork_of, settings)
         return order, settings or Settings()
 
     def check(self, order: StartOrder) -> None:
@@ -134,6 +136,25 @@ class StartOrders:
         if wanted not in found:
             raise NotFound("Parent conversation not found")
         return found[wanted]
+
+    async def _with_model(self, order: StartOrder, first_id: str, settings: Settings) -> StartOrder:
+        """Return an order that goes on with the model of another conversation, unless it has one.
+
+        A saved model is found by its name, and so with its own key. What is not saved any more, and
+        was not named by the start of the other one either, is the default model.
+        """
+        first = await self._table.find(first_id)
+        wanted = first.llm_model if first is not None else None
+        is_named = order.llm_model or order.llm_profile
+        if first is None or is_named or wanted in (None, settings.llm_model):
+            return order
+        for name, saved in settings.llm_profiles.items():
+            if saved.model == wanted:
+                return msgspec.structs.replace(order, llm_profile=name)
+        task = await self._tasks.find_of_conversation(first.id)
+        if task is None or task.request.llm_model != wanted:
+            return order
+        return msgspec.structs.replace(order, llm_model=wanted)
 
     async def _check_archive(self, user_id: str, order: StartOrder) -> None:
         archive = await self._archives.get(user_id, order.archive_id or "")

@@ -15,7 +15,7 @@ from agentsvc.http.routes import OF_STARTS, Effect, Example, Route, Scope
 from agentsvc.http.v1.conversations import PREFIX as CONVERSATIONS_PREFIX
 from agentsvc.http.v1.conversations import answer_task
 from agentsvc.http.v1.types_messages import MessageBody
-from agentsvc.http.v1.types_start import StartBody, StartTaskView, to_order
+from agentsvc.http.v1.types_start import Name, StartBody, StartTaskView, to_order
 from agentsvc.http.wire import (
     SUCCESS,
     Page,
@@ -66,6 +66,9 @@ class ForkBody(msgspec.Struct, frozen=True, kw_only=True):
     """Title of the copy, at most 200,000 characters; null: the one of the conversation"""
     initial_message: MessageBody | None = None
     """First message to the copy, which starts its agent; null: the agent waits for one"""
+    llm_model: Name | None = None
+    """Provider and name of its model; null: the one of the conversation, as far as there is still a key
+    for it, or else that of the settings"""
     when_full: WhenFull | None = None
     """What to do where as many sandboxes run as may; null: as the server is configured"""
     up_to_event_id: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
@@ -103,7 +106,12 @@ async def post_fork(request: web.Request) -> web.Response:
     conversation_id = path_id(request, "conversation_id")
     body = await read_json(request, _FORK, default=None) or ForkBody()
     order = to_order(
-        StartBody(title=body.title, initial_message=body.initial_message, when_full=body.when_full)
+        StartBody(
+            title=body.title,
+            initial_message=body.initial_message,
+            llm_model=body.llm_model,
+            when_full=body.when_full,
+        )
     )
     task = await request.app[CONVERSATIONS].fork(
         request[PRINCIPAL].user_id, conversation_id, order, up_to=body.up_to_event_id
