@@ -27,6 +27,7 @@ from tests.bench import (
     part_pages,
     part_reports,
     part_requests,
+    part_rest,
     part_start,
     part_streams,
 )
@@ -46,6 +47,7 @@ PARTS: Final[Mapping[str, Part]] = {
     "reports": part_reports.measure,
     "streams": part_streams.measure,
     "idle": part_idle.measure,
+    "rest": part_rest.measure,
     "agents": part_agents.measure,
     "mentions": part_mentions.measure,
     "network": part_network.measure,

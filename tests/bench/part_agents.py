@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,7 @@ _ENVIRONMENT: Final = {
     "AGENTSVC_SANDBOXES__CALL_SECONDS": "150",
     "AGENTSVC_SANDBOXES__START_SECONDS": "200",
 }
+_NONE: Final[Mapping[str, str]] = {}
 _LOADED: Final = "fork server ready"
 _LOAD_SECONDS: Final = 120.0
 _LOOK_SECONDS: Final = 0.01
@@ -65,12 +66,14 @@ async def measure(sizes: Sizes, folder: Path) -> Section:
 
 
 @asynccontextmanager
-async def warm_server(folder: Path) -> AsyncIterator[tuple[Installation, LiveClient]]:
+async def warm_server(
+    folder: Path, more: Mapping[str, str] = _NONE
+) -> AsyncIterator[tuple[Installation, LiveClient]]:
     """Serve with the zygote loaded, and all that is read at the first start read."""
     scripts = {"default": [Reply(text="I am there.")]}
     async with ScriptedModel(scripts=scripts, key=new_key("model_")) as model:
         hosts = json.dumps([host_of_url(model.url)])
-        environment = {**_ENVIRONMENT, "AGENTSVC_SANDBOXES__MODEL_HOSTS": hosts}
+        environment = {**_ENVIRONMENT, **more, "AGENTSVC_SANDBOXES__MODEL_HOSTS": hosts}
         server = Installation(folder, model, environment)
         try:
             await server.start()

@@ -5,6 +5,7 @@ import hashlib
 import os
 import random
 import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -19,7 +20,6 @@ from agentsvc.plugin.backend import BackendContext, Handle, Limits, Order, Phase
 from tests.live.uml import tell
 
 TOP: Final = Path("/mnt/groups")
-CYCLES: Final = 5
 BALLAST_BYTES: Final = 48 * 2**20
 SERVES: Final = """
 import hashlib, http.server, random, sys
@@ -67,8 +67,8 @@ def ask(url: str) -> list[str]:
     return said.decode().split()
 
 
-async def cycles(*, use_cgroups: bool) -> dict[str, Any]:
-    """Freeze and reclaim a sandbox again and again, each time by another backend."""
+async def cycles(count: int, *, use_cgroups: bool) -> dict[str, Any]:
+    """Freeze and reclaim a sandbox this often, each time by another backend."""
     context = BackendContext(instance_id=new_id(), state_dir=Path("/mnt") / new_id())
     backend = await opened(context, use_cgroups=use_cgroups)
     assert not backend.why_no_reclaim(), backend.why_no_reclaim()
@@ -87,7 +87,7 @@ async def cycles(*, use_cgroups: bool) -> dict[str, Any]:
         "swapped_bytes": [],
         "seconds": [],
     }
-    for _ in range(CYCLES):
+    for _ in range(count):
         await backend.pause(handle)
         seen["paused_as"].append((await backend.inspect(handle)).paused_as)
         await backend.reclaim(handle)
@@ -106,7 +106,7 @@ async def cycles(*, use_cgroups: bool) -> dict[str, Any]:
     await backend.delete(handle)
     return {
         **seen,
-        "cycles": CYCLES,
+        "cycles": count,
         "ballast_bytes": BALLAST_BYTES,
         "swap_limit": swap_limit,
         "digest": digest(),
@@ -128,8 +128,9 @@ def main() -> None:
     subprocess.run(["mount", "-t", "cgroup2", "none", str(TOP)], check=True)
     result: dict[str, Any] = {"before": asyncio.run(before())}
     make_swap()
+    count = int(sys.argv[1])
     for way, use_cgroups in (("by_group", True), ("by_process", False)):
-        result[way] = asyncio.run(cycles(use_cgroups=use_cgroups))
+        result[way] = asyncio.run(cycles(count, use_cgroups=use_cgroups))
     tell(result)
 
 

@@ -1,5 +1,6 @@
 """Idle sandboxes are paused and woken, and copied, with the real agent server."""
 
+import aiohttp
 import pytest
 
 from tests.live.conftest import MakeInstallation
@@ -14,6 +15,7 @@ pytestmark = [
 
 PATH = "/api/v1/app-conversations"
 TEXT = "Are you still there?"
+SERVE = "echo kept >kept && (setsid python3 -m http.server $WORKER_1 >/dev/null 2>&1 &)"
 WORK = "mkdir sub && echo kept >sub/notes && chmod 4755 sub/notes && ln -s sub/notes in && ln -s /etc out"
 
 
@@ -55,3 +57,32 @@ async def test_a_culled_conversation_can_be_forked_and_goes_on_with_the_next_mes
     await client.wait_for_sandbox(seen["sandbox_id"], "PAUSED")
     await client.send(conversation_id, TEXT)
     await client.until(conversation_id, lambda events: TEXT in said(events, "user"))
+
+
+@pytest.mark.parametrize("how", ["frozen", "stopped"])
+async def test_who_uses_what_runs_in_a_culled_sandbox_wakes_it(
+    make_installation: MakeInstallation, how: str
+) -> None:
+    rule = {"frozen": "PAUSE", "stopped": "STOP"}[how]
+    own = await make_installation(
+        **{f"AGENTSVC_SANDBOXES__{rule}_AFTER_SECONDS": "2"},
+        AGENTSVC_SANDBOXES__SWEEP_SECONDS="0.5",
+    )
+    client = own.client()
+    conversation_id = await client.start_conversation(run(SERVE))
+    seen = await client.wait_for_execution(conversation_id, "finished")
+    sandbox_id, agents = seen["sandbox_id"], own.agent_servers()
+    for port, path in (("agent", "/api/file/download?path=/etc/os-release"), ("worker_1", "/kept")):
+        paused = await client.wait_for_sandbox(sandbox_id, "PAUSED")
+        assert paused["paused_as"] == how
+        url = f"/sandboxes/{sandbox_id}/{port}{path}"
+        async with aiohttp.ClientSession() as nobody, nobody.get(f"{own.url}{url}") as refused:
+            assert refused.status == 401
+        assert (await client.sandbox(sandbox_id) or {})["status"] == "PAUSED"
+        answer = await client.get(url)
+        if port == "worker_1" and how == "stopped":
+            # Files are what is kept, so nothing listens there any more.
+            assert answer.status == 502
+        else:
+            assert answer.status == 200, answer.text
+    assert (own.agent_servers() == agents) is (how == "frozen")

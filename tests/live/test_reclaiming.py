@@ -12,6 +12,7 @@ from tests.live.uml import PROGRAM, run_inside
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 
 _SWAP_BYTES = 256 * 2**20
+_CYCLES = 5
 
 
 async def test_memory_of_a_paused_sandbox_goes_to_swap_and_comes_back(tmp_path: Path) -> None:
@@ -20,11 +21,12 @@ async def test_memory_of_a_paused_sandbox_goes_to_swap_and_comes_back(tmp_path: 
     swap = tmp_path / "swap"
     swap.touch(mode=0o600)
     os.truncate(swap, _SWAP_BYTES)
-    found = await run_inside(tmp_path, "tests.live.reclaiming_inside", swap)
+    found = await run_inside(tmp_path, f"tests.live.reclaiming_inside {_CYCLES}", swap)
     assert "no swap" in found["before"]
     for way in ("by_group", "by_process"):
         seen = found[way]
         # It goes on, in each cycle after another server, as the same process with the same bytes.
+        assert seen["cycles"] == _CYCLES, way
         assert seen["paused_as"] == ["frozen", "reclaimed"] * seen["cycles"], way
         assert seen["answers"] == [[str(count), seen["digest"]] for count in range(seen["cycles"])]
         assert min(seen["swapped_bytes"]) > seen["ballast_bytes"] / 2, way

@@ -6,8 +6,10 @@ has control groups of version 2 with every controller.
 
 import asyncio
 import json
+import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,10 +23,13 @@ _CANNOT = "ptrace set fp regs failed"
 _BOOT_SECONDS = 180.0
 
 
-async def run_inside(directory: Path, module: str, *disks: Path) -> dict[str, Any]:
+async def run_inside(
+    directory: Path, module: str, *disks: Path, time_limit: float = _BOOT_SECONDS
+) -> dict[str, Any]:
     """Boot, run a module as the first process's child, and return the JSON it printed.
 
-    Files that are given are block devices there: 98:0, 98:16 and so on.
+    Arguments may follow the name of the module. Files that are given are block devices there:
+    98:0, 98:16 and so on.
     """
     program = shutil.which(PROGRAM) or PROGRAM
     top = Path(__file__).parents[2]
@@ -48,11 +53,12 @@ async def run_inside(directory: Path, module: str, *disks: Path) -> dict[str, An
         start_new_session=True,
     )  # fmt: skip
     try:
-        async with asyncio.timeout(_BOOT_SECONDS):
+        async with asyncio.timeout(time_limit):
             output, _ = await kernel.communicate()
     finally:
         if kernel.returncode is None:
-            kernel.kill()
+            # Its processes are ones of this machine, which go on without it.
+            os.killpg(kernel.pid, signal.SIGKILL)
             await kernel.wait()
     text = output.decode(errors="replace")
     if _CANNOT in text:

@@ -17,7 +17,7 @@ SCALE = 0.002
 SMALL = (
     *("kills", "settings", "capacity", "access", "users", "origins", "malformed", "revocation"),
     *("canaries", "containment", "egress", "ports", "races", "archives", "repositories"),
-    *("floods-inside", "front-end", "inside", "automations", "issues"),
+    *("floods-inside", "front-end", "inside", "automations", "issues", "rest"),
 )
 """The rows that take a moment on two cores; `poe resilience` runs the others, too."""
 
