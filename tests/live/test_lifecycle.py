@@ -67,6 +67,8 @@ async def test_who_uses_what_runs_in_a_culled_sandbox_wakes_it(
     own = await make_installation(
         **{f"AGENTSVC_SANDBOXES__{rule}_AFTER_SECONDS": "2"},
         AGENTSVC_SANDBOXES__SWEEP_SECONDS="0.5",
+        # What was stopped has to be loaded anew, which takes long on a busy machine.
+        AGENTSVC_GATEWAY__START_SECONDS="120",
     )
     client = own.client()
     conversation_id = await client.start_conversation(run(SERVE))

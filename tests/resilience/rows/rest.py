@@ -52,8 +52,8 @@ socketserver.UnixStreamServer("counter", Answer).serve_forever()
 """
 _TMUX: Final = "n=0; while :; do n=$((n+1)); echo $n $$ >>ticks; sleep 0.05; done"
 _ASK: Final = """
-import json, os, socket, sys
-os.chdir(sys.argv[1])
+import base64, json, os, socket, sys
+os.chdir(base64.b64decode(sys.argv[1]))
 with socket.socket(socket.AF_UNIX) as one:
     one.connect("counter")
     print(json.dumps(one.recv(99).decode()))
