@@ -9,7 +9,7 @@ from tests.live.scripts import run
 
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
@@ -74,7 +74,9 @@ async def test_who_uses_what_runs_in_a_culled_sandbox_wakes_it(
     conversation_id = await client.start_conversation(run(SERVE))
     seen = await client.wait_for_execution(conversation_id, "finished")
     sandbox_id, agents = seen["sandbox_id"], own.agent_servers()
-    for port, path in (("agent", "/api/file/download?path=/etc/os-release"), ("worker_1", "/kept")):
+    # Files are what is kept of one that is stopped: nothing listens there any more.
+    served = [("worker_1", "/kept")] if how == "frozen" else []
+    for port, path in [("agent", "/api/file/download?path=/etc/os-release"), *served]:
         paused = await client.wait_for_sandbox(sandbox_id, "PAUSED")
         assert paused["paused_as"] == how
         url = f"/sandboxes/{sandbox_id}/{port}{path}"
@@ -82,9 +84,5 @@ async def test_who_uses_what_runs_in_a_culled_sandbox_wakes_it(
             assert refused.status == 401
         assert (await client.sandbox(sandbox_id) or {})["status"] == "PAUSED"
         answer = await client.get(url)
-        if port == "worker_1" and how == "stopped":
-            # Files are what is kept, so nothing listens there any more.
-            assert answer.status == 502
-        else:
-            assert answer.status == 200, answer.text
+        assert answer.status == 200, answer.text
     assert (own.agent_servers() == agents) is (how == "frozen")
