@@ -142,6 +142,16 @@ class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             " never",
         ),
     ] = 0.0
+    hibernate_after_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10**9,
+            description="Time without use after which memory and processes of a paused sandbox are"
+            " kept on disk and take no memory, where the backend can; elsewhere as reclaim_after_seconds"
+            " says; 0 is never",
+        ),
+    ] = 0.0
     stop_after_seconds: Annotated[
         float,
         Meta(
@@ -253,6 +263,7 @@ class IdleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     pause_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] | None = None
     reclaim_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] | None = None
+    hibernate_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] | None = None
     stop_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] | None = None
     delete_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] | None = None
 
@@ -314,9 +325,9 @@ class SpecConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     idle: Annotated[
         IdleConfig,
         Meta(
-            description="When one that nobody uses is paused, reclaimed, stopped or deleted, in place"
-            " of sandboxes.*: pause_after_seconds, reclaim_after_seconds, stop_after_seconds,"
-            " delete_after_seconds; 0 is never",
+            description="When one that nobody uses is paused, reclaimed, hibernated, stopped or deleted,"
+            " in place of sandboxes.*: pause_after_seconds, reclaim_after_seconds,"
+            " hibernate_after_seconds, stop_after_seconds, delete_after_seconds; 0 is never",
             extra={
                 "expected": "a table such as `{ pause_after_seconds = 1800.0 }`",
                 "example": {"pause_after_seconds": 1800.0, "delete_after_seconds": 0.0},

@@ -238,6 +238,15 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
             return ""
         return f"the {self.name} backend keeps no files of its own"
 
+    def why_no_hibernate(self) -> str:
+        """Say why memory of paused sandboxes can be kept in no file now, or nothing where it can.
+
+        No I/O. It may change while the backend is open.
+        """
+        if Capability.HIBERNATE in self.capabilities:
+            return ""
+        return f"the {self.name} backend keeps no memory on disk"
+
     def inside_url(self, url: str) -> str:
         """Return the URL of this server as sandboxes see it, where they see it otherwise.
 
@@ -350,6 +359,18 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         half-way, as when it is to be resumed, what is out is out. Raises Conflict unless it is paused.
         """
         raise _unsupported(self, Capability.RECLAIM, handle)
+
+    async def hibernate(self, handle: Handle) -> None:
+        """Write memory and processes of a frozen or reclaimed sandbox to disk, and let go of both.
+
+        When it returns the sandbox is PAUSED as ON_DISK, or as before where it could not be done, or
+        as STOPPED where its memory was lost by trying. `resume` lets it go on where it was; if what
+        was written cannot be read, that leaves it STOPPED, and the server calls `restart`. The file
+        holds the sandbox's secrets: nobody but who runs sandboxes reads it, and it goes with the
+        sandbox, and once that goes on. Asked of one that is on disk or stopped, nothing is done. Cut
+        off half-way, the sandbox is whole as one of these, or runs. Raises Conflict unless it is paused.
+        """
+        raise _unsupported(self, Capability.HIBERNATE, handle)
 
     async def stop(self, handle: Handle) -> None:
         """End all that runs in a running or paused sandbox, and keep its files.

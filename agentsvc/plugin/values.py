@@ -29,6 +29,8 @@ class Capability(StrEnum):
     """stop() works, and restart() for what was stopped: of a sandbox only its files are kept."""
     RECLAIM = "reclaim"
     """reclaim() works where `why_no_reclaim` says nothing. With pause."""
+    HIBERNATE = "hibernate"
+    """hibernate() works where `why_no_hibernate` says nothing. With pause and stop."""
     LAYERS = "layers"
     """keep_layer() works: new sandboxes can begin with a copy of the files of a stopped one. With stop."""
     COPIES = "copies"
@@ -98,6 +100,8 @@ class PausedAs(StrEnum):
     """Its memory: every process goes on where it was."""
     RECLAIMED = "reclaimed"
     """The same, and most of that memory is in swap, from where it comes back when it is used."""
+    ON_DISK = "on_disk"
+    """The same, in a file: it takes no memory, and goes on where it was, also on a machine started anew."""
     STOPPED = "stopped"
     """Its files only: its command is started anew."""
 
@@ -161,6 +165,7 @@ class IdleRules(msgspec.Struct, frozen=True, kw_only=True):
 
     pause_after_seconds: float | None = None
     reclaim_after_seconds: float | None = None
+    hibernate_after_seconds: float | None = None
     stop_after_seconds: float | None = None
     delete_after_seconds: float | None = None
 

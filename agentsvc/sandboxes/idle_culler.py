@@ -62,7 +62,13 @@ class IdleCuller:
     async def _apply(self, unused: Unused) -> None:
         rules = await rules_for(unused, self._settings, self._defaults)
         idle = now() - self._sandboxes.last_use(unused)
-        target = due(rules, unused, idle, reclaims=self._sandboxes.reclaims(unused))
+        target = due(
+            rules,
+            unused,
+            idle,
+            reclaims=self._sandboxes.reclaims(unused),
+            hibernates=self._sandboxes.hibernates(unused),
+        )
         if target is not None:
             await self._cull(unused.id, target)
 
@@ -110,6 +116,7 @@ def defaults_of(config: SandboxesConfig) -> IdleRules:
     return IdleRules(
         pause_after_seconds=config.pause_after_seconds,
         reclaim_after_seconds=config.reclaim_after_seconds,
+        hibernate_after_seconds=config.hibernate_after_seconds,
         stop_after_seconds=config.stop_after_seconds,
         delete_after_seconds=config.delete_after_seconds,
     )
@@ -122,11 +129,17 @@ async def rules_for(unused: Unused, settings: SettingsStore, defaults: IdleRules
 
 
 def due(
-    rules: IdleRules, unused: Unused, idle: timedelta, *, reclaims: bool = True
+    rules: IdleRules,
+    unused: Unused,
+    idle: timedelta,
+    *,
+    reclaims: bool = True,
+    hibernates: bool = False,
 ) -> Target | None:
     """Return what the rules want of a sandbox that was not used for this long, None for nothing.
 
-    Where its memory can be pushed out nowhere, it is paused at that age at the latest.
+    Where its memory can be kept on no disk, it is pushed out at that age at the latest, and where
+    that cannot be either, it is paused.
     """
     if unused.phase in (None, Phase.STARTING):
         return None
@@ -134,13 +147,15 @@ def due(
         return Target.DELETED
     if unused.may_stop and _is_over(rules.stop_after_seconds, idle):
         return Target.STOPPED
-    if _is_over(rules.reclaim_after_seconds, idle) and (
-        unused.may_pause or (reclaims and unused.may_reclaim)
-    ):
+    may_hibernate = unused.may_pause or (hibernates and unused.may_hibernate)
+    may_reclaim = unused.may_pause or (reclaims and unused.may_reclaim)
+    is_old = _is_over(rules.hibernate_after_seconds, idle)
+    if is_old and may_hibernate:
+        return Target.HIBERNATED
+    if may_reclaim and (is_old or _is_over(rules.reclaim_after_seconds, idle)):
         return Target.RECLAIMED
-    if unused.may_pause and _is_over(rules.pause_after_seconds, idle):
-        return Target.PAUSED
-    return None
+    is_paused = unused.may_pause and _is_over(rules.pause_after_seconds, idle)
+    return Target.PAUSED if is_paused else None
 
 
 def _is_over(limit_seconds: float | None, idle: timedelta) -> bool:

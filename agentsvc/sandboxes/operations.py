@@ -19,6 +19,8 @@ def possible(registry: BackendRegistry, sandbox: Sandbox, target: Target) -> Tar
     """Return what comes nearest to a target and can be done to a sandbox, None for nothing."""
     if target is Target.STOPPED and not _is_stoppable(registry, sandbox):
         target = Target.PAUSED
+    if target is Target.HIBERNATED and not can_hibernate(registry, sandbox.backend):
+        target = Target.RECLAIMED
     if target is Target.RECLAIMED and not can_reclaim(registry, sandbox.backend):
         target = Target.PAUSED
     is_possible = target is not Target.PAUSED or is_pausable(registry, sandbox)
@@ -34,6 +36,14 @@ def can_reclaim(registry: BackendRegistry, backend: str) -> bool:
     """Say whether a backend can push the memory of paused sandboxes out now."""
     try:
         return not registry.get(backend).why_no_reclaim()
+    except BackendUnavailable:
+        return False
+
+
+def can_hibernate(registry: BackendRegistry, backend: str) -> bool:
+    """Say whether a backend can keep the memory of paused sandboxes on disk now."""
+    try:
+        return not registry.get(backend).why_no_hibernate()
     except BackendUnavailable:
         return False
 

@@ -46,9 +46,19 @@ _LAST_LOOK_SECONDS: Final = 1.0
 _FIRST_RETRY_SECONDS: Final = 0.5
 _LAST_RETRY_SECONDS: Final = 30.0
 _REMOVAL_RETRY_SECONDS: Final = 300.0
-_MAY_HAVE_ENDED: Final = (Action.PAUSE, Action.RECLAIM, Action.STOP, Action.RESUME)
+_MAY_HAVE_ENDED: Final = (
+    Action.PAUSE,
+    Action.RECLAIM,
+    Action.HIBERNATE,
+    Action.STOP,
+    Action.RESUME,
+)
 """What a backend refuses where the sandbox has ended meanwhile."""
-_MADE: Final = {Action.STOP: PausedAs.STOPPED, Action.RECLAIM: PausedAs.RECLAIMED}
+_MADE: Final = {
+    Action.STOP: PausedAs.STOPPED,
+    Action.RECLAIM: PausedAs.RECLAIMED,
+    Action.HIBERNATE: PausedAs.ON_DISK,
+}
 
 
 class _Progress(Enum):
@@ -206,6 +216,8 @@ class Reconciler:
             await backend.pause(handle)
         elif action is Action.RECLAIM:
             await self._reclaim(backend, handle)
+        elif action is Action.HIBERNATE:
+            await backend.hibernate(handle)
         elif action is Action.STOP:
             await backend.stop(handle)
         elif action is Action.RESUME:

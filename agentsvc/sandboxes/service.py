@@ -43,7 +43,7 @@ from agentsvc.sandboxes.checkpoints import Checkpoints
 from agentsvc.sandboxes.identity import IdentityVerifier
 from agentsvc.sandboxes.last_used import Usage
 from agentsvc.sandboxes.layers import Layers
-from agentsvc.sandboxes.operations import can_reclaim, is_pausable, possible, require
+from agentsvc.sandboxes.operations import can_hibernate, can_reclaim, is_pausable, possible, require
 from agentsvc.sandboxes.orders import CallbackRules, with_local_hosts, with_models
 from agentsvc.sandboxes.orphan_collector import OrphanCollector
 from agentsvc.sandboxes.priority import PriorityManager
@@ -476,6 +476,10 @@ class Sandboxes:
         """Whether the memory of a sandbox could be pushed out if it is paused."""
         return can_reclaim(self._registry, unused.backend)
 
+    def hibernates(self, unused: Unused) -> bool:
+        """Whether the memory of a sandbox could be kept on disk if it is paused."""
+        return can_hibernate(self._registry, unused.backend)
+
     async def is_culled(self, sandbox: Sandbox) -> bool:
         """Whether it rests because nobody needed it, or to make room, and not for its user."""
         return sandbox.target.is_rest and await self._uses.is_culled(sandbox.id)
@@ -483,8 +487,9 @@ class Sandboxes:
     async def cull(self, sandbox_id: str, target: Target, *, unused_since: datetime) -> bool:
         """Ask for a resting or deleted sandbox if it was not used meanwhile; say whether that is so.
 
-        The next message resumes one that did not rest before. Where a backend cannot stop
-        sandboxes or push their memory out they are paused, and where it cannot do that either they are left alone.
+        The next message resumes one that did not rest before. Where a backend cannot keep
+        their memory on disk it is pushed out, where it cannot stop them or do that they are paused, and
+        where it cannot do that either they are left alone.
         """
 
         async def body(tx: Transaction) -> bool:

@@ -14,6 +14,10 @@ AGENT_PORT: Final = "agent"
 """The name of the port on which a sandbox's agent server listens."""
 
 
+TAKES_MEMORY: Final = (PausedAs.FROZEN, PausedAs.RECLAIMED)
+"""How a paused sandbox has its memory in this machine's own."""
+
+
 class Target(StrEnum):
     """What is wanted of a sandbox."""
 
@@ -23,6 +27,8 @@ class Target(StrEnum):
     PAUSED = "paused"
     RECLAIMED = "reclaimed"
     """Paused, and its memory pushed out."""
+    HIBERNATED = "hibernated"
+    """Paused, and its memory in a file."""
     STOPPED = "stopped"
     """Paused, and of its memory nothing is kept."""
     DELETED = "deleted"
@@ -30,7 +36,7 @@ class Target(StrEnum):
     @property
     def is_rest(self) -> bool:
         """Whether it is not to run, and to be kept."""
-        return self in (Target.PAUSED, Target.RECLAIMED, Target.STOPPED)
+        return self in (Target.PAUSED, Target.RECLAIMED, Target.HIBERNATED, Target.STOPPED)
 
 
 class Action(StrEnum):
@@ -40,6 +46,7 @@ class Action(StrEnum):
     LOOK = "look"
     PAUSE = "pause"
     RECLAIM = "reclaim"
+    HIBERNATE = "hibernate"
     STOP = "stop"
     RESUME = "resume"
     RESTART = "restart"
@@ -170,10 +177,12 @@ def next_action(
     match phase, target:
         case ((Phase.FAILED | Phase.GONE), _):
             action = Action.REST
-        case Phase.RUNNING, (Target.PAUSED | Target.RECLAIMED):
+        case Phase.RUNNING, (Target.PAUSED | Target.RECLAIMED | Target.HIBERNATED):
             action = Action.PAUSE
         case Phase.PAUSED, Target.RECLAIMED if paused_as is PausedAs.FROZEN:
             action = Action.RECLAIM
+        case Phase.PAUSED, Target.HIBERNATED if paused_as in TAKES_MEMORY:
+            action = Action.HIBERNATE
         case ((Phase.RUNNING | Phase.PAUSED), Target.STOPPED) if paused_as is not PausedAs.STOPPED:
             action = Action.STOP
         case Phase.PAUSED, Target.RUNNING:
@@ -207,6 +216,7 @@ def is_settled(target: Target, phase: Phase | None, *, paused_as: PausedAs | Non
             return (
                 target is Target.PAUSED
                 or (target is Target.RECLAIMED and not is_frozen)
+                or (target is Target.HIBERNATED and paused_as not in TAKES_MEMORY)
                 or (target is Target.STOPPED and is_stopped)
             )
         case _:

@@ -174,6 +174,10 @@ class FakeWorld:
         """Why no memory can be pushed out."""
         self.why_no_copies = ""
         """Why no files can be kept or copied."""
+        self.why_no_hibernate = ""
+        """Why no memory can be kept on disk."""
+        self.hibernation_fails = False
+        """Memory is lost when it is written to disk."""
         self.endless_reclaim = False
         """To push memory out takes until it is cancelled."""
         self.is_here = False
@@ -243,6 +247,7 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
         {
             Capability.PAUSE,
             Capability.RECLAIM,
+            Capability.HIBERNATE,
             Capability.RESTART,
             Capability.STOP,
             Capability.LOGS,
@@ -376,6 +381,19 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
             await asyncio.Event().wait()
         if sandbox.paused_as is PausedAs.FROZEN and not self.world.why_no_reclaim:
             sandbox.paused_as = PausedAs.RECLAIMED
+
+    def why_no_hibernate(self) -> str:
+        """Say what the world was told to say."""
+        return self.world.why_no_hibernate
+
+    async def hibernate(self, handle: Handle) -> None:
+        """Say that the memory of a paused sandbox is on disk, or lost."""
+        sandbox = self._usable(await self._find("hibernate", handle))
+        if sandbox.phase is not Phase.PAUSED:
+            raise Conflict("The sandbox is not paused")
+        if sandbox.paused_as is not PausedAs.STOPPED and not self.world.why_no_hibernate:
+            is_lost = self.world.hibernation_fails
+            sandbox.paused_as = PausedAs.STOPPED if is_lost else PausedAs.ON_DISK
 
     async def stop(self, handle: Handle) -> None:
         """Stop the workload and keep its files."""

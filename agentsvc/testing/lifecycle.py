@@ -365,6 +365,32 @@ async def a_reclaimed_sandbox_goes_on_where_it_was(rig: Rig) -> None:
     expect(is_same or not keeps_memory, "its command was started anew")
 
 
+@check(needs(Capability.HIBERNATE))
+async def a_sandbox_on_disk_goes_on_where_it_was(rig: Rig) -> None:
+    """Check that nothing is lost where it is said to be on disk, and that it is stopped from there."""
+    order = rig.order()
+    handle, report = await rig.run(order)
+    await rig.ask(report, "PUT", "/files/note", b"kept")
+    await expect_error(Conflict, rig.backend.hibernate(handle), "hibernate of what runs")
+    begun = await rig.ask(report, "GET", "/run")
+    rig.runs.add(begun)
+    await rig.backend.pause(handle)
+    handle = await rig.backend.resume(handle)
+    report = await rig.wait(handle, Phase.RUNNING)
+    keeps_memory = await rig.ask(report, "GET", "/run") == begun
+    await _hibernated(rig, handle)
+    heard = await rig.is_heard(handle.sandbox_id)
+    expect(not heard, "its workload runs although it is on disk")
+    rig.backend = await rig.open()
+    for _ in range(2):
+        handle = await rig.backend.resume(handle)
+        report = await rig.wait(handle, Phase.RUNNING)
+    is_same = await rig.ask(report, "GET", "/run") == begun
+    expect(is_same or not keeps_memory, "its command was started anew")
+    await _hibernated(rig, handle)
+    await stopped_and_started(rig, order, handle)
+
+
 @check(needs(Capability.RESTART))
 async def a_failed_sandbox_starts_again_on_its_files(rig: Rig) -> None:
     """Check that restart keeps the files, and raises Conflict where there are none."""
@@ -395,6 +421,20 @@ async def a_stopped_sandbox_keeps_its_files_only(rig: Rig) -> None:
         handle = await stopped_and_started(rig, order, handle)
     await rig.backend.delete(handle)
     await expect_error(Conflict, rig.backend.stop(handle), "stop after delete")
+
+
+async def _hibernated(rig: Rig, handle: Handle) -> None:
+    """Put what runs on disk as far as that can be, and see that no more is said."""
+    await rig.backend.pause(handle)
+    for _ in range(2):
+        await rig.backend.hibernate(handle)
+        seen = await rig.backend.inspect(handle)
+        is_said = seen.phase is Phase.PAUSED and seen.paused_as is not PausedAs.STOPPED
+        expect(is_said, f"after hibernate it is {seen.phase} as {seen.paused_as}")
+        is_on_disk = seen.paused_as is PausedAs.ON_DISK
+        why_not = rig.backend.why_no_hibernate()
+        said = f"it is said to be {seen.paused_as}, although {why_not or 'it can be on disk'}"
+        expect(is_on_disk is not bool(why_not), said)
 
 
 @check(needs(Capability.LAYERS))

@@ -91,6 +91,7 @@ def calls_of(
     return {
         Capability.PAUSE: lambda: rig.backend.pause(handle),
         Capability.RECLAIM: lambda: rig.backend.reclaim(handle),
+        Capability.HIBERNATE: lambda: rig.backend.hibernate(handle),
         Capability.STOP: lambda: rig.backend.stop(handle),
         Capability.RESTART: lambda: rig.backend.restart(
             order, handle, rig.save_to(order.sandbox_id)

@@ -160,6 +160,7 @@ def _undeclared(kind: type[Backend]) -> list[Capability]:
     with_method = (
         Capability.PAUSE,
         Capability.RECLAIM,
+        Capability.HIBERNATE,
         Capability.RESTART,
         Capability.STOP,
         Capability.EXECUTE,

@@ -172,6 +172,10 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         near = filter(doors.is_loopback, (*spec.reaches, *spec.models))
         return f"{found} is on this machine" if (found := next(near, "")) else ""
 
+    def why_no_hibernate(self) -> str:
+        """Say what stands in the way of keeping processes in a file."""
+        return "CRIU, which could write their memory to disk, is not used with bubblewrap"
+
     def why_no_reclaim(self) -> str:
         """Say so where there is no swap, or no right to push memory out."""
         return self._why_no_reclaim

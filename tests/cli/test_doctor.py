@@ -168,6 +168,14 @@ def test_memory_that_can_go_nowhere_is_noted(tmp_path: Path) -> None:
     assert "only pauses: this machine has no swap" in text
 
 
+def test_memory_that_no_disk_takes_is_noted(tmp_path: Path) -> None:
+    name = "paused memory of `process`"
+    assert name not in look(tmp_path)
+    grade, text, _ = look(tmp_path, AGENTSVC_SANDBOXES__HIBERNATE_AFTER_SECONDS="60")[name]
+    assert grade == "note"
+    assert "CRIU, which could write their memory to disk, is not used with bubblewrap" in text
+
+
 def test_the_network_of_the_host_is_noted(tmp_path: Path) -> None:
     assert "network of `process`" not in look(tmp_path)
     found = look(tmp_path, AGENTSVC_BACKENDS__PROCESS__NETWORK="host")

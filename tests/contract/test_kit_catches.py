@@ -250,6 +250,29 @@ class KeepsInName(FakeBackend):
         return "there are no snapshots"
 
 
+class HibernatesInName(FakeBackend):
+    """Says that memory is on disk where it can be on none."""
+
+    def why_no_hibernate(self) -> str:
+        return "there is no gVisor"
+
+
+class LosesOnDisk(FakeBackend):
+    """Keeps the files only where it is to keep memory on disk."""
+
+    async def hibernate(self, handle: Handle) -> None:
+        await self.stop(handle)
+
+
+class NeverLeavesDisk(FakeBackend):
+    """Leaves on disk what is to be stopped."""
+
+    async def stop(self, handle: Handle) -> None:
+        sandbox = self.world.sandboxes.get(handle.sandbox_id)
+        if sandbox is None or sandbox.paused_as is not PausedAs.ON_DISK:
+            await super().stop(handle)
+
+
 class FreezesForStop(FakeBackend):
     """Pauses where it is to stop, and does not hide it."""
 
@@ -446,6 +469,10 @@ FAULTS: list[tuple[type[FakeBackend], set[str]]] = [
             "a_sandbox_begins_with_the_files_of_another",
             "a_sandbox_goes_back_to_its_checkpoints",
         },
+    ),
+    *(
+        (one, {"a_sandbox_on_disk_goes_on_where_it_was"})
+        for one in (HibernatesInName, LosesOnDisk, NeverLeavesDisk)
     ),
     (GuessesAtUse, {"what_a_sandbox_is_said_to_use_grows_with_its_work"}),
     (PausesToGiveWay, {"one_that_gives_way_goes_on"}),

@@ -136,6 +136,58 @@ async def test_an_unused_sandbox_is_reclaimed_after_its_pause_and_the_next_messa
     assert (fake_world.count("reclaim"), fake_world.count("restart")) == (1, 0)
 
 
+async def test_an_unused_sandbox_is_hibernated_after_its_pause_and_the_next_message_wakes_it(
+    client: Client, service: Service, fake_world: TroubledWorld
+) -> None:
+    conversation_id, sandbox_id = await start(client)
+    rules = {"reclaim_after_seconds": 0.1, "hibernate_after_seconds": 1.0}
+    await reconfigure(service, sandboxes=rules)
+    await is_resting_as(client, sandbox_id, "on_disk")
+    await fake_world.sweeps(3)
+    counts = [fake_world.count(verb) for verb in ("pause", "reclaim", "hibernate")]
+    assert counts == [1, 1, 1]
+    await service.restart()
+    await is_resting_as(client, sandbox_id, "on_disk")
+    answer = await client.post(f"{STARTS}/{conversation_id}/send-message", json=said())
+    assert answer.status == 200, answer.text
+    await hears(client, conversation_id)
+    assert (fake_world.count("resume"), fake_world.count("restart")) == (1, 0)
+
+
+async def test_a_sandbox_that_loses_its_memory_on_the_way_to_disk_is_started_by_the_next_message(
+    client: Client, service: Service, fake_world: TroubledWorld
+) -> None:
+    fake_world.hibernation_fails = True
+    conversation_id, sandbox_id = await start(client)
+    await reconfigure(service, sandboxes={"hibernate_after_seconds": 0.1})
+    await is_resting_as(client, sandbox_id, "stopped")
+    await fake_world.sweeps(3)
+    assert fake_world.count("hibernate") == 1
+    answer = await client.post(f"{STARTS}/{conversation_id}/send-message", json=said())
+    assert answer.status == 200, answer.text
+    await hears(client, conversation_id)
+    assert fake_world.count("restart") == 1
+
+
+@pytest.mark.parametrize(
+    ("why_no_reclaim", "rest"), [("", "reclaimed"), ("there is no swap", "frozen")]
+)
+async def test_a_sandbox_that_no_disk_takes_rests_one_tier_above(
+    client: Client, service: Service, fake_world: TroubledWorld, why_no_reclaim: str, rest: str
+) -> None:
+    fake_world.why_no_hibernate = "there is no gVisor"
+    fake_world.why_no_reclaim = why_no_reclaim
+    _, sandbox_id = await start(client)
+    await reconfigure(
+        service, sandboxes={"pause_after_seconds": 0.1, "hibernate_after_seconds": 1.0}
+    )
+    await is_resting_as(client, sandbox_id, rest)
+    await fake_world.sweeps(3)
+    assert fake_world.count("hibernate") == 0
+    await client.post(f"{SANDBOX_PATH}/{sandbox_id}/resume")
+    await client.wait_for_sandbox(sandbox_id, "RUNNING")
+
+
 async def test_a_sandbox_whose_memory_can_go_nowhere_is_paused(
     client: Client, service: Service, fake_world: TroubledWorld
 ) -> None:
@@ -332,6 +384,7 @@ async def test_a_users_own_rules_win(
     assert stored.json() == {
         "pause_after_seconds": 0.0,
         "reclaim_after_seconds": None,
+        "hibernate_after_seconds": None,
         "stop_after_seconds": None,
         "delete_after_seconds": None,
     }

@@ -88,6 +88,26 @@ def test_what_is_frozen_is_reclaimed_where_that_can_be(
     assert due(rules, seen, timedelta(seconds=120), reclaims=reclaims) is wanted
 
 
+@pytest.mark.parametrize(
+    ("phase", "paused_as", "hibernates", "wanted"),
+    [
+        (Phase.RUNNING, None, False, Target.HIBERNATED),
+        (Phase.PAUSED, PausedAs.FROZEN, True, Target.HIBERNATED),
+        (Phase.PAUSED, PausedAs.FROZEN, False, Target.RECLAIMED),
+        (Phase.PAUSED, PausedAs.RECLAIMED, True, Target.HIBERNATED),
+        (Phase.PAUSED, PausedAs.RECLAIMED, False, None),
+        (Phase.PAUSED, PausedAs.ON_DISK, True, None),
+    ],
+)
+def test_what_has_memory_goes_to_disk_where_that_can_be_and_else_to_swap(
+    phase: Phase, paused_as: PausedAs | None, *, hibernates: bool, wanted: Target | None
+) -> None:
+    rules = IdleRules(pause_after_seconds=60, hibernate_after_seconds=120)
+    target = Target.PAUSED if phase is Phase.PAUSED else Target.RUNNING
+    seen = unused(phase, target, paused_as)
+    assert due(rules, seen, timedelta(seconds=120), hibernates=hibernates) is wanted
+
+
 def test_a_rule_that_is_off_wants_nothing() -> None:
     never = IdleRules(pause_after_seconds=0, delete_after_seconds=None)
     assert due(never, unused(Phase.RUNNING), timedelta(days=999)) is None

@@ -13,7 +13,7 @@ from agentsvc.sandboxes.state import (
     status_of,
 )
 
-RUNNING, RESTARTED, PAUSED, RECLAIMED, STOPPED, DELETED = Target
+RUNNING, RESTARTED, PAUSED, RECLAIMED, HIBERNATED, STOPPED, DELETED = Target
 STARTING, UP, FROZEN, FAILED, GONE = Phase
 
 
@@ -136,6 +136,25 @@ def test_a_sandbox_is_frozen_before_it_is_reclaimed(
     seen = next_action(RECLAIMED, phase, has_handle=True, paused_as=paused_as)
     assert seen is action
     is_done = is_settled(RECLAIMED, phase, paused_as=paused_as)
+    assert is_done is (action is Action.LOOK)
+
+
+@pytest.mark.parametrize(
+    ("phase", "paused_as", "action"),
+    [
+        (UP, None, Action.PAUSE),
+        (FROZEN, PausedAs.FROZEN, Action.HIBERNATE),
+        (FROZEN, PausedAs.RECLAIMED, Action.HIBERNATE),
+        (FROZEN, PausedAs.ON_DISK, Action.LOOK),
+        (FROZEN, PausedAs.STOPPED, Action.LOOK),
+    ],
+)
+def test_a_sandbox_is_frozen_before_it_goes_to_disk(
+    phase: Phase, paused_as: PausedAs | None, action: Action
+) -> None:
+    seen = next_action(HIBERNATED, phase, has_handle=True, paused_as=paused_as)
+    assert seen is action
+    is_done = is_settled(HIBERNATED, phase, paused_as=paused_as)
     assert is_done is (action is Action.LOOK)
 
 

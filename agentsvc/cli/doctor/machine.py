@@ -78,10 +78,8 @@ def check_isolation(config: Config, _places: DataDirectory) -> Iterator[Finding]
             yield note(f"limits of `{held.backend}`", text, remedy)
         else:
             yield fine(f"limits of `{held.backend}`", ", ".join(held.limits) or "none are wanted")
-    if config.sandboxes.reclaim_after_seconds:
-        for backend, why in kept.items():
-            text = f"`sandboxes.reclaim_after_seconds` only pauses: {why}"
-            yield note(f"paused memory of `{backend}`", text, "set `pause_after_seconds`")
+    for backend, (no_swap, no_disk) in kept.items():
+        yield from _rest(config, backend, no_swap, no_disk)
     for backend, health in told.items():
         for one in health.advice:
             yield note(f"{one.subject} of `{backend}`", one.text, one.remedy)
@@ -89,13 +87,27 @@ def check_isolation(config: Config, _places: DataDirectory) -> Iterator[Finding]
 
 async def _protections(
     config: Config,
-) -> tuple[list[Protection], Mapping[str, Health], Mapping[str, str]]:
-    """Return how sandboxes are held, each backend's health, and why it keeps paused ones' memory."""
+) -> tuple[list[Protection], Mapping[str, Health], Mapping[str, tuple[str, str]]]:
+    """Return how sandboxes are held, each backend's health, and why paused ones' memory stays."""
     async with opened(load_plugins(config), config) as registry:
         told = await registry.probe()
-        reasons = {name: registry.get(name).why_no_reclaim() for name in told}
-        kept = {name: why for name, why in reasons.items() if why}
+        backends = {name: registry.get(name) for name in told}
+        kept = {
+            name: (one.why_no_reclaim(), one.why_no_hibernate()) for name, one in backends.items()
+        }
         return find_protections(registry, config.sandboxes), told, kept
+
+
+def _rest(config: Config, backend: str, no_swap: str, no_disk: str) -> Iterator[Finding]:
+    """Say of which rest that is wanted a backend has less, and why."""
+    name = f"paused memory of `{backend}`"
+    if config.sandboxes.reclaim_after_seconds and no_swap:
+        text = f"`sandboxes.reclaim_after_seconds` only pauses: {no_swap}"
+        yield note(name, text, "set `pause_after_seconds`")
+    if config.sandboxes.hibernate_after_seconds and no_disk:
+        instead = "pauses" if no_swap else "pushes memory out to swap"
+        text = f"`sandboxes.hibernate_after_seconds` only {instead}: {no_disk}"
+        yield note(name, text, "read docs/how-to/idle.md")
 
 
 def _isolation(one: Protection) -> Finding:

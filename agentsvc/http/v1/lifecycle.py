@@ -21,7 +21,7 @@ type Seconds = Annotated[float, Meta(ge=0, le=10**9)]
 
 
 class SandboxRules(msgspec.Struct, frozen=True, kw_only=True):
-    """After how many seconds without use a user's sandboxes are paused, reclaimed, stopped or deleted.
+    """After how many seconds without use a user's sandboxes are paused, reclaimed, and so on.
 
     0 is never; null leaves it to the spec of the sandbox, and then to the server.
     """
@@ -32,6 +32,9 @@ class SandboxRules(msgspec.Struct, frozen=True, kw_only=True):
     reclaim_after_seconds: Seconds | None = None
     """Seconds without use after which the memory of a paused sandbox is pushed out to swap, where
     there is any; 0: never, null: as spec and server say"""
+    hibernate_after_seconds: Seconds | None = None
+    """Seconds without use after which memory and processes of a paused sandbox are kept on disk, where
+    its backend can; 0: never, null: as spec and server say"""
     stop_after_seconds: Seconds | None = None
     """Seconds without use after which a sandbox is stopped, and keeps its files only; 0: never,
     null: as spec and server say"""
@@ -118,6 +121,7 @@ def _to_rules(body: SandboxRules) -> IdleRules:
     return IdleRules(
         pause_after_seconds=body.pause_after_seconds,
         reclaim_after_seconds=body.reclaim_after_seconds,
+        hibernate_after_seconds=body.hibernate_after_seconds,
         stop_after_seconds=body.stop_after_seconds,
         delete_after_seconds=body.delete_after_seconds,
     )
@@ -127,6 +131,7 @@ def _from_rules(rules: IdleRules) -> SandboxRules:
     return SandboxRules(
         pause_after_seconds=rules.pause_after_seconds,
         reclaim_after_seconds=rules.reclaim_after_seconds,
+        hibernate_after_seconds=rules.hibernate_after_seconds,
         stop_after_seconds=rules.stop_after_seconds,
         delete_after_seconds=rules.delete_after_seconds,
     )

@@ -9,12 +9,12 @@ import msgspec
 from agentsvc.base import from_stored, moment_or_none, stored_or_none, to_stored
 from agentsvc.plugin import PausedAs, Phase, Spec
 from agentsvc.sandboxes.admission.capacity import Held, Load
-from agentsvc.sandboxes.state import Target
+from agentsvc.sandboxes.state import TAKES_MEMORY, Target
 from agentsvc.storage import Database, Queryable, Row, Transaction
 
 _HELD: Final = """SELECT b.id, b.user_id, b.backend, coalesce(u.active_at, b.created_at) AS since,
     json_extract(b.spec, '$.limits.memory_bytes') AS memory_bytes,
-    b.target IN ('paused', 'reclaimed', 'stopped', 'deleted') AS is_leaving
+    b.target IN ('paused', 'reclaimed', 'hibernated', 'stopped', 'deleted') AS is_leaving
     FROM sandboxes AS b LEFT JOIN sandbox_uses AS u ON u.sandbox_id = b.id
     WHERE u.queued_at IS NULL AND (b.phase IN ('starting', 'running')
       OR b.target IN ('running', 'restarted') AND coalesce(b.phase, '') NOT IN ('failed', 'gone')
@@ -61,7 +61,7 @@ class Unused(msgspec.Struct, frozen=True, kw_only=True):
     def may_stop(self) -> bool:
         """Whether it has memory that may be wanted no more."""
         has_memory = self.phase is Phase.PAUSED and self.paused_as is not PausedAs.STOPPED
-        is_paused = self.target in (Target.PAUSED, Target.RECLAIMED)
+        is_paused = self.target in (Target.PAUSED, Target.RECLAIMED, Target.HIBERNATED)
         return self.may_pause or (has_memory and is_paused)
 
     @property
@@ -69,6 +69,12 @@ class Unused(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it is paused with its memory where it was, and nothing else is wanted."""
         is_frozen = self.phase is Phase.PAUSED and self.paused_as is PausedAs.FROZEN
         return is_frozen and self.target is Target.PAUSED
+
+    @property
+    def may_hibernate(self) -> bool:
+        """Whether it is paused with its memory in this machine's own, and nothing else is wanted."""
+        has_memory = self.phase is Phase.PAUSED and self.paused_as in TAKES_MEMORY
+        return has_memory and self.target in (Target.PAUSED, Target.RECLAIMED)
 
     @property
     def may_pause(self) -> bool:

@@ -182,6 +182,7 @@ function GitSection({ settings, save, onSettings }) {
 const RULES = [
   { key: "pause_after_seconds", label: t("Pause after seconds without use"), kind: "number", hint: t("0: never. Empty: as the spec or the server says.") },
   { key: "reclaim_after_seconds", label: t("Push memory out after seconds without use"), kind: "number", hint: t("To swap, where there is any. 0: never. Empty: as the spec or the server says.") },
+  { key: "hibernate_after_seconds", label: t("Keep memory on disk after seconds without use"), kind: "number", hint: t("Where the backend can. 0: never. Empty: as the spec or the server says.") },
   { key: "stop_after_seconds", label: t("Stop after seconds without use"), kind: "number", hint: t("Keeps the files only. 0: never. Empty: as the spec or the server says.") },
   { key: "delete_after_seconds", label: t("Delete after seconds without use"), kind: "number", hint: t("With all files. 0: never. Empty: as the spec or the server says.") },
 ];

@@ -505,6 +505,8 @@ export default {
   "Put files back to before this message": "Dateien auf den Stand vor dieser Nachricht zurücksetzen",
   "Put the files back?": "Dateien zurücksetzen?",
   "Putting the files back": "Die Dateien werden zurückgesetzt",
+  "Keep memory on disk after seconds without use": "Speicher auf Platte halten nach Sekunden ohne Nutzung",
+  "Where the backend can. 0: never. Empty: as the spec or the server says.": "Wo das Backend es kann. 0: nie. Leer: wie es die Vorlage oder der Server sagt.",
   "Push memory out after seconds without use": "Speicher auslagern nach Sekunden ohne Nutzung",
   "public host": "öffentlicher Host",
   "public": "öffentlich",
