@@ -32,7 +32,7 @@ from agentsvc.plugin import (
     check_hosts,
 )
 
-from . import commands, look, names, plan
+from . import commands, hibernation, look, names, plan
 from .engine import Engine, Json
 from .firewall import Guard
 from .fleet import Fleet
@@ -62,6 +62,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
     capabilities: ClassVar[frozenset[Capability]] = frozenset(
         {
             Capability.PAUSE,
+            Capability.HIBERNATE,
             Capability.RESTART,
             Capability.STOP,
             Capability.EXECUTE,
@@ -139,6 +140,13 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             limits=frozenset(name for name, is_so in enforced.items() if is_so),
         )
 
+    def why_no_hibernate(self) -> str:
+        """Say why no engine could keep a sandbox on disk."""
+        reasons = [
+            hibernation.why_not(facts, self.config.runtime) for facts in self._fleet.facts.values()
+        ]
+        return min(reasons, key=bool, default="no engine has answered yet")
+
     def check_spec(self, spec: Spec) -> None:
         """Raise OrderRejected for what no engine could make."""
         self._check(spec)
@@ -178,7 +186,9 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             await save(handle)
             await maker.make(order)
             await maker.unmark_paused(handle.sandbox_id)
-        elif look.status_of(found) not in ("running", "paused"):
+        elif look.status_of(found) not in ("running", "paused") and not await self._is_on_disk(
+            handle, found
+        ):
             await maker.start_again(handle.sandbox_id, found)
             await maker.unmark_paused(handle.sandbox_id)
         return handle
@@ -286,6 +296,17 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         else:
             await self._stop(engine, found)
 
+    async def hibernate(self, handle: Handle) -> None:
+        """Have the engine write a frozen container to its disk, where it can."""
+        engine, maker = self._of(handle)
+        found = await self._existing(maker, handle)
+        if look.status_of(found) == "paused":
+            runtime = look.labels_of(found).get("agentsvc.runtime", "")
+            if not hibernation.why_not(await engine.facts(), runtime):
+                await hibernation.write(engine, found)
+        elif look.is_running(found) or not await maker.is_marked_paused(handle.sandbox_id):
+            raise Conflict("The sandbox is not paused, so that it cannot go to disk")
+
     async def stop(self, handle: Handle) -> None:
         """Stop the container, which keeps its volume and its own files."""
         engine, maker = self._of(handle)
@@ -293,6 +314,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         status = look.status_of(found)
         if status not in ("running", "paused"):
             if await maker.is_marked_paused(handle.sandbox_id):
+                await hibernation.drop(engine, found)
                 return
             raise Conflict("The sandbox does not run, so that it cannot be stopped")
         await maker.mark_paused(handle.sandbox_id)
@@ -311,7 +333,14 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         elif status != "running":
             if not await maker.is_marked_paused(handle.sandbox_id):
                 raise Conflict("The sandbox has failed and cannot go on")
-            await maker.start_again(handle.sandbox_id, found)
+            if await hibernation.has(engine, found):
+                await maker.prepare_start(handle.sandbox_id, found)
+                if not await hibernation.bring_back(engine, found):
+                    return handle
+            else:
+                await maker.start_again(handle.sandbox_id, found)
+        else:
+            await hibernation.drop(engine, found)
         await maker.unmark_paused(handle.sandbox_id)
         return handle
 
@@ -400,16 +429,23 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             front = await maker.find(names.gateway(sandbox_id), sandbox_id)
         facts = await engine.facts()
         is_over = look.status_of(found) not in ("running", "paused", "created")
+        is_paused = is_over and await maker.is_marked_paused(sandbox_id)
         return look.Seen(
             container=found,
             front=front,
-            is_paused=is_over and await maker.is_marked_paused(sandbox_id),
+            is_paused=is_paused,
+            is_on_disk=is_paused and await hibernation.has(engine, found),
             had_oom=self._watches[engine.name].had_oom(found),
             was_told=is_over and await self._is_own_end(engine, found),
             publish="" if facts.is_beside else engine.publish_address,
             limits=_asked_limits(found),
             default_runtime=facts.default_runtime,
         )
+
+    async def _is_on_disk(self, handle: Handle, container: Json) -> bool:
+        engine, maker = self._of(handle)
+        is_paused = await maker.is_marked_paused(handle.sandbox_id)
+        return is_paused and await hibernation.has(engine, container)
 
     async def _without_container(self, handle: Handle) -> Report:
         _, maker = self._of(handle)

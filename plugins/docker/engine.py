@@ -41,6 +41,8 @@ _PODMANS: Final = {
 _PODMAN_WITH_GATEWAY: Final = 5
 _LOOPBACK: Final = "127.0.0.1"
 _PEER_SECONDS: Final = 1.0
+_SAVES: Final = re.compile(r"(^| )--?net-disconnect-ok(=true)?( |$)")
+_SAVES_NOT: Final = re.compile(r"(^| )--?network[= ]host( |$)")
 _HUB: Final = ("docker.io", "index.docker.io")
 """What an image of no other registry may begin with; its logins are kept under one name."""
 
@@ -67,6 +69,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     is_beside: bool
     """Whether containers' own addresses can be reached from here."""
+    is_experimental: bool = False
+    saving_runtimes: tuple[str, ...] = ()
+    """Those of gVisor's kind whose containers can be saved while they have connections."""
 
     @property
     def is_podman(self) -> bool:
@@ -316,6 +321,17 @@ def to_facts(info: Json, version: Json, *, is_beside: bool) -> Facts:
         cpus=int(info.get("NCPU") or 1),
         memory_bytes=int(info.get("MemTotal") or 0),
         is_beside=is_beside and not is_rootless,
+        is_experimental=bool(info.get("ExperimentalBuild")),
+        saving_runtimes=_saving(info.get("Runtimes") or {}),
+    )
+
+
+def _saving(runtimes: Json) -> tuple[str, ...]:
+    return tuple(
+        name
+        for name, told in runtimes.items()
+        if _SAVES.search(arguments := " ".join(told.get("runtimeArgs") or []))
+        and not _SAVES_NOT.search(arguments)
     )
 
 

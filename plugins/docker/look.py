@@ -27,6 +27,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """The container whose address or published ports lead to the sandbox; None if it is away."""
     is_paused: bool = False
     """Whether it was paused on purpose."""
+    is_on_disk: bool = False
+    """Whether what it ran is on the engine's disk."""
     had_oom: bool = False
     """Whether the engine told of a process killed for want of memory."""
     was_told: bool = False
@@ -64,9 +66,12 @@ def to_report(seen: Seen) -> Report:
 
 
 def _ended(report: Report, seen: Seen) -> Report:
-    if seen.is_paused:
-        return _with(report, phase=Phase.PAUSED, paused_as=PausedAs.STOPPED)
     state = seen.container.get("State") or {}
+    if seen.is_paused:
+        paused_as = PausedAs.ON_DISK if seen.is_on_disk else PausedAs.STOPPED
+        error = _line(str(state.get("Error") or ""))
+        reason = f"its last start failed, and only its files are left: {error}" if error else ""
+        return _with(report, phase=Phase.PAUSED, paused_as=paused_as, reason=reason)
     code, cause, reason = ended(state, had_oom=seen.had_oom, was_told=seen.was_told)
     return _with(report, phase=Phase.FAILED, exit_code=code, cause=cause, reason=reason)
 

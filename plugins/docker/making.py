@@ -90,6 +90,11 @@ class Maker:
 
     async def start_again(self, sandbox_id: str, container: Json) -> None:
         """Start a sandbox that was stopped, after what stands between it and the world."""
+        await self.prepare_start(sandbox_id, container)
+        await self.start(container["Id"])
+
+    async def prepare_start(self, sandbox_id: str, container: Json) -> None:
+        """See that what stands between a stopped sandbox and the world is there again."""
         gateway = await self.find(names.gateway(sandbox_id), sandbox_id)
         if gateway is not None and not (gateway.get("State") or {}).get("Running"):
             await self.start(gateway["Id"])
@@ -97,7 +102,6 @@ class Maker:
         if bars := await self.bars(sandbox_id, container):
             await firewall.close(*bars)
         await self._tidied(container["Id"])
-        await self.start(container["Id"])
 
     async def _tidied(self, container_id: str) -> None:
         """Wait until what a container had in its last run is taken down.

@@ -1,0 +1,126 @@
+"""Memory and processes of sandboxes on the engine's own disk: written, brought back, and removed.
+
+These are Docker's checkpoints of containers in gVisor, below the container's own directory: only root
+reads them, and they go with the container. One is named for the run of the container that it holds,
+so that none is taken for that of another run, wherever a removal was cut off.
+"""
+
+import asyncio
+import logging
+import re
+from typing import Final
+
+from agentsvc.plugin import Isolation
+
+from . import look
+from .engine import Engine, Facts
+from .plan import Json, isolation_of
+
+log = logging.getLogger(__name__)
+
+_CONFLICT: Final = 409
+_REFUSALS: Final = range(400, 600)
+_WRITE_SECONDS: Final = 600.0
+"""How long the memory of a sandbox may take to disk, and back."""
+_END_TRIES: Final = 100
+_END_SECONDS: Final = 0.1
+
+
+def why_not(facts: Facts, runtime: str) -> str:
+    """Say why an engine keeps no containers of a runtime on disk, or nothing where it does."""
+    runtime = runtime or facts.default_runtime
+    if facts.is_podman:
+        return "Podman does it with CRIU, which is not used"
+    if not facts.is_experimental:
+        return "the engine makes no checkpoints: set `experimental` in its daemon.json"
+    if isolation_of(runtime) is not Isolation.GVISOR:
+        return "only containers in gVisor are kept on disk: set `runtime` to runsc"
+    if runtime not in facts.saving_runtimes:
+        return (
+            f"the runtime `{runtime}` needs `--net-disconnect-ok`, and not `--network=host`, among its"
+            " `runtimeArgs` in the engine's daemon.json, or an open connection ends what is saved"
+        )
+    return ""
+
+
+def name_of(container: Json) -> str:
+    """Return the name of the checkpoint that holds a container's last run."""
+    began = str((container.get("State") or {}).get("StartedAt"))
+    return "run" + re.sub(r"\D", "", began)
+
+
+async def has(engine: Engine, container: Json) -> bool:
+    """Say whether the last run of a container, which has ended, is on disk."""
+    return name_of(container) in await _names(engine, container)
+
+
+async def write(engine: Engine, container: Json) -> bool:
+    """Write a frozen container to disk and end it; where that fails, it is frozen again or ended.
+
+    Says whether it is on disk. It runs for a moment, as an engine does not write what is frozen.
+    """
+    path = f"containers/{container['Id']}"
+    await drop(engine, container)
+    await engine.ask("POST", f"{path}/unpause", expect=(_CONFLICT,))
+    made = await engine.ask(
+        "POST",
+        f"{path}/checkpoints",
+        body={"CheckpointID": name_of(container), "Exit": True},
+        expect=_REFUSALS,
+        time_limit=_WRITE_SECONDS,
+    )
+    if made is not None:
+        await _ended(engine, container)
+        return True
+    seen = await engine.get(f"{path}/json") or {}
+    has_ended = not look.is_running(seen)
+    log.warning(
+        "sandbox not written to disk, as the engine's log says",
+        extra={"container": container["Id"], "memory": "lost" if has_ended else "kept"},
+    )
+    if not has_ended:
+        await engine.ask("POST", f"{path}/pause", expect=(_CONFLICT,))
+    return False
+
+
+async def bring_back(engine: Engine, container: Json) -> bool:
+    """Let a container go on from disk; say whether it does, and else remove what cannot be read."""
+    path = f"containers/{container['Id']}"
+    await engine.ask(
+        "POST",
+        f"{path}/start",
+        params={"checkpoint": name_of(container)},
+        expect=_REFUSALS,
+        time_limit=_WRITE_SECONDS,
+    )
+    seen = await engine.get(f"{path}/json") or {}
+    is_back = look.is_running(seen)
+    if not is_back:
+        reason = (seen.get("State") or {}).get("Error")
+        extra = {"container": container["Id"], "reason": reason}
+        log.warning("memory of a sandbox lost, as it cannot be read from disk", extra=extra)
+    await drop(engine, container)
+    return is_back
+
+
+async def drop(engine: Engine, container: Json) -> None:
+    """Remove what is on disk of a container's memory."""
+    for name in await _names(engine, container):
+        path = f"containers/{container['Id']}/checkpoints/{name}"
+        await engine.ask("DELETE", path, expect=(404,))
+
+
+async def _names(engine: Engine, container: Json) -> list[str]:
+    if not (await engine.facts()).is_experimental:
+        return []
+    found = await engine.get(f"containers/{container['Id']}/checkpoints")
+    return [str(one["Name"]) for one in found or []]
+
+
+async def _ended(engine: Engine, container: Json) -> None:
+    """Wait until the engine has seen that a container ended."""
+    for _ in range(_END_TRIES):
+        seen = await engine.get(f"containers/{container['Id']}/json") or {}
+        if not look.is_running(seen):
+            return
+        await asyncio.sleep(_END_SECONDS)
