@@ -169,6 +169,23 @@ class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             description="Time without use after which a sandbox is deleted with its files; 0 is never",
         ),
     ] = 0.0
+    min_available_memory: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2**60,
+            description="Available memory of this machine, or of the server's own limit, below which"
+            " idle sandboxes on it rest one tier deeper, the longest unused first: paused, reclaimed,"
+            " then on disk, as far as their backend can; 0 is off",
+        ),
+    ] = 0
+    stop_under_pressure: Annotated[
+        bool,
+        Meta(
+            description="Whether those that can rest no deeper with their memory are stopped then, and"
+            " keep their files only"
+        ),
+    ] = False
     min_idle_seconds: Annotated[
         float,
         Meta(

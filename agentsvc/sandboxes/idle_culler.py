@@ -14,6 +14,7 @@ from agentsvc.base import AgentsvcError, Supervisor, now
 from agentsvc.config import SandboxesConfig
 from agentsvc.plugin import IdleRules, Phase
 from agentsvc.sandboxes.admission.capacity import Held
+from agentsvc.sandboxes.admission.memory import available_bytes
 from agentsvc.sandboxes.admission.table import Unused
 from agentsvc.sandboxes.service import Sandboxes
 from agentsvc.sandboxes.state import Sandbox, Target
@@ -44,6 +45,7 @@ class IdleCuller:
         self._agents = agents
         self._settings = settings
         self._supervisor = supervisor
+        self._config = config
         self._defaults = defaults_of(config)
         self._lock = asyncio.Lock()
         sandboxes.gate.on_wanted(self.make_room_soon)
@@ -53,6 +55,7 @@ class IdleCuller:
         await self._sandboxes.store_usage()
         for unused in await self._sandboxes.find_unused():
             await self._apply(unused)
+        await self._relieve()
         await self._make_room()
 
     def make_room_soon(self) -> None:
@@ -71,6 +74,31 @@ class IdleCuller:
         )
         if target is not None:
             await self._cull(unused.id, target)
+
+    async def _relieve(self) -> None:
+        """Let idle sandboxes rest deeper until this machine has memory again, one after the other."""
+        if not self._config.min_available_memory:
+            return
+        since = now() - timedelta(seconds=self._config.min_idle_seconds)
+        unused = [
+            one
+            for one in await self._sandboxes.find_unused()
+            if self._sandboxes.takes_memory_here(one) and self._sandboxes.last_use(one) <= since
+        ]
+        for one in sorted(unused, key=self._sandboxes.last_use):
+            available = await asyncio.to_thread(available_bytes)
+            if available is None or available >= self._config.min_available_memory:
+                return
+            target = deeper(
+                one,
+                reclaims=self._sandboxes.reclaims(one),
+                hibernates=self._sandboxes.hibernates(one),
+                stops=self._config.stop_under_pressure,
+            )
+            if target is not None and await self._cull(one.id, target):
+                log.info("memory is short", extra={"sandbox_id": one.id, "available": available})
+                # What it had is free only then, and others are left alone if that is enough.
+                await self._sandboxes.wait_until_settled(one.id)
 
     async def _cull(self, sandbox_id: str, target: Target) -> bool:
         """Pause, stop or remove a sandbox if it is really idle; say whether it was."""
@@ -156,6 +184,17 @@ def due(
         return Target.RECLAIMED
     is_paused = unused.may_pause and _is_over(rules.pause_after_seconds, idle)
     return Target.PAUSED if is_paused else None
+
+
+def deeper(unused: Unused, *, reclaims: bool, hibernates: bool, stops: bool) -> Target | None:
+    """Return the next deeper rest of a sandbox that takes memory, None where there is none."""
+    if reclaims and (unused.may_pause or unused.may_reclaim):
+        return Target.RECLAIMED
+    if hibernates and (unused.may_pause or unused.may_hibernate):
+        return Target.HIBERNATED
+    if unused.may_pause:
+        return Target.PAUSED
+    return Target.STOPPED if stops and unused.may_stop else None
 
 
 def _is_over(limit_seconds: float | None, idle: timedelta) -> bool:

@@ -50,7 +50,7 @@ from agentsvc.sandboxes.priority import PriorityManager
 from agentsvc.sandboxes.reconciler import LOG_LINES, Reconciler
 from agentsvc.sandboxes.registry import BackendRegistry
 from agentsvc.sandboxes.runtime_clients import ClientOrder
-from agentsvc.sandboxes.state import Sandbox, Target, failure_of, is_settled
+from agentsvc.sandboxes.state import TAKES_MEMORY, Sandbox, Target, failure_of, is_settled
 from agentsvc.sandboxes.stores import SandboxStores
 from agentsvc.sandboxes.targets import Targets
 from agentsvc.sandboxes.usage_meter import Meter
@@ -476,6 +476,11 @@ class Sandboxes:
         """Whether the memory of a sandbox could be pushed out if it is paused."""
         return can_reclaim(self._registry, unused.backend)
 
+    def takes_memory_here(self, unused: Unused) -> bool:
+        """Whether a sandbox has its memory from this machine."""
+        has_memory = unused.may_pause or unused.paused_as in TAKES_MEMORY
+        return has_memory and self._registry.runs_here(unused.backend)
+
     def hibernates(self, unused: Unused) -> bool:
         """Whether the memory of a sandbox could be kept on disk if it is paused."""
         return can_hibernate(self._registry, unused.backend)
@@ -547,6 +552,10 @@ class Sandboxes:
         for sandbox_id in changed:
             time_left = max(0.0, end - monotonic())
             await self.wait_for(sandbox_id, _is_settled, time_limit=time_left)
+
+    async def wait_until_settled(self, sandbox_id: str) -> None:
+        """Wait until a sandbox is as it is wanted, or for as long as a call to its backend may take."""
+        await self.wait_for(sandbox_id, _is_settled, time_limit=self._config.call_seconds)
 
     async def _measure(self) -> None:
         await self.meter.measure(

@@ -1,0 +1,58 @@
+"""How much memory this machine, or the control group of this server, still has. Linux only; blocks."""
+
+import contextlib
+from pathlib import Path
+from typing import Final
+
+_ROOT: Final = Path("/")
+
+
+def available_bytes(root: Path = _ROOT) -> int | None:
+    """Return how much can be had before the kernel runs short, None where nobody says."""
+    found = [_of_machine(root / "proc/meminfo"), *_of_groups(root)]
+    return min((one for one in found if one is not None), default=None)
+
+
+def _of_machine(file: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in file.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _of_groups(root: Path) -> list[int | None]:
+    """Return what the server's group and those around it may still take."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found: list[int | None] = []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if controllers in ("", "memory"):
+            top = root / "sys/fs/cgroup" / controllers
+            group = top / path.lstrip("/")
+            groups = [one for one in (group, *group.parents) if one.is_relative_to(top)]
+            names = _FILES[controllers]
+            found += [_of_group(one, *names) for one in groups]
+    return found
+
+
+_FILES: Final = {
+    "": ("memory.max", "memory.current"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+}
+
+
+def _of_group(group: Path, limit: str, usage: str) -> int | None:
+    """Return what is left of a group's limit; what the kernel would give up at once is no use."""
+    try:
+        most = (group / limit).read_text().strip()
+        if most == "max":
+            return None
+        used = int((group / usage).read_text())
+        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        given_up = int(statistics.get("total_inactive_file", statistics["inactive_file"]))
+        return max(0, int(most) - max(0, used - given_up))
+    except (OSError, ValueError, KeyError):
+        return None
