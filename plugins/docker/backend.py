@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit, urlunsplit
 
-from agentsvc.base import BackendUnavailable, Conflict, HandleTooNew
+from agentsvc.base import AgentsvcError, BackendUnavailable, Conflict, HandleTooNew
 from agentsvc.plugin import (
     API_VERSION,
     BackendContext,
@@ -178,7 +178,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
     async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
         """Start the container again, or make it anew on the same volume."""
         self._check(order)
-        _, maker = self._of(handle)
+        engine, maker = self._of(handle)
         found = await maker.find(names.container(handle.sandbox_id), handle.sandbox_id)
         if found is None or look.status_of(found) == "created":
             if not await maker.has_files(handle.sandbox_id):
@@ -186,10 +186,10 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             await save(handle)
             await maker.make(order)
             await maker.unmark_paused(handle.sandbox_id)
-        elif look.status_of(found) not in ("running", "paused") and not await self._is_on_disk(
-            handle, found
-        ):
-            await maker.start_again(handle.sandbox_id, found)
+        elif look.status_of(found) not in ("running", "paused"):
+            if await hibernation.has(engine, found):
+                return handle
+            await self._start_again(maker, order, found)
             await maker.unmark_paused(handle.sandbox_id)
         return handle
 
@@ -284,7 +284,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         engine, maker = self._of(handle)
         found = await self._existing(maker, handle)
         status = look.status_of(found)
-        if status == "paused":
+        if status == "paused" or await hibernation.has(engine, found):
             return
         if status != "running":
             if await maker.is_marked_paused(handle.sandbox_id):
@@ -300,21 +300,26 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         """Have the engine write a frozen container to its disk, where it can."""
         engine, maker = self._of(handle)
         found = await self._existing(maker, handle)
-        if look.status_of(found) == "paused":
-            runtime = look.labels_of(found).get("agentsvc.runtime", "")
-            if not hibernation.why_not(await engine.facts(), runtime):
-                await hibernation.write(engine, found)
-        elif look.is_running(found) or not await maker.is_marked_paused(handle.sandbox_id):
+        if await hibernation.has(engine, found):
+            await hibernation.until_written(engine, found)
+            return
+        if not await maker.is_marked_paused(handle.sandbox_id):
             raise Conflict("The sandbox is not paused, so that it cannot go to disk")
+        runtime = look.labels_of(found).get("agentsvc.runtime", "")
+        is_up = look.status_of(found) in ("paused", "running")
+        if is_up and not hibernation.why_not(await engine.facts(), runtime):
+            await hibernation.write(engine, found)
 
     async def stop(self, handle: Handle) -> None:
         """Stop the container, which keeps its volume and its own files."""
         engine, maker = self._of(handle)
-        found = await self._existing(maker, handle)
+        found = await self._written(engine, maker, handle)
         status = look.status_of(found)
         if status not in ("running", "paused"):
-            if await maker.is_marked_paused(handle.sandbox_id):
+            if await hibernation.has(engine, found):
+                await maker.mark_paused(handle.sandbox_id)
                 await hibernation.drop(engine, found)
+            if await maker.is_marked_paused(handle.sandbox_id):
                 return
             raise Conflict("The sandbox does not run, so that it cannot be stopped")
         await maker.mark_paused(handle.sandbox_id)
@@ -326,21 +331,20 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
     async def resume(self, handle: Handle) -> Handle:
         """Let the container go on, or start it anew where it was stopped meanwhile."""
         engine, maker = self._of(handle)
-        found = await self._existing(maker, handle)
+        found = await self._written(engine, maker, handle)
         status = look.status_of(found)
         if status == "paused":
             await engine.ask("POST", f"containers/{found['Id']}/unpause", expect=(_CONFLICT,))
-        elif status != "running":
-            if not await maker.is_marked_paused(handle.sandbox_id):
-                raise Conflict("The sandbox has failed and cannot go on")
-            if await hibernation.has(engine, found):
-                await maker.prepare_start(handle.sandbox_id, found)
-                if not await hibernation.bring_back(engine, found):
-                    return handle
-            else:
-                await maker.start_again(handle.sandbox_id, found)
+        elif status == "running":
+            await hibernation.drop_old(engine, found)
+        elif await hibernation.has(engine, found):
+            await maker.prepare_start(handle.sandbox_id, found)
+            if not await hibernation.bring_back(engine, found):
+                return handle
+        elif await maker.is_marked_paused(handle.sandbox_id):
+            await maker.start_again(handle.sandbox_id, found)
         else:
-            await hibernation.drop(engine, found)
+            raise Conflict("The sandbox has failed and cannot go on")
         await maker.unmark_paused(handle.sandbox_id)
         return handle
 
@@ -434,7 +438,8 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             container=found,
             front=front,
             is_paused=is_paused,
-            is_on_disk=is_paused and await hibernation.has(engine, found),
+            is_on_disk=(is_paused or look.is_running(found))
+            and await hibernation.has(engine, found),
             had_oom=self._watches[engine.name].had_oom(found),
             was_told=is_over and await self._is_own_end(engine, found),
             publish="" if facts.is_beside else engine.publish_address,
@@ -442,10 +447,22 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             default_runtime=facts.default_runtime,
         )
 
-    async def _is_on_disk(self, handle: Handle, container: Json) -> bool:
-        engine, maker = self._of(handle)
-        is_paused = await maker.is_marked_paused(handle.sandbox_id)
-        return is_paused and await hibernation.has(engine, container)
+    async def _written(self, engine: Engine, maker: Maker, handle: Handle) -> Json:
+        """Return a container, once it is not being written to disk."""
+        found = await self._existing(maker, handle)
+        if await hibernation.is_written(engine, found):
+            await hibernation.until_written(engine, found)
+            return await self._existing(maker, handle)
+        return found
+
+    async def _start_again(self, maker: Maker, order: Order, container: Json) -> None:
+        try:
+            await maker.start_again(order.sandbox_id, container)
+        except AgentsvcError as exc:
+            if not hibernation.is_stuck(exc):
+                raise
+            await maker.remove_container(container["Id"])
+            await maker.make(order)
 
     async def _without_container(self, handle: Handle) -> Report:
         _, maker = self._of(handle)

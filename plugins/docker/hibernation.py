@@ -10,11 +10,13 @@ import logging
 import re
 from typing import Final
 
+from agentsvc.base import AgentsvcError
 from agentsvc.plugin import Isolation
 
 from . import look
 from .engine import Engine, Facts
 from .plan import Json, isolation_of
+from .watch import has_told
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +24,11 @@ _CONFLICT: Final = 409
 _REFUSALS: Final = range(400, 600)
 _WRITE_SECONDS: Final = 600.0
 """How long the memory of a sandbox may take to disk, and back."""
-_END_TRIES: Final = 100
+_CUT_OFF_SECONDS: Final = 120.0
+"""After how long what is being written, and was asked for before, counts as cut off."""
 _END_SECONDS: Final = 0.1
+_PLACED_SECONDS: Final = 60.0
+"""How long after its end what a container had may still be put into its place."""
 
 
 def why_not(facts: Facts, runtime: str) -> str:
@@ -54,6 +59,26 @@ async def has(engine: Engine, container: Json) -> bool:
     return name_of(container) in await _names(engine, container)
 
 
+def is_stuck(exc: AgentsvcError) -> bool:
+    """Say whether an engine, ended while it wrote a container, can start that in no way any more."""
+    return "id already in use" in exc.message
+
+
+async def is_written(engine: Engine, container: Json) -> bool:
+    """Say whether a container is being written to disk: it has a place there, and has not ended."""
+    return look.is_running(container) and await has(engine, container)
+
+
+async def until_written(engine: Engine, container: Json) -> None:
+    """Wait until what is being written has ended; one that an engine's end cut off is removed."""
+    path = f"containers/{container['Id']}/json"
+    for _ in range(int(_CUT_OFF_SECONDS / _END_SECONDS)):
+        if not look.is_running(await engine.get(path) or {}):
+            return
+        await asyncio.sleep(_END_SECONDS)
+    await drop(engine, container)
+
+
 async def write(engine: Engine, container: Json) -> bool:
     """Write a frozen container to disk and end it; where that fails, it is frozen again or ended.
 
@@ -70,7 +95,7 @@ async def write(engine: Engine, container: Json) -> bool:
         time_limit=_WRITE_SECONDS,
     )
     if made is not None:
-        await _ended(engine, container)
+        await until_written(engine, container)
         return True
     seen = await engine.get(f"{path}/json") or {}
     has_ended = not look.is_running(seen)
@@ -84,8 +109,12 @@ async def write(engine: Engine, container: Json) -> bool:
 
 
 async def bring_back(engine: Engine, container: Json) -> bool:
-    """Let a container go on from disk; say whether it does, and else remove what cannot be read."""
+    """Let a container go on from disk; say whether it does, and else remove it, but for its volumes."""
     path = f"containers/{container['Id']}"
+    # An engine told to write by a server that was killed may not have all of it in its place yet.
+    await has_told(
+        engine, container, "checkpoint", within=_PLACED_SECONDS, time_limit=_CUT_OFF_SECONDS
+    )
     await engine.ask(
         "POST",
         f"{path}/start",
@@ -99,13 +128,23 @@ async def bring_back(engine: Engine, container: Json) -> bool:
         reason = (seen.get("State") or {}).get("Error")
         extra = {"container": container["Id"], "reason": reason}
         log.warning("memory of a sandbox lost, as it cannot be read from disk", extra=extra)
+        # Its name stays taken in the engine's own parts, which then start it in no way any more.
+        await engine.ask("DELETE", path, params={"force": True}, expect=(404, _CONFLICT))
+        return False
     await drop(engine, container)
-    return is_back
+    return True
 
 
-async def drop(engine: Engine, container: Json) -> None:
-    """Remove what is on disk of a container's memory."""
+async def drop_old(engine: Engine, container: Json) -> None:
+    """Remove what is on disk of earlier runs; that of this one may just be on its way there."""
+    await drop(engine, container, keep=name_of(container))
+
+
+async def drop(engine: Engine, container: Json, *, keep: str = "") -> None:
+    """Remove what is on disk of a container's memory, but for one run."""
     for name in await _names(engine, container):
+        if name == keep:
+            continue
         path = f"containers/{container['Id']}/checkpoints/{name}"
         await engine.ask("DELETE", path, expect=(404,))
 
@@ -115,12 +154,3 @@ async def _names(engine: Engine, container: Json) -> list[str]:
         return []
     found = await engine.get(f"containers/{container['Id']}/checkpoints")
     return [str(one["Name"]) for one in found or []]
-
-
-async def _ended(engine: Engine, container: Json) -> None:
-    """Wait until the engine has seen that a container ended."""
-    for _ in range(_END_TRIES):
-        seen = await engine.get(f"containers/{container['Id']}/json") or {}
-        if not look.is_running(seen):
-            return
-        await asyncio.sleep(_END_SECONDS)

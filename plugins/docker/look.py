@@ -28,7 +28,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     is_paused: bool = False
     """Whether it was paused on purpose."""
     is_on_disk: bool = False
-    """Whether what it ran is on the engine's disk."""
+    """Whether what it ran is on the engine's disk, or on its way there."""
     had_oom: bool = False
     """Whether the engine told of a process killed for want of memory."""
     was_told: bool = False
@@ -50,9 +50,9 @@ def to_report(seen: Seen) -> Report:
         facts=_facts(labels),
     )
     match status_of(seen.container):
-        case "running":
+        case "running" if not seen.is_on_disk:
             return _running(report, seen)
-        case "paused":
+        case "paused" | "running":
             return _with(
                 report,
                 phase=Phase.PAUSED,
@@ -67,7 +67,7 @@ def to_report(seen: Seen) -> Report:
 
 def _ended(report: Report, seen: Seen) -> Report:
     state = seen.container.get("State") or {}
-    if seen.is_paused:
+    if seen.is_paused or seen.is_on_disk:
         paused_as = PausedAs.ON_DISK if seen.is_on_disk else PausedAs.STOPPED
         error = _line(str(state.get("Error") or ""))
         reason = f"its last start failed, and only its files are left: {error}" if error else ""

@@ -103,6 +103,11 @@ class Maker:
             await firewall.close(*bars)
         await self._tidied(container["Id"])
 
+    async def remove_container(self, container_id: str) -> None:
+        """Remove a container, whatever it does; its volumes stay."""
+        path = f"containers/{container_id}"
+        await self._engine.ask("DELETE", path, params={"force": True}, expect=_IN_USE)
+
     async def _tidied(self, container_id: str) -> None:
         """Wait until what a container had in its last run is taken down.
 

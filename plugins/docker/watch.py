@@ -80,11 +80,18 @@ async def has_seen_the_end(engine: Engine, container: Json, time_limit: float) -
     One that was away meanwhile tells of no end, and gives a code of its own.
     """
     # It waits until then, so that the end it may be about to tell of is not missed.
-    until = _time_of(container, "FinishedAt") + _TOLD_SECONDS
+    return await has_told(engine, container, "die", within=_TOLD_SECONDS, time_limit=time_limit)
+
+
+async def has_told(
+    engine: Engine, container: Json, event: str, *, within: float, time_limit: float
+) -> bool:
+    """Say whether an engine tells of an event of a container's last run, so long after its end."""
+    until = _time_of(container, "FinishedAt") + within
     query = {
         "since": f"{_time_of(container, 'StartedAt'):.6f}",
         "until": f"{until:.6f}",
-        "filters": {"event": ["die"], "container": [container["Id"]]},
+        "filters": {"event": [event], "container": [container["Id"]]},
     }
     with contextlib.suppress(TimeoutError, AgentsvcError):
         async with (
