@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit, urlunsplit
 
-from agentsvc.base import AgentsvcError, BackendUnavailable, Conflict, HandleTooNew
+from agentsvc.base import AgentsvcError, BackendUnavailable, Conflict, HandleTooNew, OrderRejected
 from agentsvc.plugin import (
     API_VERSION,
     BackendContext,
@@ -37,6 +37,7 @@ from .engine import Engine, Json
 from .firewall import Guard
 from .fleet import Fleet
 from .images import Images
+from .layers import Layers
 from .making import Maker
 from .reach import answers
 from .settings import DockerConfig, address_of, engines
@@ -67,6 +68,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             Capability.STOP,
             Capability.EXECUTE,
             Capability.LOGS,
+            Capability.LAYERS,
             Capability.SURVIVES_RESTART,
         }
     )
@@ -78,6 +80,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         found = [Engine(host, time_limit=limit) for host in engines(config)]
         self._fleet = Fleet(found, context.instance_id, context.state_dir)
         self._images = Images(config.auth_file)
+        self._layers = Layers(context.instance_id)
         self._guard = Guard()
         self._watches = {one.name: Watch(one, context.instance_id) for one in found}
 
@@ -102,6 +105,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         for watch in self._watches.values():
             await watch.stop()
         await self._images.close()
+        await self._layers.close()
         for engine in self._fleet.engines.values():
             await engine.close()
 
@@ -168,7 +172,8 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         by scan. While an image is being fetched it raises BackendUnavailable with the progress.
         """
         self._check(order)
-        engine = await self._fleet.place(order.sandbox_id, plan.to_options(order).host_labels)
+        labels = plan.to_options(order).host_labels
+        engine = await self._fleet.place(order.sandbox_id, labels, self._has_files_for(order))
         data = {"engine": engine.name}
         handle = Handle(sandbox_id=order.sandbox_id, version=HANDLE_VERSION, data=data)
         await save(handle)
@@ -181,7 +186,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         engine, maker = self._of(handle)
         found = await maker.find(names.container(handle.sandbox_id), handle.sandbox_id)
         if found is None or look.status_of(found) == "created":
-            if not await maker.has_files(handle.sandbox_id):
+            if not (found and order.layer) and not await maker.has_files(handle.sandbox_id):
                 raise Conflict("The sandbox cannot be started again: its files are gone")
             await save(handle)
             await maker.make(order)
@@ -253,9 +258,10 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
                 "container": await engine.ask("GET", "containers/json", params={"all": True}),
                 "network": await engine.ask("GET", "networks"),
                 "volume": (await engine.ask("GET", "volumes")).get("Volumes") or [],
+                "image": await engine.ask("GET", "images/json"),
             }
             found += [
-                f"{kind} {one.get('Name') or one.get('Names')}"
+                f"{kind} {one.get('Name') or one.get('Names') or one['Id']}"
                 for kind, listed in everything.items()
                 for one in listed
                 if self.context.instance_id in str(one)
@@ -275,8 +281,9 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
 
     async def delete(self, handle: Handle) -> None:
         """Remove the containers, then their networks and volumes."""
-        _, maker = self._of(handle)
+        engine, maker = self._of(handle)
         await maker.remove(handle.sandbox_id)
+        await self._layers.sweep(engine)
         await self._fleet.forget(handle.sandbox_id)
 
     async def pause(self, handle: Handle) -> None:
@@ -348,6 +355,39 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         await maker.unmark_paused(handle.sandbox_id)
         return handle
 
+    async def keep_layer(self, handle: Handle, layer_id: str, *, most_bytes: int) -> int:
+        """Make an image of what the sandbox has in its home and its working directory."""
+        engine, maker = self._of(handle)
+
+        async def find_source() -> Json:
+            found = await self._existing(maker, handle)
+            is_over = look.status_of(found) not in ("running", "paused", "created")
+            if not is_over or not await maker.is_marked_paused(handle.sandbox_id):
+                raise Conflict("The sandbox is not stopped, and its files are not kept")
+            facts = await engine.facts()
+            if facts.is_podman and look.is_in_volume(found, facts.default_runtime):
+                # Podman fills a volume only while it is empty, which it is not when that comes to it.
+                raise OrderRejected(
+                    "With Podman, files of sandboxes with `read_only` or in gVisor are not kept"
+                )
+            return found
+
+        return await self._layers.keep(engine, layer_id, find_source, most_bytes=most_bytes)
+
+    async def layers(self) -> Sequence[str]:
+        """List the layers on all engines; raises BackendUnavailable where one of them is away."""
+        found: set[str] = set()
+        for listed in (await self._fleet.ask_all(self._layers.ids)).values():
+            if isinstance(listed, BackendUnavailable):
+                raise listed
+            found |= listed
+        return sorted(found)
+
+    async def remove_layer(self, layer_id: str) -> None:
+        """Remove a layer's image, or have it go with the last container that is made of it."""
+        for engine in self._fleet.engines.values():
+            await self._layers.remove(engine, layer_id)
+
     async def execute(
         self,
         handle: Handle,
@@ -414,7 +454,15 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         return engine, self._maker(engine)
 
     def _maker(self, engine: Engine) -> Maker:
-        return Maker(engine, self.config, self._images, self.context.instance_id)
+        return Maker(engine, self.config, self._images, self._layers, self.context.instance_id)
+
+    def _has_files_for(self, order: Order) -> Callable[[Engine], Awaitable[bool]] | None:
+        """Return what says whether an engine has the layer of an order, if there is one."""
+
+        async def has_layer(engine: Engine) -> bool:
+            return await self._layers.find(engine, order.layer) is not None
+
+        return has_layer if order.layer else None
 
     async def _existing(self, maker: Maker, handle: Handle) -> Json:
         found = await maker.find(names.container(handle.sandbox_id), handle.sandbox_id)

@@ -12,7 +12,7 @@ import re
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -65,6 +65,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     can_freeze: bool
     is_rootless: bool
     has_quota: bool
+    has_layers: bool
+    """Whether containers share the files of their image, and copy only what they change."""
     cpus: int
     memory_bytes: int
     is_beside: bool
@@ -98,6 +100,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
             "init": _yes(self.has_init),
             "rootless": _yes(self.is_rootless),
             "disk quota": _yes(self.has_quota),
+            "layers": "images"
+            if self.has_layers
+            else "plain copies, for want of overlay2 or its like",
             "reached by": "container addresses" if self.is_beside else "published ports",
         }
 
@@ -187,12 +192,15 @@ class Engine:
         *,
         params: Mapping[str, Any] | None = None,
         body: object = None,
+        data: AsyncIterable[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
         expect: Collection[int] = (),
         explain: Explain = from_engine,
     ) -> AsyncIterator["aiohttp.ClientResponse | None"]:
         """Send a request and give the answer to be read as it comes; None for `expect`."""
-        async with self._send(method, path, params=params, body=body, headers=headers) as answer:
+        async with self._send(
+            method, path, params=params, body=body, data=data, headers=headers
+        ) as answer:
             if answer.status in expect:
                 yield None
             elif answer.status >= _BAD:
@@ -209,7 +217,7 @@ class Engine:
         *,
         params: Mapping[str, Any] | None,
         body: object,
-        data: bytes | None = None,
+        data: bytes | AsyncIterable[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator["aiohttp.ClientResponse"]:
         import aiohttp  # noqa: PLC0415  # a client library, and only of use once there is a config
@@ -318,6 +326,7 @@ def to_facts(info: Json, version: Json, *, is_beside: bool) -> Facts:
         can_freeze=not is_powerless,
         is_rootless=is_rootless,
         has_quota=has_quota,
+        has_layers=info.get("Driver") != "vfs",
         cpus=int(info.get("NCPU") or 1),
         memory_bytes=int(info.get("MemTotal") or 0),
         is_beside=is_beside and not is_rootless,

@@ -98,8 +98,17 @@ class Fleet:
         found = await asyncio.gather(*(one(name) for name in asked))
         return dict(zip(asked, found, strict=True))
 
-    async def place(self, sandbox_id: str, labels: Mapping[str, str]) -> Engine:
-        """Return the engine for a sandbox, always the same one for the same sandbox."""
+    async def place(
+        self,
+        sandbox_id: str,
+        labels: Mapping[str, str],
+        has_files: Callable[[Engine], Awaitable[bool]] | None = None,
+    ) -> Engine:
+        """Return the engine for a sandbox, always the same one for the same sandbox.
+
+        `has_files` says whether an engine has what the sandbox is to begin with. Raises OrderRejected
+        where none has it, BackendUnavailable where one that may have it is away.
+        """
         fitting = [one for one in self.engines.values() if fits(labels, one.host.labels)]
         if not fitting:
             raise OrderRejected("No container engine has the labels that `host_labels` asks for")
@@ -108,9 +117,10 @@ class Fleet:
         note = self._placements / sandbox_id
         if (noted := await asyncio.to_thread(_read, note)) in self.engines:
             return self.get(noted)
-        asked = await self.ask_all(
-            lambda one: self._load(one, sandbox_id), [one.name for one in fitting]
-        )
+        suitable = [one.name for one in fitting]
+        if has_files is not None:
+            suitable = await self._with_files(has_files, suitable)
+        asked = await self.ask_all(lambda one: self._load(one, sandbox_id), suitable)
         loads = [load for load in asked.values() if isinstance(load, Load)]
         for away in asked.values():
             if isinstance(away, BackendUnavailable) and not loads:
@@ -119,6 +129,19 @@ class Fleet:
         # On disk before anything is made: the engine may be away when the order comes again.
         await asyncio.to_thread(_write, note, chosen)
         return self.get(chosen)
+
+    async def _with_files(
+        self, has_files: Callable[[Engine], Awaitable[bool]], among: Iterable[str]
+    ) -> list[str]:
+        said = await self.ask_all(has_files, among)
+        if found := [name for name, has in said.items() if has is True]:
+            return found
+        for away in said.values():
+            if isinstance(away, BackendUnavailable):
+                raise away
+        raise OrderRejected(
+            "The files with which the sandbox is to begin are on no container engine"
+        )
 
     async def forget(self, sandbox_id: str) -> None:
         """Drop the note of where a sandbox was."""

@@ -7,7 +7,7 @@ import msgspec
 
 from agentsvc.plugin import NOT_CALLING, Cause, Endpoint, PausedAs, Phase, Report, Usage
 
-from .plan import Json, isolation_of
+from .plan import Json, isolation_of, needs_volume
 
 _SIGNAL: Final = 128
 _NO_COMMAND: Final = (126, 127)
@@ -156,6 +156,13 @@ def ports_of(container: Json) -> dict[str, int]:
     text = labels_of(container).get("agentsvc.ports", "")
     pairs = [part.partition("=") for part in text.split(",") if part]
     return {name: int(number) for name, _, number in pairs}
+
+
+def is_in_volume(container: Json, default_runtime: str) -> bool:
+    """Say whether a sandbox like this has its working directory in a volume whatever it begins with."""
+    runtime = labels_of(container).get("agentsvc.runtime") or default_runtime
+    is_read_only = bool((container.get("HostConfig") or {}).get("ReadonlyRootfs"))
+    return needs_volume(runtime, is_read_only=is_read_only)
 
 
 def labels_of(container: Json) -> dict[str, str]:

@@ -12,6 +12,7 @@ import posixpath
 import re
 import socket
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -23,6 +24,7 @@ from agentsvc.plugin import Network, Order, working_dir
 from . import firewall, gateways, names, networks
 from .engine import Engine, Facts
 from .images import Images
+from .layers import Layers
 from .plan import (
     CALLBACK_NAME,
     PRIVATE,
@@ -33,6 +35,7 @@ from .plan import (
     callback_of,
     check_mount,
     container,
+    needs_volume,
     parse_user,
     private_archive,
     to_options,
@@ -50,6 +53,7 @@ _NO_INIT = re.compile(r"catatonit|container-init|init binary")
 _RESOLVE_SECONDS = 3.0
 _ELSEWHERE = "192.0.2.1"
 """An address of documents, on no network but by chance."""
+_FILL_SECONDS = 1800.0
 _REMOVE_TRIES = 40
 _REMOVE_SECONDS = 0.25
 
@@ -58,11 +62,17 @@ class Maker:
     """Makes and removes sandboxes of one installation on one engine."""
 
     def __init__(
-        self, engine: Engine, config: DockerConfig, images: Images, instance_id: str
+        self,
+        engine: Engine,
+        config: DockerConfig,
+        images: Images,
+        layers: Layers,
+        instance_id: str,
     ) -> None:
         self._engine = engine
         self._config = config
         self._images = images
+        self._layers = layers
         self._instance_id = instance_id
 
     async def make(self, order: Order) -> None:
@@ -73,9 +83,9 @@ class Maker:
             return
         if not self._engine.is_remote:
             await asyncio.to_thread(check_links, to_options(order).mounts, self._config.bind_mounts)
-        image = await self._image(order.image)
+        image = await self._beginning(order)
         place = await self._networks(order, facts)
-        await self._volumes(order)
+        await self._volumes(order, facts)
         await self.start(await self._container(order, image, place, facts))
 
     async def find(self, name: str, sandbox_id: str) -> Json | None:
@@ -192,6 +202,23 @@ class Maker:
         return await self._has_volume(names.workspace(sandbox_id), sandbox_id)
 
     # The parts
+
+    async def _beginning(self, order: Order) -> Image:
+        """Return the image with which a sandbox begins."""
+        if not order.layer:
+            return await self._image(order.image)
+        found = await self._layers.find(self._engine, order.layer)
+        if found is not None:
+            return found
+        if not await self.has_files(order.sandbox_id):
+            raise OrderRejected("The prepared files with which the sandbox is to begin are gone")
+        # It has begun with them, and they are in its volume.
+        return await self._image(order.image)
+
+    def _has_volume_for(self, order: Order, facts: Facts) -> bool:
+        options = to_options(order)
+        runtime = options.runtime or self._config.runtime or facts.default_runtime
+        return not order.layer or needs_volume(runtime, is_read_only=options.read_only)
 
     async def _image(self, name: str) -> Image:
         return await self._images.get(
@@ -310,9 +337,10 @@ class Maker:
             )
         await self.start(container_id)
 
-    async def _volumes(self, order: Order) -> None:
+    async def _volumes(self, order: Order, facts: Facts) -> None:
         sandbox_id = order.sandbox_id
-        await self._volume(names.workspace(sandbox_id), sandbox_id, "workspace")
+        if self._has_volume_for(order, facts):
+            await self._volume(names.workspace(sandbox_id), sandbox_id, "workspace")
         await self._volume(names.private(sandbox_id), sandbox_id, "private")
 
     async def _has_volume(self, name: str, sandbox_id: str) -> bool:
@@ -339,9 +367,13 @@ class Maker:
             place=place,
             has_init=facts.has_init,
             instance_id=self._instance_id,
+            base=image.labels.get(names.BASE, "") if order.layer else "",
+            has_volume=self._has_volume_for(order, facts),
             is_podman=facts.is_podman,
         )
-        container_id = await self._create(names.container(order.sandbox_id), body)
+        # Where they are in a volume, it is now that the engine fills it with the files of a layer.
+        limit = _FILL_SECONDS if order.layer else None
+        container_id = await self._create(names.container(order.sandbox_id), body, limit)
         fence = Path(__file__).with_name("fence_program.py").read_bytes()
         await self._put(container_id, PRIVATE, private_archive(order.secret_env, fence))
         await self._give_workspace(order, image, container_id)
@@ -374,8 +406,8 @@ class Maker:
         archive = workspace_archive(owner, [*directories, ".home"], top=top)
         await self._put(container_id, options.workspace, archive)
 
-    async def _create(self, name: str, body: Json) -> str:
-        made = await self._ask_for(name, body)
+    async def _create(self, name: str, body: Json, time_limit: float | None = None) -> str:
+        made = await self._ask_for(name, body, time_limit)
         if made is not None:
             return str(made["Id"])
         # The name is taken: by a request before this one, or by somebody else's container.
@@ -384,20 +416,23 @@ class Maker:
             raise OrderRejected(f"The engine has a container `{name}` that is not of this server")
         return str(found["Id"])
 
-    async def _ask_for(self, name: str, body: Json) -> Json | None:
-        query, path = {"name": name}, "containers/create"
+    async def _ask_for(self, name: str, body: Json, time_limit: float | None) -> Json | None:
+        ask = partial(
+            self._engine.ask,
+            "POST",
+            "containers/create",
+            params={"name": name},
+            expect=(_CONFLICT,),
+            time_limit=time_limit,
+        )
         try:
-            return cast(
-                "Json | None",
-                await self._engine.ask("POST", path, params=query, body=body, expect=(_CONFLICT,)),
-            )
+            return cast("Json | None", await ask(body=body))
         except AgentsvcError as exc:
             # Podman finds out only now that it has no program for it.
             if not body["HostConfig"]["Init"] or not _NO_INIT.search(exc.detail):
                 raise
         body = {**body, "HostConfig": {**body["HostConfig"], "Init": False}}
-        made = await self._engine.ask("POST", path, params=query, body=body, expect=(_CONFLICT,))
-        return cast("Json | None", made)
+        return cast("Json | None", await ask(body=body))
 
     async def _put(self, container_id: str, path: str, archive: bytes) -> None:
         await self._engine.ask(

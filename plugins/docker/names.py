@@ -6,7 +6,15 @@ from typing import Any, Final
 INSTALLATION: Final = "agentsvc.installation"
 SANDBOX: Final = "agentsvc.sandbox"
 ROLE: Final = "agentsvc.role"
+LAYER: Final = "agentsvc.layer"
+BASE: Final = "agentsvc.base"
+"""The image below a layer."""
+BYTES: Final = "agentsvc.bytes"
+MADE_FOR: Final = "agentsvc.made_for"
+"""The name of the image that is made of a container."""
 
+_LAYERS: Final = "localhost/agentsvc-layer"
+_PASSING: Final = f"{_LAYERS}:passing-"
 _PREFIX: Final = "oh-agent-server-"
 
 
@@ -33,6 +41,31 @@ def private(sandbox_id: str) -> str:
 def paused(sandbox_id: str) -> str:
     """Return the name of the empty volume that says: this sandbox was paused on purpose."""
     return f"{_PREFIX}{sandbox_id}-paused"
+
+
+def layer(layer_id: str) -> str:
+    """Return the name of the image of a layer."""
+    return f"{_LAYERS}:{layer_id}"
+
+
+def passing(layer_id: str) -> str:
+    """Return the name of the image of a removed layer, which goes with the containers made of it."""
+    return f"{_PASSING}{layer_id}"
+
+
+def is_layers(image_name: str) -> bool:
+    """Say whether it is the name of one of these images."""
+    return image_name.startswith(f"{_LAYERS}:")
+
+
+def is_passing(image_name: str) -> bool:
+    """Say whether it is the name of the image of a removed layer."""
+    return image_name.startswith(_PASSING)
+
+
+def half_made(image_name: str) -> str:
+    """Return the name of the container of which such an image is made."""
+    return f"agentsvc-layer-{image_name.rpartition(':')[2]}"
 
 
 def inner(sandbox_id: str) -> str:

@@ -85,6 +85,7 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...] = ()
     user: str = ""
     env: tuple[str, ...] = ()
+    labels: dict[str, str] = {}
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +125,7 @@ def to_image(inspected: Json) -> Image:
         command=tuple(config.get("Cmd") or ()),
         user=config.get("User") or "",
         env=tuple(config.get("Env") or ()),
+        labels=config.get("Labels") or {},
     )
 
 
@@ -140,10 +142,7 @@ def check(asked: Spec | Order, config: DockerConfig) -> None:
     if not asked.image:
         raise OrderRejected("A docker sandbox needs an image")
     if isinstance(asked, Order):
-        if not _ID.fullmatch(asked.sandbox_id):
-            raise OrderRejected("The sandbox's id cannot be part of a container's name")
-        if bad := [name for name in asked.secret_env if not _VARIABLE.fullmatch(name)]:
-            raise OrderRejected(f"`{bad[0]}` cannot be the name of a variable")
+        _check_order(asked)
     ports = choose_ports(asked.ports)
     for text in (*(asked.command or ()), *asked.env.values()):
         fill(text, ports)
@@ -155,6 +154,13 @@ def check(asked: Spec | Order, config: DockerConfig) -> None:
     for target in (*options.tmpfs, *(mount.target for mount in options.mounts)):
         if _overlap(posixpath.normpath(target), PRIVATE):
             raise OrderRejected(f"Nothing can be mounted at {target}")
+
+
+def _check_order(order: Order) -> None:
+    if not _ID.fullmatch(order.sandbox_id):
+        raise OrderRejected("The sandbox's id cannot be part of a container's name")
+    if bad := [name for name in order.secret_env if not _VARIABLE.fullmatch(name)]:
+        raise OrderRejected(f"`{bad[0]}` cannot be the name of a variable")
 
 
 def check_mount(mount: Mount, allowed: Iterable[str]) -> None:
@@ -202,9 +208,15 @@ def container(
     place: Placement,
     has_init: bool,
     instance_id: str,
+    base: str = "",
+    has_volume: bool = True,
     is_podman: bool = False,
 ) -> Json:
-    """Return the body of the request that makes a sandbox's container."""
+    """Return the body of the request that makes a sandbox's container.
+
+    `base` is the image below the layer that the image is, if it is one; without `has_volume` the
+    working directory is in the container itself.
+    """
     options = to_options(order)
     ports = choose_ports(order.ports)
     env = environment_of(order, ports, place)
@@ -221,15 +233,10 @@ def container(
         "WorkingDir": "/",
         "Labels": {
             **names.labels(instance_id, order.sandbox_id, "sandbox"),
-            "agentsvc.ports": ",".join(f"{name}={number}" for name, number in ports.items()),
-            "agentsvc.awaited": ",".join(port.name for port in order.ports if port.awaited),
-            "agentsvc.workdir": directory,
+            **_labels(order, ports, place, directory),
             "agentsvc.runtime": runtime,
-            "agentsvc.limits": ",".join(set_limits(order)),
-            "agentsvc.network": order.network,
-            "agentsvc.guard": place.guard,
-            "agentsvc.dns": place.names_at,
-            "agentsvc.callback": "yes" if place.is_calling else "no",
+            # Also where it is what it was, so that no image says it.
+            names.BASE: base or image.id,
         },
         "ExposedPorts": {f"{number}/tcp": {} for number in ports.values()},
         "HostConfig": {
@@ -239,7 +246,7 @@ def container(
             # Podman gives every container a second address, by which it could reach its machine.
             **({"Sysctls": {"net.ipv6.conf.all.disable_ipv6": "1"}} if is_podman else {}),
             "ReadonlyRootfs": options.read_only,
-            "Mounts": mounts(order, options),
+            "Mounts": mounts(order, options, has_volume=has_volume),
             "NetworkMode": place.network,
             "ExtraHosts": list(place.hosts),
             "PortBindings": bindings(ports, place.publish),
@@ -249,6 +256,21 @@ def container(
                 place.network: {"IPAMConfig": {"IPv4Address": place.address}},
             }
         },
+    }
+
+
+def _labels(
+    order: Order, ports: Mapping[str, int], place: Placement, directory: str
+) -> dict[str, str]:
+    return {
+        "agentsvc.ports": ",".join(f"{name}={number}" for name, number in ports.items()),
+        "agentsvc.awaited": ",".join(port.name for port in order.ports if port.awaited),
+        "agentsvc.workdir": directory,
+        "agentsvc.limits": ",".join(set_limits(order)),
+        "agentsvc.network": order.network,
+        "agentsvc.guard": place.guard,
+        "agentsvc.dns": place.names_at,
+        "agentsvc.callback": "yes" if place.is_calling else "no",
     }
 
 
@@ -303,12 +325,19 @@ def _hardened(options: Options, *, has_init: bool) -> Json:
     }
 
 
-def mounts(order: Order, options: Options) -> list[Json]:
+def needs_volume(runtime: str, *, is_read_only: bool) -> bool:
+    """Say whether the files cannot be in the container itself.
+
+    There, gVisor may keep them to itself, and lose them when the container is stopped.
+    """
+    return is_read_only or isolation_of(runtime) is Isolation.GVISOR
+
+
+def mounts(order: Order, options: Options, *, has_volume: bool = True) -> list[Json]:
     """Return the volumes and the allowed directories of the engine's machine."""
-    own = [
-        _volume(names.workspace(order.sandbox_id), options.workspace),
-        _volume(names.private(order.sandbox_id), PRIVATE),
-    ]
+    own = [_volume(names.private(order.sandbox_id), PRIVATE)]
+    if has_volume:
+        own.insert(0, _volume(names.workspace(order.sandbox_id), options.workspace))
     return own + [
         {
             "Type": "bind",
@@ -363,6 +392,16 @@ def parse_user(user: str, passwd: str = "") -> tuple[int, int] | None:
         if len(parts) > 3 and parts[0] == name:  # noqa: PLR2004
             return int(parts[2]), int(parts[3])
     return None
+
+
+def home_in(user: str, passwd: str) -> str:
+    """Return the home of a user, by name or number, from an image's /etc/passwd; empty without one."""
+    name = user.partition(":")[0]
+    for line in passwd.splitlines():
+        parts = line.split(":")
+        if len(parts) > 5 and name in (parts[0], parts[2]):  # noqa: PLR2004
+            return parts[5]
+    return ""
 
 
 def _volume(name: str, target: str) -> Json:

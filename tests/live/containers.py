@@ -58,6 +58,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         ]
         found += [f"network {one['Name']}" for one in self.ask(f"/networks{query}")]
         volumes = self.ask(f"/volumes{query}")["Volumes"] or ()
+        found += [f"image {one['Id']}" for one in self.ask(f"/images/json{query}")]
         return sorted(found + [f"volume {one['Name']}" for one in volumes])
 
     def why_no_gvisor(self) -> str:

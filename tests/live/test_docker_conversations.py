@@ -20,6 +20,8 @@ from tests.live.containers import EVERYWHERE, Engine
 from tests.live.events import outputs
 from tests.live.installation import Installation, eventually, secret
 from tests.live.scripts import SCRIPTS, run
+from tests.live.test_environments import PATH as ENVIRONMENTS
+from tests.live.test_environments import wait_for
 
 pytestmark = [
     pytest.mark.live,
@@ -238,3 +240,54 @@ async def test_a_sandbox_that_may_go_nowhere_reaches_its_model_and_nothing_else(
     assert said == "shut"
     assert set(refused) <= {"OSError", "TimeoutError"}
     assert (await sandbox_of(client, seen))["status"] == "RUNNING"
+
+
+async def test_containers_begin_with_what_was_prepared(start: Start, engine: Engine) -> None:
+    own = await start()
+    client = own.client()
+    await client.post("/api/v1/secrets", json={"name": "TOKEN", "value": "s3cret-of-the-setup"})
+    script = "head -c 400M /dev/zero >deps; ln deps same; echo cached >~/cache; echo done $TOKEN"
+    order = {"name": "Big", "setup_script": script, "secrets": ["TOKEN"]}
+    answer = await client.post(ENVIRONMENTS, json=order)
+    assert answer.status == 201, answer.text
+
+    def half_made() -> list[str]:
+        return [one for one in engine.has(own.instance_id) if "agentsvc-layer-" in one]
+
+    await eventually(half_made, "the files are being kept", time_limit=START_SECONDS)
+    await own.kill()
+    assert half_made() != []
+    await own.start()
+    client = own.client()
+    ready = await wait_for(client, answer.json(), "ready")
+    assert ready["log"] == "done ***"
+    assert 4 * 10**8 < ready["size_bytes"] < 5 * 10**8
+    await eventually(lambda: len(engine.has(own.instance_id)) == 1, "only the layer is left")
+    assert engine.has(own.instance_id)[0].startswith("image ")
+
+    look = "stat -c %s-%h deps; cat ~/cache; grep -rl s3cret-of-the-setu[p] /workspace ~"
+    begun = await client.start_conversation(
+        run(look, "rm deps && echo own >same"),
+        environment_id=ready["id"],
+        time_limit=START_SECONDS,
+    )
+    first = await client.wait_for_execution(begun, "finished")
+    assert outputs(await client.events(begun))[0].split() == [f"{400 * 2**20}-2", "cached"]
+    # It stays for whoever has begun with it, also when their sandbox is started anew.
+    assert (await client.delete(f"{ENVIRONMENTS}/{ready['id']}")).status == 200
+    container = f"oh-agent-server-{first['sandbox_id']}"
+    assert engines.ask(engine.socket, "POST", f"/containers/{container}/kill")[0] == 204
+
+    await until_sandbox(client, first, lambda found: found["status"] == "ERROR")
+    answer = await client.post(f"/api/v1/sandboxes/{first['sandbox_id']}/resume")
+    assert answer.status == 200, answer.text
+    await client.wait_for_sandbox(first["sandbox_id"], "RUNNING")
+
+    await client.send(begun, run("cat same ~/cache"))
+    seen = await client.until(begun, lambda events: "own" in "".join(outputs(events)[-1:]))
+    assert outputs(seen)[-1].split() == ["own", "cached"]
+
+    await client.delete(f"/api/v1/sandboxes/{first['sandbox_id']}")
+    await eventually(
+        lambda: engine.has(own.instance_id) == [], "its image goes with the last of it"
+    )

@@ -20,6 +20,7 @@ OTHERWISE = (
     "a_paused_sandbox_rests_and_goes_on_with_its_files",
     "a_failed_sandbox_starts_again_on_its_files",
     "a_stopped_sandbox_keeps_its_files_only",
+    "a_sandbox_begins_with_a_copy_of_a_layer",
     "execute_ends_the_command_and_its_children_in_time",
     "limits_that_are_not_enforced_are_refused",
 )

@@ -20,7 +20,18 @@ from agentsvc.plugin.backend import BackendContext, Cause, Isolation, Limits, Ne
 from tests.plugin_loading import part
 
 if TYPE_CHECKING:
-    from docker import backend, engine, firewall, images, look, making, plan, settings, watch
+    from docker import (
+        backend,
+        engine,
+        firewall,
+        images,
+        layers,
+        look,
+        making,
+        plan,
+        settings,
+        watch,
+    )
 else:
     backend, engine, firewall = (
         part("docker.backend"),
@@ -28,6 +39,7 @@ else:
         part("docker.firewall"),
     )
     images, look, plan = part("docker.images"), part("docker.look"), part("docker.plan")
+    layers = part("docker.layers")
     settings, watch = part("docker.settings"), part("docker.watch")
     making = part("docker.making")
 
@@ -87,7 +99,10 @@ async def a_maker() -> AsyncIterator[tuple[Answers, making.Maker]]:
         asked = fresh(url)
         config = settings.DockerConfig(host=url, guard_host=False)
         try:
-            yield answers, making.Maker(asked, config, images.Images(""), INSTANCE)
+            yield (
+                answers,
+                making.Maker(asked, config, images.Images(""), layers.Layers(INSTANCE), INSTANCE),
+            )
         finally:
             await asked.close()
 

@@ -1,0 +1,295 @@
+"""Layers: images of an engine with the home and the working directory of a sandbox, for others to begin with.
+
+The engine gives those others the files by reference, and copies what they change. Into the image they
+come through this server: out of the sandbox's container, as an archive, into a new one of the same base,
+which never runs and is then committed. So it takes nothing but the engine's API, on each kind of engine,
+and nothing of the old container's configuration is in it.
+
+A layer that is removed is *passing* as long as there are containers that are made of it.
+"""
+
+import asyncio
+import posixpath
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Final
+
+from agentsvc.base import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
+from agentsvc.plugin import StillFetching, finish, is_below
+
+from . import look, names
+from .engine import Engine
+from .plan import Image, Json, home_in, to_image, workspace_archive
+from .streams import untar
+
+_ID: Final = re.compile(r"[a-z0-9]{1,64}")
+_MISSING: Final = (404,)
+_IN_USE: Final = (404, 409)
+_LONGEST_CALL_SECONDS: Final = 1.0
+_COMMIT_SECONDS: Final = 1800.0
+_END: Final = bytes(1024)
+"""What an archive ends with."""
+_STATE: Final = ("OH_CONVERSATIONS_PATH", "OH_BASH_EVENTS_DIR")
+
+
+class Layers:
+    """The layers of one installation, on all its engines."""
+
+    def __init__(self, instance_id: str) -> None:
+        self._instance_id = instance_id
+        self._making: dict[tuple[str, str], asyncio.Task[int]] = {}
+
+    async def close(self) -> None:
+        """End what is being made; what there is of it goes at the next look."""
+        for task in self._making.values():
+            task.cancel()
+        await asyncio.gather(*self._making.values(), return_exceptions=True)
+
+    async def find(self, engine: Engine, layer_id: str) -> Image | None:
+        """Return the image of a layer, or None."""
+        return await self._find(engine, _name_of(layer_id))
+
+    async def keep(
+        self,
+        engine: Engine,
+        layer_id: str,
+        find_source: Callable[[], Awaitable[Json]],
+        *,
+        most_bytes: int,
+    ) -> int:
+        """Make a layer of the files of a container that does not run; return their bytes.
+
+        Raises StillFetching until it is done, OrderRejected for what is too large. Docker answers
+        nothing of a container that it is packing, so that it is asked for only once.
+        """
+        name = _name_of(layer_id)
+        key = (engine.name, name)
+        if key not in self._making:
+            if (found := await self._find(engine, name)) is not None:
+                return int(found.labels.get(names.BYTES, "0"))
+            source = await find_source()
+            making = _Making(engine, source, self._labels(layer_id), name, most_bytes)
+            loop = asyncio.get_running_loop()
+            self._making[key] = loop.create_task(making.run(), name=f"making of {name}")
+        task = self._making[key]
+        await asyncio.wait([task], timeout=_LONGEST_CALL_SECONDS)
+        if not task.done():
+            raise StillFetching("The files are being copied")
+        self._making.pop(key, None)
+        return task.result()
+
+    async def ids(self, engine: Engine) -> set[str]:
+        """Return the ids of the layers there are, and remove what was left half-made or is passing."""
+        await self.sweep(engine)
+        return {
+            one["Labels"][names.LAYER]
+            for one in await self._images(engine)
+            if names.layer(one["Labels"].get(names.LAYER, "")) in _tags(one)
+        }
+
+    async def remove(self, engine: Engine, layer_id: str) -> None:
+        """Remove a layer; the image stays for containers that are made of it, as long as they are."""
+        name = _name_of(layer_id)
+        if await self._find(engine, name) is None:
+            return
+        repository, _, tag = names.passing(layer_id).rpartition(":")
+        query = {"repo": repository, "tag": tag}
+        await engine.ask("POST", f"images/{name}/tag", params=query, expect=_MISSING)
+        await engine.ask("DELETE", f"images/{name}", expect=_MISSING)
+        await self.sweep(engine)
+
+    async def sweep(self, engine: Engine) -> None:
+        """Remove what is passing and used by no container, and what is made by nobody."""
+        busy = {name for at, name in self._making if at == engine.name}
+        query = {"all": True, "filters": names.of_installation(self._instance_id)}
+        for one in await engine.ask("GET", "containers/json", params=query):
+            labels = one.get("Labels") or {}
+            if self._is_layers(labels) and labels.get(names.MADE_FOR) not in busy:
+                await _remove_container(engine, one["Id"])
+        for one in await self._images(engine):
+            tags = _tags(one)
+            if all(names.is_passing(tag) and tag not in busy for tag in tags):
+                for reference in tags or [one["Id"]]:
+                    await engine.ask("DELETE", f"images/{reference}", expect=_IN_USE)
+
+    async def _images(self, engine: Engine) -> list[Json]:
+        query = {"filters": names.of_installation(self._instance_id)}
+        found = await engine.ask("GET", "images/json", params=query)
+        return [one for one in found if self._is_layers(one.get("Labels") or {})]
+
+    def _is_layers(self, labels: Mapping[str, str]) -> bool:
+        is_ours = labels.get(names.INSTALLATION) == self._instance_id
+        return is_ours and labels.get(names.ROLE) == "layer"
+
+    async def _find(self, engine: Engine, name: str) -> Image | None:
+        found = await engine.get(f"images/{name}/json")
+        image = to_image(found or {})
+        return image if self._is_layers(image.labels) else None
+
+    def _labels(self, layer_id: str) -> dict[str, str]:
+        return {names.INSTALLATION: self._instance_id, names.ROLE: "layer", names.LAYER: layer_id}
+
+
+class _Making:
+    """How one image is made of a container's files."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        source: Json,
+        labels: Mapping[str, str],
+        name: str,
+        most_bytes: int,
+    ) -> None:
+        self._engine = engine
+        self._source = source
+        self._name = name
+        self._most_bytes = most_bytes
+        # Of what began with a layer it is that layer's own base, so that none is on top of another.
+        base = look.labels_of(source).get(names.BASE) or source["Image"]
+        self._labels = {**labels, names.BASE: base, names.MADE_FOR: name}
+        self._read = 0
+
+    async def run(self) -> int:
+        """Make the image and return how many bytes of files are in it."""
+        paths = await self._paths()
+        made = await self._make_container()
+        try:
+            for path in paths:
+                await self._carry(path, made)
+            repository, _, tag = self._name.rpartition(":")
+            await self._engine.ask(
+                "POST",
+                "commit",
+                params={
+                    "container": made,
+                    "repo": repository,
+                    "tag": tag,
+                    "pause": False,
+                    "changes": f"LABEL {names.BYTES}={self._read}",
+                },
+                body={},
+                time_limit=_COMMIT_SECONDS,
+            )
+        finally:
+            await finish(_remove_container(self._engine, made))
+        return self._read
+
+    async def _make_container(self) -> str:
+        base = self._labels[names.BASE]
+        image = to_image(await self._engine.get(f"images/{base}/json") or {})
+        if not image.id:
+            raise OrderRejected("The image of the sandbox is gone from the engine")
+        body = {
+            "Image": base,
+            "Labels": self._labels,
+            "NetworkDisabled": True,
+            "HostConfig": {"NetworkMode": "none"},
+            **({} if image.entrypoint or image.command else {"Cmd": ["true"]}),
+        }
+        query = {"name": names.half_made(self._name)}
+        for _ in range(2):
+            made = await self._engine.ask(
+                "POST", "containers/create", params=query, body=body, expect=(409,)
+            )
+            if made is not None:
+                return str(made["Id"])
+            # It is of a server that was killed.
+            await _remove_container(self._engine, query["name"])
+        raise Conflict("The engine has a container of that name", detail=query["name"])
+
+    async def _paths(self) -> list[str]:
+        """Return what is kept, from the outside to the inside.
+
+        Raises OrderRejected where that cannot be in an image, or would have the agent server's own
+        files among it.
+        """
+        settings = self._source.get("Config") or {}
+        env = dict(entry.partition("=")[::2] for entry in settings.get("Env") or [])
+        work = look.labels_of(self._source).get("agentsvc.workdir", "")
+        home = env.get("HOME") or home_in(settings.get("User") or "", await self._passwd())
+        paths = sorted(
+            {one for one in (work, posixpath.normpath(home)) if one not in ("", "/", ".")}
+        )
+        volumes = settings.get("Volumes") or {}
+        for path in paths:
+            if any(env.get(name) and is_below(env[name], path) for name in _STATE):
+                raise OrderRejected(
+                    f"The agent server's own files are in {path}, which would be kept:"
+                    " have the spec's `working_dir` beside them"
+                )
+            if any(is_below(path, volume) or is_below(volume, path) for volume in volumes):
+                raise OrderRejected(f"The image has a volume at {path}, of which nothing is kept")
+        return [one for one in paths if not any(one != top and is_below(one, top) for top in paths)]
+
+    async def _passwd(self) -> str:
+        source = f"containers/{self._source['Id']}/archive"
+        query = {"path": "/etc/passwd"}
+        found = await self._engine.ask("GET", source, params=query, expect=_MISSING)
+        return untar(found or b"")
+
+    async def _carry(self, path: str, target: str) -> None:
+        """Bring a directory from the one container to the other, if there is one."""
+        # What is in it, and not by its name: Podman calls that of a volume otherwise.
+        query = {"path": f"{path}/."}
+        source = f"containers/{self._source['Id']}/archive"
+        async with self._engine.stream("GET", source, params=query, expect=_MISSING) as answer:
+            if answer is None:
+                return
+            await self._make_directory(path, target)
+            last = bytearray()
+
+            async def parts() -> AsyncIterator[bytes]:
+                async for part in answer.content.iter_any():
+                    self._read += len(part)
+                    if self._is_too_much:
+                        return
+                    last.extend(part)
+                    del last[: -len(_END)]
+                    yield part
+
+            await self._unpack(target, path, parts(), last)
+
+    async def _make_directory(self, path: str, target: str) -> None:
+        to = f"containers/{target}/archive"
+        if await self._engine.ask("HEAD", to, params={"path": path}, expect=_MISSING) is None:
+            archive = workspace_archive((0, 0), [], top=path.strip("/"))
+            await self._engine.ask("PUT", to, params={"path": "/"}, data=archive)
+
+    async def _unpack(
+        self, target: str, path: str, parts: AsyncIterator[bytes], last: bytearray
+    ) -> None:
+        to, query = f"containers/{target}/archive", {"path": path}
+        refused: AgentsvcError | None = None
+        try:
+            async with self._engine.stream("PUT", to, params=query, data=parts) as answer:
+                if answer is not None:
+                    await answer.read()
+        except AgentsvcError as exc:
+            refused = exc
+        if self._is_too_much:
+            raise OrderRejected(f"The files take more than the {self._most_bytes} bytes of a layer")
+        if refused is not None:
+            raise refused
+        if last != _END:
+            raise BackendUnavailable("The engine did not send all of the files", detail=path)
+
+    @property
+    def _is_too_much(self) -> bool:
+        return self._read > self._most_bytes
+
+
+async def _remove_container(engine: Engine, container: str) -> None:
+    await engine.ask(
+        "DELETE", f"containers/{container}", params={"force": True, "v": True}, expect=_IN_USE
+    )
+
+
+def _tags(image: Json) -> list[str]:
+    return [tag for tag in image.get("RepoTags") or [] if names.is_layers(tag)]
+
+
+def _name_of(layer_id: str) -> str:
+    if _ID.fullmatch(layer_id) is None:
+        raise OrderRejected("The layer's id cannot name an image")
+    return names.layer(layer_id)
