@@ -149,6 +149,18 @@ class Checkout:
         told = ("fetch", "--quiet", "--no-tags", depth, self.remote.url, *commits)
         await self._git(*told, is_remote=True)
 
+    async def read(self, commit: str, path: str, most_bytes: int) -> bytes | None:
+        """Return a file of a commit that was fetched, or None; raises BadRequest for a larger one."""
+        _check_commit(commit)
+        told = await self._git("ls-tree", "-l", "-z", "--full-tree", commit, "--", path)
+        found = re.fullmatch(r"\d+ blob ([0-9a-f]+) +(\d+)\t.*\0", told, re.DOTALL)
+        if found is None:
+            return None
+        if int(found[2]) > most_bytes:
+            raise BadRequest(f"`{path}` is larger than {most_bytes // 1024} KiB")
+        text = await self._git("cat-file", "blob", found[1])
+        return text.encode(errors="surrogateescape")
+
     async def pack(self) -> AsyncIterator[bytes]:
         """Return an archive of what was fetched, to be unpacked in an empty repository."""
         file = self._path / "pack.tar"

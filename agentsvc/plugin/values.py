@@ -35,6 +35,8 @@ class Capability(StrEnum):
     """keep_layer() works: new sandboxes can begin with a copy of the files of a stopped one. With stop."""
     COPIES = "copies"
     """`Order.copy_of` works: a new sandbox can begin with the files of another one, which goes on."""
+    IMAGES = "images"
+    """`Order.base` and build_image() work: sandboxes run in images that are chosen, or built, for them."""
     CHECKPOINTS = "checkpoints"
     """checkpoint() works: a sandbox can go back to the files it had before. With stop."""
     SURVIVES_RESTART = "survives_restart"
@@ -182,6 +184,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     image: str = ""
     """Empty where the backend has no images."""
+    base: str = ""
+    """The image in whose file system it runs, with the agent server of `image`; empty for that itself."""
     command: tuple[str, ...] | None = None
     """None for the image's own."""
     env: dict[str, str] = {}

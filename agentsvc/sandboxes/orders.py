@@ -176,6 +176,7 @@ def _ordered(
     return Order(
         sandbox_id=sandbox_id,
         image=spec.image,
+        base=spec.base,
         command=spec.command,
         env=dict(env),
         secret_env=dict(secret_env),

@@ -41,6 +41,7 @@ from agentsvc.sandboxes.backend_calls import BackendCalls
 from agentsvc.sandboxes.change_listeners import OnChange
 from agentsvc.sandboxes.checkpoints import Checkpoints
 from agentsvc.sandboxes.identity import IdentityVerifier
+from agentsvc.sandboxes.images import Images
 from agentsvc.sandboxes.last_used import Usage
 from agentsvc.sandboxes.layers import Layers
 from agentsvc.sandboxes.operations import can_hibernate, can_reclaim, is_pausable, possible, require
@@ -76,6 +77,8 @@ class Sandboxes:
     """What each was last seen to use."""
     layers: Layers
     """Copies of files with which sandboxes begin."""
+    images: Images
+    """Images in the place of those of specs."""
     checkpoints: Checkpoints
     """Files to which they can go back."""
 
@@ -119,7 +122,7 @@ class Sandboxes:
             fits=self.gate.has_room,
         )
         self.meter, self.layers = Meter(calls), Layers(calls, self._table, config.default_backend)
-        self.checkpoints = Checkpoints(calls, config)
+        self.images, self.checkpoints = Images(calls, self.layers), Checkpoints(calls, config)
         self._priorities = PriorityManager(calls, slots)
         self._driver = driver = Reconciler(
             stores,

@@ -86,6 +86,13 @@ def show(environment: str, *, as_json: bool, server: ServerChoice) -> None:
 @click.option("--repository", metavar="REPOSITORY", help="Repository it is for.")
 @click.option("--provider", metavar="HOST", help="Git host of --repository, such as `gitlab`.")
 @click.option("--spec", metavar="ID", help="Sandbox spec to prepare and use it with.")
+@click.option("--image", metavar="IMAGE", help="Image of the sandboxes, where there are images.")
+@click.option(
+    "--devcontainer",
+    metavar="PATH",
+    default="auto",
+    help="The repository's `devcontainer.json`; `auto` finds it, `none` takes none.",
+)
 @click.option("--setup", metavar="COMMANDS", default="", help="What bash runs to prepare it.")
 @click.option(
     "--setup-file",
@@ -109,6 +116,8 @@ def create(  # one for each option
     repository: str | None,
     provider: str | None,
     spec: str | None,
+    image: str | None,
+    devcontainer: str,
     setup: str,
     setup_file: Path | None,
     maintenance: str,
@@ -120,7 +129,8 @@ def create(  # one for each option
 ) -> None:
     """Prepare an environment, in the background.
 
-    Without --setup, `.agentsvc/setup.sh` or `.openhands/setup.sh` of the repository is run.
+    Without --setup, `.agentsvc/setup.sh` or `.openhands/setup.sh` of the repository is run, and then
+    what its `devcontainer.json` says.
     """
     api = get_api(server)
     body = {
@@ -128,6 +138,8 @@ def create(  # one for each option
         "repository": repository,
         "provider": provider,
         "sandbox_spec_id": spec,
+        "image": image,
+        "devcontainer": devcontainer,
         "setup_script": setup_file.read_text(errors="replace") if setup_file else setup,
         "maintenance_script": maintenance,
         "secrets": secrets,

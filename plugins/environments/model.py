@@ -13,6 +13,8 @@ from agentsvc.extension.web import EnvName
 
 WATCHED: Final = (
     ".agentsvc/setup.sh",
+    ".devcontainer.json",
+    ".devcontainer/*",
     ".openhands/setup.sh",
     "*Cargo.lock",
     "*Gemfile.lock",
@@ -49,6 +51,14 @@ type Variables = Annotated[
 type SecretNames = Annotated[list[EnvName], Meta(max_length=50)]
 
 
+type Image = Annotated[
+    str, matching(r"\A[A-Za-z0-9][A-Za-z0-9._:/@-]*\Z", "the name of an image", max_length=256)
+]
+
+AUTO: Final = "auto"
+NONE: Final = "none"
+
+
 class Status(StrEnum):
     """How far the preparing of an environment has come."""
 
@@ -78,6 +88,12 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     """Where the repository is; null: where the user has a token for and it is found"""
     sandbox_spec_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     """Sandbox spec it is prepared and used with; null: the default one"""
+    image: Image | None = None
+    """Image of the sandboxes, where their backend has images; null: that of `devcontainer`, else of
+    the sandbox spec"""
+    devcontainer: Watched = AUTO
+    """The repository's `devcontainer.json`: `auto` takes the one there is at one of the usual places,
+    `none` takes none, and anything else is its path"""
     setup_script: Script = ""
     """What bash runs in the workspace to prepare it; empty: `.agentsvc/setup.sh` or
     `.openhands/setup.sh` of the repository"""
@@ -85,7 +101,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     """What bash runs in the workspace at the start of each conversation; empty: nothing"""
     watched: Annotated[list[Watched], Meta(max_length=50)] | None = None
     """Files in the repository, by git's patterns, whose change makes it stale; null: the lock files
-    of known package managers, and the set-up scripts"""
+    of known package managers, the set-up scripts, and `.devcontainer`"""
     variables: Variables = {}
     """Environment variables of both scripts"""
     secrets: SecretNames = []
@@ -111,6 +127,20 @@ def _plain(repository: str) -> str:
     return repository.rstrip("/").removesuffix(".git").lower()
 
 
+class Container(msgspec.Struct, frozen=True, kw_only=True):
+    """What a `devcontainer.json`, or an image of its own, adds to an environment."""
+
+    exports: str = ""
+    """Lines of bash that set its variables."""
+    set_up: str = ""
+    """What bash runs after the set-up script; empty for nothing."""
+    each_start: str = ""
+    files: tuple[str, ...] = ()
+    """What it was made from, of the repository."""
+    note: str = ""
+    """What it asks for that is left out, for people; empty for nothing."""
+
+
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """One environment as it is stored."""
 
@@ -130,8 +160,15 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """The sandbox in which it is being prepared."""
     layer_id: str = ""
     """The files that were prepared last; empty for none."""
+    container: Container = Container()
+    """What belongs to these files."""
     backend: str = ""
     spec_id: str = ""
     fingerprint: str = ""
     size_bytes: int = 0
     prepared_at: datetime | None = None
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """The patterns of the files that decide whether its files are stale."""
+        return (*self.definition.paths, *self.container.files)

@@ -7,6 +7,8 @@ transaction, the environment has other files than before.
 import asyncio
 import logging
 from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -18,21 +20,16 @@ from agentsvc.extension.environments import AgentServer, Workspace
 from agentsvc.extension.server import Sandbox, SandboxStatus, Server
 from agentsvc.extension.storage import Transaction
 
-from .model import Environment, Status
-from .scripts import with_variables
+from .model import Container, Definition, Environment, Status
+from .scripts import after_setup, setup_of
 from .settings import EnvironmentsConfig
+from .source import Source
 from .table import EnvironmentTable
 
 log = logging.getLogger(__name__)
 
 _AGENT_SECONDS: Final = 60.0
 _LOG_CHARACTERS: Final = 20_000
-_REPOSITORY_SCRIPTS: Final = """
-for file in .agentsvc/setup.sh .openhands/setup.sh; do
-  if [ -f "$file" ]; then . "$file"; exit $?; fi
-done
-"""
-_DONE: Final = "if [ -d .git ]; then : >.git/agentsvc-setup-done; fi"
 
 
 class _Superseded(Exception):
@@ -102,14 +99,16 @@ class Preparer:
                 log.info("environment is prepared anew", extra={"environment_id": environment_id})
 
     async def _prepare(self, found: Environment) -> None:
-        begun, layer_id = await self._start_sandbox(found), new_id()
+        layer_id = new_id()
         self._made.add(layer_id)
         try:
-            ended = await self._outcome(begun, layer_id)
+            made = await self._outcome(found, layer_id)
+            ended = msgspec.structs.replace(made, sandbox_id=None, updated_at=now())
 
             async def body(tx: Transaction) -> None:
                 await self._store(tx, ended)
-                await self._sandboxes.release(tx, begun.sandbox_id or "")
+                if made.sandbox_id:
+                    await self._sandboxes.release(tx, made.sandbox_id)
 
             await self._db.write(body)
         finally:
@@ -117,9 +116,9 @@ class Preparer:
         facts = {"environment_id": ended.id, "status": str(ended.status), "reason": ended.reason}
         log.info("environment prepared", extra=facts)
 
-    async def _outcome(self, begun: Environment, layer_id: str) -> Environment:
+    async def _outcome(self, found: Environment, layer_id: str) -> Environment:
         try:
-            made = await self._make(begun, layer_id)
+            return await self._make(found, layer_id)
         except _Superseded:
             raise
         except Exception as exc:
@@ -127,10 +126,11 @@ class Preparer:
             if isinstance(exc, AgentsvcError):
                 reason = f"{exc.message} {exc.detail}".strip()
             else:
-                log.exception("environment not prepared", extra={"environment_id": begun.id})
-            latest = await self._table.find(begun.id) or begun
-            made = msgspec.structs.replace(latest, status=Status.FAILED, reason=reason)
-        return msgspec.structs.replace(made, sandbox_id=None, updated_at=now())
+                log.exception("environment not prepared", extra={"environment_id": found.id})
+            latest = await self._table.find(found.id)
+            if latest is None or latest.attempt != found.attempt:
+                raise _Superseded from exc
+            return msgspec.structs.replace(latest, status=Status.FAILED, reason=reason)
 
     async def _start_sandbox(self, found: Environment) -> Environment:
         """Ask for a sandbox into which nothing comes that its user has stored."""
@@ -144,29 +144,33 @@ class Preparer:
                 found.user_id, bare, tx=tx, when_full=WhenFull.QUEUE, is_plain=False
             )
             begun = msgspec.structs.replace(
-                found,
-                status=Status.PREPARING,
-                reason="The sandbox starts",
-                log="",
-                sandbox_id=sandbox.id,
+                found, status=Status.PREPARING, reason="The sandbox starts", sandbox_id=sandbox.id
             )
             await self._store(tx, begun)
             return begun
 
         return await self._db.write(body)
 
-    async def _make(self, begun: Environment, layer_id: str) -> Environment:
-        spec = self._sandboxes.get_spec(begun.definition.sandbox_spec_id)
+    async def _make(self, found: Environment, layer_id: str) -> Environment:
+        definition = found.definition
+        spec = self._sandboxes.get_spec(definition.sandbox_spec_id)
         if why_not := self._sandboxes.layers.why_not_kept(spec):
             raise StartRefused(f"Its files cannot be kept: {why_not}")
-        sandbox = await self._wait_for(begun)
-        agent = self._server.agents.at(sandbox.agent_url or "", sandbox.session_key)
-        with self._sandboxes.usage.hold(sandbox.id):
-            await agent.wait_ready(_AGENT_SECONDS)
-            workspace = await self._fill(begun, sandbox, agent)
-            noted = await self._note(begun, reason="The set-up script runs")
-            noted = await self._set_up(noted, workspace)
-            fingerprint = await workspace.fingerprint(begun.definition.paths)
+        noted = await self._note(
+            found, status=Status.PREPARING, reason="The repository is fetched", log=""
+        )
+        async with self._source(noted) as source:
+            container = await self._read_container(definition, source)
+            begun = await self._start_sandbox(noted)
+            sandbox = await self._wait_for(begun)
+            agent = self._server.agents.at(sandbox.agent_url or "", sandbox.session_key)
+            with self._sandboxes.usage.hold(sandbox.id):
+                await agent.wait_ready(_AGENT_SECONDS)
+                workspace = await self._fill(begun, sandbox, agent, source)
+                noted = await self._note(begun, reason="The set-up script runs")
+                noted = await self._set_up(noted, workspace, container)
+                watched = (*definition.paths, *container.files)
+                fingerprint = await workspace.fingerprint(watched)
         noted = await self._note(noted, reason="The files are kept")
         await self._sandboxes.stop(sandbox.user_id, sandbox.id)
         stopped = await self._sandboxes.get(sandbox.user_id, sandbox.id)
@@ -176,14 +180,41 @@ class Preparer:
         return msgspec.structs.replace(
             noted,
             status=Status.READY,
-            reason="",
+            reason=container.note,
             layer_id=layer_id,
+            container=container,
             backend=sandbox.backend,
             spec_id=sandbox.spec_id,
             fingerprint=fingerprint,
             size_bytes=size,
             prepared_at=now(),
         )
+
+    @asynccontextmanager
+    async def _source(self, begun: Environment) -> AsyncIterator[Source | None]:
+        """Fetch the repository, so that no token gets into a sandbox; None without one."""
+        definition = begun.definition
+        if definition.repository is None:
+            yield None
+            return
+        async with self._server.git.checkout(
+            begun.user_id,
+            definition.repository,
+            definition.provider,
+            time_limit=self._config.prepare_seconds,
+        ) as checkout:
+            head = await checkout.head()
+            await checkout.fetch(head.commit)
+            yield Source(checkout, head)
+
+    async def _read_container(self, definition: Definition, source: Source | None) -> Container:
+        """Return what the repository's `devcontainer.json` adds."""
+        if source is None:
+            return Container()
+        found = await source.find_devcontainer(definition.devcontainer)
+        spec = self._sandboxes.get_spec(definition.sandbox_spec_id)
+        has_images = self._sandboxes.images.can_use(spec)
+        return found.to_container(has_images=has_images) if found is not None else Container()
 
     async def _room_for(self, begun: Environment) -> int:
         used = await self._db.read(partial(self._table.total_bytes, without=begun.id))
@@ -201,48 +232,44 @@ class Preparer:
             raise StartRefused(f"The sandbox does not run: {seen.reason or seen.status}")
         return seen
 
-    async def _fill(self, begun: Environment, sandbox: Sandbox, agent: AgentServer) -> Workspace:
+    async def _fill(
+        self, begun: Environment, sandbox: Sandbox, agent: AgentServer, source: Source | None
+    ) -> Workspace:
         """Bring the repository in, without a token, or make an empty workspace."""
         base = sandbox.working_dir.rstrip("/") or f"{await agent.home()}/project"
-        repository, seconds = begun.definition.repository, self._config.prepare_seconds
-        if repository is None:
+        if source is None:
             workspace = Workspace(agent, base)
             await workspace.make_empty({})
             return workspace
-        await self._note(begun, reason="The repository is fetched")
-        async with self._server.git.checkout(
-            begun.user_id, repository, begun.definition.provider, time_limit=seconds
-        ) as checkout:
-            head = await checkout.head()
-            await checkout.fetch(head.commit)
-            located = locate(checkout.remote.url)
-            workspace = Workspace(agent, f"{base}/{located.directory}")
-            await workspace.unpack(
-                await checkout.pack(),
-                commit=head.commit,
-                branch=head.branch,
-                work_branch=head.branch,
-                url=checkout.remote.url,
-                time_limit=seconds,
-            )
+        await self._note(begun, reason="The repository is brought in")
+        url = source.checkout.remote.url
+        workspace = Workspace(agent, f"{base}/{locate(url).directory}")
+        await workspace.unpack(
+            await source.checkout.pack(),
+            commit=source.head.commit,
+            branch=source.head.branch,
+            work_branch=source.head.branch,
+            url=url,
+            time_limit=self._config.prepare_seconds,
+        )
         return workspace
 
-    async def _set_up(self, begun: Environment, workspace: Workspace) -> Environment:
-        definition = begun.definition
-        variables = {**definition.variables, **await self._secrets(begun)}
-        script = with_variables(definition.setup_script or _REPOSITORY_SCRIPTS, variables)
-        result = await workspace.run_bash(script, self._config.prepare_seconds)
+    async def _set_up(
+        self, begun: Environment, workspace: Workspace, container: Container
+    ) -> Environment:
+        secrets, seconds = await self._secrets(begun), self._config.prepare_seconds
+        script = setup_of(begun.definition, container, secrets)
+        result = await workspace.run_bash(script, seconds)
         said = f"{result.stdout}\n{result.stderr}".strip()
-        for value in sorted(variables.keys() & set(definition.secrets)):
-            said = said.replace(variables[value], "***")
-        noted = await self._note(begun, log=said[-_LOG_CHARACTERS:])
+        for value in secrets.values():
+            said = said.replace(value, "***")
+        said = "\n".join(filter(None, (said[-_LOG_CHARACTERS:], container.note)))
+        noted = await self._note(begun, log=said)
         if result.timed_out:
-            raise StartRefused(
-                f"The set-up script took longer than {self._config.prepare_seconds:g} s"
-            )
+            raise StartRefused(f"The set-up script took longer than {seconds:g} s")
         if result.exit_code != 0:
             raise StartRefused(f"The set-up script ended with exit code {result.exit_code}")
-        await workspace.run_bash(_DONE, self._config.prepare_seconds)
+        await workspace.run_bash(after_setup(container, workspace.project_dir), seconds)
         return noted
 
     async def _secrets(self, begun: Environment) -> dict[str, str]:

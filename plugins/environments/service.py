@@ -16,7 +16,7 @@ from agentsvc.extension.server import Server
 from agentsvc.extension.storage import Queryable, Transaction, note_effect
 
 from .model import Definition, Environment, Status
-from .scripts import with_variables
+from .scripts import again_of, maintenance_of
 from .settings import EnvironmentsConfig
 from .table import EnvironmentTable
 
@@ -177,17 +177,18 @@ class EnvironmentService:
             raise Conflict(
                 f"The backend of the sandbox spec `{spec.id}` cannot keep prepared files: {why_not}"
             )
+        if definition.image is not None and not self._sandboxes.images.can_use(spec):
+            raise Conflict(f"The backend of the sandbox spec `{spec.id}` has no images")
 
 
 def _prepared(one: Environment) -> Prepared:
-    definition = one.definition
     return Prepared(
         id=one.id,
-        name=definition.name,
+        name=one.definition.name,
         layer_id=one.layer_id,
         backend=one.backend,
-        setup_script=with_variables(definition.setup_script, definition.variables),
-        maintenance_script=with_variables(definition.maintenance_script, definition.variables),
-        watched=definition.paths,
+        setup_script=again_of(one.definition, one.container),
+        maintenance_script=maintenance_of(one.definition, one.container),
+        watched=one.watched,
         fingerprint=one.fingerprint,
     )

@@ -7,7 +7,7 @@ import msgspec
 from agentsvc.base import from_stored, moment_or_none, stored_or_none, to_stored
 from agentsvc.extension.storage import Database, Queryable, Row, Transaction
 
-from .model import Definition, Environment, Status
+from .model import Container, Definition, Environment, Status
 
 MIGRATIONS: Final = (
     """
@@ -36,11 +36,15 @@ MIGRATIONS: Final = (
     CREATE INDEX plugin_environments_layers
         ON plugin_environments_environments (layer_id) WHERE layer_id <> '';
     """,
+    """
+    ALTER TABLE plugin_environments_environments ADD COLUMN container TEXT NOT NULL DEFAULT '{}';
+    """,
 )
 
 _COLUMNS: Final = (
     *("id", "user_id", "definition", "status", "attempt", "reason", "log", "sandbox_id"),
     *("layer_id", "backend", "spec_id", "fingerprint", "size_bytes", "prepared_at"),
+    "container",
     *("created_at", "updated_at"),
 )
 _SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM plugin_environments_environments"  # noqa: S608  # names of columns
@@ -55,6 +59,7 @@ _UPDATE: Final = (
 )
 
 _definition = msgspec.json.Decoder(Definition)
+_container = msgspec.json.Decoder(Container)
 
 
 class EnvironmentTable:
@@ -131,6 +136,7 @@ def _to_row(one: Environment) -> dict[str, Any]:
     return {
         **msgspec.structs.asdict(one),
         "definition": msgspec.json.encode(one.definition).decode(),
+        "container": msgspec.json.encode(one.container).decode(),
         "prepared_at": stored_or_none(one.prepared_at),
         "created_at": to_stored(one.created_at),
         "updated_at": to_stored(one.updated_at),
@@ -141,6 +147,7 @@ def _from_row(row: Row) -> Environment:
     return Environment(
         **{name: row[name] for name in _COLUMNS if name not in _CONVERTED},
         definition=_definition.decode(row["definition"]),
+        container=_container.decode(row["container"]),
         status=Status(row["status"]),
         prepared_at=moment_or_none(row["prepared_at"]),
         created_at=from_stored(row["created_at"]),
@@ -148,4 +155,6 @@ def _from_row(row: Row) -> Environment:
     )
 
 
-_CONVERTED: Final = frozenset({"definition", "status", "prepared_at", "created_at", "updated_at"})
+_CONVERTED: Final = frozenset(
+    {"definition", "container", "status", "prepared_at", "created_at", "updated_at"}
+)

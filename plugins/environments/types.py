@@ -12,6 +12,7 @@ from agentsvc.extension.web import Time
 from .model import (
     Definition,
     Environment,
+    Image,
     Name,
     Script,
     SecretNames,
@@ -32,12 +33,16 @@ class EnvironmentUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """Where the repository is; null: where it is found, left out: unchanged"""
     sandbox_spec_id: Annotated[str, Meta(min_length=1, max_length=256)] | UnsetType | None = UNSET
     """Sandbox spec it is prepared and used with; null: the default one, left out: unchanged"""
+    image: Image | UnsetType | None = UNSET
+    """Image of the sandboxes; null: the usual one, left out: unchanged"""
+    devcontainer: Watched | UnsetType = UNSET
+    """`auto`, `none` or the path of the repository's `devcontainer.json`; left out: unchanged"""
     setup_script: Script | UnsetType = UNSET
     """What bash runs to prepare it; left out: unchanged"""
     maintenance_script: Script | UnsetType = UNSET
     """What bash runs at the start of each conversation; left out: unchanged"""
     watched: Annotated[list[Watched], Meta(max_length=50)] | UnsetType | None = UNSET
-    """Files whose change makes it stale; null: lock files and set-up scripts, left out: unchanged"""
+    """Files whose change makes it stale; null: the usual ones, left out: unchanged"""
     variables: Variables | UnsetType = UNSET
     """Environment variables of both scripts; left out: unchanged"""
     secrets: SecretNames | UnsetType = UNSET

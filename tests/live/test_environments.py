@@ -32,6 +32,13 @@ echo "done with $TOKEN"
 """
 
 
+HOSTILE = {
+    "large": " " * 10_000_000,
+    "deep": "[" * 30_000,
+    "wrong": '{"postCreateCommand": 1}',
+}
+
+
 async def wait_for(client: LiveClient, made: dict[str, Any], status: str) -> dict[str, Any]:
     async with asyncio.timeout(2 * PATIENCE):
         while True:
@@ -95,6 +102,63 @@ async def test_a_conversation_begins_with_what_was_prepared(
     assert built.split() == ["stable", "one", "stable", "two"]
     assert branch == "next"
 
+    await _delete_all(client, own)
+
+
+DEVCONTAINER = """{
+    // What an editor would do with it.
+    "image": "mcr.microsoft.com/devcontainers/base:debian",
+    "remoteEnv": {"PATH": "${containerWorkspaceFolder}/bin:${containerEnv:PATH}", "LEVEL": "two words"},
+    "onCreateCommand": ["sh", "-c", "mkdir -p bin && printf 'echo $LEVEL' >bin/level && chmod +x bin/level"],
+    "postCreateCommand": {"first": "level >>built", "second": "cat base >>built"},
+    "postStartCommand": "level >started",
+    "runArgs": ["--privileged"],
+}"""
+
+
+async def test_what_a_devcontainer_says_is_done(own: Installation, git_server: GitServer) -> None:
+    client = own.client()
+    await client.save_settings(**provider(git_server))
+    files = {
+        ".devcontainer/devcontainer.json": DEVCONTAINER,
+        ".agentsvc/setup.sh": "echo base >base",
+    }
+    again = {".devcontainer/devcontainer.json": f"{DEVCONTAINER}\n"}
+    await git_server.add_repository("acme/dev", files, branches={"next": again})
+    order = {"name": "Dev", "repository": "acme/dev", "provider": "gitlab"}
+    ready = await wait_for(client, (await client.post(PATH, json=order)).json(), "ready")
+    note = "Left out of `.devcontainer/devcontainer.json`: `image` (the backend has no images), `runArgs`"
+    assert (ready["detail"], ready["log"]) == (note, note)
+
+    async def begun(branch: str | None) -> list[str]:
+        conversation = await client.start_conversation(
+            run("cat built started", "level; command -v level"),
+            selected_repository="acme/dev",
+            selected_branch=branch,
+            git_provider="gitlab",
+        )
+        await client.wait_for_execution(conversation, "finished")
+        return outputs(await client.events(conversation))
+
+    said = "two words\nbase\n"
+    project = "/workspace/project/dev"
+    shell = f"two words\n{project}/bin/level"
+    assert await begun(None) == [f"{said}two words", shell]
+    # Where the file is another one, all of it is done once more.
+    assert await begun("next") == [f"{said}{said}two words", shell]
+
+    for name, content in HOSTILE.items():
+        await git_server.add_repository(f"acme/{name}", {".devcontainer.json": content})
+        order = {"name": name, "repository": f"acme/{name}", "provider": "gitlab"}
+        failed = await wait_for(client, (await client.post(PATH, json=order)).json(), "failed")
+        assert "`.devcontainer.json`" in failed["detail"], failed
+        without = await client.patch(f"{PATH}/{failed['id']}", json={"devcontainer": "none"})
+        await wait_for(client, without.json(), "ready")
+    lost = {**order, "devcontainer": "not/there.json"}
+    failed = await wait_for(client, (await client.post(PATH, json=lost)).json(), "failed")
+    assert failed["detail"] == "The repository has no file `not/there.json`"
+    image = await client.post(PATH, json={**order, "image": "debian:13"})
+    assert (image.status, "has no images" in image.text) == (409, True)
     await _delete_all(client, own)
 
 

@@ -15,14 +15,14 @@ const STATES = {
   failed: [t("Failed"), "bad"],
 };
 const PROVIDERS = [["", t("Where it is found")], ["github", "GitHub"], ["gitlab", "GitLab"], ["forgejo", "Forgejo"], ["bitbucket", "Bitbucket"]];
-const EMPTY = { name: "", repository: "", provider: "", setup_script: "", maintenance_script: "" };
+const EMPTY = { name: "", repository: "", provider: "", image: "", devcontainer: "auto", setup_script: "", maintenance_script: "" };
 
 /** Whether this server prepares environments; until it has said so, it does not. */
 export const useHasEnvironments = () => Boolean(useLoaded(() => get(PATH)).value);
 
 const toForm = (one) => Object.fromEntries(Object.keys(EMPTY).map((name) => [name, one[name] ?? ""]));
 
-const toOrder = (form) => ({ ...form, name: form.name.trim(), repository: form.repository.trim() || null, provider: form.provider || null });
+const toOrder = (form) => ({ ...form, name: form.name.trim(), repository: form.repository.trim() || null, provider: form.provider || null, image: form.image.trim() || null, devcontainer: form.devcontainer.trim() || "auto" });
 
 function Script({ label, hint, value, onValue }) {
   return html`<${Field} label=${label} hint=${hint}>${(ids) => html`<textarea ...${ids} rows="3" class="mono" spellcheck="false" value=${value} onInput=${(event) => onValue(event.target.value)}></textarea>`}<//>`;
@@ -33,6 +33,8 @@ function Fields({ field }) {
     <${TextField} label=${t("Name")} ...${field("name")} />
     <${TextField} label=${t("Repository")} hint=${t("owner/name, or a URL; empty: none")} spellcheck="false" ...${field("repository")} />
     <${SelectField} label=${t("Git host")} options=${PROVIDERS} ...${field("provider")} />
+    <${TextField} label=${t("Image")} hint=${t("For sandboxes in containers; empty: that of devcontainer.json, else the usual one")} spellcheck="false" ...${field("image")} />
+    <${TextField} label=${t("Dev container file")} hint=${t("auto: where it usually is; none: not used; or its path in the repository")} spellcheck="false" ...${field("devcontainer")} />
     <${Script} label=${t("Set-up script")} hint=${t("Empty: that of the repository")} ...${field("setup_script")} />
     <${Script} label=${t("At each start")} hint=${t("A script for each conversation that begins with it; empty: nothing")} ...${field("maintenance_script")} />
   `;

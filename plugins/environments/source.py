@@ -1,0 +1,58 @@
+"""The repository of an environment, as the server has fetched it, and the `devcontainer.json` in it."""
+
+import msgspec
+
+from agentsvc.base import StartRefused
+from agentsvc.extension.git import Checkout, Head
+
+from .devcontainer import MOST_BYTES, PLACES, Devcontainer, parse
+from .model import AUTO, NONE, Container
+
+
+class Source:
+    """One commit of a repository."""
+
+    def __init__(self, checkout: Checkout, head: Head) -> None:
+        self.checkout = checkout
+        self.head = head
+
+    async def find_devcontainer(self, wanted: str) -> "Found | None":
+        """Return the file that is asked for as a definition does; None where that takes none.
+
+        Raises StartRefused for one that is not there, or is none.
+        """
+        if wanted == NONE:
+            return None
+        for path in PLACES if wanted == AUTO else (wanted,):
+            content = await self.checkout.read(self.head.commit, path, MOST_BYTES)
+            if content is not None:
+                return Found(path, *parse(content, path))
+        if wanted != AUTO:
+            raise StartRefused(f"The repository has no file `{wanted}`")
+        return None
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A `devcontainer.json` of a repository."""
+
+    path: str
+    says: Devcontainer
+    left_out: list[str]
+    """What it asks for that is not done here."""
+
+    def to_container(self, *, has_images: bool) -> Container:
+        """Return what is done of it in a workspace; without images, the note says what is not."""
+        image = (
+            []
+            if has_images
+            else [f"{one} (the backend has no images)" for one in self.says.of_image]
+        )
+        left_out = [*image, *self.left_out]
+        exports = self.says.exports
+        return Container(
+            exports="\n".join(exports),
+            set_up="\n".join(self.says.set_up),
+            each_start="\n".join(self.says.each_start),
+            files=(self.path,),
+            note=f"Left out of `{self.path}`: {', '.join(left_out)}" if left_out else "",
+        )
