@@ -5,6 +5,6 @@
 
 from agentsvc.agentserver import AgentServer
 from agentsvc.conversations import Environment, EnvironmentSource, Workspace
-from agentsvc.plugin import Spec
+from agentsvc.plugin import ImageBuild, Spec
 
-__all__ = ["AgentServer", "Environment", "EnvironmentSource", "Spec", "Workspace"]
+__all__ = ["AgentServer", "Environment", "EnvironmentSource", "ImageBuild", "Spec", "Workspace"]

@@ -161,6 +161,25 @@ class Checkout:
         text = await self._git("cat-file", "blob", found[1])
         return text.encode(errors="surrogateescape")
 
+    async def archive(self, commit: str, directory: str | None, most_bytes: int) -> Path:
+        """Return a tar archive of a directory of a commit, or an empty one; it lasts as the checkout.
+
+        Raises BadRequest for a larger one, and for a directory that is not there.
+        """
+        _check_commit(commit)
+        file = self._path / "directory.tar"
+        if directory is None:
+            await asyncio.to_thread(lambda: tarfile.open(file, "w").close())
+            return file
+        tree = f"{commit}:{'' if directory == '.' else directory}"
+        try:
+            await self._git("archive", "--format=tar", f"--output={file}", tree)
+        except AgentsvcError as exc:
+            raise BadRequest(f"There is no directory `{directory}`", detail=exc.detail) from exc
+        if (await asyncio.to_thread(file.stat)).st_size > most_bytes:
+            raise BadRequest(f"`{directory}` is larger than {most_bytes // 1024**2} MiB")
+        return file
+
     async def pack(self) -> AsyncIterator[bytes]:
         """Return an archive of what was fetched, to be unpacked in an empty repository."""
         file = self._path / "pack.tar"

@@ -27,6 +27,7 @@ from agentsvc.plugin.values import (
     Handle,
     Health,
     IdleRules,
+    ImageBuild,
     Isolation,
     Limits,
     LogLine,
@@ -56,6 +57,7 @@ __all__ = [
     "Handle",
     "Health",
     "IdleRules",
+    "ImageBuild",
     "Isolation",
     "Limits",
     "LogLine",
@@ -410,6 +412,23 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
     async def remove_layer(self, layer_id: str) -> None:  # noqa: B027  # optional, as `layers`
         """Remove a layer. Sandboxes that have begun with it keep their files. Fine if it is gone."""
 
+    async def build_image(self, image_id: str, build: ImageBuild) -> str:
+        """Build an image and return its name, for `Order.base`; the name ends with a colon and the id.
+
+        One that is there already stays as it is. Building goes on beside: raise StillFetching until
+        it is done. What a crash has interrupted is listed, or gone. Raises OrderRejected with what was
+        said last where it cannot be built, or takes too long.
+        """
+        del build
+        raise _unsupported(self, Capability.IMAGES, image_id)
+
+    async def images(self) -> Sequence[str]:
+        """List the ids of the images of this instance, whole ones or not; none without the capability."""
+        return ()
+
+    async def remove_image(self, image_id: str) -> None:  # noqa: B027  # optional, as `images`
+        """Remove an image, unless a sandbox of this instance has it. Fine if it is gone."""
+
     async def checkpoint(
         self, handle: Handle, checkpoint_id: str, *, keep: int, most_bytes: int
     ) -> None:
@@ -482,9 +501,9 @@ def check_hosts(asked: Spec | Order) -> None:
 
 
 def _unsupported(
-    backend: RuntimeBackend[Any], capability: Capability, handle: Handle
+    backend: RuntimeBackend[Any], capability: Capability, asked: Handle | str
 ) -> Unsupported:
     return Unsupported(
         f"The {backend.name} backend cannot do this: {capability}",
-        detail=f"sandbox {handle.sandbox_id}",
+        detail=f"sandbox {asked.sandbox_id}" if isinstance(asked, Handle) else f"image {asked}",
     )

@@ -5,6 +5,7 @@ Public: plugin authors import these by `agentsvc.plugin.backend`.
 
 from datetime import datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -234,6 +235,19 @@ class Order(Asked, frozen=True, kw_only=True):
     """Chosen by the server: 32 characters of a-z and 0-9."""
     secret_env: dict[str, Secret] = {}
     """Never in argv, labels, handles, reports or logs."""
+
+
+class ImageBuild(msgspec.Struct, frozen=True, kw_only=True):
+    """What an image is built from."""
+
+    context: Path
+    """A tar archive with the files, to which the backend may add its own; it stays until it is built."""
+    dockerfile: str
+    """The text of the Dockerfile."""
+    args: dict[str, str] = {}
+    target: str = ""
+    """The stage that is built; empty for the last one."""
+    time_limit: float
 
 
 class Handle(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,18 +1,53 @@
 """Images that are chosen, or built, for sandboxes, in the place of those of their specs."""
 
-from agentsvc.plugin import Capability, Spec
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from agentsvc.plugin import Capability, ImageBuild, Spec, StillFetching
 from agentsvc.sandboxes.backend_calls import BackendCalls
 from agentsvc.sandboxes.layers import Layers
+from agentsvc.sandboxes.table import SandboxTable
+
+_POLL_SECONDS: Final = 0.5
 
 
 class Images:
-    """Knows which backends have images, and has them build some."""
+    """Has backends build and remove images, and knows which sandboxes run in one."""
 
-    def __init__(self, calls: BackendCalls, layers: Layers) -> None:
+    def __init__(self, calls: BackendCalls, table: SandboxTable, layers: Layers) -> None:
         self._calls = calls
+        self._table = table
         self._layers = layers
 
     def can_use(self, spec: Spec) -> bool:
         """Say whether sandboxes of a spec can run in another image."""
         backend = self._calls.registry.get(self._layers.backend_of(spec))
         return Capability.IMAGES in backend.capabilities
+
+    async def build(self, spec: Spec, image_id: str, build: ImageBuild) -> str:
+        """Build an image for sandboxes of a spec and return its name.
+
+        Raises OrderRejected with what was said last where it cannot be built.
+        """
+        while True:
+            try:
+                async with self._calls.to(self._layers.backend_of(spec)) as backend:
+                    return await backend.build_image(image_id, build)
+            except StillFetching:
+                await asyncio.sleep(_POLL_SECONDS)
+
+    async def remove_unused(
+        self, backend: str, used: Callable[[], Awaitable[frozenset[str]]]
+    ) -> None:
+        """Remove the images that are neither used nor the base of a sandbox.
+
+        What is used is asked for after what there is, so that nothing new is taken for unused.
+        """
+        async with self._calls.to(backend) as lent:
+            there = frozenset(await lent.images())
+            if not (unnamed := there - await used()):
+                return
+            bases = {base.rpartition(":")[2] for base in await self._table.bases()}
+            for image_id in unnamed - bases:
+                await lent.remove_image(image_id)

@@ -94,9 +94,7 @@ class Sandboxes:
         slots: StartSlots,
     ) -> None:
         self._stores = stores
-        self._db = stores.db
-        self._table = stores.sandboxes
-        self._uses = stores.uses
+        self._db, self._table, self._uses = stores.db, stores.sandboxes, stores.uses
         self._callbacks = callbacks
         self._registry = registry
         self._config = config
@@ -122,7 +120,8 @@ class Sandboxes:
             fits=self.gate.has_room,
         )
         self.meter, self.layers = Meter(calls), Layers(calls, self._table, config.default_backend)
-        self.images, self.checkpoints = Images(calls, self.layers), Checkpoints(calls, config)
+        self.images = Images(calls, self._table, self.layers)
+        self.checkpoints = Checkpoints(calls, config)
         self._priorities = PriorityManager(calls, slots)
         self._driver = driver = Reconciler(
             stores,
@@ -270,7 +269,7 @@ class Sandboxes:
 
         async def insert(tx: Transaction) -> Sandbox:
             placed = await self._placed(tx, ordered, places)
-            is_usual = is_plain and not spec.layer and not spec.copy_of
+            is_usual = is_plain and not (spec.layer or spec.copy_of or spec.base)
             spare = await self.spares.claim(tx, placed.spec, placed.backend) if is_usual else None
             stored = await self._targets.enter(tx, placed, spare, when_full)
             if start_id is not None:

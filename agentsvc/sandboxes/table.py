@@ -270,6 +270,14 @@ class SandboxTable:
         )
         return [self._from_row(row) for row in rows]
 
+    async def bases(self) -> list[str]:
+        """Return the images, other than those of their specs, in which sandboxes run."""
+        rows = await self._db.all(
+            "SELECT DISTINCT json_extract(spec, '$.base') AS base FROM sandboxes"
+            " WHERE json_extract(spec, '$.base') <> ''"
+        )
+        return [row["base"] for row in rows]
+
     async def awaited_layers(self) -> frozenset[str]:
         """Return the layers with which sandboxes are to begin that were not made yet."""
         rows = await self._db.all(

@@ -31,6 +31,7 @@ from agentsvc.plugin import (
     Found,
     Handle,
     Health,
+    ImageBuild,
     Isolation,
     Limits,
     LogLine,
@@ -170,6 +171,8 @@ class FakeWorld:
         """What every report says is in force, be it true or not."""
         self.layers: dict[str, dict[str, bytes]] = {}
         """The files of each layer, by their names."""
+        self.images: dict[str, ImageBuild] = {}
+        """What each image was built from, by its id."""
         self.why_no_reclaim = ""
         """Why no memory can be pushed out."""
         self.why_no_copies = ""
@@ -252,6 +255,7 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
             Capability.STOP,
             Capability.LOGS,
             Capability.LAYERS,
+            Capability.IMAGES,
             Capability.COPIES,
             Capability.CHECKPOINTS,
             Capability.SURVIVES_RESTART,
@@ -443,6 +447,24 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
         """Forget a layer."""
         await self._call("remove_layer")
         self.world.layers.pop(layer_id, None)
+
+    async def build_image(self, image_id: str, build: ImageBuild) -> str:
+        """Note what an image is built from, unless it begins with nothing."""
+        await self._call("build_image")
+        if not build.dockerfile.startswith("FROM "):
+            raise OrderRejected("The image cannot be built: no FROM", detail=build.dockerfile[:100])
+        self.world.images.setdefault(image_id, build)
+        return f"fake:{image_id}"
+
+    async def images(self) -> Sequence[str]:
+        """List the images of the world."""
+        await self._call("images")
+        return list(self.world.images)
+
+    async def remove_image(self, image_id: str) -> None:
+        """Forget an image."""
+        await self._call("remove_image")
+        self.world.images.pop(image_id, None)
 
     async def checkpoint(
         self, handle: Handle, checkpoint_id: str, *, keep: int, most_bytes: int

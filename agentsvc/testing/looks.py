@@ -8,7 +8,17 @@ from typing import Any
 
 import msgspec
 
-from agentsvc.plugin import Capability, Handle, Limits, Order, PausedAs, Phase, Report, Usage
+from agentsvc.plugin import (
+    Capability,
+    Handle,
+    ImageBuild,
+    Limits,
+    Order,
+    PausedAs,
+    Phase,
+    Report,
+    Usage,
+)
 from agentsvc.testing.rig import LoopWatch, Rig, expect
 from agentsvc.testing.workload import WORK_SECONDS
 
@@ -101,6 +111,9 @@ def calls_of(
         ),
         Capability.LOGS: logs,
         Capability.LAYERS: lambda: rig.backend.keep_layer(handle, "0", most_bytes=1),
+        Capability.IMAGES: lambda: rig.backend.build_image(
+            "0", ImageBuild(context=Path(), dockerfile="", time_limit=1)
+        ),
         Capability.CHECKPOINTS: lambda: rig.backend.roll_back(handle, "0"),
     }
 

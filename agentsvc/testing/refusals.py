@@ -166,6 +166,7 @@ def _undeclared(kind: type[Backend]) -> list[Capability]:
         Capability.EXECUTE,
         Capability.LOGS,
         Capability.LAYERS,
+        Capability.IMAGES,
         Capability.CHECKPOINTS,
     )
     return [capability for capability in with_method if capability not in kind.capabilities]

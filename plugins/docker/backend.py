@@ -18,6 +18,7 @@ from agentsvc.plugin import (
     Found,
     Handle,
     Health,
+    ImageBuild,
     Isolation,
     LogLine,
     Network,
@@ -33,6 +34,7 @@ from agentsvc.plugin import (
 )
 
 from . import commands, hibernation, look, names, plan
+from .builds import Builds
 from .engine import Engine, Json
 from .firewall import Guard
 from .fleet import Fleet
@@ -69,6 +71,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             Capability.EXECUTE,
             Capability.LOGS,
             Capability.LAYERS,
+            Capability.IMAGES,
             Capability.SURVIVES_RESTART,
         }
     )
@@ -81,6 +84,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         self._fleet = Fleet(found, context.instance_id, context.state_dir)
         self._images = Images(config.auth_file)
         self._layers = Layers(context.instance_id)
+        self._builds = Builds(context.instance_id)
         self._guard = Guard()
         self._watches = {one.name: Watch(one, context.instance_id) for one in found}
 
@@ -106,6 +110,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             await watch.stop()
         await self._images.close()
         await self._layers.close()
+        await self._builds.close()
         for engine in self._fleet.engines.values():
             await engine.close()
 
@@ -428,6 +433,24 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             # It has ended, for now or for good; if it is started again, so is what it writes.
             query |= {"tail": "all", "since": f"{last.timestamp():.6f}"}
             await asyncio.sleep(_FOLLOW_SECONDS)
+
+    async def build_image(self, image_id: str, build: ImageBuild) -> str:
+        """Build an image on every engine, since a sandbox may be placed on any."""
+        for engine in self._fleet.engines.values():
+            patience = self.config.pull_wait_seconds
+            await self._builds.build(engine, image_id, build, patience=patience)
+        return names.image(image_id)
+
+    async def images(self) -> Sequence[str]:
+        """List what was built on any engine; raises BackendUnavailable where one is away."""
+        engines = self._fleet.engines.values()
+        found = [await self._builds.listed(engine) for engine in engines]
+        return sorted({image_id for listed in found for image_id in listed})
+
+    async def remove_image(self, image_id: str) -> None:
+        """Remove an image from every engine, unless a container has it."""
+        for engine in self._fleet.engines.values():
+            await self._builds.remove(engine, image_id)
 
     # Shared parts
 

@@ -15,7 +15,7 @@ import struct
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -192,7 +192,7 @@ class Engine:
         *,
         params: Mapping[str, Any] | None = None,
         body: object = None,
-        data: AsyncIterable[bytes] | None = None,
+        data: IO[bytes] | AsyncIterable[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
         expect: Collection[int] = (),
         explain: Explain = from_engine,
@@ -217,7 +217,7 @@ class Engine:
         *,
         params: Mapping[str, Any] | None,
         body: object,
-        data: bytes | AsyncIterable[bytes] | None = None,
+        data: bytes | IO[bytes] | AsyncIterable[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator["aiohttp.ClientResponse"]:
         import aiohttp  # noqa: PLC0415  # a client library, and only of use once there is a config

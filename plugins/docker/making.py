@@ -21,7 +21,7 @@ import msgspec
 from agentsvc.base import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
 from agentsvc.plugin import Network, Order, working_dir
 
-from . import firewall, gateways, names, networks
+from . import firewall, gateways, names, networks, tools
 from .engine import Engine, Facts
 from .images import Images
 from .layers import Layers
@@ -35,6 +35,7 @@ from .plan import (
     callback_of,
     check_mount,
     container,
+    in_base,
     needs_volume,
     parse_user,
     private_archive,
@@ -204,16 +205,24 @@ class Maker:
     # The parts
 
     async def _beginning(self, order: Order) -> Image:
-        """Return the image with which a sandbox begins."""
-        if not order.layer:
-            return await self._image(order.image)
-        found = await self._layers.find(self._engine, order.layer)
-        if found is not None:
-            return found
-        if not await self.has_files(order.sandbox_id):
-            raise OrderRejected("The prepared files with which the sandbox is to begin are gone")
-        # It has begun with them, and they are in its volume.
-        return await self._image(order.image)
+        """Return the image with which a sandbox begins, with the agent server of its spec's."""
+        begun = await self._files_of(order)
+        if not order.base:
+            return begun
+        agent = await self._image(order.image)
+        return in_base(agent, begun, await tools.ensure(self._engine, agent))
+
+    async def _files_of(self, order: Order) -> Image:
+        if order.layer:
+            found = await self._layers.find(self._engine, order.layer)
+            if found is not None:
+                return found
+            if not await self.has_files(order.sandbox_id):
+                raise OrderRejected(
+                    "The prepared files with which the sandbox is to begin are gone"
+                )
+        # One that has begun with a layer has its files in its volume.
+        return await self._image(order.base or order.image)
 
     def _has_volume_for(self, order: Order, facts: Facts) -> bool:
         options = to_options(order)

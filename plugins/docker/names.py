@@ -12,6 +12,7 @@ BASE: Final = "agentsvc.base"
 BYTES: Final = "agentsvc.bytes"
 MADE_FOR: Final = "agentsvc.made_for"
 """The name of the image that is made of a container."""
+IMAGE: Final = "agentsvc.image"
 
 _LAYERS: Final = "localhost/agentsvc-layer"
 _PASSING: Final = f"{_LAYERS}:passing-"
@@ -66,6 +67,16 @@ def is_passing(image_name: str) -> bool:
 def half_made(image_name: str) -> str:
     """Return the name of the container of which such an image is made."""
     return f"agentsvc-layer-{image_name.rpartition(':')[2]}"
+
+
+def image(image_id: str) -> str:
+    """Return the name of an image that was built here; nothing of that name is ever fetched."""
+    return f"localhost/agentsvc-environment:{image_id}"
+
+
+def of_image(instance_id: str, image_id: str) -> dict[str, str]:
+    """Return the labels of an image that was built here."""
+    return {INSTALLATION: instance_id, IMAGE: image_id}
 
 
 def inner(sandbox_id: str) -> str:

@@ -21,6 +21,8 @@ type Json = dict[str, Any]
 
 WORKSPACE: Final = "/workspace"
 PRIVATE: Final = "/run/agentsvc"
+TOOLS: Final = "/opt/agent-server"
+"""Where the agent server is in our image, and in containers of images that have none."""
 CALLBACK_NAME: Final = "agentsvc.internal"
 """The name by which this server is known inside a sandbox."""
 
@@ -31,6 +33,7 @@ _OWNER: Final = 1000
 _ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{2,62}")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBERS: Final = re.compile(r"[0-9]+(:[0-9]+)?")
+_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TMPFS: Final = "rw,nosuid,nodev,mode=1777"
 _DEAD_SOCKETS: Final = ("docker.sock", "podman.sock", "containerd.sock", "crio.sock")
 _SOCKET_DIRS: Final = ("/run", "/var/run", "/var/lib/docker", "/var/lib/containers")
@@ -39,7 +42,7 @@ _SOCKET_DIRS: Final = ("/run", "/var/run", "/var/lib/docker", "/var/lib/containe
 # Where the image has a Python, not one that the agent could have put there, it closes io_uring.
 ENTRY: Final = (
     f'. {_ENV_FILE} && mkdir -p "$0" && cd "$0" && '
-    "for python in /usr/local/bin/python3 /usr/bin/python3; do "
+    f"for python in {TOOLS}/bin/python /usr/local/bin/python3 /usr/bin/python3; do "
     f'if [ -x $python ] && [ -r {_FENCE_FILE} ]; then exec $python -I -S {_FENCE_FILE} "$@"; fi; '
     'done && exec "$@"'
 )
@@ -85,6 +88,8 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...] = ()
     user: str = ""
     env: tuple[str, ...] = ()
+    tools: str = ""
+    """The volume with the agent server, which the image itself does not have."""
     labels: dict[str, str] = {}
 
 
@@ -126,6 +131,13 @@ def to_image(inspected: Json) -> Image:
         user=config.get("User") or "",
         env=tuple(config.get("Env") or ()),
         labels=config.get("Labels") or {},
+    )
+
+
+def in_base(agent: Image, base: Image, tools: str) -> Image:
+    """Return an image with the agent server of another one, from a volume."""
+    return msgspec.structs.replace(
+        base, entrypoint=agent.entrypoint, command=agent.command, tools=tools
     )
 
 
@@ -221,8 +233,11 @@ def container(
     ports = choose_ports(order.ports)
     env = environment_of(order, ports, place)
     directory = working_dir(order.working_dir, options.workspace)
-    if options.read_only:
+    if options.read_only or image.tools:
         env.setdefault("HOME", f"{options.workspace}/.home")
+    if image.tools:
+        own = dict(text.partition("=")[::2] for text in image.env).get("PATH", _PATH)
+        env.setdefault("PATH", f"{own}:{TOOLS}/base/path")
     runtime = options.runtime or config.runtime
     return {
         "Image": image.id or order.image,
@@ -246,7 +261,7 @@ def container(
             # Podman gives every container a second address, by which it could reach its machine.
             **({"Sysctls": {"net.ipv6.conf.all.disable_ipv6": "1"}} if is_podman else {}),
             "ReadonlyRootfs": options.read_only,
-            "Mounts": mounts(order, options, has_volume=has_volume),
+            "Mounts": mounts(order, options, image.tools, has_volume=has_volume),
             "NetworkMode": place.network,
             "ExtraHosts": list(place.hosts),
             "PortBindings": bindings(ports, place.publish),
@@ -333,11 +348,13 @@ def needs_volume(runtime: str, *, is_read_only: bool) -> bool:
     return is_read_only or isolation_of(runtime) is Isolation.GVISOR
 
 
-def mounts(order: Order, options: Options, *, has_volume: bool = True) -> list[Json]:
+def mounts(order: Order, options: Options, tools: str, *, has_volume: bool = True) -> list[Json]:
     """Return the volumes and the allowed directories of the engine's machine."""
     own = [_volume(names.private(order.sandbox_id), PRIVATE)]
     if has_volume:
         own.insert(0, _volume(names.workspace(order.sandbox_id), options.workspace))
+    if tools:
+        own.append({**_volume(tools, TOOLS), "ReadOnly": True})
     return own + [
         {
             "Type": "bind",

@@ -116,18 +116,22 @@ def parse(content: bytes, name: str) -> tuple[Devcontainer, list[str]]:
 
     Raises StartRefused for what is no such file.
     """
+    found = read(content, name, Devcontainer)
+    everything = read(content, name, dict[str, Any])
+    return found, [f"`{one}`" for one in _FOREIGN if everything.get(one)]
+
+
+def read[T](content: bytes, name: str, kind: type[T]) -> T:
+    """Return what is in a file of JSON with comments; raises StartRefused."""
     if len(content) > MOST_BYTES:
         raise StartRefused(f"`{name}` is larger than {MOST_BYTES // 1024} KiB")
     try:
         text = _COMMENTS.sub(_kept, content.decode("utf-8-sig"))
-        plain = _COMMAS.sub(_kept, text)
-        found = msgspec.json.decode(plain, type=Devcontainer)
-        everything = msgspec.json.decode(plain, type=dict[str, Any])
+        return msgspec.json.decode(_COMMAS.sub(_kept, text), type=kind)
     except RecursionError as exc:
         raise StartRefused(f"`{name}` is nested too deeply") from exc
     except (msgspec.DecodeError, UnicodeError) as exc:
         raise StartRefused(f"`{name}` cannot be used: {exc}") from exc
-    return found, [f"`{one}`" for one in _FOREIGN if everything.get(one)]
 
 
 def beside(name: str, path: str) -> str:

@@ -130,6 +130,10 @@ def _plain(repository: str) -> str:
 class Container(msgspec.Struct, frozen=True, kw_only=True):
     """What a `devcontainer.json`, or an image of its own, adds to an environment."""
 
+    image: str = ""
+    """In which sandboxes run; empty for that of their spec."""
+    image_id: str = ""
+    """That of one that was built for it; empty for none."""
     exports: str = ""
     """Lines of bash that set its variables."""
     set_up: str = ""

@@ -7,7 +7,7 @@ transaction, the environment has other files than before.
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
@@ -16,11 +16,12 @@ import msgspec
 
 from agentsvc.base import AgentsvcError, StartRefused, new_id, now
 from agentsvc.extension.conversations import WhenFull, locate
-from agentsvc.extension.environments import AgentServer, Workspace
+from agentsvc.extension.environments import AgentServer, Spec, Workspace
 from agentsvc.extension.server import Sandbox, SandboxStatus, Server
 from agentsvc.extension.storage import Transaction
 
-from .model import Container, Definition, Environment, Status
+from .images import ImageMaker
+from .model import Container, Environment, Status
 from .scripts import after_setup, setup_of
 from .settings import EnvironmentsConfig
 from .source import Source
@@ -45,11 +46,12 @@ class Preparer:
         self._table = EnvironmentTable(server.database)
         self._sandboxes = server.sandboxes
         self._config = config
+        self._maker = ImageMaker(server.sandboxes, config)
         self._room = asyncio.Lock()
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """So that of each user one waits, and nobody's many keep others waiting."""
         self._made: set[str] = set()
-        """The layers that are being made, which no environment has yet."""
+        """The layers and images that are being made, which no environment has yet."""
 
     async def look(self) -> None:
         """Begin with what is to be prepared, and remove files that nobody uses any more."""
@@ -66,15 +68,23 @@ class Preparer:
 
     async def _remove_unused(self) -> None:
         used = await self._table.layers()
-        for backend in {*used, *self._backends()}:
+        for backend in {*used, *self._backends(self._sandboxes.layers.can_keep)}:
             named = frozenset(used.get(backend, ()))
             gone = await self._sandboxes.layers.remove_unused(backend, named | self._made)
             for layer_id in named.intersection(gone):
                 await self._db.write(partial(self._forget, layer_id))
+        images = self._sandboxes.images
+        for backend in self._backends(images.can_use):
+            await images.remove_unused(backend, self._images_in_use)
 
-    def _backends(self) -> set[str]:
+    async def _images_in_use(self) -> frozenset[str]:
+        # Read in the order in which one goes from here to there.
+        made = frozenset(self._made)
+        return made | await self._table.image_ids()
+
+    def _backends(self, can: Callable[[Spec], bool]) -> set[str]:
         layers, specs = self._sandboxes.layers, self._sandboxes.specs()
-        return {layers.backend_of(spec) for spec in specs if layers.can_keep(spec)}
+        return {layers.backend_of(spec) for spec in specs if can(spec)}
 
     async def _forget(self, layer_id: str, tx: Transaction) -> None:
         """Note that the files of an environment are gone, as they are after a restore elsewhere."""
@@ -132,10 +142,10 @@ class Preparer:
                 raise _Superseded from exc
             return msgspec.structs.replace(latest, status=Status.FAILED, reason=reason)
 
-    async def _start_sandbox(self, found: Environment) -> Environment:
+    async def _start_sandbox(self, found: Environment, base: str) -> Environment:
         """Ask for a sandbox into which nothing comes that its user has stored."""
         spec = self._sandboxes.get_spec(found.definition.sandbox_spec_id)
-        bare = msgspec.structs.replace(spec, withholds_secrets=True)
+        bare = msgspec.structs.replace(spec, withholds_secrets=True, base=base)
 
         async def body(tx: Transaction) -> Environment:
             if found.sandbox_id:
@@ -160,8 +170,8 @@ class Preparer:
             found, status=Status.PREPARING, reason="The repository is fetched", log=""
         )
         async with self._source(noted) as source:
-            container = await self._read_container(definition, source)
-            begun = await self._start_sandbox(noted)
+            container = await self._contain(noted, source, layer_id)
+            begun = await self._start_sandbox(noted, container.image)
             sandbox = await self._wait_for(begun)
             agent = self._server.agents.at(sandbox.agent_url or "", sandbox.session_key)
             with self._sandboxes.usage.hold(sandbox.id):
@@ -207,14 +217,20 @@ class Preparer:
             await checkout.fetch(head.commit)
             yield Source(checkout, head)
 
-    async def _read_container(self, definition: Definition, source: Source | None) -> Container:
-        """Return what the repository's `devcontainer.json` adds."""
-        if source is None:
-            return Container()
-        found = await source.find_devcontainer(definition.devcontainer)
+    async def _contain(self, begun: Environment, source: Source | None, image_id: str) -> Container:
+        """Return what the repository's `devcontainer.json` adds, with the image it wants."""
+        definition = begun.definition
+        found = await source.find_devcontainer(definition.devcontainer) if source else None
         spec = self._sandboxes.get_spec(definition.sandbox_spec_id)
         has_images = self._sandboxes.images.can_use(spec)
-        return found.to_container(has_images=has_images) if found is not None else Container()
+        added = found.to_container(has_images=has_images) if found else Container()
+        if not has_images:
+            return added
+        await self._note(begun, reason="The image is made ready")
+        wanted = (source, found) if source and found else None
+        image = await self._maker.make(image_id, spec, definition.image, wanted)
+        built = image_id if image.endswith(f":{image_id}") else ""
+        return msgspec.structs.replace(added, image=image, image_id=built)
 
     async def _room_for(self, begun: Environment) -> int:
         used = await self._db.read(partial(self._table.total_bytes, without=begun.id))

@@ -187,6 +187,7 @@ def _prepared(one: Environment) -> Prepared:
         name=one.definition.name,
         layer_id=one.layer_id,
         backend=one.backend,
+        base=one.container.image,
         setup_script=again_of(one.definition, one.container),
         maintenance_script=maintenance_of(one.definition, one.container),
         watched=one.watched,

@@ -21,3 +21,17 @@ class EnvironmentsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
     prepare_seconds: Annotated[
         float, Meta(ge=1, le=86400, description="Time limit of the set-up script")
     ] = 1800.0
+    images: Annotated[
+        tuple[str, ...],
+        Meta(description="Images that environments may name, by patterns of full names"),
+    ] = ("docker.io/*", "ghcr.io/*", "mcr.microsoft.com/*", "quay.io/*")
+    build_images: Annotated[
+        bool,
+        Meta(
+            description="Build the Dockerfiles of repositories, and install features; the engine runs"
+            " what is in there as root, in its own network and without limits"
+        ),
+    ] = False
+    features_dir: Annotated[
+        str, Meta(description="Directory with the features that may be installed; empty for none")
+    ] = ""

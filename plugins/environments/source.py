@@ -5,7 +5,7 @@ import msgspec
 from agentsvc.base import StartRefused
 from agentsvc.extension.git import Checkout, Head
 
-from .devcontainer import MOST_BYTES, PLACES, Devcontainer, parse
+from .devcontainer import MOST_BYTES, PLACES, Devcontainer, beside, parse
 from .model import AUTO, NONE, Container
 
 
@@ -31,6 +31,13 @@ class Source:
             raise StartRefused(f"The repository has no file `{wanted}`")
         return None
 
+    async def text(self, path: str, most_bytes: int) -> str:
+        """Return a file; raises StartRefused for one that is not there."""
+        content = await self.checkout.read(self.head.commit, path, most_bytes)
+        if content is None:
+            raise StartRefused(f"The repository has no file `{path}`")
+        return content.decode(errors="replace")
+
 
 class Found(msgspec.Struct, frozen=True):
     """A `devcontainer.json` of a repository."""
@@ -39,6 +46,12 @@ class Found(msgspec.Struct, frozen=True):
     says: Devcontainer
     left_out: list[str]
     """What it asks for that is not done here."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What else decides about the image."""
+        dockerfile = self.says.built.dockerfile
+        return (beside(self.path, dockerfile),) if dockerfile else ()
 
     def to_container(self, *, has_images: bool) -> Container:
         """Return what is done of it in a workspace; without images, the note says what is not."""
@@ -53,6 +66,6 @@ class Found(msgspec.Struct, frozen=True):
             exports="\n".join(exports),
             set_up="\n".join(self.says.set_up),
             each_start="\n".join(self.says.each_start),
-            files=(self.path,),
+            files=(self.path, *self.files),
             note=f"Left out of `{self.path}`: {', '.join(left_out)}" if left_out else "",
         )

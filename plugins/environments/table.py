@@ -116,6 +116,14 @@ class EnvironmentTable:
             found.setdefault(row["backend"], set()).add(row["layer_id"])
         return found
 
+    async def image_ids(self) -> frozenset[str]:
+        """Return the ids of the images that were built for environments."""
+        rows = await self._db.all(
+            "SELECT json_extract(container, '$.image_id') AS id"
+            " FROM plugin_environments_environments"
+        )
+        return frozenset(row["id"] for row in rows if row["id"])
+
     async def total_bytes(self, tx: Transaction, *, without: str) -> int:
         """Return how much disk the files of all environments but one take."""
         row = await tx.one(

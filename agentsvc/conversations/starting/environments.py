@@ -24,6 +24,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     layer_id: str
     """Empty for one that was never prepared."""
     backend: str
+    base: str
+    """The image in which sandboxes run; empty for that of their spec."""
     setup_script: str
     """Run again where the copy is stale; empty for the repository's own."""
     maintenance_script: str

@@ -161,7 +161,9 @@ class SandboxChooser:
         )
         if found is None:
             return spec
-        return msgspec.structs.replace(spec, layer=found.layer_id, backend=found.backend)
+        return msgspec.structs.replace(
+            spec, layer=found.layer_id, backend=found.backend, base=found.base
+        )
 
     def _spec(self, asked: Checked) -> Spec:
         """Return the spec that is asked for, else the user's usual one if there is one of that id."""

@@ -1,0 +1,145 @@
+"""Images that are built for sandboxes, and removed again.
+
+A build goes on in the background, once for each engine and image. The engine ends one whose connection
+breaks; what it leaves carries the labels, which come first in each stage.
+"""
+
+import asyncio
+import io
+import re
+import tarfile
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+from agentsvc.base import OrderRejected
+from agentsvc.plugin import ImageBuild, StillFetching
+
+from . import names
+from .engine import Engine, Json
+from .failures import one_line
+from .images import to_news
+
+_FROM: Final = re.compile(r"\s*FROM\s", re.IGNORECASE)
+_DOCKERFILE: Final = ".agentsvc-dockerfile"
+_LAST_LINES: Final = 20
+_CONFLICT: Final = 409
+
+
+class Builds:
+    """The builds of one installation that are under way."""
+
+    def __init__(self, instance_id: str) -> None:
+        self._instance_id = instance_id
+        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+
+    async def close(self) -> None:
+        """Break off every build."""
+        tasks, self._tasks = self._tasks, {}
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+    async def build(
+        self, engine: Engine, image_id: str, build: ImageBuild, *, patience: float
+    ) -> None:
+        """Have an image be built; raises as `RuntimeBackend.build_image`."""
+        key = (engine.name, image_id)
+        if key not in self._tasks:
+            if await engine.get(f"images/{names.image(image_id)}/json") is not None:
+                return
+            work = self._run(engine, image_id, build)
+            task = asyncio.get_running_loop().create_task(work, name=f"build {image_id}")
+            self._tasks[key] = task
+        task = self._tasks[key]
+        await asyncio.wait({task}, timeout=patience)
+        if not task.done():
+            raise StillFetching("The image is being built")
+        self._tasks.pop(key, None)
+        task.result()
+
+    async def listed(self, engine: Engine) -> dict[str, list[str]]:
+        """Return the images that an engine has, by the ids they were built under."""
+        query = {"filters": names.of_installation(self._instance_id)}
+        found: dict[str, list[str]] = {}
+        for one in await engine.ask("GET", "images/json", params=query):
+            labels = one.get("Labels") or {}
+            image_id = labels.get(names.IMAGE, "")
+            if image_id and labels.get(names.INSTALLATION) == self._instance_id:
+                found.setdefault(image_id, []).append(one["Id"])
+        return found
+
+    async def remove(self, engine: Engine, image_id: str) -> None:
+        """Remove an image, and what a build has left of it; one that is in use, or built, stays."""
+        task = self._tasks.get((engine.name, image_id))
+        if task is not None and not task.done():
+            return
+        self._tasks.pop((engine.name, image_id), None)
+        for found in (await self.listed(engine)).get(image_id, ()):
+            await engine.ask("DELETE", f"images/{found}", expect=(404, _CONFLICT))
+
+    async def _run(self, engine: Engine, image_id: str, build: ImageBuild) -> None:
+        labels = names.of_image(self._instance_id, image_id)
+        text = labelled(build.dockerfile, labels)
+        await asyncio.to_thread(_add, build.context, text)
+        query = {
+            "t": names.image(image_id),
+            "dockerfile": _DOCKERFILE,
+            "buildargs": build.args,
+            "labels": labels,
+            "target": build.target,
+            "forcerm": True,
+        }
+        last: deque[str] = deque(maxlen=_LAST_LINES)
+        try:
+            async with asyncio.timeout(build.time_limit):
+                await self._follow(engine, query, build.context, last)
+        except TimeoutError as exc:
+            text = f"Building the image took longer than {build.time_limit:g} s"
+            raise OrderRejected(text, detail="\n".join(last)) from exc
+
+    async def _follow(self, engine: Engine, query: Json, context: Path, last: deque[str]) -> None:
+        def explain(_status: int, message: str) -> OrderRejected:
+            return OrderRejected(f"The image cannot be built: {one_line(message)}")
+
+        with await asyncio.to_thread(context.open, "rb") as data:
+            async with engine.stream(
+                "POST",
+                "build",
+                params=query,
+                data=data,
+                headers={"Content-Type": "application/x-tar"},
+                explain=explain,
+            ) as answer:
+                assert answer is not None  # noqa: S101  # no status was expected
+                async for line in answer.content:
+                    news = to_news(line)
+                    last.extend(str(news.get("stream", "")).splitlines())
+                    if problem := news.get("error"):
+                        raise OrderRejected(
+                            f"The image cannot be built: {one_line(str(problem))}",
+                            detail="\n".join(last),
+                        )
+
+
+def labelled(dockerfile: str, labels: dict[str, str]) -> str:
+    """Return a Dockerfile in which each stage begins with labels."""
+    label = "LABEL " + " ".join(f'{name}="{value}"' for name, value in labels.items())
+    lines: list[str] = []
+    goes_on = is_from = False
+    for line in dockerfile.splitlines():
+        lines.append(line)
+        if goes_on and (not line.strip() or line.lstrip().startswith("#")):
+            continue
+        is_from = is_from if goes_on else bool(_FROM.match(line))
+        goes_on = line.rstrip().endswith("\\")
+        if is_from and not goes_on:
+            lines.append(label)
+    return "\n".join([*lines, ""])
+
+
+def _add(context: Path, dockerfile: str) -> None:
+    info, content = tarfile.TarInfo(_DOCKERFILE), dockerfile.encode(errors="surrogateescape")
+    info.size, info.mode = len(content), 0o644
+    with tarfile.open(context, "a") as archive:
+        archive.addfile(info, io.BytesIO(content))

@@ -1,0 +1,96 @@
+"""The agent server as a volume, which brings it into containers of images that have none.
+
+It is filled once for each image that has one, by a container whose end says that all is there. Both
+are of the engine, as images are: installations that share it share them.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Final
+
+from agentsvc.base import BackendUnavailable, OrderRejected
+from agentsvc.plugin import StillFetching
+
+from .engine import Engine
+from .failures import one_line
+from .plan import TOOLS, Image, Json
+
+_PYTHON: Final = f"{TOOLS}/bin/python"
+_TARGET: Final = "/tools"
+_CONFLICT: Final = 409
+_GONE: Final = (404, _CONFLICT)
+_TRIES: Final = 20
+_PAUSE_SECONDS: Final = 0.25
+_REMEDY: Final = "use a sandbox spec of the image that `agentsvc images build` makes"
+
+
+def name_of(image: Image) -> str:
+    """Return the name of the volume, and of the container that fills it."""
+    return f"agentsvc-tools-{image.id.removeprefix('sha256:')[:24]}"
+
+
+async def ensure(engine: Engine, image: Image) -> str:
+    """Return the name of the volume with the agent server of an image.
+
+    Raises StillFetching while it is being filled, OrderRejected where that cannot be done.
+    """
+    name = name_of(image)
+    for _ in range(_TRIES):
+        found = await engine.get(f"containers/{name}/json")
+        state = (found or {}).get("State") or {}
+        if found is None:
+            await engine.ask(
+                "POST",
+                "containers/create",
+                params={"name": name},
+                body=_body(image, name),
+                expect=(_CONFLICT,),
+            )
+        elif state.get("Status") in ("created", "configured"):
+            await _start(engine, name)
+        elif not state.get("Running") and state.get("Status") != "running":
+            if not state.get("ExitCode"):
+                return name
+            await _give_up(engine, name)
+        else:
+            await asyncio.sleep(_PAUSE_SECONDS)
+    raise StillFetching("The agent server is being copied for other images")
+
+
+async def _start(engine: Engine, name: str) -> None:
+    try:
+        await engine.ask("POST", f"containers/{name}/start")
+    except OrderRejected as exc:
+        for kind in ("containers", "volumes"):
+            await engine.ask("DELETE", f"{kind}/{name}", expect=_GONE)
+        text = "The agent server of the spec's image cannot be brought into others"
+        raise OrderRejected(f"{text}: {_REMEDY}", detail=exc.detail) from exc
+
+
+async def _give_up(engine: Engine, name: str) -> None:
+    """Have what is half there be made anew, as where the engine ended, or its disk was full."""
+    query = {"stderr": True, "tail": 5}
+    async with engine.stream("GET", f"containers/{name}/logs", params=query, expect=_GONE) as said:
+        text = b"" if said is None else await said.read()
+    await engine.ask("DELETE", f"containers/{name}", expect=_GONE)
+    raise BackendUnavailable(
+        "The agent server could not be copied for other images",
+        detail=one_line(text.decode(errors="replace")),
+    )
+
+
+def _body(image: Image, name: str) -> Json:
+    program = Path(__file__).with_name("tools_program.py").read_text(encoding="utf-8")
+    return {
+        "Image": image.id,
+        "Entrypoint": [_PYTHON, "-I", "-c", program],
+        "Cmd": [],
+        "User": "0:0",
+        "WorkingDir": "/",
+        "HostConfig": {
+            "NetworkMode": "none",
+            "CapDrop": ["ALL"],
+            "SecurityOpt": ["no-new-privileges"],
+            "Mounts": [{"Type": "volume", "Source": name, "Target": _TARGET}],
+        },
+    }

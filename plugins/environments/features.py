@@ -1,0 +1,142 @@
+"""Features of dev containers: scripts of a directory of the operator, run as root while an image is built.
+
+`install.sh` of each is given its options as variables. A feature that is not in that directory is
+refused; nothing is fetched.
+"""
+
+import io
+import re
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+from shlex import quote
+from typing import Final
+
+import msgspec
+
+from agentsvc.base import StartRefused
+
+from .devcontainer import Devcontainer, read
+
+_ID: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._/-]*(?=(?::[\w.-]+)?(?:@[\w:]+)?\Z)")
+_ABOUT: Final = "devcontainer-feature.json"
+_THERE: Final = ".agentsvc-features"
+_PLACE: Final = f"/tmp/{_THERE}"  # noqa: S108  # of the image that is built
+_INSTALL: Final = "set -a && . ./agentsvc.env && set +a && chmod +x install.sh && ./install.sh"
+# Many look for the user that the image is for; here that is the first ordinary one.
+_USERS: Final = """
+_REMOTE_USER=$(sed -n 's/^\\([^:]*\\):[^:]*:1000:.*/\\1/p' /etc/passwd | head -n 1)
+_REMOTE_USER=${_REMOTE_USER:-root}
+_CONTAINER_USER=$_REMOTE_USER
+eval _REMOTE_USER_HOME="~$_REMOTE_USER"
+_CONTAINER_USER_HOME=$_REMOTE_USER_HOME
+"""
+
+
+class _Option(msgspec.Struct, frozen=True):
+    default: str | bool = ""
+
+
+class _Described(msgspec.Struct, frozen=True, rename="camel"):
+    """What a feature says of itself, as far as it is used."""
+
+    options: dict[str, _Option] = {}
+    container_env: dict[str, str] = {}
+
+
+class Feature(msgspec.Struct, frozen=True, kw_only=True):
+    """One feature of the directory."""
+
+    directory: Path
+    options: dict[str, str]
+    """Its variables while it is installed."""
+    environment: dict[str, str]
+    """Those of the image from then on."""
+
+
+def find_features(directory: str, says: Devcontainer) -> list[Feature]:
+    """Return the features that are asked for, in their order; raises StartRefused. Blocks."""
+    first = says.override_feature_install_order
+    names = sorted(
+        says.features,
+        key=lambda name: first.index(_plain(name)) if _plain(name) in first else len(first),
+    )
+    places = {name: _place(directory, name) for name in names}
+    if lost := [f"`{name[:100]}`" for name, place in places.items() if place is None]:
+        raise StartRefused(
+            f"Features that are not in this server's `features_dir`: {', '.join(lost)}"
+        )
+    found = []
+    for name, place in places.items():
+        assert place is not None  # noqa: S101  # as was just looked at
+        chosen = says.features[name]
+        described = read((place / _ABOUT).read_bytes(), f"{place.name}/{_ABOUT}", _Described)
+        options: dict[str, object] = {
+            one: option.default for one, option in described.options.items()
+        }
+        options |= {"version": chosen} if isinstance(chosen, str) else chosen
+        found.append(
+            Feature(
+                directory=place,
+                options={_variable(one): _text(value) for one, value in options.items()},
+                environment=described.container_env,
+            )
+        )
+    return found
+
+
+def add_features(context: Path, features: Iterable[Feature]) -> None:
+    """Add the files of features to the archive of a build. Blocks."""
+    with tarfile.open(context, "a") as archive:
+        for number, one in enumerate(features):
+            archive.add(one.directory, f"{_THERE}/{number}")
+            lines = "".join(f"{name}={quote(text)}\n" for name, text in one.options.items())
+            content = f"{_USERS}{lines}".encode(errors="surrogateescape")
+            info = tarfile.TarInfo(f"{_THERE}/{number}/agentsvc.env")
+            info.size, info.mode = len(content), 0o644
+            archive.addfile(info, io.BytesIO(content))
+
+
+def with_features(dockerfile: str, target: str, features: Iterable[Feature]) -> str:
+    """Return a Dockerfile that installs features after its last stage, or the one that is built."""
+    lines = [dockerfile, *([f"FROM {target}"] if target else []), "USER root"]
+    for number, one in enumerate(features):
+        here = f"{_PLACE}/{number}"
+        lines += [
+            f"COPY {_THERE}/{number} {here}",
+            f"RUN cd {here} && {_INSTALL}",
+            *(f"ENV {name}={_in_quotes(text)}" for name, text in one.environment.items()),
+        ]
+    return "\n".join([*lines, f"RUN rm -rf {_PLACE}", ""])
+
+
+def _place(directory: str, name: str) -> Path | None:
+    """Return where a feature is: under its whole name, or the last part of it."""
+    plain = _plain(name)
+    if not directory or not plain:
+        return None
+    for part in (plain, plain.rpartition("/")[2]):
+        place = Path(directory) / part
+        if (place / _ABOUT).is_file() and (place / "install.sh").is_file():
+            return place
+    return None
+
+
+def _plain(name: str) -> str:
+    """Return the name of a feature without its version; empty for what is none."""
+    found = _ID.match(name)
+    return found[0] if found else ""
+
+
+def _variable(option: str) -> str:
+    """Return the variable of an option."""
+    return re.sub(r"^[\d_]+", "_", re.sub(r"\W", "_", option, flags=re.ASCII)).upper()
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str("" if value is None else value)
+
+
+def _in_quotes(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+    return f'"{escaped}"'
