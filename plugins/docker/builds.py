@@ -22,6 +22,7 @@ from .images import to_news
 
 _FROM: Final = re.compile(r"\s*FROM\s", re.IGNORECASE)
 _DOCKERFILE: Final = ".agentsvc-dockerfile"
+_UNNAMED: Final = "<none>:<none>"
 _LAST_LINES: Final = 20
 _CONFLICT: Final = 409
 
@@ -65,7 +66,10 @@ class Builds:
         for one in await engine.ask("GET", "images/json", params=query):
             labels = one.get("Labels") or {}
             image_id = labels.get(names.IMAGE, "")
-            if image_id and labels.get(names.INSTALLATION) == self._instance_id:
+            # What is made of a container of one has its labels, and a name of its own.
+            others = {*(one.get("RepoTags") or ())} - {_UNNAMED, names.image(image_id)}
+            is_ours = labels.get(names.INSTALLATION) == self._instance_id
+            if image_id and is_ours and not others:
                 found.setdefault(image_id, []).append(one["Id"])
         return found
 
