@@ -227,6 +227,7 @@ class Conversations:
             backend=sandbox.backend,
             working_dir=conversation.working_dir,
             directory=conversation.working_dir.removeprefix(base).strip("/"),
+            base=sandbox.spec.base,
         )
         return copied, sandbox.spec_id
 

@@ -160,6 +160,8 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
     """Where the project is in it."""
     directory: str
     """The same, below the directory in which the sandbox's agent works; empty for that itself."""
+    base: str = ""
+    """The image in which it runs in the place of its spec's."""
 
 
 class StartOrder(msgspec.Struct, frozen=True, kw_only=True):

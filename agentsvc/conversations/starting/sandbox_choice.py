@@ -150,7 +150,9 @@ class SandboxChooser:
         """Return the spec, with the files that the conversation begins with."""
         task = asked.start.task
         if (copied := task.request.copied) is not None:
-            return msgspec.structs.replace(spec, copy_of=copied.sandbox_id, backend=copied.backend)
+            return msgspec.structs.replace(
+                spec, copy_of=copied.sandbox_id, backend=copied.backend, base=copied.base
+            )
         strategy = asked.settings.sandbox_grouping_strategy
         found = await self.environments.choose(
             tx,

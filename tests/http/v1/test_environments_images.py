@@ -79,6 +79,11 @@ async def test_an_image_is_what_the_environment_says(
     ready = await wait_for(client, await create(client, image="python:3.13"), "ready")
     assert (ready["image"], ready["devcontainer"], ready["detail"]) == ("python:3.13", "auto", None)
     assert await begun_in(client, fake_world, ready) == "python:3.13"
+    [begun] = (await client.get("/api/v1/app-conversations/search")).json()["items"]
+    forked = await client.post(f"/api/v1/app-conversations/{begun['id']}/fork")
+    assert forked.status == 200, forked.text
+    await eventually(lambda: len(fake_world.sandboxes) == 2)
+    assert {one.order.base for one in fake_world.sandboxes.values()} == {"python:3.13"}
     changed = await client.patch(f"{PATH}/{ready['id']}", json={"image": None})
     ready = await wait_for(client, changed.json(), "ready")
     assert await begun_in(client, fake_world, ready) == ""
