@@ -258,14 +258,15 @@ async def test_files_of_a_conversation_are_put_back(
     sandboxes = msgspec.structs.replace(service.config.sandboxes, checkpoints=2)
     service.config = msgspec.structs.replace(service.config, sandboxes=sandboxes)
     await service.restart()
-    conversation_id = await client.start_conversation("[script:say] Hello?")
-    await client.wait_for_execution(conversation_id, "finished")
-    [kept] = await commands.json("conversations", "checkpoints", conversation_id[:12])
-    shown = await commands.good("conversations", "checkpoints", conversation_id)
-    assert kept["id"] in shown
-    unsure = await commands("conversations", "rollback", conversation_id, given="n\n")
-    assert unsure.exit_code == 1
-    for named in ((), ("--to", kept["id"])):
+    for is_named in (False, True):
+        conversation_id = await client.start_conversation("[script:say] Hello?")
+        await client.wait_for_execution(conversation_id, "finished")
+        [kept] = await commands.json("conversations", "checkpoints", conversation_id[:12])
+        shown = await commands.good("conversations", "checkpoints", conversation_id)
+        assert kept["id"] in shown
+        unsure = await commands("conversations", "rollback", conversation_id, given="n\n")
+        assert unsure.exit_code == 1
+        named = ("--to", kept["id"]) if is_named else ()
         await commands.good("conversations", "rollback", conversation_id, *named, "--yes")
     wrong = await commands("conversations", "rollback", conversation_id, "--to", "0" * 32, "--yes")
     assert wrong.exit_code == 1

@@ -448,15 +448,30 @@ FAULTS: list[tuple[type[FakeBackend], set[str]]] = [
     ),
     (LeavesAFile, {"after_delete_nothing_is_left_on_the_host"}),
     (ListsEverybodys, {"scan_lists_only_what_its_own_instance_made"}),
-    *(
-        (one, {"close_leaves_sandboxes_running", "a_new_instance_answers_for_what_an_old_one_made"})
-        for one in (KnowsItsOwnOnly, TakesThemAlong)
+    (
+        KnowsItsOwnOnly,
+        {
+            "close_leaves_sandboxes_running",
+            "a_new_instance_answers_for_what_an_old_one_made",
+            "a_sandbox_on_disk_goes_on_where_it_was",
+        },
     ),
-    (PausesInName, {"a_paused_sandbox_rests_and_goes_on_with_its_files"}),
+    (
+        TakesThemAlong,
+        {"close_leaves_sandboxes_running", "a_new_instance_answers_for_what_an_old_one_made"},
+    ),
+    (
+        PausesInName,
+        {
+            "a_paused_sandbox_rests_and_goes_on_with_its_files",
+            "a_sandbox_on_disk_goes_on_where_it_was",
+        },
+    ),
     (
         StopsInName,
         {
             "a_paused_sandbox_rests_and_goes_on_with_its_files",
+            "a_sandbox_on_disk_goes_on_where_it_was",
             "a_stopped_sandbox_keeps_its_files_only",
             "a_sandbox_goes_back_to_its_checkpoints",
         },
@@ -479,6 +494,7 @@ FAULTS: list[tuple[type[FakeBackend], set[str]]] = [
     (
         FreezesForStop,
         {
+            "a_sandbox_on_disk_goes_on_where_it_was",
             "a_stopped_sandbox_keeps_its_files_only",
             "a_sandbox_begins_with_a_copy_of_a_layer",
             "a_sandbox_goes_back_to_its_checkpoints",

@@ -33,7 +33,7 @@ def _next_command(turn: Turn) -> Reply:
     if turn.step >= len(commands):
         return finish(DONE) if "finish" in turn.tools else say(DONE)
     tool = next((name for name in _TERMINALS if name in turn.tools), "terminal")
-    command = commands[turn.step].replace(MODEL_NAME, turn.request["model"])
+    command = commands[turn.step].replace(MODEL_NAME, turn.request.get("model", ""))
     return call(tool, command=command, **_TERMINALS[tool])
 
 
