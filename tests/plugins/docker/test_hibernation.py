@@ -1,12 +1,17 @@
 """What an engine must be told for sandboxes to be kept on its disk."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from agentsvc_plugins.docker import hibernation, look
-from agentsvc_plugins.docker.engine import to_facts
 
 from agentsvc.plugin.backend import PausedAs, Phase
+from tests.plugin_loading import part
+
+if TYPE_CHECKING:
+    from docker import engine, hibernation, look
+else:
+    engine, hibernation = part("docker.engine"), part("docker.hibernation")
+    look = part("docker.look")
 
 SAVING = ["--platform=systrap", "--net-disconnect-ok"]
 
@@ -20,7 +25,7 @@ def why_not(
         "Runtimes": {"runc": {"path": "runc"}, "runsc": {"path": "x", "runtimeArgs": arguments}},
     }
     version = {"Components": [{"Name": "Podman Engine" if podman else "Engine"}]}
-    return hibernation.why_not(to_facts(info, version, is_beside=True), runtime)
+    return hibernation.why_not(engine.to_facts(info, version, is_beside=True), runtime)
 
 
 def test_gvisor_that_cuts_connections_is_kept_on_disk() -> None:
