@@ -400,7 +400,13 @@ class MessageQueue:
         except AgentsvcError as exc:
             self._put_off(pending, exc)
             return False
-        await self._db.write(lambda tx: self._table.set_put_back(tx, pending.id))
+
+        async def body(tx: Transaction) -> None:
+            await self._table.set_put_back(tx, pending.id)
+            # What the agent was told to do before is over.
+            await self._table.set_run_asked(tx, pending.conversation_id, "")
+
+        await self._db.write(body)
         self._settle(pending)
         return True
 

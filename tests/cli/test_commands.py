@@ -258,18 +258,23 @@ async def test_files_of_a_conversation_are_put_back(
     sandboxes = msgspec.structs.replace(service.config.sandboxes, checkpoints=2)
     service.config = msgspec.structs.replace(service.config, sandboxes=sandboxes)
     await service.restart()
-    for is_named in (False, True):
-        conversation_id = await client.start_conversation("[script:say] Hello?")
-        await client.wait_for_execution(conversation_id, "finished")
-        [kept] = await commands.json("conversations", "checkpoints", conversation_id[:12])
-        shown = await commands.good("conversations", "checkpoints", conversation_id)
-        assert kept["id"] in shown
-        unsure = await commands("conversations", "rollback", conversation_id, given="n\n")
-        assert unsure.exit_code == 1
-        named = ("--to", kept["id"]) if is_named else ()
+    conversation_id = await client.start_conversation("[script:say] Hello?")
+    await client.wait_for_execution(conversation_id, "finished")
+    [kept] = await commands.json("conversations", "checkpoints", conversation_id[:12])
+    shown = await commands.good("conversations", "checkpoints", conversation_id)
+    assert kept["id"] in shown
+    unsure = await commands("conversations", "rollback", conversation_id, given="n\n")
+    assert unsure.exit_code == 1
+    for named in ((), ("--to", kept["id"])):
         await commands.good("conversations", "rollback", conversation_id, *named, "--yes")
+        # The agent is told, and rests.
+        await client.wait_for_conversation(conversation_id, _is_at_rest, time_limit=10)
     wrong = await commands("conversations", "rollback", conversation_id, "--to", "0" * 32, "--yes")
     assert wrong.exit_code == 1
+
+
+def _is_at_rest(conversation: dict[str, Any]) -> bool:
+    return not conversation["queued_messages"] and conversation["execution_status"] == "idle"
 
 
 async def test_an_interruption_breaks_the_agent_off_and_nobody_asked_means_to_leave(
