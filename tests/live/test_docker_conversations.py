@@ -7,21 +7,25 @@ import json
 import sys
 import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
 
+from agentsvc.testing.git import GitServer
 from agentsvc.testing.llm import ScriptedModel
 from tests.live import engines
 from tests.live.client import LiveClient
 from tests.live.containers import EVERYWHERE, Engine
+from tests.live.engines import BASE
 from tests.live.events import outputs
 from tests.live.installation import Installation, eventually, secret
 from tests.live.scripts import SCRIPTS, run
 from tests.live.test_environments import PATH as ENVIRONMENTS
 from tests.live.test_environments import wait_for
+from tests.live.test_repositories import provider
 
 pytestmark = [
     pytest.mark.live,
@@ -33,6 +37,12 @@ START_SECONDS = 240.0
 GO = "go"
 """A file in the workspace that commands wait for."""
 _LOG_LINES = 60
+_DEVCONTAINER = {
+    "build": {"dockerfile": "Dockerfile"},
+    "features": {"greeter": {"greeting": "welcome"}},
+    "remoteEnv": {"LEVEL": "two words"},
+    "postCreateCommand": "cat /greeting /copied; echo $LEVEL",
+}
 
 type Start = Callable[..., Awaitable[Installation]]
 
@@ -291,3 +301,62 @@ async def test_containers_begin_with_what_was_prepared(start: Start, engine: Eng
     await eventually(
         lambda: engine.has(own.instance_id) == [], "its image goes with the last of it"
     )
+
+
+def built_of(engine: Engine, own: Installation) -> list[str]:
+    """Name the images that the engine has of a server."""
+    found = engine.ask("/images/json")
+    return [one["Id"] for one in found if own.instance_id in str(one["Labels"])]
+
+
+async def test_what_a_repository_wants_built_is_built_and_goes_with_its_environment(
+    start: Start, engine: Engine, git_server: GitServer, tmp_path: Path
+) -> None:
+    place = tmp_path / "greeter"
+    place.mkdir()
+    (place / "devcontainer-feature.json").write_text("{}")
+    (place / "install.sh").write_text('#!/bin/sh\necho "$GREETING" >/greeting\n')
+    told = {"build_images": True, "features_dir": str(tmp_path)}
+    own = await start(
+        AGENTSVC_SERVER__HOST=EVERYWHERE,
+        **{
+            f"AGENTSVC_EXTENSIONS__ENVIRONMENTS__{name.upper()}": json.dumps(value).strip('"')
+            for name, value in told.items()
+        },
+    )
+    client = own.client()
+    await client.save_settings(**provider(git_server))
+    files = {
+        ".devcontainer/devcontainer.json": json.dumps(_DEVCONTAINER),
+        ".devcontainer/Dockerfile": f"FROM {BASE}\nCOPY note /copied\n",
+        ".devcontainer/note": "copied\n",
+    }
+    await git_server.add_repository("acme/built", files)
+    order = {"name": "Built", "repository": "acme/built", "provider": "gitlab"}
+    made = (await client.post(ENVIRONMENTS, json=order)).json()
+    ready = await wait_for(client, made, "ready")
+    assert (ready["log"], ready["detail"]) == ("welcome\ncopied\ntwo words", None)
+    assert built_of(engine, own) != []
+    assert (await client.delete(f"{ENVIRONMENTS}/{made['id']}")).status == 200
+    await eventually(lambda: not engine.has(own.instance_id), "nothing is left", time_limit=120)
+
+
+async def test_a_conversation_runs_in_the_image_of_its_environment(
+    start: Start, engine: Engine
+) -> None:
+    own = await start(AGENTSVC_SERVER__HOST=EVERYWHERE)
+    client = own.client()
+    order = {"name": "Named", "image": BASE, "setup_script": "echo made >made; git --version"}
+    ready = await wait_for(client, (await client.post(ENVIRONMENTS, json=order)).json(), "ready")
+    assert ready["log"].startswith("git version")
+    begun = await client.start_conversation(
+        run("cat made; ls /usr/local/bin/openhands-agent-server 2>&1 | tail -c 26"),
+        environment_id=ready["id"],
+        time_limit=START_SECONDS,
+    )
+    await client.wait_for_execution(begun, "finished")
+    assert outputs(await client.events(begun)) == ["made\nNo such file or directory"]
+    assert container_of(engine, own)
+    assert (await client.delete(f"/api/v1/app-conversations/{begun}")).status == 200
+    assert (await client.delete(f"{ENVIRONMENTS}/{ready['id']}")).status == 200
+    await eventually(lambda: not engine.has(own.instance_id), "nothing is left", time_limit=120)
