@@ -223,7 +223,18 @@ async def test_a_kill_while_files_are_shared_leaves_nothing_half_done(own: Insta
     if is_shared:
         await eventually(lambda: [*sandboxes.glob(".layers/*.held")], "the layer is held")
     [sandbox] = await _sandboxes(client)
-    assert (await client.delete(f"/api/v1/sandboxes/{sandbox['id']}")).status == 200
+    at_it = ("*/leaving", "*/over.old")
+    await asyncio.gather(
+        client.delete(f"/api/v1/sandboxes/{sandbox['id']}"),
+        killed_when(
+            lambda: (
+                [one for name in at_it for one in sandboxes.glob(name)]
+                or not [*sandboxes.glob("*/record.json")]
+            ),
+            "the sandbox is removed",
+        ),
+        return_exceptions=True,
+    )
     await eventually(
         lambda: not [*sandboxes.glob("*/record.json")] and not (sandboxes / ".layers").exists(),
         "all is removed",
