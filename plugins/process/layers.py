@@ -82,8 +82,7 @@ class Layers:
         await finish(lambda: self.overlays.mount(place))
 
     async def ids(self) -> list[str]:
-        """Return the ids of the layers there are, and remove those that nobody lies over any more."""
-        await finish(self._remove_held)
+        """Return the ids of the layers there are."""
         return await reach(self._ids)
 
     async def keep(self, place: Place, layer_id: str, most_bytes: int) -> int:
