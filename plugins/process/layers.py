@@ -70,6 +70,8 @@ class Layers:
         for part in self._directory.glob("*.part"):
             remove_directory(part)
         self._remove_held()
+        with contextlib.suppress(OSError):  # there are some, or there never were any
+            self._directory.rmdir()
 
     def forget(self, place: Place) -> None:
         """Have no layer be used by a sandbox that is to go, in which nothing runs. Blocks."""
