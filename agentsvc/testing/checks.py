@@ -4,7 +4,7 @@ A check is an async function that gets a Rig and raises if the promise is broken
 sentence that is true of a correct backend.
 """
 
-from agentsvc.testing import lifecycle, refusals
+from agentsvc.testing import lifecycle, refusals, sandbox_files
 from agentsvc.testing.promises import CHECKS, Check
 
-__all__ = ["CHECKS", "Check", "lifecycle", "refusals"]
+__all__ = ["CHECKS", "Check", "lifecycle", "refusals", "sandbox_files"]

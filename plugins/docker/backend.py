@@ -43,7 +43,7 @@ from .layers import Layers
 from .making import Maker
 from .reach import answers
 from .settings import DockerConfig, address_of, engines
-from .streams import lines, to_time
+from .streams import read_log, to_time
 from .watch import Watch, has_seen_the_end
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,6 @@ log = logging.getLogger(__name__)
 HANDLE_VERSION: Final = 1
 
 _FOLLOW_SECONDS: Final = 0.3
-_LIMITS: Final = ("cpus", "memory_bytes", "pids", "open_files")
 _CONFLICT: Final = 409
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # noqa: S104  # recognised only
 
@@ -424,7 +423,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         query: dict[str, Any] = {"stdout": True, "stderr": True, "timestamps": True}
         query |= {"tail": tail, "follow": follow}
         while (found := await maker.find(name, handle.sandbox_id)) is not None:
-            async for line in _log(engine, found["Id"], query):
+            async for line in read_log(engine, found["Id"], query):
                 if line.at > last or "since" not in query:
                     last = max(last, line.at)
                     yield line
@@ -514,7 +513,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             had_oom=self._watches[engine.name].had_oom(found),
             was_told=is_over and await self._is_own_end(engine, found),
             publish="" if facts.is_beside else engine.publish_address,
-            limits=_asked_limits(found),
+            limits=look.asked_limits(found),
             default_runtime=facts.default_runtime,
         )
 
@@ -594,18 +593,3 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             for name, facts in self._fleet.facts.items()
             if wanted and name not in away and wanted not in facts.runtimes
         ]
-
-
-async def _log(
-    engine: Engine, container_id: str, query: Mapping[str, Any]
-) -> AsyncIterator[LogLine]:
-    path = f"containers/{container_id}/logs"
-    async with engine.stream("GET", path, params=query, expect=(404, 409)) as answer:
-        if answer is not None:
-            async for line in lines(answer.content):
-                yield line
-
-
-def _asked_limits(container: Json) -> tuple[str, ...]:
-    asked = look.labels_of(container).get("agentsvc.limits", "").split(",")
-    return tuple(name for name in _LIMITS if name in asked)

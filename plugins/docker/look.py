@@ -9,6 +9,7 @@ from agentsvc.plugin import NOT_CALLING, Cause, Endpoint, PausedAs, Phase, Repor
 
 from .plan import Json, isolation_of, needs_volume
 
+_LIMITS: Final = ("cpus", "memory_bytes", "pids", "open_files")
 _SIGNAL: Final = 128
 _NO_COMMAND: Final = (126, 127)
 _KILLED: Final = 137
@@ -168,6 +169,12 @@ def is_in_volume(container: Json, default_runtime: str) -> bool:
 def labels_of(container: Json) -> dict[str, str]:
     """Return a container's labels."""
     return (container.get("Config") or {}).get("Labels") or {}
+
+
+def asked_limits(container: Json) -> tuple[str, ...]:
+    """Return the names of the limits that a container's order has set."""
+    asked = labels_of(container).get("agentsvc.limits", "").split(",")
+    return tuple(name for name in _LIMITS if name in asked)
 
 
 def is_running(container: Json) -> bool:

@@ -5,13 +5,15 @@ import io
 import struct
 import tarfile
 from asyncio import IncompleteReadError
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from agentsvc.plugin import LogLine
+
+from .engine import Engine
 
 _HEAD: Final = struct.Struct(">BxxxL")
 _LINE_MAX: Final = 65536
@@ -51,6 +53,17 @@ async def frames(source: Readable) -> AsyncIterator[tuple[str, bytes]]:
         except IncompleteReadError:
             return
         yield _NAMES.get(kind, "stdout"), data
+
+
+async def read_log(
+    engine: Engine, container_id: str, query: Mapping[str, Any]
+) -> AsyncIterator[LogLine]:
+    """Yield the lines of a container's log; nothing once it is gone."""
+    path = f"containers/{container_id}/logs"
+    async with engine.stream("GET", path, params=query, expect=(404, 409)) as answer:
+        if answer is not None:
+            async for line in lines(answer.content):
+                yield line
 
 
 async def lines(source: Readable) -> AsyncIterator[LogLine]:

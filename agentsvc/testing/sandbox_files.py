@@ -1,0 +1,129 @@
+"""Checks of the conformance kit: files that are kept, copied, and gone back to."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final
+
+from agentsvc.base import Conflict, OrderRejected, new_id
+from agentsvc.plugin import Capability, Handle, Phase, StillFetching
+from agentsvc.testing.promises import check, needs
+from agentsvc.testing.rig import Rig, expect, expect_error
+
+_POLL_SECONDS: Final = 0.05
+
+
+@check(needs(Capability.LAYERS))
+async def a_sandbox_begins_with_a_copy_of_a_layer(rig: Rig) -> None:
+    """Check that a layer outlives its sandbox, is copied for each, and comes and goes as a whole."""
+    handle, _ = await rig.run(rig.order())
+    layer = new_id()
+    await _write_note(rig, handle, "kept")
+
+    async def keep(most_bytes: int = 2**40) -> int:
+        return await _fetched(lambda: rig.backend.keep_layer(handle, layer, most_bytes=most_bytes))
+
+    await expect_error(Conflict, keep(), "a layer of what runs")
+    await rig.backend.stop(handle)
+    if why_not := rig.backend.why_no_copies():
+        await expect_error(OrderRejected, keep(), f"a layer, although {why_not},")
+        return
+    await expect_error(OrderRejected, keep(0), "a layer that is too large")
+    expect(layer not in await rig.backend.layers(), "a layer that was refused is listed")
+    for _ in range(2):
+        expect(await keep() > 0, "a layer has no size")
+    expect(layer in await rig.backend.layers(), "a layer is not listed")
+    await rig.backend.delete(handle)
+    for _ in range(2):
+        handle, _ = await _fetched(partial(rig.run, rig.order(layer=layer)))
+        expect(await _read_note(rig, handle) == b"kept", "the files are others")
+        await _write_note(rig, handle, "changed")
+    for _ in range(2):
+        await rig.backend.remove_layer(layer)
+    expect(layer not in await rig.backend.layers(), "a removed layer is listed")
+    expect(await _read_note(rig, handle) == b"changed", "files went with the layer")
+    await expect_error(OrderRejected, rig.create(rig.order(layer=layer)), "a layer that is gone")
+
+
+@check(needs(Capability.COPIES))
+async def a_sandbox_begins_with_the_files_of_another(rig: Rig) -> None:
+    """Check that the files of what runs are copied, and that each has its own then."""
+    first, _ = await rig.run(rig.order())
+    await _write_note(rig, first, "kept")
+    begin = partial(rig.run, rig.order(copy_of=first.sandbox_id))
+    if why_not := rig.backend.why_no_copies():
+        await expect_error(OrderRejected, begin(), f"a copy, although {why_not},")
+        return
+    handle, _ = await _fetched(begin)
+    expect(await _read_note(rig, handle) == b"kept", "the files are others")
+    await _write_note(rig, handle, "own")
+    expect(await _read_note(rig, first) == b"kept", "files are shared")
+    await rig.backend.delete(first)
+    expect(await _read_note(rig, handle) == b"own", "files went with their origin")
+    gone = rig.order(copy_of=first.sandbox_id)
+    await expect_error(OrderRejected, rig.create(gone), "a copy of what is gone")
+
+
+@check(needs(Capability.CHECKPOINTS))
+async def a_sandbox_goes_back_to_its_checkpoints(rig: Rig) -> None:
+    """Check that what runs has its files kept, so many times, and starts with them again."""
+    order = rig.order()
+    handle, _ = await rig.run(order)
+    ids = [new_id() for _ in range(3)]
+    if why_not := rig.backend.why_no_copies():
+        call = rig.backend.checkpoint(handle, ids[0], keep=1, most_bytes=10**9)
+        await expect_error(OrderRejected, call, f"a checkpoint, although {why_not},")
+        return
+    for number, one in enumerate(ids):
+        await _write_note(rig, handle, f"text-{number}")
+        await _fetched(partial(rig.backend.checkpoint, handle, one, keep=2, most_bytes=10**9))
+    found = [one.id for one in await rig.backend.checkpoints(handle)]
+    expect(found == ids[1:], f"other checkpoints than the last two are kept: {found}")
+    too_much = partial(rig.backend.checkpoint, handle, new_id(), keep=2, most_bytes=0)
+    await expect_error(OrderRejected, _fetched(too_much), "a checkpoint that is too large")
+    back = partial(rig.backend.roll_back, handle)
+    await expect_error(Conflict, back(ids[1]), "going back of what runs")
+    await rig.backend.stop(handle)
+    await expect_error(OrderRejected, back(ids[0]), "going back to what is gone")
+    for number in (1, 2, 1):
+        await rig.backend.stop(handle)
+        await back(ids[number])
+        save = rig.save_to(order.sandbox_id)
+        handle = await _fetched(partial(rig.backend.restart, order, handle, save))
+        await rig.wait(handle, Phase.RUNNING)
+        expect(await _read_note(rig, handle) == f"text-{number}".encode(), "the files are others")
+        await _write_note(rig, handle, "changed")
+
+
+async def _write_note(rig: Rig, handle: Handle, text: str) -> None:
+    """Write a file where an agent would work, or by the workload where nothing can be executed."""
+    report = await rig.backend.inspect(handle)
+    if Capability.EXECUTE in rig.kind.capabilities:
+        await _sh(rig, handle, f"printf %s {text} >{report.working_dir}/note")
+    else:
+        await rig.ask(report, "PUT", "/files/note", text.encode())
+
+
+async def _read_note(rig: Rig, handle: Handle) -> bytes:
+    report = await rig.backend.inspect(handle)
+    if Capability.EXECUTE in rig.kind.capabilities:
+        return await _sh(rig, handle, f"cat {report.working_dir}/note")
+    return await rig.ask(report, "GET", "/files/note")
+
+
+async def _sh(rig: Rig, handle: Handle, script: str) -> bytes:
+    limit = rig.options.time_limit
+    result = await rig.backend.execute(
+        handle, ["sh", "-c", script], env={}, time_limit=limit, max_output=1000
+    )
+    expect(result.exit_code == 0, f"`{script}` failed: {result.stderr!r}")
+    return result.stdout
+
+
+async def _fetched[T](ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask until what has to be fetched for it is there."""
+    while True:
+        try:
+            return await ask()
+        except StillFetching:
+            await asyncio.sleep(_POLL_SECONDS)
