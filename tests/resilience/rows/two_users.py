@@ -191,6 +191,11 @@ async def run(ground: Ground) -> Outcome:
             has_title = not found["title"].startswith("Conversation ")
             return found["status"] == "RUNNING" and has_title
 
+        async def is_attempted() -> bool:
+            found = await owner.get(f"/api/v1/attempts/{things.ids['attempts_id']}")
+            return found.json()["completed_at"] is not None
+
+        await until(is_attempted)
         await until(is_saved)
         await until(runs_in_v0)
         before = await things.look(owner)
