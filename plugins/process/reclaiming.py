@@ -103,11 +103,11 @@ def memory_of_group(group: Path) -> Memory:
 
 
 def memory_of(pids: Iterator[int]) -> Memory:
-    """Return where the memory of processes is; what they share counts in parts."""
+    """Return where the memory of processes is, without what they share with others and cannot push out."""
     kept = swapped = 0
     for pid in pids:
         rollup = f"/proc/{pid}/smaps_rollup"
-        kept += _field(rollup, "Pss_Anon:")
+        kept += _field(rollup, "Private_Dirty:")
         swapped += _field(rollup, "SwapPss:")
     return Memory(kept_bytes=kept, swapped_bytes=swapped)
 

@@ -48,6 +48,7 @@ PARTS: Final[Mapping[str, Part]] = {
     "streams": part_streams.measure,
     "idle": part_idle.measure,
     "rest": part_rest.measure,
+    "reclaimed": part_rest.measure_reclaimed,
     "agents": part_agents.measure,
     "mentions": part_mentions.measure,
     "network": part_network.measure,
