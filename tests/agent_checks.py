@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.agentserver.client import AgentServer, ConversationInfo, GitDiff
+from agentsvc.agentserver.client import AgentServer
+from agentsvc.agentserver.responses import ConversationInfo, GitDiff
 from agentsvc.base.errors import AgentRefused, BadRequest, Conflict, NotFound
 from agentsvc.base.values import Secret, new_id
 from agentsvc.testing.llm import Script, call, fail, finish, say

@@ -4,95 +4,49 @@ Begin with `keys`. How a request is authenticated is in `http.middleware`. Impor
 `base`.
 """
 
-from agentsvc.accounts.audit import (
-    COMMAND_LINE,
-    AuditLog,
-    Entry,
-    EntryQuery,
-    note_by_server,
-    note_command,
-    of_caller,
-)
-from agentsvc.accounts.device_logins import Claim, ClaimState, DeviceLogin, DeviceLogins
-from agentsvc.accounts.idempotency import IdempotencySlot, IdempotencyStore, Kept
-from agentsvc.accounts.keys import (
-    KEY_PREFIX,
-    SHORTEST_KEY,
-    ApiKey,
-    KeyRing,
-    KeyScope,
-    Principal,
-    Role,
-    UserTable,
-    insert_key,
-)
-from agentsvc.accounts.logins import (
-    LINK_LIFETIME,
-    Login,
-    LoginProvider,
-    Logins,
-    LoginToken,
-    join_parts,
-)
-from agentsvc.accounts.open_connections import LOOK_SECONDS, OpenConnections
-from agentsvc.accounts.quotas import (
-    DayOfUse,
-    Quotas,
-    QuotaStore,
-    Used,
-    check_running,
-    check_spend,
-    check_starts,
-    find_running,
-)
-from agentsvc.accounts.service_keys import ServiceKeys
-from agentsvc.accounts.users import User, UserPatch, Users, add_user, change_user, get_user
-
-__all__ = [
-    "COMMAND_LINE",
-    "KEY_PREFIX",
-    "LINK_LIFETIME",
-    "LOOK_SECONDS",
-    "SHORTEST_KEY",
-    "ApiKey",
-    "AuditLog",
-    "Claim",
-    "ClaimState",
-    "DayOfUse",
-    "DeviceLogin",
-    "DeviceLogins",
-    "Entry",
-    "EntryQuery",
-    "IdempotencySlot",
-    "IdempotencyStore",
-    "Kept",
-    "KeyRing",
-    "KeyScope",
-    "Login",
-    "LoginProvider",
-    "LoginToken",
-    "Logins",
-    "OpenConnections",
-    "Principal",
-    "QuotaStore",
-    "Quotas",
-    "Role",
-    "ServiceKeys",
-    "Used",
-    "User",
-    "UserPatch",
-    "UserTable",
-    "Users",
-    "add_user",
-    "change_user",
-    "check_running",
-    "check_spend",
-    "check_starts",
-    "find_running",
-    "get_user",
-    "insert_key",
-    "join_parts",
-    "note_by_server",
-    "note_command",
-    "of_caller",
-]
+from agentsvc.accounts.audit import COMMAND_LINE as COMMAND_LINE
+from agentsvc.accounts.audit import AuditLog as AuditLog
+from agentsvc.accounts.audit import Entry as Entry
+from agentsvc.accounts.audit import EntryQuery as EntryQuery
+from agentsvc.accounts.audit import note_by_server as note_by_server
+from agentsvc.accounts.audit import note_command as note_command
+from agentsvc.accounts.audit import of_caller as of_caller
+from agentsvc.accounts.device_logins import Claim as Claim
+from agentsvc.accounts.device_logins import ClaimState as ClaimState
+from agentsvc.accounts.device_logins import DeviceLogin as DeviceLogin
+from agentsvc.accounts.device_logins import DeviceLogins as DeviceLogins
+from agentsvc.accounts.idempotency import IdempotencySlot as IdempotencySlot
+from agentsvc.accounts.idempotency import IdempotencyStore as IdempotencyStore
+from agentsvc.accounts.idempotency import Kept as Kept
+from agentsvc.accounts.keys import KEY_PREFIX as KEY_PREFIX
+from agentsvc.accounts.keys import SHORTEST_KEY as SHORTEST_KEY
+from agentsvc.accounts.keys import ApiKey as ApiKey
+from agentsvc.accounts.keys import KeyRing as KeyRing
+from agentsvc.accounts.keys import KeyScope as KeyScope
+from agentsvc.accounts.keys import Principal as Principal
+from agentsvc.accounts.keys import Role as Role
+from agentsvc.accounts.keys import UserTable as UserTable
+from agentsvc.accounts.keys import insert_key as insert_key
+from agentsvc.accounts.logins import LINK_LIFETIME as LINK_LIFETIME
+from agentsvc.accounts.logins import Login as Login
+from agentsvc.accounts.logins import LoginProvider as LoginProvider
+from agentsvc.accounts.logins import Logins as Logins
+from agentsvc.accounts.logins import LoginToken as LoginToken
+from agentsvc.accounts.logins import join_parts as join_parts
+from agentsvc.accounts.open_connections import LOOK_SECONDS as LOOK_SECONDS
+from agentsvc.accounts.open_connections import OpenConnections as OpenConnections
+from agentsvc.accounts.quotas import DayOfUse as DayOfUse
+from agentsvc.accounts.quotas import Quotas as Quotas
+from agentsvc.accounts.quotas import QuotaStore as QuotaStore
+from agentsvc.accounts.quotas import Used as Used
+from agentsvc.accounts.quotas import check_running as check_running
+from agentsvc.accounts.quotas import check_spend as check_spend
+from agentsvc.accounts.quotas import check_starts as check_starts
+from agentsvc.accounts.quotas import find_running as find_running
+from agentsvc.accounts.service_keys import ServiceKeys as ServiceKeys
+from agentsvc.accounts.users import User as User
+from agentsvc.accounts.users import UserPatch as UserPatch
+from agentsvc.accounts.users import Users as Users
+from agentsvc.accounts.users import add_user as add_user
+from agentsvc.accounts.users import change_user as change_user
+from agentsvc.accounts.users import get_user as get_user

@@ -3,39 +3,18 @@
 Begin with `client`. What is done with the answers is in `conversations`. Imports `base` and `plugin`.
 """
 
-from agentsvc.agentserver.client import AgentClient, AgentServer
-from agentsvc.agentserver.responses import (
-    CommandResult,
-    ConversationInfo,
-    ConversationStats,
-    GitChange,
-    GitDiff,
-    InitState,
-    decode_conversation,
-)
-from agentsvc.agentserver.safe_connector import (
-    AddressNotAllowed,
-    Confirm,
-    Lookup,
-    SafeConnector,
-    confirm_peer,
-    refusal_in,
-)
-
-__all__ = [
-    "AddressNotAllowed",
-    "AgentClient",
-    "AgentServer",
-    "CommandResult",
-    "Confirm",
-    "ConversationInfo",
-    "ConversationStats",
-    "GitChange",
-    "GitDiff",
-    "InitState",
-    "Lookup",
-    "SafeConnector",
-    "confirm_peer",
-    "decode_conversation",
-    "refusal_in",
-]
+from agentsvc.agentserver.client import AgentClient as AgentClient
+from agentsvc.agentserver.client import AgentServer as AgentServer
+from agentsvc.agentserver.responses import CommandResult as CommandResult
+from agentsvc.agentserver.responses import ConversationInfo as ConversationInfo
+from agentsvc.agentserver.responses import ConversationStats as ConversationStats
+from agentsvc.agentserver.responses import GitChange as GitChange
+from agentsvc.agentserver.responses import GitDiff as GitDiff
+from agentsvc.agentserver.responses import InitState as InitState
+from agentsvc.agentserver.responses import decode_conversation as decode_conversation
+from agentsvc.agentserver.safe_connector import AddressNotAllowed as AddressNotAllowed
+from agentsvc.agentserver.safe_connector import Confirm as Confirm
+from agentsvc.agentserver.safe_connector import Lookup as Lookup
+from agentsvc.agentserver.safe_connector import SafeConnector as SafeConnector
+from agentsvc.agentserver.safe_connector import confirm_peer as confirm_peer
+from agentsvc.agentserver.safe_connector import refusal_in as refusal_in

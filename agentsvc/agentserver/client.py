@@ -20,15 +20,9 @@ from agentsvc.agentserver.responses import (
     OBJECT,
     PAGE,
     TOOL_SERVER_TEST,
-    CommandResult,
     ConversationInfo,
-    ConversationStats,
-    GitChange,
-    GitDiff,
     InitState,
-    Metrics,
     ServerFault,
-    TokenUsage,
     decode,
     decode_conversation,
 )
@@ -43,20 +37,6 @@ from agentsvc.base import (
     Secret,
     monotonic,
 )
-
-__all__ = [
-    "AgentClient",
-    "AgentServer",
-    "CommandResult",
-    "ConversationInfo",
-    "ConversationStats",
-    "GitChange",
-    "GitDiff",
-    "InitState",
-    "Metrics",
-    "TokenUsage",
-    "decode_conversation",
-]
 
 READ_SECONDS: Final = 30.0
 """The default deadline of a call that changes nothing."""

@@ -4,188 +4,102 @@ Begin with `errors` and `values`. Nothing here knows users, sandboxes or HTTP; i
 of the server.
 """
 
-from agentsvc.base.bus import EventBus, Notice, Overflow, Subject, Subscription
-from agentsvc.base.errors import (
-    HINT_ACCESS,
-    HINT_ROOM,
-    AgentRefused,
-    AgentsvcError,
-    AgentUnavailable,
-    ArchiveRefused,
-    BackendBroken,
-    BackendUnavailable,
-    BadRequest,
-    BodyTooLarge,
-    CapacityExceeded,
-    Conflict,
-    ConversationDeleted,
-    ExportTooLarge,
-    GitProviderRateLimited,
-    GitProviderUnavailable,
-    GitTokenMissing,
-    Gone,
-    HandleTooNew,
-    IdempotencyKeyReused,
-    InvalidRequest,
-    MalformedBody,
-    MethodNotAllowed,
-    ModelBudgetReached,
-    ModelUnavailable,
-    NotAllowed,
-    NotAuthenticated,
-    NotFound,
-    OrderRejected,
-    PortUnavailable,
-    Problem,
-    QuotaExceeded,
-    RequestInProgress,
-    SandboxLimitReached,
-    SandboxNotUsable,
-    SandboxStarting,
-    ServiceLimitReached,
-    SignInUnavailable,
-    StartFailed,
-    StartRefused,
-    TimedOut,
-    TooManyRequests,
-    UnknownHost,
-    Unsupported,
-    UnsupportedMediaType,
-    hint_against,
-    is_no_room,
-    reason_of,
-)
-from agentsvc.base.logs import CURRENT_REQUEST, Masker, write_fast
-from agentsvc.base.open_files import INITIAL_OPEN_FILES, MAX_OPEN_FILES, raise_open_files
-from agentsvc.base.python_holes import known_vulnerabilities
-from agentsvc.base.supervisor import Supervisor, back_off, is_cancelled
-from agentsvc.base.urls import CLONE_URL, GIT_HOST, HTTP_URL, TOOL_SERVER_URL, WEBHOOK_URL
-from agentsvc.base.validation import Loc, Problems, checked_by, convert, in_text, matching, refusal
-from agentsvc.base.values import (
-    MASK,
-    MAX_INT,
-    NO_CONTROL,
-    Secret,
-    SentSecret,
-    ShownSecret,
-    dashed,
-    decode_cursor,
-    encode_cursor,
-    from_stored,
-    has_control,
-    moment_or_none,
-    monotonic,
-    new_id,
-    new_key,
-    now,
-    parse_time,
-    parse_uuid,
-    sha256,
-    short_id,
-    spread,
-    stated,
-    stored_or_none,
-    to_stored,
-)
-
-__all__ = [
-    "CLONE_URL",
-    "CURRENT_REQUEST",
-    "GIT_HOST",
-    "HINT_ACCESS",
-    "HINT_ROOM",
-    "HTTP_URL",
-    "INITIAL_OPEN_FILES",
-    "MASK",
-    "MAX_INT",
-    "MAX_OPEN_FILES",
-    "NO_CONTROL",
-    "TOOL_SERVER_URL",
-    "WEBHOOK_URL",
-    "AgentRefused",
-    "AgentUnavailable",
-    "AgentsvcError",
-    "ArchiveRefused",
-    "BackendBroken",
-    "BackendUnavailable",
-    "BadRequest",
-    "BodyTooLarge",
-    "CapacityExceeded",
-    "Conflict",
-    "ConversationDeleted",
-    "EventBus",
-    "ExportTooLarge",
-    "GitProviderRateLimited",
-    "GitProviderUnavailable",
-    "GitTokenMissing",
-    "Gone",
-    "HandleTooNew",
-    "IdempotencyKeyReused",
-    "InvalidRequest",
-    "Loc",
-    "MalformedBody",
-    "Masker",
-    "MethodNotAllowed",
-    "ModelBudgetReached",
-    "ModelUnavailable",
-    "NotAllowed",
-    "NotAuthenticated",
-    "NotFound",
-    "Notice",
-    "OrderRejected",
-    "Overflow",
-    "PortUnavailable",
-    "Problem",
-    "Problems",
-    "QuotaExceeded",
-    "RequestInProgress",
-    "SandboxLimitReached",
-    "SandboxNotUsable",
-    "SandboxStarting",
-    "Secret",
-    "SentSecret",
-    "ServiceLimitReached",
-    "ShownSecret",
-    "SignInUnavailable",
-    "StartFailed",
-    "StartRefused",
-    "Subject",
-    "Subscription",
-    "Supervisor",
-    "TimedOut",
-    "TooManyRequests",
-    "UnknownHost",
-    "Unsupported",
-    "UnsupportedMediaType",
-    "back_off",
-    "checked_by",
-    "convert",
-    "dashed",
-    "decode_cursor",
-    "encode_cursor",
-    "from_stored",
-    "has_control",
-    "hint_against",
-    "in_text",
-    "is_cancelled",
-    "is_no_room",
-    "known_vulnerabilities",
-    "matching",
-    "moment_or_none",
-    "monotonic",
-    "new_id",
-    "new_key",
-    "now",
-    "parse_time",
-    "parse_uuid",
-    "raise_open_files",
-    "reason_of",
-    "refusal",
-    "sha256",
-    "short_id",
-    "spread",
-    "stated",
-    "stored_or_none",
-    "to_stored",
-    "write_fast",
-]
+from agentsvc.base.bus import EventBus as EventBus
+from agentsvc.base.bus import Notice as Notice
+from agentsvc.base.bus import Overflow as Overflow
+from agentsvc.base.bus import Subject as Subject
+from agentsvc.base.bus import Subscription as Subscription
+from agentsvc.base.errors import HINT_ACCESS as HINT_ACCESS
+from agentsvc.base.errors import HINT_ROOM as HINT_ROOM
+from agentsvc.base.errors import AgentRefused as AgentRefused
+from agentsvc.base.errors import AgentsvcError as AgentsvcError
+from agentsvc.base.errors import AgentUnavailable as AgentUnavailable
+from agentsvc.base.errors import ArchiveRefused as ArchiveRefused
+from agentsvc.base.errors import BackendBroken as BackendBroken
+from agentsvc.base.errors import BackendUnavailable as BackendUnavailable
+from agentsvc.base.errors import BadRequest as BadRequest
+from agentsvc.base.errors import BodyTooLarge as BodyTooLarge
+from agentsvc.base.errors import CapacityExceeded as CapacityExceeded
+from agentsvc.base.errors import Conflict as Conflict
+from agentsvc.base.errors import ConversationDeleted as ConversationDeleted
+from agentsvc.base.errors import ExportTooLarge as ExportTooLarge
+from agentsvc.base.errors import GitProviderRateLimited as GitProviderRateLimited
+from agentsvc.base.errors import GitProviderUnavailable as GitProviderUnavailable
+from agentsvc.base.errors import GitTokenMissing as GitTokenMissing
+from agentsvc.base.errors import Gone as Gone
+from agentsvc.base.errors import HandleTooNew as HandleTooNew
+from agentsvc.base.errors import IdempotencyKeyReused as IdempotencyKeyReused
+from agentsvc.base.errors import InvalidRequest as InvalidRequest
+from agentsvc.base.errors import MalformedBody as MalformedBody
+from agentsvc.base.errors import MethodNotAllowed as MethodNotAllowed
+from agentsvc.base.errors import ModelBudgetReached as ModelBudgetReached
+from agentsvc.base.errors import ModelUnavailable as ModelUnavailable
+from agentsvc.base.errors import NotAllowed as NotAllowed
+from agentsvc.base.errors import NotAuthenticated as NotAuthenticated
+from agentsvc.base.errors import NotFound as NotFound
+from agentsvc.base.errors import OrderRejected as OrderRejected
+from agentsvc.base.errors import PortUnavailable as PortUnavailable
+from agentsvc.base.errors import Problem as Problem
+from agentsvc.base.errors import QuotaExceeded as QuotaExceeded
+from agentsvc.base.errors import RequestInProgress as RequestInProgress
+from agentsvc.base.errors import SandboxLimitReached as SandboxLimitReached
+from agentsvc.base.errors import SandboxNotUsable as SandboxNotUsable
+from agentsvc.base.errors import SandboxStarting as SandboxStarting
+from agentsvc.base.errors import ServiceLimitReached as ServiceLimitReached
+from agentsvc.base.errors import SignInUnavailable as SignInUnavailable
+from agentsvc.base.errors import StartFailed as StartFailed
+from agentsvc.base.errors import StartRefused as StartRefused
+from agentsvc.base.errors import TimedOut as TimedOut
+from agentsvc.base.errors import TooManyRequests as TooManyRequests
+from agentsvc.base.errors import UnknownHost as UnknownHost
+from agentsvc.base.errors import Unsupported as Unsupported
+from agentsvc.base.errors import UnsupportedMediaType as UnsupportedMediaType
+from agentsvc.base.errors import hint_against as hint_against
+from agentsvc.base.errors import is_no_room as is_no_room
+from agentsvc.base.errors import reason_of as reason_of
+from agentsvc.base.logs import CURRENT_REQUEST as CURRENT_REQUEST
+from agentsvc.base.logs import Masker as Masker
+from agentsvc.base.logs import write_fast as write_fast
+from agentsvc.base.open_files import INITIAL_OPEN_FILES as INITIAL_OPEN_FILES
+from agentsvc.base.open_files import MAX_OPEN_FILES as MAX_OPEN_FILES
+from agentsvc.base.open_files import raise_open_files as raise_open_files
+from agentsvc.base.python_holes import known_vulnerabilities as known_vulnerabilities
+from agentsvc.base.supervisor import Supervisor as Supervisor
+from agentsvc.base.supervisor import back_off as back_off
+from agentsvc.base.supervisor import is_cancelled as is_cancelled
+from agentsvc.base.urls import CLONE_URL as CLONE_URL
+from agentsvc.base.urls import GIT_HOST as GIT_HOST
+from agentsvc.base.urls import HTTP_URL as HTTP_URL
+from agentsvc.base.urls import TOOL_SERVER_URL as TOOL_SERVER_URL
+from agentsvc.base.urls import WEBHOOK_URL as WEBHOOK_URL
+from agentsvc.base.validation import Loc as Loc
+from agentsvc.base.validation import Problems as Problems
+from agentsvc.base.validation import checked_by as checked_by
+from agentsvc.base.validation import convert as convert
+from agentsvc.base.validation import in_text as in_text
+from agentsvc.base.validation import matching as matching
+from agentsvc.base.validation import refusal as refusal
+from agentsvc.base.values import MASK as MASK
+from agentsvc.base.values import MAX_INT as MAX_INT
+from agentsvc.base.values import NO_CONTROL as NO_CONTROL
+from agentsvc.base.values import Secret as Secret
+from agentsvc.base.values import SentSecret as SentSecret
+from agentsvc.base.values import ShownSecret as ShownSecret
+from agentsvc.base.values import dashed as dashed
+from agentsvc.base.values import decode_cursor as decode_cursor
+from agentsvc.base.values import encode_cursor as encode_cursor
+from agentsvc.base.values import from_stored as from_stored
+from agentsvc.base.values import has_control as has_control
+from agentsvc.base.values import moment_or_none as moment_or_none
+from agentsvc.base.values import monotonic as monotonic
+from agentsvc.base.values import new_id as new_id
+from agentsvc.base.values import new_key as new_key
+from agentsvc.base.values import now as now
+from agentsvc.base.values import parse_time as parse_time
+from agentsvc.base.values import parse_uuid as parse_uuid
+from agentsvc.base.values import sha256 as sha256
+from agentsvc.base.values import short_id as short_id
+from agentsvc.base.values import spread as spread
+from agentsvc.base.values import stated as stated
+from agentsvc.base.values import stored_or_none as stored_or_none
+from agentsvc.base.values import to_stored as to_stored

@@ -5,152 +5,87 @@ steps of a start, `message_queue` what agents are told, `event_ingestor` what sa
 `event_log` the stored events. Nothing here knows HTTP. Imports `sandboxes` and what stands below it.
 """
 
-from agentsvc.conversations.archives.model import Archive, ArchiveState
-from agentsvc.conversations.archives.service import Archives
-from agentsvc.conversations.archives.tarball import Bounds, check
-from agentsvc.conversations.callbacks import SandboxCallbacks
-from agentsvc.conversations.deletion import ConversationDeletion
-from agentsvc.conversations.deltas import DeltaSubscriptions
-from agentsvc.conversations.event_ingestor import TOOL_SERVER_FAILED, EventIngestor, error_event
-from agentsvc.conversations.event_log import IMPORTED_KEY, WISH_KEY, EventLog
-from agentsvc.conversations.event_table import EventQuery, StoredEvent
-from agentsvc.conversations.export import Exports
-from agentsvc.conversations.files import USUAL_ROOT, ConversationFiles, HookEvent, Skill
-from agentsvc.conversations.live_settings import LiveSettings, UserSkill
-from agentsvc.conversations.message_queue import MessageQueue, Queued
-from agentsvc.conversations.message_queue_table import Pending, PendingKind
-from agentsvc.conversations.message_search import FoundMessage, find_messages
-from agentsvc.conversations.model import (
-    SANDBOX_GONE,
-    Conversation,
-    ConversationPatch,
-    ConversationQuery,
-    ConversationView,
-    Facts,
-    Generation,
-    Metrics,
-    Stage,
-    StartTask,
-    TitleSource,
-    TokenUsage,
-    default_title,
-)
-from agentsvc.conversations.model_tokens import PATH, ModelToken, ModelTokens
-from agentsvc.conversations.other_agents import SERVER_TAG
-from agentsvc.conversations.replay_script import Question
-from agentsvc.conversations.replays import Replays
-from agentsvc.conversations.retention import (
-    IdleSandbox,
-    count_old_events,
-    delete_old_events,
-    find_idle,
-    find_idle_by_rules,
-    give_up_idle,
-    keep_to_age,
-)
-from agentsvc.conversations.secret_lookup import LookupTokens, ProviderPass
-from agentsvc.conversations.service import Conversations
+from agentsvc.conversations.archives.model import Archive as Archive
+from agentsvc.conversations.archives.model import ArchiveState as ArchiveState
+from agentsvc.conversations.archives.service import Archives as Archives
+from agentsvc.conversations.archives.tarball import Bounds as Bounds
+from agentsvc.conversations.archives.tarball import check as check
+from agentsvc.conversations.callbacks import SandboxCallbacks as SandboxCallbacks
+from agentsvc.conversations.deletion import ConversationDeletion as ConversationDeletion
+from agentsvc.conversations.deltas import DeltaSubscriptions as DeltaSubscriptions
+from agentsvc.conversations.event_ingestor import TOOL_SERVER_FAILED as TOOL_SERVER_FAILED
+from agentsvc.conversations.event_ingestor import EventIngestor as EventIngestor
+from agentsvc.conversations.event_ingestor import error_event as error_event
+from agentsvc.conversations.event_log import IMPORTED_KEY as IMPORTED_KEY
+from agentsvc.conversations.event_log import WISH_KEY as WISH_KEY
+from agentsvc.conversations.event_log import EventLog as EventLog
+from agentsvc.conversations.event_table import EventQuery as EventQuery
+from agentsvc.conversations.event_table import StoredEvent as StoredEvent
+from agentsvc.conversations.export import Exports as Exports
+from agentsvc.conversations.files import USUAL_ROOT as USUAL_ROOT
+from agentsvc.conversations.files import ConversationFiles as ConversationFiles
+from agentsvc.conversations.files import HookEvent as HookEvent
+from agentsvc.conversations.files import Skill as Skill
+from agentsvc.conversations.live_settings import LiveSettings as LiveSettings
+from agentsvc.conversations.live_settings import UserSkill as UserSkill
+from agentsvc.conversations.message_queue import MessageQueue as MessageQueue
+from agentsvc.conversations.message_queue import Queued as Queued
+from agentsvc.conversations.message_queue_table import Pending as Pending
+from agentsvc.conversations.message_queue_table import PendingKind as PendingKind
+from agentsvc.conversations.message_search import FoundMessage as FoundMessage
+from agentsvc.conversations.message_search import find_messages as find_messages
+from agentsvc.conversations.model import SANDBOX_GONE as SANDBOX_GONE
+from agentsvc.conversations.model import Conversation as Conversation
+from agentsvc.conversations.model import ConversationPatch as ConversationPatch
+from agentsvc.conversations.model import ConversationQuery as ConversationQuery
+from agentsvc.conversations.model import ConversationView as ConversationView
+from agentsvc.conversations.model import Facts as Facts
+from agentsvc.conversations.model import Generation as Generation
+from agentsvc.conversations.model import Metrics as Metrics
+from agentsvc.conversations.model import Stage as Stage
+from agentsvc.conversations.model import StartTask as StartTask
+from agentsvc.conversations.model import TitleSource as TitleSource
+from agentsvc.conversations.model import TokenUsage as TokenUsage
+from agentsvc.conversations.model import default_title as default_title
+from agentsvc.conversations.model_tokens import PATH as PATH
+from agentsvc.conversations.model_tokens import ModelToken as ModelToken
+from agentsvc.conversations.model_tokens import ModelTokens as ModelTokens
+from agentsvc.conversations.other_agents import SERVER_TAG as SERVER_TAG
+from agentsvc.conversations.replay_script import Question as Question
+from agentsvc.conversations.replays import Replays as Replays
+from agentsvc.conversations.retention import IdleSandbox as IdleSandbox
+from agentsvc.conversations.retention import count_old_events as count_old_events
+from agentsvc.conversations.retention import delete_old_events as delete_old_events
+from agentsvc.conversations.retention import find_idle as find_idle
+from agentsvc.conversations.retention import find_idle_by_rules as find_idle_by_rules
+from agentsvc.conversations.retention import give_up_idle as give_up_idle
+from agentsvc.conversations.retention import keep_to_age as keep_to_age
+from agentsvc.conversations.secret_lookup import LookupTokens as LookupTokens
+from agentsvc.conversations.secret_lookup import ProviderPass as ProviderPass
+from agentsvc.conversations.service import Conversations as Conversations
 from agentsvc.conversations.starting.agent_request import (
-    DEFAULT_CONDENSER_SIZE,
-    DEFAULT_MAX_ITERATIONS,
+    DEFAULT_CONDENSER_SIZE as DEFAULT_CONDENSER_SIZE,
 )
-from agentsvc.conversations.starting.assembly import make_starts
-from agentsvc.conversations.starting.environments import Environment, EnvironmentSource
-from agentsvc.conversations.starting.prompts import first_message
-from agentsvc.conversations.starting.task_table import StartTaskTable
-from agentsvc.conversations.starting.workspace import Workspace
-from agentsvc.conversations.statistics import Figures, quantile, read_figures
-from agentsvc.conversations.stores import ConversationStores
-from agentsvc.conversations.streams import (
-    Change,
-    ConversationStream,
-    Delta,
-    Mark,
-    Streams,
-    UserStream,
+from agentsvc.conversations.starting.agent_request import (
+    DEFAULT_MAX_ITERATIONS as DEFAULT_MAX_ITERATIONS,
 )
-from agentsvc.conversations.table import ConversationTable
-from agentsvc.conversations.user_deletion import PendingUserDeletion, UserDeletions, let_go
-
-__all__ = [
-    "DEFAULT_CONDENSER_SIZE",
-    "DEFAULT_MAX_ITERATIONS",
-    "IMPORTED_KEY",
-    "PATH",
-    "SANDBOX_GONE",
-    "SERVER_TAG",
-    "TOOL_SERVER_FAILED",
-    "USUAL_ROOT",
-    "WISH_KEY",
-    "Archive",
-    "ArchiveState",
-    "Archives",
-    "Bounds",
-    "Change",
-    "Conversation",
-    "ConversationDeletion",
-    "ConversationFiles",
-    "ConversationPatch",
-    "ConversationQuery",
-    "ConversationStores",
-    "ConversationStream",
-    "ConversationTable",
-    "ConversationView",
-    "Conversations",
-    "Delta",
-    "DeltaSubscriptions",
-    "Environment",
-    "EnvironmentSource",
-    "EventIngestor",
-    "EventLog",
-    "EventQuery",
-    "Exports",
-    "Facts",
-    "Figures",
-    "FoundMessage",
-    "Generation",
-    "HookEvent",
-    "IdleSandbox",
-    "LiveSettings",
-    "LookupTokens",
-    "Mark",
-    "MessageQueue",
-    "Metrics",
-    "ModelToken",
-    "ModelTokens",
-    "Pending",
-    "PendingKind",
-    "PendingUserDeletion",
-    "ProviderPass",
-    "Question",
-    "Queued",
-    "Replays",
-    "SandboxCallbacks",
-    "Skill",
-    "Stage",
-    "StartTask",
-    "StartTaskTable",
-    "StoredEvent",
-    "Streams",
-    "TitleSource",
-    "TokenUsage",
-    "UserDeletions",
-    "UserSkill",
-    "UserStream",
-    "Workspace",
-    "check",
-    "count_old_events",
-    "default_title",
-    "delete_old_events",
-    "error_event",
-    "find_idle",
-    "find_idle_by_rules",
-    "find_messages",
-    "first_message",
-    "give_up_idle",
-    "keep_to_age",
-    "let_go",
-    "make_starts",
-    "quantile",
-    "read_figures",
-]
+from agentsvc.conversations.starting.assembly import make_starts as make_starts
+from agentsvc.conversations.starting.environments import Environment as Environment
+from agentsvc.conversations.starting.environments import EnvironmentSource as EnvironmentSource
+from agentsvc.conversations.starting.prompts import first_message as first_message
+from agentsvc.conversations.starting.task_table import StartTaskTable as StartTaskTable
+from agentsvc.conversations.starting.workspace import Workspace as Workspace
+from agentsvc.conversations.statistics import Figures as Figures
+from agentsvc.conversations.statistics import quantile as quantile
+from agentsvc.conversations.statistics import read_figures as read_figures
+from agentsvc.conversations.stores import ConversationStores as ConversationStores
+from agentsvc.conversations.streams import Change as Change
+from agentsvc.conversations.streams import ConversationStream as ConversationStream
+from agentsvc.conversations.streams import Delta as Delta
+from agentsvc.conversations.streams import Mark as Mark
+from agentsvc.conversations.streams import Streams as Streams
+from agentsvc.conversations.streams import UserStream as UserStream
+from agentsvc.conversations.table import ConversationTable as ConversationTable
+from agentsvc.conversations.user_deletion import PendingUserDeletion as PendingUserDeletion
+from agentsvc.conversations.user_deletion import UserDeletions as UserDeletions
+from agentsvc.conversations.user_deletion import let_go as let_go

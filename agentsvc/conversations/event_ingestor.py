@@ -27,14 +27,8 @@ from agentsvc.base import (
 from agentsvc.config import ConversationsConfig
 from agentsvc.conversations import facts
 from agentsvc.conversations.agent_liveness import AgentLiveness
-from agentsvc.conversations.event_log import (
-    REFUSAL_KEY,
-    WISH_KEY,
-    EventHead,
-    EventLog,
-    StoredEvent,
-    read_head,
-)
+from agentsvc.conversations.event_log import REFUSAL_KEY, WISH_KEY, EventHead, EventLog, read_head
+from agentsvc.conversations.event_table import StoredEvent
 from agentsvc.conversations.model import Conversation, Facts, TitleSource
 from agentsvc.conversations.model_usage import find_usage, note_use, used_of
 from agentsvc.conversations.state_masking import mask_state

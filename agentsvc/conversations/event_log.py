@@ -19,19 +19,6 @@ from agentsvc.base import EventBus, Notice, Subject, values
 from agentsvc.conversations.event_table import EventQuery, EventTable, LogState, StoredEvent
 from agentsvc.storage import Database, Transaction, cut
 
-__all__ = [
-    "DELTA_KIND",
-    "IMPORTED_KEY",
-    "LARGEST_EVENT_BYTES",
-    "REFUSAL_KEY",
-    "WISH_KEY",
-    "EventHead",
-    "EventLog",
-    "EventQuery",
-    "StoredEvent",
-    "read_head",
-]
-
 log = logging.getLogger(__name__)
 
 LARGEST_EVENT_BYTES: Final = 4 * 1024 * 1024

@@ -9,7 +9,8 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Final
 
 from agentsvc.base import Conflict, ExportTooLarge, now
-from agentsvc.conversations.event_log import EventLog, EventQuery, StoredEvent
+from agentsvc.conversations.event_log import EventLog
+from agentsvc.conversations.event_table import EventQuery, StoredEvent
 
 MAX_EVENTS: Final = 10_000
 

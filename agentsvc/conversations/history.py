@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.base import dashed, new_id
-from agentsvc.conversations.event_log import StoredEvent
+from agentsvc.conversations.event_table import StoredEvent
 
 _TOLD_ONLY: Final = frozenset(
     {

@@ -17,7 +17,8 @@ import msgspec
 
 from agentsvc.agentserver import AgentServer
 from agentsvc.base import StartRefused, now, reason_of
-from agentsvc.conversations.event_log import EventLog, EventQuery, StoredEvent
+from agentsvc.conversations.event_log import EventLog
+from agentsvc.conversations.event_table import EventQuery, StoredEvent
 from agentsvc.conversations.history import (
     Line,
     Step,

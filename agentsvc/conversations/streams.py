@@ -14,7 +14,8 @@ import msgspec
 
 from agentsvc.base import EventBus, Notice, Overflow, Subject, Subscription
 from agentsvc.conversations.deltas import DeltaSubscriptions
-from agentsvc.conversations.event_log import EventLog, StoredEvent
+from agentsvc.conversations.event_log import EventLog
+from agentsvc.conversations.event_table import StoredEvent
 from agentsvc.conversations.model import ConversationQuery, ConversationView, StartTask
 from agentsvc.conversations.service import Conversations
 from agentsvc.sandboxes import Sandbox, Sandboxes

@@ -5,62 +5,32 @@ answered; GitHub and GitLab are here, others are in the plugin `githosts`. Cloni
 `conversations.starting.workspace`. Imports `settings`, `agentserver`, `domain` and `base`.
 """
 
-from agentsvc.git.checkout import Checkout, GitRemote, Head
-from agentsvc.git.client import ANSWER_MAX, Answer, Api, page_in, refused
-from agentsvc.git.hosting import (
-    REPOSITORY_LOC,
-    Hosting,
-    Places,
-    bad_cursor,
-    next_number,
-    number_of,
-    quoted,
-    quoted_path,
-)
-from agentsvc.git.microagents import Microagent
-from agentsvc.git.model import (
-    PAGE_MAX,
-    Branch,
-    BranchQuery,
-    File,
-    GitAccount,
-    Listing,
-    Number,
-    OwnerType,
-    Repository,
-    RepositoryQuery,
-    SortBy,
-)
-from agentsvc.git.service import GitProviders
-
-__all__ = [
-    "ANSWER_MAX",
-    "PAGE_MAX",
-    "REPOSITORY_LOC",
-    "Answer",
-    "Api",
-    "Branch",
-    "BranchQuery",
-    "Checkout",
-    "File",
-    "GitAccount",
-    "GitProviders",
-    "GitRemote",
-    "Head",
-    "Hosting",
-    "Listing",
-    "Microagent",
-    "Number",
-    "OwnerType",
-    "Places",
-    "Repository",
-    "RepositoryQuery",
-    "SortBy",
-    "bad_cursor",
-    "next_number",
-    "number_of",
-    "page_in",
-    "quoted",
-    "quoted_path",
-    "refused",
-]
+from agentsvc.git.checkout import Checkout as Checkout
+from agentsvc.git.checkout import GitRemote as GitRemote
+from agentsvc.git.checkout import Head as Head
+from agentsvc.git.client import ANSWER_MAX as ANSWER_MAX
+from agentsvc.git.client import Answer as Answer
+from agentsvc.git.client import Api as Api
+from agentsvc.git.client import page_in as page_in
+from agentsvc.git.client import refused as refused
+from agentsvc.git.hosting import REPOSITORY_LOC as REPOSITORY_LOC
+from agentsvc.git.hosting import Hosting as Hosting
+from agentsvc.git.hosting import Places as Places
+from agentsvc.git.hosting import bad_cursor as bad_cursor
+from agentsvc.git.hosting import next_number as next_number
+from agentsvc.git.hosting import number_of as number_of
+from agentsvc.git.hosting import quoted as quoted
+from agentsvc.git.hosting import quoted_path as quoted_path
+from agentsvc.git.microagents import Microagent as Microagent
+from agentsvc.git.model import PAGE_MAX as PAGE_MAX
+from agentsvc.git.model import Branch as Branch
+from agentsvc.git.model import BranchQuery as BranchQuery
+from agentsvc.git.model import File as File
+from agentsvc.git.model import GitAccount as GitAccount
+from agentsvc.git.model import Listing as Listing
+from agentsvc.git.model import Number as Number
+from agentsvc.git.model import OwnerType as OwnerType
+from agentsvc.git.model import Repository as Repository
+from agentsvc.git.model import RepositoryQuery as RepositoryQuery
+from agentsvc.git.model import SortBy as SortBy
+from agentsvc.git.service import GitProviders as GitProviders

@@ -6,177 +6,90 @@ console, `server` the connections, `openapi` the description. Imports everything
 and `cli`.
 """
 
-from agentsvc.http.gateway.admission import Admission
-from agentsvc.http.gateway.service import mount_short_paths
-from agentsvc.http.keys import (
-    AUDITED,
-    BACKENDS,
-    CONFIG,
-    DATABASE,
-    FILES,
-    KEYRING,
-    LOGIN_PROVIDERS,
-    LOGINS,
-    OPEN_CONNECTIONS,
-    PENDING,
-    PRINCIPAL,
-    REQUEST_ID,
-    SANDBOXES,
-    SUPERVISOR,
-    Audited,
-)
-from agentsvc.http.middleware.authentication import keys_of
-from agentsvc.http.middleware.host_names import known_hosts
-from agentsvc.http.middleware.pipeline import install, trace_request
-from agentsvc.http.middleware.rate_limit import Limit as RateLimit
-from agentsvc.http.middleware.rate_limit import enforce
-from agentsvc.http.middleware.websocket_auth import FIRST_MESSAGE_AUTH, FirstMessageAuth
-from agentsvc.http.openapi.document import describe
-from agentsvc.http.routes import (
-    EXAMPLE_ID,
-    FORM,
-    HTML,
-    JSON,
-    LOGIN_PATH,
-    OF_SANDBOXES,
-    Effect,
-    Example,
-    Handler,
-    Route,
-    Scope,
-    check_scope,
-    mount,
-    mounted,
-    route_of,
-)
-from agentsvc.http.server.application import Runner, make_runner
-from agentsvc.http.streaming import LIVE, LiveAnswers
-from agentsvc.http.urls import (
-    TRUSTED,
-    Links,
-    address_of,
-    is_from_proxy,
-    links_of,
-    prefix_of,
-    to_networks,
-)
-from agentsvc.http.v1.forms import read_form
-from agentsvc.http.v1.logins import NewLogin, answer_login, browser_of, check_login, note_login
-from agentsvc.http.v1.types_agent_settings import LlmBody, to_llm
-from agentsvc.http.v1.types_events import EventFilter, EventSearch, StoredEvent, to_query
-from agentsvc.http.v1.types_settings import SettingsBody, to_change
-from agentsvc.http.web.guide import mount_guide
-from agentsvc.http.web.handlers import mount_console
-from agentsvc.http.wire import (
-    SUCCESS,
-    ClientId,
-    EnvName,
-    EnvValue,
-    Limit,
-    Page,
-    Success,
-    Time,
-    check_extremes,
-    decode,
-    json_response,
-    path_id,
-    path_text,
-    raw_array,
-    raw_json_response,
-    raw_page,
-    read_body,
-    read_json,
-    read_query,
-)
-
-__all__ = [
-    "AUDITED",
-    "BACKENDS",
-    "CONFIG",
-    "DATABASE",
-    "EXAMPLE_ID",
-    "FILES",
-    "FIRST_MESSAGE_AUTH",
-    "FORM",
-    "GIT_PROVIDERS",
-    "HTML",
-    "IDEMPOTENCY",
-    "JSON",
-    "KEYRING",
-    "LIVE",
-    "LOGINS",
-    "LOGIN_PATH",
-    "LOGIN_PROVIDERS",
-    "OF_SANDBOXES",
-    "OPEN_CONNECTIONS",
-    "PENDING",
-    "PRINCIPAL",
-    "REQUEST_ID",
-    "SANDBOXES",
-    "SUCCESS",
-    "SUPERVISOR",
-    "TRUSTED",
-    "Admission",
-    "Audited",
-    "ClientId",
-    "Effect",
-    "EnvName",
-    "EnvValue",
-    "EventFilter",
-    "EventSearch",
-    "Example",
-    "FirstMessageAuth",
-    "Handler",
-    "Limit",
-    "Links",
-    "LiveAnswers",
-    "LlmBody",
-    "NewLogin",
-    "Page",
-    "RateLimit",
-    "Route",
-    "Runner",
-    "Scope",
-    "SettingsBody",
-    "StoredEvent",
-    "Success",
-    "Time",
-    "address_of",
-    "answer_login",
-    "browser_of",
-    "check_extremes",
-    "check_login",
-    "check_scope",
-    "decode",
-    "describe",
-    "enforce",
-    "install",
-    "is_from_proxy",
-    "json_response",
-    "keys_of",
-    "known_hosts",
-    "links_of",
-    "make_runner",
-    "mount",
-    "mount_console",
-    "mount_guide",
-    "mount_short_paths",
-    "mounted",
-    "note_login",
-    "path_id",
-    "path_text",
-    "prefix_of",
-    "raw_array",
-    "raw_json_response",
-    "raw_page",
-    "read_body",
-    "read_form",
-    "read_json",
-    "read_query",
-    "route_of",
-    "to_change",
-    "to_llm",
-    "to_networks",
-    "to_query",
-    "trace_request",
-]
+from agentsvc.http.gateway.admission import Admission as Admission
+from agentsvc.http.gateway.service import mount_short_paths as mount_short_paths
+from agentsvc.http.keys import AUDITED as AUDITED
+from agentsvc.http.keys import BACKENDS as BACKENDS
+from agentsvc.http.keys import CONFIG as CONFIG
+from agentsvc.http.keys import DATABASE as DATABASE
+from agentsvc.http.keys import FILES as FILES
+from agentsvc.http.keys import KEYRING as KEYRING
+from agentsvc.http.keys import LOGIN_PROVIDERS as LOGIN_PROVIDERS
+from agentsvc.http.keys import LOGINS as LOGINS
+from agentsvc.http.keys import OPEN_CONNECTIONS as OPEN_CONNECTIONS
+from agentsvc.http.keys import PENDING as PENDING
+from agentsvc.http.keys import PRINCIPAL as PRINCIPAL
+from agentsvc.http.keys import REQUEST_ID as REQUEST_ID
+from agentsvc.http.keys import SANDBOXES as SANDBOXES
+from agentsvc.http.keys import SUPERVISOR as SUPERVISOR
+from agentsvc.http.keys import Audited as Audited
+from agentsvc.http.middleware.authentication import keys_of as keys_of
+from agentsvc.http.middleware.host_names import known_hosts as known_hosts
+from agentsvc.http.middleware.pipeline import install as install
+from agentsvc.http.middleware.pipeline import trace_request as trace_request
+from agentsvc.http.middleware.rate_limit import RateLimit as RateLimit
+from agentsvc.http.middleware.rate_limit import enforce as enforce
+from agentsvc.http.middleware.websocket_auth import FIRST_MESSAGE_AUTH as FIRST_MESSAGE_AUTH
+from agentsvc.http.middleware.websocket_auth import FirstMessageAuth as FirstMessageAuth
+from agentsvc.http.openapi.document import describe as describe
+from agentsvc.http.routes import EXAMPLE_ID as EXAMPLE_ID
+from agentsvc.http.routes import FORM as FORM
+from agentsvc.http.routes import HTML as HTML
+from agentsvc.http.routes import JSON as JSON
+from agentsvc.http.routes import LOGIN_PATH as LOGIN_PATH
+from agentsvc.http.routes import OF_SANDBOXES as OF_SANDBOXES
+from agentsvc.http.routes import Effect as Effect
+from agentsvc.http.routes import Example as Example
+from agentsvc.http.routes import Handler as Handler
+from agentsvc.http.routes import Route as Route
+from agentsvc.http.routes import Scope as Scope
+from agentsvc.http.routes import check_scope as check_scope
+from agentsvc.http.routes import mount as mount
+from agentsvc.http.routes import mounted as mounted
+from agentsvc.http.routes import route_of as route_of
+from agentsvc.http.server.application import Runner as Runner
+from agentsvc.http.server.application import make_runner as make_runner
+from agentsvc.http.streaming import LIVE as LIVE
+from agentsvc.http.streaming import LiveAnswers as LiveAnswers
+from agentsvc.http.urls import TRUSTED as TRUSTED
+from agentsvc.http.urls import Links as Links
+from agentsvc.http.urls import address_of as address_of
+from agentsvc.http.urls import is_from_proxy as is_from_proxy
+from agentsvc.http.urls import links_of as links_of
+from agentsvc.http.urls import prefix_of as prefix_of
+from agentsvc.http.urls import to_networks as to_networks
+from agentsvc.http.v1.forms import read_form as read_form
+from agentsvc.http.v1.logins import NewLogin as NewLogin
+from agentsvc.http.v1.logins import answer_login as answer_login
+from agentsvc.http.v1.logins import browser_of as browser_of
+from agentsvc.http.v1.logins import check_login as check_login
+from agentsvc.http.v1.logins import note_login as note_login
+from agentsvc.http.v1.types_agent_settings import LlmBody as LlmBody
+from agentsvc.http.v1.types_agent_settings import to_llm as to_llm
+from agentsvc.http.v1.types_events import EventFilter as EventFilter
+from agentsvc.http.v1.types_events import EventSearch as EventSearch
+from agentsvc.http.v1.types_events import StoredEvent as StoredEvent
+from agentsvc.http.v1.types_events import to_query as to_query
+from agentsvc.http.v1.types_settings import SettingsBody as SettingsBody
+from agentsvc.http.v1.types_settings import to_change as to_change
+from agentsvc.http.web.guide import mount_guide as mount_guide
+from agentsvc.http.web.handlers import mount_console as mount_console
+from agentsvc.http.wire import SUCCESS as SUCCESS
+from agentsvc.http.wire import ClientId as ClientId
+from agentsvc.http.wire import EnvName as EnvName
+from agentsvc.http.wire import EnvValue as EnvValue
+from agentsvc.http.wire import Limit as Limit
+from agentsvc.http.wire import Page as Page
+from agentsvc.http.wire import Success as Success
+from agentsvc.http.wire import Time as Time
+from agentsvc.http.wire import check_extremes as check_extremes
+from agentsvc.http.wire import decode as decode
+from agentsvc.http.wire import json_response as json_response
+from agentsvc.http.wire import path_id as path_id
+from agentsvc.http.wire import path_text as path_text
+from agentsvc.http.wire import raw_array as raw_array
+from agentsvc.http.wire import raw_json_response as raw_json_response
+from agentsvc.http.wire import raw_page as raw_page
+from agentsvc.http.wire import read_body as read_body
+from agentsvc.http.wire import read_json as read_json
+from agentsvc.http.wire import read_query as read_query

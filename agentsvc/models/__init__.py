@@ -4,34 +4,18 @@ Begin with `proxy`. The tokens that let a sandbox use it are in `conversations.m
 `agentserver`, `domain` and `base`.
 """
 
-from agentsvc.models.catalogue import Catalogue, Model, ModelProvider
-from agentsvc.models.check import Checked, check_model
-from agentsvc.models.hosts import host_of
-from agentsvc.models.proxy import Answer, ModelProxy
-from agentsvc.models.wire import (
-    BadQuestion,
-    Upstream,
-    Usage,
-    guess_usage,
-    through,
-    to_question,
-    upstream_of,
-)
-
-__all__ = [
-    "Answer",
-    "BadQuestion",
-    "Catalogue",
-    "Checked",
-    "Model",
-    "ModelProvider",
-    "ModelProxy",
-    "Upstream",
-    "Usage",
-    "check_model",
-    "guess_usage",
-    "host_of",
-    "through",
-    "to_question",
-    "upstream_of",
-]
+from agentsvc.models.catalogue import Catalogue as Catalogue
+from agentsvc.models.catalogue import Model as Model
+from agentsvc.models.catalogue import ModelProvider as ModelProvider
+from agentsvc.models.check import Checked as Checked
+from agentsvc.models.check import check_model as check_model
+from agentsvc.models.hosts import host_of as host_of
+from agentsvc.models.proxy import Answer as Answer
+from agentsvc.models.proxy import ModelProxy as ModelProxy
+from agentsvc.models.wire import BadQuestion as BadQuestion
+from agentsvc.models.wire import Upstream as Upstream
+from agentsvc.models.wire import Usage as Usage
+from agentsvc.models.wire import guess_usage as guess_usage
+from agentsvc.models.wire import through as through
+from agentsvc.models.wire import to_question as to_question
+from agentsvc.models.wire import upstream_of as upstream_of

@@ -5,119 +5,57 @@ proxy that enforces them; `files` finds plugins on disk. How plugins are loaded 
 `sandboxes.plugin_loader`; additions to the server itself are in `extension`. Imports `base` only.
 """
 
-from agentsvc.plugin.backend import (
-    API_VERSION,
-    HANDLE_BYTES_MAX,
-    NOT_CALLING,
-    BackendContext,
-    FindKey,
-    PartlyScanned,
-    RuntimeBackend,
-    SaveHandle,
-    StillFetching,
-    check_hosts,
-    fill,
-    no_key,
-)
-from agentsvc.plugin.files import (
-    PACKAGE,
-    PluginFile,
-    bundled,
-    default_kinds,
-    import_file,
-    is_needed,
-    keep_old_names,
-    plugins_in,
-    sections,
-)
-from agentsvc.plugin.helpers import (
-    AGENT_OUTPUT,
-    PACKAGE_DIR,
-    choose_ports,
-    finish,
-    is_below,
-    working_dir,
-)
-from agentsvc.plugin.hookspecs import EVENT_KINDS, NAME, Event, hookimpl
-from agentsvc.plugin.values import (
-    Advice,
-    Capability,
-    Cause,
-    Checkpoint,
-    Endpoint,
-    ExecResult,
-    Fences,
-    Found,
-    Handle,
-    Health,
-    IdleRules,
-    ImageBuild,
-    Isolation,
-    Limits,
-    LogLine,
-    Network,
-    Order,
-    PausedAs,
-    Phase,
-    Port,
-    Report,
-    Spec,
-    Usage,
-)
-
-__all__ = [
-    "AGENT_OUTPUT",
-    "API_VERSION",
-    "EVENT_KINDS",
-    "HANDLE_BYTES_MAX",
-    "NAME",
-    "NOT_CALLING",
-    "PACKAGE",
-    "PACKAGE_DIR",
-    "Advice",
-    "BackendContext",
-    "Capability",
-    "Cause",
-    "Checkpoint",
-    "Endpoint",
-    "Event",
-    "ExecResult",
-    "Fences",
-    "FindKey",
-    "Found",
-    "Handle",
-    "Health",
-    "IdleRules",
-    "ImageBuild",
-    "Isolation",
-    "Limits",
-    "LogLine",
-    "Network",
-    "Order",
-    "PartlyScanned",
-    "PausedAs",
-    "Phase",
-    "PluginFile",
-    "Port",
-    "Report",
-    "RuntimeBackend",
-    "SaveHandle",
-    "Spec",
-    "StillFetching",
-    "Usage",
-    "bundled",
-    "check_hosts",
-    "choose_ports",
-    "default_kinds",
-    "fill",
-    "finish",
-    "hookimpl",
-    "import_file",
-    "is_below",
-    "is_needed",
-    "keep_old_names",
-    "no_key",
-    "plugins_in",
-    "sections",
-    "working_dir",
-]
+from agentsvc.plugin.backend import API_VERSION as API_VERSION
+from agentsvc.plugin.backend import HANDLE_BYTES_MAX as HANDLE_BYTES_MAX
+from agentsvc.plugin.backend import NOT_CALLING as NOT_CALLING
+from agentsvc.plugin.backend import BackendContext as BackendContext
+from agentsvc.plugin.backend import FindKey as FindKey
+from agentsvc.plugin.backend import PartlyScanned as PartlyScanned
+from agentsvc.plugin.backend import RuntimeBackend as RuntimeBackend
+from agentsvc.plugin.backend import SaveHandle as SaveHandle
+from agentsvc.plugin.backend import StillFetching as StillFetching
+from agentsvc.plugin.backend import check_hosts as check_hosts
+from agentsvc.plugin.backend import fill as fill
+from agentsvc.plugin.backend import no_key as no_key
+from agentsvc.plugin.files import PACKAGE as PACKAGE
+from agentsvc.plugin.files import PluginFile as PluginFile
+from agentsvc.plugin.files import bundled as bundled
+from agentsvc.plugin.files import default_kinds as default_kinds
+from agentsvc.plugin.files import import_file as import_file
+from agentsvc.plugin.files import is_needed as is_needed
+from agentsvc.plugin.files import keep_old_names as keep_old_names
+from agentsvc.plugin.files import plugins_in as plugins_in
+from agentsvc.plugin.files import sections as sections
+from agentsvc.plugin.helpers import AGENT_OUTPUT as AGENT_OUTPUT
+from agentsvc.plugin.helpers import PACKAGE_DIR as PACKAGE_DIR
+from agentsvc.plugin.helpers import choose_ports as choose_ports
+from agentsvc.plugin.helpers import finish as finish
+from agentsvc.plugin.helpers import is_below as is_below
+from agentsvc.plugin.helpers import working_dir as working_dir
+from agentsvc.plugin.hookspecs import EVENT_KINDS as EVENT_KINDS
+from agentsvc.plugin.hookspecs import NAME as NAME
+from agentsvc.plugin.hookspecs import Event as Event
+from agentsvc.plugin.hookspecs import hookimpl as hookimpl
+from agentsvc.plugin.values import Advice as Advice
+from agentsvc.plugin.values import Capability as Capability
+from agentsvc.plugin.values import Cause as Cause
+from agentsvc.plugin.values import Checkpoint as Checkpoint
+from agentsvc.plugin.values import Endpoint as Endpoint
+from agentsvc.plugin.values import ExecResult as ExecResult
+from agentsvc.plugin.values import Fences as Fences
+from agentsvc.plugin.values import Found as Found
+from agentsvc.plugin.values import Handle as Handle
+from agentsvc.plugin.values import Health as Health
+from agentsvc.plugin.values import IdleRules as IdleRules
+from agentsvc.plugin.values import ImageBuild as ImageBuild
+from agentsvc.plugin.values import Isolation as Isolation
+from agentsvc.plugin.values import Limits as Limits
+from agentsvc.plugin.values import LogLine as LogLine
+from agentsvc.plugin.values import Network as Network
+from agentsvc.plugin.values import Order as Order
+from agentsvc.plugin.values import PausedAs as PausedAs
+from agentsvc.plugin.values import Phase as Phase
+from agentsvc.plugin.values import Port as Port
+from agentsvc.plugin.values import Report as Report
+from agentsvc.plugin.values import Spec as Spec
+from agentsvc.plugin.values import Usage as Usage

@@ -6,78 +6,42 @@ backends. Nothing here knows conversations or HTTP. Imports `accounts`, `setting
 and what they import.
 """
 
-from agentsvc.sandboxes.admission.slots import Lane, StartSlots
-from agentsvc.sandboxes.admission.table import Removal, UseTable
-from agentsvc.sandboxes.admission.warm_pool import SPARES_SECONDS
-from agentsvc.sandboxes.admission.warm_pool_table import WarmPoolTable
-from agentsvc.sandboxes.checkpoints import Checkpoints
-from agentsvc.sandboxes.idle_culler import IdleCuller, defaults_of, due, rules_for
-from agentsvc.sandboxes.isolation import Protection, check_isolation, find_protections
-from agentsvc.sandboxes.logs import MOST_LINES, read_output
-from agentsvc.sandboxes.orders import CallbackRules
-from agentsvc.sandboxes.owners import Owners
-from agentsvc.sandboxes.plugin_loader import (
-    BUILT_IN,
-    Backend,
-    Notifier,
-    Plugin,
-    PluginHost,
-    installed_points,
-    listed,
-)
-from agentsvc.sandboxes.registry import BackendRegistry, kinds_of
-from agentsvc.sandboxes.runtime_clients import ClientOrder
-from agentsvc.sandboxes.service import Sandboxes
-from agentsvc.sandboxes.state import (
-    AGENT_PORT,
-    Sandbox,
-    SandboxStatus,
-    Target,
-    failure_of,
-    status_of,
-)
-from agentsvc.sandboxes.stores import SandboxStores
-from agentsvc.sandboxes.table import SandboxTable
-from agentsvc.sandboxes.usage_meter import Measured, Meter
-
-__all__ = [
-    "AGENT_PORT",
-    "BUILT_IN",
-    "MOST_LINES",
-    "SPARES_SECONDS",
-    "Backend",
-    "BackendRegistry",
-    "CallbackRules",
-    "Checkpoints",
-    "ClientOrder",
-    "IdleCuller",
-    "Lane",
-    "Measured",
-    "Meter",
-    "Notifier",
-    "Owners",
-    "Plugin",
-    "PluginHost",
-    "Protection",
-    "Removal",
-    "Sandbox",
-    "SandboxStatus",
-    "SandboxStores",
-    "SandboxTable",
-    "Sandboxes",
-    "StartSlots",
-    "Target",
-    "UseTable",
-    "WarmPoolTable",
-    "check_isolation",
-    "defaults_of",
-    "due",
-    "failure_of",
-    "find_protections",
-    "installed_points",
-    "kinds_of",
-    "listed",
-    "read_output",
-    "rules_for",
-    "status_of",
-]
+from agentsvc.sandboxes.admission.slots import Lane as Lane
+from agentsvc.sandboxes.admission.slots import StartSlots as StartSlots
+from agentsvc.sandboxes.admission.table import Removal as Removal
+from agentsvc.sandboxes.admission.table import UseTable as UseTable
+from agentsvc.sandboxes.admission.warm_pool import SPARES_SECONDS as SPARES_SECONDS
+from agentsvc.sandboxes.admission.warm_pool_table import WarmPoolTable as WarmPoolTable
+from agentsvc.sandboxes.checkpoints import Checkpoints as Checkpoints
+from agentsvc.sandboxes.idle_culler import IdleCuller as IdleCuller
+from agentsvc.sandboxes.idle_culler import defaults_of as defaults_of
+from agentsvc.sandboxes.idle_culler import due as due
+from agentsvc.sandboxes.idle_culler import rules_for as rules_for
+from agentsvc.sandboxes.isolation import Protection as Protection
+from agentsvc.sandboxes.isolation import check_isolation as check_isolation
+from agentsvc.sandboxes.isolation import find_protections as find_protections
+from agentsvc.sandboxes.logs import MOST_LINES as MOST_LINES
+from agentsvc.sandboxes.logs import read_output as read_output
+from agentsvc.sandboxes.orders import CallbackRules as CallbackRules
+from agentsvc.sandboxes.owners import Owners as Owners
+from agentsvc.sandboxes.plugin_loader import BUILT_IN as BUILT_IN
+from agentsvc.sandboxes.plugin_loader import Backend as Backend
+from agentsvc.sandboxes.plugin_loader import Notifier as Notifier
+from agentsvc.sandboxes.plugin_loader import Plugin as Plugin
+from agentsvc.sandboxes.plugin_loader import PluginHost as PluginHost
+from agentsvc.sandboxes.plugin_loader import installed_points as installed_points
+from agentsvc.sandboxes.plugin_loader import listed as listed
+from agentsvc.sandboxes.registry import BackendRegistry as BackendRegistry
+from agentsvc.sandboxes.registry import kinds_of as kinds_of
+from agentsvc.sandboxes.runtime_clients import ClientOrder as ClientOrder
+from agentsvc.sandboxes.service import Sandboxes as Sandboxes
+from agentsvc.sandboxes.state import AGENT_PORT as AGENT_PORT
+from agentsvc.sandboxes.state import Sandbox as Sandbox
+from agentsvc.sandboxes.state import SandboxStatus as SandboxStatus
+from agentsvc.sandboxes.state import Target as Target
+from agentsvc.sandboxes.state import failure_of as failure_of
+from agentsvc.sandboxes.state import status_of as status_of
+from agentsvc.sandboxes.stores import SandboxStores as SandboxStores
+from agentsvc.sandboxes.table import SandboxTable as SandboxTable
+from agentsvc.sandboxes.usage_meter import Measured as Measured
+from agentsvc.sandboxes.usage_meter import Meter as Meter

@@ -4,63 +4,34 @@ Begin with `database`. The SQL of a table stands with the package that owns it. 
 `config`.
 """
 
-from agentsvc.storage.database import Database, IntegrityError, Queryable, Reader, Row, Transaction
-from agentsvc.storage.database_file import (
-    check_file,
-    check_schema,
-    copy_running,
-    lock_data_dir,
-    read_foreign,
-    statements_of,
-    vacuum_file,
-)
-from agentsvc.storage.installation import Installation, change_master_key
-from agentsvc.storage.paging import Page, cut
-from agentsvc.storage.request_effects import is_watched, note_effect, watched_by
-from agentsvc.storage.tar_reader import (
-    BLOCK,
-    SPARSE,
-    BadTar,
-    Gunzip,
-    Kind,
-    Member,
-    Readable,
-    TarStream,
-    safe_name,
-    stays_inside,
-)
-from agentsvc.storage.vault import Vault
-
-__all__ = [
-    "BLOCK",
-    "SPARSE",
-    "BadTar",
-    "Database",
-    "Gunzip",
-    "Installation",
-    "IntegrityError",
-    "Kind",
-    "Member",
-    "Page",
-    "Queryable",
-    "Readable",
-    "Reader",
-    "Row",
-    "TarStream",
-    "Transaction",
-    "Vault",
-    "change_master_key",
-    "check_file",
-    "check_schema",
-    "copy_running",
-    "cut",
-    "is_watched",
-    "lock_data_dir",
-    "note_effect",
-    "read_foreign",
-    "safe_name",
-    "statements_of",
-    "stays_inside",
-    "vacuum_file",
-    "watched_by",
-]
+from agentsvc.storage.database import Database as Database
+from agentsvc.storage.database import IntegrityError as IntegrityError
+from agentsvc.storage.database import Queryable as Queryable
+from agentsvc.storage.database import Reader as Reader
+from agentsvc.storage.database import Row as Row
+from agentsvc.storage.database import Transaction as Transaction
+from agentsvc.storage.database_file import check_file as check_file
+from agentsvc.storage.database_file import check_schema as check_schema
+from agentsvc.storage.database_file import copy_running as copy_running
+from agentsvc.storage.database_file import lock_data_dir as lock_data_dir
+from agentsvc.storage.database_file import read_foreign as read_foreign
+from agentsvc.storage.database_file import statements_of as statements_of
+from agentsvc.storage.database_file import vacuum_file as vacuum_file
+from agentsvc.storage.installation import Installation as Installation
+from agentsvc.storage.installation import change_master_key as change_master_key
+from agentsvc.storage.paging import Page as Page
+from agentsvc.storage.paging import cut as cut
+from agentsvc.storage.request_effects import is_watched as is_watched
+from agentsvc.storage.request_effects import note_effect as note_effect
+from agentsvc.storage.request_effects import watched_by as watched_by
+from agentsvc.storage.tar_reader import BLOCK as BLOCK
+from agentsvc.storage.tar_reader import SPARSE as SPARSE
+from agentsvc.storage.tar_reader import BadTar as BadTar
+from agentsvc.storage.tar_reader import Gunzip as Gunzip
+from agentsvc.storage.tar_reader import Kind as Kind
+from agentsvc.storage.tar_reader import Member as Member
+from agentsvc.storage.tar_reader import Readable as Readable
+from agentsvc.storage.tar_reader import TarStream as TarStream
+from agentsvc.storage.tar_reader import safe_name as safe_name
+from agentsvc.storage.tar_reader import stays_inside as stays_inside
+from agentsvc.storage.vault import Vault as Vault

@@ -4,24 +4,16 @@ Public: plugin authors import from here; begin with `kit`. Nothing in the server
 that check or show something. Imports `plugin`, `agentserver` and `base`.
 """
 
-from agentsvc.testing.backend import FAKE_SPEC, FakeBackend, FakeConfig, FakeWorld
-from agentsvc.testing.kit import CheckResult, Outcome, backend_contract, check_backend
-from agentsvc.testing.llm import MODEL, ScriptedModel
-from agentsvc.testing.promises import CHECKS
-from agentsvc.testing.rig import WORKLOAD, KitOptions
-
-__all__ = [
-    "CHECKS",
-    "FAKE_SPEC",
-    "MODEL",
-    "WORKLOAD",
-    "CheckResult",
-    "FakeBackend",
-    "FakeConfig",
-    "FakeWorld",
-    "KitOptions",
-    "Outcome",
-    "ScriptedModel",
-    "backend_contract",
-    "check_backend",
-]
+from agentsvc.testing.backend import FAKE_SPEC as FAKE_SPEC
+from agentsvc.testing.backend import FakeBackend as FakeBackend
+from agentsvc.testing.backend import FakeConfig as FakeConfig
+from agentsvc.testing.backend import FakeWorld as FakeWorld
+from agentsvc.testing.kit import CheckResult as CheckResult
+from agentsvc.testing.kit import Outcome as Outcome
+from agentsvc.testing.kit import backend_contract as backend_contract
+from agentsvc.testing.kit import check_backend as check_backend
+from agentsvc.testing.llm import MODEL as MODEL
+from agentsvc.testing.llm import ScriptedModel as ScriptedModel
+from agentsvc.testing.promises import CHECKS as CHECKS
+from agentsvc.testing.rig import WORKLOAD as WORKLOAD
+from agentsvc.testing.rig import KitOptions as KitOptions

@@ -3,8 +3,14 @@
 import msgspec
 import pytest
 
-from agentsvc.agentserver.client import AgentClient, ConversationStats, decode_conversation
-from agentsvc.agentserver.responses import BashOutput, Output, to_error
+from agentsvc.agentserver.client import AgentClient
+from agentsvc.agentserver.responses import (
+    BashOutput,
+    ConversationStats,
+    Output,
+    decode_conversation,
+    to_error,
+)
 from agentsvc.base.errors import AgentRefused, AgentsvcError, AgentUnavailable, Conflict, NotFound
 from agentsvc.base.values import Secret
 

@@ -13,7 +13,8 @@ from agentsvc.base.bus import EventBus
 from agentsvc.base.values import Secret, now, to_stored
 from agentsvc.cli import cli
 from agentsvc.config.data_directory import DataDirectory
-from agentsvc.conversations.event_log import EventLog, EventQuery
+from agentsvc.conversations.event_log import EventLog
+from agentsvc.conversations.event_table import EventQuery
 from agentsvc.plugin.backend import IdleRules
 from agentsvc.settings.fields import Settings
 from agentsvc.settings.store import SettingsStore

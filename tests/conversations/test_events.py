@@ -11,14 +11,8 @@ import pytest
 
 from agentsvc.base.bus import EventBus, Notice, Subject
 from agentsvc.base.errors import InvalidRequest
-from agentsvc.conversations.event_log import (
-    LARGEST_EVENT_BYTES,
-    EventHead,
-    EventLog,
-    EventQuery,
-    StoredEvent,
-    read_head,
-)
+from agentsvc.conversations.event_log import LARGEST_EVENT_BYTES, EventHead, EventLog, read_head
+from agentsvc.conversations.event_table import EventQuery, StoredEvent
 from agentsvc.storage.database import Database, Transaction
 
 ALL = EventQuery()

@@ -8,7 +8,7 @@ import pytest
 from msgspec.json import encode
 
 from agentsvc.base.values import new_id
-from agentsvc.conversations.event_log import StoredEvent
+from agentsvc.conversations.event_table import StoredEvent
 from agentsvc.conversations.history import (
     lines_of,
     moved_event,

@@ -10,7 +10,7 @@ import pytest
 
 from agentsvc.base.values import monotonic
 from agentsvc.config.schema import LimitsConfig, ServerConfig
-from agentsvc.http.middleware.rate_limit import Limit
+from agentsvc.http.middleware.rate_limit import RateLimit
 from agentsvc.http.server.delayed_refusal import HOLD_SECONDS, LogThrottle, RefusalDelay
 from tests.conftest import FAST
 from tests.plugin_loading import load_plugins
@@ -67,7 +67,7 @@ async def test_an_address_without_a_good_key_is_refused_but_not_who_has_one(
 
 
 def test_who_was_not_seen_for_longest_is_forgotten() -> None:
-    limit = Limit("key", 1)
+    limit = RateLimit("key", 1)
     assert limit.take("first") is not None
     for number in range(10_000):
         limit.take(number)
@@ -78,7 +78,7 @@ def test_who_was_not_seen_for_longest_is_forgotten() -> None:
 
 
 def test_without_a_limit_nothing_is_counted() -> None:
-    assert Limit("key", 0).take("anybody") is None
+    assert RateLimit("key", 0).take("anybody") is None
 
 
 async def test_who_is_turned_away_again_and_again_waits_and_good_keys_do_not(

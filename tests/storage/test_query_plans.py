@@ -11,8 +11,8 @@ import pytest
 from agentsvc.base.bus import EventBus
 from agentsvc.base.values import encode_cursor, new_id
 from agentsvc.conversations.archives.table import ArchiveTable
-from agentsvc.conversations.event_log import EventLog, EventQuery
-from agentsvc.conversations.event_table import EventTable
+from agentsvc.conversations.event_log import EventLog
+from agentsvc.conversations.event_table import EventQuery, EventTable
 from agentsvc.conversations.model import ConversationQuery
 from agentsvc.conversations.starting.task_table import StartTaskTable
 from agentsvc.conversations.table import ConversationTable

@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agentsvc.agentserver.client import AgentClient, CommandResult
+from agentsvc.agentserver.client import AgentClient
+from agentsvc.agentserver.responses import CommandResult
 from agentsvc.base.errors import AgentRefused, AgentUnavailable
 from agentsvc.base.values import Secret, monotonic, new_id
 from agentsvc.plugin.backend import Order, Port

@@ -48,7 +48,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-class Limit:
+class RateLimit:
     """So many requests a minute of each caller, which may come at once; 0 is no limit."""
 
     def __init__(self, name: str, most: int) -> None:
@@ -116,8 +116,8 @@ class Limits:
     """Every limit on what is sent: by keys, by sandboxes, by addresses that show no good key."""
 
     def __init__(self, config: LimitsConfig) -> None:
-        self.keys = Limit("key", config.requests_per_minute)
-        self.addresses = Limit("address", config.refused_per_minute)
+        self.keys = RateLimit("key", config.requests_per_minute)
+        self.addresses = RateLimit("address", config.refused_per_minute)
         requests, size = config.sandbox_requests_per_minute, config.report_bytes_per_minute
         self.sandboxes = {
             Budget.REQUESTS: Throttle(requests, at_once=requests),

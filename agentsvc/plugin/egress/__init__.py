@@ -11,41 +11,24 @@ Inside the sandbox: `python -I -S relay.py` (one file) offers the proxy's socket
 loopback interface; the variables of `proxy_environment(port)` send programs there.
 """
 
-from .addresses import (
-    SANDBOX_SOURCES,
-    Address,
-    BadHost,
-    is_outside,
-    meant,
-    parse_host,
-    source_of,
-    split_port,
-)
-from .policy import Mode, Policy, from_json, parse_policy, show, to_json
-from .proxy import Counts, Proxy, ProxyLimits
-from .resolver import Resolver
-
-__all__ = [
-    "SANDBOX_SOURCES",
-    "Address",
-    "BadHost",
-    "Counts",
-    "Mode",
-    "Policy",
-    "Proxy",
-    "ProxyLimits",
-    "Resolver",
-    "from_json",
-    "is_outside",
-    "meant",
-    "parse_host",
-    "parse_policy",
-    "proxy_environment",
-    "show",
-    "source_of",
-    "split_port",
-    "to_json",
-]
+from .addresses import SANDBOX_SOURCES as SANDBOX_SOURCES
+from .addresses import Address as Address
+from .addresses import BadHost as BadHost
+from .addresses import is_outside as is_outside
+from .addresses import meant as meant
+from .addresses import parse_host as parse_host
+from .addresses import source_of as source_of
+from .addresses import split_port as split_port
+from .policy import Mode as Mode
+from .policy import Policy as Policy
+from .policy import from_json as from_json
+from .policy import parse_policy as parse_policy
+from .policy import show as show
+from .policy import to_json as to_json
+from .proxy import Counts as Counts
+from .proxy import Proxy as Proxy
+from .proxy import ProxyLimits as ProxyLimits
+from .resolver import Resolver as Resolver
 
 
 def proxy_environment(port: int) -> dict[str, str]:

@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from agentsvc.conversations.event_log import EventLog, StoredEvent
+from agentsvc.conversations.event_log import EventLog
+from agentsvc.conversations.event_table import StoredEvent
 from agentsvc.http.v0.transcripts import Transcripts
 
 MADE = datetime(2026, 1, 1, tzinfo=UTC)
