@@ -38,10 +38,12 @@ from agentsvc.http.routes import HTML as HTML
 from agentsvc.http.routes import JSON as JSON
 from agentsvc.http.routes import LOGIN_PATH as LOGIN_PATH
 from agentsvc.http.routes import OF_SANDBOXES as OF_SANDBOXES
+from agentsvc.http.routes import Described as Described
 from agentsvc.http.routes import Effect as Effect
 from agentsvc.http.routes import Example as Example
 from agentsvc.http.routes import Handler as Handler
 from agentsvc.http.routes import Route as Route
+from agentsvc.http.routes import Routes as Routes
 from agentsvc.http.routes import Scope as Scope
 from agentsvc.http.routes import check_scope as check_scope
 from agentsvc.http.routes import mount as mount

@@ -18,7 +18,7 @@ from agentsvc.base import AgentsvcError, BackendUnavailable
 from agentsvc.http.keys import BACKENDS, CONFIG, DATABASE
 from agentsvc.http.middleware.authentication import find_caller
 from agentsvc.http.middleware.pipeline import ACTIVITY, Activity
-from agentsvc.http.routes import Route, Scope
+from agentsvc.http.routes import Routes, Scope
 from agentsvc.http.wire import json_response
 from agentsvc.plugin import Health, RuntimeBackend
 from agentsvc.sandboxes import BackendRegistry, Protection, find_protections
@@ -108,21 +108,8 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the server uses; left out without a key"""
 
 
-async def get_alive(_request: web.Request) -> web.Response:
-    """GET /alive.
-
-    Answers as long as the process does, whatever else is wrong. For an orchestrator that restarts
-    what is dead.
-    """
-    return json_response(Alive())
-
-
-async def get_health(_request: web.Request) -> web.Response:
-    """GET /health.
-
-    The same as `/alive`, with the text `OK`, which clients of agent servers ask for.
-    """
-    return json_response("OK")
+ROUTES: Final = Routes()
+"""Every operation outside the two generations of the API."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,8 +121,30 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     """How sandboxes are held, the default backend first"""
 
 
+@ROUTES.add("GET", "/alive", scope=Scope.OPEN, answer=Alive)
+async def get_alive(_request: web.Request) -> web.Response:
+    """Say that the process answers.
+
+    Answers as long as the process does, whatever else is wrong. For an orchestrator that restarts
+    what is dead.
+    """
+    return json_response(Alive())
+
+
+@ROUTES.add("GET", "/health", scope=Scope.OPEN, answer=Literal["OK"])
+async def get_health(_request: web.Request) -> web.Response:
+    """Say that the process answers.
+
+    The same as `/alive`, with the text `OK`, which clients of agent servers ask for.
+    """
+    return json_response("OK")
+
+
+@ROUTES.add(
+    "GET", "/ready", scope=Scope.OPEN, answer=Literal["OK"] | Ready, errors=(BackendUnavailable,)
+)
 async def get_ready(request: web.Request) -> web.Response:
-    """GET /ready.
+    """Say whether conversations can be started.
 
     Refused (503) until the database and the default backend are usable. The answer is the text
     `OK`; with an administrator's key it tells how sandboxes are held.
@@ -152,8 +161,9 @@ async def get_ready(request: web.Request) -> web.Response:
     return json_response(Ready(sandboxes=find_protections(request.app[BACKENDS], config)))
 
 
+@ROUTES.add("GET", "/server_info", scope=Scope.OPEN, answer=ServerInfo)
 async def get_server_info(request: web.Request) -> web.Response:
-    """GET /server_info.
+    """Say what the server is and how long it runs; with a key, what it uses, too.
 
     Versions and times are told to everybody; what the server uses of its machine only to users.
     """
@@ -230,45 +240,3 @@ def _read(file: Path) -> str:
 
 def _percent(part: float, whole: float) -> float:
     return round(100 * part / whole, 1) if whole > 0 else 0.0
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path="/alive",
-        handler=get_alive,
-        scope=Scope.OPEN,
-        rank="P1",
-        summary="Say that the process answers",
-        answer=Alive,
-    ),
-    Route(
-        method="GET",
-        path="/health",
-        handler=get_health,
-        scope=Scope.OPEN,
-        rank="P1",
-        summary="Say that the process answers",
-        answer=Literal["OK"],
-    ),
-    Route(
-        method="GET",
-        path="/ready",
-        handler=get_ready,
-        scope=Scope.OPEN,
-        rank="P1",
-        summary="Say whether conversations can be started",
-        answer=Literal["OK"] | Ready,
-        errors=(BackendUnavailable,),
-    ),
-    Route(
-        method="GET",
-        path="/server_info",
-        handler=get_server_info,
-        scope=Scope.OPEN,
-        rank="P1",
-        summary="Say what the server is and how long it runs; with a key, what it uses, too",
-        answer=ServerInfo,
-    ),
-)
-"""Every operation outside the two generations of the API."""

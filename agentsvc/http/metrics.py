@@ -14,7 +14,7 @@ from agentsvc import __version__
 from agentsvc.conversations import Figures, quantile, read_figures
 from agentsvc.http.keys import BACKENDS, CONFIG, DATABASE, MEASURES, SANDBOXES, SUPERVISOR
 from agentsvc.http.middleware.pipeline import ACTIVITY
-from agentsvc.http.routes import TEXT, Route, Scope
+from agentsvc.http.routes import TEXT, Routes, Scope
 from agentsvc.http.server.metrics_registry import Family, counter, gauge, to_text
 from agentsvc.sandboxes import BackendRegistry
 
@@ -22,9 +22,12 @@ MEDIA: Final = f"{TEXT}; version=0.0.4; charset=utf-8"
 _QUANTILES: Final = (0.5, 0.95)
 _PROC: Final = Path("/proc/self")
 
+ROUTES: Final = Routes()
 
+
+@ROUTES.add("GET", "/metrics", scope=Scope.ADMIN_READ, answer=str, media=TEXT)
 async def get_metrics(request: web.Request) -> web.Response:
-    """GET /metrics.
+    """Return figures of the server as Prometheus reads them.
 
     In the text format of Prometheus, with requests, conversations, sandboxes, deliveries and what
     the server uses.
@@ -160,17 +163,3 @@ def _sizes(path: Path) -> dict[str, int]:
         "log": log.stat().st_size if log.exists() else 0,
         "free": free.f_bavail * free.f_frsize,
     }
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path="/metrics",
-        handler=get_metrics,
-        scope=Scope.ADMIN_READ,
-        rank="P3",
-        summary="Return figures of the server as Prometheus reads them",
-        answer=str,
-        media=TEXT,
-    ),
-)

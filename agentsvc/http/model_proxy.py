@@ -9,7 +9,7 @@ from aiohttp import web
 from agentsvc.base import BadRequest, ModelBudgetReached, ModelUnavailable
 from agentsvc.conversations import PATH
 from agentsvc.http.keys import CONVERSATIONS, MODEL_TOKEN, MODEL_TOKENS, MODELS
-from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.routes import Example, Routes, Scope
 from agentsvc.http.wire import json_response, read_text
 from agentsvc.models import Answer, BadQuestion, to_question
 
@@ -57,16 +57,38 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     """Always `list`"""
 
 
+ROUTES: Final = Routes()
+
+_ERRORS: Final = (BadRequest, ModelBudgetReached, ModelUnavailable)
+
+
+_QUESTION: Final[dict[str, Any]] = {
+    "model": "scripted",
+    "messages": [{"role": "user", "content": "Go on"}],
+}
+
+
+@ROUTES.add("GET", f"{PATH}/models", scope=Scope.MODEL, answer=ModelList)
 async def get_models(request: web.Request) -> web.Response:
-    """GET /llm/v1/models.
+    """Name the language model that the token of a sandbox is for.
 
     One model: the one of the conversation.
     """
     return json_response(ModelList(data=[ModelInfo(id=request[MODEL_TOKEN].upstream.model)]))
 
 
+@ROUTES.add(
+    "POST",
+    f"{PATH}/chat/completions",
+    scope=Scope.MODEL,
+    body=Question,
+    answer=dict[str, Any],
+    errors=_ERRORS,
+    example=Example(body=_QUESTION),
+    is_stream=True,
+)
 async def post_completion(request: web.Request) -> web.StreamResponse:
-    """POST /llm/v1/chat/completions.
+    """Ask the language model of a conversation, from its sandbox, with OpenAI's chat completions.
 
     The body is that of the chat completions of OpenAI, and is passed on to the model of the
     conversation with the key its user has stored. The answer is the model's, a refusal of it
@@ -75,8 +97,18 @@ async def post_completion(request: web.Request) -> web.StreamResponse:
     return await _ask(request, "chat/completions", wants_usage=True)
 
 
+@ROUTES.add(
+    "POST",
+    f"{PATH}/responses",
+    scope=Scope.MODEL,
+    body=Question,
+    answer=dict[str, Any],
+    errors=_ERRORS,
+    example=Example(body={"model": "scripted", "input": "Go on"}),
+    is_stream=True,
+)
 async def post_response(request: web.Request) -> web.StreamResponse:
-    """POST /llm/v1/responses.
+    """Ask the language model of a conversation, from its sandbox, with OpenAI's responses.
 
     The body is that of the responses of OpenAI, and is passed on to the model of the conversation
     with the key its user has stored. The answer is the model's, a refusal of it included. What it
@@ -128,48 +160,3 @@ async def _pass_on(request: web.Request, answer: Answer) -> web.StreamResponse:
     async for part in answer.parts():
         await response.write(part)
     return response
-
-
-_ERRORS: Final = (BadRequest, ModelBudgetReached, ModelUnavailable)
-_QUESTION: Final[dict[str, Any]] = {
-    "model": "scripted",
-    "messages": [{"role": "user", "content": "Go on"}],
-}
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path=f"{PATH}/models",
-        handler=get_models,
-        scope=Scope.MODEL,
-        rank="P3",
-        summary="Name the language model that the token of a sandbox is for",
-        answer=ModelList,
-    ),
-    Route(
-        method="POST",
-        path=f"{PATH}/chat/completions",
-        handler=post_completion,
-        scope=Scope.MODEL,
-        rank="P3",
-        summary="Ask the language model of a conversation, from its sandbox, with OpenAI's chat completions",
-        body=Question,
-        answer=dict[str, Any],
-        errors=_ERRORS,
-        example=Example(body=_QUESTION),
-        is_stream=True,
-    ),
-    Route(
-        method="POST",
-        path=f"{PATH}/responses",
-        handler=post_response,
-        scope=Scope.MODEL,
-        rank="P3",
-        summary="Ask the language model of a conversation, from its sandbox, with OpenAI's responses",
-        body=Question,
-        answer=dict[str, Any],
-        errors=_ERRORS,
-        example=Example(body={"model": "scripted", "input": "Go on"}),
-        is_stream=True,
-    ),
-)

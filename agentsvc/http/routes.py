@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import StrEnum
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Required, TypedDict, Unpack
 
 import msgspec
 from aiohttp import hdrs, web
@@ -180,8 +180,7 @@ class Socket(msgspec.Struct, frozen=True, kw_only=True):
 class Route(msgspec.Struct, frozen=True, kw_only=True):
     """One operation: a method on a path, who may call it, what it reads and what it answers.
 
-    `rank` is its importance in the contract, P0 first. What follows `summary` is for the published
-    description. `path_types` are the types of the parts of its path, where they are not what their
+    What follows `summary` is for the published description. `path_types` are the types of the parts of its path, where they are not what their
     names stand for elsewhere. `body` and `query` are the types its handler decodes, None where it
     reads none; `reads` names the media types of the body. `answer` is the type of the answer to
     what is right, which has `status` and is sent as `media`; None where nothing is right. `errors`
@@ -198,15 +197,15 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     one that is no JSON, and `socket` tells the same over Socket.IO. A page is what a browser goes to: its
     key may come as the password of HTTP Basic authentication, too. Where `takes_query_key`, it may
     come in the query, or as the first message of a WebSocket: programs in a browser cannot send
-    headers with everything.
+    headers with everything. Nobody reads `rank`: plugins that were written before may give one.
     """
 
     method: str
     path: str
     handler: Handler
     scope: Scope
-    rank: str
     summary: str
+    rank: str = ""
     path_types: Mapping[str, Any] = {}
     query: Any = None
     body: Any = None
@@ -226,6 +225,48 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     is_page: bool = False
     takes_query_key: bool = False
     is_deprecated: bool = False
+
+
+class Described(TypedDict, total=False):
+    """What a `Route` says of its handler, beside its method, its path and its summary."""
+
+    scope: Required[Scope]
+    path_types: Mapping[str, Any]
+    query: Any
+    body: Any
+    reads: tuple[str, ...]
+    answer: Any
+    status: int
+    media: str
+    accepted: str
+    errors: tuple[type[AgentsvcError], ...]
+    example: Example
+    effect: Effect
+    goes_on: GoOn
+    key_header: str
+    is_stream: bool
+    message: Any
+    socket: Socket
+    is_page: bool
+    takes_query_key: bool
+    is_deprecated: bool
+
+
+class Routes(list[Route]):
+    """A table of routes that handlers put themselves into."""
+
+    def add[H: Handler](
+        self, method: str, path: str, *, summary: str = "", **described: Unpack[Described]
+    ) -> Callable[[H], H]:
+        """Decorate a handler of an operation; its docstring begins with the summary, else that is given."""
+
+        def put(handler: H) -> H:
+            said = summary or (handler.__doc__ or "").partition("\n")[0].removesuffix(".")
+            route = Route(method=method, path=path, handler=handler, summary=said, **described)
+            self.append(route)
+            return handler
+
+        return put
 
 
 def shown_as(kind: Any) -> Meta:

@@ -52,7 +52,6 @@ class RemoteAgent(Extension[AcpAgentConfig]):
             path=PATH,
             handler=self.get_agent,
             scope=Scope.READ,
-            rank="P3",
             summary="Be an agent for an editor, over a WebSocket (Agent Client Protocol)",
             query=OrderQuery,
             answer=None,

@@ -13,7 +13,7 @@ from agentsvc.extension.web import (
     SUCCESS,
     Effect,
     Example,
-    Route,
+    Routes,
     Scope,
     Success,
     json_response,
@@ -32,9 +32,20 @@ _ONE: Final = "/{attempts_id}"
 _ORDER = msgspec.json.Decoder(AttemptOrder)
 _CHOICE = msgspec.json.Decoder(AttemptChoice)
 
+ROUTES: Final = Routes()
 
+
+def _answer_new(_request: web.Request, made: Shown) -> web.Response:
+    return json_response(to_info(made), status=HTTPStatus.CREATED)
+
+
+def _answer(_request: web.Request, shown: Shown) -> web.Response:
+    return json_response(to_info(shown))
+
+
+@ROUTES.add("GET", "", scope=Scope.READ, answer=AttemptSetList)
 async def get_all_attempts(request: web.Request) -> web.Response:
-    """GET /attempts.
+    """List your tasks with several attempts.
 
     One sees only tasks of one's own, the newest first.
     """
@@ -42,8 +53,19 @@ async def get_all_attempts(request: web.Request) -> web.Response:
     return json_response(AttemptSetList(items=[to_info(one, with_output=False) for one in found]))
 
 
+@ROUTES.add(
+    "POST",
+    "",
+    scope=Scope.RUN,
+    body=AttemptOrder,
+    answer=AttemptSetInfo,
+    status=HTTPStatus.CREATED,
+    effect=Effect(kind=Shown, answer=_answer_new),
+    errors=(BadRequest, Conflict, NotFound, QuotaExceeded),
+    example=Example(body={"message": "Make the tests pass.", "count": 2, "test_command": "true"}),
+)
 async def post_attempts(request: web.Request) -> web.Response:
-    """POST /attempts.
+    """Give one task to several agents at once.
 
     The answer comes at once; the attempts begin in the background. Each is a conversation in a sandbox
     of its own, and counts as a start. Where as many sandboxes run as may, they wait for their turn.
@@ -53,20 +75,27 @@ async def post_attempts(request: web.Request) -> web.Response:
     return _answer_new(request, made)
 
 
-def _answer_new(_request: web.Request, made: Shown) -> web.Response:
-    return json_response(to_info(made), status=HTTPStatus.CREATED)
-
-
+@ROUTES.add("GET", _ONE, scope=Scope.READ, answer=AttemptSetInfo, errors=(NotFound,))
 async def get_attempts(request: web.Request) -> web.Response:
-    """GET /attempts/{attempts_id}.
+    """Show what the attempts of a task have come to.
 
     With what the tests of each have written last.
     """
     return json_response(to_info(await request.app[ATTEMPTS].get(*_named(request))))
 
 
+@ROUTES.add(
+    "POST",
+    f"{_ONE}/choose",
+    scope=Scope.RUN,
+    body=AttemptChoice,
+    answer=AttemptSetInfo,
+    effect=Effect(kind=Shown, answer=_answer),
+    errors=(Conflict, NotFound),
+    example=Example(body={"attempt": 1}),
+)
 async def post_choose(request: web.Request) -> web.Response:
-    """POST /attempts/{attempts_id}/choose.
+    """Go on with one attempt, and reclaim the others.
 
     The conversation of the attempt is one as any other from now on. Those of the others are deleted with
     their sandboxes, or only stopped with `keep_others`. Once one is chosen, no other one can be.
@@ -79,12 +108,9 @@ async def post_choose(request: web.Request) -> web.Response:
     return _answer(request, chosen)
 
 
-def _answer(_request: web.Request, shown: Shown) -> web.Response:
-    return json_response(to_info(shown))
-
-
+@ROUTES.add("DELETE", _ONE, scope=Scope.RUN, answer=Success, errors=(NotFound,))
 async def delete_attempts(request: web.Request) -> web.Response:
-    """DELETE /attempts/{attempts_id}.
+    """Delete a task and its attempts, but for the chosen one.
 
     What goes on is cancelled. The conversations of all attempts but the chosen one are deleted, with their
     sandboxes.
@@ -95,65 +121,3 @@ async def delete_attempts(request: web.Request) -> web.Response:
 
 def _named(request: web.Request) -> tuple[str, str]:
     return request[PRINCIPAL].user_id, path_id(request, "attempts_id")
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path="",
-        handler=get_all_attempts,
-        scope=Scope.READ,
-        rank="P3",
-        summary="List your tasks with several attempts",
-        answer=AttemptSetList,
-    ),
-    Route(
-        method="POST",
-        path="",
-        handler=post_attempts,
-        scope=Scope.RUN,
-        rank="P3",
-        summary="Give one task to several agents at once",
-        body=AttemptOrder,
-        answer=AttemptSetInfo,
-        status=HTTPStatus.CREATED,
-        effect=Effect(kind=Shown, answer=_answer_new),
-        errors=(BadRequest, Conflict, NotFound, QuotaExceeded),
-        example=Example(
-            body={"message": "Make the tests pass.", "count": 2, "test_command": "true"}
-        ),
-    ),
-    Route(
-        method="GET",
-        path=_ONE,
-        handler=get_attempts,
-        scope=Scope.READ,
-        rank="P3",
-        summary="Show what the attempts of a task have come to",
-        answer=AttemptSetInfo,
-        errors=(NotFound,),
-    ),
-    Route(
-        method="POST",
-        path=f"{_ONE}/choose",
-        handler=post_choose,
-        scope=Scope.RUN,
-        rank="P3",
-        summary="Go on with one attempt, and reclaim the others",
-        body=AttemptChoice,
-        answer=AttemptSetInfo,
-        effect=Effect(kind=Shown, answer=_answer),
-        errors=(Conflict, NotFound),
-        example=Example(body={"attempt": 1}),
-    ),
-    Route(
-        method="DELETE",
-        path=_ONE,
-        handler=delete_attempts,
-        scope=Scope.RUN,
-        rank="P3",
-        summary="Delete a task and its attempts, but for the chosen one",
-        answer=Success,
-        errors=(NotFound,),
-    ),
-)

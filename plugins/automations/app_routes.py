@@ -22,7 +22,7 @@ from agentsvc.extension.web import (
     PRINCIPAL,
     SUCCESS,
     Example,
-    Route,
+    Routes,
     Scope,
     Success,
     json_response,
@@ -70,17 +70,37 @@ class AppInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 _ORDER = msgspec.json.Decoder(AppOrder)
 
+ROUTES: Final = Routes()
 
+
+@ROUTES.add("GET", _PATH, scope=Scope.READ, answer=AppInfo, errors=(NotFound,))
 async def get_github_app(request: web.Request) -> web.Response:
-    """GET /automation/v1/github-app.
+    """Show your GitHub App.
 
     Its key and its secret are not shown.
     """
     return _answer(request, await request.app[APPS].get(request[PRINCIPAL].user_id))
 
 
+@ROUTES.add(
+    "PUT",
+    _PATH,
+    scope=Scope.RUN,
+    body=AppOrder,
+    answer=AppInfo,
+    errors=(
+        BadRequest,
+        NotAuthenticated,
+        NotAllowed,
+        GitProviderRateLimited,
+        GitProviderUnavailable,
+    ),
+    example=Example(
+        body={"app_id": "123456", "private_key": "a key in PEM", "host": "github.example.com"}
+    ),
+)
 async def put_github_app(request: web.Request) -> web.Response:
-    """PUT /automation/v1/github-app.
+    """Let automations act as a GitHub App.
 
     It is asked for at GitHub first, and refused (401) if the key is not one of it. From then on, what
     automations of this user do at GitHub is done as this App, where it is installed, and not with the
@@ -94,8 +114,9 @@ async def put_github_app(request: web.Request) -> web.Response:
     return _answer(request, stored)
 
 
+@ROUTES.add("DELETE", _PATH, scope=Scope.RUN, answer=Success, errors=(NotFound,))
 async def delete_github_app(request: web.Request) -> web.Response:
-    """DELETE /automation/v1/github-app.
+    """Forget your GitHub App.
 
     Automations use the token of the user again, if there is one.
     """
@@ -112,47 +133,3 @@ def _answer(request: web.Request, app: GithubApp) -> web.Response:
         has_webhook_secret=bool(request.app[APPS].keys_of(app).webhook_secret),
     )
     return json_response(info)
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path=_PATH,
-        handler=get_github_app,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Show your GitHub App",
-        answer=AppInfo,
-        errors=(NotFound,),
-    ),
-    Route(
-        method="PUT",
-        path=_PATH,
-        handler=put_github_app,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Let automations act as a GitHub App",
-        body=AppOrder,
-        answer=AppInfo,
-        errors=(
-            BadRequest,
-            NotAuthenticated,
-            NotAllowed,
-            GitProviderRateLimited,
-            GitProviderUnavailable,
-        ),
-        example=Example(
-            body={"app_id": "123456", "private_key": "a key in PEM", "host": "github.example.com"}
-        ),
-    ),
-    Route(
-        method="DELETE",
-        path=_PATH,
-        handler=delete_github_app,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Forget your GitHub App",
-        answer=Success,
-        errors=(NotFound,),
-    ),
-)

@@ -18,9 +18,10 @@ from agentsvc.base import (
 from agentsvc.extension.web import (
     PRINCIPAL,
     SUCCESS,
+    Described,
     Effect,
     Example,
-    Route,
+    Routes,
     Scope,
     Success,
     check_extremes,
@@ -63,8 +64,52 @@ _UPDATE = msgspec.json.Decoder(AutomationUpdate)
 _PAYLOAD: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder()
 
 
+ROUTES: Final = Routes()
+
+
+def _answer_new(_request: web.Request, made: tuple[Automation, Secret | None]) -> web.Response:
+    automation, secret = made
+    shown = msgspec.structs.asdict(from_automation(automation, PREFIX))
+    info = NewAutomationInfo(**shown, secret=secret.reveal() if secret else None)
+    return json_response(info, status=HTTPStatus.CREATED)
+
+
+def _answer_secret(_request: web.Request, secret: Secret) -> web.Response:
+    return json_response(AutomationSecret(secret=secret.reveal()))
+
+
+def _answer_made_run(_request: web.Request, run: Run) -> web.Response:
+    return json_response(from_run(run), status=HTTPStatus.CREATED)
+
+
+def _answer_run(_request: web.Request, run: Run) -> web.Response:
+    return json_response(from_run(run))
+
+
+_EXAMPLE: Final = Example(
+    body={
+        "name": "Nightly dependency check",
+        "prompt": "Update the dependencies, run the tests, and say what has changed.",
+        "trigger": {"type": "cron", "schedule": "0 3 * * 1-5", "timezone": "Europe/Berlin"},
+        "repos": [{"url": "octocat/hello-world"}],
+    }
+)
+
+
+_CREATION: Final[Described] = {
+    "scope": Scope.RUN,
+    "body": AutomationOrder,
+    "answer": NewAutomationInfo,
+    "status": HTTPStatus.CREATED,
+    "effect": Effect(kind=tuple, answer=_answer_new),
+    "errors": (Conflict,),
+    "example": _EXAMPLE,
+}
+
+
+@ROUTES.add("GET", "", scope=Scope.READ, query=ListQuery, answer=AutomationList)
 async def get_automations(request: web.Request) -> web.Response:
-    """GET /automation/v1.
+    """List your automations.
 
     One sees only automations of one's own, the newest first.
     """
@@ -76,8 +121,15 @@ async def get_automations(request: web.Request) -> web.Response:
     return json_response(AutomationList(automations=shown, total=total))
 
 
+@ROUTES.add(
+    "POST",
+    "/preset/prompt",
+    summary="Do the same, where clients of the published service do it",
+    **_CREATION,
+)
+@ROUTES.add("POST", "", **_CREATION)
 async def post_automation(request: web.Request) -> web.Response:
-    """POST /automation/v1/preset/prompt.
+    """Have an agent work on a schedule, by a webhook, or by hand.
 
     What is due becomes a conversation with the `trigger` `automation`. With a trigger of the type
     `webhook`, the answer is the only one that has the secret which signs deliveries.
@@ -90,15 +142,9 @@ async def post_automation(request: web.Request) -> web.Response:
     return _answer_new(request, made)
 
 
-def _answer_new(_request: web.Request, made: tuple[Automation, Secret | None]) -> web.Response:
-    automation, secret = made
-    shown = msgspec.structs.asdict(from_automation(automation, PREFIX))
-    info = NewAutomationInfo(**shown, secret=secret.reveal() if secret else None)
-    return json_response(info, status=HTTPStatus.CREATED)
-
-
+@ROUTES.add("GET", _ONE, scope=Scope.READ, answer=AutomationInfo, errors=(NotFound,))
 async def get_automation(request: web.Request) -> web.Response:
-    """GET /automation/v1/{automation_id}.
+    """Show an automation.
 
     Without the secret of its webhook.
     """
@@ -106,8 +152,17 @@ async def get_automation(request: web.Request) -> web.Response:
     return json_response(from_automation(found, PREFIX))
 
 
+@ROUTES.add(
+    "PATCH",
+    _ONE,
+    scope=Scope.RUN,
+    body=AutomationUpdate,
+    answer=AutomationInfo,
+    errors=(NotFound,),
+    example=Example(body={"enabled": False}),
+)
 async def patch_automation(request: web.Request) -> web.Response:
-    """PATCH /automation/v1/{automation_id}.
+    """Change, enable or disable an automation.
 
     Only what is sent is changed. A run that goes on is not touched. To enable an automation again
     clears `disabled_reason`, and makes up for nothing that was due meanwhile.
@@ -120,8 +175,9 @@ async def patch_automation(request: web.Request) -> web.Response:
     return json_response(from_automation(changed, PREFIX))
 
 
+@ROUTES.add("DELETE", _ONE, scope=Scope.RUN, answer=Success, errors=(NotFound,))
 async def delete_automation(request: web.Request) -> web.Response:
-    """DELETE /automation/v1/{automation_id}.
+    """Delete an automation and its runs.
 
     Its runs are deleted with it; their conversations stay.
     """
@@ -129,20 +185,33 @@ async def delete_automation(request: web.Request) -> web.Response:
     return json_response(SUCCESS)
 
 
+@ROUTES.add(
+    "POST",
+    f"{_ONE}/rotate-secret",
+    scope=Scope.RUN,
+    answer=AutomationSecret,
+    effect=Effect(kind=Secret, answer=_answer_secret),
+    errors=(NotFound,),
+)
 async def post_rotate_secret(request: web.Request) -> web.Response:
-    """POST /automation/v1/{automation_id}/rotate-secret.
+    """Replace the secret of the webhook of an automation.
 
     The former one is worth nothing from now on.
     """
     return _answer_secret(request, await request.app[AUTOMATIONS].rotate(*_named(request)))
 
 
-def _answer_secret(_request: web.Request, secret: Secret) -> web.Response:
-    return json_response(AutomationSecret(secret=secret.reveal()))
-
-
+@ROUTES.add(
+    "POST",
+    f"{_ONE}/dispatch",
+    scope=Scope.RUN,
+    answer=AutomationRun,
+    status=HTTPStatus.CREATED,
+    effect=Effect(kind=Run, answer=_answer_made_run),
+    errors=(NotFound, QuotaExceeded),
+)
 async def post_dispatch(request: web.Request) -> web.Response:
-    """POST /automation/v1/{automation_id}/dispatch.
+    """Run an automation now.
 
     Also where the automation is disabled. What goes on already is treated as `concurrency` says.
     """
@@ -151,12 +220,16 @@ async def post_dispatch(request: web.Request) -> web.Response:
     return _answer_made_run(request, run)
 
 
-def _answer_made_run(_request: web.Request, run: Run) -> web.Response:
-    return json_response(from_run(run), status=HTTPStatus.CREATED)
-
-
+@ROUTES.add(
+    "GET",
+    f"{_ONE}/runs",
+    scope=Scope.READ,
+    query=ListQuery,
+    answer=AutomationRunList,
+    errors=(NotFound,),
+)
 async def get_runs(request: web.Request) -> web.Response:
-    """GET /automation/v1/{automation_id}/runs.
+    """List the runs of an automation, newest first.
 
     They are kept as long as the automation is.
     """
@@ -172,8 +245,16 @@ async def get_runs(request: web.Request) -> web.Response:
     return json_response(listed)
 
 
+@ROUTES.add(
+    "POST",
+    "/runs/{run_id}/cancel",
+    scope=Scope.RUN,
+    answer=AutomationRun,
+    effect=Effect(kind=Run, answer=_answer_run),
+    errors=(NotFound, Conflict),
+)
 async def post_cancel(request: web.Request) -> web.Response:
-    """POST /automation/v1/runs/{run_id}/cancel.
+    """Cancel a run that waits or goes on.
 
     Its agent is stopped. A conversation that is still being started is deleted.
     """
@@ -183,12 +264,17 @@ async def post_cancel(request: web.Request) -> web.Response:
     return _answer_run(request, run)
 
 
-def _answer_run(_request: web.Request, run: Run) -> web.Response:
-    return json_response(from_run(run))
-
-
+@ROUTES.add(
+    "POST",
+    "/events/{automation_id}",
+    scope=Scope.OPEN,
+    body=msgspec.Raw,
+    answer=DeliveryReceipt,
+    errors=(NotAuthenticated, NotFound, QuotaExceeded),
+    example=Example(body={"action": "opened"}),
+)
 async def post_delivery(request: web.Request) -> web.Response:
-    """POST /automation/v1/events/{automation_id}.
+    """Take a signed delivery that starts a run.
 
     Takes signatures as Standard Webhooks has them (`webhook-id`, `webhook-timestamp`,
     `webhook-signature`), and as GitHub, Forgejo and Gitea have them (HMAC-SHA256 of the body in hex,
@@ -215,135 +301,3 @@ async def post_delivery(request: web.Request) -> web.Response:
 def _named(request: web.Request) -> tuple[str, str]:
     """Return who is calling and which automation is meant."""
     return request[PRINCIPAL].user_id, path_id(request, "automation_id")
-
-
-_EXAMPLE: Final = Example(
-    body={
-        "name": "Nightly dependency check",
-        "prompt": "Update the dependencies, run the tests, and say what has changed.",
-        "trigger": {"type": "cron", "schedule": "0 3 * * 1-5", "timezone": "Europe/Berlin"},
-        "repos": [{"url": "octocat/hello-world"}],
-    }
-)
-
-
-def _creation(path: str, summary: str) -> Route:
-    return Route(
-        method="POST",
-        path=path,
-        handler=post_automation,
-        scope=Scope.RUN,
-        rank="P2",
-        summary=summary,
-        body=AutomationOrder,
-        answer=NewAutomationInfo,
-        status=HTTPStatus.CREATED,
-        effect=Effect(kind=tuple, answer=_answer_new),
-        errors=(Conflict,),
-        example=_EXAMPLE,
-    )
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path="",
-        handler=get_automations,
-        scope=Scope.READ,
-        rank="P2",
-        summary="List your automations",
-        query=ListQuery,
-        answer=AutomationList,
-    ),
-    _creation("", "Have an agent work on a schedule, by a webhook, or by hand"),
-    _creation("/preset/prompt", "Do the same, where clients of the published service do it"),
-    Route(
-        method="GET",
-        path=_ONE,
-        handler=get_automation,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Show an automation",
-        answer=AutomationInfo,
-        errors=(NotFound,),
-    ),
-    Route(
-        method="PATCH",
-        path=_ONE,
-        handler=patch_automation,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Change, enable or disable an automation",
-        body=AutomationUpdate,
-        answer=AutomationInfo,
-        errors=(NotFound,),
-        example=Example(body={"enabled": False}),
-    ),
-    Route(
-        method="DELETE",
-        path=_ONE,
-        handler=delete_automation,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Delete an automation and its runs",
-        answer=Success,
-        errors=(NotFound,),
-    ),
-    Route(
-        method="POST",
-        path=f"{_ONE}/rotate-secret",
-        handler=post_rotate_secret,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Replace the secret of the webhook of an automation",
-        answer=AutomationSecret,
-        effect=Effect(kind=Secret, answer=_answer_secret),
-        errors=(NotFound,),
-    ),
-    Route(
-        method="POST",
-        path=f"{_ONE}/dispatch",
-        handler=post_dispatch,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Run an automation now",
-        answer=AutomationRun,
-        status=HTTPStatus.CREATED,
-        effect=Effect(kind=Run, answer=_answer_made_run),
-        errors=(NotFound, QuotaExceeded),
-    ),
-    Route(
-        method="GET",
-        path=f"{_ONE}/runs",
-        handler=get_runs,
-        scope=Scope.READ,
-        rank="P2",
-        summary="List the runs of an automation, newest first",
-        query=ListQuery,
-        answer=AutomationRunList,
-        errors=(NotFound,),
-    ),
-    Route(
-        method="POST",
-        path="/runs/{run_id}/cancel",
-        handler=post_cancel,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Cancel a run that waits or goes on",
-        answer=AutomationRun,
-        effect=Effect(kind=Run, answer=_answer_run),
-        errors=(NotFound, Conflict),
-    ),
-    Route(
-        method="POST",
-        path="/events/{automation_id}",
-        handler=post_delivery,
-        scope=Scope.OPEN,
-        rank="P2",
-        summary="Take a signed delivery that starts a run",
-        body=msgspec.Raw,
-        answer=DeliveryReceipt,
-        errors=(NotAuthenticated, NotFound, QuotaExceeded),
-        example=Example(body={"action": "opened"}),
-    ),
-)

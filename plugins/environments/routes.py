@@ -12,7 +12,7 @@ from agentsvc.extension.web import (
     SUCCESS,
     Effect,
     Example,
-    Route,
+    Routes,
     Scope,
     Success,
     json_response,
@@ -38,9 +38,20 @@ _ONE: Final = "/{environment_id}"
 _ORDER = msgspec.json.Decoder(Definition)
 _UPDATE = msgspec.json.Decoder(EnvironmentUpdate)
 
+ROUTES: Final = Routes()
 
+
+def _answer_new(_request: web.Request, made: Environment) -> web.Response:
+    return json_response(to_info(made), status=HTTPStatus.CREATED)
+
+
+def _answer(_request: web.Request, one: Environment) -> web.Response:
+    return json_response(to_info(one))
+
+
+@ROUTES.add("GET", "", scope=Scope.READ, answer=EnvironmentList)
 async def get_environments(request: web.Request) -> web.Response:
-    """GET /environments.
+    """List your prepared environments.
 
     One sees only environments of one's own, the newest first.
     """
@@ -48,8 +59,19 @@ async def get_environments(request: web.Request) -> web.Response:
     return json_response(EnvironmentList(items=[to_info(one) for one in found]))
 
 
+@ROUTES.add(
+    "POST",
+    "",
+    scope=Scope.RUN,
+    body=Definition,
+    answer=EnvironmentInfo,
+    status=HTTPStatus.CREATED,
+    effect=Effect(kind=Environment, answer=_answer_new),
+    errors=(Conflict, NotAllowed, NotFound, QuotaExceeded),
+    example=Example(body={"name": "Tools", "setup_script": "echo ready > tools.txt"}),
+)
 async def post_environment(request: web.Request) -> web.Response:
-    """POST /environments.
+    """Prepare an environment that conversations begin with.
 
     The answer comes at once; ask for the environment until it is `ready` or `failed`. It is prepared
     in a sandbox of its own, which counts as any other.
@@ -61,20 +83,27 @@ async def post_environment(request: web.Request) -> web.Response:
     return _answer_new(request, made)
 
 
-def _answer_new(_request: web.Request, made: Environment) -> web.Response:
-    return json_response(to_info(made), status=HTTPStatus.CREATED)
-
-
+@ROUTES.add("GET", _ONE, scope=Scope.READ, answer=EnvironmentDetails, errors=(NotFound,))
 async def get_environment(request: web.Request) -> web.Response:
-    """GET /environments/{environment_id}.
+    """Show an environment, and the log of its set-up.
 
     With what its set-up script wrote last.
     """
     return json_response(to_details(await request.app[ENVIRONMENTS].get_own(*_named(request))))
 
 
+@ROUTES.add(
+    "PATCH",
+    _ONE,
+    scope=Scope.RUN,
+    body=EnvironmentUpdate,
+    answer=EnvironmentInfo,
+    effect=Effect(kind=Environment, answer=_answer),
+    errors=(Conflict, NotAllowed, NotFound),
+    example=Example(body={"maintenance_script": "git submodule update"}),
+)
 async def patch_environment(request: web.Request) -> web.Response:
-    """PATCH /environments/{environment_id}.
+    """Change an environment, and prepare it anew.
 
     Only what is sent is changed. It is prepared anew; until that is done, conversations begin with
     the files that were prepared before.
@@ -86,12 +115,9 @@ async def patch_environment(request: web.Request) -> web.Response:
     return _answer(request, changed)
 
 
-def _answer(_request: web.Request, one: Environment) -> web.Response:
-    return json_response(to_info(one))
-
-
+@ROUTES.add("DELETE", _ONE, scope=Scope.RUN, answer=Success, errors=(NotFound,))
 async def delete_environment(request: web.Request) -> web.Response:
-    """DELETE /environments/{environment_id}.
+    """Delete an environment and its files.
 
     Its files go with it; conversations that began with them keep theirs.
     """
@@ -99,8 +125,16 @@ async def delete_environment(request: web.Request) -> web.Response:
     return json_response(SUCCESS)
 
 
+@ROUTES.add(
+    "POST",
+    f"{_ONE}/prepare",
+    scope=Scope.RUN,
+    answer=EnvironmentInfo,
+    effect=Effect(kind=Environment, answer=_answer),
+    errors=(NotFound,),
+)
 async def post_prepare(request: web.Request) -> web.Response:
-    """POST /environments/{environment_id}/prepare.
+    """Prepare an environment anew.
 
     A preparing that goes on already is ended, and begun anew.
     """
@@ -109,74 +143,3 @@ async def post_prepare(request: web.Request) -> web.Response:
 
 def _named(request: web.Request) -> tuple[str, str]:
     return request[PRINCIPAL].user_id, path_id(request, "environment_id")
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path="",
-        handler=get_environments,
-        scope=Scope.READ,
-        rank="P3",
-        summary="List your prepared environments",
-        answer=EnvironmentList,
-    ),
-    Route(
-        method="POST",
-        path="",
-        handler=post_environment,
-        scope=Scope.RUN,
-        rank="P3",
-        summary="Prepare an environment that conversations begin with",
-        body=Definition,
-        answer=EnvironmentInfo,
-        status=HTTPStatus.CREATED,
-        effect=Effect(kind=Environment, answer=_answer_new),
-        errors=(Conflict, NotAllowed, NotFound, QuotaExceeded),
-        example=Example(body={"name": "Tools", "setup_script": "echo ready > tools.txt"}),
-    ),
-    Route(
-        method="GET",
-        path=_ONE,
-        handler=get_environment,
-        scope=Scope.READ,
-        rank="P3",
-        summary="Show an environment, and the log of its set-up",
-        answer=EnvironmentDetails,
-        errors=(NotFound,),
-    ),
-    Route(
-        method="PATCH",
-        path=_ONE,
-        handler=patch_environment,
-        scope=Scope.RUN,
-        rank="P3",
-        summary="Change an environment, and prepare it anew",
-        body=EnvironmentUpdate,
-        answer=EnvironmentInfo,
-        effect=Effect(kind=Environment, answer=_answer),
-        errors=(Conflict, NotAllowed, NotFound),
-        example=Example(body={"maintenance_script": "git submodule update"}),
-    ),
-    Route(
-        method="DELETE",
-        path=_ONE,
-        handler=delete_environment,
-        scope=Scope.RUN,
-        rank="P3",
-        summary="Delete an environment and its files",
-        answer=Success,
-        errors=(NotFound,),
-    ),
-    Route(
-        method="POST",
-        path=f"{_ONE}/prepare",
-        handler=post_prepare,
-        scope=Scope.RUN,
-        rank="P3",
-        summary="Prepare an environment anew",
-        answer=EnvironmentInfo,
-        effect=Effect(kind=Environment, answer=_answer),
-        errors=(NotFound,),
-    ),
-)

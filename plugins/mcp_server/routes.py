@@ -91,7 +91,6 @@ class McpServer(Extension[McpServerConfig]):
             path=PATH,
             handler=self.post_message,
             scope=Scope.READ,
-            rank="P3",
             summary="Send a message of the Model Context Protocol",
             body=Message,
             answer=Reply,
@@ -105,7 +104,6 @@ class McpServer(Extension[McpServerConfig]):
                 path=path,
                 handler=self.get_resource,
                 scope=Scope.OPEN,
-                rank="P3",
                 summary="Say how a program gets a key for the MCP server",
                 answer=ProtectedResource,
             )
@@ -114,7 +112,6 @@ class McpServer(Extension[McpServerConfig]):
             path=_SERVER,
             handler=self.get_server,
             scope=Scope.OPEN,
-            rank="P3",
             summary="Say where a program logs in",
             answer=AuthorizationServer,
         )

@@ -1,6 +1,6 @@
 """Handlers of the remote runtime API."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from agentsvc.extension.web import (
     Example,
     Handler,
     Route,
+    Routes,
     Scope,
     json_response,
     links_of,
@@ -48,8 +49,35 @@ _CHOICE = msgspec.json.Decoder(RuntimeChoice)
 _LISTED: Final = (SandboxStatus.STARTING, SandboxStatus.RUNNING)
 
 
+ROUTES: Final = Routes()
+
+
+def _add(method: str, path: str, **described: Any) -> Callable[[Handler], Handler]:
+    """Add an operation for users, whose key is where clients of this API put it."""
+    scope = Scope.READ if method == hdrs.METH_GET else Scope.RUN
+    return ROUTES.add(method, path, scope=scope, key_header="X-API-Key", **described)
+
+
+_EXAMPLE_START: Final = {
+    "image": "process",
+    "session_id": EXAMPLE_ID,
+    "environment": {"LOG_JSON": "true"},
+}
+
+
+_EXAMPLE_CHOICE: Final = {"runtime_id": EXAMPLE_ID}
+
+
+@_add(
+    "POST",
+    "/start",
+    body=RuntimeStart,
+    answer=Runtime,
+    errors=(BadRequest, OrderRejected, *OF_SANDBOXES, SandboxLimitReached),
+    example=Example(body=_EXAMPLE_START),
+)
 async def post_start(request: web.Request) -> web.Response:
-    """POST /start.
+    """Start a runtime, or get the one of this session.
 
     The same session twice is the same runtime. It is `starting`; ask for it until it is `running`.
     """
@@ -63,8 +91,16 @@ async def post_start(request: web.Request) -> web.Response:
     return json_response(_shown(request, sandbox))
 
 
+@_add(
+    "GET",
+    "/sessions/batch",
+    query=SessionIds,
+    answer=list[Runtime],
+    errors=(BadRequest,),
+    example=Example(query={"ids": [EXAMPLE_ID]}),
+)
 async def get_batch(request: web.Request) -> web.Response:
-    """GET /sessions/batch.
+    """Get the runtimes of several sessions.
 
     A list of the runtimes; unknown sessions are left out.
     """
@@ -73,8 +109,9 @@ async def get_batch(request: web.Request) -> web.Response:
     return json_response([_shown(request, one) for one in found])
 
 
+@_add("GET", "/sessions/{session_id}", answer=Runtime, errors=(NotFound,))
 async def get_session(request: web.Request) -> web.Response:
-    """GET /sessions/{session_id}.
+    """Get the runtime of a session.
 
     As it is now.
     """
@@ -85,8 +122,9 @@ async def get_session(request: web.Request) -> web.Response:
     return json_response(_shown(request, found[0]))
 
 
+@_add("GET", "/runtime/{runtime_id}", answer=Runtime, errors=(NotFound,))
 async def get_runtime(request: web.Request) -> web.Response:
-    """GET /runtime/{runtime_id}.
+    """Get a runtime.
 
     As it is now.
     """
@@ -94,8 +132,9 @@ async def get_runtime(request: web.Request) -> web.Response:
     return json_response(_shown(request, found))
 
 
+@_add("GET", "/list", answer=RuntimeList)
 async def get_list(request: web.Request) -> web.Response:
-    """GET /list.
+    """List the runtimes that run.
 
     Those of the user of the key.
     """
@@ -104,8 +143,16 @@ async def get_list(request: web.Request) -> web.Response:
     return json_response(RuntimeList(runtimes=running))
 
 
+@_add(
+    "POST",
+    "/pause",
+    body=RuntimeChoice,
+    answer=RuntimeDone,
+    errors=OF_SANDBOXES,
+    example=Example(body=_EXAMPLE_CHOICE),
+)
 async def post_pause(request: web.Request) -> web.Response:
-    """POST /pause.
+    """Pause a runtime.
 
     It keeps what its backend can keep: its memory, or its files only.
     """
@@ -114,8 +161,16 @@ async def post_pause(request: web.Request) -> web.Response:
     return json_response(DONE)
 
 
+@_add(
+    "POST",
+    "/resume",
+    body=RuntimeChoice,
+    answer=Runtime,
+    errors=OF_SANDBOXES,
+    example=Example(body=_EXAMPLE_CHOICE),
+)
 async def post_resume(request: web.Request) -> web.Response:
-    """POST /resume.
+    """Resume a runtime.
 
     The key in the answer may be another one than before.
     """
@@ -125,8 +180,16 @@ async def post_resume(request: web.Request) -> web.Response:
     return json_response(_shown(request, found))
 
 
+@_add(
+    "POST",
+    "/stop",
+    body=RuntimeChoice,
+    answer=RuntimeDone,
+    errors=OF_SANDBOXES,
+    example=Example(body=_EXAMPLE_CHOICE),
+)
 async def post_stop(request: web.Request) -> web.Response:
-    """POST /stop.
+    """Remove a runtime with all its files.
 
     The runtime is removed with all its files. It cannot be undone.
     """
@@ -150,104 +213,6 @@ async def _get(request: web.Request, runtime_id: str) -> Sandbox:
     if sandbox.client_id is None:
         raise NotFound
     return sandbox
-
-
-def _route(method: str, path: str, handler: Handler, summary: str, **more: Any) -> Route:
-    """Return a route for users, whose key is where clients of this API put it."""
-    return Route(
-        method=method,
-        path=path,
-        handler=handler,
-        scope=Scope.READ if method == hdrs.METH_GET else Scope.RUN,
-        rank="P2",
-        summary=summary,
-        key_header="X-API-Key",
-        **more,
-    )
-
-
-_EXAMPLE_START: Final = {
-    "image": "process",
-    "session_id": EXAMPLE_ID,
-    "environment": {"LOG_JSON": "true"},
-}
-_EXAMPLE_CHOICE: Final = {"runtime_id": EXAMPLE_ID}
-
-ROUTES: Final = (
-    _route(
-        "POST",
-        "/start",
-        post_start,
-        "Start a runtime, or get the one of this session",
-        body=RuntimeStart,
-        answer=Runtime,
-        errors=(BadRequest, OrderRejected, *OF_SANDBOXES, SandboxLimitReached),
-        example=Example(body=_EXAMPLE_START),
-    ),
-    _route(
-        "GET",
-        "/sessions/batch",
-        get_batch,
-        "Get the runtimes of several sessions",
-        query=SessionIds,
-        answer=list[Runtime],
-        errors=(BadRequest,),
-        example=Example(query={"ids": [EXAMPLE_ID]}),
-    ),
-    _route(
-        "GET",
-        "/sessions/{session_id}",
-        get_session,
-        "Get the runtime of a session",
-        answer=Runtime,
-        errors=(NotFound,),
-    ),
-    _route(
-        "GET",
-        "/runtime/{runtime_id}",
-        get_runtime,
-        "Get a runtime",
-        answer=Runtime,
-        errors=(NotFound,),
-    ),
-    _route(
-        "GET",
-        "/list",
-        get_list,
-        "List the runtimes that run",
-        answer=RuntimeList,
-    ),
-    _route(
-        "POST",
-        "/pause",
-        post_pause,
-        "Pause a runtime",
-        body=RuntimeChoice,
-        answer=RuntimeDone,
-        errors=OF_SANDBOXES,
-        example=Example(body=_EXAMPLE_CHOICE),
-    ),
-    _route(
-        "POST",
-        "/resume",
-        post_resume,
-        "Resume a runtime",
-        body=RuntimeChoice,
-        answer=Runtime,
-        errors=OF_SANDBOXES,
-        example=Example(body=_EXAMPLE_CHOICE),
-    ),
-    _route(
-        "POST",
-        "/stop",
-        post_stop,
-        "Remove a runtime with all its files",
-        body=RuntimeChoice,
-        answer=RuntimeDone,
-        errors=OF_SANDBOXES,
-        example=Example(body=_EXAMPLE_CHOICE),
-    ),
-)
 
 
 class RuntimeApi(Extension[RuntimeApiConfig]):

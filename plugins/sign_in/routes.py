@@ -364,7 +364,6 @@ def _post(
         path=path,
         handler=handler,
         scope=scope,
-        rank="P3",
         summary=summary,
         body=body,
         reads=reads,

@@ -15,7 +15,7 @@ from agentsvc.extension.web import (
     Example,
     Limit,
     Page,
-    Route,
+    Routes,
     Scope,
     Success,
     Time,
@@ -163,9 +163,28 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 _ORDER = msgspec.json.Decoder(WebhookOrder)
 _UPDATE = msgspec.json.Decoder(WebhookUpdate)
 
+ROUTES: Final = Routes()
 
+
+def _answer_new(_request: web.Request, made: tuple[Subscription, Secret]) -> web.Response:
+    return json_response(_with_secret(*made), status=201)
+
+
+def _answer_rotated(_request: web.Request, made: tuple[Subscription, Secret]) -> web.Response:
+    return json_response(_with_secret(*made))
+
+
+def _answer_delivery(_request: web.Request, delivery: Delivery) -> web.Response:
+    return json_response(from_delivery(delivery))
+
+
+def _answer_count(_request: web.Request, count: int) -> web.Response:
+    return json_response(Replayed(replayed=count))
+
+
+@ROUTES.add("GET", "", scope=Scope.READ, answer=list[WebhookInfo])
 async def get_webhook_subscriptions(request: web.Request) -> web.Response:
-    """GET /webhook-subscriptions.
+    """List your webhook subscriptions.
 
     In the order they were made, without their secrets.
     """
@@ -173,8 +192,25 @@ async def get_webhook_subscriptions(request: web.Request) -> web.Response:
     return json_response([from_subscription(one) for one in found])
 
 
+@ROUTES.add(
+    "POST",
+    "",
+    scope=Scope.RUN,
+    body=WebhookOrder,
+    answer=NewWebhookInfo,
+    status=201,
+    effect=Effect(kind=tuple, answer=_answer_new),
+    errors=(Conflict,),
+    example=Example(
+        body={
+            "url": "https://receiver.example/hook",
+            "event_kinds": ["MessageEvent"],
+            "changes": [],
+        }
+    ),
+)
 async def post_webhook_subscription(request: web.Request) -> web.Response:
-    """POST /webhook-subscriptions.
+    """Have events and changes of yours delivered to a URL.
 
     Deliveries follow Standard Webhooks: signed with the secret, tried again until the receiver
     answers 2xx or the tries are over. The answer is the only one that has the secret. A URL in a
@@ -186,12 +222,9 @@ async def post_webhook_subscription(request: web.Request) -> web.Response:
     return _answer_new(request, made)
 
 
-def _answer_new(_request: web.Request, made: tuple[Subscription, Secret]) -> web.Response:
-    return json_response(_with_secret(*made), status=201)
-
-
+@ROUTES.add("GET", _ONE, scope=Scope.READ, answer=WebhookInfo, errors=(NotFound,))
 async def get_webhook_subscription(request: web.Request) -> web.Response:
-    """GET /webhook-subscriptions/{subscription_id}.
+    """Show a webhook subscription.
 
     Without its secret.
     """
@@ -199,8 +232,17 @@ async def get_webhook_subscription(request: web.Request) -> web.Response:
     return json_response(from_subscription(found))
 
 
+@ROUTES.add(
+    "PATCH",
+    _ONE,
+    scope=Scope.RUN,
+    body=WebhookUpdate,
+    answer=WebhookInfo,
+    errors=(NotFound,),
+    example=Example(body={"description": "build server"}),
+)
 async def patch_webhook_subscription(request: web.Request) -> web.Response:
-    """PATCH /webhook-subscriptions/{subscription_id}.
+    """Change a webhook subscription.
 
     Only what is sent is changed. What is waiting is delivered as the subscription says then.
     """
@@ -210,8 +252,16 @@ async def patch_webhook_subscription(request: web.Request) -> web.Response:
     return json_response(from_subscription(changed))
 
 
+@ROUTES.add(
+    "POST",
+    f"{_ONE}/rotate-secret",
+    scope=Scope.RUN,
+    answer=NewWebhookInfo,
+    effect=Effect(kind=tuple, answer=_answer_rotated),
+    errors=(NotFound,),
+)
 async def post_webhook_secret(request: web.Request) -> web.Response:
-    """POST /webhook-subscriptions/{subscription_id}/rotate-secret.
+    """Replace the secret of a webhook subscription; both sign for some time.
 
     The answer is the only one that has the new secret. Deliveries are signed with both until
     `former_secret_until`.
@@ -219,17 +269,14 @@ async def post_webhook_secret(request: web.Request) -> web.Response:
     return _answer_rotated(request, await request.app[WEBHOOKS].rotate(*_named(request)))
 
 
-def _answer_rotated(_request: web.Request, made: tuple[Subscription, Secret]) -> web.Response:
-    return json_response(_with_secret(*made))
-
-
 def _with_secret(subscription: Subscription, secret: Secret) -> NewWebhookInfo:
     shown = msgspec.structs.asdict(from_subscription(subscription))
     return NewWebhookInfo(**shown, secret=secret.reveal())
 
 
+@ROUTES.add("DELETE", _ONE, scope=Scope.RUN, answer=Success, errors=(NotFound,))
 async def delete_webhook_subscription(request: web.Request) -> web.Response:
-    """DELETE /webhook-subscriptions/{subscription_id}.
+    """Delete a webhook subscription and its deliveries.
 
     What is waiting is not delivered any more.
     """
@@ -237,8 +284,17 @@ async def delete_webhook_subscription(request: web.Request) -> web.Response:
     return json_response(SUCCESS)
 
 
+@ROUTES.add(
+    "GET",
+    f"{_ONE}/deliveries",
+    scope=Scope.READ,
+    query=DeliveryQuery,
+    answer=Page[DeliveryInfo],
+    errors=(NotFound,),
+    example=Example(query={"state": "failed"}),
+)
 async def search_webhook_deliveries(request: web.Request) -> web.Response:
-    """GET /webhook-subscriptions/{subscription_id}/deliveries.
+    """List the deliveries of a webhook subscription, newest first.
 
     They are kept for some days after they were delivered or given up.
     """
@@ -250,8 +306,16 @@ async def search_webhook_deliveries(request: web.Request) -> web.Response:
     return json_response(Page[DeliveryInfo](items=items, next_page_id=next_page_id))
 
 
+@ROUTES.add(
+    "POST",
+    f"{_ONE}/deliveries/{{delivery_id}}/replay",
+    scope=Scope.RUN,
+    answer=DeliveryInfo,
+    effect=Effect(kind=Delivery, answer=_answer_delivery),
+    errors=(NotFound,),
+)
 async def post_webhook_replay(request: web.Request) -> web.Response:
-    """POST /webhook-subscriptions/{subscription_id}/deliveries/{delivery_id}/replay.
+    """Make a webhook delivery again.
 
     Under the same id, also one that was delivered; one that is still to be made is made at once.
     """
@@ -261,22 +325,22 @@ async def post_webhook_replay(request: web.Request) -> web.Response:
     return _answer_delivery(request, delivery)
 
 
-def _answer_delivery(_request: web.Request, delivery: Delivery) -> web.Response:
-    return json_response(from_delivery(delivery))
-
-
+@ROUTES.add(
+    "POST",
+    f"{_ONE}/replay-failed",
+    scope=Scope.RUN,
+    answer=Replayed,
+    effect=Effect(kind=int, answer=_answer_count),
+    errors=(NotFound,),
+)
 async def post_webhook_replay_failed(request: web.Request) -> web.Response:
-    """POST /webhook-subscriptions/{subscription_id}/replay-failed.
+    """Make every webhook delivery again that was given up.
 
     At once, each under the id it had.
     """
     count = await request.app[WEBHOOKS].replay_failed(*_named(request))
     request.app[COURIER].wake()
     return _answer_count(request, count)
-
-
-def _answer_count(_request: web.Request, count: int) -> web.Response:
-    return json_response(Replayed(replayed=count))
 
 
 def _named(request: web.Request) -> tuple[str, str]:
@@ -331,113 +395,3 @@ def from_delivery(delivery: Delivery) -> DeliveryInfo:
         next_attempt_at=stored_or_none(delivery.due_at if is_pending else None),
         settled_at=stored_or_none(delivery.settled_at),
     )
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path="",
-        handler=get_webhook_subscriptions,
-        scope=Scope.READ,
-        rank="P2",
-        summary="List your webhook subscriptions",
-        answer=list[WebhookInfo],
-    ),
-    Route(
-        method="POST",
-        path="",
-        handler=post_webhook_subscription,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Have events and changes of yours delivered to a URL",
-        body=WebhookOrder,
-        answer=NewWebhookInfo,
-        status=201,
-        effect=Effect(kind=tuple, answer=_answer_new),
-        errors=(Conflict,),
-        example=Example(
-            body={
-                "url": "https://receiver.example/hook",
-                "event_kinds": ["MessageEvent"],
-                "changes": [],
-            }
-        ),
-    ),
-    Route(
-        method="GET",
-        path=_ONE,
-        handler=get_webhook_subscription,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Show a webhook subscription",
-        answer=WebhookInfo,
-        errors=(NotFound,),
-    ),
-    Route(
-        method="PATCH",
-        path=_ONE,
-        handler=patch_webhook_subscription,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Change a webhook subscription",
-        body=WebhookUpdate,
-        answer=WebhookInfo,
-        errors=(NotFound,),
-        example=Example(body={"description": "build server"}),
-    ),
-    Route(
-        method="POST",
-        path=f"{_ONE}/rotate-secret",
-        handler=post_webhook_secret,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Replace the secret of a webhook subscription; both sign for some time",
-        answer=NewWebhookInfo,
-        effect=Effect(kind=tuple, answer=_answer_rotated),
-        errors=(NotFound,),
-    ),
-    Route(
-        method="DELETE",
-        path=_ONE,
-        handler=delete_webhook_subscription,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Delete a webhook subscription and its deliveries",
-        answer=Success,
-        errors=(NotFound,),
-    ),
-    Route(
-        method="GET",
-        path=f"{_ONE}/deliveries",
-        handler=search_webhook_deliveries,
-        scope=Scope.READ,
-        rank="P2",
-        summary="List the deliveries of a webhook subscription, newest first",
-        query=DeliveryQuery,
-        answer=Page[DeliveryInfo],
-        errors=(NotFound,),
-        example=Example(query={"state": "failed"}),
-    ),
-    Route(
-        method="POST",
-        path=f"{_ONE}/deliveries/{{delivery_id}}/replay",
-        handler=post_webhook_replay,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Make a webhook delivery again",
-        answer=DeliveryInfo,
-        effect=Effect(kind=Delivery, answer=_answer_delivery),
-        errors=(NotFound,),
-    ),
-    Route(
-        method="POST",
-        path=f"{_ONE}/replay-failed",
-        handler=post_webhook_replay_failed,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Make every webhook delivery again that was given up",
-        answer=Replayed,
-        effect=Effect(kind=int, answer=_answer_count),
-        errors=(NotFound,),
-    ),
-)

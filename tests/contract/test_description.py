@@ -130,7 +130,6 @@ def test_nothing_else_is_routed_but_what_is_named_here(service: Service) -> None
 def test_a_route_says_who_may_call_it_what_it_answers_and_how_it_is_called(route: Route) -> None:
     assert route.scope in Scope
     assert route.answer is not Undescribed
-    assert route.rank in {"P0", "P1", "P2", "P3"}
     assert route.summary[0].isupper()
     assert not route.summary.endswith(".")
     assert set(names_in(route.path)) <= PATH_PARTS.keys()

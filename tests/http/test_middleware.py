@@ -82,9 +82,7 @@ async def _who(request: web.Request) -> web.Response:
 
 
 def _route(path: str, handler: Any, scope: Scope = Scope.OPEN, **more: Any) -> Route:
-    return Route(
-        method="GET", path=path, handler=handler, scope=scope, rank="P0", summary="", **more
-    )
+    return Route(method="GET", path=path, handler=handler, scope=scope, summary="", **more)
 
 
 @pytest.fixture

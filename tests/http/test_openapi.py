@@ -59,7 +59,7 @@ async def answer(_request: web.Request) -> web.Response:
 
 def route(**fields: Any) -> Route:
     given = {"method": "GET", "path": "/x", "scope": Scope.READ, "answer": Item, **fields}
-    return Route(handler=answer, rank="P1", summary="Do it", **given)
+    return Route(handler=answer, summary="Do it", **given)
 
 
 def only(*routes: Route) -> dict[str, Any]:

@@ -58,7 +58,7 @@ async def _get_name(request: web.Request) -> web.Response:
 
 
 def _route(method: str, path: str, handler: Any) -> Route:
-    return Route(method=method, path=path, handler=handler, scope=Scope.OPEN, rank="P0", summary="")
+    return Route(method=method, path=path, handler=handler, scope=Scope.OPEN, summary="")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from aiohttp import hdrs, web
 
 from agentsvc.http.keys import CONFIG
 from agentsvc.http.openapi import describe
-from agentsvc.http.routes import HTML, JSON, Route, Scope, mounted
+from agentsvc.http.routes import HTML, JSON, Routes, Scope, mounted
 from agentsvc.http.urls import prefix_of
 from agentsvc.http.wire import encode
 
@@ -61,8 +61,22 @@ def install(app: web.Application) -> None:
     app[DESCRIPTION] = Description()
 
 
+ROUTES: Final = Routes()
+"""Every operation that describes the others."""
+
+
+_CSS: Final = "text/css"
+
+
+_SCRIPT: Final = "text/javascript"
+
+
+_SVG: Final = "image/svg+xml"
+
+
+@ROUTES.add("GET", "/openapi.json", scope=Scope.READ, answer=dict[str, Any], is_page=True)
 async def get_document(request: web.Request) -> web.Response:
-    """GET /openapi.json.
+    """Describe every operation, in OpenAPI 3.1.
 
     It describes what this server has switched on, and is the same until the server is another one:
     its `ETag` says so. A browser may send the key as the password of HTTP Basic authentication.
@@ -70,8 +84,9 @@ async def get_document(request: web.Request) -> web.Response:
     return answer_document(request, await request.app[DESCRIPTION].read(request.app), JSON)
 
 
+@ROUTES.add("GET", "/docs", scope=Scope.OPEN, answer=str, media=HTML)
 async def get_page(request: web.Request) -> web.Response:
-    """GET /docs.
+    """Show the page that shows the description.
 
     A page that asks for a key and shows `/openapi.json`. A slash behind the path is taken away,
     since the page names its parts from there.
@@ -81,24 +96,27 @@ async def get_page(request: web.Request) -> web.Response:
     return await _answer_file(request, "viewer.html", HTML)
 
 
+@ROUTES.add("GET", "/docs/viewer.css", scope=Scope.OPEN, answer=str, media=_CSS)
 async def get_style(request: web.Request) -> web.Response:
-    """GET /docs/viewer.css.
+    """Return the style of that page.
 
     A part of the page `/docs`.
     """
     return await _answer_file(request, "viewer.css", _CSS)
 
 
+@ROUTES.add("GET", "/docs/viewer.js", scope=Scope.OPEN, answer=str, media=_SCRIPT)
 async def get_script(request: web.Request) -> web.Response:
-    """GET /docs/viewer.js.
+    """Return the script of that page.
 
     A part of the page `/docs`.
     """
     return await _answer_file(request, "viewer.js", _SCRIPT)
 
 
+@ROUTES.add("GET", "/docs/icon.svg", scope=Scope.OPEN, answer=str, media=_SVG)
 async def get_icon(request: web.Request) -> web.Response:
-    """GET /docs/icon.svg.
+    """Return the icon of that page.
 
     A part of the page `/docs`.
     """
@@ -123,62 +141,3 @@ def answer_document(request: web.Request, document: Document, media: str) -> web
 def to_document(body: bytes) -> Document:
     """Return a document with its tag."""
     return Document(body=body, tag=hashlib.sha256(body).hexdigest()[:32])
-
-
-_CSS: Final = "text/css"
-_SCRIPT: Final = "text/javascript"
-_SVG: Final = "image/svg+xml"
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path="/openapi.json",
-        handler=get_document,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Describe every operation, in OpenAPI 3.1",
-        answer=dict[str, Any],
-        is_page=True,
-    ),
-    Route(
-        method="GET",
-        path="/docs",
-        handler=get_page,
-        scope=Scope.OPEN,
-        rank="P2",
-        summary="Show the page that shows the description",
-        answer=str,
-        media=HTML,
-    ),
-    Route(
-        method="GET",
-        path="/docs/viewer.css",
-        handler=get_style,
-        scope=Scope.OPEN,
-        rank="P2",
-        summary="Return the style of that page",
-        answer=str,
-        media=_CSS,
-    ),
-    Route(
-        method="GET",
-        path="/docs/viewer.js",
-        handler=get_script,
-        scope=Scope.OPEN,
-        rank="P2",
-        summary="Return the script of that page",
-        answer=str,
-        media=_SCRIPT,
-    ),
-    Route(
-        method="GET",
-        path="/docs/icon.svg",
-        handler=get_icon,
-        scope=Scope.OPEN,
-        rank="P2",
-        summary="Return the icon of that page",
-        answer=str,
-        media=_SVG,
-    ),
-)
-"""Every operation that describes the others."""

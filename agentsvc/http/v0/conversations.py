@@ -14,7 +14,7 @@ from agentsvc.conversations import (
 )
 from agentsvc.domain import StartOrder
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
-from agentsvc.http.routes import OF_STARTS, Effect, Example, Route, Scope
+from agentsvc.http.routes import OF_STARTS, Effect, Example, Routes, Scope
 from agentsvc.http.urls import links_of
 from agentsvc.http.v0.types_conversations import (
     START_BODY,
@@ -37,9 +37,25 @@ from agentsvc.http.wire import json_response, read_json, read_query
 
 _ID_MAX = 100
 
+ROUTES: Final = Routes()
 
+
+def _answer_task(_request: web.Request, task: StartTask) -> web.Response:
+    return json_response(_from_task(task))
+
+
+@ROUTES.add(
+    "POST",
+    "/api/conversations",
+    scope=Scope.RUN,
+    body=StartBody,
+    answer=StartAnswer,
+    effect=Effect(kind=StartTask, answer=_answer_task),
+    errors=OF_STARTS,
+    example=Example(body={"initial_user_msg": "Fix the login page"}),
+)
 async def post_conversation(request: web.Request) -> web.Response:
-    """Start a conversation, or say how the one of that id is: POST /api/conversations.
+    """Start a conversation.
 
     The answer comes at once, and the start goes on in the background: its progress is told by the
     event socket, and by `status` of the conversation. With the id of a conversation there is,
@@ -51,8 +67,16 @@ async def post_conversation(request: web.Request) -> web.Response:
     return json_response(answer)
 
 
+@ROUTES.add(
+    "GET",
+    "/api/conversations",
+    scope=Scope.READ,
+    query=ConversationSearch,
+    answer=ConversationPage,
+    example=Example(query={"limit": 10}),
+)
 async def get_conversations(request: web.Request) -> web.Response:
-    """List conversations, the newest first: GET /api/conversations.
+    """List conversations.
 
     Newest first, those of V1 among them. One sees only conversations of one's own.
     """
@@ -69,8 +93,15 @@ async def get_conversations(request: web.Request) -> web.Response:
     return json_response(page)
 
 
+@ROUTES.add(
+    "GET",
+    "/api/conversations/{conversation_id}",
+    scope=Scope.READ,
+    answer=ConversationInfo | None,
+    errors=(BadRequest,),
+)
 async def get_conversation(request: web.Request) -> web.Response:
-    """Return a conversation, null for an unknown one: GET /api/conversations/{id}.
+    """Return a conversation.
 
     Null for an unknown one, which published clients expect.
     """
@@ -79,8 +110,17 @@ async def get_conversation(request: web.Request) -> web.Response:
     return json_response(view and from_view(view, links_of(request), followers))
 
 
+@ROUTES.add(
+    "PATCH",
+    "/api/conversations/{conversation_id}",
+    scope=Scope.RUN,
+    body=TitleBody,
+    answer=bool,
+    errors=(BadRequest,),
+    example=Example(body={"title": "Fix the login page"}),
+)
 async def patch_conversation(request: web.Request) -> web.Response:
-    """Give a conversation a title: PATCH /api/conversations/{id}.
+    """Give a conversation a title.
 
     Clients on the event socket are told the title.
     """
@@ -95,8 +135,15 @@ async def patch_conversation(request: web.Request) -> web.Response:
     return json_response(True)
 
 
+@ROUTES.add(
+    "DELETE",
+    "/api/conversations/{conversation_id}",
+    scope=Scope.RUN,
+    answer=bool,
+    errors=(BadRequest,),
+)
 async def delete_conversation(request: web.Request) -> web.Response:
-    """Delete a conversation, false for an unknown one: DELETE /api/conversations/{id}.
+    """Delete a conversation.
 
     Its history goes, and its sandbox with all files if no other conversation lives there. False for
     an unknown one. It cannot be undone.
@@ -162,72 +209,8 @@ def _from_task(task: StartTask) -> StartAnswer:
     )
 
 
-def _answer_task(_request: web.Request, task: StartTask) -> web.Response:
-    return json_response(_from_task(task))
-
-
 _UNKNOWN = {
     "status": "error",
     "message": "Conversation not found",
     "msg_id": "CONVERSATION$NOT_FOUND",
 }
-
-
-ROUTES: Final = (
-    Route(
-        method="POST",
-        path="/api/conversations",
-        handler=post_conversation,
-        scope=Scope.RUN,
-        rank="P0",
-        summary="Start a conversation",
-        body=StartBody,
-        answer=StartAnswer,
-        effect=Effect(kind=StartTask, answer=_answer_task),
-        errors=OF_STARTS,
-        example=Example(body={"initial_user_msg": "Fix the login page"}),
-    ),
-    Route(
-        method="GET",
-        path="/api/conversations",
-        handler=get_conversations,
-        scope=Scope.READ,
-        rank="P1",
-        summary="List conversations",
-        query=ConversationSearch,
-        answer=ConversationPage,
-        example=Example(query={"limit": 10}),
-    ),
-    Route(
-        method="GET",
-        path="/api/conversations/{conversation_id}",
-        handler=get_conversation,
-        scope=Scope.READ,
-        rank="P1",
-        summary="Return a conversation",
-        answer=ConversationInfo | None,
-        errors=(BadRequest,),
-    ),
-    Route(
-        method="PATCH",
-        path="/api/conversations/{conversation_id}",
-        handler=patch_conversation,
-        scope=Scope.RUN,
-        rank="P1",
-        summary="Give a conversation a title",
-        body=TitleBody,
-        answer=bool,
-        errors=(BadRequest,),
-        example=Example(body={"title": "Fix the login page"}),
-    ),
-    Route(
-        method="DELETE",
-        path="/api/conversations/{conversation_id}",
-        handler=delete_conversation,
-        scope=Scope.RUN,
-        rank="P1",
-        summary="Delete a conversation",
-        answer=bool,
-        errors=(BadRequest,),
-    ),
-)

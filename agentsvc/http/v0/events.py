@@ -8,7 +8,7 @@ from agentsvc.base import BadRequest, QuotaExceeded, TooManyRequests
 from agentsvc.conversations import Queued
 from agentsvc.domain import Message
 from agentsvc.http.keys import PENDING, PRINCIPAL
-from agentsvc.http.routes import OF_AGENTS, Effect, Example, Route, Scope, Socket, shown_as
+from agentsvc.http.routes import OF_AGENTS, Effect, Example, Routes, Scope, Socket, shown_as
 from agentsvc.http.v0.conversations import get_view
 from agentsvc.http.v0.frames import ErrorFrame, StateFrame, StatusFrame
 from agentsvc.http.v0.transcripts import TRANSCRIPTS, select
@@ -42,60 +42,7 @@ from agentsvc.http.wire import (
     read_query,
 )
 
-
-async def get_events(request: web.Request) -> web.Response:
-    """Return a part of a history: GET /api/conversations/{id}/events.
-
-    Numbers from `start_id` to `end_id`, both belonging to it. Events of V1 in the words of this
-    generation: each is an action or an observation.
-    """
-    wanted = to_range(read_query(request, EventSearch))
-    conversation = (await get_view(request)).conversation
-    history = await request.app[TRANSCRIPTS].read(conversation.id, conversation.created_at)
-    events, has_more = select(history, wanted)
-    body = b'{"events":' + raw_array(events) + b',"has_more":' + encode(has_more) + b"}"
-    return raw_json_response(body)
-
-
-async def get_trajectory(request: web.Request) -> web.Response:
-    """Return a whole history: GET /api/conversations/{id}/trajectory.
-
-    Events of V1 in the words of this generation: each is an action or an observation. `replay_json`
-    of a start takes it.
-    """
-    conversation = (await get_view(request)).conversation
-    history = await request.app[TRANSCRIPTS].read(conversation.id, conversation.created_at)
-    return raw_json_response(b'{"trajectory":' + raw_array(history) + b"}")
-
-
-async def post_event(request: web.Request) -> web.Response:
-    """Take a message, or a wish what the agent does: POST /api/conversations/{id}/events.
-
-    The actions are those of the event socket: `message`, and `change_agent_state` to run, pause,
-    stop, confirm or reject. Events tell what comes of it.
-    """
-    return await _pass_on(request, to_user_action(await read_json(request, ACTION_BODY)))
-
-
-async def post_message(request: web.Request) -> web.Response:
-    """Take a message and let the agent go on: POST /api/conversations/{id}/message.
-
-    One that rests because nobody used it is woken; one that was stopped has to be started first
-    (409).
-    """
-    body = await read_json(request, MESSAGE_BODY)
-    return await _pass_on(request, to_message(body.message, []) or Message())
-
-
-async def _pass_on(request: web.Request, action: UserAction) -> web.Response:
-    conversation = (await get_view(request)).conversation
-    await perform(
-        request.app[PENDING],
-        request[PRINCIPAL].user_id,
-        conversation.id,
-        action,
-    )
-    return json_response(SUCCESS)
+ROUTES: Final = Routes()
 
 
 def _answer_queued(_request: web.Request, _queued: Queued) -> web.Response:
@@ -115,54 +62,94 @@ EVENT_SOCKET: Final = Socket(
     taken=dict.fromkeys(("oh_user_action", "oh_action"), (ShownAction,)),
 )
 
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path="/api/conversations/{conversation_id}/events",
-        handler=get_events,
-        scope=Scope.READ,
-        rank="P1",
-        summary="Return a part of a conversation's history",
-        query=EventSearch,
-        answer=History,
-        socket=EVENT_SOCKET,
-        errors=(BadRequest,),
-        example=Example(query={"start_id": 0, "limit": 20}),
-    ),
-    Route(
-        method="POST",
-        path="/api/conversations/{conversation_id}/events",
-        handler=post_event,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Say something in a conversation, or tell its agent what to do, as an action",
-        body=Annotated[ActionBody, shown_as(ShownAction)],
-        answer=Success,
-        effect=Effect(kind=Queued, answer=_answer_queued),
-        errors=(BadRequest, *OF_AGENTS, QuotaExceeded, TooManyRequests),
-        example=Example(body={"action": "message", "args": {"content": "Add a test for it"}}),
-    ),
-    Route(
-        method="POST",
-        path="/api/conversations/{conversation_id}/message",
-        handler=post_message,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Say something in a conversation",
-        body=MessageBody,
-        answer=Success,
-        effect=Effect(kind=Queued, answer=_answer_queued),
-        errors=(BadRequest, *OF_AGENTS, QuotaExceeded, TooManyRequests),
-        example=Example(body={"message": "Add a test for it"}),
-    ),
-    Route(
-        method="GET",
-        path="/api/conversations/{conversation_id}/trajectory",
-        handler=get_trajectory,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Return a conversation's whole history",
-        answer=Trajectory,
-        errors=(BadRequest,),
-    ),
+
+@ROUTES.add(
+    "GET",
+    "/api/conversations/{conversation_id}/events",
+    scope=Scope.READ,
+    query=EventSearch,
+    answer=History,
+    socket=EVENT_SOCKET,
+    errors=(BadRequest,),
+    example=Example(query={"start_id": 0, "limit": 20}),
 )
+async def get_events(request: web.Request) -> web.Response:
+    """Return a part of a conversation's history.
+
+    Numbers from `start_id` to `end_id`, both belonging to it. Events of V1 in the words of this
+    generation: each is an action or an observation.
+    """
+    wanted = to_range(read_query(request, EventSearch))
+    conversation = (await get_view(request)).conversation
+    history = await request.app[TRANSCRIPTS].read(conversation.id, conversation.created_at)
+    events, has_more = select(history, wanted)
+    body = b'{"events":' + raw_array(events) + b',"has_more":' + encode(has_more) + b"}"
+    return raw_json_response(body)
+
+
+@ROUTES.add(
+    "POST",
+    "/api/conversations/{conversation_id}/events",
+    scope=Scope.RUN,
+    body=Annotated[ActionBody, shown_as(ShownAction)],
+    answer=Success,
+    effect=Effect(kind=Queued, answer=_answer_queued),
+    errors=(BadRequest, *OF_AGENTS, QuotaExceeded, TooManyRequests),
+    example=Example(body={"action": "message", "args": {"content": "Add a test for it"}}),
+)
+async def post_event(request: web.Request) -> web.Response:
+    """Say something in a conversation, or tell its agent what to do, as an action.
+
+    The actions are those of the event socket: `message`, and `change_agent_state` to run, pause,
+    stop, confirm or reject. Events tell what comes of it.
+    """
+    return await _pass_on(request, to_user_action(await read_json(request, ACTION_BODY)))
+
+
+@ROUTES.add(
+    "POST",
+    "/api/conversations/{conversation_id}/message",
+    scope=Scope.RUN,
+    body=MessageBody,
+    answer=Success,
+    effect=Effect(kind=Queued, answer=_answer_queued),
+    errors=(BadRequest, *OF_AGENTS, QuotaExceeded, TooManyRequests),
+    example=Example(body={"message": "Add a test for it"}),
+)
+async def post_message(request: web.Request) -> web.Response:
+    """Say something in a conversation.
+
+    One that rests because nobody used it is woken; one that was stopped has to be started first
+    (409).
+    """
+    body = await read_json(request, MESSAGE_BODY)
+    return await _pass_on(request, to_message(body.message, []) or Message())
+
+
+@ROUTES.add(
+    "GET",
+    "/api/conversations/{conversation_id}/trajectory",
+    scope=Scope.READ,
+    answer=Trajectory,
+    errors=(BadRequest,),
+)
+async def get_trajectory(request: web.Request) -> web.Response:
+    """Return a conversation's whole history.
+
+    Events of V1 in the words of this generation: each is an action or an observation. `replay_json`
+    of a start takes it.
+    """
+    conversation = (await get_view(request)).conversation
+    history = await request.app[TRANSCRIPTS].read(conversation.id, conversation.created_at)
+    return raw_json_response(b'{"trajectory":' + raw_array(history) + b"}")
+
+
+async def _pass_on(request: web.Request, action: UserAction) -> web.Response:
+    conversation = (await get_view(request)).conversation
+    await perform(
+        request.app[PENDING],
+        request[PRINCIPAL].user_id,
+        conversation.id,
+        action,
+    )
+    return json_response(SUCCESS)

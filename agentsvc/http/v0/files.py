@@ -18,7 +18,7 @@ from agentsvc.base import (
     UnsupportedMediaType,
 )
 from agentsvc.http.keys import CONFIG, CONVERSATIONS, PRINCIPAL
-from agentsvc.http.routes import MULTIPART, OF_AGENTS, ZIP, Example, Route, Scope
+from agentsvc.http.routes import MULTIPART, OF_AGENTS, ZIP, Example, Routes, Scope
 from agentsvc.http.urls import links_of
 from agentsvc.http.v0.conversations import get_view
 from agentsvc.http.v0.types_files import (
@@ -47,9 +47,19 @@ NOT_RUNNING: Final = "Runtime not yet initialized"
 _FIELD: Final = "files"
 _CHUNK_BYTES: Final = 64 * 1024
 
+ROUTES: Final = Routes()
 
+
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/list-files",
+    scope=Scope.READ,
+    query=ListQuery,
+    answer=list[str],
+    errors=(BadRequest, *OF_AGENTS),
+)
 async def get_list(request: web.Request) -> web.Response:
-    """List a directory: GET /api/conversations/{id}/list-files.
+    """List a directory of the workspace.
 
     Names in the directory, relative to the workspace: directories first, with a slash behind. What
     git ignores is left out. Not found (404) unless the sandbox runs.
@@ -59,8 +69,17 @@ async def get_list(request: web.Request) -> web.Response:
         return json_response(await (await _workspace(request)).list_files(path))
 
 
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/select-file",
+    scope=Scope.READ,
+    query=FileQuery,
+    answer=Code,
+    errors=(BadRequest, BodyTooLarge, UnsupportedMediaType, *OF_AGENTS),
+    example=Example(query={"file": "README.md"}),
+)
 async def get_file(request: web.Request) -> web.Response:
-    """Read a text file: GET /api/conversations/{id}/select-file.
+    """Read a text file of the workspace.
 
     Refused (415) for a file that is no text. Not found (404) unless the sandbox runs.
     """
@@ -69,8 +88,19 @@ async def get_file(request: web.Request) -> web.Response:
         return json_response(Code(code=await (await _workspace(request)).read_text(path)))
 
 
+@ROUTES.add(
+    "POST",
+    f"{PREFIX}/upload-files",
+    scope=Scope.RUN,
+    body=Upload,
+    reads=(MULTIPART,),
+    answer=Uploaded,
+    errors=(BadRequest, *OF_AGENTS),
+    example=Example(body={"files": ["some text"]}),
+    is_stream=True,
+)
 async def post_files(request: web.Request) -> web.Response:
-    """Write files as they come: POST /api/conversations/{id}/upload-files.
+    """Write files into the workspace.
 
     A file of the same name is replaced. What cannot be written is told in `skipped_files`.
     """
@@ -85,8 +115,17 @@ async def post_files(request: web.Request) -> web.Response:
     return json_response(Uploaded(uploaded_files=written, skipped_files=skipped))
 
 
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/zip-directory",
+    scope=Scope.READ,
+    answer=bytes,
+    media=ZIP,
+    errors=(BadRequest, BodyTooLarge, *OF_AGENTS),
+    is_stream=True,
+)
 async def get_zip(request: web.Request) -> web.Response:
-    """Return the whole workspace: GET /api/conversations/{id}/zip-directory.
+    """Download the workspace as a zip file.
 
     Refused (409) where the files are too many or too large.
     """
@@ -96,8 +135,15 @@ async def get_zip(request: web.Request) -> web.Response:
     return web.Response(body=packed, content_type="application/zip", headers=headers)
 
 
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/git/changes",
+    scope=Scope.READ,
+    answer=list[Change],
+    errors=(BadRequest, *OF_AGENTS),
+)
 async def get_changes(request: web.Request) -> web.Response:
-    """List what differs from the remote branch: GET /api/conversations/{id}/git/changes.
+    """List the files that differ from the remote branch.
 
     Compared with the remote branch, else with the last commit.
     """
@@ -107,8 +153,17 @@ async def get_changes(request: web.Request) -> web.Response:
         return json_response(from_changes(await agent.git_changes(root)))
 
 
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/git/diff",
+    scope=Scope.READ,
+    query=DiffQuery,
+    answer=Diff,
+    errors=(BadRequest, *OF_AGENTS),
+    example=Example(query={"path": "README.md"}),
+)
 async def get_diff(request: web.Request) -> web.Response:
-    """Return both sides of a file: GET /api/conversations/{id}/git/diff.
+    """Return a file as it is and as it was.
 
     The other side is the file in the remote branch, else in the last commit.
     """
@@ -122,24 +177,33 @@ async def get_diff(request: web.Request) -> web.Response:
     return json_response(from_diff(diff))
 
 
+@ROUTES.add("GET", f"{PREFIX}/vscode-url", scope=Scope.READ, answer=VscodeUrl, errors=(BadRequest,))
 async def get_vscode_url(request: web.Request) -> web.Response:
-    """Tell where the editor is: GET /api/conversations/{id}/vscode-url.
+    """Tell where the editor of the sandbox is.
 
     The URL goes through this server.
     """
     return json_response(vscode_of(await get_view(request), links_of(request)))
 
 
+@ROUTES.add("GET", f"{PREFIX}/web-hosts", scope=Scope.READ, answer=WebHosts, errors=(BadRequest,))
 async def get_web_hosts(request: web.Request) -> web.Response:
-    """Tell where the agent's web servers are seen: GET /api/conversations/{id}/web-hosts.
+    """Tell where what the agent serves can be seen.
 
     The URLs go through this server.
     """
     return json_response(web_hosts_of(await get_view(request), links_of(request)))
 
 
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/microagents",
+    scope=Scope.READ,
+    answer=Microagents,
+    errors=(BadRequest, *OF_AGENTS),
+)
 async def get_microagents(request: web.Request) -> web.Response:
-    """List what the agent has learned: GET /api/conversations/{id}/microagents.
+    """List what the agent has learned.
 
     Those of the repository, of the user and published ones.
     """
@@ -189,108 +253,3 @@ def _error_member() -> Iterator[None]:
     except AgentsvcError as exc:
         exc.extra = {"error": exc.message, **exc.extra}
         raise
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path=f"{PREFIX}/list-files",
-        handler=get_list,
-        scope=Scope.READ,
-        rank="P2",
-        summary="List a directory of the workspace",
-        query=ListQuery,
-        answer=list[str],
-        errors=(BadRequest, *OF_AGENTS),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/select-file",
-        handler=get_file,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Read a text file of the workspace",
-        query=FileQuery,
-        answer=Code,
-        errors=(BadRequest, BodyTooLarge, UnsupportedMediaType, *OF_AGENTS),
-        example=Example(query={"file": "README.md"}),
-    ),
-    Route(
-        method="POST",
-        path=f"{PREFIX}/upload-files",
-        handler=post_files,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Write files into the workspace",
-        body=Upload,
-        reads=(MULTIPART,),
-        answer=Uploaded,
-        errors=(BadRequest, *OF_AGENTS),
-        example=Example(body={"files": ["some text"]}),
-        is_stream=True,
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/zip-directory",
-        handler=get_zip,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Download the workspace as a zip file",
-        answer=bytes,
-        media=ZIP,
-        errors=(BadRequest, BodyTooLarge, *OF_AGENTS),
-        is_stream=True,
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/git/changes",
-        handler=get_changes,
-        scope=Scope.READ,
-        rank="P2",
-        summary="List the files that differ from the remote branch",
-        answer=list[Change],
-        errors=(BadRequest, *OF_AGENTS),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/git/diff",
-        handler=get_diff,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Return a file as it is and as it was",
-        query=DiffQuery,
-        answer=Diff,
-        errors=(BadRequest, *OF_AGENTS),
-        example=Example(query={"path": "README.md"}),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/vscode-url",
-        handler=get_vscode_url,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Tell where the editor of the sandbox is",
-        answer=VscodeUrl,
-        errors=(BadRequest,),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/web-hosts",
-        handler=get_web_hosts,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Tell where what the agent serves can be seen",
-        answer=WebHosts,
-        errors=(BadRequest,),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/microagents",
-        handler=get_microagents,
-        scope=Scope.READ,
-        rank="P2",
-        summary="List what the agent has learned",
-        answer=Microagents,
-        errors=(BadRequest, *OF_AGENTS),
-    ),
-)

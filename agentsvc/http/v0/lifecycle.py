@@ -11,7 +11,7 @@ from aiohttp import web
 from agentsvc.base import AgentRefused, AgentUnavailable, BadRequest, Conflict, Gone, NotFound
 from agentsvc.conversations import SANDBOX_GONE, ConversationView
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL, SANDBOXES
-from agentsvc.http.routes import OF_SANDBOXES, Example, Route, Scope
+from agentsvc.http.routes import OF_SANDBOXES, Example, Routes, Scope
 from agentsvc.http.v0.conversations import conversation_id_of, find_view, get_view
 from agentsvc.http.v0.types_conversations import StartAnswer, from_known
 from agentsvc.http.v0.types_lifecycle import (
@@ -25,9 +25,20 @@ from agentsvc.http.v0.types_lifecycle import (
 )
 from agentsvc.http.wire import json_response, read_json
 
+ROUTES: Final = Routes()
 
+
+@ROUTES.add(
+    "POST",
+    "/api/conversations/{conversation_id}/start",
+    scope=Scope.RUN,
+    body=StartAgainBody,
+    answer=StartAnswer,
+    errors=(BadRequest, *OF_SANDBOXES),
+    example=Example(body={"providers_set": ["github"]}),
+)
 async def post_start(request: web.Request) -> web.Response:
-    """Let a stopped conversation run again: POST /api/conversations/{id}/start.
+    """Let a stopped conversation run again.
 
     Its sandbox is resumed; one that runs is left alone. The body may be left out.
     """
@@ -41,8 +52,15 @@ async def post_start(request: web.Request) -> web.Response:
     return json_response(from_known(await get_view(request)))
 
 
+@ROUTES.add(
+    "POST",
+    "/api/conversations/{conversation_id}/stop",
+    scope=Scope.RUN,
+    answer=StartAnswer,
+    errors=(BadRequest, *OF_SANDBOXES),
+)
 async def post_stop(request: web.Request) -> web.Response:
-    """Stop a conversation, if it runs: POST /api/conversations/{id}/stop.
+    """Stop a conversation.
 
     Its sandbox is paused, with all conversations in it. One that does not run is left alone.
     """
@@ -54,8 +72,15 @@ async def post_stop(request: web.Request) -> web.Response:
     return json_response(from_stopped(view))
 
 
+@ROUTES.add(
+    "GET",
+    "/api/conversations/{conversation_id}/config",
+    scope=Scope.READ,
+    answer=RuntimeConfig,
+    errors=(BadRequest,),
+)
 async def get_config(request: web.Request) -> web.Response:
-    """Tell where a conversation runs: GET /api/conversations/{id}/config.
+    """Tell where a conversation runs.
 
     For clients that look into the sandbox.
     """
@@ -86,39 +111,3 @@ async def _pause(request: web.Request, view: ConversationView) -> None:
     with contextlib.suppress(AgentUnavailable, AgentRefused, Conflict, NotFound):
         await request.app[CONVERSATIONS].interrupt(user_id, view.conversation.id)
     await request.app[SANDBOXES].pause(user_id, view.sandbox.id)
-
-
-ROUTES: Final = (
-    Route(
-        method="POST",
-        path="/api/conversations/{conversation_id}/start",
-        handler=post_start,
-        scope=Scope.RUN,
-        rank="P1",
-        summary="Let a stopped conversation run again",
-        body=StartAgainBody,
-        answer=StartAnswer,
-        errors=(BadRequest, *OF_SANDBOXES),
-        example=Example(body={"providers_set": ["github"]}),
-    ),
-    Route(
-        method="POST",
-        path="/api/conversations/{conversation_id}/stop",
-        handler=post_stop,
-        scope=Scope.RUN,
-        rank="P1",
-        summary="Stop a conversation",
-        answer=StartAnswer,
-        errors=(BadRequest, *OF_SANDBOXES),
-    ),
-    Route(
-        method="GET",
-        path="/api/conversations/{conversation_id}/config",
-        handler=get_config,
-        scope=Scope.READ,
-        rank="P1",
-        summary="Tell where a conversation runs",
-        answer=RuntimeConfig,
-        errors=(BadRequest,),
-    ),
-)

@@ -5,22 +5,26 @@ from typing import Final
 from aiohttp import web
 
 from agentsvc.http.keys import CATALOGUE
-from agentsvc.http.routes import Route, Scope
+from agentsvc.http.routes import Routes, Scope
 from agentsvc.http.v0.types_settings import WebConfig, from_models
 from agentsvc.http.wire import json_response
 from agentsvc.settings import AGENTS, SECURITY_ANALYZERS
 
+ROUTES: Final = Routes()
 
+
+@ROUTES.add("GET", "/api/options/config", scope=Scope.READ, answer=WebConfig)
 async def get_config(_request: web.Request) -> web.Response:
-    """Tell a front end where it is: GET /api/options/config.
+    """Tell a front end where it is.
 
     What front ends of the older generation ask for at page load.
     """
     return json_response(WebConfig())
 
 
+@ROUTES.add("GET", "/api/options/models", scope=Scope.READ, answer=list[str])
 async def get_models(request: web.Request) -> web.Response:
-    """List the language models, as settings name them: GET /api/options/models.
+    """List the language models.
 
     As `provider/name`, which `llm_model` takes. What this server knows; a model that is not here
     can be used as well.
@@ -28,57 +32,19 @@ async def get_models(request: web.Request) -> web.Response:
     return json_response(from_models((await request.app[CATALOGUE].get()).models))
 
 
+@ROUTES.add("GET", "/api/options/agents", scope=Scope.READ, answer=list[str])
 async def get_agents(_request: web.Request) -> web.Response:
-    """List the agents: GET /api/options/agents.
+    """List the agents.
 
     There is one.
     """
     return json_response(AGENTS)
 
 
+@ROUTES.add("GET", "/api/options/security-analyzers", scope=Scope.READ, answer=list[str])
 async def get_security_analyzers(_request: web.Request) -> web.Response:
-    """List what can rate the risk of an action: GET /api/options/security-analyzers.
+    """List what can rate the risk of an action.
 
     `security_analyzer` takes one of them, and `none`.
     """
     return json_response([name for name in SECURITY_ANALYZERS if name != "none"])
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path="/api/options/config",
-        handler=get_config,
-        scope=Scope.READ,
-        rank="P1",
-        summary="Tell a front end where it is",
-        answer=WebConfig,
-    ),
-    Route(
-        method="GET",
-        path="/api/options/models",
-        handler=get_models,
-        scope=Scope.READ,
-        rank="P2",
-        summary="List the language models",
-        answer=list[str],
-    ),
-    Route(
-        method="GET",
-        path="/api/options/agents",
-        handler=get_agents,
-        scope=Scope.READ,
-        rank="P2",
-        summary="List the agents",
-        answer=list[str],
-    ),
-    Route(
-        method="GET",
-        path="/api/options/security-analyzers",
-        handler=get_security_analyzers,
-        scope=Scope.READ,
-        rank="P2",
-        summary="List what can rate the risk of an action",
-        answer=list[str],
-    ),
-)

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from agentsvc.base import BadRequest, Conflict, NotFound, Secret
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SECRETS
-from agentsvc.http.routes import Effect, Example, Route, Scope
+from agentsvc.http.routes import Effect, Example, Routes, Scope
 from agentsvc.http.v0.types_secrets import (
     PROVIDERS_BODY,
     SECRET_BODY,
@@ -24,9 +24,16 @@ from agentsvc.http.v0.types_secrets import (
 from agentsvc.http.wire import json_response, path_text, read_json
 from agentsvc.settings import to_token_patches
 
+ROUTES: Final = Routes()
 
+
+def _answer_created(_request: web.Request, _name: str) -> web.Response:
+    return json_response(Said(message="Secret created successfully"), status=201)
+
+
+@ROUTES.add("GET", "/api/secrets", scope=Scope.READ, answer=SecretList)
 async def get_secrets(request: web.Request) -> web.Response:
-    """List secrets by name: GET /api/secrets.
+    """List secrets by name.
 
     Without their values.
     """
@@ -34,8 +41,21 @@ async def get_secrets(request: web.Request) -> web.Response:
     return json_response(from_names(names))
 
 
+@ROUTES.add(
+    "POST",
+    "/api/secrets",
+    scope=Scope.RUN,
+    body=SecretBody,
+    answer=Said,
+    status=HTTPStatus.CREATED,
+    effect=Effect(kind=str, answer=_answer_created),
+    errors=(BadRequest,),
+    example=Example(
+        body={"name": "DEPLOY_KEY", "value": "not so secret", "description": "For the staging host"}
+    ),
+)
 async def post_secret(request: web.Request) -> web.Response:
-    """Keep a new secret: POST /api/secrets.
+    """Keep a new secret.
 
     Refused (400) if there is one of that name. Conversations that are started from now on have it.
     """
@@ -46,12 +66,17 @@ async def post_secret(request: web.Request) -> web.Response:
     return _answer_created(request, body.name)
 
 
-def _answer_created(_request: web.Request, _name: str) -> web.Response:
-    return json_response(Said(message="Secret created successfully"), status=201)
-
-
+@ROUTES.add(
+    "PUT",
+    "/api/secrets/{secret_id}",
+    scope=Scope.RUN,
+    body=SecretChangeBody,
+    answer=Said,
+    errors=(BadRequest,),
+    example=Example(body={"name": "API_TOKEN", "description": "Of the issue tracker"}),
+)
 async def put_secret(request: web.Request) -> web.Response:
-    """Change the name and the description of a secret: PUT /api/secrets/{id}.
+    """Change the name and the description of a secret.
 
     Its value stays. Without a description it has an empty one.
     """
@@ -63,8 +88,9 @@ async def put_secret(request: web.Request) -> web.Response:
     return json_response(Said(message="Secret updated successfully"))
 
 
+@ROUTES.add("DELETE", "/api/secrets/{secret_id}", scope=Scope.RUN, answer=Said)
 async def delete_secret(request: web.Request) -> web.Response:
-    """Forget a secret: DELETE /api/secrets/{id}.
+    """Forget a secret.
 
     What asks for it from now on does not get it, running conversations included.
     """
@@ -75,8 +101,16 @@ async def delete_secret(request: web.Request) -> web.Response:
     return json_response(Said(message="Secret deleted successfully"))
 
 
+@ROUTES.add(
+    "POST",
+    "/api/add-git-providers",
+    scope=Scope.RUN,
+    body=ProvidersBody,
+    answer=Said,
+    example=Example(body={"provider_tokens": {"github": {"token": "an access token"}}}),
+)
 async def post_providers(request: web.Request) -> web.Response:
-    """Keep the tokens of git providers: POST /api/add-git-providers.
+    """Keep the tokens of git providers; those not sent are forgotten.
 
     The whole set is replaced: the token of a provider that is not sent is forgotten. Each token is
     tried at its provider first, and refused (401) if it is not good there.
@@ -87,8 +121,9 @@ async def post_providers(request: web.Request) -> web.Response:
     return json_response(Said(message="Git providers stored"))
 
 
+@ROUTES.add("POST", "/api/unset-provider-tokens", scope=Scope.RUN, answer=Said)
 async def post_unset_providers(request: web.Request) -> web.Response:
-    """Forget the tokens of git providers: POST /api/unset-provider-tokens.
+    """Forget the tokens of git providers.
 
     What asks for them from now on does not get them, running conversations included.
     """
@@ -105,77 +140,3 @@ def _in_words_of_clients() -> Iterator[None]:
         raise NotFound(exc.message, extra={"error": exc.message}) from exc
     except Conflict as exc:
         raise BadRequest(exc.message, extra={"message": exc.message}) from exc
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path="/api/secrets",
-        handler=get_secrets,
-        scope=Scope.READ,
-        rank="P2",
-        summary="List secrets by name",
-        answer=SecretList,
-    ),
-    Route(
-        method="POST",
-        path="/api/secrets",
-        handler=post_secret,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Keep a new secret",
-        body=SecretBody,
-        answer=Said,
-        status=HTTPStatus.CREATED,
-        effect=Effect(kind=str, answer=_answer_created),
-        errors=(BadRequest,),
-        example=Example(
-            body={
-                "name": "DEPLOY_KEY",
-                "value": "not so secret",
-                "description": "For the staging host",
-            }
-        ),
-    ),
-    Route(
-        method="PUT",
-        path="/api/secrets/{secret_id}",
-        handler=put_secret,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Change the name and the description of a secret",
-        body=SecretChangeBody,
-        answer=Said,
-        errors=(BadRequest,),
-        example=Example(body={"name": "API_TOKEN", "description": "Of the issue tracker"}),
-    ),
-    Route(
-        method="DELETE",
-        path="/api/secrets/{secret_id}",
-        handler=delete_secret,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Forget a secret",
-        answer=Said,
-    ),
-    Route(
-        method="POST",
-        path="/api/add-git-providers",
-        handler=post_providers,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Keep the tokens of git providers; those not sent are forgotten",
-        body=ProvidersBody,
-        answer=Said,
-        example=Example(body={"provider_tokens": {"github": {"token": "an access token"}}}),
-    ),
-    Route(
-        method="POST",
-        path="/api/unset-provider-tokens",
-        handler=post_unset_providers,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Forget the tokens of git providers",
-        answer=Said,
-    ),
-)

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from agentsvc.base import Gone, NotFound
 from agentsvc.http.keys import PRINCIPAL, SECRETS, SETTINGS
-from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.routes import Example, Routes, Scope
 from agentsvc.http.v0.types_settings import (
     SETTINGS_BODY,
     SettingsBody,
@@ -20,9 +20,21 @@ from agentsvc.http.wire import json_response, read_json
 
 RESET_REMOVED: Final = "Reset settings functionality has been removed."
 
+ROUTES: Final = Routes()
 
+
+@ROUTES.add(
+    "POST",
+    "/api/settings",
+    scope=Scope.RUN,
+    body=SettingsBody,
+    answer=SettingsStored,
+    example=Example(
+        body={"language": "en", "llm_model": "openai/gpt-5-mini", "confirmation_mode": False}
+    ),
+)
 async def post_settings(request: web.Request) -> web.Response:
-    """Store settings: POST /api/settings.
+    """Store settings: they are merged with what is stored.
 
     It merges: what is not sent stays. Null puts a field back to its default, but leaves
     `llm_model`, `llm_base_url` and the three keys alone, which an empty text clears.
@@ -32,8 +44,9 @@ async def post_settings(request: web.Request) -> web.Response:
     return json_response(SettingsStored())
 
 
+@ROUTES.add("GET", "/api/settings", scope=Scope.READ, answer=SettingsView, errors=(NotFound,))
 async def get_settings(request: web.Request) -> web.Response:
-    """Return settings: GET /api/settings.
+    """Return settings.
 
     Not found (404) before they are saved for the first time. Secrets are never shown.
     """
@@ -45,47 +58,17 @@ async def get_settings(request: web.Request) -> web.Response:
     return json_response(from_settings(settings, hosts))
 
 
+@ROUTES.add(
+    "POST",
+    "/api/reset-settings",
+    scope=Scope.RUN,
+    answer=None,
+    status=HTTPStatus.GONE,
+    errors=(Gone,),
+)
 async def post_reset(_request: web.Request) -> web.Response:
-    """Say that settings are not reset any more: POST /api/reset-settings.
+    """Say that settings are not reset any more.
 
     Always 410: clients change the fields they want to change.
     """
     raise Gone(RESET_REMOVED, extra={"error": RESET_REMOVED})
-
-
-ROUTES: Final = (
-    Route(
-        method="POST",
-        path="/api/settings",
-        handler=post_settings,
-        scope=Scope.RUN,
-        rank="P0",
-        summary="Store settings: they are merged with what is stored",
-        body=SettingsBody,
-        answer=SettingsStored,
-        example=Example(
-            body={"language": "en", "llm_model": "openai/gpt-5-mini", "confirmation_mode": False}
-        ),
-    ),
-    Route(
-        method="GET",
-        path="/api/settings",
-        handler=get_settings,
-        scope=Scope.READ,
-        rank="P1",
-        summary="Return settings",
-        answer=SettingsView,
-        errors=(NotFound,),
-    ),
-    Route(
-        method="POST",
-        path="/api/reset-settings",
-        handler=post_reset,
-        scope=Scope.RUN,
-        rank="P3",
-        summary="Say that settings are not reset any more",
-        answer=None,
-        status=HTTPStatus.GONE,
-        errors=(Gone,),
-    ),
-)

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from agentsvc.base import GitTokenMissing, NotAuthenticated, now, to_stored
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL
-from agentsvc.http.routes import OF_GIT_PROVIDERS, Example, Route, Scope
+from agentsvc.http.routes import OF_GIT_PROVIDERS, Example, Routes, Scope
 from agentsvc.http.v0.types_user import (
     BranchesQuery,
     BranchPage,
@@ -41,9 +41,12 @@ PREFIX: Final = "/api/user"
 
 _REPOSITORY: Final = f"{PREFIX}/repository/{{repository_name:.+}}"
 
+ROUTES: Final = Routes()
 
+
+@ROUTES.add("GET", f"{PREFIX}/info", scope=Scope.READ, answer=UserView, errors=OF_GIT_PROVIDERS)
 async def get_info(request: web.Request) -> web.Response:
-    """Tell who somebody is at the git provider: GET /api/user/info.
+    """Tell who you are at your git provider.
 
     At the first provider that knows the user's token.
     """
@@ -52,8 +55,17 @@ async def get_info(request: web.Request) -> web.Response:
     return json_response(from_account(account))
 
 
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/installations",
+    scope=Scope.READ,
+    query=InstallationsQuery,
+    answer=list[str],
+    errors=OF_GIT_PROVIDERS,
+    example=Example(query={"provider": "gitlab"}),
+)
 async def get_installations(request: web.Request) -> web.Response:
-    """List installations, workspaces, groups or organizations: GET /api/user/installations.
+    """List your installations, workspaces, groups or organizations at a git provider.
 
     Names that `installation_id` of the list of repositories takes.
     """
@@ -65,8 +77,17 @@ async def get_installations(request: web.Request) -> web.Response:
     return json_response(found)
 
 
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/repositories",
+    scope=Scope.READ,
+    query=RepositoriesQuery,
+    answer=list[RepositoryView],
+    errors=OF_GIT_PROVIDERS,
+    example=Example(query={"selected_provider": "github", "page": 1, "per_page": 30}),
+)
 async def get_repositories(request: web.Request) -> web.Response:
-    """List repositories: GET /api/user/repositories.
+    """List your repositories at one git provider or at all.
 
     Not allowed (403) without any token of a provider.
     """
@@ -80,8 +101,17 @@ async def get_repositories(request: web.Request) -> web.Response:
     return json_response([from_repository(one, link) for one in found.items])
 
 
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/search/repositories",
+    scope=Scope.READ,
+    query=SearchQuery,
+    answer=list[RepositoryView],
+    errors=OF_GIT_PROVIDERS,
+    example=Example(query={"query": "hello"}),
+)
 async def search_repositories(request: web.Request) -> web.Response:
-    """Find repositories by name: GET /api/user/search/repositories.
+    """Find some of your repositories by name.
 
     Not allowed (403) without any token of a provider.
     """
@@ -94,22 +124,17 @@ async def search_repositories(request: web.Request) -> web.Response:
     return json_response([from_repository(one) for one in found.items])
 
 
-async def get_branches(request: web.Request) -> web.Response:
-    """List branches: GET /api/user/repository/branches.
-
-    At the provider where the repository is.
-    """
-    query = read_query(request, BranchesQuery)
-    wanted, page = to_branch_query(query)
-    with _in_words_of_clients():
-        found = await request.app[GIT_PROVIDERS].branches_page(
-            request[PRINCIPAL].user_id, wanted, page
-        )
-    return json_response(from_branches(found, query))
-
-
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/search/branches",
+    scope=Scope.READ,
+    query=BranchSearchQuery,
+    answer=list[BranchView],
+    errors=OF_GIT_PROVIDERS,
+    example=Example(query={"repository": "octocat/hello-world", "query": "fix"}),
+)
 async def search_branches(request: web.Request) -> web.Response:
-    """Find branches by name: GET /api/user/search/branches.
+    """Find branches of a repository by name.
 
     At the provider where the repository is.
     """
@@ -122,8 +147,15 @@ async def search_branches(request: web.Request) -> web.Response:
     return json_response([from_branch(one) for one in found.items])
 
 
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/suggested-tasks",
+    scope=Scope.READ,
+    answer=list[SuggestedTaskView],
+    errors=OF_GIT_PROVIDERS,
+)
 async def get_suggested_tasks(request: web.Request) -> web.Response:
-    """List what there is to do: GET /api/user/suggested-tasks.
+    """List what there is to do for you at your git providers.
 
     Pull requests with conflicts, failing checks or open comments, and issues, as far as the
     providers tell.
@@ -133,8 +165,38 @@ async def get_suggested_tasks(request: web.Request) -> web.Response:
     return json_response([from_task(one) for one in tasks])
 
 
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/repository/branches",
+    scope=Scope.READ,
+    query=BranchesQuery,
+    answer=list[BranchView] | BranchPage,
+    errors=OF_GIT_PROVIDERS,
+    example=Example(query={"repository": "octocat/hello-world"}),
+)
+async def get_branches(request: web.Request) -> web.Response:
+    """List the branches of a repository: all, or a page if `page` or `per_page` is given.
+
+    At the provider where the repository is.
+    """
+    query = read_query(request, BranchesQuery)
+    wanted, page = to_branch_query(query)
+    with _in_words_of_clients():
+        found = await request.app[GIT_PROVIDERS].branches_page(
+            request[PRINCIPAL].user_id, wanted, page
+        )
+    return json_response(from_branches(found, query))
+
+
+@ROUTES.add(
+    "GET",
+    f"{_REPOSITORY}/microagents",
+    scope=Scope.READ,
+    answer=list[MicroagentView],
+    errors=OF_GIT_PROVIDERS,
+)
 async def get_microagents(request: web.Request) -> web.Response:
-    """List the microagents of a repository: GET /api/user/repository/{name}/microagents.
+    """List the microagents of a repository.
 
     The files in `.openhands/microagents` of the default branch.
     """
@@ -146,8 +208,17 @@ async def get_microagents(request: web.Request) -> web.Response:
     return json_response(from_files(found, changed_at or to_stored(now())))
 
 
+@ROUTES.add(
+    "GET",
+    f"{_REPOSITORY}/microagents/content",
+    scope=Scope.READ,
+    query=ContentQuery,
+    answer=MicroagentContent,
+    errors=OF_GIT_PROVIDERS,
+    example=Example(query={"file_path": ".openhands/microagents/testing.md"}),
+)
 async def get_microagent(request: web.Request) -> web.Response:
-    """Read a microagent: GET /api/user/repository/{name}/microagents/content.
+    """Read a microagent of a repository.
 
     A file of the default branch.
     """
@@ -173,109 +244,3 @@ def _in_words_of_clients() -> Iterator[None]:
         yield
     except GitTokenMissing as exc:
         raise NotAuthenticated("Git provider token required. (such as GitHub).") from exc
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path=f"{PREFIX}/info",
-        handler=get_info,
-        scope=Scope.READ,
-        rank="P3",
-        summary="Tell who you are at your git provider",
-        answer=UserView,
-        errors=OF_GIT_PROVIDERS,
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/installations",
-        handler=get_installations,
-        scope=Scope.READ,
-        rank="P3",
-        summary="List your installations, workspaces, groups or organizations at a git provider",
-        query=InstallationsQuery,
-        answer=list[str],
-        errors=OF_GIT_PROVIDERS,
-        example=Example(query={"provider": "gitlab"}),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/repositories",
-        handler=get_repositories,
-        scope=Scope.READ,
-        rank="P3",
-        summary="List your repositories at one git provider or at all",
-        query=RepositoriesQuery,
-        answer=list[RepositoryView],
-        errors=OF_GIT_PROVIDERS,
-        example=Example(query={"selected_provider": "github", "page": 1, "per_page": 30}),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/search/repositories",
-        handler=search_repositories,
-        scope=Scope.READ,
-        rank="P3",
-        summary="Find some of your repositories by name",
-        query=SearchQuery,
-        answer=list[RepositoryView],
-        errors=OF_GIT_PROVIDERS,
-        example=Example(query={"query": "hello"}),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/search/branches",
-        handler=search_branches,
-        scope=Scope.READ,
-        rank="P3",
-        summary="Find branches of a repository by name",
-        query=BranchSearchQuery,
-        answer=list[BranchView],
-        errors=OF_GIT_PROVIDERS,
-        example=Example(query={"repository": "octocat/hello-world", "query": "fix"}),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/suggested-tasks",
-        handler=get_suggested_tasks,
-        scope=Scope.READ,
-        rank="P3",
-        summary="List what there is to do for you at your git providers",
-        answer=list[SuggestedTaskView],
-        errors=OF_GIT_PROVIDERS,
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/repository/branches",
-        handler=get_branches,
-        scope=Scope.READ,
-        rank="P3",
-        summary="List the branches of a repository: all, or a page if `page` or `per_page` is given",
-        query=BranchesQuery,
-        answer=list[BranchView] | BranchPage,
-        errors=OF_GIT_PROVIDERS,
-        example=Example(query={"repository": "octocat/hello-world"}),
-    ),
-    Route(
-        method="GET",
-        path=f"{_REPOSITORY}/microagents",
-        handler=get_microagents,
-        scope=Scope.READ,
-        rank="P3",
-        summary="List the microagents of a repository",
-        answer=list[MicroagentView],
-        errors=OF_GIT_PROVIDERS,
-    ),
-    Route(
-        method="GET",
-        path=f"{_REPOSITORY}/microagents/content",
-        handler=get_microagent,
-        scope=Scope.READ,
-        rank="P3",
-        summary="Read a microagent of a repository",
-        query=ContentQuery,
-        answer=MicroagentContent,
-        errors=OF_GIT_PROVIDERS,
-        example=Example(query={"file_path": ".openhands/microagents/testing.md"}),
-    ),
-)

@@ -67,5 +67,5 @@ ROUTES: Final[tuple[Route, ...]] = (
 )
 """Every operation of version 1 that is always there."""
 
-LOGIN_ROUTES: Final[tuple[Route, ...]] = device_login.ROUTES
+LOGIN_ROUTES: Final = device_login.ROUTES
 """How a program gets a key: open to callers without one, so it is there only if asked for."""

@@ -11,7 +11,7 @@ from agentsvc.accounts import KeyScope, Role, User, UserPatch
 from agentsvc.base import BadRequest, Conflict, NotFound, stored_or_none, to_stored
 from agentsvc.conversations import PendingUserDeletion
 from agentsvc.http.keys import KEYRING, OPEN_CONNECTIONS, USER_DELETIONS, USERS
-from agentsvc.http.routes import Effect, Example, Route, Scope
+from agentsvc.http.routes import Effect, Example, Routes, Scope
 from agentsvc.http.v1.api_keys import (
     KeyInfo,
     KeyOrder,
@@ -109,17 +109,35 @@ class UserDeletion(msgspec.Struct, frozen=True, kw_only=True):
 _ORDER = msgspec.json.Decoder(UserOrder)
 _CHANGE = msgspec.json.Decoder(UserChange)
 
+ROUTES: Final = Routes()
 
+
+def _answer_user(_request: web.Request, user: User) -> web.Response:
+    return json_response(_from_user(user), status=HTTPStatus.CREATED)
+
+
+@ROUTES.add("GET", PREFIX, scope=Scope.ADMIN_READ, answer=list[UserInfo])
 async def get_users(request: web.Request) -> web.Response:
-    """GET /users.
+    """List all users.
 
     Also those who are blocked or being deleted.
     """
     return json_response([_from_user(user) for user in await request.app[USERS].list_all()])
 
 
+@ROUTES.add(
+    "POST",
+    PREFIX,
+    scope=Scope.ADMIN,
+    body=UserOrder,
+    answer=UserInfo,
+    status=HTTPStatus.CREATED,
+    effect=Effect(kind=User, answer=_answer_user),
+    errors=(BadRequest, Conflict),
+    example=Example(body={"name": "ann", "role": "member"}),
+)
 async def post_user(request: web.Request) -> web.Response:
-    """POST /users.
+    """Add a user.
 
     The user has no key yet: make one for them.
     """
@@ -128,20 +146,26 @@ async def post_user(request: web.Request) -> web.Response:
     return _answer_user(request, user)
 
 
-def _answer_user(_request: web.Request, user: User) -> web.Response:
-    return json_response(_from_user(user), status=HTTPStatus.CREATED)
-
-
+@ROUTES.add("GET", f"{PREFIX}/{{user_id}}", scope=Scope.ADMIN_READ, answer=UserInfo)
 async def get_user(request: web.Request) -> web.Response:
-    """GET /users/{user_id}.
+    """Return a user.
 
     As the list has them.
     """
     return json_response(_from_user(await request.app[USERS].get(_user_id(request))))
 
 
+@ROUTES.add(
+    "PATCH",
+    f"{PREFIX}/{{user_id}}",
+    scope=Scope.ADMIN,
+    body=UserChange,
+    answer=UserInfo,
+    errors=(BadRequest, Conflict),
+    example=Example(body={"role": "viewer", "is_blocked": False}),
+)
 async def patch_user(request: web.Request) -> web.Response:
-    """PATCH /users/{user_id}.
+    """Rename a user, change the role, block or let in again.
 
     Only what is sent is changed. The last administrator can be neither blocked nor given another
     role (409).
@@ -153,8 +177,16 @@ async def patch_user(request: web.Request) -> web.Response:
     return json_response(_from_user(user))
 
 
+@ROUTES.add(
+    "DELETE",
+    f"{PREFIX}/{{user_id}}",
+    scope=Scope.ADMIN,
+    query=DeletionQuery,
+    answer=UserDeletion,
+    errors=(Conflict,),
+)
 async def delete_user(request: web.Request) -> web.Response:
-    """DELETE /users/{user_id}.
+    """Delete a user, with all that is the user's where that is wanted.
 
     Keys, settings, secrets and tokens go, too. Conversations, sandboxes and archives are in the way
     (409) unless `with_owned` says that they go. It cannot be undone.
@@ -167,8 +199,9 @@ async def delete_user(request: web.Request) -> web.Response:
     return json_response(_from_departure(departure))
 
 
+@ROUTES.add("GET", f"{PREFIX}/{{user_id}}/keys", scope=Scope.ADMIN_READ, answer=list[KeyInfo])
 async def get_keys(request: web.Request) -> web.Response:
-    """GET /users/{user_id}/keys.
+    """List the API keys of a user.
 
     What may be shown of those that are not revoked.
     """
@@ -178,8 +211,18 @@ async def get_keys(request: web.Request) -> web.Response:
     )
 
 
+@ROUTES.add(
+    "POST",
+    f"{PREFIX}/{{user_id}}/keys",
+    scope=Scope.ADMIN,
+    body=KeyOrder,
+    answer=NewKeyInfo,
+    effect=Effect(kind=tuple, answer=answer_key),
+    errors=(BadRequest,),
+    example=Example(body={"name": "build server", "scope": KeyScope.RUN}),
+)
 async def post_key(request: web.Request) -> web.Response:
-    """POST /users/{user_id}/keys.
+    """Make an API key for a user.
 
     The answer is the only one that has the key itself.
     """
@@ -187,8 +230,15 @@ async def post_key(request: web.Request) -> web.Response:
     return answer_key(request, await create_key(request, user.id))
 
 
+@ROUTES.add(
+    "DELETE",
+    f"{PREFIX}/{{user_id}}/keys/{{key_id}}",
+    scope=Scope.ADMIN,
+    answer=Success,
+    errors=(NotFound,),
+)
 async def delete_key(request: web.Request) -> web.Response:
-    """DELETE /users/{user_id}/keys/{key_id}.
+    """Revoke an API key of a user.
 
     It opens nothing from now on; streams and connections with it end.
     """
@@ -220,94 +270,3 @@ def _from_departure(departure: PendingUserDeletion) -> UserDeletion:
         is_over=departure.is_over,
         owned=OwnedCounts(**msgspec.structs.asdict(departure.owned)),
     )
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path=PREFIX,
-        handler=get_users,
-        scope=Scope.ADMIN_READ,
-        rank="P3",
-        summary="List all users",
-        answer=list[UserInfo],
-    ),
-    Route(
-        method="POST",
-        path=PREFIX,
-        handler=post_user,
-        scope=Scope.ADMIN,
-        rank="P3",
-        summary="Add a user",
-        body=UserOrder,
-        answer=UserInfo,
-        status=HTTPStatus.CREATED,
-        effect=Effect(kind=User, answer=_answer_user),
-        errors=(BadRequest, Conflict),
-        example=Example(body={"name": "ann", "role": "member"}),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/{{user_id}}",
-        handler=get_user,
-        scope=Scope.ADMIN_READ,
-        rank="P3",
-        summary="Return a user",
-        answer=UserInfo,
-    ),
-    Route(
-        method="PATCH",
-        path=f"{PREFIX}/{{user_id}}",
-        handler=patch_user,
-        scope=Scope.ADMIN,
-        rank="P3",
-        summary="Rename a user, change the role, block or let in again",
-        body=UserChange,
-        answer=UserInfo,
-        errors=(BadRequest, Conflict),
-        example=Example(body={"role": "viewer", "is_blocked": False}),
-    ),
-    Route(
-        method="DELETE",
-        path=f"{PREFIX}/{{user_id}}",
-        handler=delete_user,
-        scope=Scope.ADMIN,
-        rank="P3",
-        summary="Delete a user, with all that is the user's where that is wanted",
-        query=DeletionQuery,
-        answer=UserDeletion,
-        errors=(Conflict,),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/{{user_id}}/keys",
-        handler=get_keys,
-        scope=Scope.ADMIN_READ,
-        rank="P3",
-        summary="List the API keys of a user",
-        answer=list[KeyInfo],
-    ),
-    Route(
-        method="POST",
-        path=f"{PREFIX}/{{user_id}}/keys",
-        handler=post_key,
-        scope=Scope.ADMIN,
-        rank="P3",
-        summary="Make an API key for a user",
-        body=KeyOrder,
-        answer=NewKeyInfo,
-        effect=Effect(kind=tuple, answer=answer_key),
-        errors=(BadRequest,),
-        example=Example(body={"name": "build server", "scope": KeyScope.RUN}),
-    ),
-    Route(
-        method="DELETE",
-        path=f"{PREFIX}/{{user_id}}/keys/{{key_id}}",
-        handler=delete_key,
-        scope=Scope.ADMIN,
-        rank="P3",
-        summary="Revoke an API key of a user",
-        answer=Success,
-        errors=(NotFound,),
-    ),
-)

@@ -21,7 +21,7 @@ from agentsvc.base import (
     to_stored,
 )
 from agentsvc.http.keys import KEYRING, OPEN_CONNECTIONS, PRINCIPAL
-from agentsvc.http.routes import Effect, Example, Route, Scope
+from agentsvc.http.routes import Effect, Example, Routes, Scope
 from agentsvc.http.wire import Time, json_response, path_text, read_json
 
 PREFIX: Final = "/api/keys"
@@ -114,22 +114,7 @@ class ModelKey(msgspec.Struct, frozen=True, kw_only=True):
 
 _ORDER = msgspec.json.Decoder(KeyOrder)
 
-
-async def get_keys(request: web.Request) -> web.Response:
-    """GET /api/keys.
-
-    What may be shown of those that are not revoked, never the keys themselves.
-    """
-    keys = await request.app[KEYRING].list_keys_of(request[PRINCIPAL].user_id)
-    return json_response([from_key(key) for key in keys])
-
-
-async def post_key(request: web.Request) -> web.Response:
-    """POST /api/keys.
-
-    The answer is the only one that has the key itself.
-    """
-    return answer_key(request, await create_key(request, request[PRINCIPAL].user_id))
+ROUTES: Final = Routes()
 
 
 def answer_key(_request: web.Request, made: tuple[ApiKey, Secret]) -> web.Response:
@@ -137,6 +122,34 @@ def answer_key(_request: web.Request, made: tuple[ApiKey, Secret]) -> web.Respon
     key, secret = made
     info = msgspec.structs.asdict(from_key(key))
     return json_response(NewKeyInfo(**info, key=secret.reveal()))
+
+
+@ROUTES.add("GET", PREFIX, scope=Scope.READ, answer=list[KeyInfo])
+async def get_keys(request: web.Request) -> web.Response:
+    """List your API keys.
+
+    What may be shown of those that are not revoked, never the keys themselves.
+    """
+    keys = await request.app[KEYRING].list_keys_of(request[PRINCIPAL].user_id)
+    return json_response([from_key(key) for key in keys])
+
+
+@ROUTES.add(
+    "POST",
+    PREFIX,
+    scope=Scope.MANAGE,
+    body=KeyOrder,
+    answer=NewKeyInfo,
+    effect=Effect(kind=tuple, answer=answer_key),
+    errors=(BadRequest,),
+    example=Example(body={"name": "build server"}),
+)
+async def post_key(request: web.Request) -> web.Response:
+    """Make an API key for yourself.
+
+    The answer is the only one that has the key itself.
+    """
+    return answer_key(request, await create_key(request, request[PRINCIPAL].user_id))
 
 
 async def create_key(request: web.Request, user_id: str) -> tuple[ApiKey, Secret]:
@@ -151,8 +164,28 @@ async def create_key(request: web.Request, user_id: str) -> tuple[ApiKey, Secret
     )
 
 
+@ROUTES.add("GET", f"{PREFIX}/current", scope=Scope.READ, answer=CurrentKey)
+async def get_current_key(request: web.Request) -> web.Response:
+    """Describe the API key of the request.
+
+    Whose key it is, and what it opens.
+    """
+    caller = request[PRINCIPAL]
+    return json_response(_from_caller(caller, await request.app[KEYRING].get_key(caller.key_id)))
+
+
+@ROUTES.add("GET", f"{PREFIX}/llm/byor", scope=Scope.READ, answer=ModelKey)
+async def get_model_key(_request: web.Request) -> web.Response:
+    """Say that the service provides no key for language models.
+
+    For the published command line, which asks for it; users bring their own keys for models.
+    """
+    return json_response(ModelKey())
+
+
+@ROUTES.add("DELETE", f"{PREFIX}/{{key_id}}", scope=Scope.MANAGE, answer=Message)
 async def delete_key(request: web.Request) -> web.Response:
-    """DELETE /api/keys/{key_id}.
+    """Revoke one of your API keys.
 
     It opens nothing from now on; logins, streams and connections with it end. It may be the key of
     the request.
@@ -164,23 +197,6 @@ async def delete_key(request: web.Request) -> web.Response:
         raise NotFound("API key not found") from exc
     await request.app[OPEN_CONNECTIONS].look()
     return json_response(Message(message="API key deleted successfully"))
-
-
-async def get_current_key(request: web.Request) -> web.Response:
-    """GET /api/keys/current.
-
-    Whose key it is, and what it opens.
-    """
-    caller = request[PRINCIPAL]
-    return json_response(_from_caller(caller, await request.app[KEYRING].get_key(caller.key_id)))
-
-
-async def get_model_key(_request: web.Request) -> web.Response:
-    """GET /api/keys/llm/byor.
-
-    For the published command line, which asks for it; users bring their own keys for models.
-    """
-    return json_response(ModelKey())
 
 
 def from_key(key: ApiKey) -> KeyInfo:
@@ -233,56 +249,3 @@ def key_id_of(text: str) -> int:
         )
     # No key has a number that the database cannot hold.
     return int(text) if len(text) < _LONGEST_ID else 0
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path=PREFIX,
-        handler=get_keys,
-        scope=Scope.READ,
-        rank="P2",
-        summary="List your API keys",
-        answer=list[KeyInfo],
-    ),
-    Route(
-        method="POST",
-        path=PREFIX,
-        handler=post_key,
-        scope=Scope.MANAGE,
-        rank="P2",
-        summary="Make an API key for yourself",
-        body=KeyOrder,
-        answer=NewKeyInfo,
-        effect=Effect(kind=tuple, answer=answer_key),
-        errors=(BadRequest,),
-        example=Example(body={"name": "build server"}),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/current",
-        handler=get_current_key,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Describe the API key of the request",
-        answer=CurrentKey,
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/llm/byor",
-        handler=get_model_key,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Say that the service provides no key for language models",
-        answer=ModelKey,
-    ),
-    Route(
-        method="DELETE",
-        path=f"{PREFIX}/{{key_id}}",
-        handler=delete_key,
-        scope=Scope.MANAGE,
-        rank="P2",
-        summary="Revoke one of your API keys",
-        answer=Message,
-    ),
-)

@@ -11,7 +11,7 @@ from agentsvc.base import Conflict, Gone, NotFound, to_stored
 from agentsvc.conversations import Archive, ArchiveState, StartTask
 from agentsvc.domain import WhenFull
 from agentsvc.http.keys import ARCHIVES, CONVERSATIONS, PRINCIPAL
-from agentsvc.http.routes import OF_STARTS, Effect, Example, Route, Scope
+from agentsvc.http.routes import OF_STARTS, Effect, Example, Routes, Scope
 from agentsvc.http.v1.conversations import PREFIX as CONVERSATIONS_PREFIX
 from agentsvc.http.v1.conversations import answer_task
 from agentsvc.http.v1.types_messages import MessageBody
@@ -77,9 +77,24 @@ class ForkBody(msgspec.Struct, frozen=True, kw_only=True):
 
 _FORK = msgspec.json.Decoder(ForkBody | None)
 
+ROUTES: Final = Routes()
 
+
+def _answer(_request: web.Request, archive: Archive) -> web.Response:
+    return json_response(_from_archive(archive), status=HTTPStatus.CREATED)
+
+
+@ROUTES.add(
+    "POST",
+    f"{CONVERSATIONS_PREFIX}/{{conversation_id}}/archives",
+    scope=Scope.RUN,
+    answer=ArchiveView,
+    status=HTTPStatus.CREATED,
+    effect=Effect(kind=Archive, answer=_answer),
+    errors=(NotFound, Conflict, Gone),
+)
 async def post_archive(request: web.Request) -> web.Response:
-    """POST /app-conversations/{conversation_id}/archives.
+    """Save the workspace of a conversation, in the background.
 
     The answer comes at once, in the state `saving`; ask for the archive until it is `ready` or
     `failed`. It stays when the sandbox and the conversation are deleted, as long as the operator
@@ -91,12 +106,18 @@ async def post_archive(request: web.Request) -> web.Response:
     return _answer(request, archive)
 
 
-def _answer(_request: web.Request, archive: Archive) -> web.Response:
-    return json_response(_from_archive(archive), status=HTTPStatus.CREATED)
-
-
+@ROUTES.add(
+    "POST",
+    f"{CONVERSATIONS_PREFIX}/{{conversation_id}}/fork",
+    scope=Scope.RUN,
+    body=ForkBody | None,
+    answer=StartTaskView,
+    effect=Effect(kind=StartTask, answer=answer_task),
+    errors=(Gone, *OF_STARTS),
+    example=Example(body={"title": "Another way"}),
+)
 async def post_fork(request: web.Request) -> web.Response:
-    """POST /app-conversations/{conversation_id}/fork.
+    """Start another conversation on a copy of a conversation's workspace and history.
 
     The answer is a start task, as for any start. The copy begins with the files and the history of
     the conversation as they are now, in a sandbox of its own; the conversation is not changed. With
@@ -119,8 +140,16 @@ async def post_fork(request: web.Request) -> web.Response:
     return answer_task(request, task)
 
 
+@ROUTES.add(
+    "GET",
+    PREFIX,
+    scope=Scope.READ,
+    query=PageQuery,
+    answer=Page[ArchiveView],
+    example=Example(query={"limit": 10}),
+)
 async def search_archives(request: web.Request) -> web.Response:
-    """GET /archives.
+    """List saved workspaces, newest first.
 
     Archives of one's own, also failed ones.
     """
@@ -133,8 +162,11 @@ async def search_archives(request: web.Request) -> web.Response:
     )
 
 
+@ROUTES.add(
+    "GET", f"{PREFIX}/{{archive_id}}", scope=Scope.READ, answer=ArchiveView, errors=(NotFound,)
+)
 async def get_archive(request: web.Request) -> web.Response:
-    """GET /archives/{archive_id}.
+    """Get one saved workspace.
 
     As far as it has come.
     """
@@ -143,8 +175,15 @@ async def get_archive(request: web.Request) -> web.Response:
     return json_response(_from_archive(archive))
 
 
+@ROUTES.add(
+    "DELETE",
+    f"{PREFIX}/{{archive_id}}",
+    scope=Scope.RUN,
+    answer=Success,
+    errors=(NotFound, Conflict),
+)
 async def delete_archive(request: web.Request) -> web.Response:
-    """DELETE /archives/{archive_id}.
+    """Delete a saved workspace.
 
     Its file goes, too. Refused (409) while it is being saved.
     """
@@ -166,63 +205,3 @@ def _from_archive(archive: Archive) -> ArchiveView:
         skipped=archive.skipped,
         created_at=to_stored(archive.created_at),
     )
-
-
-ROUTES: Final = (
-    Route(
-        method="POST",
-        path=f"{CONVERSATIONS_PREFIX}/{{conversation_id}}/archives",
-        handler=post_archive,
-        scope=Scope.RUN,
-        rank="P3",
-        summary="Save the workspace of a conversation, in the background",
-        answer=ArchiveView,
-        status=HTTPStatus.CREATED,
-        effect=Effect(kind=Archive, answer=_answer),
-        errors=(NotFound, Conflict, Gone),
-    ),
-    Route(
-        method="POST",
-        path=f"{CONVERSATIONS_PREFIX}/{{conversation_id}}/fork",
-        handler=post_fork,
-        scope=Scope.RUN,
-        rank="P3",
-        summary="Start another conversation on a copy of a conversation's workspace and history",
-        body=ForkBody | None,
-        answer=StartTaskView,
-        effect=Effect(kind=StartTask, answer=answer_task),
-        errors=(Gone, *OF_STARTS),
-        example=Example(body={"title": "Another way"}),
-    ),
-    Route(
-        method="GET",
-        path=PREFIX,
-        handler=search_archives,
-        scope=Scope.READ,
-        rank="P3",
-        summary="List saved workspaces, newest first",
-        query=PageQuery,
-        answer=Page[ArchiveView],
-        example=Example(query={"limit": 10}),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/{{archive_id}}",
-        handler=get_archive,
-        scope=Scope.READ,
-        rank="P3",
-        summary="Get one saved workspace",
-        answer=ArchiveView,
-        errors=(NotFound,),
-    ),
-    Route(
-        method="DELETE",
-        path=f"{PREFIX}/{{archive_id}}",
-        handler=delete_archive,
-        scope=Scope.RUN,
-        rank="P3",
-        summary="Delete a saved workspace",
-        answer=Success,
-        errors=(NotFound, Conflict),
-    ),
-)

@@ -8,7 +8,7 @@ from aiohttp import web
 from agentsvc.accounts import Entry, EntryQuery
 from agentsvc.base import to_stored
 from agentsvc.http.keys import AUDIT, PRINCIPAL
-from agentsvc.http.routes import Route, Scope
+from agentsvc.http.routes import Routes, Scope
 from agentsvc.http.wire import PAGE_MAX, Limit, Page, Time, find_time, json_response, read_query
 
 PREFIX: Final = "/api/v1/audit-log"
@@ -70,8 +70,12 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the request, as in `X-Request-Id`; null for a command"""
 
 
+ROUTES: Final = Routes()
+
+
+@ROUTES.add("GET", PREFIX, scope=Scope.ADMIN_READ, query=AuditQuery, answer=Page[AuditEntry])
 async def search_audit_log(request: web.Request) -> web.Response:
-    """GET /audit-log.
+    """List who changed what, the newest first.
 
     Every request of a user that may change something, refused ones included, and every command on
     the server's machine that changes users or keys.
@@ -80,8 +84,15 @@ async def search_audit_log(request: web.Request) -> web.Response:
     return await _answer(request, query, query.user_id)
 
 
+@ROUTES.add(
+    "GET",
+    "/api/v1/users/me/audit-log",
+    scope=Scope.READ,
+    query=MyAuditQuery,
+    answer=Page[AuditEntry],
+)
 async def search_my_audit_log(request: web.Request) -> web.Response:
-    """GET /users/me/audit-log.
+    """List what was changed with your keys, the newest first.
 
     Every request with a key of the user that may change something, refused ones included.
     """
@@ -116,27 +127,3 @@ def _from_entry(entry: Entry) -> AuditEntry:
         address=entry.address,
         request_id=entry.request_id or None,
     )
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path=PREFIX,
-        handler=search_audit_log,
-        scope=Scope.ADMIN_READ,
-        rank="P3",
-        summary="List who changed what, the newest first",
-        query=AuditQuery,
-        answer=Page[AuditEntry],
-    ),
-    Route(
-        method="GET",
-        path="/api/v1/users/me/audit-log",
-        handler=search_my_audit_log,
-        scope=Scope.READ,
-        rank="P3",
-        summary="List what was changed with your keys, the newest first",
-        query=MyAuditQuery,
-        answer=Page[AuditEntry],
-    ),
-)

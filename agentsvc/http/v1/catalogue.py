@@ -8,7 +8,7 @@ from aiohttp import web
 
 from agentsvc.base import decode_cursor, encode_cursor
 from agentsvc.http.keys import CATALOGUE
-from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.routes import Example, Routes, Scope
 from agentsvc.http.wire import Limit, Page, json_response, read_query
 from agentsvc.models import Model, ModelProvider
 
@@ -61,8 +61,19 @@ class ProviderInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Whether any of its models is verified"""
 
 
+ROUTES: Final = Routes()
+
+
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/models/search",
+    scope=Scope.READ,
+    query=ModelQuery,
+    answer=Page[ModelInfo],
+    example=Example(query={"provider__eq": "anthropic", "verified__eq": "true"}),
+)
 async def search_models(request: web.Request) -> web.Response:
-    """GET /config/models/search.
+    """List language models, verified ones first.
 
     What this server knows; a model that is not here can be used as well.
     """
@@ -71,8 +82,16 @@ async def search_models(request: web.Request) -> web.Response:
     return json_response(_page([_from_model(one) for one in models if _fits(one, query)], query))
 
 
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/providers/search",
+    scope=Scope.READ,
+    query=ProviderQuery,
+    answer=Page[ProviderInfo],
+    example=Example(query={"limit": 10}),
+)
 async def search_providers(request: web.Request) -> web.Response:
-    """GET /config/providers/search.
+    """List who offers language models, verified ones first.
 
     What this server knows; a provider that is not here can be used as well.
     """
@@ -107,29 +126,3 @@ def _from_model(model: Model) -> ModelInfo:
 
 def _from_provider(provider: ModelProvider) -> ProviderInfo:
     return ProviderInfo(name=provider.name, verified=provider.is_verified)
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path=f"{PREFIX}/models/search",
-        handler=search_models,
-        scope=Scope.READ,
-        rank="P2",
-        summary="List language models, verified ones first",
-        query=ModelQuery,
-        answer=Page[ModelInfo],
-        example=Example(query={"provider__eq": "anthropic", "verified__eq": "true"}),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/providers/search",
-        handler=search_providers,
-        scope=Scope.READ,
-        rank="P2",
-        summary="List who offers language models, verified ones first",
-        query=ProviderQuery,
-        answer=Page[ProviderInfo],
-        example=Example(query={"limit": 10}),
-    ),
-)

@@ -11,7 +11,7 @@ from msgspec import Meta
 from agentsvc.base import Conflict, Gone, NotFound, Unsupported, to_stored
 from agentsvc.domain import Content, ContentKind, Message
 from agentsvc.http.keys import CONVERSATIONS, PENDING, PRINCIPAL
-from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.routes import Example, Routes, Scope
 from agentsvc.http.v1.conversations import PREFIX
 from agentsvc.http.wire import SUCCESS, Success, Time, json_response, path_id, read_json
 
@@ -46,9 +46,18 @@ class RollbackBody(msgspec.Struct, frozen=True, kw_only=True):
 
 _ROLLBACK = msgspec.json.Decoder(RollbackBody)
 
+ROUTES: Final = Routes()
 
+
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/{{conversation_id}}/checkpoints",
+    scope=Scope.READ,
+    answer=CheckpointList,
+    errors=(NotFound,),
+)
 async def get_checkpoints(request: web.Request) -> web.Response:
-    """GET /app-conversations/{conversation_id}/checkpoints.
+    """List the checkpoints of a conversation's files.
 
     One is kept before each message to an agent that rests, where `sandboxes.checkpoints` says so and
     the backend can. They go with the sandbox.
@@ -61,8 +70,17 @@ async def get_checkpoints(request: web.Request) -> web.Response:
     return json_response(CheckpointList(items=items[::-1]))
 
 
+@ROUTES.add(
+    "POST",
+    f"{PREFIX}/{{conversation_id}}/rollback",
+    scope=Scope.RUN,
+    body=RollbackBody,
+    answer=Success,
+    errors=(NotFound, Conflict, Gone, Unsupported),
+    example=Example(body={"checkpoint_id": "0" * 32}),
+)
 async def post_rollback(request: web.Request) -> web.Response:
-    """POST /app-conversations/{conversation_id}/rollback.
+    """Put the files of a conversation back to a checkpoint.
 
     All files of its sandbox are those of the checkpoint then, and what runs there ends; its agent
     server is started anew, unless its user had the sandbox rest. The history stays, and the agent is
@@ -80,29 +98,3 @@ async def post_rollback(request: web.Request) -> web.Response:
 def _message(moments: Sequence[datetime]) -> Message:
     texts = (_TOLD.format(moment=f"{moment:%Y-%m-%d %H:%M:%S}") for moment in moments)
     return Message(content=tuple(Content(kind=ContentKind.TEXT, text=text) for text in texts))
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path=f"{PREFIX}/{{conversation_id}}/checkpoints",
-        handler=get_checkpoints,
-        scope=Scope.READ,
-        rank="P3",
-        summary="List the checkpoints of a conversation's files",
-        answer=CheckpointList,
-        errors=(NotFound,),
-    ),
-    Route(
-        method="POST",
-        path=f"{PREFIX}/{{conversation_id}}/rollback",
-        handler=post_rollback,
-        scope=Scope.RUN,
-        rank="P3",
-        summary="Put the files of a conversation back to a checkpoint",
-        body=RollbackBody,
-        answer=Success,
-        errors=(NotFound, Conflict, Gone, Unsupported),
-        example=Example(body={"checkpoint_id": "0" * 32}),
-    ),
-)

@@ -10,7 +10,7 @@ from aiohttp import web
 from agentsvc.base import BadRequest, NotFound, QuotaExceeded, TooManyRequests, parse_uuid
 from agentsvc.conversations import Queued, StartTask
 from agentsvc.http.keys import CONVERSATIONS, PENDING, PRINCIPAL
-from agentsvc.http.routes import EXAMPLE_ID, OF_AGENTS, OF_STARTS, Effect, Example, Route, Scope
+from agentsvc.http.routes import EXAMPLE_ID, OF_AGENTS, OF_STARTS, Effect, Example, Routes, Scope
 from agentsvc.http.urls import links_of
 from agentsvc.http.v1.types_conversations import (
     AppConversation,
@@ -53,33 +53,12 @@ _PATCH = msgspec.json.Decoder(PatchBody)
 _BEGUN = msgspec.json.Decoder(list[_Begun])
 _MESSAGE = msgspec.json.Decoder(SendMessageBody)
 
-
-async def post_app_conversation(request: web.Request) -> web.Response:
-    """POST /app-conversations.
-
-    The answer is a start task in the status `WORKING`, never the conversation: the start goes on in
-    the background. Ask for the task until its status is `READY`, when `app_conversation_id` is
-    there, or `ERROR`, when `detail` says why.
-    """
-    order = to_order(await read_json(request, _START))
-    task = await request.app[CONVERSATIONS].start(request[PRINCIPAL].user_id, order)
-    return answer_task(request, task)
+ROUTES: Final = Routes()
 
 
 def answer_task(request: web.Request, task: StartTask) -> web.Response:
     """Answer with a start task."""
     return json_response(from_start_task(task, links_of(request)))
-
-
-async def post_stream_start(request: web.Request) -> web.StreamResponse:
-    """POST /app-conversations/stream-start.
-
-    The answer is a JSON array that grows: the task as it is at once, and again whenever its status
-    changes, to the end of the start. Each is on a line of its own.
-    """
-    order = to_order(await read_json(request, _START))
-    task = await request.app[CONVERSATIONS].start(request[PRINCIPAL].user_id, order)
-    return await stream_array(request, _follow(request, task.id))
 
 
 def _answer_tasks(request: web.Request, task: StartTask) -> web.Response:
@@ -91,8 +70,51 @@ async def _go_on_streaming(request: web.Request, begun: bytes) -> web.StreamResp
     return await stream_array(request, _follow(request, task.id))
 
 
+def _answer_queued(_request: web.Request, queued: Queued) -> web.Response:
+    return json_response(SendMessageView(sandbox_status=queued.sandbox_status))
+
+
+_START_EXAMPLE: Final = Example(
+    body={
+        "initial_message": {"content": [{"type": "text", "text": "Fix the login page"}]},
+        "title": "Login page",
+    }
+)
+
+
+@ROUTES.add(
+    "POST",
+    PREFIX,
+    scope=Scope.RUN,
+    body=StartBody,
+    answer=StartTaskView,
+    effect=Effect(kind=StartTask, answer=answer_task),
+    errors=OF_STARTS,
+    example=_START_EXAMPLE,
+)
+async def post_app_conversation(request: web.Request) -> web.Response:
+    """Start a conversation; the answer is the task that starts it.
+
+    The answer is a start task in the status `WORKING`, never the conversation: the start goes on in
+    the background. Ask for the task until its status is `READY`, when `app_conversation_id` is
+    there, or `ERROR`, when `detail` says why.
+    """
+    order = to_order(await read_json(request, _START))
+    task = await request.app[CONVERSATIONS].start(request[PRINCIPAL].user_id, order)
+    return answer_task(request, task)
+
+
+@ROUTES.add(
+    "GET",
+    PREFIX,
+    scope=Scope.READ,
+    query=ConversationIds,
+    answer=list[AppConversation | None] | Page[AppConversation],
+    errors=(BadRequest,),
+    example=Example(query={"ids": [EXAMPLE_ID]}),
+)
 async def get_app_conversations(request: web.Request) -> web.Response:
-    """GET /app-conversations.
+    """Get conversations by id, or a page of them without ids.
 
     With `ids` a list of as many items, in their order, null for each that is unknown. Without `ids`
     a page, as the search answers it.
@@ -104,8 +126,39 @@ async def get_app_conversations(request: web.Request) -> web.Response:
     return json_response(from_views(views, links_of(request)))
 
 
+@ROUTES.add(
+    "POST",
+    f"{PREFIX}/stream-start",
+    scope=Scope.RUN,
+    body=StartBody,
+    answer=list[StartTaskView],
+    errors=OF_STARTS,
+    example=_START_EXAMPLE,
+    is_stream=True,
+    effect=Effect(kind=StartTask, answer=_answer_tasks),
+    goes_on=_go_on_streaming,
+)
+async def post_stream_start(request: web.Request) -> web.StreamResponse:
+    """Start a conversation and follow the task.
+
+    The answer is a JSON array that grows: the task as it is at once, and again whenever its status
+    changes, to the end of the start. Each is on a line of its own.
+    """
+    order = to_order(await read_json(request, _START))
+    task = await request.app[CONVERSATIONS].start(request[PRINCIPAL].user_id, order)
+    return await stream_array(request, _follow(request, task.id))
+
+
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/search",
+    scope=Scope.READ,
+    query=ConversationSearch,
+    answer=Page[AppConversation],
+    example=Example(query={"title__contains": "fix", "limit": 10}),
+)
 async def search_app_conversations(request: web.Request) -> web.Response:
-    """GET /app-conversations/search.
+    """Search conversations.
 
     Newest first unless `sort_order` says otherwise. Filters are all to be met. One sees only
     conversations of one's own.
@@ -122,8 +175,9 @@ async def search_app_conversations(request: web.Request) -> web.Response:
     )
 
 
+@ROUTES.add("GET", f"{PREFIX}/count", scope=Scope.READ, query=ConversationFilter, answer=int)
 async def count_app_conversations(request: web.Request) -> web.Response:
-    """GET /app-conversations/count.
+    """Count conversations.
 
     With the filters of the search; conversations that are parts of another one count, too.
     """
@@ -131,8 +185,9 @@ async def count_app_conversations(request: web.Request) -> web.Response:
     return json_response(await request.app[CONVERSATIONS].count(request[PRINCIPAL].user_id, query))
 
 
+@ROUTES.add("GET", f"{PREFIX}/{{conversation_id}}", scope=Scope.READ, answer=AppConversation)
 async def get_app_conversation(request: web.Request) -> web.Response:
-    """GET /app-conversations/{conversation_id}.
+    """Get one conversation.
 
     As it is now, with what its sandbox and its agent do.
     """
@@ -141,8 +196,16 @@ async def get_app_conversation(request: web.Request) -> web.Response:
     return json_response(from_view(view, links_of(request)))
 
 
+@ROUTES.add(
+    "PATCH",
+    f"{PREFIX}/{{conversation_id}}",
+    scope=Scope.RUN,
+    body=PatchBody,
+    answer=AppConversation,
+    example=Example(body={"title": "Fix the login page"}),
+)
 async def patch_app_conversation(request: web.Request) -> web.Response:
-    """PATCH /app-conversations/{conversation_id}.
+    """Change a conversation.
 
     Only what is sent is changed; null clears a field. The answer is the conversation as it is now.
     """
@@ -155,8 +218,11 @@ async def patch_app_conversation(request: web.Request) -> web.Response:
     return json_response(from_view(view, links_of(request)))
 
 
+@ROUTES.add(
+    "DELETE", f"{PREFIX}/{{conversation_id}}", scope=Scope.RUN, answer=Success, errors=(BadRequest,)
+)
 async def delete_app_conversation(request: web.Request) -> web.Response:
-    """DELETE /app-conversations/{conversation_id}.
+    """Delete a conversation, with its sandbox if no other lives there.
 
     Its events, start tasks and parts are deleted, too. The sandbox goes in the background, with its
     files, if no other conversation lives there. It cannot be undone.
@@ -169,8 +235,18 @@ async def delete_app_conversation(request: web.Request) -> web.Response:
     return json_response(SUCCESS)
 
 
+@ROUTES.add(
+    "POST",
+    f"{PREFIX}/{{conversation_id}}/send-message",
+    scope=Scope.RUN,
+    body=SendMessageBody,
+    answer=SendMessageView,
+    effect=Effect(kind=Queued, answer=_answer_queued),
+    errors=(*OF_AGENTS, QuotaExceeded, TooManyRequests),
+    example=Example(body={"content": [{"type": "text", "text": "Add a test for it"}]}),
+)
 async def post_send_message(request: web.Request) -> web.Response:
-    """POST /app-conversations/{conversation_id}/send-message.
+    """Send a message to a conversation.
 
     Refused (409) while the sandbox is paused or starts: resume it first. One that was paused
     because nobody used it is resumed, and gets the message then. To queue a message in any case,
@@ -183,10 +259,6 @@ async def post_send_message(request: web.Request) -> web.Response:
         request[PRINCIPAL].user_id, conversation_id, message, run=body.run
     )
     return json_response(SendMessageView(sandbox_status=status))
-
-
-def _answer_queued(_request: web.Request, queued: Queued) -> web.Response:
-    return json_response(SendMessageView(sandbox_status=queued.sandbox_status))
 
 
 async def _follow(request: web.Request, task_id: str) -> AsyncGenerator[StartTaskView]:
@@ -202,118 +274,3 @@ def _not_found_as(message: str) -> Iterator[None]:
         yield
     except NotFound as exc:
         raise NotFound(message, detail=exc.message) from exc
-
-
-_START_EXAMPLE: Final = Example(
-    body={
-        "initial_message": {"content": [{"type": "text", "text": "Fix the login page"}]},
-        "title": "Login page",
-    }
-)
-
-ROUTES: Final = (
-    Route(
-        method="POST",
-        path=PREFIX,
-        handler=post_app_conversation,
-        scope=Scope.RUN,
-        rank="P0",
-        summary="Start a conversation; the answer is the task that starts it",
-        body=StartBody,
-        answer=StartTaskView,
-        effect=Effect(kind=StartTask, answer=answer_task),
-        errors=OF_STARTS,
-        example=_START_EXAMPLE,
-    ),
-    Route(
-        method="GET",
-        path=PREFIX,
-        handler=get_app_conversations,
-        scope=Scope.READ,
-        rank="P0",
-        summary="Get conversations by id, or a page of them without ids",
-        query=ConversationIds,
-        answer=list[AppConversation | None] | Page[AppConversation],
-        errors=(BadRequest,),
-        example=Example(query={"ids": [EXAMPLE_ID]}),
-    ),
-    Route(
-        method="POST",
-        path=f"{PREFIX}/stream-start",
-        handler=post_stream_start,
-        scope=Scope.RUN,
-        rank="P1",
-        summary="Start a conversation and follow the task",
-        body=StartBody,
-        answer=list[StartTaskView],
-        errors=OF_STARTS,
-        example=_START_EXAMPLE,
-        is_stream=True,
-        effect=Effect(kind=StartTask, answer=_answer_tasks),
-        goes_on=_go_on_streaming,
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/search",
-        handler=search_app_conversations,
-        scope=Scope.READ,
-        rank="P1",
-        summary="Search conversations",
-        query=ConversationSearch,
-        answer=Page[AppConversation],
-        example=Example(query={"title__contains": "fix", "limit": 10}),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/count",
-        handler=count_app_conversations,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Count conversations",
-        query=ConversationFilter,
-        answer=int,
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/{{conversation_id}}",
-        handler=get_app_conversation,
-        scope=Scope.READ,
-        rank="P1",
-        summary="Get one conversation",
-        answer=AppConversation,
-    ),
-    Route(
-        method="PATCH",
-        path=f"{PREFIX}/{{conversation_id}}",
-        handler=patch_app_conversation,
-        scope=Scope.RUN,
-        rank="P1",
-        summary="Change a conversation",
-        body=PatchBody,
-        answer=AppConversation,
-        example=Example(body={"title": "Fix the login page"}),
-    ),
-    Route(
-        method="DELETE",
-        path=f"{PREFIX}/{{conversation_id}}",
-        handler=delete_app_conversation,
-        scope=Scope.RUN,
-        rank="P1",
-        summary="Delete a conversation, with its sandbox if no other lives there",
-        answer=Success,
-        errors=(BadRequest,),
-    ),
-    Route(
-        method="POST",
-        path=f"{PREFIX}/{{conversation_id}}/send-message",
-        handler=post_send_message,
-        scope=Scope.RUN,
-        rank="P1",
-        summary="Send a message to a conversation",
-        body=SendMessageBody,
-        answer=SendMessageView,
-        effect=Effect(kind=Queued, answer=_answer_queued),
-        errors=(*OF_AGENTS, QuotaExceeded, TooManyRequests),
-        example=Example(body={"content": [{"type": "text", "text": "Add a test for it"}]}),
-    ),
-)

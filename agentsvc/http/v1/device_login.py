@@ -19,7 +19,7 @@ from agentsvc.base import (
     TooManyRequests,
 )
 from agentsvc.http.keys import DEVICES, KEYRING, PRINCIPAL
-from agentsvc.http.routes import FORM, HTML, JSON, Example, Route, Scope, check_scope
+from agentsvc.http.routes import FORM, HTML, JSON, Example, Routes, Scope, check_scope
 from agentsvc.http.sdk_versions import Version, mark, version_of_login
 from agentsvc.http.urls import address_of, links_of
 from agentsvc.http.v1.forms import read_form
@@ -108,9 +108,21 @@ _TOKEN_REQUEST = msgspec.json.Decoder(TokenRequest)
 _DECISION = msgspec.json.Decoder(Decision, strict=False)
 _PAGE_FORM = msgspec.json.Decoder(PageForm, strict=False)
 
+ROUTES: Final = Routes()
 
+
+@ROUTES.add(
+    "POST",
+    f"{PREFIX}/authorize",
+    scope=Scope.OPEN,
+    body=Beginning | None,
+    reads=(JSON, FORM),
+    answer=Authorization,
+    errors=(BadRequest, TooManyRequests),
+    example=Example(body={}),
+)
 async def post_authorize(request: web.Request) -> web.Response:
-    """POST /oauth/device/authorize.
+    """Start the login of a program.
 
     The first step of RFC 8628. The program shows `user_code` and the page to its user, and asks for
     its key until that is decided.
@@ -121,8 +133,18 @@ async def post_authorize(request: web.Request) -> web.Response:
     return json_response(_from_login(login, links_of(request).base))
 
 
+@ROUTES.add(
+    "POST",
+    f"{PREFIX}/token",
+    scope=Scope.OPEN,
+    body=TokenRequest,
+    reads=(JSON, FORM),
+    answer=Token,
+    errors=(BadRequest, TooManyRequests),
+    example=Example(body={"device_code": "the code of the answer to authorize"}),
+)
 async def post_token(request: web.Request) -> web.Response:
-    """POST /oauth/device/token.
+    """Ask for the key of a program's login.
 
     The second step of RFC 8628. Until the user has decided it is refused (400) with an `error`:
     `authorization_pending`, `slow_down`, `expired_token` or `access_denied`.
@@ -136,8 +158,18 @@ async def post_token(request: web.Request) -> web.Response:
     return json_response(_token(claim, version_of_login(request.headers.get(hdrs.USER_AGENT, ""))))
 
 
+@ROUTES.add(
+    "POST",
+    f"{PREFIX}/verify-authenticated",
+    scope=Scope.MANAGE,
+    body=Decision,
+    reads=(JSON, FORM),
+    answer=Decided,
+    errors=(BadRequest, NotFound),
+    example=Example(body={"user_code": "WDJB-MJHT"}),
+)
 async def post_decision(request: web.Request) -> web.Response:
-    """POST /oauth/device/verify-authenticated.
+    """Let a program in, or refuse it.
 
     For pages and programs on which the user is known already.
     """
@@ -148,16 +180,36 @@ async def post_decision(request: web.Request) -> web.Response:
     )
 
 
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/verify",
+    scope=Scope.OPEN,
+    query=CodeQuery,
+    answer=str,
+    media=HTML,
+    example=Example(query={"user_code": "WDJB-MJHT"}),
+)
 async def get_page(request: web.Request) -> web.Response:
-    """GET /oauth/device/verify.
+    """Show the page on which a user lets a program in.
 
     On which the user types code and key.
     """
     return _page(read_query(request, CodeQuery).user_code, "")
 
 
+@ROUTES.add(
+    "POST",
+    f"{PREFIX}/verify",
+    scope=Scope.OPEN,
+    body=PageForm,
+    reads=(FORM, JSON),
+    answer=str,
+    media=HTML,
+    errors=(BadRequest, NotAllowed, NotAuthenticated, NotFound, TooManyRequests),
+    example=Example(body={"user_code": "WDJB-MJHT", "api_key": "an API key"}),
+)
 async def post_page(request: web.Request) -> web.Response:
-    """POST /oauth/device/verify.
+    """Let a program in from the page.
 
     What the page sends, with a key as the only proof.
     """
@@ -175,8 +227,9 @@ async def post_page(request: web.Request) -> web.Response:
     return _page("", f"The program is {outcome}. This page can be closed")
 
 
+@ROUTES.add("GET", f"{PREFIX}/verify.css", scope=Scope.OPEN, answer=str, media="text/css")
 async def get_style(_request: web.Request) -> web.Response:
-    """GET /oauth/device/verify.css.
+    """Show how that page looks.
 
     A part of that page.
     """
@@ -232,82 +285,3 @@ def _page(code: str, message: str, *, status: int = 200) -> web.Response:
     return _PAGE.answer(
         "verify.html", message, status=status, code=shown, code_or_so=shown or "CODE"
     )
-
-
-ROUTES: Final = (
-    Route(
-        method="POST",
-        path=f"{PREFIX}/authorize",
-        handler=post_authorize,
-        scope=Scope.OPEN,
-        rank="P2",
-        summary="Start the login of a program",
-        body=Beginning | None,
-        reads=(JSON, FORM),
-        answer=Authorization,
-        errors=(BadRequest, TooManyRequests),
-        example=Example(body={}),
-    ),
-    Route(
-        method="POST",
-        path=f"{PREFIX}/token",
-        handler=post_token,
-        scope=Scope.OPEN,
-        rank="P2",
-        summary="Ask for the key of a program's login",
-        body=TokenRequest,
-        reads=(JSON, FORM),
-        answer=Token,
-        errors=(BadRequest, TooManyRequests),
-        example=Example(body={"device_code": "the code of the answer to authorize"}),
-    ),
-    Route(
-        method="POST",
-        path=f"{PREFIX}/verify-authenticated",
-        handler=post_decision,
-        scope=Scope.MANAGE,
-        rank="P2",
-        summary="Let a program in, or refuse it",
-        body=Decision,
-        reads=(JSON, FORM),
-        answer=Decided,
-        errors=(BadRequest, NotFound),
-        example=Example(body={"user_code": "WDJB-MJHT"}),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/verify",
-        handler=get_page,
-        scope=Scope.OPEN,
-        rank="P2",
-        summary="Show the page on which a user lets a program in",
-        query=CodeQuery,
-        answer=str,
-        media=HTML,
-        example=Example(query={"user_code": "WDJB-MJHT"}),
-    ),
-    Route(
-        method="POST",
-        path=f"{PREFIX}/verify",
-        handler=post_page,
-        scope=Scope.OPEN,
-        rank="P2",
-        summary="Let a program in from the page",
-        body=PageForm,
-        reads=(FORM, JSON),
-        answer=str,
-        media=HTML,
-        errors=(BadRequest, NotAllowed, NotAuthenticated, NotFound, TooManyRequests),
-        example=Example(body={"user_code": "WDJB-MJHT", "api_key": "an API key"}),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/verify.css",
-        handler=get_style,
-        scope=Scope.OPEN,
-        rank="P2",
-        summary="Show how that page looks",
-        answer=str,
-        media="text/css",
-    ),
-)

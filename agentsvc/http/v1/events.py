@@ -6,7 +6,7 @@ from aiohttp import web
 
 from agentsvc.base import BadRequest
 from agentsvc.http.keys import CONVERSATIONS, EVENTS, PRINCIPAL, SDK_VERSION
-from agentsvc.http.routes import EXAMPLE_ID, Example, Route, Scope
+from agentsvc.http.routes import EXAMPLE_ID, Example, Routes, Scope
 from agentsvc.http.sdk_versions import reader_of
 from agentsvc.http.v1.types_events import (
     EventFilter,
@@ -33,9 +33,19 @@ OLD_PREFIX: Final = "/api/v1/events"
 
 _NO_CONVERSATION: Final = ""
 
+ROUTES: Final = Routes()
 
+
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/search",
+    scope=Scope.READ,
+    query=EventSearch,
+    answer=Page[StoredEvent],
+    example=Example(query={"kind__eq": "MessageEvent", "limit": 10}),
+)
 async def search_events(request: web.Request) -> web.Response:
-    """GET /conversation/{conversation_id}/events/search.
+    """Search the events of a conversation.
 
     In the form the agent server wrote them. An unknown conversation has no events: the page is
     empty.
@@ -43,37 +53,26 @@ async def search_events(request: web.Request) -> web.Response:
     return await _search(request, path_id(request, "conversation_id"))
 
 
-async def search_events_of(request: web.Request) -> web.Response:
-    """GET /events/search.
-
-    The same as `conversation/{conversation_id}/events/search`, where the query names the
-    conversation.
-    """
-    return await _search(request, read_query(request, OfConversation).conversation_id.hex)
-
-
+@ROUTES.add("GET", f"{PREFIX}/count", scope=Scope.READ, query=EventFilter, answer=int)
 async def count_events(request: web.Request) -> web.Response:
-    """GET /conversation/{conversation_id}/events/count.
+    """Count the events of a conversation.
 
     With the filters of the search; 0 for an unknown conversation.
     """
     return await _count(request, path_id(request, "conversation_id"))
 
 
-async def count_events_of(request: web.Request) -> web.Response:
-    """GET /events/count.
-
-    The same as `conversation/{conversation_id}/events/count`, where the query names the
-    conversation.
-    """
-    conversation_id = read_query(request, OfConversation).conversation_id.hex
-    # Front ends of 2025 ask this and take the history for loaded when so many events have come
-    # out of the agent server's socket, which replays its log.
-    return await _count(request, conversation_id, logged=True)
-
-
+@ROUTES.add(
+    "GET",
+    PREFIX,
+    scope=Scope.READ,
+    query=Ids,
+    answer=list[StoredEvent | None],
+    errors=(BadRequest,),
+    example=Example(query={"id": ["08cd748d-de9f-40da-ad3a-a06df58cf5bf"]}),
+)
 async def get_events(request: web.Request) -> web.Response:
-    """GET /conversation/{conversation_id}/events.
+    """Get events of a conversation by id.
 
     A list of as many items as `id` is given, in their order, null for each that is unknown.
     """
@@ -84,6 +83,43 @@ async def get_events(request: web.Request) -> web.Response:
     bodies = (event.body if event else None for event in events)
     shown = (reader.event(body) if reader and body else body for body in bodies)
     return raw_json_response(raw_array(shown))
+
+
+@ROUTES.add(
+    "GET",
+    f"{OLD_PREFIX}/search",
+    scope=Scope.READ,
+    query=OldEventSearch,
+    answer=Page[StoredEvent],
+    example=Example(query={"conversation_id__eq": EXAMPLE_ID, "limit": 10}),
+)
+async def search_events_of(request: web.Request) -> web.Response:
+    """Search the events of a conversation, as clients of 2025 do.
+
+    The same as `conversation/{conversation_id}/events/search`, where the query names the
+    conversation.
+    """
+    return await _search(request, read_query(request, OfConversation).conversation_id.hex)
+
+
+@ROUTES.add(
+    "GET",
+    f"{OLD_PREFIX}/count",
+    scope=Scope.READ,
+    query=OldEventFilter,
+    answer=int,
+    example=Example(query={"conversation_id__eq": EXAMPLE_ID}),
+)
+async def count_events_of(request: web.Request) -> web.Response:
+    """Count the events in the agent server's log, as clients of 2025 do.
+
+    The same as `conversation/{conversation_id}/events/count`, where the query names the
+    conversation.
+    """
+    conversation_id = read_query(request, OfConversation).conversation_id.hex
+    # Front ends of 2025 ask this and take the history for loaded when so many events have come
+    # out of the agent server's socket, which replays its log.
+    return await _count(request, conversation_id, logged=True)
 
 
 async def _search(request: web.Request, conversation_id: str) -> web.Response:
@@ -113,62 +149,3 @@ async def _readable(request: web.Request, conversation_id: str) -> str:
     user_id = request[PRINCIPAL].user_id
     is_own = await request.app[CONVERSATIONS].is_of_user(user_id, conversation_id)
     return conversation_id if is_own else _NO_CONVERSATION
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path=f"{PREFIX}/search",
-        handler=search_events,
-        scope=Scope.READ,
-        rank="P1",
-        summary="Search the events of a conversation",
-        query=EventSearch,
-        answer=Page[StoredEvent],
-        example=Example(query={"kind__eq": "MessageEvent", "limit": 10}),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/count",
-        handler=count_events,
-        scope=Scope.READ,
-        rank="P1",
-        summary="Count the events of a conversation",
-        query=EventFilter,
-        answer=int,
-    ),
-    Route(
-        method="GET",
-        path=PREFIX,
-        handler=get_events,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Get events of a conversation by id",
-        query=Ids,
-        answer=list[StoredEvent | None],
-        errors=(BadRequest,),
-        example=Example(query={"id": ["08cd748d-de9f-40da-ad3a-a06df58cf5bf"]}),
-    ),
-    Route(
-        method="GET",
-        path=f"{OLD_PREFIX}/search",
-        handler=search_events_of,
-        scope=Scope.READ,
-        rank="P1",
-        summary="Search the events of a conversation, as clients of 2025 do",
-        query=OldEventSearch,
-        answer=Page[StoredEvent],
-        example=Example(query={"conversation_id__eq": EXAMPLE_ID, "limit": 10}),
-    ),
-    Route(
-        method="GET",
-        path=f"{OLD_PREFIX}/count",
-        handler=count_events_of,
-        scope=Scope.READ,
-        rank="P1",
-        summary="Count the events in the agent server's log, as clients of 2025 do",
-        query=OldEventFilter,
-        answer=int,
-        example=Example(query={"conversation_id__eq": EXAMPLE_ID}),
-    ),
-)

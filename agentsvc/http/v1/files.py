@@ -11,7 +11,7 @@ from agentsvc.agentserver import GitChange, GitDiff
 from agentsvc.base import AgentsvcError, BadRequest, Conflict, ExportTooLarge, NotFound, dashed
 from agentsvc.conversations import ConversationView
 from agentsvc.http.keys import CONFIG, CONVERSATIONS, EXPORTS, FILES, PRINCIPAL
-from agentsvc.http.routes import OF_AGENTS, ZIP, Example, Route, Scope
+from agentsvc.http.routes import OF_AGENTS, ZIP, Example, Routes, Scope
 from agentsvc.http.v1.conversations import PREFIX as CONVERSATIONS_PREFIX
 from agentsvc.http.v1.types_files import (
     FileQuery,
@@ -25,9 +25,19 @@ from agentsvc.http.wire import json_response, path_id, read_query
 
 PREFIX: Final = f"{CONVERSATIONS_PREFIX}/{{conversation_id}}"
 
+ROUTES: Final = Routes()
 
+
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/file",
+    scope=Scope.READ,
+    query=FileQuery,
+    answer=str,
+    example=Example(query={"file_path": "README.md"}),
+)
 async def get_file(request: web.Request) -> web.Response:
-    """GET /app-conversations/{conversation_id}/file.
+    """Read a text file in the sandbox; an empty text if that cannot be done.
 
     The text as a JSON string. An empty one, and never an error, where there is no such file, it is
     no text, or the sandbox does not run.
@@ -38,8 +48,17 @@ async def get_file(request: web.Request) -> web.Response:
     return json_response(await request.app[FILES].read_text(user_id, conversation_id, path))
 
 
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/files",
+    scope=Scope.READ,
+    query=FilesQuery,
+    answer=list[str],
+    errors=OF_AGENTS,
+    example=Example(query={"path": "."}),
+)
 async def get_files(request: web.Request) -> web.Response:
-    """GET /app-conversations/{conversation_id}/files.
+    """List the files below a directory in the sandbox, relative to it.
 
     At most 2000 paths, sorted; directories of tools, such as `.git` and `node_modules`, are left
     out.
@@ -50,8 +69,17 @@ async def get_files(request: web.Request) -> web.Response:
     return json_response(await request.app[FILES].list_files(user_id, conversation_id, path))
 
 
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/git/changes",
+    scope=Scope.READ,
+    query=GitQuery,
+    answer=list[GitChange],
+    errors=(BadRequest, *OF_AGENTS),
+    example=Example(query={"path": "."}),
+)
 async def get_git_changes(request: web.Request) -> web.Response:
-    """GET /app-conversations/{conversation_id}/git/changes.
+    """List the files that differ from a git ref.
 
     Paths are relative to the one that is asked for. Refused (409) while the sandbox does not run.
     """
@@ -63,8 +91,17 @@ async def get_git_changes(request: web.Request) -> web.Response:
     return json_response(changes)
 
 
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/git/diff",
+    scope=Scope.READ,
+    query=GitQuery,
+    answer=GitDiff,
+    errors=(BadRequest, *OF_AGENTS),
+    example=Example(query={"path": "README.md", "ref": "HEAD"}),
+)
 async def get_git_diff(request: web.Request) -> web.Response:
-    """GET /app-conversations/{conversation_id}/git/diff.
+    """Get a file as it is and as it is in a git ref.
 
     Both sides are null where the path is in no repository. Refused (409) while the sandbox does not
     run.
@@ -77,8 +114,9 @@ async def get_git_diff(request: web.Request) -> web.Response:
     return json_response(diff)
 
 
+@ROUTES.add("GET", f"{PREFIX}/skills", scope=Scope.READ, answer=SkillsView, errors=OF_AGENTS)
 async def get_skills(request: web.Request) -> web.Response:
-    """GET /app-conversations/{conversation_id}/skills.
+    """List the skills of a conversation; none unless its sandbox runs.
 
     Those of the repository, of the user and published ones, without those the user has disabled.
     """
@@ -88,8 +126,9 @@ async def get_skills(request: web.Request) -> web.Response:
     return json_response(SkillsView(skills=found))
 
 
+@ROUTES.add("GET", f"{PREFIX}/hooks", scope=Scope.READ, answer=HooksView, errors=OF_AGENTS)
 async def get_hooks(request: web.Request) -> web.Response:
-    """GET /app-conversations/{conversation_id}/hooks.
+    """List the hooks of a conversation's project; none unless its sandbox runs.
 
     As the agent server reads them from the project.
     """
@@ -99,8 +138,17 @@ async def get_hooks(request: web.Request) -> web.Response:
     return json_response(HooksView(hooks=found))
 
 
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/download",
+    scope=Scope.READ,
+    answer=bytes,
+    media=ZIP,
+    errors=(Conflict, ExportTooLarge),
+    is_stream=True,
+)
 async def get_download(request: web.Request) -> web.StreamResponse:
-    """GET /app-conversations/{conversation_id}/download.
+    """Download a conversation and its events as a zip file.
 
     `meta.json` and one file for each event, in the order of the events. Refused (413) for a
     conversation with too many of them, and (409) while another download of it goes on.
@@ -153,86 +201,3 @@ def _error_member() -> Iterator[None]:
     except AgentsvcError as exc:
         exc.extra = {**exc.extra, "error": exc.message}
         raise
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path=f"{PREFIX}/file",
-        handler=get_file,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Read a text file in the sandbox; an empty text if that cannot be done",
-        query=FileQuery,
-        answer=str,
-        example=Example(query={"file_path": "README.md"}),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/files",
-        handler=get_files,
-        scope=Scope.READ,
-        rank="P3",
-        summary="List the files below a directory in the sandbox, relative to it",
-        query=FilesQuery,
-        answer=list[str],
-        errors=OF_AGENTS,
-        example=Example(query={"path": "."}),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/git/changes",
-        handler=get_git_changes,
-        scope=Scope.READ,
-        rank="P2",
-        summary="List the files that differ from a git ref",
-        query=GitQuery,
-        answer=list[GitChange],
-        errors=(BadRequest, *OF_AGENTS),
-        example=Example(query={"path": "."}),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/git/diff",
-        handler=get_git_diff,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Get a file as it is and as it is in a git ref",
-        query=GitQuery,
-        answer=GitDiff,
-        errors=(BadRequest, *OF_AGENTS),
-        example=Example(query={"path": "README.md", "ref": "HEAD"}),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/skills",
-        handler=get_skills,
-        scope=Scope.READ,
-        rank="P2",
-        summary="List the skills of a conversation; none unless its sandbox runs",
-        answer=SkillsView,
-        errors=OF_AGENTS,
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/hooks",
-        handler=get_hooks,
-        scope=Scope.READ,
-        rank="P2",
-        summary="List the hooks of a conversation's project; none unless its sandbox runs",
-        answer=HooksView,
-        errors=OF_AGENTS,
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/download",
-        handler=get_download,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Download a conversation and its events as a zip file",
-        answer=bytes,
-        media=ZIP,
-        errors=(Conflict, ExportTooLarge),
-        is_stream=True,
-    ),
-)

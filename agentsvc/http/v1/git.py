@@ -8,7 +8,7 @@ from aiohttp import web
 from agentsvc.base import BadRequest, decode_cursor, encode_cursor
 from agentsvc.git import BranchQuery, Listing
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL
-from agentsvc.http.routes import OF_GIT_PROVIDERS, Example, Route, Scope
+from agentsvc.http.routes import OF_GIT_PROVIDERS, Example, Routes, Scope
 from agentsvc.http.v1.types_git import (
     BranchesQuery,
     BranchView,
@@ -27,9 +27,20 @@ from agentsvc.http.wire import Page, json_response, read_query
 
 PREFIX: Final = "/api/v1/git"
 
+ROUTES: Final = Routes()
 
+
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/installations/search",
+    scope=Scope.READ,
+    query=InstallationsQuery,
+    answer=Page[str],
+    errors=OF_GIT_PROVIDERS,
+    example=Example(query={"provider": "gitlab"}),
+)
 async def search_installations(request: web.Request) -> web.Response:
-    """GET /git/installations/search.
+    """List your installations, workspaces, groups or organizations at a git provider.
 
     Names that `installation_id` of the search of repositories takes. Not allowed (403) without a
     token for the provider.
@@ -41,8 +52,17 @@ async def search_installations(request: web.Request) -> web.Response:
     return json_response(_page(found, str))
 
 
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/repositories/search",
+    scope=Scope.READ,
+    query=RepositoriesQuery,
+    answer=Page[RepositoryView],
+    errors=OF_GIT_PROVIDERS,
+    example=Example(query={"provider": "github", "query": "hello", "sort_order": "stars-desc"}),
+)
 async def search_repositories(request: web.Request) -> web.Response:
-    """GET /git/repositories/search.
+    """List your repositories at a git provider, or find some of them by name.
 
     Not allowed (403) without a token for the provider.
     """
@@ -55,8 +75,17 @@ async def search_repositories(request: web.Request) -> web.Response:
     return json_response(_page(found, from_repository))
 
 
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/branches/search",
+    scope=Scope.READ,
+    query=BranchesQuery,
+    answer=Page[BranchView],
+    errors=OF_GIT_PROVIDERS,
+    example=Example(query={"provider": "github", "repository": "octocat/hello-world", "query": ""}),
+)
 async def search_branches(request: web.Request) -> web.Response:
-    """GET /git/branches/search.
+    """List the branches of a repository, or find some of them by name.
 
     Not allowed (403) without a token for the provider.
     """
@@ -73,8 +102,17 @@ async def search_branches(request: web.Request) -> web.Response:
     return json_response(_page(found, from_branch))
 
 
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/suggested-tasks/search",
+    scope=Scope.READ,
+    query=TasksQuery,
+    answer=Page[SuggestedTaskView],
+    errors=OF_GIT_PROVIDERS,
+    example=Example(query={"limit": 10}),
+)
 async def search_suggested_tasks(request: web.Request) -> web.Response:
-    """GET /git/suggested-tasks/search.
+    """List what there is to do for you at your git providers.
 
     Pull requests with conflicts, failing checks or open comments, and issues, as far as the
     providers tell.
@@ -91,57 +129,3 @@ async def search_suggested_tasks(request: web.Request) -> web.Response:
 def _page[T, S](found: Listing[T], show: Callable[[T], S]) -> Page[S]:
     next_page_id = None if found.cursor is None else encode_cursor(found.cursor)
     return Page(items=[show(one) for one in found.items], next_page_id=next_page_id)
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path=f"{PREFIX}/installations/search",
-        handler=search_installations,
-        scope=Scope.READ,
-        rank="P3",
-        summary="List your installations, workspaces, groups or organizations at a git provider",
-        query=InstallationsQuery,
-        answer=Page[str],
-        errors=OF_GIT_PROVIDERS,
-        example=Example(query={"provider": "gitlab"}),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/repositories/search",
-        handler=search_repositories,
-        scope=Scope.READ,
-        rank="P3",
-        summary="List your repositories at a git provider, or find some of them by name",
-        query=RepositoriesQuery,
-        answer=Page[RepositoryView],
-        errors=OF_GIT_PROVIDERS,
-        example=Example(query={"provider": "github", "query": "hello", "sort_order": "stars-desc"}),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/branches/search",
-        handler=search_branches,
-        scope=Scope.READ,
-        rank="P3",
-        summary="List the branches of a repository, or find some of them by name",
-        query=BranchesQuery,
-        answer=Page[BranchView],
-        errors=OF_GIT_PROVIDERS,
-        example=Example(
-            query={"provider": "github", "repository": "octocat/hello-world", "query": ""}
-        ),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/suggested-tasks/search",
-        handler=search_suggested_tasks,
-        scope=Scope.READ,
-        rank="P3",
-        summary="List what there is to do for you at your git providers",
-        query=TasksQuery,
-        answer=Page[SuggestedTaskView],
-        errors=OF_GIT_PROVIDERS,
-        example=Example(query={"limit": 10}),
-    ),
-)

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from agentsvc.base import NotFound, to_stored
 from agentsvc.http.keys import PRINCIPAL, SANDBOXES, SETTINGS
-from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.routes import Example, Routes, Scope
 from agentsvc.http.wire import PAGE_MAX, Limit, Time, json_response, read_json, read_query
 from agentsvc.plugin import IdleRules
 from agentsvc.sandboxes import Removal
@@ -77,9 +77,12 @@ class RemovalQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 _RULES = msgspec.json.Decoder(SandboxRules)
 
+ROUTES: Final = Routes()
 
+
+@ROUTES.add("GET", RULES, scope=Scope.READ, answer=SandboxRules)
 async def get_rules(request: web.Request) -> web.Response:
-    """GET /sandbox-rules.
+    """Get the user's rules for idle sandboxes.
 
     Null leaves a rule to the spec of the sandbox, and then to the server.
     """
@@ -87,8 +90,17 @@ async def get_rules(request: web.Request) -> web.Response:
     return json_response(_from_rules(settings.sandbox_idle))
 
 
+@ROUTES.add(
+    "PUT",
+    RULES,
+    scope=Scope.RUN,
+    body=SandboxRules,
+    answer=SandboxRules,
+    errors=(NotFound,),
+    example=Example(body={"pause_after_seconds": 1800}),
+)
 async def put_rules(request: web.Request) -> web.Response:
-    """PUT /sandbox-rules.
+    """Set the user's rules for idle sandboxes.
 
     All are set: one that is left out, or null, is left to the spec of the sandbox, and then
     to the server. They count for all sandboxes of the user from now on.
@@ -100,8 +112,16 @@ async def put_rules(request: web.Request) -> web.Response:
     return json_response(_from_rules(settings.sandbox_idle))
 
 
+@ROUTES.add(
+    "GET",
+    REMOVALS,
+    scope=Scope.ADMIN_READ,
+    query=RemovalQuery,
+    answer=Removals,
+    example=Example(query={"limit": 10}),
+)
 async def get_removals(request: web.Request) -> web.Response:
-    """GET /sandboxes/removals.
+    """List what could not be removed so far, and why.
 
     Sandboxes whose removal has failed so far, with the backend's reason, the oldest first. Each is
     tried again by itself.
@@ -147,39 +167,3 @@ def _from_removal(removal: Removal) -> RemovalView:
         tries=removal.tries,
         next_try_at=to_stored(removal.due_at) if removal.due_at else None,
     )
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path=RULES,
-        handler=get_rules,
-        scope=Scope.READ,
-        rank="P3",
-        summary="Get the user's rules for idle sandboxes",
-        answer=SandboxRules,
-    ),
-    Route(
-        method="PUT",
-        path=RULES,
-        handler=put_rules,
-        scope=Scope.RUN,
-        rank="P3",
-        summary="Set the user's rules for idle sandboxes",
-        body=SandboxRules,
-        answer=SandboxRules,
-        errors=(NotFound,),
-        example=Example(body={"pause_after_seconds": 1800}),
-    ),
-    Route(
-        method="GET",
-        path=REMOVALS,
-        handler=get_removals,
-        scope=Scope.ADMIN_READ,
-        rank="P3",
-        summary="List what could not be removed so far, and why",
-        query=RemovalQuery,
-        answer=Removals,
-        example=Example(query={"limit": 10}),
-    ),
-)

@@ -27,7 +27,7 @@ from agentsvc.http.keys import (
     PRINCIPAL,
 )
 from agentsvc.http.middleware.login_cookie import expired_cookie, is_foreign, make_cookie
-from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.routes import Example, Routes, Scope
 from agentsvc.http.urls import address_of, origin_of
 from agentsvc.http.wire import SUCCESS, Success, Time, json_response, path_text, read_json
 
@@ -101,9 +101,21 @@ class LinkInfo(msgspec.Struct, frozen=True, kw_only=True):
 _ORDER = msgspec.json.Decoder(LoginOrder)
 _LINK_ORDER = msgspec.json.Decoder(LinkOrder)
 
+ROUTES: Final = Routes()
 
+
+@ROUTES.add(
+    "POST",
+    PREFIX,
+    scope=Scope.OPEN,
+    body=Annotated[LoginOrder, _EITHER],
+    answer=NewLogin,
+    status=201,
+    errors=(NotAllowed, NotAuthenticated, TooManyRequests),
+    example=Example(body={"api_key": "an API key"}),
+)
 async def post_login(request: web.Request) -> web.Response:
-    """POST /logins.
+    """Log a browser in with an API key or a login link; the answer sets a cookie, too.
 
     For pages of this server. The cookie is half of a login: a page keeps `page_token`, the other
     half, and sends it as `X-Agentsvc-Login`.
@@ -123,17 +135,17 @@ def answer_login(request: web.Request, login: Login, token: LoginToken) -> web.R
     return response
 
 
-async def get_providers(request: web.Request) -> web.Response:
-    """GET /logins/providers.
-
-    For the login page; none unless `sign_in.enabled` is set.
-    """
-    found = request.app.get(LOGIN_PROVIDERS)
-    return json_response(found or ())
-
-
+@ROUTES.add(
+    "POST",
+    f"{PREFIX}/link",
+    scope=Scope.OPEN,
+    body=LinkOrder,
+    answer=LinkInfo,
+    errors=(NotAuthenticated, TooManyRequests),
+    example=Example(body={"token": "the token of a login link"}),
+)
 async def post_link(request: web.Request) -> web.Response:
-    """POST /logins/link.
+    """Say whom a login link logs in; it can still be used.
 
     For the page that asks whether to log in; the link is not used up.
     """
@@ -143,8 +155,19 @@ async def post_link(request: web.Request) -> web.Response:
     return json_response(LinkInfo(user_name=user_name))
 
 
+@ROUTES.add("GET", f"{PREFIX}/providers", scope=Scope.OPEN, answer=list[LoginProvider])
+async def get_providers(request: web.Request) -> web.Response:
+    """List who else logs browsers in.
+
+    For the login page; none unless `sign_in.enabled` is set.
+    """
+    found = request.app.get(LOGIN_PROVIDERS)
+    return json_response(found or ())
+
+
+@ROUTES.add("GET", PREFIX, scope=Scope.READ, answer=list[LoginInfo])
 async def get_logins(request: web.Request) -> web.Response:
-    """GET /logins.
+    """List your logins of browsers.
 
     Those that count, the one of the request among them.
     """
@@ -153,18 +176,9 @@ async def get_logins(request: web.Request) -> web.Response:
     return json_response([_from_login(login, caller.login_id) for login in found])
 
 
-async def delete_login(request: web.Request) -> web.Response:
-    """DELETE /logins/{login_id}.
-
-    It opens nothing from now on; its streams end.
-    """
-    await request.app[LOGINS].end(request[PRINCIPAL].user_id, path_text(request, "login_id"))
-    await request.app[OPEN_CONNECTIONS].look()
-    return json_response(SUCCESS)
-
-
+@ROUTES.add("DELETE", f"{PREFIX}/current", scope=Scope.READ, answer=Success, errors=(NotFound,))
 async def delete_current_login(request: web.Request) -> web.Response:
-    """DELETE /logins/current.
+    """Log this browser out.
 
     Ends the login of the request; with a key there is none to end. The cookie is cleared in any
     case.
@@ -176,6 +190,19 @@ async def delete_current_login(request: web.Request) -> web.Response:
     response = json_response(SUCCESS)
     response.headers.add(hdrs.SET_COOKIE, expired_cookie(origin_of(request)))
     return response
+
+
+@ROUTES.add(
+    "DELETE", f"{PREFIX}/{{login_id}}", scope=Scope.MANAGE, answer=Success, errors=(NotFound,)
+)
+async def delete_login(request: web.Request) -> web.Response:
+    """Log another browser of yours out.
+
+    It opens nothing from now on; its streams end.
+    """
+    await request.app[LOGINS].end(request[PRINCIPAL].user_id, path_text(request, "login_id"))
+    await request.app[OPEN_CONNECTIONS].look()
+    return json_response(SUCCESS)
 
 
 def check_login(request: web.Request) -> None:
@@ -224,70 +251,3 @@ def _from_login(login: Login, current: str | None) -> LoginInfo:
         last_used_at=to_stored(login.last_used_at),
         expires_at=to_stored(login.expires_at),
     )
-
-
-ROUTES: Final = (
-    Route(
-        method="POST",
-        path=PREFIX,
-        handler=post_login,
-        scope=Scope.OPEN,
-        rank="P2",
-        summary="Log a browser in with an API key or a login link; the answer sets a cookie, too",
-        body=Annotated[LoginOrder, _EITHER],
-        answer=NewLogin,
-        status=201,
-        errors=(NotAllowed, NotAuthenticated, TooManyRequests),
-        example=Example(body={"api_key": "an API key"}),
-    ),
-    Route(
-        method="POST",
-        path=f"{PREFIX}/link",
-        handler=post_link,
-        scope=Scope.OPEN,
-        rank="P2",
-        summary="Say whom a login link logs in; it can still be used",
-        body=LinkOrder,
-        answer=LinkInfo,
-        errors=(NotAuthenticated, TooManyRequests),
-        example=Example(body={"token": "the token of a login link"}),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/providers",
-        handler=get_providers,
-        scope=Scope.OPEN,
-        rank="P2",
-        summary="List who else logs browsers in",
-        answer=list[LoginProvider],
-    ),
-    Route(
-        method="GET",
-        path=PREFIX,
-        handler=get_logins,
-        scope=Scope.READ,
-        rank="P2",
-        summary="List your logins of browsers",
-        answer=list[LoginInfo],
-    ),
-    Route(
-        method="DELETE",
-        path=f"{PREFIX}/current",
-        handler=delete_current_login,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Log this browser out",
-        answer=Success,
-        errors=(NotFound,),
-    ),
-    Route(
-        method="DELETE",
-        path=f"{PREFIX}/{{login_id}}",
-        handler=delete_login,
-        scope=Scope.MANAGE,
-        rank="P2",
-        summary="Log another browser of yours out",
-        answer=Success,
-        errors=(NotFound,),
-    ),
-)

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from agentsvc.conversations import FoundMessage, find_messages
 from agentsvc.http.keys import DATABASE, PRINCIPAL
-from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.routes import Example, Routes, Scope
 from agentsvc.http.wire import Limit, json_response, read_query
 
 _USUAL: Final = 20
@@ -23,8 +23,19 @@ class MessageSearch(msgspec.Struct, frozen=True, kw_only=True):
     limit: Limit = _USUAL
 
 
+ROUTES: Final = Routes()
+
+
+@ROUTES.add(
+    "GET",
+    "/api/v1/messages/search",
+    scope=Scope.READ,
+    query=MessageSearch,
+    answer=list[FoundMessage],
+    example=Example(query={"text__contains": "login page"}),
+)
 async def search_messages(request: web.Request) -> web.Response:
-    """GET /messages/search.
+    """Search in what you and your agents have said.
 
     The newest first, in your 200 latest conversations. Long histories are looked at in part.
     """
@@ -33,18 +44,3 @@ async def search_messages(request: web.Request) -> web.Response:
         request.app[DATABASE], request[PRINCIPAL].user_id, wanted.text_contains, limit=wanted.limit
     )
     return json_response(found)
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path="/api/v1/messages/search",
-        handler=search_messages,
-        scope=Scope.READ,
-        rank="P3",
-        summary="Search in what you and your agents have said",
-        query=MessageSearch,
-        answer=list[FoundMessage],
-        example=Example(query={"text__contains": "login page"}),
-    ),
-)

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from agentsvc.base import InvalidRequest
 from agentsvc.http.keys import MODEL_HOSTS
-from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.routes import Example, Routes, Scope
 from agentsvc.http.wire import json_response, path_text, read_json
 from agentsvc.plugin.egress import BadHost, Mode, parse_policy
 
@@ -32,9 +32,12 @@ class ModelHostList(msgspec.Struct, frozen=True, kw_only=True):
 
 _HOST: Final = msgspec.json.Decoder(ModelHost)
 
+ROUTES: Final = Routes()
 
+
+@ROUTES.add("GET", PREFIX, scope=Scope.ADMIN_READ, answer=ModelHostList)
 async def get_model_hosts(request: web.Request) -> web.Response:
-    """GET /model-hosts.
+    """List the hosts that are not public and at which models may be.
 
     The server and new sandboxes reach models at these hosts.
     """
@@ -42,8 +45,16 @@ async def get_model_hosts(request: web.Request) -> web.Response:
     return json_response(ModelHostList(configured=list(hosts.configured), added=list(hosts.added)))
 
 
+@ROUTES.add(
+    "POST",
+    PREFIX,
+    scope=Scope.ADMIN,
+    body=ModelHost,
+    answer=ModelHostList,
+    example=Example(body={"host": "192.168.1.20:11434"}),
+)
 async def post_model_host(request: web.Request) -> web.Response:
-    """POST /model-hosts.
+    """Allow models at a host that is not public.
 
     For all users and at once; a sandbox that is there already does not reach it.
     """
@@ -56,43 +67,11 @@ async def post_model_host(request: web.Request) -> web.Response:
     return await get_model_hosts(request)
 
 
+@ROUTES.add("DELETE", f"{PREFIX}/{{model_host}}", scope=Scope.ADMIN, answer=ModelHostList)
 async def delete_model_host(request: web.Request) -> web.Response:
-    """DELETE /model-hosts/{model_host}.
+    """Allow a host of models no longer.
 
     Those of the configuration stay.
     """
     await request.app[MODEL_HOSTS].remove(path_text(request, "model_host"))
     return await get_model_hosts(request)
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path=PREFIX,
-        handler=get_model_hosts,
-        scope=Scope.ADMIN_READ,
-        rank="P3",
-        summary="List the hosts that are not public and at which models may be",
-        answer=ModelHostList,
-    ),
-    Route(
-        method="POST",
-        path=PREFIX,
-        handler=post_model_host,
-        scope=Scope.ADMIN,
-        rank="P3",
-        summary="Allow models at a host that is not public",
-        body=ModelHost,
-        answer=ModelHostList,
-        example=Example(body={"host": "192.168.1.20:11434"}),
-    ),
-    Route(
-        method="DELETE",
-        path=f"{PREFIX}/{{model_host}}",
-        handler=delete_model_host,
-        scope=Scope.ADMIN,
-        rank="P3",
-        summary="Allow a host of models no longer",
-        answer=ModelHostList,
-    ),
-)

@@ -9,7 +9,7 @@ from aiohttp import web
 from agentsvc.base import BadRequest, Conflict, Gone, QuotaExceeded, TooManyRequests
 from agentsvc.conversations import Queued
 from agentsvc.http.keys import PENDING, PRINCIPAL
-from agentsvc.http.routes import Effect, Example, Route, Scope
+from agentsvc.http.routes import Effect, Example, Routes, Scope
 from agentsvc.http.v1.types_pending import (
     Pending,
     PendingBody,
@@ -23,9 +23,27 @@ from agentsvc.http.wire import SUCCESS, Success, json_response, path_id, path_te
 
 _PENDING = msgspec.json.Decoder(PendingBody)
 
+ROUTES: Final = Routes()
 
+
+def _answer(_request: web.Request, queued: Queued) -> web.Response:
+    return json_response(from_queued(queued), status=201)
+
+
+@ROUTES.add(
+    "POST",
+    "/api/v1/conversations/{conversation_id}/pending-messages",
+    scope=Scope.RUN,
+    path_types={"conversation_id": str},
+    body=Pending,
+    answer=PendingView,
+    status=HTTPStatus.CREATED,
+    effect=Effect(kind=Queued, answer=_answer),
+    errors=(BadRequest, Conflict, Gone, QuotaExceeded, TooManyRequests),
+    example=Example(body={"content": [{"type": "text", "text": "And then?"}]}),
+)
 async def post_pending_message(request: web.Request) -> web.Response:
-    """POST /conversations/{conversation_id}/pending-messages.
+    """Queue a message; it is delivered once the conversation is ready.
 
     The path names a conversation, or with `task-` in front of its id a start task. Messages are
     delivered in their order once the conversation is ready, and start the agent; if it is ready, at
@@ -37,8 +55,15 @@ async def post_pending_message(request: web.Request) -> web.Response:
     return _answer(request, queued)
 
 
+@ROUTES.add(
+    "GET",
+    "/api/v1/conversations/{conversation_id}/pending-messages",
+    scope=Scope.READ,
+    path_types={"conversation_id": str},
+    answer=list[WaitingMessage],
+)
 async def get_pending_messages(request: web.Request) -> web.Response:
-    """GET /conversations/{conversation_id}/pending-messages.
+    """List the messages that wait for their agent.
 
     In their order. The path names a conversation, or with `task-` in front of its id a start task.
     """
@@ -47,55 +72,19 @@ async def get_pending_messages(request: web.Request) -> web.Response:
     return json_response([from_waiting(one) for one in waiting])
 
 
+@ROUTES.add(
+    "DELETE",
+    "/api/v1/conversations/{conversation_id}/pending-messages/{message_id}",
+    scope=Scope.RUN,
+    path_types={"conversation_id": str},
+    answer=Success,
+    errors=(Conflict,),
+)
 async def delete_pending_message(request: web.Request) -> web.Response:
-    """DELETE /conversations/{conversation_id}/pending-messages/{message_id}.
+    """Cancel a message that waits for its agent.
 
     Its agent is never told it. Refused (409) once its agent was sent it, and 404 when it waits no more.
     """
     reference, message_id = path_text(request, "conversation_id"), path_id(request, "message_id")
     await request.app[PENDING].cancel(request[PRINCIPAL].user_id, reference, message_id)
     return json_response(SUCCESS)
-
-
-def _answer(_request: web.Request, queued: Queued) -> web.Response:
-    return json_response(from_queued(queued), status=201)
-
-
-ROUTES: Final = (
-    Route(
-        method="POST",
-        path="/api/v1/conversations/{conversation_id}/pending-messages",
-        handler=post_pending_message,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Queue a message; it is delivered once the conversation is ready",
-        path_types={"conversation_id": str},
-        body=Pending,
-        answer=PendingView,
-        status=HTTPStatus.CREATED,
-        effect=Effect(kind=Queued, answer=_answer),
-        errors=(BadRequest, Conflict, Gone, QuotaExceeded, TooManyRequests),
-        example=Example(body={"content": [{"type": "text", "text": "And then?"}]}),
-    ),
-    Route(
-        method="GET",
-        path="/api/v1/conversations/{conversation_id}/pending-messages",
-        handler=get_pending_messages,
-        scope=Scope.READ,
-        rank="P3",
-        summary="List the messages that wait for their agent",
-        path_types={"conversation_id": str},
-        answer=list[WaitingMessage],
-    ),
-    Route(
-        method="DELETE",
-        path="/api/v1/conversations/{conversation_id}/pending-messages/{message_id}",
-        handler=delete_pending_message,
-        scope=Scope.RUN,
-        rank="P3",
-        summary="Cancel a message that waits for its agent",
-        path_types={"conversation_id": str},
-        answer=Success,
-        errors=(Conflict,),
-    ),
-)

@@ -10,7 +10,7 @@ from aiohttp import web
 from agentsvc.base import Conflict, NotFound, checked_by, stated
 from agentsvc.domain import Llm
 from agentsvc.http.keys import PRINCIPAL, SETTINGS
-from agentsvc.http.routes import Effect, Example, Route, Scope, shown_as
+from agentsvc.http.routes import Effect, Example, Routes, Scope, shown_as
 from agentsvc.http.v1.types_agent_settings import StrictLlmBody, read_llm, show_llm, to_llm
 from agentsvc.http.wire import json_response, path_text, read_json
 from agentsvc.settings import Settings, llm_of, profiles
@@ -99,9 +99,18 @@ _NEW_NAME: Final[web.RequestKey[str]] = web.RequestKey("new_name", str)
 _SAVE = msgspec.json.Decoder(SaveProfile | None)
 _RENAME = msgspec.json.Decoder(RenameProfile)
 
+ROUTES: Final = Routes()
 
+
+def _answer_renamed(request: web.Request, _settings: Settings) -> web.Response:
+    new_name = request[_NEW_NAME]
+    message = f"Profile '{_path_name(request)}' renamed to '{new_name}'"
+    return json_response(ProfileChanged(name=new_name, message=message))
+
+
+@ROUTES.add("GET", PREFIX, scope=Scope.READ, answer=ProfileList)
 async def get_profiles(request: web.Request) -> web.Response:
-    """GET /settings/profiles.
+    """List the saved language models.
 
     Without their keys.
     """
@@ -109,8 +118,9 @@ async def get_profiles(request: web.Request) -> web.Response:
     return json_response(_from_settings(settings))
 
 
+@ROUTES.add("GET", f"{PREFIX}/{{name}}", scope=Scope.READ, answer=ProfileDetail)
 async def get_profile(request: web.Request) -> web.Response:
-    """GET /settings/profiles/{name}.
+    """Return a saved language model.
 
     Every field spelled out; keys are null.
     """
@@ -119,8 +129,18 @@ async def get_profile(request: web.Request) -> web.Response:
     return json_response(_detail(name, profiles.get_profile(settings, name)))
 
 
+@ROUTES.add(
+    "POST",
+    f"{PREFIX}/{{name}}",
+    scope=Scope.RUN,
+    body=SaveProfile | None,
+    answer=ProfileChanged,
+    status=HTTPStatus.CREATED,
+    errors=(Conflict,),
+    example=Example(body={"llm": {"model": "openai/gpt-5-mini"}}),
+)
 async def post_profile(request: web.Request) -> web.Response:
-    """POST /settings/profiles/{name}.
+    """Save a language model under a name.
 
     One of the same name is replaced. The body may be left out: the model of the settings is saved.
     At most 10 (409).
@@ -134,8 +154,9 @@ async def post_profile(request: web.Request) -> web.Response:
     return json_response(ProfileChanged(name=name, message=f"Profile '{name}' saved"), status=201)
 
 
+@ROUTES.add("DELETE", f"{PREFIX}/{{name}}", scope=Scope.RUN, answer=ProfileChanged)
 async def delete_profile(request: web.Request) -> web.Response:
-    """DELETE /settings/profiles/{name}.
+    """Delete a saved language model.
 
     Fine if there is none of that name. The settings stay as they are.
     """
@@ -148,8 +169,9 @@ async def delete_profile(request: web.Request) -> web.Response:
     return json_response(ProfileChanged(name=name, message=f"Profile '{name}' deleted"))
 
 
+@ROUTES.add("POST", f"{PREFIX}/{{name}}/activate", scope=Scope.RUN, answer=ProfileActivated)
 async def post_activate(request: web.Request) -> web.Response:
-    """POST /settings/profiles/{name}/activate.
+    """Use a saved language model.
 
     Its model, key, URL and options become those of the settings, for conversations that are started
     from now on.
@@ -162,8 +184,18 @@ async def post_activate(request: web.Request) -> web.Response:
     return json_response(ProfileActivated(name=name, message=message, model=settings.llm_model))
 
 
+@ROUTES.add(
+    "POST",
+    f"{PREFIX}/{{name}}/rename",
+    scope=Scope.RUN,
+    body=RenameProfile,
+    answer=ProfileChanged,
+    effect=Effect(kind=Settings, answer=_answer_renamed),
+    errors=(Conflict,),
+    example=Example(body={"new_name": "thorough"}),
+)
 async def post_rename(request: web.Request) -> web.Response:
-    """POST /settings/profiles/{name}/rename.
+    """Rename a saved language model.
 
     The settings stay as they are.
     """
@@ -176,12 +208,6 @@ async def post_rename(request: web.Request) -> web.Response:
         lambda old: profiles.rename_profile(_saved(old), name, new_name),
     )
     return _answer_renamed(request, settings)
-
-
-def _answer_renamed(request: web.Request, _settings: Settings) -> web.Response:
-    new_name = request[_NEW_NAME]
-    message = f"Profile '{_path_name(request)}' renamed to '{new_name}'"
-    return json_response(ProfileChanged(name=new_name, message=message))
 
 
 def _path_name(request: web.Request) -> str:
@@ -223,69 +249,3 @@ def _from_settings(settings: Settings) -> ProfileList:
 
 def _detail(name: str, llm: Llm) -> ProfileDetail:
     return ProfileDetail(name=name, config=show_llm(llm), api_key_set=bool(llm.api_key))
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path=PREFIX,
-        handler=get_profiles,
-        scope=Scope.READ,
-        rank="P2",
-        summary="List the saved language models",
-        answer=ProfileList,
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/{{name}}",
-        handler=get_profile,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Return a saved language model",
-        answer=ProfileDetail,
-    ),
-    Route(
-        method="POST",
-        path=f"{PREFIX}/{{name}}",
-        handler=post_profile,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Save a language model under a name",
-        body=SaveProfile | None,
-        answer=ProfileChanged,
-        status=HTTPStatus.CREATED,
-        errors=(Conflict,),
-        example=Example(body={"llm": {"model": "openai/gpt-5-mini"}}),
-    ),
-    Route(
-        method="DELETE",
-        path=f"{PREFIX}/{{name}}",
-        handler=delete_profile,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Delete a saved language model",
-        answer=ProfileChanged,
-    ),
-    Route(
-        method="POST",
-        path=f"{PREFIX}/{{name}}/activate",
-        handler=post_activate,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Use a saved language model",
-        answer=ProfileActivated,
-    ),
-    Route(
-        method="POST",
-        path=f"{PREFIX}/{{name}}/rename",
-        handler=post_rename,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Rename a saved language model",
-        body=RenameProfile,
-        answer=ProfileChanged,
-        effect=Effect(kind=Settings, answer=_answer_renamed),
-        errors=(Conflict,),
-        example=Example(body={"new_name": "thorough"}),
-    ),
-)

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from agentsvc.accounts import DayOfUse, Quotas
 from agentsvc.http.keys import PRINCIPAL, QUOTAS, SANDBOXES, USERS
-from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.routes import Example, Routes, Scope
 from agentsvc.http.wire import json_response, path_text, read_json, read_query
 
 PREFIX: Final = "/api/v1/users"
@@ -53,26 +53,28 @@ class Days(msgspec.Struct, frozen=True, kw_only=True):
 
 _LIMITS = msgspec.json.Decoder(QuotaLimits)
 
+ROUTES: Final = Routes()
 
+
+@ROUTES.add("GET", f"{PREFIX}/me/usage", scope=Scope.READ, answer=Usage)
 async def get_my_usage(request: web.Request) -> web.Response:
-    """GET /users/me/usage.
+    """Return your quotas and what you have used of them.
 
     Null in `quotas` is no limit. Days and months are those of UTC.
     """
     return json_response(await _usage_of(request, request[PRINCIPAL].user_id))
 
 
-async def get_usage(request: web.Request) -> web.Response:
-    """GET /users/{user_id}/usage.
-
-    Null in `quotas` is no limit. Days and months are those of UTC.
-    """
-    user = await request.app[USERS].get(path_text(request, "user_id"))
-    return json_response(await _usage_of(request, user.id))
-
-
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/me/usage/days",
+    scope=Scope.READ,
+    query=Days,
+    answer=list[DayOfUse],
+    example=Example(query={"days": 7}),
+)
 async def get_my_days(request: web.Request) -> web.Response:
-    """GET /users/me/usage/days.
+    """Return what you have used of models, by day.
 
     The first day first. Days without use are left out, and so is what was used before this server
     told models apart.
@@ -81,16 +83,42 @@ async def get_my_days(request: web.Request) -> web.Response:
     return json_response(await request.app[QUOTAS].days(days, request[PRINCIPAL].user_id))
 
 
+@ROUTES.add(
+    "GET",
+    "/api/v1/usage/days",
+    scope=Scope.ADMIN_READ,
+    query=Days,
+    answer=list[DayOfUse],
+    example=Example(query={"days": 7}),
+)
 async def get_days(request: web.Request) -> web.Response:
-    """GET /usage/days.
+    """Return what all users have used of models, by day.
 
     Of all users; otherwise as `users/me/usage/days`.
     """
     return json_response(await request.app[QUOTAS].days(read_query(request, Days).days))
 
 
+@ROUTES.add("GET", f"{PREFIX}/{{user_id}}/usage", scope=Scope.ADMIN_READ, answer=Usage)
+async def get_usage(request: web.Request) -> web.Response:
+    """Return the quotas of a user and what was used of them.
+
+    Null in `quotas` is no limit. Days and months are those of UTC.
+    """
+    user = await request.app[USERS].get(path_text(request, "user_id"))
+    return json_response(await _usage_of(request, user.id))
+
+
+@ROUTES.add(
+    "PUT",
+    f"{PREFIX}/{{user_id}}/quotas",
+    scope=Scope.ADMIN,
+    body=QuotaLimits,
+    answer=Usage,
+    example=Example(body={"running_sandboxes": 5, "spend_per_day": 20.0}),
+)
 async def put_quotas(request: web.Request) -> web.Response:
-    """PUT /users/{user_id}/quotas.
+    """Set what a user may use at most.
 
     All four are set: one that is left out, or null, is no limit. What runs already goes on. The
     answer tells what the user has used.
@@ -109,58 +137,3 @@ async def _usage_of(request: web.Request, user_id: str) -> Usage:
         running_sandboxes=await request.app[SANDBOXES].gate.count_of(user_id),
         **msgspec.structs.asdict(used),
     )
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path=f"{PREFIX}/me/usage",
-        handler=get_my_usage,
-        scope=Scope.READ,
-        rank="P3",
-        summary="Return your quotas and what you have used of them",
-        answer=Usage,
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/me/usage/days",
-        handler=get_my_days,
-        scope=Scope.READ,
-        rank="P3",
-        summary="Return what you have used of models, by day",
-        query=Days,
-        answer=list[DayOfUse],
-        example=Example(query={"days": 7}),
-    ),
-    Route(
-        method="GET",
-        path="/api/v1/usage/days",
-        handler=get_days,
-        scope=Scope.ADMIN_READ,
-        rank="P3",
-        summary="Return what all users have used of models, by day",
-        query=Days,
-        answer=list[DayOfUse],
-        example=Example(query={"days": 7}),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/{{user_id}}/usage",
-        handler=get_usage,
-        scope=Scope.ADMIN_READ,
-        rank="P3",
-        summary="Return the quotas of a user and what was used of them",
-        answer=Usage,
-    ),
-    Route(
-        method="PUT",
-        path=f"{PREFIX}/{{user_id}}/quotas",
-        handler=put_quotas,
-        scope=Scope.ADMIN,
-        rank="P3",
-        summary="Set what a user may use at most",
-        body=QuotaLimits,
-        answer=Usage,
-        example=Example(body={"running_sandboxes": 5, "spend_per_day": 20.0}),
-    ),
-)

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from agentsvc.base import BackendBroken, BackendUnavailable, NotFound, Unsupported
 from agentsvc.http.keys import BACKENDS, CONFIG, PRINCIPAL, SANDBOXES
-from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.routes import Example, Routes, Scope
 from agentsvc.http.wire import json_response, path_text, read_query
 from agentsvc.sandboxes import MOST_LINES, read_output
 
@@ -26,8 +26,20 @@ class SandboxLog(msgspec.Struct, frozen=True, kw_only=True):
     """The lines, oldest first; values of secrets are shown as stars"""
 
 
+ROUTES: Final = Routes()
+
+
+@ROUTES.add(
+    "GET",
+    "/api/v1/sandboxes/{sandbox_id}/logs",
+    scope=Scope.READ,
+    query=Tail,
+    answer=SandboxLog,
+    errors=(NotFound, Unsupported, BackendUnavailable, BackendBroken),
+    example=Example(query={"tail": 50}),
+)
 async def get_logs(request: web.Request) -> web.Response:
-    """GET /sandboxes/{sandbox_id}/logs.
+    """Return the last lines a sandbox has written.
 
     What its command wrote to its output, and its backend about it. Values of its secrets are shown
     as stars. Refused (409) where its backend keeps none.
@@ -39,19 +51,3 @@ async def get_logs(request: web.Request) -> web.Response:
     time_limit = request.app[CONFIG].sandboxes.call_seconds
     lines = await read_output(request.app[BACKENDS], sandbox, lines=tail, time_limit=time_limit)
     return json_response(SandboxLog(lines=lines))
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path="/api/v1/sandboxes/{sandbox_id}/logs",
-        handler=get_logs,
-        scope=Scope.READ,
-        rank="P3",
-        summary="Return the last lines a sandbox has written",
-        query=Tail,
-        answer=SandboxLog,
-        errors=(NotFound, Unsupported, BackendUnavailable, BackendBroken),
-        example=Example(query={"tail": 50}),
-    ),
-)

@@ -17,7 +17,7 @@ from agentsvc.base import (
 )
 from agentsvc.http.keys import BACKENDS, CALLBACKS, CONFIG, PRINCIPAL, SANDBOX, SANDBOXES
 from agentsvc.http.middleware.pipeline import ACTIVITY
-from agentsvc.http.routes import EXAMPLE_ID, OF_SANDBOXES, TEXT, Effect, Example, Route, Scope
+from agentsvc.http.routes import EXAMPLE_ID, OF_SANDBOXES, TEXT, Effect, Example, Routes, Scope
 from agentsvc.http.urls import links_of
 from agentsvc.http.v1.types_sandboxes import (
     Ids,
@@ -57,9 +57,23 @@ SPECS_PREFIX: Final = "/api/v1/sandbox-specs"
 
 _ORDER = msgspec.json.Decoder(SandboxOrder | None)
 
+ROUTES: Final = Routes()
 
+
+def _answer(request: web.Request, sandbox: Sandbox) -> web.Response:
+    return json_response(from_sandbox(sandbox, links_of(request)))
+
+
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/search",
+    scope=Scope.READ,
+    query=PageQuery,
+    answer=Page[SandboxInfo],
+    example=Example(query={"limit": 10}),
+)
 async def search_sandboxes(request: web.Request) -> web.Response:
-    """GET /sandboxes/search.
+    """List sandboxes, newest first.
 
     Sandboxes of one's own, also failed ones.
     """
@@ -75,8 +89,17 @@ async def search_sandboxes(request: web.Request) -> web.Response:
     )
 
 
+@ROUTES.add(
+    "GET",
+    PREFIX,
+    scope=Scope.READ,
+    query=Ids,
+    answer=list[SandboxInfo | None],
+    errors=(BadRequest,),
+    example=Example(query={"id": [EXAMPLE_ID]}),
+)
 async def get_sandboxes(request: web.Request) -> web.Response:
-    """GET /sandboxes.
+    """Get sandboxes by id.
 
     A list of as many items as `id` is given, in their order, null for each that is unknown.
     """
@@ -85,30 +108,18 @@ async def get_sandboxes(request: web.Request) -> web.Response:
     return json_response(from_sandboxes(found, links_of(request), request.app[SANDBOXES].meter))
 
 
-async def get_sandbox(request: web.Request) -> web.Response:
-    """GET /sandboxes/{sandbox_id}.
-
-    As it was last seen, with what it uses.
-    """
-    sandbox_id = path_text(request, "sandbox_id")
-    sandbox = await request.app[SANDBOXES].get(request[PRINCIPAL].user_id, sandbox_id)
-    [shown] = from_sandboxes([sandbox], links_of(request), request.app[SANDBOXES].meter)
-    return json_response(shown)
-
-
-async def get_usage(request: web.Request) -> web.Response:
-    """GET /sandboxes/{sandbox_id}/usage.
-
-    What it used at each look since the server started, oldest first, up to 240 of them. One is
-    taken every `sandboxes.sweep_seconds`.
-    """
-    sandboxes = request.app[SANDBOXES]
-    sandbox = await sandboxes.get(request[PRINCIPAL].user_id, path_text(request, "sandbox_id"))
-    return json_response([from_measured(one) for one in sandboxes.meter.recent(sandbox)])
-
-
+@ROUTES.add(
+    "POST",
+    PREFIX,
+    scope=Scope.RUN,
+    body=SandboxOrder | None,
+    query=SpecChoice,
+    answer=SandboxInfo,
+    effect=Effect(kind=Sandbox, answer=_answer),
+    errors=(*(BadRequest, OrderRejected, *OF_SANDBOXES, SandboxLimitReached, ServiceLimitReached),),
+)
 async def post_sandbox(request: web.Request) -> web.Response:
-    """POST /sandboxes.
+    """Start a sandbox.
 
     The sandbox is `STARTING`; ask for it until it is `RUNNING` or `ERROR`. The body may be left
     out; what the query says wins over it. With a `client_id` the same order twice gives one
@@ -131,12 +142,43 @@ async def post_sandbox(request: web.Request) -> web.Response:
     return _answer(request, sandbox)
 
 
-def _answer(request: web.Request, sandbox: Sandbox) -> web.Response:
-    return json_response(from_sandbox(sandbox, links_of(request)))
+@ROUTES.add(
+    "GET", f"{PREFIX}/{{sandbox_id}}", scope=Scope.READ, answer=SandboxInfo, errors=(NotFound,)
+)
+async def get_sandbox(request: web.Request) -> web.Response:
+    """Get a sandbox.
+
+    As it was last seen, with what it uses.
+    """
+    sandbox_id = path_text(request, "sandbox_id")
+    sandbox = await request.app[SANDBOXES].get(request[PRINCIPAL].user_id, sandbox_id)
+    [shown] = from_sandboxes([sandbox], links_of(request), request.app[SANDBOXES].meter)
+    return json_response(shown)
 
 
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/{{sandbox_id}}/usage",
+    scope=Scope.READ,
+    answer=list[UsageView],
+    errors=(NotFound,),
+)
+async def get_usage(request: web.Request) -> web.Response:
+    """Return what a sandbox has used lately.
+
+    What it used at each look since the server started, oldest first, up to 240 of them. One is
+    taken every `sandboxes.sweep_seconds`.
+    """
+    sandboxes = request.app[SANDBOXES]
+    sandbox = await sandboxes.get(request[PRINCIPAL].user_id, path_text(request, "sandbox_id"))
+    return json_response([from_measured(one) for one in sandboxes.meter.recent(sandbox)])
+
+
+@ROUTES.add(
+    "POST", f"{PREFIX}/{{sandbox_id}}/pause", scope=Scope.RUN, answer=Success, errors=OF_SANDBOXES
+)
 async def post_pause(request: web.Request) -> web.Response:
-    """POST /sandboxes/{sandbox_id}/pause.
+    """Pause a sandbox.
 
     It keeps what its backend can keep: its memory, or its files only (`paused_as`). Pausing a
     paused one is fine. Conversations in it cannot be used until it is resumed.
@@ -146,8 +188,11 @@ async def post_pause(request: web.Request) -> web.Response:
     return json_response(SUCCESS)
 
 
+@ROUTES.add(
+    "POST", f"{PREFIX}/{{sandbox_id}}/stop", scope=Scope.RUN, answer=Success, errors=OF_SANDBOXES
+)
 async def post_stop(request: web.Request) -> web.Response:
-    """POST /sandboxes/{sandbox_id}/stop.
+    """Stop a sandbox: it keeps its files only, and is started again by resume.
 
     A resume starts its command anew. Stopping a stopped one is fine.
     """
@@ -156,8 +201,16 @@ async def post_stop(request: web.Request) -> web.Response:
     return json_response(SUCCESS)
 
 
+@ROUTES.add(
+    "POST",
+    f"{PREFIX}/{{sandbox_id}}/resume",
+    scope=Scope.RUN,
+    query=RoomChoice,
+    answer=Success,
+    errors=(*OF_SANDBOXES, SandboxLimitReached),
+)
 async def post_resume(request: web.Request) -> web.Response:
-    """POST /sandboxes/{sandbox_id}/resume.
+    """Resume a sandbox.
 
     It is `STARTING` at first; read its session key and URLs again when it is `RUNNING`. Resuming a
     running one is fine.
@@ -168,8 +221,16 @@ async def post_resume(request: web.Request) -> web.Response:
     return json_response(SUCCESS)
 
 
+@ROUTES.add(
+    "DELETE",
+    f"{PREFIX}/{{sandbox_id}}",
+    scope=Scope.RUN,
+    query=SandboxChoice,
+    answer=Success,
+    errors=OF_SANDBOXES,
+)
 async def delete_sandbox(request: web.Request) -> web.Response:
-    """DELETE /sandboxes/{sandbox_id}.
+    """Delete a sandbox with all its files.
 
     It is gone for its user at once; what held it is removed in the background. It cannot be undone.
     A `sandbox_id` in the query wins over the path, for old clients.
@@ -180,8 +241,11 @@ async def delete_sandbox(request: web.Request) -> web.Response:
     return json_response(SUCCESS)
 
 
+@ROUTES.add(
+    "GET", f"{PREFIX}/{{sandbox_id}}/settings/secrets", scope=Scope.SANDBOX, answer=SecretNames
+)
 async def get_secrets(request: web.Request) -> web.Response:
-    """GET /sandboxes/{sandbox_id}/settings/secrets.
+    """Name the secrets a sandbox may ask for.
 
     The secrets of its user, and tokens of git providers under names such as `github_token`. The
     path has to name the sandbox whose key it is.
@@ -191,8 +255,15 @@ async def get_secrets(request: web.Request) -> web.Response:
     return json_response(SecretNames(secrets=names))
 
 
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/{{sandbox_id}}/settings/secrets/{{secret_name}}",
+    scope=Scope.SANDBOX,
+    answer=str,
+    media=TEXT,
+)
 async def get_secret(request: web.Request) -> web.Response:
-    """GET /sandboxes/{sandbox_id}/settings/secrets/{secret_name}.
+    """Get the value of a secret.
 
     The value as plain text. The path has to name the sandbox whose key it is.
     """
@@ -203,28 +274,9 @@ async def get_secret(request: web.Request) -> web.Response:
     return text_response(found[1].reveal())
 
 
-async def search_sandbox_specs(request: web.Request) -> web.Response:
-    """GET /sandbox-specs/search.
-
-    As the operator has written them, the default one first.
-    """
-    query = read_query(request, PageQuery)
-    specs, created_at = request.app[SANDBOXES].specs(), request.app[ACTIVITY].started_at
-    return json_response(page_of_specs(specs, created_at, page_id=query.page_id, limit=query.limit))
-
-
-async def get_sandbox_specs(request: web.Request) -> web.Response:
-    """GET /sandbox-specs.
-
-    A list of as many items as `id` is given, in their order, null for each that is unknown.
-    """
-    ids = check_ids(read_query(request, Ids).ids)
-    specs, created_at = request.app[SANDBOXES].specs(), request.app[ACTIVITY].started_at
-    return json_response(find_specs(specs, ids, created_at))
-
-
+@ROUTES.add("GET", "/api/v1/protection", scope=Scope.READ, answer=list[Protection])
 async def get_protection(request: web.Request) -> web.Response:
-    """GET /protection.
+    """Say how sandboxes are held here, at the default backend first.
 
     One item for each backend, the default one first. Why a level is not higher, and what to do
     about it, is told to administrators only.
@@ -235,164 +287,46 @@ async def get_protection(request: web.Request) -> web.Response:
     return json_response(found)
 
 
+@ROUTES.add(
+    "GET",
+    f"{SPECS_PREFIX}/search",
+    scope=Scope.READ,
+    query=PageQuery,
+    answer=Page[SandboxSpecInfo],
+    example=Example(query={"limit": 10}),
+)
+async def search_sandbox_specs(request: web.Request) -> web.Response:
+    """List sandbox specs, the default one first.
+
+    As the operator has written them, the default one first.
+    """
+    query = read_query(request, PageQuery)
+    specs, created_at = request.app[SANDBOXES].specs(), request.app[ACTIVITY].started_at
+    return json_response(page_of_specs(specs, created_at, page_id=query.page_id, limit=query.limit))
+
+
+@ROUTES.add(
+    "GET",
+    SPECS_PREFIX,
+    scope=Scope.READ,
+    query=Ids,
+    answer=list[SandboxSpecInfo | None],
+    errors=(BadRequest,),
+    example=Example(query={"id": ["process"]}),
+)
+async def get_sandbox_specs(request: web.Request) -> web.Response:
+    """Get sandbox specs by id.
+
+    A list of as many items as `id` is given, in their order, null for each that is unknown.
+    """
+    ids = check_ids(read_query(request, Ids).ids)
+    specs, created_at = request.app[SANDBOXES].specs(), request.app[ACTIVITY].started_at
+    return json_response(find_specs(specs, ids, created_at))
+
+
 def calling_sandbox(request: web.Request) -> Sandbox:
     """Return the sandbox that calls; raises NotAllowed if the path names another one."""
     sandbox = request[SANDBOX]
     if request.match_info.get("sandbox_id", sandbox.id) != sandbox.id:
         raise NotAllowed("Session API key does not match sandbox")
     return sandbox
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path=f"{PREFIX}/search",
-        handler=search_sandboxes,
-        scope=Scope.READ,
-        rank="P0",
-        summary="List sandboxes, newest first",
-        query=PageQuery,
-        answer=Page[SandboxInfo],
-        example=Example(query={"limit": 10}),
-    ),
-    Route(
-        method="GET",
-        path=PREFIX,
-        handler=get_sandboxes,
-        scope=Scope.READ,
-        rank="P1",
-        summary="Get sandboxes by id",
-        query=Ids,
-        answer=list[SandboxInfo | None],
-        errors=(BadRequest,),
-        example=Example(query={"id": [EXAMPLE_ID]}),
-    ),
-    Route(
-        method="POST",
-        path=PREFIX,
-        handler=post_sandbox,
-        scope=Scope.RUN,
-        rank="P0",
-        summary="Start a sandbox",
-        body=SandboxOrder | None,
-        query=SpecChoice,
-        answer=SandboxInfo,
-        effect=Effect(kind=Sandbox, answer=_answer),
-        errors=(
-            *(BadRequest, OrderRejected, *OF_SANDBOXES, SandboxLimitReached, ServiceLimitReached),
-        ),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/{{sandbox_id}}",
-        handler=get_sandbox,
-        scope=Scope.READ,
-        rank="P3",
-        summary="Get a sandbox",
-        answer=SandboxInfo,
-        errors=(NotFound,),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/{{sandbox_id}}/usage",
-        handler=get_usage,
-        scope=Scope.READ,
-        rank="P3",
-        summary="Return what a sandbox has used lately",
-        answer=list[UsageView],
-        errors=(NotFound,),
-    ),
-    Route(
-        method="POST",
-        path=f"{PREFIX}/{{sandbox_id}}/pause",
-        handler=post_pause,
-        scope=Scope.RUN,
-        rank="P0",
-        summary="Pause a sandbox",
-        answer=Success,
-        errors=OF_SANDBOXES,
-    ),
-    Route(
-        method="POST",
-        path=f"{PREFIX}/{{sandbox_id}}/stop",
-        handler=post_stop,
-        scope=Scope.RUN,
-        rank="P3",
-        summary="Stop a sandbox: it keeps its files only, and is started again by resume",
-        answer=Success,
-        errors=OF_SANDBOXES,
-    ),
-    Route(
-        method="POST",
-        path=f"{PREFIX}/{{sandbox_id}}/resume",
-        handler=post_resume,
-        scope=Scope.RUN,
-        rank="P0",
-        summary="Resume a sandbox",
-        query=RoomChoice,
-        answer=Success,
-        errors=(*OF_SANDBOXES, SandboxLimitReached),
-    ),
-    Route(
-        method="DELETE",
-        path=f"{PREFIX}/{{sandbox_id}}",
-        handler=delete_sandbox,
-        scope=Scope.RUN,
-        rank="P1",
-        summary="Delete a sandbox with all its files",
-        query=SandboxChoice,
-        answer=Success,
-        errors=OF_SANDBOXES,
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/{{sandbox_id}}/settings/secrets",
-        handler=get_secrets,
-        scope=Scope.SANDBOX,
-        rank="P1",
-        summary="Name the secrets a sandbox may ask for",
-        answer=SecretNames,
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/{{sandbox_id}}/settings/secrets/{{secret_name}}",
-        handler=get_secret,
-        scope=Scope.SANDBOX,
-        rank="P1",
-        summary="Get the value of a secret",
-        answer=str,
-        media=TEXT,
-    ),
-    Route(
-        method="GET",
-        path="/api/v1/protection",
-        handler=get_protection,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Say how sandboxes are held here, at the default backend first",
-        answer=list[Protection],
-    ),
-    Route(
-        method="GET",
-        path=f"{SPECS_PREFIX}/search",
-        handler=search_sandbox_specs,
-        scope=Scope.READ,
-        rank="P0",
-        summary="List sandbox specs, the default one first",
-        query=PageQuery,
-        answer=Page[SandboxSpecInfo],
-        example=Example(query={"limit": 10}),
-    ),
-    Route(
-        method="GET",
-        path=SPECS_PREFIX,
-        handler=get_sandbox_specs,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Get sandbox specs by id",
-        query=Ids,
-        answer=list[SandboxSpecInfo | None],
-        errors=(BadRequest,),
-        example=Example(query={"id": ["process"]}),
-    ),
-)

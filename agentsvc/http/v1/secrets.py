@@ -18,7 +18,7 @@ from agentsvc.base import (
 )
 from agentsvc.domain import NamedServers, Provider, read_mcp_map
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SECRETS, SETTINGS
-from agentsvc.http.routes import Example, Route, Scope, shown_as
+from agentsvc.http.routes import Example, Routes, Scope, shown_as
 from agentsvc.http.wire import (
     PAGE_MAX,
     Limit,
@@ -113,9 +113,19 @@ _NEW = msgspec.json.Decoder(NewSecret)
 _CHANGE = msgspec.json.Decoder(SecretChange)
 _PROVIDERS = msgspec.json.Decoder(GitProviders)
 
+ROUTES: Final = Routes()
 
+
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/search",
+    scope=Scope.READ,
+    query=SecretQuery,
+    answer=Page[SecretInfo],
+    example=Example(query={"name__contains": "TOKEN", "limit": 10}),
+)
 async def search_secrets(request: web.Request) -> web.Response:
-    """GET /secrets/search.
+    """List your secrets by name.
 
     Sorted by name, without their values.
     """
@@ -124,8 +134,19 @@ async def search_secrets(request: web.Request) -> web.Response:
     return json_response(_page(found, query))
 
 
+@ROUTES.add(
+    "POST",
+    PREFIX,
+    scope=Scope.RUN,
+    body=NewSecret,
+    answer=Edited,
+    status=HTTPStatus.CREATED,
+    example=Example(
+        body={"name": "DEPLOY_KEY", "value": "not so secret", "description": "For the staging host"}
+    ),
+)
 async def post_secret(request: web.Request) -> web.Response:
-    """POST /secrets.
+    """Keep a secret.
 
     One of the same name is replaced. Conversations that are started from now on have it; a name
     that cannot be an environment variable is refused.
@@ -137,34 +158,16 @@ async def post_secret(request: web.Request) -> web.Response:
     return json_response(Edited(message="Secret created successfully"), status=201)
 
 
-async def put_secret(request: web.Request) -> web.Response:
-    """PUT /secrets/{secret_id}.
-
-    Its value stays. Without a description it has an empty one.
-    """
-    name = path_text(request, "secret_id")
-    change = await read_json(request, _CHANGE)
-    user_id, description = request[PRINCIPAL].user_id, change.description or ""
-    try:
-        await request.app[SECRETS].rename_custom_secret(user_id, name, change.name, description)
-    except Conflict as exc:
-        raise BadRequest(exc.message) from exc
-    return json_response(Edited(message="Secret updated successfully"))
-
-
-async def delete_secret(request: web.Request) -> web.Response:
-    """DELETE /secrets/{secret_id}.
-
-    What asks for it from now on does not get it, running conversations included.
-    """
-    name = path_text(request, "secret_id")
-    if not await request.app[SECRETS].delete_custom_secret(request[PRINCIPAL].user_id, name):
-        raise NotFound(f"Secret with ID {name} not found")
-    return json_response(Edited(message="Secret deleted successfully"))
-
-
+@ROUTES.add(
+    "POST",
+    f"{PREFIX}/git-providers",
+    scope=Scope.RUN,
+    body=GitProviders,
+    answer=GitProvidersStored,
+    example=Example(body={"provider_tokens": {"github": {"token": "an access token"}}}),
+)
 async def post_git_providers(request: web.Request) -> web.Response:
-    """POST /secrets/git-providers.
+    """Keep tokens of git providers.
 
     The whole set is replaced: the token of a provider that is not sent is forgotten. Each token is
     tried at its provider first, and refused (401) if it is not good there.
@@ -180,13 +183,50 @@ async def post_git_providers(request: web.Request) -> web.Response:
     )
 
 
+@ROUTES.add("DELETE", f"{PREFIX}/git-providers", scope=Scope.RUN, answer=Edited)
 async def delete_git_providers(request: web.Request) -> web.Response:
-    """DELETE /secrets/git-providers.
+    """Forget all tokens of git providers.
 
     What asks for them from now on does not get them, running conversations included.
     """
     await request.app[SECRETS].delete_provider_tokens(request[PRINCIPAL].user_id)
     return json_response(Edited(message="Unset Git provider tokens"))
+
+
+@ROUTES.add(
+    "PUT",
+    f"{PREFIX}/{{secret_id}}",
+    scope=Scope.RUN,
+    body=SecretChange,
+    answer=Edited,
+    errors=(BadRequest,),
+    example=Example(body={"name": "API_TOKEN", "description": "Of the issue tracker"}),
+)
+async def put_secret(request: web.Request) -> web.Response:
+    """Rename or describe a secret.
+
+    Its value stays. Without a description it has an empty one.
+    """
+    name = path_text(request, "secret_id")
+    change = await read_json(request, _CHANGE)
+    user_id, description = request[PRINCIPAL].user_id, change.description or ""
+    try:
+        await request.app[SECRETS].rename_custom_secret(user_id, name, change.name, description)
+    except Conflict as exc:
+        raise BadRequest(exc.message) from exc
+    return json_response(Edited(message="Secret updated successfully"))
+
+
+@ROUTES.add("DELETE", f"{PREFIX}/{{secret_id}}", scope=Scope.RUN, answer=Edited)
+async def delete_secret(request: web.Request) -> web.Response:
+    """Forget a secret.
+
+    What asks for it from now on does not get it, running conversations included.
+    """
+    name = path_text(request, "secret_id")
+    if not await request.app[SECRETS].delete_custom_secret(request[PRINCIPAL].user_id, name):
+        raise NotFound(f"Secret with ID {name} not found")
+    return json_response(Edited(message="Secret deleted successfully"))
 
 
 def _page(found: dict[str, str | None], query: SecretQuery) -> Page[SecretInfo]:
@@ -215,77 +255,3 @@ def _changes(
         tokens = to_token_patches(body.provider_tokens)
     problems.refuse()
     return patch, tokens
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path=f"{PREFIX}/search",
-        handler=search_secrets,
-        scope=Scope.READ,
-        rank="P2",
-        summary="List your secrets by name",
-        query=SecretQuery,
-        answer=Page[SecretInfo],
-        example=Example(query={"name__contains": "TOKEN", "limit": 10}),
-    ),
-    Route(
-        method="POST",
-        path=PREFIX,
-        handler=post_secret,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Keep a secret",
-        body=NewSecret,
-        answer=Edited,
-        status=HTTPStatus.CREATED,
-        example=Example(
-            body={
-                "name": "DEPLOY_KEY",
-                "value": "not so secret",
-                "description": "For the staging host",
-            }
-        ),
-    ),
-    Route(
-        method="POST",
-        path=f"{PREFIX}/git-providers",
-        handler=post_git_providers,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Keep tokens of git providers",
-        body=GitProviders,
-        answer=GitProvidersStored,
-        example=Example(body={"provider_tokens": {"github": {"token": "an access token"}}}),
-    ),
-    Route(
-        method="DELETE",
-        path=f"{PREFIX}/git-providers",
-        handler=delete_git_providers,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Forget all tokens of git providers",
-        answer=Edited,
-    ),
-    Route(
-        method="PUT",
-        path=f"{PREFIX}/{{secret_id}}",
-        handler=put_secret,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Rename or describe a secret",
-        body=SecretChange,
-        answer=Edited,
-        errors=(BadRequest,),
-        example=Example(body={"name": "API_TOKEN", "description": "Of the issue tracker"}),
-    ),
-    Route(
-        method="DELETE",
-        path=f"{PREFIX}/{{secret_id}}",
-        handler=delete_secret,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Forget a secret",
-        answer=Edited,
-    ),
-)

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from agentsvc.base import BadRequest, NotAllowed, ShownSecret, dashed
 from agentsvc.http.keys import PRINCIPAL, SERVICE_KEYS
-from agentsvc.http.routes import SERVICE_HEADER, Example, Route, Scope
+from agentsvc.http.routes import SERVICE_HEADER, Example, Routes, Scope
 from agentsvc.http.wire import json_response, path_id, read_json
 
 PREFIX: Final = "/api/service/users"
@@ -36,9 +36,22 @@ class ServiceKeyInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 _ORDER = msgspec.json.Decoder(ServiceKeyOrder)
 
+ROUTES: Final = Routes()
 
+
+@ROUTES.add(
+    "POST",
+    f"{PREFIX}/{{user_id}}/orgs/{{org_id}}/api-keys",
+    path_types={"user_id": UUID},
+    scope=Scope.ADMIN,
+    key_header=SERVICE_HEADER,
+    body=ServiceKeyOrder,
+    answer=ServiceKeyInfo,
+    errors=(BadRequest,),
+    example=Example(body={"name": "automation"}),
+)
 async def post_key(request: web.Request) -> web.Response:
-    """POST /api/service/users/{user_id}/orgs/{org_id}/api-keys.
+    """Return a key of a user, for a service that acts for users.
 
     The same key each time, until the user revokes it; then another one. It ends with the service's own
     key, which is one of the scope `service` in `X-Service-API-Key`.
@@ -52,21 +65,3 @@ async def post_key(request: web.Request) -> web.Response:
     return json_response(
         ServiceKeyInfo(key=key.reveal(), user_id=shown, org_id=shown, name=order.name)
     )
-
-
-ROUTES: Final = (
-    Route(
-        method="POST",
-        path=f"{PREFIX}/{{user_id}}/orgs/{{org_id}}/api-keys",
-        path_types={"user_id": UUID},
-        handler=post_key,
-        scope=Scope.ADMIN,
-        key_header=SERVICE_HEADER,
-        rank="P3",
-        summary="Return a key of a user, for a service that acts for users",
-        body=ServiceKeyOrder,
-        answer=ServiceKeyInfo,
-        errors=(BadRequest,),
-        example=Example(body={"name": "automation"}),
-    ),
-)

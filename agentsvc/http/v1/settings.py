@@ -6,7 +6,7 @@ from aiohttp import web
 
 from agentsvc.base import BadRequest, NotFound
 from agentsvc.http.keys import CONFIG, MODEL_HOSTS, PRINCIPAL, SECRETS, SETTINGS
-from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.routes import Example, Routes, Scope
 from agentsvc.http.v1.settings_schema import AGENT_SCHEMA, CONVERSATION_SCHEMA, Schema
 from agentsvc.http.v1.types_settings import (
     SETTINGS_BODY,
@@ -23,9 +23,12 @@ from agentsvc.settings import Settings, llm_of
 
 PREFIX: Final = "/api/v1/settings"
 
+ROUTES: Final = Routes()
 
+
+@ROUTES.add("GET", PREFIX, scope=Scope.READ, answer=SettingsView, errors=(NotFound,))
 async def get_settings(request: web.Request) -> web.Response:
-    """GET /settings.
+    """Return settings.
 
     Settings in both shapes: nested as V1 has them, and flat as V0 had. Not found (404) before they
     are saved for the first time. Secrets are never shown.
@@ -38,8 +41,17 @@ async def get_settings(request: web.Request) -> web.Response:
     return json_response(from_settings(settings, hosts))
 
 
+@ROUTES.add(
+    "POST",
+    PREFIX,
+    scope=Scope.RUN,
+    body=SettingsBody,
+    answer=SettingsStored,
+    errors=(BadRequest,),
+    example=Example(body={"language": "en", "agent_settings_diff": {"llm": {"temperature": 0.2}}}),
+)
 async def post_settings(request: web.Request) -> web.Response:
-    """POST /settings.
+    """Change settings: they are merged with what is stored.
 
     It merges: what is not sent stays. Null puts a field back to its default, but leaves
     `llm_model`, `llm_base_url` and the three keys alone, which an empty text clears. Where a value
@@ -55,8 +67,9 @@ async def post_settings(request: web.Request) -> web.Response:
     return json_response(SettingsStored())
 
 
+@ROUTES.add("POST", f"{PREFIX}/test-model", scope=Scope.RUN, answer=Checked)
 async def post_test_model(request: web.Request) -> web.Response:
-    """POST /settings/test-model.
+    """Ask the stored language model once, and tell whether it answers.
 
     It costs a few tokens. The answer is 200 also where the model does not answer: `outcome` tells.
     """
@@ -66,8 +79,9 @@ async def post_test_model(request: web.Request) -> web.Response:
     return json_response(found)
 
 
+@ROUTES.add("GET", f"{PREFIX}/agent-schema", scope=Scope.READ, answer=Schema)
 async def get_agent_schema(_request: web.Request) -> web.Response:
-    """GET /settings/agent-schema.
+    """Describe the settings of the agent, for pages that show them.
 
     Sections and fields of `agent_settings`, with labels, types, defaults and choices, from which a
     page can be made.
@@ -75,65 +89,11 @@ async def get_agent_schema(_request: web.Request) -> web.Response:
     return json_response(AGENT_SCHEMA)
 
 
+@ROUTES.add("GET", f"{PREFIX}/conversation-schema", scope=Scope.READ, answer=Schema)
 async def get_conversation_schema(_request: web.Request) -> web.Response:
-    """GET /settings/conversation-schema.
+    """Describe the settings of conversations, for pages that show them.
 
     Sections and fields of `conversation_settings`, with labels, types, defaults and choices, from
     which a page can be made.
     """
     return json_response(CONVERSATION_SCHEMA)
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path=PREFIX,
-        handler=get_settings,
-        scope=Scope.READ,
-        rank="P1",
-        summary="Return settings",
-        answer=SettingsView,
-        errors=(NotFound,),
-    ),
-    Route(
-        method="POST",
-        path=PREFIX,
-        handler=post_settings,
-        scope=Scope.RUN,
-        rank="P1",
-        summary="Change settings: they are merged with what is stored",
-        body=SettingsBody,
-        answer=SettingsStored,
-        errors=(BadRequest,),
-        example=Example(
-            body={"language": "en", "agent_settings_diff": {"llm": {"temperature": 0.2}}}
-        ),
-    ),
-    Route(
-        method="POST",
-        path=f"{PREFIX}/test-model",
-        handler=post_test_model,
-        scope=Scope.RUN,
-        rank="P3",
-        summary="Ask the stored language model once, and tell whether it answers",
-        answer=Checked,
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/agent-schema",
-        handler=get_agent_schema,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Describe the settings of the agent, for pages that show them",
-        answer=Schema,
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/conversation-schema",
-        handler=get_conversation_schema,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Describe the settings of conversations, for pages that show them",
-        answer=Schema,
-    ),
-)

@@ -8,7 +8,7 @@ from aiohttp import web
 from agentsvc.base import AgentRefused, AgentUnavailable, BadRequest, decode_cursor
 from agentsvc.conversations import UserSkill
 from agentsvc.http.keys import LIVE_SETTINGS, PRINCIPAL
-from agentsvc.http.routes import OF_AGENTS, Example, Route, Scope
+from agentsvc.http.routes import OF_AGENTS, Example, Routes, Scope
 from agentsvc.http.wire import (
     SUCCESS,
     Page,
@@ -53,9 +53,20 @@ class SwitchAcpModel(msgspec.Struct, frozen=True, kw_only=True):
 _SWITCH_ACP: Final = msgspec.json.Decoder(SwitchAcpModel)
 _SWITCH: Final = msgspec.json.Decoder(SwitchProfile)
 
+ROUTES: Final = Routes()
 
+
+@ROUTES.add(
+    "GET",
+    "/api/v1/skills/search",
+    scope=Scope.READ,
+    query=PageQuery,
+    answer=Page[SkillInfo],
+    errors=(AgentRefused, AgentUnavailable),
+    example=Example(query={"limit": 10}),
+)
 async def search_skills(request: web.Request) -> web.Response:
-    """GET /skills/search.
+    """List the skills that belong to no project, as a running sandbox sees them.
 
     Sorted by name. An agent server has to tell, so there are none while no sandbox of the user
     runs.
@@ -65,8 +76,17 @@ async def search_skills(request: web.Request) -> web.Response:
     return json_response(_page(skills, query))
 
 
+@ROUTES.add(
+    "POST",
+    "/api/v1/app-conversations/{conversation_id}/switch_profile",
+    scope=Scope.RUN,
+    body=SwitchProfile,
+    answer=Success,
+    errors=OF_AGENTS,
+    example=Example(body={"profile_name": "fast"}),
+)
 async def post_switch_profile(request: web.Request) -> web.Response:
-    """POST /app-conversations/{conversation_id}/switch_profile.
+    """Let a conversation go on with a saved language model.
 
     From its next step on. The settings stay as they are. Refused (409) while the sandbox does not
     run.
@@ -78,8 +98,17 @@ async def post_switch_profile(request: web.Request) -> web.Response:
     return json_response(SUCCESS)
 
 
+@ROUTES.add(
+    "POST",
+    "/api/v1/app-conversations/{conversation_id}/switch_acp_model",
+    scope=Scope.RUN,
+    body=SwitchAcpModel,
+    answer=Success,
+    errors=(BadRequest, *OF_AGENTS),
+    example=Example(body={"model": "default"}),
+)
 async def post_switch_acp_model(request: web.Request) -> web.Response:
-    """POST /app-conversations/{conversation_id}/switch_acp_model.
+    """Let another agent go on with another of its models.
 
     For a conversation whose agent is of the kind `acp`, from its next turn on. Refused (409) while
     the sandbox does not run.
@@ -105,43 +134,3 @@ def _from_skill(skill: UserSkill) -> SkillInfo:
         source=skill.source or "",
         triggers=skill.triggers or None,
     )
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path="/api/v1/skills/search",
-        handler=search_skills,
-        scope=Scope.READ,
-        rank="P2",
-        summary="List the skills that belong to no project, as a running sandbox sees them",
-        query=PageQuery,
-        answer=Page[SkillInfo],
-        errors=(AgentRefused, AgentUnavailable),
-        example=Example(query={"limit": 10}),
-    ),
-    Route(
-        method="POST",
-        path="/api/v1/app-conversations/{conversation_id}/switch_profile",
-        handler=post_switch_profile,
-        scope=Scope.RUN,
-        rank="P2",
-        summary="Let a conversation go on with a saved language model",
-        body=SwitchProfile,
-        answer=Success,
-        errors=OF_AGENTS,
-        example=Example(body={"profile_name": "fast"}),
-    ),
-    Route(
-        method="POST",
-        path="/api/v1/app-conversations/{conversation_id}/switch_acp_model",
-        handler=post_switch_acp_model,
-        scope=Scope.RUN,
-        rank="P3",
-        summary="Let another agent go on with another of its models",
-        body=SwitchAcpModel,
-        answer=Success,
-        errors=(BadRequest, *OF_AGENTS),
-        example=Example(body={"model": "default"}),
-    ),
-)

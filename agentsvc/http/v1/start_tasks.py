@@ -6,7 +6,7 @@ from aiohttp import web
 
 from agentsvc.base import BadRequest
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
-from agentsvc.http.routes import EXAMPLE_ID, Example, Route, Scope
+from agentsvc.http.routes import EXAMPLE_ID, Example, Routes, Scope
 from agentsvc.http.urls import links_of
 from agentsvc.http.v1.types_sandboxes import check_ids
 from agentsvc.http.v1.types_start import (
@@ -20,9 +20,20 @@ from agentsvc.http.wire import Page, json_response, read_query
 
 PREFIX: Final = "/api/v1/app-conversations/start-tasks"
 
+ROUTES: Final = Routes()
 
+
+@ROUTES.add(
+    "GET",
+    PREFIX,
+    scope=Scope.READ,
+    query=StartTaskIds,
+    answer=list[StartTaskView | None],
+    errors=(BadRequest,),
+    example=Example(query={"ids": [EXAMPLE_ID]}),
+)
 async def get_start_tasks(request: web.Request) -> web.Response:
-    """GET /app-conversations/start-tasks.
+    """Get start tasks by id.
 
     A list of as many items as `ids`, in their order, null for each that is unknown.
     """
@@ -32,8 +43,16 @@ async def get_start_tasks(request: web.Request) -> web.Response:
     return json_response([from_start_task(task, links) if task else None for task in tasks])
 
 
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/search",
+    scope=Scope.READ,
+    query=StartTaskQuery,
+    answer=Page[StartTaskView],
+    example=Example(query={"limit": 10}),
+)
 async def search_start_tasks(request: web.Request) -> web.Response:
-    """GET /app-conversations/start-tasks/search.
+    """Search start tasks.
 
     Newest first unless `sort_order` says otherwise.
     """
@@ -51,8 +70,9 @@ async def search_start_tasks(request: web.Request) -> web.Response:
     )
 
 
+@ROUTES.add("GET", f"{PREFIX}/count", scope=Scope.READ, query=StartTaskFilter, answer=int)
 async def count_start_tasks(request: web.Request) -> web.Response:
-    """GET /app-conversations/start-tasks/count.
+    """Count start tasks.
 
     With the filters of the search.
     """
@@ -60,40 +80,3 @@ async def count_start_tasks(request: web.Request) -> web.Response:
     return json_response(
         await request.app[CONVERSATIONS].starts.count(request[PRINCIPAL].user_id, **wanted)
     )
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path=PREFIX,
-        handler=get_start_tasks,
-        scope=Scope.READ,
-        rank="P1",
-        summary="Get start tasks by id",
-        query=StartTaskIds,
-        answer=list[StartTaskView | None],
-        errors=(BadRequest,),
-        example=Example(query={"ids": [EXAMPLE_ID]}),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/search",
-        handler=search_start_tasks,
-        scope=Scope.READ,
-        rank="P1",
-        summary="Search start tasks",
-        query=StartTaskQuery,
-        answer=Page[StartTaskView],
-        example=Example(query={"limit": 10}),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/count",
-        handler=count_start_tasks,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Count start tasks",
-        query=StartTaskFilter,
-        answer=int,
-    ),
-)

@@ -20,7 +20,7 @@ from agentsvc.conversations import (
 )
 from agentsvc.http.following import Follow, Item, Items, Message
 from agentsvc.http.keys import PRINCIPAL, SDK_VERSION, STREAMS
-from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.routes import Example, Routes, Scope
 from agentsvc.http.sdk_versions import Reader, reader_of
 from agentsvc.http.streaming import DELETED, EVENT_STREAM, resync, serve
 from agentsvc.http.urls import Links, links_of
@@ -47,8 +47,24 @@ class Resumption(msgspec.Struct, frozen=True, kw_only=True):
     """Begin with so many of the last events; left out: with the first one. `after` wins over it"""
 
 
+ROUTES: Final = Routes()
+
+
+@ROUTES.add(
+    "GET",
+    "/api/v1/conversation/{conversation_id}/events/stream",
+    scope=Scope.READ,
+    query=Resumption,
+    answer=str,
+    media=EVENT_STREAM,
+    errors=(BadRequest, NotFound, CapacityExceeded),
+    example=Example(query={"after": 0}),
+    is_stream=True,
+    message=OfConversation,
+    takes_query_key=True,
+)
 async def stream_events(request: web.Request) -> web.StreamResponse:
-    """GET /conversation/{conversation_id}/events/stream.
+    """Follow the events of a conversation, as server-sent events or over a WebSocket.
 
     First what is stored, then what happens, to the end of the conversation, of the key or of the
     server. Server-sent events, or a WebSocket if the client asks for one. A client that connects
@@ -68,8 +84,19 @@ async def stream_events(request: web.Request) -> web.StreamResponse:
     return await serve(request, find)
 
 
+@ROUTES.add(
+    "GET",
+    "/api/v1/events/stream",
+    scope=Scope.READ,
+    answer=str,
+    media=EVENT_STREAM,
+    errors=(BadRequest, CapacityExceeded),
+    is_stream=True,
+    message=OfUser,
+    takes_query_key=True,
+)
 async def stream_changes(request: web.Request) -> web.StreamResponse:
-    """GET /events/stream.
+    """Follow what changes of the user's, as server-sent events or over a WebSocket.
 
     Conversations, start tasks and sandboxes of the user, each as the operations show it, whenever
     it changes or is deleted. Nothing is told of the past: list them when `ready` has come, and
@@ -168,37 +195,3 @@ def _from_change(change: Change, links: Links) -> Message:
         case _:
             assert_never(change.value)
     return Message(type=str(change.subject), data=encode(shown))
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path="/api/v1/conversation/{conversation_id}/events/stream",
-        handler=stream_events,
-        scope=Scope.READ,
-        rank="P1",
-        summary="Follow the events of a conversation, as server-sent events or over a WebSocket",
-        query=Resumption,
-        answer=str,
-        media=EVENT_STREAM,
-        errors=(BadRequest, NotFound, CapacityExceeded),
-        example=Example(query={"after": 0}),
-        is_stream=True,
-        message=OfConversation,
-        takes_query_key=True,
-    ),
-    Route(
-        method="GET",
-        path="/api/v1/events/stream",
-        handler=stream_changes,
-        scope=Scope.READ,
-        rank="P1",
-        summary="Follow what changes of the user's, as server-sent events or over a WebSocket",
-        answer=str,
-        media=EVENT_STREAM,
-        errors=(BadRequest, CapacityExceeded),
-        is_stream=True,
-        message=OfUser,
-        takes_query_key=True,
-    ),
-)

@@ -9,7 +9,7 @@ from agentsvc.base import NotAllowed, NotAuthenticated
 from agentsvc.domain import Provider
 from agentsvc.git import GitAccount
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SANDBOXES, SETTINGS
-from agentsvc.http.routes import OF_GIT_PROVIDERS, READS_ONLY, Route, Scope
+from agentsvc.http.routes import OF_GIT_PROVIDERS, READS_ONLY, Routes, Scope
 from agentsvc.http.v1.types_settings import Expose, UserView, from_user
 from agentsvc.http.wire import json_response, read_query
 
@@ -42,8 +42,14 @@ class GitOrganizations(msgspec.Struct, frozen=True, kw_only=True):
     """Their names"""
 
 
+ROUTES: Final = Routes()
+
+
+@ROUTES.add(
+    "GET", f"{PREFIX}/me", scope=Scope.READ, query=Expose, answer=UserView, errors=(NotAllowed,)
+)
 async def get_me(request: web.Request) -> web.Response:
-    """GET /users/me.
+    """Return yourself with your settings.
 
     The same as the settings, with who one is. Secrets are shown only to somebody who asks for them
     and also has the key of a running sandbox of the user.
@@ -56,8 +62,11 @@ async def get_me(request: web.Request) -> web.Response:
     return json_response(from_user(user, settings, is_revealed=is_revealed))
 
 
+@ROUTES.add(
+    "GET", f"{PREFIX}/git-info", scope=Scope.READ, answer=UserGitInfo, errors=OF_GIT_PROVIDERS
+)
 async def get_git_info(request: web.Request) -> web.Response:
-    """GET /users/git-info.
+    """Return who you are at your git provider.
 
     At the first provider that knows the user's token.
     """
@@ -65,8 +74,15 @@ async def get_git_info(request: web.Request) -> web.Response:
     return json_response(_from_account(account))
 
 
+@ROUTES.add(
+    "GET",
+    f"{PREFIX}/git-organizations",
+    scope=Scope.READ,
+    answer=GitOrganizations,
+    errors=OF_GIT_PROVIDERS,
+)
 async def get_git_organizations(request: web.Request) -> web.Response:
-    """GET /users/git-organizations.
+    """List your organizations, groups or workspaces at your git provider.
 
     At the first provider that knows the user's token.
     """
@@ -88,38 +104,3 @@ async def _require_sandbox(request: web.Request) -> None:
 
 def _from_account(account: GitAccount) -> UserGitInfo:
     return UserGitInfo(**msgspec.structs.asdict(account))
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path=f"{PREFIX}/me",
-        handler=get_me,
-        scope=Scope.READ,
-        rank="P1",
-        summary="Return yourself with your settings",
-        query=Expose,
-        answer=UserView,
-        errors=(NotAllowed,),
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/git-info",
-        handler=get_git_info,
-        scope=Scope.READ,
-        rank="P2",
-        summary="Return who you are at your git provider",
-        answer=UserGitInfo,
-        errors=OF_GIT_PROVIDERS,
-    ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/git-organizations",
-        handler=get_git_organizations,
-        scope=Scope.READ,
-        rank="P3",
-        summary="List your organizations, groups or workspaces at your git provider",
-        answer=GitOrganizations,
-        errors=OF_GIT_PROVIDERS,
-    ),
-)

@@ -8,7 +8,7 @@ from aiohttp import web
 from agentsvc.base import to_stored
 from agentsvc.domain import Provider
 from agentsvc.http.middleware.pipeline import ACTIVITY
-from agentsvc.http.routes import Route, Scope
+from agentsvc.http.routes import Routes, Scope
 from agentsvc.http.wire import Time, json_response
 
 
@@ -122,8 +122,12 @@ class AgentProfiles(msgspec.Struct, frozen=True, kw_only=True):
     """Always null"""
 
 
+ROUTES: Final = Routes()
+
+
+@ROUTES.add("GET", "/api/v1/web-client/config", scope=Scope.OPEN, answer=WebClientConfig)
 async def get_config(request: web.Request) -> web.Response:
-    """GET /web-client/config.
+    """Say what a front end should show.
 
     What published front ends ask for at page load, before they have a key.
     """
@@ -131,31 +135,10 @@ async def get_config(request: web.Request) -> web.Response:
     return json_response(WebClientConfig(updated_at=started_at))
 
 
+@ROUTES.add("GET", "/api/agent-profiles", scope=Scope.READ, answer=AgentProfiles)
 async def get_agent_profiles(_request: web.Request) -> web.Response:
-    """GET /api/agent-profiles.
+    """List the saved agents: there are none, the settings say what an agent is.
 
     For front ends that ask for them; the list is always empty.
     """
     return json_response(AgentProfiles())
-
-
-ROUTES: Final = (
-    Route(
-        method="GET",
-        path="/api/v1/web-client/config",
-        handler=get_config,
-        scope=Scope.OPEN,
-        rank="P1",
-        summary="Say what a front end should show",
-        answer=WebClientConfig,
-    ),
-    Route(
-        method="GET",
-        path="/api/agent-profiles",
-        handler=get_agent_profiles,
-        scope=Scope.READ,
-        rank="P3",
-        summary="List the saved agents: there are none, the settings say what an agent is",
-        answer=AgentProfiles,
-    ),
-)
