@@ -14,7 +14,7 @@ import msgspec
 from agentsvc.accounts.keys import Principal
 from agentsvc.accounts.users import get_user
 from agentsvc.base import MAX_INT, CapacityExceeded, decode_cursor, encode_cursor, values
-from agentsvc.storage import Database, Queryable, Row, Transaction
+from agentsvc.storage import Database, Queryable, Row, Transaction, record_of
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class AuditLog:
         """Return a page of entries, newest first, and the id of the next page."""
         (before,) = (MAX_INT,) if page_id is None else decode_cursor(page_id, int)
         rows = await AuditTable.search(self._db, query, before, limit + 1)
-        found = [_from_row(row) for row in rows[:limit]]
+        found = [record_of(row, Entry) for row in rows[:limit]]
         return found, encode_cursor(found[-1].number) if len(rows) > limit else None
 
     async def keep_to_age(self, age: timedelta) -> None:
@@ -138,21 +138,6 @@ async def note_by_server(tx: Transaction, user_id: str, action: str, subject: st
         request_id="",
     )
     await AuditTable.insert(tx, entry)
-
-
-def _from_row(row: Row) -> Entry:
-    return Entry(
-        number=row["number"],
-        at=values.from_stored(row["at"]),
-        user_id=row["user_id"],
-        user_name=row["user_name"],
-        key_id=row["key_id"],
-        action=row["action"],
-        subject=row["subject"],
-        status=row["status"],
-        address=row["address"],
-        request_id=row["request_id"],
-    )
 
 
 class AuditTable:

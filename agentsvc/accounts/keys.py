@@ -24,7 +24,7 @@ from agentsvc.base import (
     Secret,
     values,
 )
-from agentsvc.storage import Database, Queryable, Row, Transaction, note_effect
+from agentsvc.storage import Database, Queryable, Row, Transaction, note_effect, record_of
 
 log = logging.getLogger(__name__)
 
@@ -252,16 +252,16 @@ class KeyRing:
         row = await KeyTable.find_by_id(self._db, key_id)
         if row is None:
             raise NotFound("no such key")
-        return _from_row(row, row["user_name"])
+        return record_of(row, ApiKey)
 
     async def list_keys_of(self, user_id: str) -> list[ApiKey]:
         """Return the keys of a user that are not revoked, in the order they were made."""
         rows = await KeyTable.list_of_user(self._db, user_id)
-        return [_from_row(row, row["user_name"]) for row in rows]
+        return [record_of(row, ApiKey) for row in rows]
 
     async def list_keys(self) -> list[ApiKey]:
         """Return every key, revoked ones too, in the order they were made."""
-        return [_from_row(row, row["user_name"]) for row in await KeyTable.list_all(self._db)]
+        return [record_of(row, ApiKey) for row in await KeyTable.list_all(self._db)]
 
     async def has_keys(self) -> bool:
         """Tell whether a key was ever issued; a revoked one counts."""
@@ -325,7 +325,7 @@ async def insert_key(
     )
     if row is None:
         raise Conflict("this key exists already")
-    return _from_row(row, user_name)
+    return record_of(row, ApiKey, user_name=user_name)
 
 
 def _is_valid(row: Row) -> bool:
@@ -335,14 +335,8 @@ def _is_valid(row: Row) -> bool:
 
 
 def _to_principal(row: Row) -> Principal:
-    return Principal(
-        user_id=row["user_id"],
-        user_name=row["user_name"],
-        role=Role(row["role"]),
-        key_id=row["id"],
-        scope=KeyScope(row["scope"]),
-        is_service=row["made_with"] is not None,
-    )
+    is_service = row["made_with"] is not None
+    return record_of(row, Principal, key_id=row["id"], is_service=is_service)
 
 
 def check_name(name: str) -> None:
@@ -358,22 +352,6 @@ def _checked(key: Secret) -> Secret:
     if not text.isascii() or not text.isprintable() or " " in text:
         raise BadRequest("a key consists of printable ASCII characters without blanks")
     return key
-
-
-def _from_row(row: Row, user_name: str) -> ApiKey:
-    return ApiKey(
-        id=row["id"],
-        user_id=row["user_id"],
-        user_name=user_name,
-        name=row["name"],
-        scope=KeyScope(row["scope"]),
-        prefix=row["prefix"],
-        created_at=values.from_stored(row["created_at"]),
-        last_used_at=values.moment_or_none(row["last_used_at"]),
-        not_before=values.moment_or_none(row["not_before"]),
-        expires_at=values.moment_or_none(row["expires_at"]),
-        revoked_at=values.moment_or_none(row["revoked_at"]),
-    )
 
 
 class UserTable:

@@ -13,9 +13,9 @@ from typing import Final
 import msgspec
 
 from agentsvc.accounts.device_logins import AttemptLimit
-from agentsvc.accounts.keys import USE_IS_NOTED_EVERY, KeyRing, KeyScope, Principal, Role
+from agentsvc.accounts.keys import USE_IS_NOTED_EVERY, KeyRing, Principal
 from agentsvc.base import CapacityExceeded, NotAuthenticated, NotFound, Secret, values
-from agentsvc.storage import Database, Queryable, Row, Transaction
+from agentsvc.storage import Database, Queryable, Row, Transaction, record_of
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class Logins:
 
     async def list_of(self, user_id: str) -> list[Login]:
         """Return the logins of a user that are good, in the order they began."""
-        return [_to_login(row) for row in await LoginTable.of_user(self._db, user_id)]
+        return [record_of(row, Login) for row in await LoginTable.of_user(self._db, user_id)]
 
     async def end(self, user_id: str, login_id: str) -> None:
         """End a login of a user; raises NotFound if there is none."""
@@ -336,25 +336,7 @@ def _new_token() -> LoginToken:
 
 
 def _to_principal(row: Row) -> Principal:
-    return Principal(
-        user_id=row["user_id"],
-        user_name=row["user_name"],
-        role=Role(row["role"]),
-        key_id=row["key_id"],
-        scope=KeyScope(row["scope"]),
-        login_id=row["id"],
-    )
-
-
-def _to_login(row: Row) -> Login:
-    return Login(
-        id=row["id"],
-        key_id=row["key_id"],
-        client=row["client"],
-        created_at=values.from_stored(row["created_at"]),
-        last_used_at=values.from_stored(row["last_used_at"]),
-        expires_at=values.from_stored(row["expires_at"]),
-    )
+    return record_of(row, Principal, key_id=row["key_id"], login_id=row["id"])
 
 
 def _now() -> str:

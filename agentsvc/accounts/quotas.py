@@ -175,7 +175,7 @@ def next_month(moment: datetime) -> datetime:
 
 async def _find(reader: Queryable, user_id: str) -> Quotas:
     row = await QuotaTable.find(reader, user_id)
-    return Quotas() if row is None else Quotas(**{name: row[name] for name in row.keys()})  # noqa: SIM118  # a row is no mapping
+    return Quotas() if row is None else Quotas(**row)
 
 
 async def _spent(reader: Queryable, user_id: str, moment: datetime) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from agentsvc.accounts.keys import Role, check_name
 from agentsvc.base import Conflict, NotFound, values
-from agentsvc.storage import Database, Queryable, Row, Transaction, note_effect
+from agentsvc.storage import Database, Queryable, Row, Transaction, note_effect, record_of, row_of
 
 _SELECT: Final = "SELECT id, name, role, created_at, blocked_at, leaving_at FROM users"
 
@@ -49,7 +49,7 @@ class Users:
 
     async def list_all(self) -> list[User]:
         """Return all users by their names."""
-        return [_from_row(row) for row in await AccountTable.list_all(self._db)]
+        return [record_of(row, User) for row in await AccountTable.list_all(self._db)]
 
     async def get(self, user_id: str) -> User:
         """Return a user; raises NotFound."""
@@ -60,7 +60,7 @@ class Users:
         row = await AccountTable.find_named(self._db, name)
         if row is None:
             raise NotFound(f"there is no user `{name}`")
-        return _from_row(row)
+        return record_of(row, User)
 
     async def create(self, name: str, role: Role) -> User:
         """Add a user; raises BadRequest for what is no name, Conflict for one that is taken."""
@@ -126,34 +126,13 @@ async def get_user(source: Queryable, user_id: str) -> User:
     row = await AccountTable.find(source, user_id)
     if row is None:
         raise NotFound("no such user")
-    return _from_row(row)
+    return record_of(row, User)
 
 
 async def _check_free(tx: Transaction, user: User) -> None:
     named = await AccountTable.find_named(tx, user.name)
     if named is not None and named["id"] != user.id:
         raise Conflict(f"a user of this name exists already: {user.name}")
-
-
-def _from_row(row: Row) -> User:
-    return User(
-        id=row["id"],
-        name=row["name"],
-        role=Role(row["role"]),
-        created_at=values.from_stored(row["created_at"]),
-        blocked_at=values.moment_or_none(row["blocked_at"]),
-        leaving_at=values.moment_or_none(row["leaving_at"]),
-    )
-
-
-def _to_row(user: User) -> dict[str, str | None]:
-    return {
-        "id": user.id,
-        "name": user.name,
-        "role": user.role,
-        "created_at": values.to_stored(user.created_at),
-        "blocked_at": values.stored_or_none(user.blocked_at),
-    }
 
 
 class AccountTable:
@@ -187,7 +166,7 @@ class AccountTable:
             INSERT INTO users (id, name, role, created_at, blocked_at)
             VALUES (:id, :name, :role, :created_at, :blocked_at)
         """
-        return await tx.run(sql, _to_row(user))
+        return await tx.run(sql, row_of(user))
 
     @staticmethod
     async def update(tx: Transaction, user: User) -> int:
@@ -197,5 +176,5 @@ class AccountTable:
             SET name = :name, role = :role, blocked_at = :blocked_at
             WHERE id = :id
         """
-        row = _to_row(user)
+        row = row_of(user)
         return await tx.run(sql, {name: row[name] for name in ("id", "name", "role", "blocked_at")})

@@ -6,9 +6,9 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base import now, to_stored
+from agentsvc.base import now
 from agentsvc.domain import Message
-from agentsvc.storage import Queryable, Row, Transaction
+from agentsvc.storage import Queryable, Row, Transaction, record_of, row_of
 
 
 class PendingKind(StrEnum):
@@ -100,18 +100,8 @@ class PendingTable:
                  :created_at)
             ON CONFLICT (id) DO NOTHING
         """
-        row = {
-            "id": pending.id,
-            "conversation_id": pending.conversation_id,
-            "kind": pending.kind,
-            "message": _encode(pending.message),
-            "run": pending.run,
-            "about": _encode(pending.about).decode(),
-            "last_event": pending.last_event,
-            "said_before": pending.said_before,
-            "created_at": to_stored(now()),
-        }
-        await tx.run(sql, row)
+        message, about = _encode(pending.message), _encode(pending.about).decode()
+        await tx.run(sql, row_of(pending, message=message, about=about, created_at=now()))
 
     async def count(self, reader: Queryable, conversation_id: str, kinds: Sequence[str]) -> int:
         """Return how many of these kinds wait in a conversation."""
@@ -222,14 +212,6 @@ def _of(conversation_id: str, kinds: Sequence[str]) -> dict[str, str]:
 
 
 def _from_row(row: Row) -> Pending:
-    return Pending(
-        id=row["id"],
-        conversation_id=row["conversation_id"],
-        kind=PendingKind(row["kind"]),
-        message=_message.decode(row["message"]),
-        run=bool(row["run"]),
-        about=_about.decode(row["about"]),
-        last_event=row["last_event"],
-        said_before=row["said_before"] or 0,
-        is_tried=bool(row["is_tried"]),
-    )
+    message, about = _message.decode(row["message"]), _about.decode(row["about"])
+    said_before = row["said_before"] or 0
+    return record_of(row, Pending, message=message, about=about, said_before=said_before)

@@ -14,13 +14,11 @@ from agentsvc.conversations.model import (
     Facts,
     Generation,
     Metrics,
-    TitleSource,
 )
 from agentsvc.conversations.sorting import page_of
 from agentsvc.conversations.starting.grouping import Occupancy
-from agentsvc.domain import ExecutionStatus, Provider, Trigger
 from agentsvc.plugin import NOT_CALLING
-from agentsvc.storage import Database, Queryable, Row, Transaction, cut
+from agentsvc.storage import Database, Queryable, Row, Transaction, cut, record_of, row_of
 
 _SELECT: Final = """SELECT c.id, c.user_id, c.alias, c.sandbox_id, c.title, c.title_source,
     c.selected_repository, c.selected_branch, c.git_provider, c.trigger, c.pr_number, c.llm_model,
@@ -35,7 +33,7 @@ _SELECT: Final = """SELECT c.id, c.user_id, c.alias, c.sandbox_id, c.title, c.ti
     EXISTS (SELECT 1 FROM start_tasks AS t
       WHERE t.conversation_id = c.id AND t.generation = 'v0') AS is_v0,
     (SELECT count(*) FROM pending_messages AS m
-      WHERE m.conversation_id = c.id AND m.kind = 'message') AS queued,
+      WHERE m.conversation_id = c.id AND m.kind = 'message') AS queued_messages,
     EXISTS (SELECT 1 FROM pending_messages AS m
       WHERE m.conversation_id = c.id AND m.run) AS has_run_queued
     FROM conversations AS c"""
@@ -302,68 +300,27 @@ def _conditions(user_id: str, query: ConversationQuery) -> tuple[list[str], dict
 
 
 def _to_row(conversation: Conversation) -> dict[str, Any]:
-    return {
-        "id": conversation.id,
-        "user_id": conversation.user_id,
-        "alias": conversation.alias,
-        "sandbox_id": conversation.sandbox_id,
-        "title": conversation.title,
-        "title_source": conversation.title_source,
-        "selected_repository": conversation.selected_repository,
-        "selected_branch": conversation.selected_branch,
-        "git_provider": conversation.git_provider,
-        "trigger": conversation.trigger,
-        "pr_number": _encode(conversation.pr_number),
-        "llm_model": conversation.llm_model,
-        "agent_kind": conversation.agent_kind,
-        "metrics": _encode(conversation.metrics) if conversation.metrics else None,
-        "facts": _encode(conversation.facts),
-        "parent_id": conversation.parent_id,
-        "is_public": conversation.is_public,
-        "tags": _encode(conversation.tags),
-        "working_dir": conversation.working_dir,
-        "execution_status": conversation.execution_status,
-        "max_budget": conversation.max_budget,
-        "ready_at": to_stored(now()) if conversation.is_ready else None,
-        "created_at": to_stored(conversation.created_at),
-        "updated_at": to_stored(conversation.updated_at),
-    }
+    return row_of(
+        conversation,
+        pr_number=_encode(conversation.pr_number),
+        metrics=_encode(conversation.metrics) if conversation.metrics else None,
+        facts=_encode(conversation.facts),
+        tags=_encode(conversation.tags),
+        ready_at=now() if conversation.is_ready else None,
+    )
 
 
 @lru_cache(maxsize=_MOST_DECODED)
 def _from_row(row: Row) -> Conversation:
     """Return what a row says; most rows are read many times before they change."""
-    return Conversation(
-        id=row["id"],
-        user_id=row["user_id"],
-        alias=row["alias"],
-        sandbox_id=row["sandbox_id"],
-        title=row["title"],
-        title_source=TitleSource(row["title_source"]),
-        selected_repository=row["selected_repository"],
-        selected_branch=row["selected_branch"],
-        git_provider=Provider(row["git_provider"]) if row["git_provider"] else None,
-        trigger=Trigger(row["trigger"]) if row["trigger"] else None,
+    return record_of(
+        row,
+        Conversation,
         pr_number=_ints.decode(row["pr_number"]),
-        llm_model=row["llm_model"],
-        agent_kind=row["agent_kind"],
         metrics=_metrics.decode(row["metrics"]) if row["metrics"] else None,
         facts=_facts.decode(row["facts"]),
-        parent_id=row["parent_id"],
-        is_public=None if row["is_public"] is None else bool(row["is_public"]),
         tags=_tags.decode(row["tags"]),
-        working_dir=row["working_dir"],
-        execution_status=(
-            ExecutionStatus(row["execution_status"]) if row["execution_status"] else None
-        ),
-        max_budget=row["max_budget"],
         is_ready=row["ready_at"] is not None,
-        start_failed=bool(row["start_failed"]),
         generation=Generation.V0 if row["is_v0"] else Generation.V1,
-        start_detail=row["start_detail"],
         sub_ids=_strings.decode(row["sub_ids"]),
-        queued_messages=row["queued"],
-        has_run_queued=bool(row["has_run_queued"]),
-        created_at=from_stored(row["created_at"]),
-        updated_at=from_stored(row["updated_at"]),
     )

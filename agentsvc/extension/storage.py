@@ -10,6 +10,8 @@ from agentsvc.storage import (
     cut,
     note_effect,
     read_foreign,
+    record_of,
+    row_of,
 )
 
 __all__ = [
@@ -22,4 +24,6 @@ __all__ = [
     "note_by_server",
     "note_effect",
     "read_foreign",
+    "record_of",
+    "row_of",
 ]

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base import Secret, from_stored, now, sha256, to_stored
-from agentsvc.plugin import Cause, Endpoint, Handle, Isolation, PausedAs, Phase, Report, Spec
+from agentsvc.base import Secret, now, sha256, to_stored
+from agentsvc.plugin import Endpoint, Handle, Phase, Report, Spec
 from agentsvc.sandboxes.state import Sandbox, SandboxSummary, Target
-from agentsvc.storage import Database, Page, Queryable, Row, Transaction, Vault
+from agentsvc.storage import Database, Page, Queryable, Row, Transaction, Vault, record_of, row_of
 
 _SELECT: Final = """SELECT id, user_id, spec_id, spec, backend, target, phase, reason, exit_code, handle,
     endpoints, working_dir, facts, session_key_sealed, ready_by, created_at, updated_at,
@@ -334,52 +334,27 @@ class SandboxTable:
 
     def _to_row(self, sandbox: Sandbox) -> Mapping[str, Any]:
         key = sandbox.session_key.reveal()
-        return {
-            "id": sandbox.id,
-            "user_id": sandbox.user_id,
-            "spec_id": sandbox.spec_id,
-            "spec": _encode(sandbox.spec),
-            "backend": sandbox.backend,
-            "target": sandbox.target,
-            "phase": sandbox.phase,
-            "reason": sandbox.reason,
-            "exit_code": sandbox.exit_code,
-            "handle": _encode(sandbox.handle) if sandbox.handle else None,
-            "endpoints": _encode(sandbox.endpoints),
-            "working_dir": sandbox.working_dir,
-            "facts": _encode(sandbox.facts),
-            "session_key_sealed": self._vault.seal(key.encode(), _context(sandbox.id)),
-            "session_key_hash": sha256(key),
-            "ready_by": to_stored(sandbox.ready_by),
-            "created_at": to_stored(sandbox.created_at),
-            "updated_at": to_stored(sandbox.updated_at),
-        }
+        return row_of(
+            sandbox,
+            spec=_encode(sandbox.spec),
+            handle=_encode(sandbox.handle) if sandbox.handle else None,
+            endpoints=_encode(sandbox.endpoints),
+            facts=_encode(sandbox.facts),
+            session_key_sealed=self._vault.seal(key.encode(), _context(sandbox.id)),
+            session_key_hash=sha256(key),
+        )
 
     def _decode(self, row: Row) -> Sandbox:
         key = self._vault.unseal(row["session_key_sealed"], _context(row["id"]))
-        return Sandbox(
-            id=row["id"],
-            user_id=row["user_id"],
-            spec_id=row["spec_id"],
+        return record_of(
+            row,
+            Sandbox,
             spec=_spec.decode(row["spec"]),
-            backend=row["backend"],
-            target=Target(row["target"]),
-            phase=Phase(row["phase"]) if row["phase"] else None,
-            reason=row["reason"],
-            exit_code=row["exit_code"],
             handle=_handle.decode(row["handle"]) if row["handle"] else None,
             endpoints=_endpoints.decode(row["endpoints"]),
-            working_dir=row["working_dir"],
             facts=_facts.decode(row["facts"]),
             session_key=Secret(key.decode()),
-            ready_by=from_stored(row["ready_by"]),
-            created_at=from_stored(row["created_at"]),
-            updated_at=from_stored(row["updated_at"]),
-            isolation=Isolation(row["isolation"]) if row["isolation"] else None,
-            paused_as=PausedAs(row["paused_as"]) if row["paused_as"] else None,
-            cause=Cause(row["cause"]) if row["cause"] else None,
             enforced=_enforced.decode(row["enforced"]),
-            client_id=row["client_id"],
         )
 
 

@@ -21,6 +21,8 @@ from agentsvc.storage.installation import Installation as Installation
 from agentsvc.storage.installation import change_master_key as change_master_key
 from agentsvc.storage.paging import Page as Page
 from agentsvc.storage.paging import cut as cut
+from agentsvc.storage.records import record_of as record_of
+from agentsvc.storage.records import row_of as row_of
 from agentsvc.storage.request_effects import is_watched as is_watched
 from agentsvc.storage.request_effects import note_effect as note_effect
 from agentsvc.storage.request_effects import watched_by as watched_by

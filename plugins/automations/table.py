@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base import from_stored, moment_or_none, stored_or_none, to_stored
-from agentsvc.extension.storage import Queryable, Row, Transaction
+from agentsvc.base import moment_or_none, to_stored
+from agentsvc.extension.storage import Queryable, Row, Transaction, record_of, row_of
 
-from .model import Automation, Definition, Run, RunStatus, Source
+from .model import Automation, Definition, Run, RunStatus
 
 MIGRATIONS: Final = (
     """
@@ -333,7 +333,7 @@ class RunTable:
         """
         sealed_as = payload_context(run.automation_id)
         more = {"payload": payload, "payload_of": payload_of, "sealed_as": sealed_as}
-        return await tx.run(sql, {**_run_row(run), **more}) == 1
+        return await tx.run(sql, row_of(run, **more)) == 1
 
     @staticmethod
     async def change(tx: Transaction, run: Run, *, since: RunStatus) -> bool:
@@ -346,7 +346,7 @@ class RunTable:
             WHERE id = :id
               AND status = :since
         """
-        return await tx.run(sql, {**_run_row(run), "since": since}) == 1
+        return await tx.run(sql, row_of(run, since=since)) == 1
 
     @staticmethod
     async def drop_payload(tx: Transaction, run_id: str) -> None:
@@ -392,7 +392,7 @@ class RunTable:
     async def find(source: Queryable, run_id: str) -> Run | None:
         """Return a run, whoever owns it."""
         row = await source.one(_RUN + " WHERE r.id = :id", {"id": run_id})
-        return _to_run(row) if row else None
+        return record_of(row, Run) if row else None
 
     @staticmethod
     async def search(
@@ -408,7 +408,7 @@ class RunTable:
         """
         )
         params = {"automation_id": automation_id, "limit": limit, "offset": offset}
-        return [_to_run(row) for row in await source.all(sql, params)]
+        return [record_of(row, Run) for row in await source.all(sql, params)]
 
     @staticmethod
     async def counts(source: Queryable, automation_id: str) -> dict[RunStatus, int]:
@@ -429,7 +429,7 @@ class RunTable:
         Those that are queued behind a running one are left out.
         """
         params = {"now": to_stored(now), "limit": limit}
-        return [_to_run(row) for row in await source.all(_RUN + _STARTABLE, params)]
+        return [record_of(row, Run) for row in await source.all(_RUN + _STARTABLE, params)]
 
     @staticmethod
     async def next_at(source: Queryable, now: datetime) -> datetime | None:
@@ -450,7 +450,7 @@ class RunTable:
         if automation_id is not None:
             sql += " AND r.automation_id = :automation_id"
         rows = await source.all(sql, {"automation_id": automation_id})
-        return [_to_run(row) for row in rows]
+        return [record_of(row, Run) for row in rows]
 
     @staticmethod
     async def delete_old(tx: Transaction, before: datetime, limit: int) -> int:
@@ -478,7 +478,7 @@ class RunTable:
         """Return the running runs among those of some conversations."""
         params = {"ids": _json(ids)}
         rows = await source.all(_RUN + _OF_CONVERSATIONS, params)
-        return [_to_run(row) for row in rows]
+        return [record_of(row, Run) for row in rows]
 
 
 def _json(ids: Sequence[str]) -> str:
@@ -496,62 +496,11 @@ def payload_context(automation_id: str) -> str:
 
 
 def _to_row(automation: Automation) -> dict[str, Any]:
-    return {
-        **msgspec.structs.asdict(automation),
-        "definition": msgspec.json.encode(automation.definition).decode(),
-        "next_at": stored_or_none(automation.next_at),
-        "last_triggered_at": stored_or_none(automation.last_triggered_at),
-        "created_at": to_stored(automation.created_at),
-        "updated_at": to_stored(automation.updated_at),
-    }
+    return row_of(automation, definition=msgspec.json.encode(automation.definition).decode())
 
 
 def _to_automation(row: Row) -> Automation:
-    return Automation(
-        id=row["id"],
-        user_id=row["user_id"],
-        definition=_definition.decode(row["definition"]),
-        is_enabled=bool(row["is_enabled"]),
-        disabled_reason=row["disabled_reason"],
-        failures=row["failures"],
-        next_at=moment_or_none(row["next_at"]),
-        last_triggered_at=moment_or_none(row["last_triggered_at"]),
-        created_at=from_stored(row["created_at"]),
-        updated_at=from_stored(row["updated_at"]),
-    )
-
-
-def _run_row(run: Run) -> dict[str, Any]:
-    return {
-        **msgspec.structs.asdict(run),
-        "due_at": to_stored(run.due_at),
-        "created_at": to_stored(run.created_at),
-        "started_at": stored_or_none(run.started_at),
-        "timeout_at": stored_or_none(run.timeout_at),
-        "completed_at": stored_or_none(run.completed_at),
-    }
-
-
-def _to_run(row: Row) -> Run:
-    return Run(
-        number=row["number"],
-        id=row["id"],
-        automation_id=row["automation_id"],
-        user_id=row["user_id"],
-        key=row["key"],
-        source=Source(row["source"]),
-        status=RunStatus(row["status"]),
-        attempt=row["attempt"],
-        conversation_id=row["conversation_id"],
-        error_detail=row["error_detail"],
-        result=row["result"],
-        cost=row["cost"],
-        due_at=from_stored(row["due_at"]),
-        created_at=from_stored(row["created_at"]),
-        started_at=moment_or_none(row["started_at"]),
-        timeout_at=moment_or_none(row["timeout_at"]),
-        completed_at=moment_or_none(row["completed_at"]),
-    )
+    return record_of(row, Automation, definition=_definition.decode(row["definition"]))
 
 
 _definition = msgspec.json.Decoder(Definition)

@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.base import stored_or_none, to_stored
-from agentsvc.extension.storage import Queryable, Row, Transaction
+from agentsvc.extension.storage import Queryable, Row, Transaction, record_of, row_of
 
 from .host_events import HostEvent
 from .hosts import Kind
@@ -172,29 +172,8 @@ class PollTable:
 
 
 def _to_row(work: Work) -> dict[str, Any]:
-    told = msgspec.json.encode(work.told).decode()
-    return {**msgspec.structs.asdict(work), "told": told}
+    return row_of(work, told=msgspec.json.encode(work.told).decode())
 
 
 def _to_work(row: Row) -> Work:
-    return Work(
-        id=row["id"],
-        automation_id=row["automation_id"],
-        user_id=row["user_id"],
-        conversation_id=row["conversation_id"],
-        issue=row["issue"],
-        title=row["title"],
-        base=row["base"],
-        commit=row["commit"],
-        comment_id=row["comment_id"],
-        shown=row["shown"],
-        pull=row["pull"],
-        pull_url=row["pull_url"],
-        head=row["head"],
-        published=row["published"],
-        told=tuple(msgspec.json.decode(row["told"])),
-        repairs=row["repairs"],
-        is_open=bool(row["is_open"]),
-        is_pull=bool(row["is_pull"]),
-        is_answer=bool(row["is_answer"]),
-    )
+    return record_of(row, Work, told=tuple(msgspec.json.decode(row["told"])))

@@ -11,18 +11,15 @@ from agentsvc.base import (
     Conflict,
     InvalidRequest,
     NotFound,
-    from_stored,
-    moment_or_none,
     new_id,
     now,
     parse_uuid,
-    stored_or_none,
     to_stored,
 )
 from agentsvc.extension.history import ConversationView, EventQuery
 from agentsvc.extension.preferences import SecretStore, SettingsStore
 from agentsvc.extension.server import Server
-from agentsvc.extension.storage import Row, Transaction, note_effect
+from agentsvc.extension.storage import Row, Transaction, note_effect, record_of, row_of
 
 from .redaction import SHOWN_KINDS, Redaction, show
 from .settings import SharingConfig
@@ -211,20 +208,8 @@ _redactions = msgspec.json.Decoder(tuple[Redaction, ...])
 
 
 def _to_row(link: Link) -> dict[str, Any]:
-    return {
-        **msgspec.structs.asdict(link),
-        "redact": msgspec.json.encode(link.redact).decode(),
-        "created_at": to_stored(link.created_at),
-        "expires_at": stored_or_none(link.expires_at),
-    }
+    return row_of(link, redact=msgspec.json.encode(link.redact).decode())
 
 
 def _to_link(row: Row) -> Link:
-    return Link(
-        id=row["id"],
-        conversation_id=row["conversation_id"],
-        user_id=row["user_id"],
-        redact=_redactions.decode(row["redact"]),
-        created_at=from_stored(row["created_at"]),
-        expires_at=moment_or_none(row["expires_at"]),
-    )
+    return record_of(row, Link, redact=_redactions.decode(row["redact"]))

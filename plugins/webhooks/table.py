@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from agentsvc.base import from_stored, moment_or_none, stored_or_none, to_stored
-from agentsvc.extension.storage import Queryable, Row, Transaction
+from agentsvc.base import to_stored
+from agentsvc.extension.storage import Queryable, Row, Transaction, record_of, row_of
 
 from .model import Change, Delivery, DeliveryState, Subscription
 
@@ -142,7 +142,7 @@ class DeliveryTable:
     async def heads(source: Queryable, subscription_id: str, limit: int) -> list[Delivery]:
         """Return the first pending delivery of each lane, those that are due first."""
         rows = await source.all(_HEADS, {"subscription_id": subscription_id, "limit": limit})
-        return [_to_delivery(row) for row in rows]
+        return [record_of(row, Delivery) for row in rows]
 
     @staticmethod
     async def note(tx: Transaction, delivery: Delivery) -> int:
@@ -155,17 +155,7 @@ class DeliveryTable:
               AND id = :id
               AND state = 'pending'
         """
-        params = {
-            "number": delivery.number,
-            "id": delivery.id,
-            "state": delivery.state,
-            "attempts": delivery.attempts,
-            "status": delivery.status,
-            "reason": delivery.reason,
-            "due_at": to_stored(delivery.due_at),
-            "settled_at": stored_or_none(delivery.settled_at),
-        }
-        return await tx.run(sql, params)
+        return await tx.run(sql, row_of(delivery))
 
     @staticmethod
     async def give_up(tx: Transaction, failed: Delivery, cutoff: datetime, now: datetime) -> int:
@@ -207,7 +197,7 @@ class DeliveryTable:
         """Return a delivery of a subscription."""
         sql = _DELIVERY + " WHERE id = :id AND subscription_id = :subscription_id"
         row = await source.one(sql, {"id": delivery_id, "subscription_id": subscription_id})
-        return _to_delivery(row) if row else None
+        return record_of(row, Delivery) if row else None
 
     @staticmethod
     async def search(
@@ -229,7 +219,7 @@ class DeliveryTable:
             "before": before,
             "limit": limit,
         }
-        return [_to_delivery(row) for row in await source.all(sql, params)]
+        return [record_of(row, Delivery) for row in await source.all(sql, params)]
 
     @staticmethod
     async def has_settled(source: Queryable, before: datetime) -> bool:
@@ -289,15 +279,8 @@ _HEADS = """
 
 def _to_row(subscription: Subscription) -> Mapping[str, Any]:
     kinds = subscription.event_kinds
-    return {
-        **msgspec.structs.asdict(subscription),
-        "event_kinds": None if kinds is None else _to_json(kinds),
-        "changes": _to_json(subscription.changes),
-        "created_at": to_stored(subscription.created_at),
-        "updated_at": to_stored(subscription.updated_at),
-        "quiet_until": stored_or_none(subscription.quiet_until),
-        "former_until": stored_or_none(subscription.former_until),
-    }
+    shown = None if kinds is None else _to_json(kinds)
+    return row_of(subscription, event_kinds=shown, changes=_to_json(subscription.changes))
 
 
 def _to_json(items: tuple[str, ...]) -> str:
@@ -305,41 +288,9 @@ def _to_json(items: tuple[str, ...]) -> str:
 
 
 def _to_subscription(row: Row) -> Subscription:
-    kinds = row["event_kinds"]
-    return Subscription(
-        id=row["id"],
-        user_id=row["user_id"],
-        url=row["url"],
-        description=row["description"],
-        event_kinds=None if kinds is None else _kinds.decode(kinds),
-        changes=_changes.decode(row["changes"]),
-        is_enabled=bool(row["is_enabled"]),
-        created_at=from_stored(row["created_at"]),
-        updated_at=from_stored(row["updated_at"]),
-        disabled_reason=row["disabled_reason"],
-        quiet_until=moment_or_none(row["quiet_until"]),
-        former_until=moment_or_none(row["former_until"]),
-    )
-
-
-def _to_delivery(row: Row) -> Delivery:
-    return Delivery(
-        number=row["number"],
-        id=row["id"],
-        subscription_id=row["subscription_id"],
-        lane=row["lane"],
-        type=row["type"],
-        seq=row["seq"],
-        data=row["data"],
-        state=DeliveryState(row["state"]),
-        attempts=row["attempts"],
-        status=row["status"],
-        reason=row["reason"],
-        created_at=from_stored(row["created_at"]),
-        begun_at=from_stored(row["begun_at"]),
-        due_at=from_stored(row["due_at"]),
-        settled_at=moment_or_none(row["settled_at"]),
-    )
+    kinds = None if row["event_kinds"] is None else _kinds.decode(row["event_kinds"])
+    changes = _changes.decode(row["changes"])
+    return record_of(row, Subscription, event_kinds=kinds, changes=changes)
 
 
 _kinds = msgspec.json.Decoder(tuple[str, ...])

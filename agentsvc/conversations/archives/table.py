@@ -1,11 +1,11 @@
 """The SQL of archives: rows in, structs out. No logic."""
 
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
-from agentsvc.base import from_stored, to_stored
-from agentsvc.conversations.archives.model import Archive, ArchiveState, Rest
-from agentsvc.storage import Database, Page, Queryable, Row, Transaction
+from agentsvc.base import to_stored
+from agentsvc.conversations.archives.model import Archive, Rest
+from agentsvc.storage import Database, Page, Queryable, Transaction, record_of, row_of
 
 _SELECT: Final = """SELECT id, user_id, conversation_id, title, sandbox_id, working_dir, directory,
     state, reason, releases, size_bytes, unpacked_bytes, files, skipped, created_at, rest
@@ -30,7 +30,7 @@ class ArchiveTable:
             " created_at) VALUES (:id, :user_id, :conversation_id, :title, :sandbox_id,"
             " :working_dir, :directory, :state, :reason, :releases, :size_bytes,"
             " :unpacked_bytes, :files, :skipped, :created_at)",
-            _to_row(archive),
+            row_of(archive),
         )
 
     async def update(self, tx: Transaction, archive: Archive) -> None:
@@ -38,7 +38,7 @@ class ArchiveTable:
         await tx.run(
             "UPDATE archives SET state = :state, reason = :reason, size_bytes = :size_bytes,"
             " unpacked_bytes = :unpacked_bytes, files = :files, skipped = :skipped WHERE id = :id",
-            _to_row(archive),
+            row_of(archive),
         )
 
     async def set_rest(self, tx: Transaction, archive_id: str, rest: Rest) -> None:
@@ -54,13 +54,13 @@ class ArchiveTable:
     async def find(self, archive_id: str, reader: Queryable | None = None) -> Archive | None:
         """Return an archive, whoever owns it."""
         row = await (reader or self._db).one(_SELECT + " WHERE id = :id", {"id": archive_id})
-        return _from_row(row) if row else None
+        return record_of(row, Archive) if row else None
 
     async def search(self, user_id: str, page: Page, limit: int) -> list[Archive]:
         """Return so many of a user's archives, from where a page begins."""
         where, params = ["user_id = :user_id"], {"user_id": user_id}
         end = page.sql("", where, params, limit)
-        return [_from_row(row) for row in await self._db.all(_SELECT + end, params)]
+        return [record_of(row, Archive) for row in await self._db.all(_SELECT + end, params)]
 
     async def unfinished(self) -> list[str]:
         """Return the ids of the archives that are still to be saved."""
@@ -85,44 +85,3 @@ class ArchiveTable:
         """Return the ids of the oldest archives, those without which the others fit."""
         rows = await self._db.all(_OVER, {"most": most_bytes})
         return [row["id"] for row in rows]
-
-
-def _to_row(archive: Archive) -> dict[str, Any]:
-    return {
-        "id": archive.id,
-        "user_id": archive.user_id,
-        "conversation_id": archive.conversation_id,
-        "title": archive.title,
-        "sandbox_id": archive.sandbox_id,
-        "working_dir": archive.working_dir,
-        "directory": archive.directory,
-        "state": archive.state,
-        "reason": archive.reason,
-        "releases": archive.releases,
-        "size_bytes": archive.size_bytes,
-        "unpacked_bytes": archive.unpacked_bytes,
-        "files": archive.files,
-        "skipped": archive.skipped,
-        "created_at": to_stored(archive.created_at),
-    }
-
-
-def _from_row(row: Row) -> Archive:
-    return Archive(
-        id=row["id"],
-        user_id=row["user_id"],
-        conversation_id=row["conversation_id"],
-        title=row["title"],
-        sandbox_id=row["sandbox_id"],
-        working_dir=row["working_dir"],
-        directory=row["directory"],
-        state=ArchiveState(row["state"]),
-        reason=row["reason"],
-        releases=bool(row["releases"]),
-        size_bytes=row["size_bytes"],
-        unpacked_bytes=row["unpacked_bytes"],
-        files=row["files"],
-        skipped=row["skipped"],
-        created_at=from_stored(row["created_at"]),
-        rest=Rest(row["rest"]),
-    )

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base import EventBus, Notice, Secret, Subject, from_stored, to_stored
-from agentsvc.conversations.model import Generation, Stage, StartTask
+from agentsvc.base import EventBus, Notice, Secret, Subject, to_stored
+from agentsvc.conversations.model import Stage, StartTask
 from agentsvc.conversations.sorting import page_of
-from agentsvc.domain import StartOrder, StartSort, StartStatus
-from agentsvc.storage import Database, Queryable, Row, Transaction, Vault, cut
+from agentsvc.domain import StartOrder, StartSort
+from agentsvc.storage import Database, Queryable, Row, Transaction, Vault, cut, record_of, row_of
 
 _SELECT_TASK: Final = """SELECT id, user_id, conversation_id, status, detail, sandbox_id, agent_server_url,
     sealed, generation, stages, created_at, updated_at, queue_position,
@@ -168,22 +168,8 @@ class StartTaskTable:
 
     def _from_row(self, row: Row) -> StartTask:
         plain = self._vault.unseal(row["sealed"], _context(row["id"]))
-        return StartTask(
-            id=row["id"],
-            user_id=row["user_id"],
-            conversation_id=row["conversation_id"],
-            status=StartStatus(row["status"]),
-            detail=row["detail"],
-            sandbox_id=row["sandbox_id"],
-            agent_server_url=row["agent_server_url"],
-            request=_order_decoder.decode(plain),
-            generation=Generation(row["generation"]),
-            stages=_stages.decode(row["stages"]),
-            created_at=from_stored(row["created_at"]),
-            updated_at=from_stored(row["updated_at"]),
-            queue_position=row["queue_position"],
-            queued_messages=row["queued"],
-        )
+        order, stages = _order_decoder.decode(plain), _stages.decode(row["stages"])
+        return record_of(row, StartTask, request=order, stages=stages)
 
 
 def _context(task_id: str) -> str:
@@ -204,17 +190,4 @@ def _task_conditions(
 
 
 def _task_row(task: StartTask) -> dict[str, Any]:
-    return {
-        "id": task.id,
-        "user_id": task.user_id,
-        "conversation_id": task.conversation_id,
-        "status": task.status,
-        "detail": task.detail,
-        "sandbox_id": task.sandbox_id,
-        "agent_server_url": task.agent_server_url,
-        "generation": task.generation,
-        "stages": _encode(task.stages),
-        "created_at": to_stored(task.created_at),
-        "updated_at": to_stored(task.updated_at),
-        "queue_position": task.queue_position,
-    }
+    return row_of(task, stages=_encode(task.stages))

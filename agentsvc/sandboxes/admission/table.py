@@ -6,11 +6,11 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base import from_stored, moment_or_none, stored_or_none, to_stored
+from agentsvc.base import moment_or_none, stored_or_none, to_stored
 from agentsvc.plugin import PausedAs, Phase, Spec
 from agentsvc.sandboxes.admission.capacity import Held, Load
 from agentsvc.sandboxes.state import TAKES_MEMORY, Target
-from agentsvc.storage import Database, Queryable, Row, Transaction
+from agentsvc.storage import Database, Queryable, Row, Transaction, record_of
 
 _HELD: Final = """SELECT b.id, b.user_id, b.backend, coalesce(u.active_at, b.created_at) AS since,
     json_extract(b.spec, '$.limits.memory_bytes') AS memory_bytes,
@@ -110,7 +110,10 @@ class UseTable:
 
     async def unused(self, reader: Queryable) -> list[Unused]:
         """Return the sandboxes in which no agent runs and nothing starts."""
-        return [_to_unused(row) for row in await reader.all(_IDLE)]
+        return [
+            record_of(row, Unused, spec=_spec.decode(row["spec"]))
+            for row in await reader.all(_IDLE)
+        ]
 
     async def failed_removals(self, limit: int) -> list[Removal]:
         """Return the sandboxes whose removal has failed so far, the oldest first."""
@@ -206,27 +209,8 @@ class UseTable:
 
 
 def _to_held(row: Row) -> Held:
-    return Held(
-        id=row["id"],
-        user_id=row["user_id"],
-        backend=row["backend"],
-        load=Load(sandboxes=1, memory_bytes=row["memory_bytes"] or 0),
-        since=from_stored(row["since"]),
-        is_leaving=bool(row["is_leaving"]),
-    )
-
-
-def _to_unused(row: Row) -> Unused:
-    return Unused(
-        id=row["id"],
-        user_id=row["user_id"],
-        backend=row["backend"],
-        spec=_spec.decode(row["spec"]),
-        target=Target(row["target"]),
-        phase=Phase(row["phase"]) if row["phase"] else None,
-        active_at=from_stored(row["active_at"]),
-        paused_as=PausedAs(row["paused_as"]) if row["paused_as"] else None,
-    )
+    load = Load(sandboxes=1, memory_bytes=row["memory_bytes"] or 0)
+    return record_of(row, Held, load=load)
 
 
 def _to_removal(row: Row) -> Removal:

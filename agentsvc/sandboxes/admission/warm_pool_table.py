@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base import Secret, from_stored, to_stored
+from agentsvc.base import Secret
 from agentsvc.plugin import Endpoint, Handle, Spec
-from agentsvc.storage import Database, Queryable, Row, Transaction, Vault
+from agentsvc.storage import Database, Queryable, Row, Transaction, Vault, record_of, row_of
 
 _spec = msgspec.json.Decoder(Spec)
 _handle = msgspec.json.Decoder(Handle)
@@ -134,29 +134,22 @@ class WarmPoolTable:
         return self._from_row(row) if row else None
 
     def _to_row(self, spare: WarmSandbox) -> Mapping[str, Any]:
-        return {
-            "id": spare.id,
-            "state": spare.state,
-            "spec": _encode(spare.spec),
-            "backend": spare.backend,
-            "made_of": spare.made_of,
-            "key_sealed": self._vault.seal(spare.key.reveal().encode(), _context(spare.id)),
-            "endpoints": _encode(spare.endpoints),
-            "created_at": to_stored(spare.created_at),
-        }
+        return row_of(
+            spare,
+            spec=_encode(spare.spec),
+            key_sealed=self._vault.seal(spare.key.reveal().encode(), _context(spare.id)),
+            endpoints=_encode(spare.endpoints),
+        )
 
     def _from_row(self, row: Row) -> WarmSandbox:
         key = self._vault.unseal(row["key_sealed"], _context(row["id"]))
-        return WarmSandbox(
-            id=row["id"],
-            state=WarmSandboxState(row["state"]),
+        return record_of(
+            row,
+            WarmSandbox,
             spec=_spec.decode(row["spec"]),
-            backend=row["backend"],
-            made_of=row["made_of"],
             key=Secret(key.decode()),
             handle=_handle.decode(row["handle"]) if row["handle"] else None,
             endpoints=_endpoints.decode(row["endpoints"]),
-            created_at=from_stored(row["created_at"]),
         )
 
 

@@ -1,0 +1,23 @@
+"""Records as rows, and rows as records, wherever a column is called as its field."""
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from agentsvc.base import to_stored
+from agentsvc.storage.database import Row
+
+
+def record_of[T: msgspec.Struct](row: Row, kind: type[T], **given: Any) -> T:
+    """Return a record from the columns of its fields; what is given counts instead of a column."""
+    return msgspec.convert({**row, **given}, kind, strict=False)
+
+
+def row_of(record: msgspec.Struct, **given: Any) -> dict[str, Any]:
+    """Return the fields of a record as columns, times as they are stored; what is given counts instead."""
+    fields = {**msgspec.structs.asdict(record), **given}
+    return {
+        name: to_stored(value) if isinstance(value, datetime) else value
+        for name, value in fields.items()
+    }
