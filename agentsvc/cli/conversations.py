@@ -30,6 +30,7 @@ from agentsvc.cli.text import (
     fields,
     json_text,
     moment,
+    print_found,
     short,
     terminal_width,
 )
@@ -76,9 +77,6 @@ def list_conversations(
         query["title__contains"] = search
     found = get_api(server).pages(f"{CONVERSATIONS}/search", query)
     items = [item for item, _ in zip(found, range(limit), strict=False)]
-    if as_json:
-        click.echo(json_text(items))
-        return
     width = terminal_width()
     # Whole ids where programs may read them.
     length = SHORT_ID if width else None
@@ -92,8 +90,11 @@ def list_conversations(
         )
         for item in items
     ]
-    for line in columns(("ID", "STATE", "COST", "UPDATED", "TITLE"), rows, width=width):
-        click.echo(line)
+    print_found(
+        items,
+        columns(("ID", "STATE", "COST", "UPDATED", "TITLE"), rows, width=width),
+        as_json=as_json,
+    )
 
 
 _STATES: Final = {"waiting_for_confirmation": "asks"}
@@ -272,12 +273,8 @@ def checkpoints(conversation_id: str, *, as_json: bool, server: ServerChoice) ->
     api = get_api(server)
     path = f"{CONVERSATIONS}/{find_conversation(api, conversation_id)['id']}/checkpoints"
     found = api.call("GET", path)["items"]
-    if as_json:
-        click.echo(json_text(found))
-        return
     rows = [(one["id"], moment(one["created_at"])) for one in found]
-    for line in columns(("ID", "FILES OF (UTC)"), rows):
-        click.echo(line)
+    print_found(found, columns(("ID", "FILES OF (UTC)"), rows), as_json=as_json)
 
 
 @command.command(epilog=example("agentsvc conversations rollback 7c9e66797425 --yes"))

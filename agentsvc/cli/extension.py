@@ -26,6 +26,7 @@ from agentsvc.cli.text import (
     fields,
     json_text,
     moment,
+    print_found,
     print_table,
     short,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "moment",
     "output_option",
     "places_of",
+    "print_found",
     "print_table",
     "secret_output",
     "server_options",

@@ -8,7 +8,7 @@ from agentsvc.cli.client import PAGE, Api
 from agentsvc.cli.options import example, json_option, yes_option
 from agentsvc.cli.server import Id, ServerChoice, get_api, server_options
 from agentsvc.cli.talk import SANDBOXES, only
-from agentsvc.cli.text import columns, confirm, fields, json_text, moment, short
+from agentsvc.cli.text import columns, confirm, fields, moment, print_found, short
 
 _HIDDEN: Final = ("session_api_key",)
 
@@ -28,9 +28,6 @@ def list_sandboxes(*, limit: int, as_json: bool, server: ServerChoice) -> None:
     """List sandboxes, newest first."""
     found = get_api(server).pages(f"{SANDBOXES}/search", {"limit": min(limit, PAGE)})
     items = [_shown(item) for item, _ in zip(found, range(limit), strict=False)]
-    if as_json:
-        click.echo(json_text(items))
-        return
     rows = [
         (
             item["id"],
@@ -42,8 +39,11 @@ def list_sandboxes(*, limit: int, as_json: bool, server: ServerChoice) -> None:
         )
         for item in items
     ]
-    for line in columns(("ID", "STATUS", "SPEC", "ISOLATION", "CREATED (UTC)", "DETAIL"), rows):
-        click.echo(line)
+    print_found(
+        items,
+        columns(("ID", "STATUS", "SPEC", "ISOLATION", "CREATED (UTC)", "DETAIL"), rows),
+        as_json=as_json,
+    )
 
 
 @command.command(epilog=example("agentsvc sandboxes show 5WPXcz"))
@@ -53,11 +53,7 @@ def list_sandboxes(*, limit: int, as_json: bool, server: ServerChoice) -> None:
 def show(sandbox_id: str, *, as_json: bool, server: ServerChoice) -> None:
     """Show the sandbox with this ID; its beginning is enough."""
     found = _shown(_find(get_api(server), sandbox_id))
-    if as_json:
-        click.echo(json_text(found))
-        return
-    for line in fields(found):
-        click.echo(line)
+    print_found(found, fields(found), as_json=as_json)
 
 
 @command.command(epilog=example("agentsvc sandboxes pause 5WPXcz"))

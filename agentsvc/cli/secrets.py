@@ -10,7 +10,7 @@ from agentsvc.cli.client import V1, Refused
 from agentsvc.cli.options import example, json_option
 from agentsvc.cli.server import ServerChoice, get_api, server_options
 from agentsvc.cli.settings import read_value
-from agentsvc.cli.text import columns, json_text, short
+from agentsvc.cli.text import columns, print_found, short
 
 _SECRETS: Final = f"{V1}/secrets"
 _NOT_FOUND: Final = 404
@@ -29,12 +29,8 @@ def command() -> None:
 def list_secrets(*, as_json: bool, server: ServerChoice) -> None:
     """List the names of your secrets; the values are never shown."""
     found = list(get_api(server).pages(f"{_SECRETS}/search"))
-    if as_json:
-        click.echo(json_text(found))
-        return
     rows = [(one["name"], short(one["description"])) for one in found]
-    for line in columns(("NAME", "DESCRIPTION"), rows):
-        click.echo(line)
+    print_found(found, columns(("NAME", "DESCRIPTION"), rows), as_json=as_json)
 
 
 @command.command(

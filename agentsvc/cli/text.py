@@ -44,6 +44,12 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, as_json: 
         click.echo(line)
 
 
+def print_found(found: Any, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print what was found as lines for people, or as the JSON that it came as."""
+    for line in [json_text(found)] if as_json else lines:
+        click.echo(line)
+
+
 def to_records(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[dict[str, str]]:
     """Return rows with the titles of their columns as names."""
     names = [title.partition(" (")[0].lower().replace(" ", "_") for title in head]

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from agentsvc.accounts import Quotas, QuotaStore, Role, Used, User, UserPatch, Users
 from agentsvc.cli.options import config_option, data_dir_option, example, json_option, yes_option
 from agentsvc.cli.stored import places_of, run_on
-from agentsvc.cli.text import columns, confirm, json_text, print_table
+from agentsvc.cli.text import columns, confirm, print_found, print_table
 from agentsvc.conversations import PendingUserDeletion, let_go
 from agentsvc.storage import Database
 
@@ -164,11 +164,7 @@ def show(name: str, *, as_json: bool, data_dir: str | None, config_file: Path | 
             f"{used.spent_this_month:.2f} of {_shown(quotas.spend_per_month)}",
         ),
     ]
-    if as_json:
-        click.echo(json_text({"name": user.name, **dict(rows)}))
-        return
-    for line in columns((user.name, ""), rows):
-        click.echo(line)
+    print_found({"name": user.name, **dict(rows)}, columns((user.name, ""), rows), as_json=as_json)
 
 
 @command.command(epilog=example("agentsvc users block ann"))

@@ -17,6 +17,7 @@ from agentsvc.cli.extension import (
     json_option,
     json_text,
     moment,
+    print_found,
     server_options,
     short,
     yes_option,
@@ -109,15 +110,13 @@ def start(  # one for each option
 def list_attempts(*, as_json: bool, server: ServerChoice) -> None:
     """List tasks, newest first."""
     found = get_api(server).call("GET", _BASE)["items"]
-    if as_json:
-        click.echo(json_text(found))
-        return
     rows = [
         (one["id"], short(one["name"]), _progress(one), _cost(one), moment(one["created_at"]))
         for one in found
     ]
-    for line in columns(("ID", "TASK", "OVER", "COST", "CREATED (UTC)"), rows):
-        click.echo(line)
+    print_found(
+        found, columns(("ID", "TASK", "OVER", "COST", "CREATED (UTC)"), rows), as_json=as_json
+    )
 
 
 @command.command(epilog=example("agentsvc attempts show 7c9e66797425"))

@@ -20,6 +20,7 @@ from agentsvc.cli.extension import (
     json_option,
     json_text,
     moment,
+    print_found,
     secret_output,
     server_options,
     short,
@@ -55,15 +56,13 @@ def command() -> None:
 def list_automations(*, as_json: bool, server: ServerChoice) -> None:
     """List automations, newest first."""
     found = list(_all(get_api(server)))
-    if as_json:
-        click.echo(json_text(found))
-        return
     rows = [
         (one["id"], short(one["name"]), _trigger(one), moment(one["next_run_at"]), _state(one))
         for one in found
     ]
-    for line in columns(("ID", "NAME", "TRIGGER", "NEXT (UTC)", "STATE"), rows):
-        click.echo(line)
+    print_found(
+        found, columns(("ID", "NAME", "TRIGGER", "NEXT (UTC)", "STATE"), rows), as_json=as_json
+    )
 
 
 @command.command(epilog=example("agentsvc automations show nightly"))
@@ -73,11 +72,7 @@ def list_automations(*, as_json: bool, server: ServerChoice) -> None:
 def show(automation: str, *, as_json: bool, server: ServerChoice) -> None:
     """Show an automation."""
     found = _find(get_api(server), automation)
-    if as_json:
-        click.echo(json_text(found))
-        return
-    for line in fields({**found, "trigger": _trigger(found)}):
-        click.echo(line)
+    print_found(found, fields({**found, "trigger": _trigger(found)}), as_json=as_json)
 
 
 @command.command(
@@ -188,9 +183,6 @@ def runs(automation: str, *, limit: int, as_json: bool, server: ServerChoice) ->
     api = get_api(server)
     path = f"{_BASE}/{_find(api, automation)['id']}/runs"
     found = api.call("GET", path, query={"limit": limit})["runs"]
-    if as_json:
-        click.echo(json_text(found))
-        return
     rows = [
         (
             one["id"],
@@ -204,8 +196,7 @@ def runs(automation: str, *, limit: int, as_json: bool, server: ServerChoice) ->
         for one in found
     ]
     head = ("ID", "DUE (UTC)", "STATE", "COST", "TOOK", "CONVERSATION", "RESULT")
-    for line in columns(head, rows):
-        click.echo(line)
+    print_found(found, columns(head, rows), as_json=as_json)
 
 
 @command.command(epilog=example("agentsvc automations template dependencies >dependencies.toml"))

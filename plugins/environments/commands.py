@@ -19,6 +19,7 @@ from agentsvc.cli.extension import (
     json_option,
     json_text,
     moment,
+    print_found,
     server_options,
     short,
     yes_option,
@@ -50,15 +51,15 @@ def command() -> None:
 def list_environments(*, as_json: bool, server: ServerChoice) -> None:
     """List environments, newest first."""
     found = get_api(server).call("GET", _BASE)["items"]
-    if as_json:
-        click.echo(json_text(found))
-        return
     rows = [
         (one["id"], short(one["name"]), one["repository"] or "", one["status"], _prepared(one))
         for one in found
     ]
-    for line in columns(("ID", "NAME", "REPOSITORY", "STATUS", "PREPARED (UTC)"), rows):
-        click.echo(line)
+    print_found(
+        found,
+        columns(("ID", "NAME", "REPOSITORY", "STATUS", "PREPARED (UTC)"), rows),
+        as_json=as_json,
+    )
 
 
 @command.command(epilog=example("agentsvc environments show site"))
@@ -69,11 +70,7 @@ def show(environment: str, *, as_json: bool, server: ServerChoice) -> None:
     """Show an environment, and what its set-up script wrote."""
     api = get_api(server)
     found = api.call("GET", f"{_BASE}/{_find(api, environment)['id']}")
-    if as_json:
-        click.echo(json_text(found))
-        return
-    for line in fields(found):
-        click.echo(line)
+    print_found(found, fields(found), as_json=as_json)
 
 
 @command.command(

@@ -15,7 +15,7 @@ from agentsvc.cli.extension import (
     find_conversation,
     get_api,
     json_option,
-    json_text,
+    print_found,
     server_options,
 )
 
@@ -62,15 +62,11 @@ def add(
 def list_links(*, as_json: bool, server: ServerChoice) -> None:
     """List your links that work."""
     found = get_api(server).call("GET", _SHARES)
-    if as_json:
-        click.echo(json_text(found))
-        return
     rows = [
         (one["id"], one["conversation_id"], one["expires_at"] or "never", ",".join(one["redact"]))
         for one in found
     ]
-    for line in columns(("LINK", "CONVERSATION", "ENDS", "REDACTED"), rows):
-        click.echo(line)
+    print_found(found, columns(("LINK", "CONVERSATION", "ENDS", "REDACTED"), rows), as_json=as_json)
 
 
 @command.command(epilog=example("agentsvc share revoke 7c9e6679742540de944be07fc1f90ae7"))
