@@ -82,6 +82,18 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
+def decoder_of[T](kind: type[T] | msgspec.json.Decoder[T]) -> msgspec.json.Decoder[T]:
+    """Return the decoder of a type, which is made once, or the one that is given."""
+    if isinstance(kind, msgspec.json.Decoder):
+        return kind
+    if kind not in _decoders:
+        _decoders[kind] = msgspec.json.Decoder(kind)
+    return _decoders[kind]
+
+
+_decoders: Final[dict[Any, msgspec.json.Decoder[Any]]] = {}
+
+
 def monotonic() -> float:
     """Return seconds on a clock that never goes back; only differences mean something."""
     return time.monotonic()

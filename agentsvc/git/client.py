@@ -26,6 +26,7 @@ from agentsvc.base import (
     NotAllowed,
     NotAuthenticated,
     NotFound,
+    decoder_of,
     now,
 )
 from agentsvc.domain import Provider
@@ -104,7 +105,7 @@ class Api:
         self._headers = _headers(provider, token)
 
     async def get[T](
-        self, path: str, kind: msgspec.json.Decoder[T], /, **query: Value
+        self, path: str, kind: type[T] | msgspec.json.Decoder[T], /, **query: Value
     ) -> Answer[T]:
         """Return what is at a path, whose parts are quoted already."""
         answer = await self._send("GET", self._url(path, query))
@@ -139,14 +140,14 @@ class Api:
         return answer.value.decode(errors="replace")
 
     async def query[T](
-        self, text: str, kind: msgspec.json.Decoder[T], variables: Mapping[str, Any]
+        self, text: str, kind: type[T] | msgspec.json.Decoder[T], variables: Mapping[str, Any]
     ) -> T:
         """Return what a query in GraphQL finds."""
         if self._graphql is None:
             raise self.unavailable("it takes no GraphQL")
         body = msgspec.json.encode({"query": text, "variables": variables})
         raw = (await self._send("POST", self._graphql, body=body)).value
-        answer = self._decode(raw, _GRAPHQL)
+        answer = self._decode(raw, _Graphql)
         if answer.errors and bytes(answer.data) == _NULL:
             raise self._query_failure(answer.errors[0])
         return self._decode(bytes(answer.data), kind)
@@ -219,9 +220,9 @@ class Api:
             raise self.unavailable("it redirects to another place")
         return target
 
-    def _decode[T](self, body: bytes, kind: msgspec.json.Decoder[T]) -> T:
+    def _decode[T](self, body: bytes, kind: type[T] | msgspec.json.Decoder[T]) -> T:
         try:
-            return kind.decode(body)
+            return decoder_of(kind).decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise self.unavailable(f"unexpected answer: {exc}") from exc
 
@@ -303,7 +304,6 @@ class _Graphql(Struct, frozen=True):
 
 _DIGITS_MAX: Final = 18
 _NULL: Final = b"null"
-_GRAPHQL: Final = msgspec.json.Decoder(_Graphql)
 _GRAPHQL_STATUSES: Final = {
     "NOT_FOUND": 404,
     "FORBIDDEN": 403,

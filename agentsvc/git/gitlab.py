@@ -114,14 +114,6 @@ class _TasksAnswer(Struct, frozen=True, rename="camel"):
     current_user: _Author | None = None
 
 
-_USER: Final = msgspec.json.Decoder(_User)
-_GROUPS: Final = msgspec.json.Decoder(list[_Group])
-_PROJECT: Final = msgspec.json.Decoder(_Project)
-_PROJECTS: Final = msgspec.json.Decoder(list[_Project])
-_BRANCHES: Final = msgspec.json.Decoder(list[_Branch])
-_ENTRIES: Final = msgspec.json.Decoder(list[_Entry])
-_COMMITS: Final = msgspec.json.Decoder(list[_Commit])
-_ISSUES: Final = msgspec.json.Decoder(list[_Issue])
 _TASKS: Final = msgspec.json.Decoder(_TasksAnswer, strict=False)
 
 TASKS_QUERY: Final = """
@@ -154,7 +146,7 @@ class GitLab(Hosting):
 
     async def account(self) -> GitAccount:
         """Return whose token it is."""
-        user = (await self._api.get("/user", _USER)).value
+        user = (await self._api.get("/user", _User)).value
         return GitAccount(
             id=str(user.id),
             login=user.username,
@@ -168,7 +160,7 @@ class GitLab(Hosting):
         """Return the groups the user is a member of."""
         answer = await self._api.get(
             "/groups",
-            _GROUPS,
+            list[_Group],
             min_access_level=_MEMBER,
             per_page=limit,
             page=number_of(cursor),
@@ -184,7 +176,7 @@ class GitLab(Hosting):
             scope["include_subgroups"] = True
         answer = await self._api.get(
             path,
-            _PROJECTS,
+            list[_Project],
             **scope,
             archived=False,
             search=query.text or None,
@@ -201,13 +193,13 @@ class GitLab(Hosting):
 
     async def repository(self, name: str) -> Repository:
         """Return one project."""
-        return _to_repository((await self._api.get(self._project(name), _PROJECT)).value)
+        return _to_repository((await self._api.get(self._project(name), _Project)).value)
 
     async def branches(self, query: BranchQuery) -> Listing[Branch]:
         """Return branches; with a text, those whose names contain it."""
         answer = await self._api.get(
             f"{self._project(query.repository)}/repository/branches",
-            _BRANCHES,
+            list[_Branch],
             search=query.text or None,
             per_page=query.limit,
             page=number_of(query.cursor),
@@ -219,7 +211,7 @@ class GitLab(Hosting):
         user = (await self._api.query(TASKS_QUERY, _TASKS, {})).current_user
         found = user.authored_merge_requests.nodes if user else []
         issues = await self._api.get(
-            "/issues", _ISSUES, scope="assigned_to_me", state="opened", per_page=_TASKS_MAX
+            "/issues", list[_Issue], scope="assigned_to_me", state="opened", per_page=_TASKS_MAX
         )
         tasks = [
             _task(kind, one.project.full_path, one.iid, one.title)
@@ -235,7 +227,7 @@ class GitLab(Hosting):
         """Return the files of a directory on the main branch."""
         answer = await self._api.get(
             f"{self._project(repository)}/repository/tree",
-            _ENTRIES,
+            list[_Entry],
             path=directory,
             per_page=PAGE_MAX,
         )
@@ -250,7 +242,7 @@ class GitLab(Hosting):
     async def changed_at(self, repository: str, directory: str) -> str | None:
         """Return when a directory was last changed on the main branch."""
         path = f"{self._project(repository)}/repository/commits"
-        commits = (await self._api.get(path, _COMMITS, path=directory, per_page=1)).value
+        commits = (await self._api.get(path, list[_Commit], path=directory, per_page=1)).value
         return commits[0].committed_date if commits else None
 
     def _project(self, repository: str) -> str:

@@ -26,6 +26,7 @@ from agentsvc.base import (
     Problem,
     UnsupportedMediaType,
     convert,
+    decoder_of,
     matching,
     new_id,
     parse_time,
@@ -192,7 +193,7 @@ def refusal_of(error: AgentsvcError) -> bytes:
 
 async def read_json[T](
     request: web.Request,
-    decoder: msgspec.json.Decoder[T],
+    kind: type[T] | msgspec.json.Decoder[T],
     *,
     default: T = _NOTHING,
     wide_integers: bool = False,
@@ -206,7 +207,7 @@ async def read_json[T](
     has_body = request.can_read_body or BODY in request
     body = await read_body(request) if has_body else b""
     if body:
-        value = decode(body, decoder)
+        value = decode(body, kind)
         check_extremes(body, wide_integers=wide_integers)
         return value
     if default is _NOTHING:
@@ -254,7 +255,7 @@ async def read_text(request: web.Request) -> bytes:
 
 def decode[T](
     body: bytes | msgspec.Raw,
-    decoder: msgspec.json.Decoder[T],
+    kind: type[T] | msgspec.json.Decoder[T],
     *,
     loc: Sequence[str | int] = ("body",),
 ) -> T:
@@ -262,6 +263,7 @@ def decode[T](
 
     `loc` is where the JSON was found, if it is a part of a body.
     """
+    decoder = decoder_of(kind)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as exc:

@@ -4,7 +4,6 @@ from http import HTTPStatus
 from typing import Final
 from uuid import UUID
 
-import msgspec
 from aiohttp import web
 
 from agentsvc.base import BadRequest, Conflict, NotFound, QuotaExceeded
@@ -29,8 +28,6 @@ PREFIX: Final = "/api/v1/attempts"
 ATTEMPTS: Final[web.AppKey[Attempts]] = web.AppKey("attempts")
 
 _ONE: Final = "/{attempts_id}"
-_ORDER = msgspec.json.Decoder(AttemptOrder)
-_CHOICE = msgspec.json.Decoder(AttemptChoice)
 
 ROUTES: Final = Routes()
 
@@ -70,7 +67,7 @@ async def post_attempts(request: web.Request) -> web.Response:
     The answer comes at once; the attempts begin in the background. Each is a conversation in a sandbox
     of its own, and counts as a start. Where as many sandboxes run as may, they wait for their turn.
     """
-    definition = await read_json(request, _ORDER)
+    definition = await read_json(request, AttemptOrder)
     made = await request.app[ATTEMPTS].create(request[PRINCIPAL].user_id, definition)
     return _answer_new(request, made)
 
@@ -100,7 +97,7 @@ async def post_choose(request: web.Request) -> web.Response:
     The conversation of the attempt is one as any other from now on. Those of the others are deleted with
     their sandboxes, or only stopped with `keep_others`. Once one is chosen, no other one can be.
     """
-    choice = await read_json(request, _CHOICE)
+    choice = await read_json(request, AttemptChoice)
     wanted = choice.attempt.hex if isinstance(choice.attempt, UUID) else choice.attempt
     chosen = await request.app[ATTEMPTS].choose(
         *_named(request), wanted, keep_others=choice.keep_others

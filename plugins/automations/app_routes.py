@@ -68,8 +68,6 @@ class AppInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Whether deliveries are taken"""
 
 
-_ORDER = msgspec.json.Decoder(AppOrder)
-
 ROUTES: Final = Routes()
 
 
@@ -107,7 +105,7 @@ async def put_github_app(request: web.Request) -> web.Response:
     token of the user. Conversations never get its tokens. A key that is sent takes the place of the
     stored one at once.
     """
-    order = await read_json(request, _ORDER)
+    order = await read_json(request, AppOrder)
     keys = AppKeys(private_key=order.private_key, webhook_secret=order.webhook_secret)
     user_id = request[PRINCIPAL].user_id
     stored = await request.app[APPS].store(user_id, order.app_id, keys, order.host or None)

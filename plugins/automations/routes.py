@@ -59,8 +59,6 @@ WAKE: Final[web.AppKey[asyncio.Event]] = web.AppKey("automations_wake")
 """Has the scheduler look at once."""
 
 _ONE: Final = "/{automation_id}"
-_ORDER = msgspec.json.Decoder(AutomationOrder)
-_UPDATE = msgspec.json.Decoder(AutomationUpdate)
 _PAYLOAD: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder()
 
 
@@ -134,7 +132,7 @@ async def post_automation(request: web.Request) -> web.Response:
     What is due becomes a conversation with the `trigger` `automation`. With a trigger of the type
     `webhook`, the answer is the only one that has the secret which signs deliveries.
     """
-    order = await read_json(request, _ORDER)
+    order = await read_json(request, AutomationOrder)
     made = await request.app[AUTOMATIONS].create(
         request[PRINCIPAL].user_id, to_definition(order), is_enabled=order.is_enabled
     )
@@ -167,7 +165,7 @@ async def patch_automation(request: web.Request) -> web.Response:
     Only what is sent is changed. A run that goes on is not touched. To enable an automation again
     clears `disabled_reason`, and makes up for nothing that was due meanwhile.
     """
-    wanted = await read_json(request, _UPDATE)
+    wanted = await read_json(request, AutomationUpdate)
     changed = await request.app[AUTOMATIONS].update(
         *_named(request), wanted.changes(), is_enabled=wanted.is_enabled
     )

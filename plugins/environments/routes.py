@@ -3,7 +3,6 @@
 from http import HTTPStatus
 from typing import Final
 
-import msgspec
 from aiohttp import web
 
 from agentsvc.base import Conflict, NotAllowed, NotFound, QuotaExceeded
@@ -35,8 +34,6 @@ PREFIX: Final = "/api/v1/environments"
 ENVIRONMENTS: Final[web.AppKey[EnvironmentService]] = web.AppKey("environments")
 
 _ONE: Final = "/{environment_id}"
-_ORDER = msgspec.json.Decoder(Definition)
-_UPDATE = msgspec.json.Decoder(EnvironmentUpdate)
 
 ROUTES: Final = Routes()
 
@@ -76,7 +73,7 @@ async def post_environment(request: web.Request) -> web.Response:
     The answer comes at once; ask for the environment until it is `ready` or `failed`. It is prepared
     in a sandbox of its own, which counts as any other.
     """
-    definition, caller = await read_json(request, _ORDER), request[PRINCIPAL]
+    definition, caller = await read_json(request, Definition), request[PRINCIPAL]
     made = await request.app[ENVIRONMENTS].create(
         caller.user_id, definition, is_admin=caller.is_admin
     )
@@ -108,7 +105,7 @@ async def patch_environment(request: web.Request) -> web.Response:
     Only what is sent is changed. It is prepared anew; until that is done, conversations begin with
     the files that were prepared before.
     """
-    wanted = await read_json(request, _UPDATE)
+    wanted = await read_json(request, EnvironmentUpdate)
     changed = await request.app[ENVIRONMENTS].update(
         *_named(request), wanted.changes(), is_admin=request[PRINCIPAL].is_admin
     )

@@ -30,10 +30,6 @@ class _Connection(Struct, frozen=True, rename="camel"):
     authenticated_user: _User
 
 
-_USER: Final = msgspec.json.Decoder(_User)
-_CONNECTION: Final = msgspec.json.Decoder(_Connection)
-
-
 class AzureDevOps(Hosting):
     """Azure DevOps as the token of one user opens it."""
 
@@ -46,9 +42,9 @@ class AzureDevOps(Hosting):
         """Return whose token it is."""
         if self._api.rest == _PROFILE_HOST:
             path = "/_apis/profile/profiles/me"
-            user = (await self._api.get(path, _USER, **{"api-version": "7.1"})).value
+            user = (await self._api.get(path, _User, **{"api-version": "7.1"})).value
         else:
-            answer = await self._api.get("/_apis/connectionData", _CONNECTION)
+            answer = await self._api.get("/_apis/connectionData", _Connection)
             user = answer.value.authenticated_user
         account = user.properties.account.value
         email = user.email_address or (account if isinstance(account, str) else None)

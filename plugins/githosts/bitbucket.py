@@ -107,17 +107,6 @@ class _Pull(Struct, frozen=True):
     task_count: int = 0
 
 
-_USER: Final = msgspec.json.Decoder(_User)
-_WORKSPACES: Final = msgspec.json.Decoder(_Page[_Access])
-_REPOSITORY: Final = msgspec.json.Decoder(_Repository)
-_REPOSITORIES: Final = msgspec.json.Decoder(_Page[_Repository])
-_BRANCH: Final = msgspec.json.Decoder(_Branch)
-_BRANCHES: Final = msgspec.json.Decoder(_Page[_Branch])
-_ENTRIES: Final = msgspec.json.Decoder(_Page[_Entry])
-_COMMITS: Final = msgspec.json.Decoder(_Page[_Target])
-_PULLS: Final = msgspec.json.Decoder(_Page[_Pull])
-
-
 class Bitbucket(Hosting):
     """Bitbucket Cloud as the token of one user opens it."""
 
@@ -139,7 +128,7 @@ class Bitbucket(Hosting):
     async def installations(self, cursor: str | None, limit: int) -> Listing[str]:
         """Return the workspaces the user has access to."""
         answer = await self._api.get(
-            "/user/workspaces", _WORKSPACES, pagelen=limit, page=number_of(cursor)
+            "/user/workspaces", _Page[_Access], pagelen=limit, page=number_of(cursor)
         )
         slugs = [one.workspace.slug for one in answer.value.values]
         return _listing(slugs, answer.value)
@@ -165,7 +154,7 @@ class Bitbucket(Hosting):
         """Return branches, the last changed first; with a text, those whose names contain it."""
         answer = await self._api.get(
             f"/repositories/{self._path(query.repository)}/refs/branches",
-            _BRANCHES,
+            _Page[_Branch],
             q=_name_like(query.text),
             sort="-target.date",
             pagelen=query.limit,
@@ -179,7 +168,7 @@ class Bitbucket(Hosting):
         tasks = []
         for workspace in (await self.installations(None, _WORKSPACES_MAX)).items:
             path = f"/workspaces/{quoted(workspace)}/pullrequests/{author}"
-            pulls = await self._api.get(path, _PULLS, state="OPEN", pagelen=_PULLS_MAX)
+            pulls = await self._api.get(path, _Page[_Pull], state="OPEN", pagelen=_PULLS_MAX)
             tasks += [_to_task(one) for one in pulls.value.values if one.task_count > 0]
         return tasks
 
@@ -187,7 +176,7 @@ class Bitbucket(Hosting):
         """Return the files of a directory on the main branch."""
         commit = await self._main_commit(repository)
         path = f"/repositories/{self._path(repository)}/src/{commit}/{quoted_path(directory)}/"
-        entries = (await self._api.get(path, _ENTRIES, pagelen=PAGE_MAX)).value.values
+        entries = (await self._api.get(path, _Page[_Entry], pagelen=PAGE_MAX)).value.values
         return [
             File(name=one.path.rpartition("/")[2], path=one.path)
             for one in entries
@@ -204,7 +193,9 @@ class Bitbucket(Hosting):
         """Return when a directory was last changed on the main branch."""
         commit = await self._main_commit(repository)
         path = f"/repositories/{self._path(repository)}/commits/{commit}"
-        commits = (await self._api.get(path, _COMMITS, path=directory, pagelen=1)).value.values
+        commits = (
+            await self._api.get(path, _Page[_Target], path=directory, pagelen=1)
+        ).value.values
         return commits[0].date if commits else None
 
     def counts_pages(self, query: RepositoryQuery) -> bool:
@@ -212,10 +203,10 @@ class Bitbucket(Hosting):
         return query.installation_id is not None or "/" in query.text
 
     async def _user(self) -> _User:
-        return (await self._api.get("/user", _USER)).value
+        return (await self._api.get("/user", _User)).value
 
     async def _repository(self, name: str) -> _Repository:
-        return (await self._api.get(f"/repositories/{self._path(name)}", _REPOSITORY)).value
+        return (await self._api.get(f"/repositories/{self._path(name)}", _Repository)).value
 
     async def _in_workspaces(self, query: RepositoryQuery) -> Listing[Repository]:
         workspaces = (await self.installations(None, PAGE_MAX)).items
@@ -240,7 +231,7 @@ class Bitbucket(Hosting):
     ) -> Listing[Repository]:
         answer = await self._api.get(
             f"/repositories/{quoted(workspace)}",
-            _REPOSITORIES,
+            _Page[_Repository],
             role="member",
             q=_name_like(text),
             sort=("" if query.is_ascending else "-") + _SORTS.get(query.sort, "updated_on"),
@@ -256,7 +247,7 @@ class Bitbucket(Hosting):
             raise NotFound("The repository is empty")
         branch = quoted(found.mainbranch.name)
         path = f"/repositories/{self._path(repository)}/refs/branches/{branch}"
-        return quoted((await self._api.get(path, _BRANCH)).value.target.hash)
+        return quoted((await self._api.get(path, _Branch)).value.target.hash)
 
 
 _SORTS: Final = {SortBy.CREATED: "created_on", SortBy.NAME: "full_name"}

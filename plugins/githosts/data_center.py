@@ -3,7 +3,6 @@
 from datetime import UTC, datetime
 from typing import Final
 
-import msgspec
 from msgspec import Struct
 
 from agentsvc.base import to_stored
@@ -104,16 +103,6 @@ class _Pull(Struct, frozen=True, rename="camel"):
     properties: _Properties = _Properties()
 
 
-_USER: Final = msgspec.json.Decoder(_User)
-_PROJECTS: Final = msgspec.json.Decoder(_Page[_Project])
-_REPOSITORY: Final = msgspec.json.Decoder(_Repository)
-_REPOSITORIES: Final = msgspec.json.Decoder(_Page[_Repository])
-_BRANCHES: Final = msgspec.json.Decoder(_Page[_Branch])
-_DIRECTORY: Final = msgspec.json.Decoder(_Directory)
-_COMMITS: Final = msgspec.json.Decoder(_Page[_Commit])
-_PULLS: Final = msgspec.json.Decoder(_Page[_Pull])
-
-
 class DataCenter(Hosting):
     """Bitbucket Data Center as the token of one user opens it."""
 
@@ -129,7 +118,7 @@ class DataCenter(Hosting):
         login = (await self._api.get_text("/plugins/servlet/applinks/whoami")).strip()
         if not login:
             raise refused(self._api.provider)
-        user = (await self._api.get(f"{_REST}/users/{quoted(login)}", _USER)).value
+        user = (await self._api.get(f"{_REST}/users/{quoted(login)}", _User)).value
         return GitAccount(
             id=str(user.id), login=user.slug, name=user.display_name, email=user.email_address
         )
@@ -137,7 +126,7 @@ class DataCenter(Hosting):
     async def installations(self, cursor: str | None, limit: int) -> Listing[str]:
         """Return the keys of the projects the user sees."""
         answer = await self._api.get(
-            f"{_REST}/projects", _PROJECTS, limit=limit, start=_start(cursor)
+            f"{_REST}/projects", _Page[_Project], limit=limit, start=_start(cursor)
         )
         return _listing([one.key for one in answer.value.values], answer.value)
 
@@ -148,7 +137,7 @@ class DataCenter(Hosting):
             project, name = query.installation_id or "", query.text
         answer = await self._api.get(
             f"{_REST}/repos",
-            _REPOSITORIES,
+            _Page[_Repository],
             projectkey=project or None,
             name=name or None,
             permission="REPO_READ",
@@ -159,13 +148,13 @@ class DataCenter(Hosting):
 
     async def repository(self, name: str) -> Repository:
         """Return one repository."""
-        return _to_repository((await self._api.get(self._place(name), _REPOSITORY)).value)
+        return _to_repository((await self._api.get(self._place(name), _Repository)).value)
 
     async def branches(self, query: BranchQuery) -> Listing[Branch]:
         """Return branches, the last changed first; with a text, those whose names contain it."""
         answer = await self._api.get(
             f"{self._place(query.repository)}/branches",
-            _BRANCHES,
+            _Page[_Branch],
             filterText=query.text or None,
             orderBy="MODIFICATION",
             limit=query.limit,
@@ -177,7 +166,7 @@ class DataCenter(Hosting):
         """Return open pull requests of the user that conflict or have open tasks."""
         pulls = await self._api.get(
             f"{_REST}/dashboard/pull-requests",
-            _PULLS,
+            _Page[_Pull],
             role="AUTHOR",
             state="OPEN",
             limit=_PULLS_MAX,
@@ -191,7 +180,7 @@ class DataCenter(Hosting):
     async def files(self, repository: str, directory: str) -> list[File]:
         """Return the files of a directory on the main branch."""
         path = f"{self._place(repository)}/browse/{quoted_path(directory)}"
-        entries = (await self._api.get(path, _DIRECTORY, limit=PAGE_MAX)).value.children.values
+        entries = (await self._api.get(path, _Directory, limit=PAGE_MAX)).value.children.values
         return [
             File(name=one.path.name, path=f"{directory}/{one.path.name}")
             for one in entries
@@ -205,7 +194,7 @@ class DataCenter(Hosting):
     async def changed_at(self, repository: str, directory: str) -> str | None:
         """Return when a directory was last changed on the main branch."""
         path = f"{self._place(repository)}/commits"
-        commits = (await self._api.get(path, _COMMITS, path=directory, limit=1)).value.values
+        commits = (await self._api.get(path, _Page[_Commit], path=directory, limit=1)).value.values
         moment = commits[0].committer_timestamp if commits else None
         if moment is None or not 0 <= moment < _MILLISECONDS_MAX:
             return None

@@ -118,20 +118,7 @@ class _Review(Struct, frozen=True):
     stale: bool = False
 
 
-_USER: Final = msgspec.json.Decoder(_User)
-_ORGANIZATION: Final = msgspec.json.Decoder(_Organization)
-_ORGANIZATIONS: Final = msgspec.json.Decoder(list[_Organization])
-_REPOSITORY: Final = msgspec.json.Decoder(_Repository)
-_REPOSITORIES: Final = msgspec.json.Decoder(list[_Repository])
-_FOUND: Final = msgspec.json.Decoder(_Found)
-_BRANCHES: Final = msgspec.json.Decoder(list[_Branch])
-_ENTRIES: Final = msgspec.json.Decoder(list[_Entry])
 _CONTENT: Final = msgspec.json.Decoder(_Content | list[_Entry])
-_CHANGES: Final = msgspec.json.Decoder(list[_Change])
-_ISSUES: Final = msgspec.json.Decoder(list[_Issue])
-_PULL: Final = msgspec.json.Decoder(_Pull)
-_STATUS: Final = msgspec.json.Decoder(_Status)
-_REVIEWS: Final = msgspec.json.Decoder(list[_Review])
 
 
 class Forgejo(Hosting):
@@ -145,7 +132,7 @@ class Forgejo(Hosting):
 
     async def account(self) -> GitAccount:
         """Return whose token it is."""
-        user = (await self._api.get("/user", _USER)).value
+        user = (await self._api.get("/user", _User)).value
         return GitAccount(
             id=str(user.id),
             login=user.login,
@@ -157,7 +144,7 @@ class Forgejo(Hosting):
     async def installations(self, cursor: str | None, limit: int) -> Listing[str]:
         """Return the organizations of the user."""
         answer = await self._api.get(
-            "/user/orgs", _ORGANIZATIONS, page=number_of(cursor), limit=limit
+            "/user/orgs", list[_Organization], page=number_of(cursor), limit=limit
         )
         return _listing([one.username or one.name for one in answer.value], answer)
 
@@ -171,14 +158,14 @@ class Forgejo(Hosting):
             path = f"/orgs/{quoted(query.installation_id)}/repos"
             owner_type = OwnerType.ORGANIZATION
         answer = await self._api.get(
-            path, _REPOSITORIES, page=number_of(query.cursor), limit=query.limit
+            path, list[_Repository], page=number_of(query.cursor), limit=query.limit
         )
         return _listing([_to_repository(one, owner_type) for one in answer.value], answer)
 
     async def repository(self, name: str) -> Repository:
         """Return one repository."""
         return _to_repository(
-            (await self._api.get(f"/repos/{self._path(name)}", _REPOSITORY)).value
+            (await self._api.get(f"/repos/{self._path(name)}", _Repository)).value
         )
 
     async def branches(self, query: BranchQuery) -> Listing[Branch]:
@@ -187,7 +174,7 @@ class Forgejo(Hosting):
         if query.text:
             return await self._found_branches(path, query)
         answer = await self._api.get(
-            path, _BRANCHES, page=number_of(query.cursor), limit=query.limit
+            path, list[_Branch], page=number_of(query.cursor), limit=query.limit
         )
         return _listing([_to_branch(one) for one in answer.value], answer)
 
@@ -195,7 +182,7 @@ class Forgejo(Hosting):
         """Return pull requests of the user that need something, and issues assigned to them."""
         pulls = await self._api.get(
             "/repos/issues/search",
-            _ISSUES,
+            list[_Issue],
             type="pulls",
             state="open",
             created=True,
@@ -203,7 +190,7 @@ class Forgejo(Hosting):
         )
         issues = await self._api.get(
             "/repos/issues/search",
-            _ISSUES,
+            list[_Issue],
             type="issues",
             state="open",
             assigned=True,
@@ -217,7 +204,7 @@ class Forgejo(Hosting):
     async def files(self, repository: str, directory: str) -> list[File]:
         """Return the files of a directory on the main branch."""
         path = f"/repos/{self._path(repository)}/contents/{quoted_path(directory)}"
-        entries = (await self._api.get(path, _ENTRIES)).value
+        entries = (await self._api.get(path, list[_Entry])).value
         return [File(name=one.name, path=one.path) for one in entries if one.type == "file"]
 
     async def content(self, repository: str, path: str) -> str:
@@ -234,7 +221,13 @@ class Forgejo(Hosting):
         path = f"/repos/{self._path(repository)}/commits"
         # Gitea gives a whole page of commits where a path is named, so each has to be short.
         answer = await self._api.get(
-            path, _CHANGES, path=directory, limit=1, stat=False, verification=False, files=False
+            path,
+            list[_Change],
+            path=directory,
+            limit=1,
+            stat=False,
+            verification=False,
+            files=False,
         )
         changes = answer.value
         return changes[0].created if changes else None
@@ -243,15 +236,15 @@ class Forgejo(Hosting):
         owner, slash, name = query.text.partition("/")
         if query.installation_id is not None:
             path = f"/orgs/{quoted(query.installation_id)}"
-            owner_id, name = (await self._api.get(path, _ORGANIZATION)).value.id, query.text
+            owner_id, name = (await self._api.get(path, _Organization)).value.id, query.text
         elif slash:
             path = f"/users/{quoted(owner)}"
-            owner_id = (await self._api.get(path, _USER)).value.id
+            owner_id = (await self._api.get(path, _User)).value.id
         else:
-            owner_id, name = (await self._api.get("/user", _USER)).value.id, owner
+            owner_id, name = (await self._api.get("/user", _User)).value.id, owner
         answer = await self._api.get(
             "/repos/search",
-            _FOUND,
+            _Found,
             q=name,
             uid=owner_id,
             exclusive=bool(slash or query.installation_id),
@@ -268,7 +261,7 @@ class Forgejo(Hosting):
         wanted = first + query.limit
         found: list[Branch] = []
         for page in range(1, _SEARCHED_PAGES_MAX + 1):
-            answer = await self._api.get(path, _BRANCHES, page=page, limit=_SERVER_PAGE)
+            answer = await self._api.get(path, list[_Branch], page=page, limit=_SERVER_PAGE)
             branches = map(_to_branch, answer.value)
             found += [one for one in branches if query.text.lower() in one.name.lower()]
             if len(found) > wanted or answer.next_page() is None:
@@ -280,13 +273,13 @@ class Forgejo(Hosting):
         """Return what a pull request needs most, if anything."""
         repository = f"/repos/{self._path(pull.repository.full_name)}"
         path = f"{repository}/pulls/{pull.number}"
-        found = (await self._api.get(path, _PULL)).value
+        found = (await self._api.get(path, _Pull)).value
         if not found.mergeable:
             return TaskType.MERGE_CONFLICTS
         path_of_status = f"{repository}/commits/{quoted(found.head.sha)}/status"
-        if (await self._api.get(path_of_status, _STATUS)).value.state in ("failure", "error"):
+        if (await self._api.get(path_of_status, _Status)).value.state in ("failure", "error"):
             return TaskType.FAILING_CHECKS
-        reviews = (await self._api.get(f"{path}/reviews", _REVIEWS, limit=PAGE_MAX)).value
+        reviews = (await self._api.get(f"{path}/reviews", list[_Review], limit=PAGE_MAX)).value
         is_open = any(
             one.state == "REQUEST_CHANGES" and not one.dismissed and not one.stale
             for one in reviews

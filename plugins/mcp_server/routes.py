@@ -76,9 +76,6 @@ class AuthorizationServer(msgspec.Struct, frozen=True, kw_only=True):
     """What keys may be for"""
 
 
-_MESSAGE = msgspec.json.Decoder(Message)
-
-
 class McpServer(Extension[McpServerConfig]):
     """The server; it keeps nothing between two requests."""
 
@@ -173,7 +170,7 @@ class McpServer(Extension[McpServerConfig]):
         a key is as in the API.
         """
         _check_headers(request)
-        message = await read_json(request, _MESSAGE)
+        message = await read_json(request, Message)
         request[AUDITED] = Audited(action="")
         if message.method is UNSET or message.id is UNSET:
             return web.Response(status=HTTPStatus.ACCEPTED)

@@ -44,8 +44,6 @@ from .types import (
 SANDBOXES: Final[web.AppKey[Sandboxes]] = web.AppKey("runtime_api_sandboxes")
 SETTINGS: Final[web.AppKey[RuntimeApiConfig]] = web.AppKey("runtime_api_settings")
 
-_START = msgspec.json.Decoder(RuntimeStart)
-_CHOICE = msgspec.json.Decoder(RuntimeChoice)
 _LISTED: Final = (SandboxStatus.STARTING, SandboxStatus.RUNNING)
 
 
@@ -81,7 +79,7 @@ async def post_start(request: web.Request) -> web.Response:
 
     The same session twice is the same runtime. It is `starting`; ask for it until it is `running`.
     """
-    start = await read_json(request, _START)
+    start = await read_json(request, RuntimeStart)
     sandboxes = request.app[SANDBOXES]
     fallback = request.app[SETTINGS].spec
     spec = choose_spec(sandboxes.specs(), start.image, fallback=fallback)
@@ -204,7 +202,7 @@ def _shown(request: web.Request, sandbox: Sandbox) -> Runtime:
 
 
 async def _chosen(request: web.Request) -> Sandbox:
-    return await _get(request, (await read_json(request, _CHOICE)).runtime_id)
+    return await _get(request, (await read_json(request, RuntimeChoice)).runtime_id)
 
 
 async def _get(request: web.Request, runtime_id: str) -> Sandbox:

@@ -181,9 +181,6 @@ class ExportQuery(msgspec.Struct, frozen=True, kw_only=True):
     """What it does not show; secrets are never shown"""
 
 
-_ORDER = msgspec.json.Decoder(ShareOrder)
-
-
 class Sharing(Extension[SharingConfig]):
     """The routes."""
 
@@ -213,7 +210,7 @@ class Sharing(Extension[SharingConfig]):
         Whoever has the link reads the conversation without a key: what was said and done so far, and
         what is from now on. It shows no secret of yours, and nothing of how the agent is set up.
         """
-        order = await read_json(request, _ORDER)
+        order = await read_json(request, ShareOrder)
         expires_at = None if order.expires_at is None else parse_time(order.expires_at)
         if order.expires_at is not None and expires_at is None:
             loc = ("body", "expires_at")

@@ -223,7 +223,7 @@ class SignIn(Extension[SignInConfig]):
         provider sends it back to `/login` of this server.
         """
         check_login(request)
-        order = await read_json(request, _ATTEMPT)
+        order = await read_json(request, AttemptOrder)
         provider = self._provider(order.provider)
         state, binding, attempt = self._attempts.begin(
             order.provider,
@@ -244,7 +244,7 @@ class SignIn(Extension[SignInConfig]):
         Only for the page that began the sign-in, once. The answer is that of a login with a key.
         """
         check_login(request)
-        order = await read_json(request, _ANSWER)
+        order = await read_json(request, SignInAnswer)
         attempt = self._attempts.take(order.state, order.binding)
         provider = self._provider(attempt.provider)
         provider.check_issuer(order.iss)
@@ -269,7 +269,7 @@ class SignIn(Extension[SignInConfig]):
         `server.trusted_proxies`; everybody else's headers count for nothing.
         """
         check_login(request)
-        order = await read_json(request, _PROXY_ORDER)
+        order = await read_json(request, ProxyOrder)
         config = self.config.proxy
         if not config.user_header:
             raise NotFound("No proxy signs users in here")
@@ -293,7 +293,7 @@ class SignIn(Extension[SignInConfig]):
         For a user of this server who is to sign in by a provider, or by the proxy, from now on.
         Whoever opens the address first and signs in is that user.
         """
-        order = await read_json(request, _INVITATION)
+        order = await read_json(request, InvitationOrder)
         user_id = await request.app[KEYRING].find_user(order.user_name)
         if user_id is None:
             raise NotFound("There is no user of this name; make one first")
@@ -309,7 +309,7 @@ class SignIn(Extension[SignInConfig]):
         The back channel by which a provider says that somebody has logged out there; its token is
         signed, and counts once. Streams of these logins end, too.
         """
-        form = await read_form(request, _LOGOUT)
+        form = await read_form(request, LogoutForm)
         provider = self._provider(path_text(request, "login_provider"))
         claims = await provider.check_logout(form.logout_token)
         subject, session = (_text(claims.get(name)) for name in ("sub", "sid"))
@@ -338,13 +338,6 @@ class SignIn(Extension[SignInConfig]):
         if found is None:
             raise NotFound("There is no provider of this name")
         return found
-
-
-_ATTEMPT = msgspec.json.Decoder(AttemptOrder)
-_ANSWER = msgspec.json.Decoder(SignInAnswer)
-_PROXY_ORDER = msgspec.json.Decoder(ProxyOrder)
-_INVITATION = msgspec.json.Decoder(InvitationOrder)
-_LOGOUT = msgspec.json.Decoder(LogoutForm)
 
 
 def _post(

@@ -160,9 +160,6 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """Number of deliveries that are made again"""
 
 
-_ORDER = msgspec.json.Decoder(WebhookOrder)
-_UPDATE = msgspec.json.Decoder(WebhookUpdate)
-
 ROUTES: Final = Routes()
 
 
@@ -216,7 +213,7 @@ async def post_webhook_subscription(request: web.Request) -> web.Response:
     answers 2xx or the tries are over. The answer is the only one that has the secret. A URL in a
     private network is refused unless the operator allows it.
     """
-    order = await read_json(request, _ORDER)
+    order = await read_json(request, WebhookOrder)
     made = await request.app[WEBHOOKS].add(request[PRINCIPAL].user_id, to_draft(order))
     request.app[COURIER].wake()
     return _answer_new(request, made)
@@ -246,7 +243,7 @@ async def patch_webhook_subscription(request: web.Request) -> web.Response:
 
     Only what is sent is changed. What is waiting is delivered as the subscription says then.
     """
-    wanted = await read_json(request, _UPDATE)
+    wanted = await read_json(request, WebhookUpdate)
     changed = await request.app[WEBHOOKS].update(*_named(request), to_draft(wanted))
     request.app[COURIER].wake()
     return json_response(from_subscription(changed))

@@ -17,8 +17,6 @@ from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
 from agentsvc.http.routes import OF_STARTS, Effect, Example, Routes, Scope
 from agentsvc.http.urls import links_of
 from agentsvc.http.v0.types_conversations import (
-    START_BODY,
-    TITLE_BODY,
     ConversationInfo,
     ConversationPage,
     ConversationSearch,
@@ -61,7 +59,7 @@ async def post_conversation(request: web.Request) -> web.Response:
     event socket, and by `status` of the conversation. With the id of a conversation there is,
     nothing is started, and the answer says how it is.
     """
-    order = to_order(await read_json(request, START_BODY))
+    order = to_order(await read_json(request, StartBody))
     known = await find_view(request, order.alias or order.conversation_id or "")
     answer = await _known(request, order, known) if known else await _start(request, order)
     return json_response(answer)
@@ -125,7 +123,7 @@ async def patch_conversation(request: web.Request) -> web.Response:
     Clients on the event socket are told the title.
     """
     name = conversation_id_of(request)
-    body = await read_json(request, TITLE_BODY)
+    body = await read_json(request, TitleBody)
     view = await find_view(request, name)
     if view is None:
         raise NotFound("Conversation not found", extra=_UNKNOWN)

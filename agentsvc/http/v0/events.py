@@ -14,7 +14,6 @@ from agentsvc.http.v0.frames import ErrorFrame, StateFrame, StatusFrame
 from agentsvc.http.v0.transcripts import TRANSCRIPTS, select
 from agentsvc.http.v0.types_conversations import to_message
 from agentsvc.http.v0.types_events import (
-    MESSAGE_BODY,
     EventSearch,
     History,
     HistoryEvent,
@@ -122,7 +121,7 @@ async def post_message(request: web.Request) -> web.Response:
     One that rests because nobody used it is woken; one that was stopped has to be started first
     (409).
     """
-    body = await read_json(request, MESSAGE_BODY)
+    body = await read_json(request, MessageBody)
     return await _pass_on(request, to_message(body.message, []) or Message())
 
 

@@ -15,7 +15,6 @@ from agentsvc.http.routes import OF_SANDBOXES, Example, Routes, Scope
 from agentsvc.http.v0.conversations import conversation_id_of, find_view, get_view
 from agentsvc.http.v0.types_conversations import StartAnswer, from_known
 from agentsvc.http.v0.types_lifecycle import (
-    START_AGAIN_BODY,
     RuntimeConfig,
     StartAgainBody,
     from_not_running,
@@ -43,7 +42,7 @@ async def post_start(request: web.Request) -> web.Response:
     Its sandbox is resumed; one that runs is left alone. The body may be left out.
     """
     name = conversation_id_of(request)
-    await read_json(request, START_AGAIN_BODY)
+    await read_json(request, StartAgainBody)
     view = await find_view(request, name)
     if view is None:
         extra = {"status": "error", "conversation_id": name}

@@ -11,9 +11,6 @@ from agentsvc.base import BadRequest, Conflict, NotFound, Secret
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SECRETS
 from agentsvc.http.routes import Effect, Example, Routes, Scope
 from agentsvc.http.v0.types_secrets import (
-    PROVIDERS_BODY,
-    SECRET_BODY,
-    SECRET_CHANGE_BODY,
     ProvidersBody,
     Said,
     SecretBody,
@@ -59,7 +56,7 @@ async def post_secret(request: web.Request) -> web.Response:
 
     Refused (400) if there is one of that name. Conversations that are started from now on have it.
     """
-    body = await read_json(request, SECRET_BODY)
+    body = await read_json(request, SecretBody)
     user_id, value = request[PRINCIPAL].user_id, Secret(body.value)
     with _in_words_of_clients():
         await request.app[SECRETS].add_custom_secret(user_id, body.name, value, body.description)
@@ -81,7 +78,7 @@ async def put_secret(request: web.Request) -> web.Response:
     Its value stays. Without a description it has an empty one.
     """
     name = path_text(request, "secret_id")
-    body = await read_json(request, SECRET_CHANGE_BODY)
+    body = await read_json(request, SecretChangeBody)
     user_id = request[PRINCIPAL].user_id
     with _in_words_of_clients():
         await request.app[SECRETS].rename_custom_secret(user_id, name, body.name, body.description)
@@ -115,7 +112,7 @@ async def post_providers(request: web.Request) -> web.Response:
     The whole set is replaced: the token of a provider that is not sent is forgotten. Each token is
     tried at its provider first, and refused (401) if it is not good there.
     """
-    body = await read_json(request, PROVIDERS_BODY)
+    body = await read_json(request, ProvidersBody)
     tokens = to_token_patches(body.provider_tokens)
     await request.app[GIT_PROVIDERS].store_tokens(request[PRINCIPAL].user_id, tokens)
     return json_response(Said(message="Git providers stored"))

@@ -9,7 +9,6 @@ from agentsvc.base import Gone, NotFound
 from agentsvc.http.keys import PRINCIPAL, SECRETS, SETTINGS
 from agentsvc.http.routes import Example, Routes, Scope
 from agentsvc.http.v0.types_settings import (
-    SETTINGS_BODY,
     SettingsBody,
     SettingsStored,
     SettingsView,
@@ -39,7 +38,7 @@ async def post_settings(request: web.Request) -> web.Response:
     It merges: what is not sent stays. Null puts a field back to its default, but leaves
     `llm_model`, `llm_base_url` and the three keys alone, which an empty text clears.
     """
-    body = await read_json(request, SETTINGS_BODY)
+    body = await read_json(request, SettingsBody)
     await request.app[SETTINGS].patch(request[PRINCIPAL].user_id, to_patch(body))
     return json_response(SettingsStored())
 

@@ -202,9 +202,6 @@ class ConversationSearch(msgspec.Struct, frozen=True, kw_only=True):
     """Whether conversations that are parts of another one are listed, too"""
 
 
-START_BODY: Final = msgspec.json.Decoder(StartBody)
-TITLE_BODY: Final = msgspec.json.Decoder(TitleBody)
-
 _STATUSES: Final = {
     SandboxStatus.STARTING: ConversationStatus.STARTING,
     SandboxStatus.RUNNING: ConversationStatus.RUNNING,

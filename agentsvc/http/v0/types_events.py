@@ -81,9 +81,6 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     """The events, the earliest first"""
 
 
-MESSAGE_BODY: Final = msgspec.json.Decoder(MessageBody)
-
-
 def to_range(wanted: EventSearch) -> Range:
     """Return which events are wanted; raises BadRequest for a limit out of its bounds."""
     if not 0 <= wanted.limit <= LIMIT_MAX:

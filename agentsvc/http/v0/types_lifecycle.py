@@ -35,9 +35,6 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the conversation"""
 
 
-START_AGAIN_BODY: Final = msgspec.json.Decoder(StartAgainBody)
-
-
 def is_running(view: ConversationView) -> bool:
     """Whether there is something to stop."""
     return status_of(view) in (ConversationStatus.STARTING, ConversationStatus.RUNNING)

@@ -1,7 +1,7 @@
 """Secrets and provider tokens on the wire of the older generation."""
 
 from collections.abc import Mapping
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -60,11 +60,6 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 
     message: str
     """What was done, in words"""
-
-
-SECRET_BODY: Final = msgspec.json.Decoder(SecretBody)
-SECRET_CHANGE_BODY: Final = msgspec.json.Decoder(SecretChangeBody)
-PROVIDERS_BODY: Final = msgspec.json.Decoder(ProvidersBody)
 
 
 def from_names(names: Mapping[str, str | None]) -> SecretList:

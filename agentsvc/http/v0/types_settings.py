@@ -1,7 +1,7 @@
 """Settings on the wire of the older generation, and their mapping to and from the core's."""
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -77,9 +77,6 @@ class WebConfig(msgspec.Struct, frozen=True, kw_only=True, rename=str.upper):
     """Always empty: nothing is measured about users"""
     feature_flags: FeatureFlags = FeatureFlags()
     """What a front end shows or leaves out"""
-
-
-SETTINGS_BODY: Final = msgspec.json.Decoder(SettingsBody)
 
 
 def to_patch(body: SettingsBody) -> SettingsPatch:

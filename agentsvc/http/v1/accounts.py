@@ -106,9 +106,6 @@ class UserDeletion(msgspec.Struct, frozen=True, kw_only=True):
     """How much the user had when the deletion began"""
 
 
-_ORDER = msgspec.json.Decoder(UserOrder)
-_CHANGE = msgspec.json.Decoder(UserChange)
-
 ROUTES: Final = Routes()
 
 
@@ -141,7 +138,7 @@ async def post_user(request: web.Request) -> web.Response:
 
     The user has no key yet: make one for them.
     """
-    order = await read_json(request, _ORDER)
+    order = await read_json(request, UserOrder)
     user = await request.app[USERS].create(order.name, order.role)
     return _answer_user(request, user)
 
@@ -170,7 +167,7 @@ async def patch_user(request: web.Request) -> web.Response:
     Only what is sent is changed. The last administrator can be neither blocked nor given another
     role (409).
     """
-    change = await read_json(request, _CHANGE)
+    change = await read_json(request, UserChange)
     patch = UserPatch(name=change.name, role=change.role, is_blocked=change.is_blocked)
     user = await request.app[USERS].change(_user_id(request), patch)
     await request.app[OPEN_CONNECTIONS].look()

@@ -112,8 +112,6 @@ class ModelKey(msgspec.Struct, frozen=True, kw_only=True):
     """Always null"""
 
 
-_ORDER = msgspec.json.Decoder(KeyOrder)
-
 ROUTES: Final = Routes()
 
 
@@ -154,7 +152,7 @@ async def post_key(request: web.Request) -> web.Response:
 
 async def create_key(request: web.Request, user_id: str) -> tuple[ApiKey, Secret]:
     """Make the key that a request orders, for a user."""
-    order = await read_json(request, _ORDER)
+    order = await read_json(request, KeyOrder)
     return await request.app[KEYRING].create_key(
         user_id,
         order.name or _DEFAULT_NAME,

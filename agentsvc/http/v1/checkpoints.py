@@ -44,8 +44,6 @@ class RollbackBody(msgspec.Struct, frozen=True, kw_only=True):
     """Id of one of its checkpoints"""
 
 
-_ROLLBACK = msgspec.json.Decoder(RollbackBody)
-
 ROUTES: Final = Routes()
 
 
@@ -88,7 +86,7 @@ async def post_rollback(request: web.Request) -> web.Response:
     live in the sandbox.
     """
     user_id, conversation_id = request[PRINCIPAL].user_id, path_id(request, "conversation_id")
-    wanted = (await read_json(request, _ROLLBACK)).checkpoint_id
+    wanted = (await read_json(request, RollbackBody)).checkpoint_id
     known = await request.app[CONVERSATIONS].checkpoints(user_id, conversation_id)
     message = _message([one.created_at for one in known if one.id == wanted])
     await request.app[PENDING].roll_back(user_id, conversation_id, wanted, message)

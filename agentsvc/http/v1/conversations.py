@@ -48,10 +48,7 @@ class _Begun(msgspec.Struct, frozen=True, kw_only=True):
     id: str
 
 
-_START = msgspec.json.Decoder(StartBody)
-_PATCH = msgspec.json.Decoder(PatchBody)
 _BEGUN = msgspec.json.Decoder(list[_Begun])
-_MESSAGE = msgspec.json.Decoder(SendMessageBody)
 
 ROUTES: Final = Routes()
 
@@ -99,7 +96,7 @@ async def post_app_conversation(request: web.Request) -> web.Response:
     the background. Ask for the task until its status is `READY`, when `app_conversation_id` is
     there, or `ERROR`, when `detail` says why.
     """
-    order = to_order(await read_json(request, _START))
+    order = to_order(await read_json(request, StartBody))
     task = await request.app[CONVERSATIONS].start(request[PRINCIPAL].user_id, order)
     return answer_task(request, task)
 
@@ -144,7 +141,7 @@ async def post_stream_start(request: web.Request) -> web.StreamResponse:
     The answer is a JSON array that grows: the task as it is at once, and again whenever its status
     changes, to the end of the start. Each is on a line of its own.
     """
-    order = to_order(await read_json(request, _START))
+    order = to_order(await read_json(request, StartBody))
     task = await request.app[CONVERSATIONS].start(request[PRINCIPAL].user_id, order)
     return await stream_array(request, _follow(request, task.id))
 
@@ -210,7 +207,7 @@ async def patch_app_conversation(request: web.Request) -> web.Response:
     Only what is sent is changed; null clears a field. The answer is the conversation as it is now.
     """
     conversation_id = path_id(request, "conversation_id")
-    patch = to_patch(await read_json(request, _PATCH))
+    patch = to_patch(await read_json(request, PatchBody))
     with _not_found_as("unknown_app_conversation"):
         view = await request.app[CONVERSATIONS].update(
             request[PRINCIPAL].user_id, conversation_id, patch
@@ -253,7 +250,7 @@ async def post_send_message(request: web.Request) -> web.Response:
     use `pending-messages`.
     """
     conversation_id = path_id(request, "conversation_id")
-    body = await read_json(request, _MESSAGE)
+    body = await read_json(request, SendMessageBody)
     message = to_said(body.role, body.content, loc=("body",))
     status = await request.app[PENDING].send(
         request[PRINCIPAL].user_id, conversation_id, message, run=body.run

@@ -104,7 +104,6 @@ class PageForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _BEGINNING = msgspec.json.Decoder(Beginning | None)
-_TOKEN_REQUEST = msgspec.json.Decoder(TokenRequest)
 _DECISION = msgspec.json.Decoder(Decision, strict=False)
 _PAGE_FORM = msgspec.json.Decoder(PageForm, strict=False)
 
@@ -151,7 +150,7 @@ async def post_token(request: web.Request) -> web.Response:
     """
     request.app[DEVICES].admit(address_of(request))
     try:
-        asked = await read_form(request, _TOKEN_REQUEST)
+        asked = await read_form(request, TokenRequest)
     except (InvalidRequest, BadRequest) as exc:
         raise _refusal("invalid_request", exc.message, detail=exc.detail) from exc
     claim = await request.app[DEVICES].claim(Secret(asked.device_code))

@@ -14,14 +14,14 @@ FORM: Final = "application/x-www-form-urlencoded"
 _FIELDS_MAX: Final = 20
 
 
-async def read_form[T](request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
+async def read_form[T](request: web.Request, kind: type[T] | msgspec.json.Decoder[T]) -> T:
     """Return the fields of a form as a struct; of one given twice, the last counts.
 
     Raises InvalidRequest for a field that is missing or does not fit, BadRequest for what is no
     form.
     """
     if request.content_type != FORM:
-        return await read_json(request, decoder)
+        return await read_json(request, kind)
     text = (await read_text(request)).decode()
     try:
         fields = dict(parse_qsl(text, max_num_fields=_FIELDS_MAX))
@@ -29,4 +29,4 @@ async def read_form[T](request: web.Request, decoder: msgspec.json.Decoder[T]) -
         raise BadRequest("The body is not a form", detail=str(exc)) from exc
     for name, value in fields.items():
         check_text(name + value, ("body",))
-    return decode(encode(fields), decoder)
+    return decode(encode(fields), kind)

@@ -75,8 +75,6 @@ class RemovalQuery(msgspec.Struct, frozen=True, kw_only=True):
     limit: Limit = PAGE_MAX
 
 
-_RULES = msgspec.json.Decoder(SandboxRules)
-
 ROUTES: Final = Routes()
 
 
@@ -105,7 +103,7 @@ async def put_rules(request: web.Request) -> web.Response:
     All are set: one that is left out, or null, is left to the spec of the sandbox, and then
     to the server. They count for all sandboxes of the user from now on.
     """
-    rules = _to_rules(await read_json(request, _RULES))
+    rules = _to_rules(await read_json(request, SandboxRules))
     settings = await request.app[SETTINGS].change(
         request[PRINCIPAL].user_id, lambda old: _with_rules(old, rules)
     )

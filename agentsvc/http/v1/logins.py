@@ -98,9 +98,6 @@ class LinkInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the user whom the link logs in"""
 
 
-_ORDER = msgspec.json.Decoder(LoginOrder)
-_LINK_ORDER = msgspec.json.Decoder(LinkOrder)
-
 ROUTES: Final = Routes()
 
 
@@ -120,7 +117,7 @@ async def post_login(request: web.Request) -> web.Response:
     For pages of this server. The cookie is half of a login: a page keeps `page_token`, the other
     half, and sends it as `X-Agentsvc-Login`.
     """
-    order = await read_json(request, _ORDER)
+    order = await read_json(request, LoginOrder)
     login, token = await _begin(request, order)
     return answer_login(request, login, token)
 
@@ -150,7 +147,7 @@ async def post_link(request: web.Request) -> web.Response:
     For the page that asks whether to log in; the link is not used up.
     """
     request.app[LOGINS].admit(address_of(request))
-    order = await read_json(request, _LINK_ORDER)
+    order = await read_json(request, LinkOrder)
     user_name = await request.app[LOGINS].find_user_of_link(Secret(order.token))
     return json_response(LinkInfo(user_name=user_name))
 

@@ -30,8 +30,6 @@ class ModelHostList(msgspec.Struct, frozen=True, kw_only=True):
     """Those that administrators have added"""
 
 
-_HOST: Final = msgspec.json.Decoder(ModelHost)
-
 ROUTES: Final = Routes()
 
 
@@ -58,7 +56,7 @@ async def post_model_host(request: web.Request) -> web.Response:
 
     For all users and at once; a sandbox that is there already does not reach it.
     """
-    host = (await read_json(request, _HOST)).host
+    host = (await read_json(request, ModelHost)).host
     try:
         parse_policy(Mode.ALLOWLIST, [host])
     except BadHost as exc:

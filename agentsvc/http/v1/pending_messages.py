@@ -3,7 +3,6 @@
 from http import HTTPStatus
 from typing import Final
 
-import msgspec
 from aiohttp import web
 
 from agentsvc.base import BadRequest, Conflict, Gone, QuotaExceeded, TooManyRequests
@@ -20,8 +19,6 @@ from agentsvc.http.v1.types_pending import (
     to_pending,
 )
 from agentsvc.http.wire import SUCCESS, Success, json_response, path_id, path_text, read_json
-
-_PENDING = msgspec.json.Decoder(PendingBody)
 
 ROUTES: Final = Routes()
 
@@ -50,7 +47,7 @@ async def post_pending_message(request: web.Request) -> web.Response:
     once. At most 10 wait (429).
     """
     reference = path_text(request, "conversation_id")
-    message = to_pending(await read_json(request, _PENDING))
+    message = to_pending(await read_json(request, PendingBody))
     queued = await request.app[PENDING].queue(request[PRINCIPAL].user_id, reference, message)
     return _answer(request, queued)
 

@@ -97,7 +97,6 @@ class RenameProfile(msgspec.Struct, frozen=True, kw_only=True):
 _NEW_NAME: Final[web.RequestKey[str]] = web.RequestKey("new_name", str)
 
 _SAVE = msgspec.json.Decoder(SaveProfile | None)
-_RENAME = msgspec.json.Decoder(RenameProfile)
 
 ROUTES: Final = Routes()
 
@@ -200,7 +199,7 @@ async def post_rename(request: web.Request) -> web.Response:
     The settings stay as they are.
     """
     name = _path_name(request)
-    body = await read_json(request, _RENAME)
+    body = await read_json(request, RenameProfile)
     new_name = profiles.check_profile_name(body.new_name, loc=("body", "new_name"))
     request[_NEW_NAME] = new_name
     settings = await request.app[SETTINGS].change(

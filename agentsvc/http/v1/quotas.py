@@ -51,8 +51,6 @@ class Days(msgspec.Struct, frozen=True, kw_only=True):
     """How many days of UTC, today included"""
 
 
-_LIMITS = msgspec.json.Decoder(QuotaLimits)
-
 ROUTES: Final = Routes()
 
 
@@ -123,7 +121,7 @@ async def put_quotas(request: web.Request) -> web.Response:
     All four are set: one that is left out, or null, is no limit. What runs already goes on. The
     answer tells what the user has used.
     """
-    limits = await read_json(request, _LIMITS)
+    limits = await read_json(request, QuotaLimits)
     user = await request.app[USERS].get(path_text(request, "user_id"))
     await request.app[QUOTAS].set(user.id, Quotas(**msgspec.structs.asdict(limits)))
     return json_response(await _usage_of(request, user.id))

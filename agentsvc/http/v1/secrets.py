@@ -109,10 +109,6 @@ class GitProvidersStored(msgspec.Struct, frozen=True, kw_only=True, omit_default
     Left out where all have answered"""
 
 
-_NEW = msgspec.json.Decoder(NewSecret)
-_CHANGE = msgspec.json.Decoder(SecretChange)
-_PROVIDERS = msgspec.json.Decoder(GitProviders)
-
 ROUTES: Final = Routes()
 
 
@@ -151,7 +147,7 @@ async def post_secret(request: web.Request) -> web.Response:
     One of the same name is replaced. Conversations that are started from now on have it; a name
     that cannot be an environment variable is refused.
     """
-    new = await read_json(request, _NEW)
+    new = await read_json(request, NewSecret)
     await request.app[SECRETS].set_custom_secret(
         request[PRINCIPAL].user_id, new.name, Secret(new.value), new.description
     )
@@ -172,7 +168,7 @@ async def post_git_providers(request: web.Request) -> web.Response:
     The whole set is replaced: the token of a provider that is not sent is forgotten. Each token is
     tried at its provider first, and refused (401) if it is not good there.
     """
-    body = await read_json(request, _PROVIDERS)
+    body = await read_json(request, GitProviders)
     user_id = request[PRINCIPAL].user_id
     patch, tokens = _changes(body)
     unchecked = await request.app[GIT_PROVIDERS].store_tokens(user_id, tokens)
@@ -208,7 +204,7 @@ async def put_secret(request: web.Request) -> web.Response:
     Its value stays. Without a description it has an empty one.
     """
     name = path_text(request, "secret_id")
-    change = await read_json(request, _CHANGE)
+    change = await read_json(request, SecretChange)
     user_id, description = request[PRINCIPAL].user_id, change.description or ""
     try:
         await request.app[SECRETS].rename_custom_secret(user_id, name, change.name, description)

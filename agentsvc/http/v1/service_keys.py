@@ -34,8 +34,6 @@ class ServiceKeyInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the key is called"""
 
 
-_ORDER = msgspec.json.Decoder(ServiceKeyOrder)
-
 ROUTES: Final = Routes()
 
 
@@ -57,7 +55,7 @@ async def post_key(request: web.Request) -> web.Response:
     key, which is one of the scope `service` in `X-Service-API-Key`.
     """
     user_id, org_id = path_id(request, "user_id"), path_id(request, "org_id")
-    order = await read_json(request, _ORDER)
+    order = await read_json(request, ServiceKeyOrder)
     if org_id != user_id:
         raise NotAllowed("The user is not a member of this organization")
     key = await request.app[SERVICE_KEYS].make(request[PRINCIPAL].key_id, user_id, order.name)

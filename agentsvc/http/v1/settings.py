@@ -9,7 +9,6 @@ from agentsvc.http.keys import CONFIG, MODEL_HOSTS, PRINCIPAL, SECRETS, SETTINGS
 from agentsvc.http.routes import Example, Routes, Scope
 from agentsvc.http.v1.settings_schema import AGENT_SCHEMA, CONVERSATION_SCHEMA, Schema
 from agentsvc.http.v1.types_settings import (
-    SETTINGS_BODY,
     SettingsBody,
     SettingsStored,
     SettingsView,
@@ -57,7 +56,7 @@ async def post_settings(request: web.Request) -> web.Response:
     `llm_model`, `llm_base_url` and the three keys alone, which an empty text clears. Where a value
     is sent in both forms, the nested one counts. A nested value that does not fit is a 400.
     """
-    body = await read_json(request, SETTINGS_BODY)
+    body = await read_json(request, SettingsBody)
     change = to_change(body)
     await request.app[SETTINGS].change(
         request[PRINCIPAL].user_id,

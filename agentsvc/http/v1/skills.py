@@ -50,9 +50,6 @@ class SwitchAcpModel(msgspec.Struct, frozen=True, kw_only=True):
     """Name that the agent has for the model"""
 
 
-_SWITCH_ACP: Final = msgspec.json.Decoder(SwitchAcpModel)
-_SWITCH: Final = msgspec.json.Decoder(SwitchProfile)
-
 ROUTES: Final = Routes()
 
 
@@ -92,7 +89,7 @@ async def post_switch_profile(request: web.Request) -> web.Response:
     run.
     """
     conversation_id = path_id(request, "conversation_id")
-    name = (await read_json(request, _SWITCH)).profile_name
+    name = (await read_json(request, SwitchProfile)).profile_name
     user_id = request[PRINCIPAL].user_id
     await request.app[LIVE_SETTINGS].switch_profile(user_id, conversation_id, name)
     return json_response(SUCCESS)
@@ -114,7 +111,7 @@ async def post_switch_acp_model(request: web.Request) -> web.Response:
     the sandbox does not run.
     """
     conversation_id = path_id(request, "conversation_id")
-    model = (await read_json(request, _SWITCH_ACP)).model
+    model = (await read_json(request, SwitchAcpModel)).model
     user_id = request[PRINCIPAL].user_id
     await request.app[LIVE_SETTINGS].switch_acp_model(user_id, conversation_id, model)
     return json_response(SUCCESS)

@@ -182,9 +182,6 @@ class Expose(msgspec.Struct, frozen=True, kw_only=True):
     sandbox of the user in `X-Session-API-Key`"""
 
 
-SETTINGS_BODY: Final = msgspec.json.Decoder(SettingsBody)
-
-
 def to_change(body: SettingsBody) -> Change:
     """Return the change a body asks for; raises InvalidRequest for what is wrong in it.
 

@@ -31,9 +31,7 @@ from agentsvc.http.wire import (
 
 PREFIX: Final = "/api/v1/webhooks"
 
-_RAW = msgspec.json.Decoder(msgspec.Raw)
 _INFO = msgspec.json.Decoder(ConversationInfo)
-_QUESTION = msgspec.json.Decoder(Question)
 _EVENTS = msgspec.json.Decoder(EventsBody)
 
 ROUTES: Final = Routes()
@@ -79,7 +77,7 @@ async def post_conversation(request: web.Request) -> web.Response:
     taken over.
     """
     sandbox = calling_sandbox(request)
-    info = await read_json(request, _RAW, wide_integers=True)
+    info = await read_json(request, msgspec.Raw, wide_integers=True)
     decode(info, _INFO)
     await request.app[CALLBACKS].receive_conversation(sandbox, bytes(info))
     return json_response(SUCCESS)
@@ -126,7 +124,7 @@ async def post_replay(request: web.Request) -> web.Response:
     """
     sandbox = calling_sandbox(request)
     conversation_id = path_id(request, "conversation_id")
-    question = await read_json(request, _QUESTION, wide_integers=True)
+    question = await read_json(request, Question, wide_integers=True)
     return json_response(await request.app[REPLAYS].answer(sandbox, conversation_id, question))
 
 

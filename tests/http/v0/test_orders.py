@@ -18,8 +18,8 @@ from agentsvc.domain.orders import (
     Trigger,
 )
 from agentsvc.http.v0.transcripts import Range, select
-from agentsvc.http.v0.types_conversations import START_BODY, to_order
-from agentsvc.http.v0.types_settings import SETTINGS_BODY, from_settings, to_patch
+from agentsvc.http.v0.types_conversations import StartBody, to_order
+from agentsvc.http.v0.types_settings import SettingsBody, from_settings, to_patch
 from agentsvc.http.v0.user_actions import ActionBody, to_user_action
 from agentsvc.http.wire import decode
 from agentsvc.settings.fields import Settings, SettingsPatch
@@ -35,11 +35,11 @@ TASK = {
 
 
 def order(**members: Any) -> StartOrder:
-    return to_order(decode(json.dumps(members).encode(), START_BODY))
+    return to_order(decode(json.dumps(members).encode(), StartBody))
 
 
 def patch(**members: Any) -> SettingsPatch:
-    return to_patch(decode(json.dumps(members).encode(), SETTINGS_BODY))
+    return to_patch(decode(json.dumps(members).encode(), SettingsBody))
 
 
 def test_an_empty_body_is_an_order_that_waits_for_input() -> None:

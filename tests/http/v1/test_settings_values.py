@@ -17,7 +17,7 @@ from agentsvc.domain.agent_options import (
     Tool,
     VerificationOptions,
 )
-from agentsvc.http.v1.types_settings import SETTINGS_BODY, from_settings, to_change
+from agentsvc.http.v1.types_settings import SettingsBody, from_settings, to_change
 from agentsvc.settings.fields import Settings
 from tests.settings.test_settings import for_every, secrets, settings_records, words
 
@@ -99,7 +99,7 @@ def as_posted(read: dict[str, Any]) -> dict[str, Any]:
 
 
 def changed(settings: Settings, body: dict[str, Any]) -> Settings:
-    return to_change(SETTINGS_BODY.decode(json.dumps(body)))(settings)
+    return to_change(msgspec.json.decode(json.dumps(body), type=SettingsBody))(settings)
 
 
 @for_every
