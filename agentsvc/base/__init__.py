@@ -85,6 +85,7 @@ from agentsvc.base.values import NO_CONTROL as NO_CONTROL
 from agentsvc.base.values import Secret as Secret
 from agentsvc.base.values import SentSecret as SentSecret
 from agentsvc.base.values import ShownSecret as ShownSecret
+from agentsvc.base.values import copy_to as copy_to
 from agentsvc.base.values import dashed as dashed
 from agentsvc.base.values import decode_cursor as decode_cursor
 from agentsvc.base.values import decoder_of as decoder_of

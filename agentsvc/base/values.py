@@ -82,6 +82,12 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
+def copy_to[T: msgspec.Struct](kind: type[T], source: Any, **given: Any) -> T:
+    """Return a struct with what a source calls as its fields are called; what is given counts instead."""
+    names = [name for name in kind.__struct_fields__ if name not in given and hasattr(source, name)]
+    return kind(**{name: getattr(source, name) for name in names}, **given)
+
+
 def decoder_of[T](kind: type[T] | msgspec.json.Decoder[T]) -> msgspec.json.Decoder[T]:
     """Return the decoder of a type, which is made once, or the one that is given."""
     if isinstance(kind, msgspec.json.Decoder):

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from agentsvc.agentserver import ConversationStats
+from agentsvc.base import copy_to
 from agentsvc.conversations.event_log import EventHead
 from agentsvc.conversations.model import Conversation, Facts, Metrics, TokenUsage
 from agentsvc.domain import ExecutionStatus
@@ -66,16 +67,7 @@ def learn_stats(conversation: Conversation, stats: ConversationStats, at: str) -
         model_name=models[0] if models else "default",
         accumulated_cost=stats.accumulated_cost,
         max_budget_per_task=conversation.max_budget,
-        accumulated_token_usage=TokenUsage(
-            model=models[0] if models else "",
-            prompt_tokens=tokens.prompt_tokens,
-            completion_tokens=tokens.completion_tokens,
-            cache_read_tokens=tokens.cache_read_tokens,
-            cache_write_tokens=tokens.cache_write_tokens,
-            reasoning_tokens=tokens.reasoning_tokens,
-            context_window=tokens.context_window,
-            per_turn_token=tokens.per_turn_token,
-        ),
+        accumulated_token_usage=copy_to(TokenUsage, tokens, model=models[0] if models else ""),
     )
     facts = msgspec.structs.replace(conversation.facts, stats_at=at)
     return msgspec.structs.replace(conversation, metrics=metrics, facts=facts)

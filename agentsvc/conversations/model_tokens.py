@@ -21,6 +21,7 @@ from agentsvc.base import (
     NotAuthenticated,
     QuotaExceeded,
     Secret,
+    copy_to,
     new_id,
     new_key,
     now,
@@ -291,26 +292,22 @@ _stored: Final = msgspec.json.Decoder(_Stored)
 
 
 def _seal(vault: Vault, token_hash: str, upstream: Upstream) -> bytes:
-    plain = _Stored(
-        model=upstream.model,
-        base_url=upstream.base_url,
+    plain = copy_to(
+        _Stored,
+        upstream,
         api_key=upstream.api_key.reveal() if upstream.api_key else None,
         headers={name: value.reveal() for name, value in upstream.headers.items()},
-        input_cost_per_token=upstream.input_cost_per_token,
-        output_cost_per_token=upstream.output_cost_per_token,
     )
     return vault.seal(msgspec.json.encode(plain), _context(token_hash))
 
 
 def _open(vault: Vault, row: Row) -> Upstream:
     plain = _stored.decode(vault.unseal(row["sealed"], _context(row["token_hash"])))
-    return Upstream(
-        model=plain.model,
-        base_url=plain.base_url,
+    return copy_to(
+        Upstream,
+        plain,
         api_key=Secret(plain.api_key) if plain.api_key else None,
         headers={name: Secret(value) for name, value in plain.headers.items()},
-        input_cost_per_token=plain.input_cost_per_token,
-        output_cost_per_token=plain.output_cost_per_token,
     )
 
 

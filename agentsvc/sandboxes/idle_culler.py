@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Final
 
 from agentsvc.agentserver import AgentClient
-from agentsvc.base import AgentsvcError, Supervisor, now
+from agentsvc.base import AgentsvcError, Supervisor, copy_to, now
 from agentsvc.config import SandboxesConfig
 from agentsvc.plugin import IdleRules, Phase
 from agentsvc.sandboxes.admission.capacity import Held
@@ -141,13 +141,7 @@ class IdleCuller:
 
 def defaults_of(config: SandboxesConfig) -> IdleRules:
     """Return the rules for sandboxes of which neither spec nor user says anything."""
-    return IdleRules(
-        pause_after_seconds=config.pause_after_seconds,
-        reclaim_after_seconds=config.reclaim_after_seconds,
-        hibernate_after_seconds=config.hibernate_after_seconds,
-        stop_after_seconds=config.stop_after_seconds,
-        delete_after_seconds=config.delete_after_seconds,
-    )
+    return copy_to(IdleRules, config)
 
 
 async def rules_for(unused: Unused, settings: SettingsStore, defaults: IdleRules) -> IdleRules:

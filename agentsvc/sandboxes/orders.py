@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base import Secret, sha256
+from agentsvc.base import Secret, copy_to, sha256
 from agentsvc.models import host_of
 from agentsvc.plugin import AGENT_OUTPUT, Network, Order, Spec
 from agentsvc.plugin.egress import Address, BadHost, Mode, parse_host, parse_policy, split_port
@@ -173,23 +173,4 @@ def _ordered(
     if any(port.name == AGENT_PORT for port in spec.ports):
         # By it, programs in the sandbox find the agent server beside them.
         env = {"AGENT_SERVER_PORT": f"{{port.{AGENT_PORT}}}", **env}
-    return Order(
-        sandbox_id=sandbox_id,
-        image=spec.image,
-        base=spec.base,
-        command=spec.command,
-        env=dict(env),
-        secret_env=dict(secret_env),
-        working_dir=spec.working_dir,
-        ports=spec.ports,
-        limits=spec.limits,
-        options=spec.options,
-        resource_factor=spec.resource_factor,
-        isolation=spec.isolation,
-        network=spec.network,
-        allow_hosts=spec.allow_hosts,
-        reaches=spec.reaches,
-        models=spec.models,
-        layer=spec.layer,
-        copy_of=spec.copy_of,
-    )
+    return copy_to(Order, spec, sandbox_id=sandbox_id, env=dict(env), secret_env=dict(secret_env))

@@ -6,7 +6,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from agentsvc.base import stored_or_none, to_stored
+from agentsvc.base import copy_to, stored_or_none, to_stored
 from agentsvc.extension.web import Time
 
 from .model import Attempt, AttemptOrder, AttemptStatus
@@ -101,18 +101,12 @@ def to_info(shown: Shown, *, with_output: bool = True) -> AttemptSetInfo:
 
 def _to_attempt(one: Attempt, *, with_output: bool) -> AttemptInfo:
     took = one.ended_at - one.started_at if one.ended_at and one.started_at else None
-    return AttemptInfo(
-        number=one.number,
-        conversation_id=one.conversation_id,
-        model=one.model,
-        status=one.status,
+    return copy_to(
+        AttemptInfo,
+        one,
         detail=one.detail or None,
-        files=one.files,
-        additions=one.additions,
-        deletions=one.deletions,
         test_exit_code=one.exit_code,
         test_output=(one.output or None) if with_output else None,
-        cost=one.cost,
         started_at=stored_or_none(one.started_at),
         ended_at=stored_or_none(one.ended_at),
         duration_seconds=round(max(0.0, took.total_seconds()), 3) if took else None,

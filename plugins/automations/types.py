@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from agentsvc.base import ShownSecret, stored_or_none, to_stored
+from agentsvc.base import ShownSecret, copy_to, stored_or_none, to_stored
 from agentsvc.extension.web import Time
 
 from .model import (
@@ -255,16 +255,12 @@ def from_run(run: Run) -> AutomationRun:
     if run.started_at is not None and run.completed_at is not None:
         # The clock may have been put back.
         duration = max(0.0, round((run.completed_at - run.started_at).total_seconds(), 3))
-    return AutomationRun(
-        id=run.id,
-        automation_id=run.automation_id,
-        status=run.status,
+    return copy_to(
+        AutomationRun,
+        run,
         trigger_source=run.source,
-        attempt=run.attempt,
-        conversation_id=run.conversation_id,
         error_detail=run.error_detail or None,
         result=run.result or None,
-        cost=run.cost,
         duration_seconds=duration,
         due_at=to_stored(run.due_at),
         created_at=to_stored(run.created_at),

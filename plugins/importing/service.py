@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base import now, parse_uuid
+from agentsvc.base import copy_to, now, parse_uuid
 from agentsvc.extension.history import (
     Conversation,
     Conversations,
@@ -188,29 +188,19 @@ class Importer:
         if found.parent_id and not has_parent and not self._plan.is_dry:
             notes = (*notes, "the conversation it belongs to is not here")
         created_at = found.created_at or history.first_at or now()
-        return Conversation(
-            id=found.id,
+        return copy_to(
+            Conversation,
+            found,
             user_id=self._plan.user_id,
-            alias=found.alias,
             sandbox_id=None,
             title=found.title or default_title(found.id),
             title_source=TitleSource.USER if found.title else TitleSource.DEFAULT,
             selected_repository=found.repository,
             selected_branch=found.branch,
             git_provider=found.provider,
-            trigger=found.trigger,
-            pr_number=found.pr_number,
-            llm_model=found.llm_model,
-            agent_kind=found.agent_kind,
-            metrics=found.metrics,
             facts=Facts(),
             parent_id=found.parent_id if has_parent else None,
-            is_public=found.is_public,
-            tags=found.tags,
             working_dir="",
-            generation=found.generation,
-            execution_status=found.execution_status,
-            max_budget=found.max_budget,
             is_ready=True,
             start_failed=False,
             start_detail=None,

@@ -17,7 +17,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from agentsvc.base import now
+from agentsvc.base import copy_to, now
 from agentsvc.plugin import Isolation, Limits, LogLine, Network, Order, Port
 
 from .files import read_whole, remove_directory
@@ -477,18 +477,8 @@ def new_record(
     instance_id: str, order: Order, *, root: Path, callback: str, way_out: WayOut = WayOut.HOST
 ) -> Record:
     """Return the record of a sandbox that is about to be made."""
-    return Record(
-        instance_id=instance_id,
-        sandbox_id=order.sandbox_id,
-        created_at=now(),
-        temp=new_temp_name(root),
-        working_dir=order.working_dir,
-        ports=order.ports,
-        network=order.network,
-        allow_hosts=order.allow_hosts,
-        reaches=order.reaches,
-        models=order.models,
-        limits=order.limits,
+    return copy_to(
+        Record, order, instance_id=instance_id, created_at=now(), temp=new_temp_name(root)
     ).connected(way_out, callback)
 
 

@@ -6,7 +6,16 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Meta, UnsetType
 
-from agentsvc.base import Conflict, NotFound, Secret, ShownSecret, stated, stored_or_none, to_stored
+from agentsvc.base import (
+    Conflict,
+    NotFound,
+    Secret,
+    ShownSecret,
+    copy_to,
+    stated,
+    stored_or_none,
+    to_stored,
+)
 from agentsvc.extension.network import WEBHOOK_URL
 from agentsvc.extension.web import (
     PRINCIPAL,
@@ -361,14 +370,11 @@ def to_draft(wanted: WebhookOrder | WebhookUpdate) -> SubscriptionDraft:
 def from_subscription(subscription: Subscription) -> WebhookInfo:
     """Return what is shown of a subscription."""
     kinds = subscription.event_kinds
-    return WebhookInfo(
-        id=subscription.id,
-        url=subscription.url,
-        description=subscription.description,
+    return copy_to(
+        WebhookInfo,
+        subscription,
         event_kinds=None if kinds is None else list(kinds),
         changes=list(subscription.changes),
-        is_enabled=subscription.is_enabled,
-        disabled_reason=subscription.disabled_reason,
         quiet_until=stored_or_none(subscription.quiet_until),
         former_secret_until=stored_or_none(subscription.former_until),
         created_at=to_stored(subscription.created_at),
@@ -379,15 +385,10 @@ def from_subscription(subscription: Subscription) -> WebhookInfo:
 def from_delivery(delivery: Delivery) -> DeliveryInfo:
     """Return what is shown of a delivery."""
     is_pending = delivery.state is DeliveryState.PENDING
-    return DeliveryInfo(
-        id=delivery.id,
-        type=delivery.type,
+    return copy_to(
+        DeliveryInfo,
+        delivery,
         about_id=delivery.lane,
-        seq=delivery.seq,
-        state=delivery.state,
-        attempts=delivery.attempts,
-        status=delivery.status,
-        reason=delivery.reason,
         created_at=to_stored(delivery.created_at),
         next_attempt_at=stored_or_none(delivery.due_at if is_pending else None),
         settled_at=stored_or_none(delivery.settled_at),

@@ -7,7 +7,15 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from agentsvc.base import InvalidRequest, Problems, ShownSecret, matching, parse_uuid, to_stored
+from agentsvc.base import (
+    InvalidRequest,
+    Problems,
+    ShownSecret,
+    copy_to,
+    matching,
+    parse_uuid,
+    to_stored,
+)
 from agentsvc.conversations import ConversationQuery, ConversationView, Generation, default_title
 from agentsvc.domain import (
     Content,
@@ -367,13 +375,7 @@ def _says_why(body: StartBody) -> bool:
 def _to_task(body: SuggestedTaskBody | None) -> SuggestedTask | None:
     if body is None:
         return None
-    return SuggestedTask(
-        provider=body.git_provider,
-        task_type=body.task_type,
-        repo=body.repo,
-        issue_number=body.issue_number,
-        title=body.title,
-    )
+    return copy_to(SuggestedTask, body, provider=body.git_provider)
 
 
 def _trigger(body: StartBody) -> Trigger:

@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from agentsvc.base import stated
+from agentsvc.base import copy_to, stated
 from agentsvc.domain import Provider, SuggestedTask, TaskType
 from agentsvc.git import (
     Branch,
@@ -238,16 +238,12 @@ def from_account(account: GitAccount) -> UserView:
 
 def from_repository(one: Repository, link_header: str | None = None) -> RepositoryView:
     """Return a repository as shown; the link is the one to the next page, if there is one."""
-    return RepositoryView(
-        id=one.id,
-        full_name=one.full_name,
+    return copy_to(
+        RepositoryView,
+        one,
         git_provider=one.provider,
-        is_public=one.is_public,
         stargazers_count=one.stars,
         link_header=link_header,
-        pushed_at=one.pushed_at,
-        owner_type=one.owner_type,
-        main_branch=one.main_branch,
     )
 
 
@@ -289,13 +285,7 @@ def _is_page(query: BranchesQuery) -> bool:
 
 def from_task(one: SuggestedTask) -> SuggestedTaskView:
     """Return a task as shown."""
-    return SuggestedTaskView(
-        git_provider=Provider(one.provider),
-        task_type=one.task_type,
-        repo=one.repo,
-        issue_number=one.issue_number,
-        title=one.title,
-    )
+    return copy_to(SuggestedTaskView, one, git_provider=Provider(one.provider))
 
 
 def from_files(files: list[File], created_at: str) -> list[MicroagentView]:

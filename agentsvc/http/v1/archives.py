@@ -7,7 +7,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from agentsvc.base import Conflict, Gone, NotFound, to_stored
+from agentsvc.base import Conflict, Gone, NotFound, copy_to, to_stored
 from agentsvc.conversations import Archive, ArchiveState, StartTask
 from agentsvc.domain import WhenFull
 from agentsvc.http.keys import ARCHIVES, CONVERSATIONS, PRINCIPAL
@@ -126,14 +126,7 @@ async def post_fork(request: web.Request) -> web.Response:
     """
     conversation_id = path_id(request, "conversation_id")
     body = await read_json(request, _FORK, default=None) or ForkBody()
-    order = to_order(
-        StartBody(
-            title=body.title,
-            initial_message=body.initial_message,
-            llm_model=body.llm_model,
-            when_full=body.when_full,
-        )
-    )
+    order = to_order(copy_to(StartBody, body))
     task = await request.app[CONVERSATIONS].fork(
         request[PRINCIPAL].user_id, conversation_id, order, up_to=body.up_to_event_id
     )
@@ -193,15 +186,9 @@ async def delete_archive(request: web.Request) -> web.Response:
 
 
 def _from_archive(archive: Archive) -> ArchiveView:
-    return ArchiveView(
-        id=archive.id,
-        conversation_id=archive.conversation_id,
-        title=archive.title,
-        state=archive.state,
+    return copy_to(
+        ArchiveView,
+        archive,
         detail=archive.reason or None,
-        size_bytes=archive.size_bytes,
-        unpacked_bytes=archive.unpacked_bytes,
-        files=archive.files,
-        skipped=archive.skipped,
         created_at=to_stored(archive.created_at),
     )

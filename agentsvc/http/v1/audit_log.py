@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import web
 
 from agentsvc.accounts import Entry, EntryQuery
-from agentsvc.base import to_stored
+from agentsvc.base import copy_to, to_stored
 from agentsvc.http.keys import AUDIT, PRINCIPAL
 from agentsvc.http.routes import Routes, Scope
 from agentsvc.http.wire import PAGE_MAX, Limit, Page, Time, find_time, json_response, read_query
@@ -115,15 +115,11 @@ async def _answer(request: web.Request, query: MyAuditQuery, user_id: str | None
 
 
 def _from_entry(entry: Entry) -> AuditEntry:
-    return AuditEntry(
-        number=entry.number,
+    return copy_to(
+        AuditEntry,
+        entry,
         at=to_stored(entry.at),
         user_id=entry.user_id or None,
         user_name=entry.user_name or None,
-        key_id=entry.key_id,
-        action=entry.action,
-        subject=entry.subject,
-        status=entry.status,
-        address=entry.address,
         request_id=entry.request_id or None,
     )

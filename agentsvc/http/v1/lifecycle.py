@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from agentsvc.base import NotFound, to_stored
+from agentsvc.base import NotFound, copy_to, to_stored
 from agentsvc.http.keys import PRINCIPAL, SANDBOXES, SETTINGS
 from agentsvc.http.routes import Example, Routes, Scope
 from agentsvc.http.wire import PAGE_MAX, Limit, Time, json_response, read_json, read_query
@@ -136,32 +136,17 @@ def _with_rules(old: Settings | None, rules: IdleRules) -> Settings:
 
 
 def _to_rules(body: SandboxRules) -> IdleRules:
-    return IdleRules(
-        pause_after_seconds=body.pause_after_seconds,
-        reclaim_after_seconds=body.reclaim_after_seconds,
-        hibernate_after_seconds=body.hibernate_after_seconds,
-        stop_after_seconds=body.stop_after_seconds,
-        delete_after_seconds=body.delete_after_seconds,
-    )
+    return copy_to(IdleRules, body)
 
 
 def _from_rules(rules: IdleRules) -> SandboxRules:
-    return SandboxRules(
-        pause_after_seconds=rules.pause_after_seconds,
-        reclaim_after_seconds=rules.reclaim_after_seconds,
-        hibernate_after_seconds=rules.hibernate_after_seconds,
-        stop_after_seconds=rules.stop_after_seconds,
-        delete_after_seconds=rules.delete_after_seconds,
-    )
+    return copy_to(SandboxRules, rules)
 
 
 def _from_removal(removal: Removal) -> RemovalView:
-    return RemovalView(
-        sandbox_id=removal.sandbox_id,
-        user_id=removal.user_id,
+    return copy_to(
+        RemovalView,
+        removal,
         sandbox_spec_id=removal.spec_id,
-        backend=removal.backend,
-        reason=removal.reason,
-        tries=removal.tries,
         next_try_at=to_stored(removal.due_at) if removal.due_at else None,
     )

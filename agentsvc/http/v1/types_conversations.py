@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from agentsvc.base import BadRequest, ShownSecret, matching, parse_uuid, stated, to_stored
+from agentsvc.base import BadRequest, ShownSecret, copy_to, matching, parse_uuid, stated, to_stored
 from agentsvc.conversations import (
     SERVER_TAG,
     ConversationPatch,
@@ -228,29 +228,20 @@ def from_view(view: ConversationView, links: Links) -> AppConversation:
     """Return a conversation as clients see it."""
     conversation, status = view.conversation, view.sandbox_status
     has_agent = status is SandboxStatus.RUNNING
-    return AppConversation(
-        id=conversation.id,
+    return copy_to(
+        AppConversation,
+        conversation,
         created_by_user_id=None,
         sandbox_id=conversation.sandbox_id or "",
-        selected_repository=conversation.selected_repository,
-        selected_branch=conversation.selected_branch,
-        git_provider=conversation.git_provider,
-        title=conversation.title,
-        trigger=conversation.trigger,
         pr_number=list(conversation.pr_number),
-        llm_model=conversation.llm_model,
-        agent_kind=conversation.agent_kind,
-        metrics=conversation.metrics,
         parent_conversation_id=conversation.parent_id,
         sub_conversation_ids=list(conversation.sub_ids),
         public=conversation.is_public,
-        tags=conversation.tags,
         labels=list(conversation.facts.labels),
         created_at=_time(conversation.created_at),
         updated_at=_time(conversation.updated_at),
         sandbox_status=status,
         execution_status=view.execution_status if has_agent else None,
-        queued_messages=conversation.queued_messages,
         conversation_url=links.conversation(view.sandbox, conversation.id) if has_agent else None,
         session_api_key=links.shown(view.session_api_key) if has_agent else None,
         acp_server=conversation.tags.get(SERVER_TAG),

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from agentsvc.base import decode_cursor
+from agentsvc.base import copy_to, decode_cursor
 from agentsvc.domain import Provider, SuggestedTask, TaskType
 from agentsvc.git import Branch, OwnerType, Repository, RepositoryQuery, SortBy
 from agentsvc.http.wire import Limit, PageQuery
@@ -141,16 +141,8 @@ def to_cursor(page_id: str | None) -> str | None:
 
 def from_repository(one: Repository) -> RepositoryView:
     """Return a repository as it is shown; pages are told by `next_page_id` alone."""
-    return RepositoryView(
-        id=one.id,
-        full_name=one.full_name,
-        git_provider=one.provider,
-        is_public=one.is_public,
-        stargazers_count=one.stars,
-        link_header=None,
-        pushed_at=one.pushed_at,
-        owner_type=one.owner_type,
-        main_branch=one.main_branch,
+    return copy_to(
+        RepositoryView, one, git_provider=one.provider, stargazers_count=one.stars, link_header=None
     )
 
 
@@ -166,10 +158,4 @@ def from_branch(one: Branch) -> BranchView:
 
 def from_task(one: SuggestedTask) -> SuggestedTaskView:
     """Return a task as it is shown."""
-    return SuggestedTaskView(
-        git_provider=Provider(one.provider),
-        task_type=one.task_type,
-        repo=one.repo,
-        issue_number=one.issue_number,
-        title=one.title,
-    )
+    return copy_to(SuggestedTaskView, one, git_provider=Provider(one.provider))

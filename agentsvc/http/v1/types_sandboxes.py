@@ -12,6 +12,7 @@ from agentsvc.base import (
     InvalidRequest,
     Secret,
     ShownSecret,
+    copy_to,
     decode_cursor,
     encode_cursor,
     stated,
@@ -213,23 +214,18 @@ def from_sandbox(sandbox: Sandbox, links: Links, measured: Measured | None = Non
     """Return a sandbox as clients see it; its URLs are shown only while it runs."""
     is_running = sandbox.status is SandboxStatus.RUNNING
     is_dead = sandbox.status in (SandboxStatus.ERROR, SandboxStatus.MISSING)
-    return SandboxInfo(
-        id=sandbox.id,
+    return copy_to(
+        SandboxInfo,
+        sandbox,
         created_by_user_id=None,
         sandbox_spec_id=sandbox.spec_id,
-        status=sandbox.status,
         session_api_key=None if is_dead else links.shown(sandbox.session_key),
         exposed_urls=_expose(sandbox, links) if is_running else None,
         created_at=to_stored(sandbox.created_at),
         status_detail=sandbox.reason or None,
-        facts=sandbox.facts,
-        isolation=sandbox.isolation,
-        paused_as=sandbox.paused_as,
         status_cause=sandbox.cause,
         enforced_limits=list(sandbox.enforced),
-        client_id=sandbox.client_id,
         working_dir=sandbox.working_dir or None,
-        exit_code=sandbox.exit_code,
         usage=from_measured(measured) if measured else None,
     )
 

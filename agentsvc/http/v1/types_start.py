@@ -13,6 +13,7 @@ from agentsvc.base import (
     Secret,
     SentSecret,
     checked_by,
+    copy_to,
     matching,
     to_stored,
 )
@@ -325,31 +326,21 @@ def to_order(body: StartBody) -> StartOrder:
 def from_start_task(task: StartTask, links: Links) -> StartTaskView:
     """Return a start task as clients see it."""
     is_ready = task.status is StartStatus.READY
-    return StartTaskView(
-        id=task.id,
+    return copy_to(
+        StartTaskView,
+        task,
         created_by_user_id=None,
-        status=task.status,
-        detail=task.detail,
         app_conversation_id=task.conversation_id if is_ready else None,
-        sandbox_id=task.sandbox_id,
         agent_server_url=_from_agent(task, links),
         request=_from_order(task.request),
         created_at=to_stored(task.created_at),
         updated_at=to_stored(task.updated_at),
-        queue_position=task.queue_position,
-        queued_messages=task.queued_messages,
         stages=[_from_stage(stage) for stage in task.stages],
     )
 
 
 def _from_stage(stage: Stage) -> StageView:
-    return StageView(
-        status=stage.status,
-        started_at=to_stored(stage.started_at),
-        duration_ms=stage.duration_ms,
-        parts=stage.parts,
-        note=stage.note,
-    )
+    return copy_to(StageView, stage, started_at=to_stored(stage.started_at))
 
 
 def _from_agent(task: StartTask, links: Links) -> str | None:
@@ -359,24 +350,16 @@ def _from_agent(task: StartTask, links: Links) -> str | None:
 
 
 def _from_order(order: StartOrder) -> StartRequestView:
-    return StartRequestView(
-        sandbox_id=order.sandbox_id,
-        conversation_id=order.conversation_id,
+    return copy_to(
+        StartRequestView,
+        order,
         initial_message=from_message(order.initial_message) if order.initial_message else None,
-        system_message_suffix=order.system_message_suffix,
         processors=None,
-        llm_model=order.llm_model,
-        agent_profile_id=order.agent_profile_id,
         selected_repository=order.repository,
         selected_branch=order.branch,
         git_provider=order.provider,
         suggested_task=_from_suggestion(order.suggested_task),
-        title=order.title,
-        trigger=order.trigger,
         pr_number=list(order.pr_number),
-        parent_conversation_id=order.parent_conversation_id,
-        agent_type=order.agent_type,
-        public=order.public,
         plugins=[_from_plugin(plugin) for plugin in order.plugins] or None,
         secrets=dict.fromkeys(order.secrets, MASK) or None,
     )
@@ -412,37 +395,18 @@ def _to_secrets(given: Mapping[str, str]) -> dict[str, Secret]:
 def _to_suggestion(body: SuggestedTaskBody | None) -> SuggestedTask | None:
     if body is None:
         return None
-    return SuggestedTask(
-        provider=body.git_provider,
-        task_type=body.task_type,
-        repo=body.repo,
-        issue_number=body.issue_number,
-        title=body.title,
-    )
+    return copy_to(SuggestedTask, body, provider=body.git_provider)
 
 
 def _from_suggestion(task: SuggestedTask | None) -> SuggestedTaskBody | None:
     if task is None:
         return None
-    return SuggestedTaskBody(
-        git_provider=Provider(task.provider),
-        task_type=task.task_type,
-        repo=task.repo,
-        issue_number=task.issue_number,
-        title=task.title,
-    )
+    return copy_to(SuggestedTaskBody, task, git_provider=Provider(task.provider))
 
 
 def _to_plugin(body: PluginBody) -> AgentPlugin:
-    return AgentPlugin(
-        source=body.source, ref=body.ref, repo_path=body.repo_path, parameters=body.parameters
-    )
+    return copy_to(AgentPlugin, body)
 
 
 def _from_plugin(plugin: AgentPlugin) -> PluginBody:
-    return PluginBody(
-        source=plugin.source,
-        ref=plugin.ref,
-        repo_path=plugin.repo_path,
-        parameters=plugin.parameters,
-    )
+    return copy_to(PluginBody, plugin)
