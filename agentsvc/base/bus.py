@@ -9,7 +9,6 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 from enum import StrEnum
-from types import TracebackType
 from typing import Final, Self
 
 import msgspec
@@ -157,12 +156,7 @@ class Subscription:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def put(self, news: Notice) -> None:

@@ -8,8 +8,7 @@ server that reports to the webhooks its order names. The scripts are those of `t
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import aiohttp
 import msgspec
@@ -20,6 +19,7 @@ from agentsvc.base import Supervisor, new_id
 from agentsvc.plugin import Order
 from agentsvc.testing.fake_conversation import FakeConversation, Json, observe, read_history
 from agentsvc.testing.fake_sandbox import FakeSandbox
+from agentsvc.testing.listening import Listening
 from agentsvc.testing.llm import DEMO, Script, make_playbook
 
 type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -34,7 +34,7 @@ _SANDBOX: Final = web.RequestKey("sandbox", FakeSandbox)
 _BODY: Final = web.RequestKey("body", dict[str, Any])
 
 
-class FakeAgent:
+class FakeAgent(Listening):
     """An in-process agent server for tests. Use it as an async context manager.
 
     It listens on a free port of loopback unless it is given one.
@@ -58,21 +58,8 @@ class FakeAgent:
         self.sandboxes: dict[str, FakeSandbox] = {}
         self._answers: list[tuple[re.Pattern[str], CommandResult, float]] = []
         self._supervisor = Supervisor()
-        self._runner: web.AppRunner | None = None
         self._session: aiohttp.ClientSession | None = None
         self._port = port
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.stop()
 
     @property
     def url(self) -> str:
@@ -83,10 +70,7 @@ class FakeAgent:
         """Begin to listen."""
         app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._admit])
         _add_routes(app, self)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
-        self._port = self._runner.addresses[0][1]
+        await self._listen(app, grace_seconds=0.1)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(force_close=True), trust_env=False
         )
@@ -99,8 +83,7 @@ class FakeAgent:
         await self._supervisor.stop(1.0)
         if self._session is not None:
             await self._session.close()
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await super().stop()
 
     # What tests do with it
 

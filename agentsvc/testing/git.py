@@ -6,18 +6,18 @@ import binascii
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from aiohttp import web
 
 from agentsvc.base import Secret
+from agentsvc.testing.listening import Listening
 
 _MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 _IDENTITY: Final = ("-c", "user.name=Test", "-c", "user.email=test@example.com")
 
 
-class GitServer:
+class GitServer(Listening):
     """Serves the repositories below a directory; use it as an async context manager.
 
     Any user name is taken, the password must be the token. `users` has the user name of each
@@ -29,20 +29,6 @@ class GitServer:
         self.token = token or Secret("git-server-token")
         self.users: list[str] = []
         self.refused = 0
-        self._runner: web.AppRunner | None = None
-        self._port = 0
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.stop()
 
     @property
     def host(self) -> str:
@@ -57,16 +43,7 @@ class GitServer:
         """Begin to listen on a free port of loopback."""
         app = web.Application(client_max_size=_MAX_BODY_BYTES)
         app.router.add_route("*", "/{path:.*}", self._serve)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
-        self._port = self._runner.addresses[0][1]
-
-    async def stop(self) -> None:
-        """Stop listening; the repositories stay."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            await runner.cleanup()
+        await self._listen(app)
 
     async def add_repository(
         self,

@@ -11,13 +11,13 @@ of a conversation gets the default script, later ones get `follow_up`.
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import msgspec
 from aiohttp import web
 
 from agentsvc.base import Secret, new_id, now
+from agentsvc.testing.listening import Listening
 
 MODEL: Final = "scripted"
 """The name the model has in `GET /v1/models`; agents call it `openai/scripted`."""
@@ -154,7 +154,7 @@ def make_playbook(
     return book if follow_up is None else msgspec.structs.replace(book, follow_up=follow_up)
 
 
-class ScriptedModel:
+class ScriptedModel(Listening):
     """An OpenAI-compatible server on loopback that plays scripts.
 
     Use it as an async context manager, or call start and stop. `requests` has the bodies of the
@@ -180,19 +180,6 @@ class ScriptedModel:
         self._host = host
         self._port = port
         self._failures: list[int] = []
-        self._runner: web.AppRunner | None = None
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.stop()
 
     @property
     def url(self) -> str:
@@ -205,18 +192,7 @@ class ScriptedModel:
         app.router.add_post("/v1/chat/completions", self._post_completion)
         app.router.add_get("/v1/models", self._get_models)
         app.router.add_get("/v1/models/{model}", self._get_model)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
-        await runner.setup()
-        site = web.TCPSite(runner, self._host, self._port)
-        await site.start()
-        self._runner = runner
-        self._port = runner.addresses[0][1]
-
-    async def stop(self) -> None:
-        """Stop listening. A later start uses the same port."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            await runner.cleanup()
+        await self._listen(app)
 
     def fail_next(self, status: int, *, times: int = 1) -> None:
         """Answer the next completions with this HTTP error."""
