@@ -36,6 +36,7 @@ from agentsvc.plugin.hookspecs import EVENT_KINDS as EVENT_KINDS
 from agentsvc.plugin.hookspecs import NAME as NAME
 from agentsvc.plugin.hookspecs import Event as Event
 from agentsvc.plugin.hookspecs import hookimpl as hookimpl
+from agentsvc.plugin.hookspecs import offers as offers
 from agentsvc.plugin.values import Advice as Advice
 from agentsvc.plugin.values import Capability as Capability
 from agentsvc.plugin.values import Cause as Cause

@@ -4,7 +4,8 @@ Public. Hooks register things and tell about things; none of them is asked to do
 request. A plugin implements a hook with a plain function of the same name, marked `@hookimpl`.
 """
 
-from collections.abc import Awaitable, Iterable
+import importlib
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +22,16 @@ NAME: Final = "agentsvc"
 
 hookspec = pluggy.HookspecMarker(NAME)
 hookimpl = pluggy.HookimplMarker(NAME)
+
+
+def offers(place: str) -> Callable[[], list[Any]]:
+    """Return a hook that offers what is at `MODULE:NAME`, imported when it is asked: that takes time."""
+
+    def offer() -> list[Any]:
+        module, _, name = place.partition(":")
+        return [getattr(importlib.import_module(module), name)]
+
+    return hookimpl(offer)
 
 
 EVENT_KINDS: Final = (

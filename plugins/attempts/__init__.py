@@ -5,24 +5,7 @@ Each attempt is a conversation in a sandbox of its own, a fork or a new one. `se
 tests end, `routes` and `commands` are for users.
 """
 
-from collections.abc import Iterable
+from agentsvc.plugin import offers
 
-import click
-
-from agentsvc.plugin import hookimpl
-
-
-@hookimpl
-def agentsvc_register_extensions() -> Iterable[type]:
-    """Offer attempts, and their routes."""
-    from .extension import AttemptsExtension  # noqa: PLC0415  # what it imports takes time
-
-    return [AttemptsExtension]
-
-
-@hookimpl
-def agentsvc_register_commands() -> Iterable[click.Command]:
-    """Offer `agentsvc attempts`."""
-    from .commands import command  # noqa: PLC0415  # what it imports takes time
-
-    return [command]
+agentsvc_register_extensions = offers(f"{__name__}.extension:AttemptsExtension")
+agentsvc_register_commands = offers(f"{__name__}.commands:command")

@@ -5,24 +5,7 @@ transaction that creates its start task. `service` keeps automations, `scheduler
 runs, `follower` sees how they end, `routes` and `commands` are for users.
 """
 
-from collections.abc import Iterable
+from agentsvc.plugin import offers
 
-import click
-
-from agentsvc.plugin import hookimpl
-
-
-@hookimpl
-def agentsvc_register_extensions() -> Iterable[type]:
-    """Offer the scheduler, and its routes."""
-    from .extension import AutomationsExtension  # noqa: PLC0415  # what it imports takes time
-
-    return [AutomationsExtension]
-
-
-@hookimpl
-def agentsvc_register_commands() -> Iterable[click.Command]:
-    """Offer `agentsvc automations`."""
-    from .commands import command  # noqa: PLC0415  # what it imports takes time
-
-    return [command]
+agentsvc_register_extensions = offers(f"{__name__}.extension:AutomationsExtension")
+agentsvc_register_commands = offers(f"{__name__}.commands:command")

@@ -5,24 +5,7 @@
 for users.
 """
 
-from collections.abc import Iterable
+from agentsvc.plugin import offers
 
-import click
-
-from agentsvc.plugin import hookimpl
-
-
-@hookimpl
-def agentsvc_register_extensions() -> Iterable[type]:
-    """Offer environments, and their routes."""
-    from .extension import EnvironmentsExtension  # noqa: PLC0415  # what it imports takes time
-
-    return [EnvironmentsExtension]
-
-
-@hookimpl
-def agentsvc_register_commands() -> Iterable[click.Command]:
-    """Offer `agentsvc environments`."""
-    from .commands import command  # noqa: PLC0415  # what it imports takes time
-
-    return [command]
+agentsvc_register_extensions = offers(f"{__name__}.extension:EnvironmentsExtension")
+agentsvc_register_commands = offers(f"{__name__}.commands:command")

@@ -7,16 +7,6 @@ settings. `service` stores all of it: each conversation in one transaction, noth
 line for each thing that says what became of it.
 """
 
-from collections.abc import Iterable
+from agentsvc.plugin import offers
 
-import click
-
-from agentsvc.plugin import hookimpl
-
-
-@hookimpl
-def agentsvc_register_commands() -> Iterable[click.Command]:
-    """Offer `agentsvc import`."""
-    from .commands import command  # noqa: PLC0415  # what it imports takes time
-
-    return [command]
+agentsvc_register_commands = offers(f"{__name__}.commands:command")

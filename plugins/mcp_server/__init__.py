@@ -5,14 +5,6 @@ messages, `tools` and `resources` what is offered, `routes` the operation. The p
 used: what a server needs of the protocol is small, and that package is not.
 """
 
-from collections.abc import Iterable
+from agentsvc.plugin import offers
 
-from agentsvc.plugin import hookimpl
-
-
-@hookimpl
-def agentsvc_register_extensions() -> Iterable[type]:
-    """Offer the server."""
-    from .routes import McpServer  # noqa: PLC0415  # what it imports takes time
-
-    return [McpServer]
+agentsvc_register_extensions = offers(f"{__name__}.routes:McpServer")

@@ -5,14 +5,6 @@ call the core once, encode. Its other side, which starts sandboxes at such a ser
 `plugins/remote`.
 """
 
-from collections.abc import Iterable
+from agentsvc.plugin import offers
 
-from agentsvc.plugin import hookimpl
-
-
-@hookimpl
-def agentsvc_register_extensions() -> Iterable[type]:
-    """Offer the API."""
-    from .handlers import RuntimeApi  # noqa: PLC0415  # what it imports takes time
-
-    return [RuntimeApi]
+agentsvc_register_extensions = offers(f"{__name__}.handlers:RuntimeApi")

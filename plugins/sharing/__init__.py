@@ -4,24 +4,7 @@
 one HTML file, `routes` has the API, for readers as published front ends call it.
 """
 
-from collections.abc import Iterable
+from agentsvc.plugin import offers
 
-import click
-
-from agentsvc.plugin import hookimpl
-
-
-@hookimpl
-def agentsvc_register_extensions() -> Iterable[type]:
-    """Offer the API."""
-    from .routes import Sharing  # noqa: PLC0415  # what it imports takes time
-
-    return [Sharing]
-
-
-@hookimpl
-def agentsvc_register_commands() -> Iterable[click.Command]:
-    """Offer `agentsvc share`."""
-    from .commands import command  # noqa: PLC0415  # what it imports takes time
-
-    return [command]
+agentsvc_register_extensions = offers(f"{__name__}.routes:Sharing")
+agentsvc_register_commands = offers(f"{__name__}.commands:command")

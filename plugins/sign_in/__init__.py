@@ -4,24 +4,7 @@
 what users may do, `routes` has the API. What begins is a login as any other, see `agentsvc.accounts`.
 """
 
-from collections.abc import Iterable
+from agentsvc.plugin import offers
 
-import click
-
-from agentsvc.plugin import hookimpl
-
-
-@hookimpl
-def agentsvc_register_extensions() -> Iterable[type]:
-    """Offer the API."""
-    from .routes import SignIn  # noqa: PLC0415  # what it imports takes time
-
-    return [SignIn]
-
-
-@hookimpl
-def agentsvc_register_commands() -> Iterable[click.Command]:
-    """Offer `agentsvc sign-in`."""
-    from .commands import command  # noqa: PLC0415  # what it imports takes time
-
-    return [command]
+agentsvc_register_extensions = offers(f"{__name__}.routes:SignIn")
+agentsvc_register_commands = offers(f"{__name__}.commands:command")

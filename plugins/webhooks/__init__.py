@@ -5,24 +5,7 @@ rows of the queue name stored events and hold no copies of them. `service` keeps
 shows deliveries, `courier` delivers, `routes` and `commands` are for users and operators.
 """
 
-from collections.abc import Iterable
+from agentsvc.plugin import offers
 
-import click
-
-from agentsvc.plugin import hookimpl
-
-
-@hookimpl
-def agentsvc_register_extensions() -> Iterable[type]:
-    """Offer the delivery, and its routes."""
-    from .extension import WebhooksExtension  # noqa: PLC0415  # what it imports takes time
-
-    return [WebhooksExtension]
-
-
-@hookimpl
-def agentsvc_register_commands() -> Iterable[click.Command]:
-    """Offer `agentsvc webhooks`."""
-    from .commands import command  # noqa: PLC0415  # what it imports takes time
-
-    return [command]
+agentsvc_register_extensions = offers(f"{__name__}.extension:WebhooksExtension")
+agentsvc_register_commands = offers(f"{__name__}.commands:command")
