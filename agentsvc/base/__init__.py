@@ -67,6 +67,7 @@ from agentsvc.base.python_holes import known_vulnerabilities as known_vulnerabil
 from agentsvc.base.supervisor import Supervisor as Supervisor
 from agentsvc.base.supervisor import back_off as back_off
 from agentsvc.base.supervisor import is_cancelled as is_cancelled
+from agentsvc.base.texts import Source as Source
 from agentsvc.base.urls import CLONE_URL as CLONE_URL
 from agentsvc.base.urls import GIT_HOST as GIT_HOST
 from agentsvc.base.urls import HTTP_URL as HTTP_URL

@@ -2,11 +2,12 @@
 
 import enum
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
+from typing import Any, Final, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
 
+from agentsvc.base import Source
 from agentsvc.config.sandboxes import SpecConfig
 from agentsvc.config.schema import with_sections
 
@@ -56,18 +57,17 @@ def _section(name: str, kind: type[Struct]) -> Iterator[str]:
 
 def _keys(kind: type[Struct], mark: str) -> Iterator[str]:
     hints = get_type_hints(kind, include_extras=True)
+    texts = Source().fields(kind)
     defaults = kind()
     for name in kind.__struct_fields__:
-        meta = _meta(hints[name])
-        value = (meta.extra or {}).get("example", getattr(defaults, name))
-        yield f"# {meta.description}"
+        metas = [one for one in get_args(hints[name]) if isinstance(one, Meta)]
+        text = next((one.description for one in metas if one.description), texts.get(name))
+        if not text:
+            raise TypeError(f"nothing is said of the key {name}")
+        examples = (one.extra["example"] for one in metas if one.extra and "example" in one.extra)
+        value = next(examples, getattr(defaults, name))
+        yield f"# {text}"
         yield f"{mark}{name} = {to_toml(value)}"
-
-
-def _meta(hint: Any) -> Meta:
-    if get_origin(hint) is not Annotated:
-        raise TypeError(f"no description: {hint}")
-    return next(item for item in get_args(hint) if isinstance(item, Meta) and item.description)
 
 
 def to_toml(value: Any) -> str:

@@ -48,164 +48,75 @@ class DefaultLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `sandboxes` section: which backend, how patient, what at shutdown."""
 
-    default_backend: Annotated[
-        str, Meta(min_length=1, description="Backend of specs that name none")
-    ] = "process"
-    default_spec: Annotated[
-        str, Meta(description="Spec of sandboxes that name none; empty means the first one")
-    ] = ""
-    isolation: Annotated[
-        MinimumIsolation,
-        Meta(
-            description="How far every sandbox must be isolated at least; a server that cannot hold"
-            " them so does not start: default (what the backend is made for: bubblewrap for"
-            " processes), none, landlock, bubblewrap, container, gvisor, vm"
-        ),
-    ] = MinimumIsolation.DEFAULT
+    default_backend: Annotated[str, Meta(min_length=1)] = "process"
+    """Backend of specs that name none"""
+    default_spec: str = ""
+    """Spec of sandboxes that name none; empty means the first one"""
+    isolation: MinimumIsolation = MinimumIsolation.DEFAULT
+    """How far every sandbox must be isolated at least; a server that cannot hold them so does not
+    start: default (what the backend is made for: bubblewrap for processes), none, landlock,
+    bubblewrap, container, gvisor, vm"""
     limits: Annotated[
         DefaultLimits,
-        Meta(
-            description="What a sandbox may use whose spec does not say, as far as its backend can"
-            " enforce it, and of memory at most half of this machine's; 0 is no limit",
-            extra={"expected": "a table such as `{ pids = 2048, memory_bytes = 4294967296 }`"},
-        ),
+        Meta(extra={"expected": "a table such as `{ pids = 2048, memory_bytes = 4294967296 }`"}),
     ] = DefaultLimits()
-    sweep_seconds: Annotated[
-        float, Meta(gt=0, description="Time between two looks at every sandbox")
-    ] = 10.0
-    start_seconds: Annotated[
-        float, Meta(gt=0, description="Longest time a sandbox may take to become ready")
-    ] = 120.0
-    call_seconds: Annotated[
-        float, Meta(gt=0, description="Longest time one call to a backend may take")
-    ] = 60.0
-    checkpoints: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=100,
-            description="Most checkpoints of the files of a sandbox, one before each message to its"
-            " agent, which waits for it; 0 for none",
-        ),
-    ] = 0
-    checkpoint_bytes: Annotated[
-        int, Meta(ge=1, description="Most disk that the checkpoints of one sandbox may take")
-    ] = 2 * 1024**3
-    model_hosts: Annotated[
-        tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...],
-        Meta(
-            description="Hosts that are not public and at which users' models may be, for sandboxes"
-            " that are not `open` and for ports of a container's machine; as in allow_hosts"
-        ),
-    ] = ()
-    max_running: Annotated[
-        int, Meta(ge=0, le=10**6, description="Most sandboxes that run at a time; 0 is no limit")
-    ] = 0
-    max_running_per_user: Annotated[
-        int, Meta(ge=0, le=10**6, description="Most that run at a time for one user; 0 is no limit")
-    ] = 0
-    max_memory_bytes: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=2**60,
-            description="Most memory that the running ones together may be limited to;"
-            " 0 is no limit, and so counts a spec without one",
-        ),
-    ] = 0
-    when_full: Annotated[
-        WhenFull,
-        Meta(
-            description="What to do over these limits, where a request does not say: reject, queue,"
-            " or pause_idle, which pauses the one idle longest"
-        ),
-    ] = WhenFull.REJECT
-    max_queued: Annotated[
-        int, Meta(ge=0, le=10**6, description="Most sandboxes that may wait for room at a time")
-    ] = 100
-    pause_after_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=10**9,
-            description="Time without use after which a sandbox is paused; the next message to one"
-            " of its conversations resumes it; 0 is never",
-        ),
-    ] = 0.0
-    reclaim_after_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=10**9,
-            description="Time without use after which the memory of a paused sandbox is pushed out to"
-            " swap, where this machine has any and the backend can; elsewhere it is paused; 0 is"
-            " never",
-        ),
-    ] = 0.0
-    hibernate_after_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=10**9,
-            description="Time without use after which memory and processes of a paused sandbox are"
-            " kept on disk and take no memory, where the backend can; elsewhere as reclaim_after_seconds"
-            " says; 0 is never",
-        ),
-    ] = 0.0
-    stop_after_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=10**9,
-            description="Time without use after which a sandbox is stopped: it keeps its files and"
-            " no memory, and is started again as a paused one is resumed; 0 is never",
-        ),
-    ] = 0.0
-    delete_after_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=10**9,
-            description="Time without use after which a sandbox is deleted with its files; 0 is never",
-        ),
-    ] = 0.0
-    min_available_memory: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=2**60,
-            description="Available memory of this machine, or of the server's own limit, below which"
-            " idle sandboxes on it rest one tier deeper, the longest unused first: paused, reclaimed,"
-            " then on disk, as far as their backend can; 0 is off",
-        ),
-    ] = 0
-    stop_under_pressure: Annotated[
-        bool,
-        Meta(
-            description="Whether those that can rest no deeper with their memory are stopped then, and"
-            " keep their files only"
-        ),
-    ] = False
-    min_idle_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=10**9,
-            description="Time without use after which a sandbox may be paused to make room",
-        ),
-    ] = 60.0
-    pool_age_seconds: Annotated[
-        float,
-        Meta(gt=0, le=10**9, description="Age at which a sandbox of a spec's `pool` is replaced"),
-    ] = 21600.0
-    orphan_grace_seconds: Annotated[
-        float,
-        Meta(ge=0, description="Age at which a sandbox of ours that no record knows is deleted"),
-    ] = 300.0
-    on_shutdown: Annotated[
-        OnShutdown,
-        Meta(description="What happens to running sandboxes at shutdown: leave, pause or delete"),
-    ] = OnShutdown.LEAVE
+    """What a sandbox may use whose spec does not say, as far as its backend can enforce it, and of
+    memory at most half of this machine's; 0 is no limit"""
+    sweep_seconds: Annotated[float, Meta(gt=0)] = 10.0
+    """Time between two looks at every sandbox"""
+    start_seconds: Annotated[float, Meta(gt=0)] = 120.0
+    """Longest time a sandbox may take to become ready"""
+    call_seconds: Annotated[float, Meta(gt=0)] = 60.0
+    """Longest time one call to a backend may take"""
+    checkpoints: Annotated[int, Meta(ge=0, le=100)] = 0
+    """Most checkpoints of the files of a sandbox, one before each message to its agent, which waits
+    for it; 0 for none"""
+    checkpoint_bytes: Annotated[int, Meta(ge=1)] = 2 * 1024**3
+    """Most disk that the checkpoints of one sandbox may take"""
+    model_hosts: tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...] = ()
+    """Hosts that are not public and at which users' models may be, for sandboxes that are not
+    `open` and for ports of a container's machine; as in allow_hosts"""
+    max_running: Annotated[int, Meta(ge=0, le=10**6)] = 0
+    """Most sandboxes that run at a time; 0 is no limit"""
+    max_running_per_user: Annotated[int, Meta(ge=0, le=10**6)] = 0
+    """Most that run at a time for one user; 0 is no limit"""
+    max_memory_bytes: Annotated[int, Meta(ge=0, le=2**60)] = 0
+    """Most memory that the running ones together may be limited to; 0 is no limit, and so counts a
+    spec without one"""
+    when_full: WhenFull = WhenFull.REJECT
+    """What to do over these limits, where a request does not say: reject, queue, or pause_idle,
+    which pauses the one idle longest"""
+    max_queued: Annotated[int, Meta(ge=0, le=10**6)] = 100
+    """Most sandboxes that may wait for room at a time"""
+    pause_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 0.0
+    """Time without use after which a sandbox is paused; the next message to one of its
+    conversations resumes it; 0 is never"""
+    reclaim_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 0.0
+    """Time without use after which the memory of a paused sandbox is pushed out to swap, where this
+    machine has any and the backend can; elsewhere it is paused; 0 is never"""
+    hibernate_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 0.0
+    """Time without use after which memory and processes of a paused sandbox are kept on disk and
+    take no memory, where the backend can; elsewhere as reclaim_after_seconds says; 0 is never"""
+    stop_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 0.0
+    """Time without use after which a sandbox is stopped: it keeps its files and no memory, and is
+    started again as a paused one is resumed; 0 is never"""
+    delete_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 0.0
+    """Time without use after which a sandbox is deleted with its files; 0 is never"""
+    min_available_memory: Annotated[int, Meta(ge=0, le=2**60)] = 0
+    """Available memory of this machine, or of the server's own limit, below which idle sandboxes on
+    it rest one tier deeper, the longest unused first: paused, reclaimed, then on disk, as far as
+    their backend can; 0 is off"""
+    stop_under_pressure: bool = False
+    """Whether those that can rest no deeper with their memory are stopped then, and keep their
+    files only"""
+    min_idle_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 60.0
+    """Time without use after which a sandbox may be paused to make room"""
+    pool_age_seconds: Annotated[float, Meta(gt=0, le=10**9)] = 21600.0
+    """Age at which a sandbox of a spec's `pool` is replaced"""
+    orphan_grace_seconds: Annotated[float, Meta(ge=0)] = 300.0
+    """Age at which a sandbox of ours that no record knows is deleted"""
+    on_shutdown: OnShutdown = OnShutdown.LEAVE
+    """What happens to running sandboxes at shutdown: leave, pause or delete"""
 
     def __post_init__(self) -> None:
         """Refuse hosts that cannot be meant; the loader says where they stand."""
@@ -222,39 +133,20 @@ class RoomConfig(Struct, frozen=True, kw_only=True):
 class ArchivesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `archives` section: workspaces that are saved in the data directory."""
 
-    on_delete: Annotated[
-        bool,
-        Meta(description="Save the workspace of a conversation that is deleted with its sandbox"),
-    ] = False
-    max_bytes: Annotated[
-        int, Meta(ge=1024, le=2**50, description="Largest archive of one workspace, compressed")
-    ] = 1024**3
-    max_unpacked_bytes: Annotated[
-        int,
-        Meta(
-            ge=1024,
-            le=2**50,
-            description="Largest workspace that is saved; holes in sparse files do not count",
-        ),
-    ] = 4 * 1024**3
-    max_files: Annotated[
-        int, Meta(ge=1, le=10**8, description="Most files a workspace that is saved may have")
-    ] = 200_000
-    save_seconds: Annotated[
-        float,
-        Meta(gt=0, description="Longest time that saving a workspace, or restoring it, may take"),
-    ] = 900.0
-    keep_seconds: Annotated[
-        float, Meta(ge=0, le=10**9, description="Age at which archives are deleted; 0 is never")
-    ] = 0.0
-    max_total_bytes: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=2**60,
-            description="What all archives together may take; the oldest are deleted; 0 is no limit",
-        ),
-    ] = 0
+    on_delete: bool = False
+    """Save the workspace of a conversation that is deleted with its sandbox"""
+    max_bytes: Annotated[int, Meta(ge=1024, le=2**50)] = 1024**3
+    """Largest archive of one workspace, compressed"""
+    max_unpacked_bytes: Annotated[int, Meta(ge=1024, le=2**50)] = 4 * 1024**3
+    """Largest workspace that is saved; holes in sparse files do not count"""
+    max_files: Annotated[int, Meta(ge=1, le=10**8)] = 200_000
+    """Most files a workspace that is saved may have"""
+    save_seconds: Annotated[float, Meta(gt=0)] = 900.0
+    """Longest time that saving a workspace, or restoring it, may take"""
+    keep_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 0.0
+    """Age at which archives are deleted; 0 is never"""
+    max_total_bytes: Annotated[int, Meta(ge=0, le=2**60)] = 0
+    """What all archives together may take; the oldest are deleted; 0 is no limit"""
 
 
 class PortConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -288,73 +180,66 @@ class IdleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class SpecConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A `specs.NAME` table: a template from which sandboxes are made."""
 
-    id: Annotated[
-        str, Meta(max_length=255, description="Id that clients see; empty means the table's name")
-    ] = ""
-    backend: Annotated[
-        str, Meta(description="Backend that runs it; empty means sandboxes.default_backend")
-    ] = ""
-    image: Annotated[str, Meta(description="Image, where the backend has images")] = ""
+    id: Annotated[str, Meta(max_length=255)] = ""
+    """Id that clients see; empty means the table's name"""
+    backend: str = ""
+    """Backend that runs it; empty means sandboxes.default_backend"""
+    image: str = ""
+    """Image, where the backend has images"""
     command: Annotated[
         tuple[str, ...] | None,
         Meta(
-            description="Command that starts the agent server; absent means the backend's own",
-            extra={"expected": "a list of strings", "example": ["agent-server", "--port", "8000"]},
+            extra={"expected": "a list of strings", "example": ["agent-server", "--port", "8000"]}
         ),
     ] = None
-    env: Annotated[dict[str, str], Meta(description="Environment of the command")] = {}
-    working_dir: Annotated[str, Meta(description="Directory in which the agent works")] = ""
+    """Command that starts the agent server; absent means the backend's own"""
+    env: dict[str, str] = {}
+    """Environment of the command"""
+    working_dir: str = ""
+    """Directory in which the agent works"""
     ports: Annotated[
         tuple[PortConfig, ...],
         Meta(
-            description="Ports it listens on: name, number (0 lets the backend choose), awaited",
             extra={
                 "expected": 'a list of tables such as `{ name = "agent", number = 8000 }`',
                 "example": [{"name": "agent", "number": 8000, "awaited": True}],
-            },
+            }
         ),
     ] = ()
+    """Ports it listens on: name, number (0 lets the backend choose), awaited"""
     limits: Annotated[
         LimitsConfig,
         Meta(
-            description="What it may use: cpus, memory_bytes, disk_bytes, pids, open_files; what is not"
-            " said is as in sandboxes.limits, and 0 is no limit",
             extra={
                 "expected": "a table such as `{ cpus = 2.0, memory_bytes = 4294967296 }`",
                 "example": {"cpus": 2.0, "memory_bytes": 4 * 1024**3},
-            },
+            }
         ),
     ] = LimitsConfig()
-    isolation: Annotated[
-        Isolation, Meta(description="How far it must be isolated; see sandboxes.isolation")
-    ] = Isolation.NONE
-    network: Annotated[
-        Network,
-        Meta(description="Where it may connect to: open, allowlist, or none but this server"),
-    ] = Network.OPEN
+    """What it may use: cpus, memory_bytes, disk_bytes, pids, open_files; what is not said is as in
+    sandboxes.limits, and 0 is no limit"""
+    isolation: Isolation = Isolation.NONE
+    """How far it must be isolated; see sandboxes.isolation"""
+    network: Network = Network.OPEN
+    """Where it may connect to: open, allowlist, or none but this server"""
     allow_hosts: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...],
-        Meta(
-            description='Hosts an `allowlist` lets through; "*." before one for all below it',
-            extra={"expected": "a list of host names", "example": ["pypi.org", "*.example.org"]},
-        ),
+        Meta(extra={"expected": "a list of host names", "example": ["pypi.org", "*.example.org"]}),
     ] = ()
+    """Hosts an `allowlist` lets through; "*." before one for all below it"""
     idle: Annotated[
         IdleConfig,
         Meta(
-            description="When one that nobody uses is paused, reclaimed, hibernated, stopped or deleted,"
-            " in place of sandboxes.*: pause_after_seconds, reclaim_after_seconds,"
-            " hibernate_after_seconds, stop_after_seconds, delete_after_seconds; 0 is never",
             extra={
                 "expected": "a table such as `{ pause_after_seconds = 1800.0 }`",
                 "example": {"pause_after_seconds": 1800.0, "delete_after_seconds": 0.0},
-            },
+            }
         ),
     ] = IdleConfig()
-    pool: Annotated[
-        int,
-        Meta(ge=0, le=100, description="How many are started before anybody asks for one"),
-    ] = 0
-    options: Annotated[
-        dict[str, Any], Meta(description="Anything more the backend understands")
-    ] = {}
+    """When one that nobody uses is paused, reclaimed, hibernated, stopped or deleted, in place of
+    sandboxes.*: pause_after_seconds, reclaim_after_seconds, hibernate_after_seconds,
+    stop_after_seconds, delete_after_seconds; 0 is never"""
+    pool: Annotated[int, Meta(ge=0, le=100)] = 0
+    """How many are started before anybody asks for one"""
+    options: dict[str, Any] = {}
+    """Anything more the backend understands"""

@@ -76,112 +76,53 @@ class LogFormat(StrEnum):
 class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `server` section: addresses, storage, request limits."""
 
-    host: Annotated[str, Meta(min_length=1, description="Address to listen on")] = "127.0.0.1"
-    port: Annotated[
-        int, Meta(ge=0, le=65535, description="Port to listen on; 0 takes any free one")
-    ] = 3000
-    data_dir: Annotated[
-        str,
-        Meta(
-            description="Directory for database, keys and sandboxes;"
-            " empty means $XDG_DATA_HOME/agentsvc",
-            extra=_PATH,
-        ),
-    ] = ""
-    public_url: Annotated[
-        str,
-        Meta(
-            pattern=_URL,
-            description="URL at which clients reach the server, with its path if it has one;"
-            " empty means what each request says",
-            extra=_URL_EXPECTED,
-        ),
-    ] = ""
-    internal_url: Annotated[
-        str,
-        Meta(
-            pattern=_URL,
-            description="URL at which sandboxes reach the server;"
-            " empty means http://127.0.0.1 and the port",
-            extra=_URL_EXPECTED,
-        ),
-    ] = ""
+    host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
+    """Address to listen on"""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 3000
+    """Port to listen on; 0 takes any free one"""
+    data_dir: Annotated[str, Meta(extra=_PATH)] = ""
+    """Directory for database, keys and sandboxes; empty means $XDG_DATA_HOME/agentsvc"""
+    public_url: Annotated[str, Meta(pattern=_URL, extra=_URL_EXPECTED)] = ""
+    """URL at which clients reach the server, with its path if it has one; empty means what each
+    request says"""
+    internal_url: Annotated[str, Meta(pattern=_URL, extra=_URL_EXPECTED)] = ""
+    """URL at which sandboxes reach the server; empty means http://127.0.0.1 and the port"""
     trusted_proxies: Annotated[
-        tuple[Annotated[str, Meta(pattern=_NETWORK)], ...],
-        Meta(
-            description="Addresses or networks of proxies whose X-Forwarded-* or Forwarded headers"
-            " say where clients reach the server",
-            extra=_NETWORKS_EXPECTED,
-        ),
+        tuple[Annotated[str, Meta(pattern=_NETWORK)], ...], Meta(extra=_NETWORKS_EXPECTED)
     ] = ()
+    """Addresses or networks of proxies whose X-Forwarded-* or Forwarded headers say where clients
+    reach the server"""
     cors_origins: Annotated[
-        tuple[Annotated[str, Meta(pattern=_ORIGIN)], ...],
-        Meta(
-            description="Origins whose web pages may call the server from a browser; * for every one",
-            extra=_ORIGINS_EXPECTED,
-        ),
+        tuple[Annotated[str, Meta(pattern=_ORIGIN)], ...], Meta(extra=_ORIGINS_EXPECTED)
     ] = ()
+    """Origins whose web pages may call the server from a browser; * for every one"""
     allowed_hosts: Annotated[
-        tuple[Annotated[str, Meta(pattern=_HOST)], ...],
-        Meta(
-            description="Host names at which browsers may reach the server, beside those of its URLs"
-            " and of this machine, and addresses; `*.` before one for all below it, * for every one",
-            extra=_HOSTS_EXPECTED,
-        ),
+        tuple[Annotated[str, Meta(pattern=_HOST)], ...], Meta(extra=_HOSTS_EXPECTED)
     ] = ()
-    device_login: Annotated[
-        bool,
-        Meta(
-            description="Let programs without a key ask for one at /oauth/device;"
-            " a person with a key approves it"
-        ),
-    ] = True
-    login_seconds: Annotated[
-        float,
-        Meta(gt=0, le=10**9, description="Time after which a browser has to log in again"),
-    ] = 604800.0
-    max_body_bytes: Annotated[
-        int, Meta(ge=1024, le=2**31, description="Largest request body that is read")
-    ] = 10 * 1024 * 1024
-    request_seconds: Annotated[
-        float, Meta(gt=0, description="Longest time a request may take; streams are exempt")
-    ] = 120.0
-    idle_seconds: Annotated[
-        float,
-        Meta(gt=0, description="Longest time a connection may take to send the head of a request"),
-    ] = 75.0
-    stall_seconds: Annotated[
-        float,
-        Meta(
-            gt=0,
-            description="Longest time a client may take nothing of an answer, or send nothing of a body",
-        ),
-    ] = 30.0
-    max_connections: Annotated[
-        int,
-        Meta(
-            ge=8,
-            le=100_000,
-            description="Most connections at a time: up to half of them without a good key, up to three"
-            " quarters with keys of sandboxes",
-        ),
-    ] = 2000
-    max_connections_per_address: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=100_000,
-            description="Most connections at a time of one address, or of one client that a trusted"
-            " proxy names, which have shown no good key; 0 is no limit",
-        ),
-    ] = 200
-    first_message_seconds: Annotated[
-        float,
-        Meta(gt=0, description="Longest time a WebSocket without a key may take to send one"),
-    ] = 10.0
-    shutdown_grace_seconds: Annotated[
-        float, Meta(ge=0, description="Time that requests and tasks get to end at shutdown")
-    ] = 10.0
+    """Host names at which browsers may reach the server, beside those of its URLs and of this
+    machine, and addresses; `*.` before one for all below it, * for every one"""
+    device_login: bool = True
+    """Let programs without a key ask for one at /oauth/device; a person with a key approves it"""
+    login_seconds: Annotated[float, Meta(gt=0, le=10**9)] = 604800.0
+    """Time after which a browser has to log in again"""
+    max_body_bytes: Annotated[int, Meta(ge=1024, le=2**31)] = 10 * 1024 * 1024
+    """Largest request body that is read"""
+    request_seconds: Annotated[float, Meta(gt=0)] = 120.0
+    """Longest time a request may take; streams are exempt"""
+    idle_seconds: Annotated[float, Meta(gt=0)] = 75.0
+    """Longest time a connection may take to send the head of a request"""
+    stall_seconds: Annotated[float, Meta(gt=0)] = 30.0
+    """Longest time a client may take nothing of an answer, or send nothing of a body"""
+    max_connections: Annotated[int, Meta(ge=8, le=100_000)] = 2000
+    """Most connections at a time: up to half of them without a good key, up to three quarters with
+    keys of sandboxes"""
+    max_connections_per_address: Annotated[int, Meta(ge=0, le=100_000)] = 200
+    """Most connections at a time of one address, or of one client that a trusted proxy names, which
+    have shown no good key; 0 is no limit"""
+    first_message_seconds: Annotated[float, Meta(gt=0)] = 10.0
+    """Longest time a WebSocket without a key may take to send one"""
+    shutdown_grace_seconds: Annotated[float, Meta(ge=0)] = 10.0
+    """Time that requests and tasks get to end at shutdown"""
 
     def own_urls(self) -> tuple[str, ...]:
         """Return where this server is reached, as far as that is configured."""
@@ -191,161 +132,88 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `gateway` section: how clients reach the servers inside sandboxes."""
 
-    start_seconds: Annotated[
-        float,
-        Meta(ge=0, description="Longest time a request waits for a sandbox that is starting"),
-    ] = 30.0
-    connect_seconds: Annotated[
-        float,
-        Meta(gt=0, description="Longest time a connection to a port of a sandbox may take"),
-    ] = 10.0
-    resume_on_traffic: Annotated[
-        bool,
-        Meta(description="Resume a paused sandbox when a request for it comes, not refuse it"),
-    ] = False
+    start_seconds: Annotated[float, Meta(ge=0)] = 30.0
+    """Longest time a request waits for a sandbox that is starting"""
+    connect_seconds: Annotated[float, Meta(gt=0)] = 10.0
+    """Longest time a connection to a port of a sandbox may take"""
+    resume_on_traffic: bool = False
+    """Resume a paused sandbox when a request for it comes, not refuse it"""
     sandbox_domain: Annotated[
-        str,
-        Meta(
-            pattern=_WILDCARD,
-            max_length=190,
-            description="Names such as *.sandboxes.example.org that lead to the server, so that each"
-            " work port and editor has an origin of its own; empty means that URLs have paths",
-            extra=_WILDCARD_EXPECTED,
-        ),
+        str, Meta(pattern=_WILDCARD, max_length=190, extra=_WILDCARD_EXPECTED)
     ] = ""
-    trust_editors: Annotated[
-        bool,
-        Meta(
-            description="Let a sandbox's editor have the server's origin where it has none of its"
-            " own: what a sandbox serves there can do what a browser can that is logged in"
-        ),
-    ] = False
+    """Names such as *.sandboxes.example.org that lead to the server, so that each work port and
+    editor has an origin of its own; empty means that URLs have paths"""
+    trust_editors: bool = False
+    """Let a sandbox's editor have the server's origin where it has none of its own: what a sandbox
+    serves there can do what a browser can that is logged in"""
 
 
 class LogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `log` section."""
 
-    level: Annotated[
-        LogLevel,
-        Meta(description="Least serious lines to write: debug, info, warning or error"),
-    ] = LogLevel.INFO
-    format: Annotated[
-        LogFormat, Meta(description="text for people or json for machines, one line each")
-    ] = LogFormat.TEXT
+    level: LogLevel = LogLevel.INFO
+    """Least serious lines to write: debug, info, warning or error"""
+    format: LogFormat = LogFormat.TEXT
+    """text for people or json for machines, one line each"""
 
 
 class AuditConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `audit` section."""
 
-    delete_after_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=10**9,
-            description="Age at which entries of the audit log are deleted; 0 is never",
-        ),
-    ] = 31_536_000.0
+    delete_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 31_536_000.0
+    """Age at which entries of the audit log are deleted; 0 is never"""
 
 
 class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `limits` section: after which 429 is answered; 0 is no limit."""
 
-    requests_per_minute: Annotated[
-        int, Meta(ge=0, le=10**9, description="Requests a minute with one key; 0 is no limit")
-    ] = 120_000
-    refused_per_minute: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=10**9,
-            description="Requests a minute without a good key from one address; 0 is no limit",
-        ),
-    ] = 300
-    connections_per_sandbox: Annotated[
-        int,
-        Meta(ge=0, le=100_000, description="Connections at a time with the keys of one sandbox"),
-    ] = 128
-    sandbox_requests_per_minute: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=10**9,
-            description="Requests a minute with the keys of one sandbox; beyond it they wait up to 10"
-            " seconds before they are refused",
-        ),
-    ] = 60_000
-    report_bytes_per_minute: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=10**12,
-            description="Bytes a minute that one sandbox may report, 64 MiB of them at once; more"
-            " wait up to 10 seconds before they are refused",
-        ),
-    ] = 256 * 1024 * 1024
-    event_bytes_per_sandbox: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=2**50,
-            description="Bytes of events that are stored of the conversations of one sandbox",
-        ),
-    ] = 4 * 1024**3
-    adopted_per_sandbox: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=10**6,
-            description="Conversations that one sandbox may report which the server has not started",
-        ),
-    ] = 100
+    requests_per_minute: Annotated[int, Meta(ge=0, le=10**9)] = 120_000
+    """Requests a minute with one key; 0 is no limit"""
+    refused_per_minute: Annotated[int, Meta(ge=0, le=10**9)] = 300
+    """Requests a minute without a good key from one address; 0 is no limit"""
+    connections_per_sandbox: Annotated[int, Meta(ge=0, le=100_000)] = 128
+    """Connections at a time with the keys of one sandbox"""
+    sandbox_requests_per_minute: Annotated[int, Meta(ge=0, le=10**9)] = 60_000
+    """Requests a minute with the keys of one sandbox; beyond it they wait up to 10 seconds before
+    they are refused"""
+    report_bytes_per_minute: Annotated[int, Meta(ge=0, le=10**12)] = 256 * 1024 * 1024
+    """Bytes a minute that one sandbox may report, 64 MiB of them at once; more wait up to 10
+    seconds before they are refused"""
+    event_bytes_per_sandbox: Annotated[int, Meta(ge=0, le=2**50)] = 4 * 1024**3
+    """Bytes of events that are stored of the conversations of one sandbox"""
+    adopted_per_sandbox: Annotated[int, Meta(ge=0, le=10**6)] = 100
+    """Conversations that one sandbox may report which the server has not started"""
 
 
 class IdempotencyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `idempotency` section."""
 
-    keep_seconds: Annotated[
-        float,
-        Meta(
-            ge=1,
-            le=10**9,
-            description="How long a request with an `Idempotency-Key` is answered the same again",
-        ),
-    ] = 86_400.0
-    max_keys_per_user: Annotated[
-        int, Meta(ge=1, le=10**9, description="How many answers are kept for one user")
-    ] = 50_000
-    max_bytes_per_user: Annotated[
-        int, Meta(ge=2**20, le=2**50, description="How many bytes these answers may have")
-    ] = 268_435_456
+    keep_seconds: Annotated[float, Meta(ge=1, le=10**9)] = 86_400.0
+    """How long a request with an `Idempotency-Key` is answered the same again"""
+    max_keys_per_user: Annotated[int, Meta(ge=1, le=10**9)] = 50_000
+    """How many answers are kept for one user"""
+    max_bytes_per_user: Annotated[int, Meta(ge=2**20, le=2**50)] = 268_435_456
+    """How many bytes these answers may have"""
 
 
 class V0Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `v0` section."""
 
-    enabled: Annotated[
-        bool, Meta(description="Serve the older API below /api too, for clients that need it")
-    ] = True
+    enabled: bool = True
+    """Serve the older API below /api too, for clients that need it"""
 
 
 class GitConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `git` section: git hosting services."""
 
-    check_tokens: Annotated[
-        bool,
-        Meta(description="Ask a git hosting service whether a token is good before keeping it"),
-    ] = True
-    api_seconds: Annotated[
-        float, Meta(gt=0, description="Longest time a git hosting service may take to answer")
-    ] = 10.0
-    private_hosts: Annotated[
-        tuple[Annotated[str, Meta(min_length=1, max_length=300)], ...],
-        Meta(
-            description="Hosts of git services at addresses that are not public, which the server"
-            " asks for every user, as `allow_hosts` names them; for administrators it asks all. One on"
-            " this machine's loopback interface needs its port, and sandboxes reach it"
-        ),
-    ] = ()
+    check_tokens: bool = True
+    """Ask a git hosting service whether a token is good before keeping it"""
+    api_seconds: Annotated[float, Meta(gt=0)] = 10.0
+    """Longest time a git hosting service may take to answer"""
+    private_hosts: tuple[Annotated[str, Meta(min_length=1, max_length=300)], ...] = ()
+    """Hosts of git services at addresses that are not public, which the server asks for every user,
+    as `allow_hosts` names them; for administrators it asks all. One on this machine's loopback
+    interface needs its port, and sandboxes reach it"""
 
     def __post_init__(self) -> None:
         """Refuse hosts that cannot be meant; the loader says where they stand."""
@@ -355,16 +223,10 @@ class GitConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class PluginsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `plugins` section."""
 
-    dirs: Annotated[
-        tuple[str, ...],
-        Meta(
-            description="Directories to load plugins from, relative to this file",
-            extra=_PATH,
-        ),
-    ] = ()
-    disable: Annotated[
-        tuple[str, ...], Meta(description="Names of plugins that are not even imported")
-    ] = ()
+    dirs: Annotated[tuple[str, ...], Meta(extra=_PATH)] = ()
+    """Directories to load plugins from, relative to this file"""
+    disable: tuple[str, ...] = ()
+    """Names of plugins that are not even imported"""
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,25 +8,13 @@ from msgspec import Meta, Struct
 class AutomationsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `automations` section: conversations that start on a schedule or by a webhook."""
 
-    enabled: Annotated[bool, Meta(description="Run automations, and serve their API")] = True
-    most_per_user: Annotated[
-        int, Meta(ge=1, le=100_000, description="Most automations a user may have")
-    ] = 1000
-    late_seconds: Annotated[
-        float,
-        Meta(
-            ge=1,
-            le=86400,
-            description="Age at which a due time counts as missed, and the automation's rule for"
-            " missed runs decides",
-        ),
-    ] = 60.0
-    delete_runs_after_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=100 * 365 * 86400,
-            description="Age at which runs that are over are deleted, with the keys by which"
-            " deliveries are known; 0: never",
-        ),
-    ] = 90 * 86400.0
+    enabled: bool = True
+    """Run automations, and serve their API"""
+    most_per_user: Annotated[int, Meta(ge=1, le=100_000)] = 1000
+    """Most automations a user may have"""
+    late_seconds: Annotated[float, Meta(ge=1, le=86400)] = 60.0
+    """Age at which a due time counts as missed, and the automation's rule for missed runs
+    decides"""
+    delete_runs_after_seconds: Annotated[float, Meta(ge=0, le=100 * 365 * 86400)] = 90 * 86400.0
+    """Age at which runs that are over are deleted, with the keys by which deliveries are known; 0:
+    never"""

@@ -8,20 +8,12 @@ from msgspec import Meta, Struct
 class SharingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `sharing` section: conversations that are shown to whoever has a link."""
 
-    enabled: Annotated[
-        bool, Meta(description="Let users make links that show a conversation without a key")
-    ] = False
-    public_flag: Annotated[
-        bool,
-        Meta(
-            description="Share a conversation under its own id, too, while its `public` is true, as"
-            " the share button of published front ends sets it; without redaction"
-        ),
-    ] = False
-    longest_days: Annotated[
-        int, Meta(ge=0, le=36500, description="Longest time a link may work, in days; 0: for ever")
-    ] = 0
-    requests_per_minute: Annotated[
-        int,
-        Meta(ge=0, description="Most requests a minute from one address; 0 is no limit"),
-    ] = 240
+    enabled: bool = False
+    """Let users make links that show a conversation without a key"""
+    public_flag: bool = False
+    """Share a conversation under its own id, too, while its `public` is true, as the share button
+    of published front ends sets it; without redaction"""
+    longest_days: Annotated[int, Meta(ge=0, le=36500)] = 0
+    """Longest time a link may work, in days; 0: for ever"""
+    requests_per_minute: Annotated[int, Meta(ge=0)] = 240
+    """Most requests a minute from one address; 0 is no limit"""

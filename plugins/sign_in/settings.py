@@ -10,16 +10,14 @@ type GivenRole = Literal["admin", "member", "viewer", "none"]
 class Roles(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which users are let in, and what they may do."""
 
-    title: Annotated[str, Meta(max_length=100, description="What the login page calls it")] = ""
-    new_users: Annotated[
-        bool, Meta(description="Make a user at the first sign-in; else by invitation only")
-    ] = False
-    roles: Annotated[
-        dict[str, GivenRole], Meta(description="The role that each group of the provider gives")
-    ] = {}
-    default_role: Annotated[
-        GivenRole, Meta(description="Role of who is in none of these groups; `none` lets nobody in")
-    ] = "member"
+    title: Annotated[str, Meta(max_length=100)] = ""
+    """What the login page calls it"""
+    new_users: bool = False
+    """Make a user at the first sign-in; else by invitation only"""
+    roles: dict[str, GivenRole] = {}
+    """The role that each group of the provider gives"""
+    default_role: GivenRole = "member"
+    """Role of who is in none of these groups; `none` lets nobody in"""
 
 
 class ProviderConfig(Roles, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,24 +45,14 @@ class ProxyConfig(Roles, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class SignInConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `sign_in` section: logins of browsers by others than this server."""
 
-    enabled: Annotated[
-        bool,
-        Meta(
-            description="Let browsers log in by OpenID Connect or by a proxy; keys still work. It needs"
-            " the extra `oidc`"
-        ),
-    ] = False
-    clock_skew_seconds: Annotated[
-        int, Meta(ge=0, le=600, description="How far the clocks of providers may be off")
-    ] = 60
-    invitation_days: Annotated[
-        int, Meta(ge=1, le=365, description="How long an invitation can be used")
-    ] = 7
-    providers: Annotated[
-        dict[str, ProviderConfig],
-        Meta(description="Providers by their names, which are in the URLs; see the guide"),
-    ] = {}
-    proxy: Annotated[
-        ProxyConfig,
-        Meta(description="The header by which a trusted proxy names users; see the guide"),
-    ] = ProxyConfig()
+    enabled: bool = False
+    """Let browsers log in by OpenID Connect or by a proxy; keys still work. It needs the extra
+    `oidc`"""
+    clock_skew_seconds: Annotated[int, Meta(ge=0, le=600)] = 60
+    """How far the clocks of providers may be off"""
+    invitation_days: Annotated[int, Meta(ge=1, le=365)] = 7
+    """How long an invitation can be used"""
+    providers: dict[str, ProviderConfig] = {}
+    """Providers by their names, which are in the URLs; see the guide"""
+    proxy: ProxyConfig = ProxyConfig()
+    """The header by which a trusted proxy names users; see the guide"""

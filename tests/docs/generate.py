@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from agentsvc.app import published_routes
-from agentsvc.base import errors
+from agentsvc.base import Source, errors
 from agentsvc.base.errors import AgentsvcError, StartFailed
 from agentsvc.base.values import Secret
 from agentsvc.cli import cli
@@ -21,7 +21,6 @@ from agentsvc.config.file import render_default, to_toml
 from agentsvc.config.sandboxes import SpecConfig
 from agentsvc.config.schema import Config, with_sections
 from agentsvc.http.openapi.operations import tag_of
-from agentsvc.http.openapi.texts import Source
 from agentsvc.http.routes import Route
 from agentsvc.plugin.files import sections
 from agentsvc.sandboxes.plugin_loader import PluginHost
@@ -132,8 +131,9 @@ def render_configuration() -> str:
 
 def _keys(kind: type[msgspec.Struct]) -> str:
     hints = get_type_hints(kind, include_extras=True)
+    texts = Source().fields(kind)
     rows = (
-        (f"`{one.name}`", _default(one), _description(hints[one.name]))
+        (f"`{one.name}`", _default(one), texts.get(one.name) or _description(hints[one.name]))
         for one in msgspec.structs.fields(kind)
     )
     return table(("key", "default", "meaning"), rows)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
+from msgspec import inspect as types
 
-from agentsvc.base import Secret
-from agentsvc.http.openapi.texts import Source, classes_of
+from agentsvc.base import Secret, Source
+from agentsvc.http.openapi.fields import SHARED
 from agentsvc.http.routes import SHOWN_AS
 
 type Json = dict[str, Any]
@@ -102,9 +103,26 @@ def as_answer(component: Json) -> Json:
     return {**component, "properties": shown, "required": required}
 
 
+def classes_of(kinds: Sequence[Any]) -> list[type]:
+    """Return every struct and enum that types consist of, however deep."""
+    queue: list[Any] = list(types.multi_type_info(kinds))
+    found: dict[type, None] = {}
+    while queue:
+        node = queue.pop()
+        if isinstance(node, types.StructType | types.EnumType):
+            if node.cls in found:
+                continue
+            found[node.cls] = None
+        if isinstance(node, tuple):
+            queue.extend(node)
+        elif isinstance(node, types.Type | types.Field):
+            queue.extend(getattr(node, name) for name in node.__struct_fields__)
+    return list(found)
+
+
 def _with_texts(components: dict[str, Json], kinds: Iterable[type]) -> dict[str, Json]:
     """Return components with what is said of each of their fields, or of the values of an enum."""
-    source = Source()
+    source = Source(SHARED)
     told = dict(components)
     for kind in kinds:
         name = _component_of(kind, components)

@@ -1,21 +1,18 @@
-"""Texts of the description, read from the source: what is written below a field or an enum's member.
+"""Texts read from the source: what is written below a field, a setting or an enum's member.
 
-Python keeps no such docstrings at run time, so they cost a server nothing until its description is
-asked for. A field that means the same wherever it is has its text in `fields`.
+Python keeps no such docstrings at run time, so they cost a server nothing until they are asked for.
 """
 
 import ast
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
-from msgspec import inspect as types
-
-from agentsvc.http.openapi.fields import SHARED
 
 type Texts = dict[str, str]
 """The docstring of each member of a class by its Python name."""
@@ -24,7 +21,9 @@ type Texts = dict[str, str]
 class Source:
     """The docstrings of the members of classes; reads each module once."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Take the texts of fields that mean the same wherever they are, by their names."""
+        self._shared = shared
         self._modules: dict[str, dict[str, Texts]] = {}
 
     def fields(self, kind: Any) -> Texts:
@@ -34,7 +33,7 @@ class Source:
             if issubclass(parent, msgspec.Struct) and parent is not msgspec.Struct:
                 own |= self._members(parent)
         found = {
-            field.encode_name: own.get(field.name) or SHARED.get(field.encode_name, "")
+            field.encode_name: own.get(field.name) or self._shared.get(field.encode_name, "")
             for field in msgspec.structs.fields(kind)
         }
         return {name: text for name, text in found.items() if text}
@@ -53,23 +52,6 @@ class Source:
         if name not in self._modules:
             self._modules[name] = dict(_classes(ast.parse(_source_of(name)), ""))
         return self._modules[name].get(kind.__qualname__, {})
-
-
-def classes_of(kinds: Sequence[Any]) -> list[type]:
-    """Return every struct and enum that types consist of, however deep."""
-    queue: list[Any] = list(types.multi_type_info(kinds))
-    found: dict[type, None] = {}
-    while queue:
-        node = queue.pop()
-        if isinstance(node, types.StructType | types.EnumType):
-            if node.cls in found:
-                continue
-            found[node.cls] = None
-        if isinstance(node, tuple):
-            queue.extend(node)
-        elif isinstance(node, types.Type | types.Field):
-            queue.extend(getattr(node, name) for name in node.__struct_fields__)
-    return list(found)
 
 
 def _source_of(module: str) -> str:
