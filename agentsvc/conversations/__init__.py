@@ -69,6 +69,7 @@ from agentsvc.conversations.starting.agent_request import (
 from agentsvc.conversations.starting.agent_request import (
     DEFAULT_MAX_ITERATIONS as DEFAULT_MAX_ITERATIONS,
 )
+from agentsvc.conversations.starting.assembly import StartParts as StartParts
 from agentsvc.conversations.starting.assembly import make_starts as make_starts
 from agentsvc.conversations.starting.environments import Environment as Environment
 from agentsvc.conversations.starting.environments import EnvironmentSource as EnvironmentSource

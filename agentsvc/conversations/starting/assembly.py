@@ -1,5 +1,7 @@
 """Makes all that starts consist of, once for a server."""
 
+import msgspec
+
 from agentsvc.agentserver import AgentClient
 from agentsvc.base import Supervisor
 from agentsvc.config import ConversationsConfig
@@ -28,45 +30,40 @@ from agentsvc.settings import SecretStore, SettingsStore
 from agentsvc.storage import Vault
 
 
-def make_starts(
-    stores: ConversationStores,
-    vault: Vault,
-    *,
-    sandboxes: Sandboxes,
-    agents: AgentClient,
-    archives: Archives,
-    settings: SettingsStore,
-    secrets: SecretStore,
-    events: EventLog,
-    grants: ModelTokens,
-    recorder: EventIngestor,
-    remover: ConversationDeletion,
-    supervisor: Supervisor,
-    git: GitProviders,
-    config: ConversationsConfig,
-) -> Starts:
+class StartParts(msgspec.Struct, frozen=True, kw_only=True):
+    """What starts need of the server."""
+
+    sandboxes: Sandboxes
+    agents: AgentClient
+    archives: Archives
+    settings: SettingsStore
+    secrets: SecretStore
+    events: EventLog
+    grants: ModelTokens
+    recorder: EventIngestor
+    remover: ConversationDeletion
+    supervisor: Supervisor
+    git: GitProviders
+    config: ConversationsConfig
+
+
+def make_starts(stores: ConversationStores, vault: Vault, parts: StartParts) -> Starts:
     """Return the starts of conversations, with the steps that each of them takes."""
+    sandboxes, config = parts.sandboxes, parts.config
     followers = StartFollowers()
     progress = Progress(stores, followers.announce)
     checks = SandboxChecks(sandboxes, start_seconds=config.start_seconds)
     chooser = SandboxChooser(stores, sandboxes=sandboxes, progress=progress, checks=checks)
     told = followers.announce
-    ending = Ending(stores, sandboxes=sandboxes, recorder=recorder, remover=remover, on_change=told)
-    steps = _make_steps(
-        vault,
+    ending = Ending(
+        stores,
         sandboxes=sandboxes,
-        agents=agents,
-        archives=archives,
-        settings=settings,
-        secrets=secrets,
-        events=events,
-        grants=grants,
-        chooser=chooser,
-        checks=checks,
-        progress=progress,
-        ending=ending,
-        git=git,
-        config=config,
+        recorder=parts.recorder,
+        remover=parts.remover,
+        on_change=told,
+    )
+    steps = _make_steps(
+        vault, parts, chooser=chooser, checks=checks, progress=progress, ending=ending
     )
     pipeline = StartPipeline(
         stores,
@@ -77,70 +74,65 @@ def make_starts(
         ending=ending,
         start_seconds=config.start_seconds,
     )
-    orders = StartOrders(stores, sandboxes=sandboxes, settings=settings, archives=archives)
+    orders = StartOrders(
+        stores, sandboxes=sandboxes, settings=parts.settings, archives=parts.archives
+    )
     return Starts(
         stores,
         orders=orders,
         chooser=chooser,
         pipeline=pipeline,
         followers=followers,
-        events=events,
-        supervisor=supervisor,
+        events=parts.events,
+        supervisor=parts.supervisor,
     )
 
 
 def _make_steps(
     vault: Vault,
+    parts: StartParts,
     *,
-    sandboxes: Sandboxes,
-    agents: AgentClient,
-    archives: Archives,
-    settings: SettingsStore,
-    secrets: SecretStore,
-    events: EventLog,
-    grants: ModelTokens,
     chooser: SandboxChooser,
     checks: SandboxChecks,
     progress: Progress,
     ending: Ending,
-    git: GitProviders,
-    config: ConversationsConfig,
 ) -> Steps:
+    sandboxes, config = parts.sandboxes, parts.config
     hosting = Hosting(
         sandboxes=sandboxes,
-        agents=agents,
+        agents=parts.agents,
         chooser=chooser,
         checks=checks,
         progress=progress,
         config=config,
     )
     files = FileSteps(
-        archives=archives,
+        archives=parts.archives,
         chooser=chooser,
         progress=progress,
-        git=git,
+        git=parts.git,
         config=config,
         checkpoints=sandboxes.checkpoints,
     )
     requests = AgentRequests(
         sandboxes=sandboxes,
-        secrets=secrets,
+        secrets=parts.secrets,
         lookup_tokens=LookupTokens(vault),
-        grants=grants,
+        grants=parts.grants,
         progress=progress,
         has_public_skills=config.public_skills,
     )
     opening = Opening(
         requests=requests,
-        carrier=HistoryTransfer(events, time_limit=config.start_seconds),
-        health=grants.memory,
+        carrier=HistoryTransfer(parts.events, time_limit=config.start_seconds),
+        health=parts.grants.memory,
         checks=checks,
         progress=progress,
         ending=ending,
         first_answer_seconds=config.first_answer_seconds,
     )
     return Steps(
-        check=RequestChecks(settings, secrets).check,
+        check=RequestChecks(parts.settings, parts.secrets).check,
         get_sandbox=hosting.host,
         prepare_files=files.prepare,
         run_setup_script=files.run_setup_script,
