@@ -2,9 +2,22 @@
 
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 
-from agentsvc.base.values import from_stored, has_control, to_stored
+from agentsvc.base.values import copy_to, decoder_of, from_stored, has_control, to_stored
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    size: int = 0
+    note: str = "none"
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    size: int
+    key: str = "secret"
 
 
 @pytest.mark.parametrize("char", ["\0", "\t", "\n", "\r", "\x1f", "\x7f"])
@@ -23,3 +36,18 @@ def test_stored_times_of_all_years_come_back_and_sort_as_text() -> None:
     stored = [to_stored(moment) for moment in moments]
     assert [from_stored(text) for text in stored] == moments
     assert stored == sorted(stored)
+
+
+def test_a_copy_has_what_is_called_the_same_and_what_is_given_counts() -> None:
+    source = Stored(name="a", size=3)
+    assert copy_to(Shown, source) == Shown(name="a", size=3)
+    assert copy_to(Shown, source, size=4, note="b") == Shown(name="a", size=4, note="b")
+    with pytest.raises(TypeError, match="name"):
+        copy_to(Shown, object())
+
+
+def test_the_decoder_of_a_type_is_made_once_and_a_given_one_is_taken() -> None:
+    given = msgspec.json.Decoder(list[int])
+    assert decoder_of(given) is given
+    assert decoder_of(list[int]) is decoder_of(list[int])
+    assert decoder_of(Shown).decode(b'{"name": "a"}') == Shown(name="a")

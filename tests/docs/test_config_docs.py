@@ -1,9 +1,10 @@
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+import pytest
 
 from agentsvc.config.file import render_default
 from agentsvc.config.layers import known_keys
@@ -48,3 +49,22 @@ def test_the_examples_in_the_shipped_config_file_are_valid(tmp_path: Path) -> No
     example: dict[str, Any] = msgspec.to_builtins(config.specs["example"])
     assert list(example) == list(SpecConfig.__struct_fields__)
     assert config.specs["example"].ports[0].number == 8000
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    below: int = 1
+    """What is written below
+    a key"""
+    within: Annotated[int, msgspec.Meta(description="What its type says")] = 2
+
+
+class Untold(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    key: int = 1
+
+
+def test_a_key_is_explained_below_it_or_by_its_type_and_has_to_be() -> None:
+    text = render_default({"told": Told})
+    assert "[told]\n# What is written below a key\nbelow = 1\n" in text
+    assert "# What its type says\nwithin = 2\n" in text
+    with pytest.raises(TypeError, match="nothing is said of the key key"):
+        render_default({"untold": Untold})

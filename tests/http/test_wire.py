@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestClient
 from agentsvc.base.errors import BodyTooLarge
 from agentsvc.http import wire
 from agentsvc.http.middleware import pipeline as middleware
-from agentsvc.http.routes import Route, Scope, mount
+from agentsvc.http.routes import Route, Routes, Scope, mount
 
 type Client = TestClient[web.Request, web.Application]
 type MakeClient = Callable[[web.Application], Awaitable[Client]]
@@ -283,3 +283,23 @@ def test_a_page_of_stored_bytes_is_joined_not_decoded() -> None:
     assert wire.raw_page([b'{"a": 1}', b"2"], "x") == b'{"items":[{"a": 1},2],"next_page_id":"x"}'
     assert wire.raw_page([], None) == b'{"items":[],"next_page_id":null}'
     assert wire.raw_array([b"1", None]) == b"[1,null]"
+
+
+def test_a_handler_puts_itself_into_a_table_with_the_first_line_of_its_docstring() -> None:
+    routes = Routes()
+
+    @routes.add("POST", "/newer", scope=Scope.OPEN, summary="Do it anew", answer=int)
+    @routes.add("GET", "/it", scope=Scope.READ)
+    async def get_it(_request: web.Request) -> web.Response:
+        """Get it.
+
+        As it is.
+        """
+        return web.Response()
+
+    assert [(one.method, one.path, one.scope, one.summary) for one in routes] == [
+        ("GET", "/it", Scope.READ, "Get it"),
+        ("POST", "/newer", Scope.OPEN, "Do it anew"),
+    ]
+    assert all(one.handler is get_it for one in routes)
+    assert routes[1].answer is int

@@ -1,0 +1,54 @@
+"""Records as rows, and rows as records."""
+
+import sqlite3
+from datetime import UTC, datetime
+from enum import StrEnum
+
+import msgspec
+import pytest
+
+from agentsvc.storage import record_of, row_of
+
+NOW = datetime(2026, 7, 27, 18, 29, 5, 7, tzinfo=UTC)
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+class Thing(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    colour: Colour
+    is_new: bool
+    at: datetime
+    gone_at: datetime | None
+    parts: tuple[int, ...] = ()
+
+
+THING = Thing(id="null", colour=Colour.RED, is_new=True, at=NOW, gone_at=None, parts=(1, 2))
+
+
+def _stored(thing: Thing) -> sqlite3.Row:
+    with sqlite3.connect(":memory:") as db:
+        db.row_factory = sqlite3.Row
+        sql = "SELECT :id AS id, :colour AS colour, :is_new AS is_new, :at AS at, NULL AS gone_at"
+        row: sqlite3.Row = db.execute(sql, row_of(thing)).fetchone()
+    db.close()
+    return row
+
+
+def test_a_record_comes_back_from_its_row() -> None:
+    back = record_of(_stored(THING), Thing, parts=(1, 2))
+    assert back == THING
+    assert back.at.tzinfo is UTC
+
+
+def test_what_is_given_counts_instead_of_what_is_there() -> None:
+    assert row_of(THING, parts="[1,2]", at=None)["parts"] == "[1,2]"
+    assert row_of(THING, parts="[1,2]", at=None)["at"] is None
+    assert record_of(_stored(THING), Thing, id="b").id == "b"
+
+
+def test_a_row_that_fits_no_record_is_refused() -> None:
+    with pytest.raises(msgspec.ValidationError, match="colour"):
+        record_of(_stored(THING), Thing, colour="blue")
