@@ -49,17 +49,20 @@ class Node:
         uid = pod["metadata"]["uid"]
         if grace_seconds:
             await self._in_touch.wait()
-        if process := self._processes.get(uid):
+        process = self._processes.get(uid)
+        if process and grace_seconds:
             _signal(process, signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(grace_seconds):
                     await process.wait()
-            _signal(process, signal.SIGKILL)
-            await process.wait()
+        # Before it is killed, or it might be said to have failed.
         if task := self._tasks.pop(uid, None):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        if process:
+            _signal(process, signal.SIGKILL)
+            await process.wait()
         self._store.remove("pods", pod["metadata"]["namespace"], pod["metadata"]["name"])
         shutil.rmtree(self._directory / uid, ignore_errors=True)
         self.logs.pop(uid, None)
@@ -135,10 +138,12 @@ class Node:
         self._say(pod, _running(pod, address, is_ready=False))
         probe = container.get("readinessProbe")
         ready = asyncio.gather(self._watch_port(pod, address, probe))
-        await self._keep_log(process, self.logs[uid])
-        code = await process.wait()
-        ready.cancel()
-        del self._processes[uid]
+        try:
+            await self._keep_log(process, self.logs[uid])
+            code = await process.wait()
+        finally:
+            ready.cancel()
+            del self._processes[uid]
         self._say(pod, _ended(code if code >= 0 else 128 - code, "Error" if code else "Completed"))
 
     async def _wait_for_files(self, pod: Json) -> None:

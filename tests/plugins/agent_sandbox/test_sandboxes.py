@@ -280,6 +280,8 @@ async def test_a_pod_deleted_by_hand_is_made_anew_by_the_controller(
         await until(is_another)
         report = await rig.wait(handle, Phase.RUNNING)
         assert await rig.ask(report, "GET", "/env/KEY") == key.reveal().encode()
+        told = [pod.get("status") or {} for _, _, pod in api.store.since(0, "pods")]
+        assert {one.get("phase") for one in told} == {None, "Running"}
 
 
 # Answers nobody expects
