@@ -302,4 +302,8 @@ def carriers_below(shim: int) -> list[int]:
 
 
 def name_of(pid: str) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
+    """Return the name of a process, or nothing once it has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
