@@ -201,16 +201,24 @@ async def test_many_tabs_of_one_browser_all_show_what_happens(console: Console) 
     assert len(sockets) == 3, sockets
 
 
+TYPE = """(field, text) => {
+  field.value = text;
+  field.dispatchEvent(new Event('input', {bubbles: true}));
+  return Promise.resolve().then(() => Object.values(localStorage).join());
+}"""
+"""Types, and returns what the browser keeps before it shows anything, as the page may be gone by then."""
+
+
 async def test_what_is_typed_is_kept_over_other_pages_and_reloads(console: Console) -> None:
     page, _ = await opened(console)
-    await page.get_by_label(FIELD).fill("not yet sent")
+    assert "not yet sent" in await page.get_by_label(FIELD).evaluate(TYPE, "not yet sent")
     await page.get_by_role("link", name="Files", exact=True).click()
     await page.get_by_role("link", name="Conversation", exact=True).click()
     await expect(page.get_by_label(FIELD)).to_have_value("not yet sent")
     await page.reload()
     await expect(page.get_by_label(FIELD)).to_have_value("not yet sent")
     await page.goto(f"{console.client.base_url}/#/new")
-    await page.get_by_label("Message").fill("a task to come")
+    assert "a task to come" in await page.get_by_label("Message").evaluate(TYPE, "a task to come")
     await page.reload()
     await expect(page.get_by_label("Message")).to_have_value("a task to come")
     await page.get_by_role("button", name="Log out").click()

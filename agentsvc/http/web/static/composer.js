@@ -1,7 +1,7 @@
 // What is said to an agent: the draft, what is on its way, and what can be done with the run.
 import { agentPath, call, get, keep, kept, post, remove, V1 } from "./api.js";
 import { Attachments, attach, withFiles } from "./attachments.js";
-import { html, useEffect, useRef, useState } from "./html.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { refusal } from "./me.js";
 import { Markdown } from "./markdown.js";
 import { FAILED, SENDING } from "./outbox.js";
@@ -29,7 +29,8 @@ async function goOn(agent) {
 /** Return a text that is kept in this browser under a name, and a way to change it. */
 export function useDraft(name) {
   const [text, setText] = useState(() => kept(`draft ${name}`) ?? "");
-  useEffect(() => keep(`draft ${name}`, text || null), [name, text]);
+  // An effect that waits for a frame is lost with the page, or comes after the log-out.
+  useLayoutEffect(() => keep(`draft ${name}`, text || null), [name, text]);
   return [text, setText];
 }
 

@@ -2,7 +2,7 @@
 import { get, getAll, keep, kept, newId, post, textContent, V1 } from "./api.js";
 import { firstText } from "./conversations.js";
 import { STAGES, ago } from "./format.js";
-import { html, useEffect, useRef, useState } from "./html.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { Picker } from "./picker.js";
 import { modelName, useProfiles } from "./runwith.js";
 import { store, useLoaded, useStore } from "./store.js";
@@ -25,7 +25,7 @@ export function NewConversation({ settings, onSettings }) {
   const [error, setError] = useState(null);
   const specs = useLoaded(() => getAll(`${V1}/sandbox-specs/search`));
   const change = (name) => (value) => setForm((old) => ({ ...old, [name]: value }));
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!starting.current) keep(DRAFT, form);
   }, [form]);
   /** Start once, however often this is called meanwhile: what nobody answered is asked again with the same key. */
