@@ -36,8 +36,6 @@ BASE: Final = "python:3.13-slim"
 _CLONE_NEWNET: Final = 0x40000000
 _FIREWALL: Final = (("iptables", "filter"), ("iptables", "nat"))
 _LINKS: Final = ("docker0", "br-")
-# They outlive whoever started them, who is not to be blamed for not waiting.
-_KEEPERS: Final[list["subprocess.Popen[bytes]"]] = []
 _PARTS: Final = (
     *("containerd", "docker", "runc", "runsc"),
     *("aardvark-dns", "conmon", "crun", "netavark", "podman"),
@@ -111,21 +109,20 @@ class Lease:
     def _start(self) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = self.directory.with_suffix(".log")
+        command = self.keepers_command()
+        # It outlives whoever starts it, and no `Popen` may do so without a warning.
         with log.open("ab") as output:
-            keeper = subprocess.Popen(
-                self.keepers_command(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
+            files: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+            files += [(os.POSIX_SPAWN_DUP2, output.fileno(), number) for number in (1, 2)]
+            keeper = os.posix_spawn(
+                command[0], command, os.environ, file_actions=files, setsid=True
             )
-        _KEEPERS.append(keeper)
         wait(
-            lambda: answers(self.socket) or keeper.poll() is not None,
+            lambda: answers(self.socket) or not is_alive(keeper),
             START_SECONDS,
             "the engine answers",
         )
-        if keeper.poll() is not None:
+        if not is_alive(keeper):
             raise EngineFailed(f"the engine does not start: {tail(log)}")
 
     def keepers_command(self) -> list[str]:
