@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -28,6 +29,7 @@ from tests.live.client import PATIENCE
 PROGRAMS = Path(__file__).parent / "programs"
 _RUN_SECONDS = 3 * PATIENCE
 _INSTALL_SECONDS = 400
+_TRIES = 3
 
 
 takes_minutes = pytest.mark.skipif(
@@ -144,7 +146,8 @@ def install_node(directory: Path, *packages: str) -> Client:
     with _locked(directory):
         if not (directory / "installed").exists():
             wanted = (one if "@" in one[1:] else f"{one}@latest" for one in packages)
-            _call(npm, "install", *options, *wanted)
+            # Now and then it has all files and does not end; what it has it does not fetch again.
+            _call(npm, "install", *options, *wanted, tries=_TRIES)
             for program in PROGRAMS.glob("*.mjs"):
                 shutil.copy(program, directory)
             (directory / "installed").touch()
@@ -173,14 +176,24 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
 
 
-def _call(*command: str) -> None:
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_INSTALL_SECONDS,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise NotInstalled(f"{' '.join(command)} failed: {done.stderr[-2000:]}")
+def _call(*command: str, tries: int = 1) -> None:
+    """Run a command, anew where it takes more than its share of the time."""
+    for _ in range(tries):
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                said = process.communicate(timeout=_INSTALL_SECONDS / tries)[1]
+            except subprocess.TimeoutExpired:
+                # What it has started holds on to its output, too.
+                os.killpg(process.pid, signal.SIGKILL)
+                continue
+        if process.returncode == 0:
+            return
+        raise NotInstalled(f"{' '.join(command)} failed: {said[-2000:]}")
+    raise NotInstalled(f"{' '.join(command)} did not end in {_INSTALL_SECONDS} s")
