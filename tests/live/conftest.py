@@ -29,6 +29,15 @@ _LOG_LINES = 60
 
 type MakeInstallation = Callable[..., Awaitable[Installation]]
 
+FORKS = {
+    "AGENTSVC_BACKENDS__PROCESS__ZYGOTE": "true",
+    "AGENTSVC_BACKENDS__PROCESS__ZYGOTE_DELAY_SECONDS": "60",
+    "AGENTSVC_BACKENDS__PROCESS__ZYGOTE_SECONDS": "80",
+}
+"""Has agent servers be forks of one, which takes less than a plain start, however few there are."""
+
+PLAIN = {"AGENTSVC_BACKENDS__PROCESS__ZYGOTE": "false"}
+
 
 def unavailable(text: str) -> NoReturn:
     """Skip a test that lacks what it needs; in CI that fails."""
@@ -140,9 +149,7 @@ async def shared(
         "CANARY": "sings",
         "AGENTSVC_SERVER__DEVICE_LOGIN": "true",
         "AGENTSVC_SHARING__ENABLED": "true",
-        # Its many agent servers are forks of one; most with a server of their own start anew.
-        "AGENTSVC_BACKENDS__PROCESS__ZYGOTE": "true",
-        "AGENTSVC_BACKENDS__PROCESS__ZYGOTE_SECONDS": "80",
+        **FORKS,
         "AGENTSVC_SANDBOXES__CALL_SECONDS": "100",
         # Whoever has waited so long starts plainly, which takes its time, too.
         "AGENTSVC_SANDBOXES__START_SECONDS": str(2 * PATIENCE),
@@ -182,7 +189,7 @@ async def make_installation(
 ) -> AsyncIterator[MakeInstallation]:
     """Return a function that starts a server of the test's own."""
     made: list[Installation] = []
-    usual = {"AGENTSVC_GIT__PRIVATE_HOSTS": json.dumps([git_server.host])}
+    usual = {**FORKS, "AGENTSVC_GIT__PRIVATE_HOSTS": json.dumps([git_server.host])}
 
     async def make(**environment: str) -> Installation:
         environment = usual | environment

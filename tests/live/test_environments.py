@@ -252,7 +252,8 @@ async def _delete_all(client: LiveClient, own: Installation) -> None:
     )
     for sandbox in await _sandboxes(client):
         assert (await client.delete(f"/api/v1/sandboxes/{sandbox['id']}")).status == 200
-    await eventually(lambda: not layers.exists(), "the layers are gone")
+    # What a set-up has run in goes after its environment.
+    await eventually(lambda: not own.sandbox_dirs(), "layers and sandboxes are gone")
 
 
 async def _sandboxes(client: LiveClient) -> list[dict[str, Any]]:

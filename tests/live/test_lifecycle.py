@@ -25,9 +25,6 @@ async def test_a_culled_conversation_can_be_forked_and_goes_on_with_the_next_mes
     installation = await make_installation(
         AGENTSVC_SANDBOXES__PAUSE_AFTER_SECONDS="2",
         AGENTSVC_SANDBOXES__SWEEP_SECONDS="0.5",
-        # There are two agent servers, and how they start is no matter here.
-        AGENTSVC_BACKENDS__PROCESS__ZYGOTE="true",
-        AGENTSVC_BACKENDS__PROCESS__ZYGOTE_SECONDS="80",
     )
     client = installation.client()
     conversation_id = await client.start_conversation(run(WORK))

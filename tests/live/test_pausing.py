@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.live.conftest import MakeInstallation
+from tests.live.conftest import PLAIN, MakeInstallation
 from tests.live.events import outputs
 from tests.live.installation import eventually, size
 from tests.live.scripts import run
@@ -20,7 +20,7 @@ pytestmark = [
 async def test_a_pause_stops_every_process_and_a_resume_continues_it(
     make_installation: MakeInstallation, use_cgroups: str
 ) -> None:
-    own = await make_installation(AGENTSVC_BACKENDS__PROCESS__USE_CGROUPS=use_cgroups)
+    own = await make_installation(**PLAIN, AGENTSVC_BACKENDS__PROCESS__USE_CGROUPS=use_cgroups)
     client = own.client()
     files = [own.at_home(name) for name in ("job", "daemon", "tmux", "command")]
     job, daemon, tmux, command = (f"do echo x >>{file}; sleep 0.05; done" for file in files)

@@ -30,8 +30,6 @@ async def test_a_conversation_gets_an_agent_server_that_waited_for_it(
     server = await make_installation(
         AGENTSVC_GIT__PRIVATE_HOSTS="[]",
         AGENTSVC_SANDBOXES__MODEL_HOSTS=json.dumps([host_of_url(distant.url)]),
-        AGENTSVC_BACKENDS__PROCESS__ZYGOTE="true",
-        AGENTSVC_BACKENDS__PROCESS__ZYGOTE_DELAY_SECONDS="60",
         AGENTSVC_BACKENDS__PROCESS__ZYGOTE_SECONDS="140",
         AGENTSVC_SANDBOXES__CALL_SECONDS="150",
         AGENTSVC_SANDBOXES__DEFAULT_SPEC="ready",

@@ -27,12 +27,8 @@ AT_ONCE = 4
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def own(make_installation: MakeInstallation) -> Installation:
-    """Return a server of the test's own, whose agent servers are forks: how they start is no matter here."""
-    return await make_installation(
-        AGENTSVC_BACKENDS__PROCESS__ZYGOTE="true",
-        AGENTSVC_BACKENDS__PROCESS__ZYGOTE_SECONDS="80",
-        AGENTSVC_SANDBOXES__SWEEP_SECONDS="0.5",
-    )
+    """Return a server of the test's own that soon sees what has become of sandboxes."""
+    return await make_installation(AGENTSVC_SANDBOXES__SWEEP_SECONDS="0.5")
 
 
 async def test_sandboxes_that_start_at_once_do_not_disturb_each_other(

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from agentsvc.testing.git import GitServer
 from tests.live.client import LiveClient
-from tests.live.conftest import MakeInstallation
+from tests.live.conftest import PLAIN, MakeInstallation
 from tests.live.events import finishes, outputs, said
 from tests.live.installation import Installation, eventually, secret, size
 from tests.live.scripts import run
@@ -26,6 +27,12 @@ STAGES = [
     "SETTING_UP_SKILLS",
     "STARTING_CONVERSATION",
 ]
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def own(make_installation: MakeInstallation) -> Installation:
+    """Return a server of the test's own, whose agent servers start by themselves."""
+    return await make_installation(**PLAIN)
 
 
 async def test_a_killed_server_finds_its_sandbox_and_what_it_missed(

@@ -11,7 +11,7 @@ from process.programs.shim import ZYGOTE
 
 from agentsvc.base.values import monotonic
 from tests.live.client import LiveClient
-from tests.live.conftest import MakeInstallation, unavailable
+from tests.live.conftest import unavailable
 from tests.live.events import outputs
 from tests.live.installation import Installation, eventually
 from tests.live.scripts import run
@@ -24,15 +24,10 @@ pytestmark = [
 
 
 async def test_conversations_run_in_forks_and_go_on_without_what_they_were_forked_from(
-    make_installation: MakeInstallation,
+    own: Installation,
 ) -> None:
     has_uplink = not uplink.why_not()
-    server = await make_installation(
-        AGENTSVC_BACKENDS__PROCESS__ZYGOTE="true",
-        AGENTSVC_BACKENDS__PROCESS__ZYGOTE_DELAY_SECONDS="60",
-        AGENTSVC_BACKENDS__PROCESS__ZYGOTE_SECONDS="80",
-    )
-    client = server.client()
+    client = own.client()
     began = monotonic()
     first, second = await asyncio.gather(
         *(client.post("/api/v1/sandboxes") for _ in range(2)),
@@ -44,13 +39,13 @@ async def test_conversations_run_in_forks_and_go_on_without_what_they_were_forke
         if sandbox["isolation"] != "bubblewrap":
             unavailable("bubblewrap does not work here")
         assert sandbox["facts"]["network"] == (OWN_NETWORK if has_uplink else PROXIED_NETWORK)
-    conversations = [await work(client, server, sandbox_id) for sandbox_id in ids]
+    conversations = [await work(client, own, sandbox_id) for sandbox_id in ids]
     assert await uptime(client, conversations[0]) <= monotonic() - began
 
-    (zygote,) = await asyncio.to_thread(zygotes, server.pid)
-    await server.restart()
+    (zygote,) = await asyncio.to_thread(zygotes, own.pid)
+    await own.restart()
     await eventually(lambda: not is_alive(zygote), "the zygote has ended with its server")
-    client = server.client()
+    client = own.client()
     for conversation_id in conversations:
         await client.send(conversation_id, run("echo still $((40 + 2))"))
         await client.until(conversation_id, lambda events: "still 42" in outputs(events))

@@ -62,9 +62,6 @@ async def test_a_harness_works_on_many_instances_at_once(
         AGENTSVC_RUNTIME_API__ENABLED="true",
         AGENTSVC_RUNTIME_API__SPEC="process",
         AGENTSVC_RUNTIME_API__AT_ROOT="true",
-        # Each is a fork: what they import would take longer than all the rest.
-        AGENTSVC_BACKENDS__PROCESS__ZYGOTE="true",
-        AGENTSVC_BACKENDS__PROCESS__ZYGOTE_SECONDS="80",
         AGENTSVC_SANDBOXES__CALL_SECONDS="100",
         AGENTSVC_SANDBOXES__START_SECONDS=str(2 * PATIENCE),
         AGENTSVC_SANDBOXES__MAX_RUNNING=str(AT_ONCE),
