@@ -164,6 +164,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """The sandbox in which it is being prepared."""
     layer_id: str = ""
     """The files that were prepared last; empty for none."""
+    made_from: Definition | None = None
+    """What they were prepared from; `definition` may have been changed since."""
     container: Container = Container()
     """What belongs to these files."""
     backend: str = ""
@@ -171,8 +173,3 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str = ""
     size_bytes: int = 0
     prepared_at: datetime | None = None
-
-    @property
-    def watched(self) -> tuple[str, ...]:
-        """The patterns of the files that decide whether its files are stale."""
-        return (*self.definition.paths, *self.container.files)

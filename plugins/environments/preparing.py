@@ -192,6 +192,7 @@ class Preparer:
             status=Status.READY,
             reason=container.note,
             layer_id=layer_id,
+            made_from=definition,
             container=container,
             backend=sandbox.backend,
             spec_id=sandbox.spec_id,

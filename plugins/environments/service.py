@@ -113,6 +113,9 @@ class EnvironmentService:
         found = await self._table.find(environment_id)
         if found is None or not (found.user_id == user_id or found.definition.shared):
             raise NotFound("Environment not found")
+        if found.user_id != user_id and found.made_from is not None and found.made_from.secrets:
+            # It has become one without secrets since; its files have not, so far.
+            found = msgspec.structs.replace(found, layer_id="")
         return _prepared(found)
 
     async def find_for(
@@ -122,8 +125,8 @@ class EnvironmentService:
         if order.repository is None:
             return None
         for one in await self._table.of_user(user_id, reader):
-            is_usable = one.layer_id and one.spec_id == spec.id
-            if is_usable and one.definition.is_of(order.repository, order.provider):
+            made_from = one.made_from if one.spec_id == spec.id and one.layer_id else None
+            if made_from is not None and made_from.is_of(order.repository, order.provider):
                 return _prepared(one)
         return None
 
@@ -182,14 +185,15 @@ class EnvironmentService:
 
 
 def _prepared(one: Environment) -> Prepared:
+    made_from = one.made_from or one.definition
     return Prepared(
         id=one.id,
         name=one.definition.name,
         layer_id=one.layer_id,
         backend=one.backend,
         base=one.container.image,
-        setup_script=again_of(one.definition, one.container),
-        maintenance_script=maintenance_of(one.definition, one.container),
-        watched=one.watched,
+        setup_script=again_of(made_from, one.container),
+        maintenance_script=maintenance_of(made_from, one.container),
+        watched=(*made_from.paths, *one.container.files),
         fingerprint=one.fingerprint,
     )

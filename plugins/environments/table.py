@@ -39,12 +39,19 @@ MIGRATIONS: Final = (
     """
     ALTER TABLE plugin_environments_environments ADD COLUMN container TEXT NOT NULL DEFAULT '{}';
     """,
+    # What is not ready may have been prepared from another definition, with secrets.
+    """
+    ALTER TABLE plugin_environments_environments ADD COLUMN made_from TEXT NOT NULL DEFAULT 'null';
+    UPDATE plugin_environments_environments SET layer_id = '', size_bytes = 0
+        WHERE status <> 'ready' AND json_extract(definition, '$.shared');
+    UPDATE plugin_environments_environments SET made_from = definition WHERE layer_id <> '';
+    """,
 )
 
 _COLUMNS: Final = (
     *("id", "user_id", "definition", "status", "attempt", "reason", "log", "sandbox_id"),
     *("layer_id", "backend", "spec_id", "fingerprint", "size_bytes", "prepared_at"),
-    "container",
+    *("container", "made_from"),
     *("created_at", "updated_at"),
 )
 _SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM plugin_environments_environments"  # noqa: S608  # names of columns
@@ -59,6 +66,7 @@ _UPDATE: Final = (
 )
 
 _definition = msgspec.json.Decoder(Definition)
+_made_from = msgspec.json.Decoder(Definition | None)
 _container = msgspec.json.Decoder(Container)
 
 
@@ -145,6 +153,7 @@ def _to_row(one: Environment) -> dict[str, Any]:
         **msgspec.structs.asdict(one),
         "definition": msgspec.json.encode(one.definition).decode(),
         "container": msgspec.json.encode(one.container).decode(),
+        "made_from": msgspec.json.encode(one.made_from).decode(),
         "prepared_at": stored_or_none(one.prepared_at),
         "created_at": to_stored(one.created_at),
         "updated_at": to_stored(one.updated_at),
@@ -156,6 +165,7 @@ def _from_row(row: Row) -> Environment:
         **{name: row[name] for name in _COLUMNS if name not in _CONVERTED},
         definition=_definition.decode(row["definition"]),
         container=_container.decode(row["container"]),
+        made_from=_made_from.decode(row["made_from"]),
         status=Status(row["status"]),
         prepared_at=moment_or_none(row["prepared_at"]),
         created_at=from_stored(row["created_at"]),
@@ -164,5 +174,5 @@ def _from_row(row: Row) -> Environment:
 
 
 _CONVERTED: Final = frozenset(
-    {"definition", "container", "status", "prepared_at", "created_at", "updated_at"}
+    {"definition", "container", "made_from", "status", "prepared_at", "created_at", "updated_at"}
 )

@@ -69,9 +69,7 @@ class Environments:
             return
         if order.sandbox_id or order.archive_id or order.parent_conversation_id or order.commit:
             raise BadRequest("An environment is copied into a new sandbox, without other files")
-        found = await self._get(user_id, order.environment_id or "")
-        if not found.layer_id:
-            raise BadRequest(f"The environment `{found.name}` is not prepared yet")
+        await self._get(user_id, order.environment_id or "")
 
     async def choose(
         self, reader: Queryable, user_id: str, order: StartOrder, spec: Spec, *, is_grouped: bool
@@ -96,7 +94,10 @@ class Environments:
     async def _get(self, user_id: str, environment_id: str) -> Environment:
         if self.source is None:
             raise NotFound("Environment not found")
-        return await self.source.get(user_id, environment_id)
+        found = await self.source.get(user_id, environment_id)
+        if not found.layer_id:
+            raise BadRequest(f"The environment `{found.name}` is not prepared yet")
+        return found
 
 
 def is_named(order: StartOrder) -> bool:

@@ -123,6 +123,29 @@ async def test_others_begin_with_what_an_administrator_shares(
     assert (await client.post(PATH, json=both)).status == 422
 
 
+async def test_what_secrets_have_made_is_not_shared_when_they_are_taken_away(
+    client: Client, service: Service, fake_agent: TroubledAgent, fake_world: TroubledWorld
+) -> None:
+    ann = await service.make_client("ann", Role.MEMBER, scope=KeyScope.RUN)
+    await ann.save_settings()
+    await client.post("/api/v1/secrets", json={"name": "TOKEN", "value": "canary-7"})
+    made = await wait_for(client, await create(client, secrets=["TOKEN"]), "ready")
+    [old] = fake_world.layers
+    fake_agent.on_command("make bad", CommandResult(exit_code=2, stdout="", stderr=""))
+    changes: Json = {"secrets": [], "shared": True, "setup_script": "make bad"}
+    assert (await client.patch(f"{PATH}/{made['id']}", json=changes)).status == 200
+    await wait_for(client, made, "failed")
+    refused = await ann.post(STARTS, json={"environment_id": made["id"]})
+    assert (refused.status, "is not prepared yet" in refused.text) == (400, True)
+    # Its owner goes on with what there was.
+    own = await client.conversation(await client.start_conversation(environment_id=made["id"]))
+    assert fake_world.sandboxes[own["sandbox_id"]].order.layer == old
+    await client.patch(f"{PATH}/{made['id']}", json={"setup_script": ""})
+    await wait_for(client, made, "ready")
+    begun = await ann.conversation(await ann.start_conversation(environment_id=made["id"]))
+    assert fake_world.sandboxes[begun["sandbox_id"]].order.layer not in ("", old)
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [
