@@ -24,12 +24,6 @@ def setup_of(
     return _with_variables(script, definition.variables | (secrets or {}), container)
 
 
-def again_of(definition: Definition, container: Container) -> str:
-    """Return what a stale copy needs besides; empty where the repository's own script is all."""
-    is_own = not definition.setup_script and not container.set_up
-    return "" if is_own else setup_of(definition, container)
-
-
 def maintenance_of(definition: Definition, container: Container) -> str:
     """Return what bash runs at each start; empty for nothing."""
     script = definition.maintenance_script

@@ -16,7 +16,7 @@ from agentsvc.extension.server import Server
 from agentsvc.extension.storage import Queryable, Transaction, note_effect
 
 from .model import Definition, Environment, Status
-from .scripts import again_of, maintenance_of
+from .scripts import maintenance_of, setup_of
 from .settings import EnvironmentsConfig
 from .table import EnvironmentTable
 
@@ -192,7 +192,8 @@ def _prepared(one: Environment) -> Prepared:
         layer_id=one.layer_id,
         backend=one.backend,
         base=one.container.image,
-        setup_script=again_of(made_from, one.container),
+        repository=made_from.repository,
+        setup_script=setup_of(made_from, one.container),
         maintenance_script=maintenance_of(made_from, one.container),
         watched=(*made_from.paths, *one.container.files),
         fingerprint=one.fingerprint,

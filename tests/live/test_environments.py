@@ -105,6 +105,45 @@ async def test_a_conversation_begins_with_what_was_prepared(
     await _delete_all(client, own)
 
 
+OWN = 'echo "$CHANNEL $(cat requirements.txt)" >>built\n'
+
+
+async def test_the_scripts_of_the_repository_are_found_and_done_again(
+    own: Installation, git_server: GitServer
+) -> None:
+    client = own.client()
+    await client.save_settings(**provider(git_server))
+    files = {".agentsvc/setup.sh": OWN, ".openhands/setup.sh": "echo own >own\n"}
+    await git_server.add_repository(
+        "acme/own",
+        {**files, "requirements.txt": "one\n"},
+        branches={"next": {"requirements.txt": "two\n"}},
+    )
+    named = {"repository": "acme/own", "provider": "gitlab"}
+    order = {"name": "Own", "variables": {"CHANNEL": "stable"}, **named}
+    await wait_for(client, (await client.post(PATH, json=order)).json(), "ready")
+    tools = await client.post(PATH, json={"name": "Tools", "setup_script": "echo tools >~/tools"})
+    ready = await wait_for(client, tools.json(), "ready")
+
+    async def found(**order: Any) -> list[str]:
+        begun = await client.start_conversation(
+            run("cat built own ~/tools"),
+            selected_repository="acme/own",
+            git_provider="gitlab",
+            **order,
+        )
+        await client.wait_for_execution(begun, "finished")
+        return [
+            line for line in outputs(await client.events(begun))[0].splitlines() if ":" not in line
+        ]
+
+    assert await found() == ["stable one"]
+    assert await found(selected_branch="next") == ["stable one", "stable two"]
+    # What is of no repository takes nothing away from one that a conversation brings.
+    assert await found(environment_id=ready["id"]) == ["own", "tools"]
+    await _delete_all(client, own)
+
+
 DEVCONTAINER = """{
     // What an editor would do with it.
     "image": "mcr.microsoft.com/devcontainers/base:debian",

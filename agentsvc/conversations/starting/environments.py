@@ -26,8 +26,10 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     base: str
     """The image in which sandboxes run; empty for that of their spec."""
+    repository: str | None
+    """Whose set-up was done; None for none."""
     setup_script: str
-    """Run again where the copy is stale; empty for the repository's own."""
+    """Run again where the copy is stale."""
     maintenance_script: str
     """Run at each start."""
     watched: tuple[str, ...]

@@ -60,7 +60,7 @@ class FileSteps:
         return prepared
 
     async def run_setup_script(self, files: Prepared) -> Prepared:
-        """Run the set-up script, unless its work came with a prepared environment.
+        """Run the repository's set-up script, unless its work came with a prepared environment.
 
         A failure is noted and stops nothing.
         """
@@ -70,7 +70,7 @@ class FileSteps:
         environment = await self._environments.find_by_layer(layer)
         if environment is not None:
             await self._refresh(start, workspace, environment)
-        if environment is None or not environment.setup_script:
+        if environment is None or environment.repository is None:
             await self._progress.note(start, await workspace.run_setup_script(seconds))
         if environment is not None and environment.maintenance_script:
             script, what = environment.maintenance_script, "the maintenance script"
@@ -84,11 +84,9 @@ class FileSteps:
         if start.conversation.selected_branch is None:
             # Another branch may well have others.
             self._environments.renew(environment)
-        await workspace.forget_setup()
-        if environment.setup_script:
-            seconds = self._config.setup_script_seconds
-            script, what = environment.setup_script, "the set-up script of the environment"
-            await self._progress.note(start, await workspace.run_script(script, what, seconds))
+        seconds = self._config.setup_script_seconds
+        script, what = environment.setup_script, "the set-up script of the environment"
+        await self._progress.note(start, await workspace.run_script(script, what, seconds))
 
     async def install_hooks(self, files: Prepared) -> Prepared:
         """Install the repository's git hooks; a failure is noted and stops nothing."""

@@ -240,11 +240,6 @@ class Workspace:
         )
         return sha256(result.stdout) if result.exit_code == 0 and paths else ""
 
-    async def forget_setup(self) -> None:
-        """Have the set-up script run again."""
-        done = quote(f"{self.project_dir}/.git/agentsvc-setup-done")
-        await self._must(f"rm -f {done}", "preparing the set-up")
-
     async def run_script(self, script: str, what: str, time_limit: float) -> str | None:
         """Run a script in the workspace; return what went wrong, if anything."""
         return _problem(await self.run_bash(script, time_limit), what, time_limit)
