@@ -115,6 +115,10 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
         is_same_host = None in (provider, self.provider) or provider == self.provider
         return is_same_host and _plain(self.repository or "") == _plain(repository)
 
+    def is_called(self, repository: str) -> bool:
+        """Say whether that may be its repository, wherever it is."""
+        return _path(self.repository or "") == _path(repository)
+
     @property
     def paths(self) -> tuple[str, ...]:
         """The patterns of the files that decide whether it is stale."""
@@ -125,6 +129,10 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
 def _plain(repository: str) -> str:
     return repository.rstrip("/").removesuffix(".git").lower()
+
+
+def _path(repository: str) -> str:
+    return _plain(repository).partition("://")[2].partition("/")[2] or _plain(repository)
 
 
 class Container(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from agentsvc.base import Conflict, InvalidRequest, NotAllowed, NotFound, QuotaExceeded, new_id, now
+from agentsvc.base import (
+    BadRequest,
+    Conflict,
+    InvalidRequest,
+    NotAllowed,
+    NotFound,
+    QuotaExceeded,
+    new_id,
+    now,
+)
 from agentsvc.extension.conversations import (
     StartOrder,
     check_repository,
@@ -108,14 +117,23 @@ class EnvironmentService:
 
     # As a source of environments
 
-    async def get(self, user_id: str, environment_id: str) -> Prepared:
-        """Return one that a user may begin with: their own, or a shared one; raises NotFound."""
-        found = await self._table.find(environment_id)
+    async def get(self, user_id: str, order: StartOrder) -> Prepared:
+        """Return the one that is named: the user's own, or a shared one.
+
+        Raises NotFound, and BadRequest for an order that is not for its repository.
+        """
+        found = await self._table.find(order.environment_id or "")
         if found is None or not (found.user_id == user_id or found.definition.shared):
             raise NotFound("Environment not found")
         if found.user_id != user_id and found.made_from is not None and found.made_from.secrets:
             # It has become one without secrets since; its files have not, so far.
             found = msgspec.structs.replace(found, layer_id="")
+        made_from = found.made_from or found.definition
+        repository = made_from.repository
+        if repository and order.repository and not made_from.is_called(order.repository):
+            raise BadRequest(
+                f"The environment `{found.definition.name}` is for the repository `{repository}`"
+            )
         return _prepared(found)
 
     async def find_for(
@@ -190,9 +208,11 @@ def _prepared(one: Environment) -> Prepared:
         id=one.id,
         name=one.definition.name,
         layer_id=one.layer_id,
+        spec_id=one.spec_id,
         backend=one.backend,
         base=one.container.image,
         repository=made_from.repository,
+        provider=made_from.provider,
         setup_script=setup_of(made_from, one.container),
         maintenance_script=maintenance_of(made_from, one.container),
         watched=(*made_from.paths, *one.container.files),

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 import msgspec
 
 from agentsvc.base import BadRequest, NotFound
-from agentsvc.domain import StartOrder
+from agentsvc.domain import Provider, StartOrder
 from agentsvc.plugin import Spec
 from agentsvc.storage import Queryable
 
@@ -23,11 +23,14 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     layer_id: str
     """Empty for one that was never prepared."""
+    spec_id: str
+    """The sandbox spec it was prepared with."""
     backend: str
     base: str
     """The image in which sandboxes run; empty for that of their spec."""
     repository: str | None
     """Whose set-up was done; None for none."""
+    provider: Provider | None
     setup_script: str
     """Run again where the copy is stale."""
     maintenance_script: str
@@ -40,8 +43,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 class EnvironmentSource(Protocol):
     """What knows the environments of users."""
 
-    async def get(self, user_id: str, environment_id: str) -> Environment:
-        """Return one that a user may begin with; raises NotFound."""
+    async def get(self, user_id: str, order: StartOrder) -> Environment:
+        """Return the one that an order names; raises NotFound, and BadRequest for another repository's."""
         ...
 
     async def find_for(
@@ -65,20 +68,26 @@ class Environments:
     def __init__(self) -> None:
         self.source: EnvironmentSource | None = None
 
-    async def check(self, user_id: str, order: StartOrder) -> None:
-        """Raise NotFound for an environment that does not exist, BadRequest where it is of no use."""
+    async def check(self, user_id: str, order: StartOrder) -> StartOrder:
+        """Return the order with the repository of the environment that it names, unless it has one.
+
+        Raises NotFound for one that does not exist, BadRequest where it is of no use.
+        """
         if not is_named(order):
-            return
+            return order
         if order.sandbox_id or order.archive_id or order.parent_conversation_id or order.commit:
             raise BadRequest("An environment is copied into a new sandbox, without other files")
-        await self._get(user_id, order.environment_id or "")
+        found = await self._get(user_id, order)
+        if order.repository is not None:
+            return order
+        return msgspec.structs.replace(order, repository=found.repository, provider=found.provider)
 
     async def choose(
         self, reader: Queryable, user_id: str, order: StartOrder, spec: Spec, *, is_grouped: bool
     ) -> Environment | None:
         """Return the environment that a new sandbox begins with, if any."""
         if is_named(order):
-            return await self._get(user_id, order.environment_id or "")
+            return await self._get(user_id, order)
         is_other = order.archive_id or order.parent_conversation_id or order.commit or is_grouped
         if self.source is None or is_other or order.environment_id == NO_ENVIRONMENT:
             return None
@@ -93,10 +102,10 @@ class Environments:
         if self.source is not None:
             self.source.renew(environment)
 
-    async def _get(self, user_id: str, environment_id: str) -> Environment:
+    async def _get(self, user_id: str, order: StartOrder) -> Environment:
         if self.source is None:
             raise NotFound("Environment not found")
-        found = await self.source.get(user_id, environment_id)
+        found = await self.source.get(user_id, order)
         if not found.layer_id:
             raise BadRequest(f"The environment `{found.name}` is not prepared yet")
         return found

@@ -66,7 +66,9 @@ class FileSteps:
         """
         start, workspace = files.host.asked.start, files.workspace
         seconds = self._config.setup_script_seconds
-        layer = files.host.sandbox.spec.layer
+        order = start.task.request
+        is_joined = order.sandbox_id or order.parent_conversation_id
+        layer = "" if is_joined else files.host.sandbox.spec.layer
         environment = await self._environments.find_by_layer(layer)
         if environment is not None:
             await self._refresh(start, workspace, environment)

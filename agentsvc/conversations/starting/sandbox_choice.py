@@ -116,6 +116,7 @@ class SandboxChooser:
             if sandbox.spec_id == spec.id
             and sandbox.agent_url is not None
             and not sandbox.spec.withholds_secrets
+            and not sandbox.spec.layer
         ]
         occupancy = await self._table.occupancy([sandbox.id for sandbox in running])
         return choose_sandbox(strategy, running, occupancy)
@@ -164,7 +165,10 @@ class SandboxChooser:
         if found is None:
             return spec
         return msgspec.structs.replace(
-            spec, layer=found.layer_id, backend=found.backend, base=found.base
+            self._sandboxes.get_spec(found.spec_id),
+            layer=found.layer_id,
+            backend=found.backend,
+            base=found.base,
         )
 
     def _spec(self, asked: Checked) -> Spec:
@@ -190,10 +194,9 @@ class SandboxChooser:
         if (copied := start.task.request.copied) is not None:
             return f"{base}/{copied.directory}".rstrip("/")
         mates = await self._table.of_sandbox(sandbox.id)
-        # The first one must leave room for those that join it.
-        is_grouped = (
-            host.asked.settings.sandbox_grouping_strategy is not GroupingStrategy.NO_GROUPING
-        )
+        # The first one must leave room for those that join it; nobody joins a prepared one.
+        strategy = host.asked.settings.sandbox_grouping_strategy
+        is_grouped = strategy is not GroupingStrategy.NO_GROUPING and not sandbox.spec.layer
         if is_grouped or any(mate.id != start.conversation.id for mate in mates):
             return f"{base}/{start.conversation.id}"
         return base

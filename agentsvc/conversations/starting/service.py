@@ -206,7 +206,7 @@ class Starts:
         there is no room for it now, and QuotaExceeded where the user may start no more.
         """
         order, settings = await self._orders.complete(user_id, order)
-        await self.environments.check(user_id, order)
+        order = await self.environments.check(user_id, order)
         conversation_id = order.conversation_id or new_id()
         earlier = await self._orders.find_earlier(user_id, order)
         if earlier is not None:
@@ -240,7 +240,7 @@ class Starts:
     async def check(self, user_id: str, order: StartOrder) -> None:
         """Raise as `start` does for what can never be started; nothing is stored."""
         order, _ = await self._orders.complete(user_id, order)
-        await self.environments.check(user_id, order)
+        order = await self.environments.check(user_id, order)
         self._orders.check(order)
 
     async def find_many(self, user_id: str, ids: Sequence[str]) -> list[StartTask | None]:

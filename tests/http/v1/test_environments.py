@@ -1,6 +1,7 @@
 """Prepared environments through the socket, on a fake backend with a fake agent."""
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,6 +11,7 @@ from agentsvc.accounts.keys import KeyScope, Role
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.domain import Provider
 from agentsvc.plugin import Capability
+from agentsvc.testing.git import GitServer
 from tests.plugin_loading import part
 from tests.service import Client, Service
 from tests.troubles import TroubledAgent, TroubledWorld, eventually
@@ -180,6 +182,40 @@ def test_an_environment_is_of_one_repository(
     one = Definition(name="Site", repository="acme/site", provider=Provider.GITLAB)
     asked = Provider(provider) if provider else None
     assert one.is_of(repository, asked) == is_so
+
+
+async def test_an_environment_brings_its_repository_and_goes_with_no_other(
+    client: Client, tmp_path: Path
+) -> None:
+    async with GitServer(tmp_path) as git:
+        await git.add_repository("acme/site", {"requirements.txt": "one\n"})
+        tokens = {"token": git.token.reveal(), "host": f"http://{git.host}"}
+        await client.save_settings(secrets_store={"provider_tokens": {"gitlab": tokens}})
+        made = await create(client, repository="acme/site", provider="gitlab")
+        ready = await wait_for(client, made, "ready")
+        named = {"environment_id": ready["id"], "selected_repository": "acme/other"}
+        answer = await client.post(STARTS, json=named)
+        assert answer.status == 400, answer.text
+        assert "is for the repository `acme/site`" in answer.json()["detail"]
+        for more in ({}, {"selected_repository": git.url("acme/site")}):
+            begun = await client.start_conversation(environment_id=ready["id"], **more)
+            found = (await client.conversation(begun))["selected_repository"]
+            assert found == more.get("selected_repository", "acme/site")
+
+
+async def test_who_has_conversations_share_sandboxes_has_one_alone_that_was_prepared(
+    client: Client, fake_agent: TroubledAgent, fake_world: TroubledWorld
+) -> None:
+    ready = await wait_for(client, await create(client), "ready")
+    answer = await client.post("/api/v1/settings", json={"sandbox_grouping_strategy": "ADD_TO_ANY"})
+    assert answer.status == 200, answer.text
+    begun = await client.conversation(await client.start_conversation(environment_id=ready["id"]))
+    [sandbox] = [one for one in fake_world.sandboxes.values() if one.order.layer]
+    commands = fake_agent.sandboxes[sandbox.order.sandbox_id].commands
+    # Where its files are, and not beside them.
+    assert [one for one in commands if begun["id"] in one.replace("-", "")] == []
+    other = await client.conversation(await client.start_conversation())
+    assert other["sandbox_id"] != begun["sandbox_id"]
 
 
 @pytest.mark.parametrize("more", [{"archive_id": "0" * 32}, {"sandbox_id": "0" * 32}])
