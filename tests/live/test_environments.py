@@ -8,6 +8,7 @@ import pytest
 
 from agentsvc.testing.git import GitServer
 from tests.live.client import PATIENCE, LiveClient
+from tests.live.conftest import MakeInstallation
 from tests.live.events import outputs
 from tests.live.installation import Installation, eventually
 from tests.live.scripts import run
@@ -198,6 +199,33 @@ async def test_what_a_devcontainer_says_is_done(own: Installation, git_server: G
     assert failed["detail"] == "The repository has no file `not/there.json`"
     image = await client.post(PATH, json={**order, "image": "debian:13"})
     assert (image.status, "has no images" in image.text) == (409, True)
+    await _delete_all(client, own)
+
+
+async def test_what_a_set_up_leaves_running_keeps_nobody_waiting(
+    make_installation: MakeInstallation, git_server: GitServer
+) -> None:
+    told = {"AGENTSVC_EXTENSIONS__ENVIRONMENTS__PREPARE_SECONDS": "40"}
+    own = await make_installation(**told)
+    client = own.client()
+    await client.save_settings(**provider(git_server))
+    order = {"name": "Server", "setup_script": "sleep 987 & echo begun"}
+    ready = await wait_for(client, (await client.post(PATH, json=order)).json(), "ready")
+    assert ready["log"] == "begun"
+    order = {"name": "Slow", "setup_script": "echo before; echo this >&2; sleep 987"}
+    failed = await wait_for(client, (await client.post(PATH, json=order)).json(), "failed")
+    assert failed["detail"] == "The set-up script took longer than 40 s"
+    assert failed["log"] == "before\nthis"
+
+    files = {".openhands/setup.sh": "sleep 987 & echo $! >pid\n"}
+    await git_server.add_repository("acme/server", files)
+    begun = await client.start_conversation(
+        run("kill -0 $(cat pid) && echo runs"),
+        selected_repository="acme/server",
+        git_provider="gitlab",
+    )
+    await client.wait_for_execution(begun, "finished")
+    assert outputs(await client.events(begun)) == ["runs"]
     await _delete_all(client, own)
 
 

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 _STEP_SECONDS: Final = 30.0
 _MAX_SHOWN: Final = 2000
+_MAX_KEPT: Final = 100_000
 
 # A start that goes on after a restart may find its own earlier command still at work.
 _LOCK: Final = """
@@ -80,11 +81,22 @@ if [ ! -e .openhands ]; then echo {bare}; fi
 """
 _BARE: Final = "agentsvc: nothing of its own"
 
+# An agent server waits for all that may still write to a command; what a script leaves running may not.
+_RUN: Final = """(
+{command} </dev/null >{out} 2>&1 9>&-
+code=$?
+{said}
+exit $code
+) || exit $?
+"""
+_OUT: Final = '"${{TMPDIR:-/tmp}}/agentsvc-{name}.out"'
+_SAID: Final = "tail -c {most} {out}; rm -f {out}"
+
 _SETUP: Final = """
 [ -f .openhands/setup.sh ] || exit 0
 [ -e .git/agentsvc-setup-done ] && exit 0
 chmod +x .openhands/setup.sh
-bash -c '. .openhands/setup.sh' </dev/null 9>&- || exit $?
+{run}
 if [ -d .git ]; then : >.git/agentsvc-setup-done; fi
 """
 
@@ -246,8 +258,26 @@ class Workspace:
 
     async def run_bash(self, script: str, time_limit: float) -> CommandResult:
         """Run a script of bash in the workspace."""
-        command = f"{self._lock()}bash -c {quote(script)} </dev/null 9>&-"
-        return await self._agent.run_command(command, cwd=self.project_dir, time_limit=time_limit)
+        return await self._run(self._wrapped(f"bash -c {quote(script)}"), time_limit)
+
+    async def _run(self, wrapped: str, time_limit: float) -> CommandResult:
+        result = await self._agent.run_command(
+            self._lock() + wrapped, cwd=self.project_dir, time_limit=time_limit
+        )
+        if not result.timed_out:
+            return result
+        said = await self._agent.run_command(self._said(), time_limit=_STEP_SECONDS)
+        return msgspec.structs.replace(result, stdout=said.stdout)
+
+    def _wrapped(self, command: str) -> str:
+        """Return a command that has ended when it has, whatever it leaves running."""
+        return _RUN.format(command=command, out=self._out(), said=self._said())
+
+    def _said(self) -> str:
+        return _SAID.format(most=_MAX_KEPT, out=self._out())
+
+    def _out(self) -> str:
+        return _OUT.format(name=self._name())
 
     async def unpack(
         self,
@@ -281,13 +311,17 @@ class Workspace:
         """Run `.openhands/setup.sh` once, if there is one; return what went wrong, if anything."""
         if self.is_bare:
             return None
-        return await self._may(self._lock() + _SETUP, ".openhands/setup.sh", time_limit)
+        script = _SETUP.format(run=self._wrapped("bash -c '. .openhands/setup.sh'"))
+        return _problem(await self._run(script, time_limit), ".openhands/setup.sh", time_limit)
 
     async def install_hooks(self) -> str | None:
         """Make `.openhands/pre-commit.sh` the pre-commit hook; return what went wrong."""
         if self.is_bare:
             return None
-        return await self._may(_HOOK, ".openhands/pre-commit.sh", _STEP_SECONDS)
+        result = await self._agent.run_command(
+            _HOOK, cwd=self.project_dir, time_limit=_STEP_SECONDS
+        )
+        return _problem(result, ".openhands/pre-commit.sh", _STEP_SECONDS)
 
     def _lock(self) -> str:
         return _LOCK.format(name=self._name())
@@ -307,10 +341,6 @@ class Workspace:
             remedy = "Start the conversation anew; if that fails again, its output below says why"
             raise StartRefused(reason_of(f"The sandbox failed at {what}", remedy, _tail(result)))
         return result
-
-    async def _may(self, script: str, what: str, time_limit: float) -> str | None:
-        result = await self._agent.run_command(script, cwd=self.project_dir, time_limit=time_limit)
-        return _problem(result, what, time_limit)
 
 
 def _problem(result: CommandResult, what: str, time_limit: float) -> str | None:
