@@ -22,7 +22,7 @@ from agentsvc.extension.storage import Transaction
 
 from .images import ImageMaker
 from .model import Container, Environment, Status
-from .scripts import after_setup, setup_of
+from .scripts import after_setup, hidden, setup_of
 from .settings import EnvironmentsConfig
 from .source import Source
 from .table import EnvironmentTable
@@ -169,6 +169,7 @@ class Preparer:
         noted = await self._note(
             found, status=Status.PREPARING, reason="The repository is fetched", log=""
         )
+        room = await self._room_for(found)
         async with self._source(noted) as source:
             container = await self._contain(noted, source, layer_id)
             begun = await self._start_sandbox(noted, container.image)
@@ -184,9 +185,7 @@ class Preparer:
         noted = await self._note(noted, reason="The files are kept")
         await self._sandboxes.stop(sandbox.user_id, sandbox.id)
         stopped = await self._sandboxes.get(sandbox.user_id, sandbox.id)
-        size = await self._sandboxes.layers.keep(
-            stopped, layer_id, most_bytes=await self._room_for(begun)
-        )
+        size = await self._sandboxes.layers.keep(stopped, layer_id, most_bytes=room)
         return msgspec.structs.replace(
             noted,
             status=Status.READY,
@@ -235,7 +234,12 @@ class Preparer:
 
     async def _room_for(self, begun: Environment) -> int:
         used = await self._db.read(partial(self._table.total_bytes, without=begun.id))
-        return max(0, min(self._config.max_bytes, self._config.max_total_bytes - used))
+        if used >= self._config.max_total_bytes:
+            raise StartRefused(
+                f"All environments together take the {self._config.max_total_bytes} bytes of"
+                " `max_total_bytes`: delete some"
+            )
+        return min(self._config.max_bytes, self._config.max_total_bytes - used)
 
     async def _wait_for(self, begun: Environment) -> Sandbox:
         seen = await self._sandboxes.wait_for(
@@ -278,12 +282,13 @@ class Preparer:
         script = setup_of(begun.definition, container, secrets)
         result = await workspace.run_bash(script, seconds)
         said = f"{result.stdout}\n{result.stderr}".strip()
-        for value in secrets.values():
-            said = said.replace(value, "***")
+        said = hidden(said, secrets.values())
         said = "\n".join(filter(None, (said[-_LOG_CHARACTERS:], container.note)))
         noted = await self._note(begun, log=said)
         if result.timed_out:
-            raise StartRefused(f"The set-up script took longer than {seconds:g} s")
+            raise StartRefused(
+                f"The set-up script took longer than the {seconds:g} s of `prepare_seconds`"
+            )
         if result.exit_code != 0:
             raise StartRefused(f"The set-up script ended with exit code {result.exit_code}")
         await workspace.run_bash(after_setup(container, workspace.project_dir), seconds)
@@ -293,7 +298,9 @@ class Preparer:
         stored = await self._server.secrets.custom_secrets(begun.user_id)
         missing = [name for name in begun.definition.secrets if name not in stored]
         if missing:
-            raise StartRefused(f"There is no secret `{missing[0]}`")
+            raise StartRefused(
+                f"There is no secret `{missing[0]}`: store it, or take it out of `secrets`"
+            )
         return {name: stored[name].value.reveal() for name in begun.definition.secrets}
 
     async def _note(self, one: Environment, **changes: Any) -> Environment:

@@ -1,11 +1,13 @@
 """Scripts of environments. Pure."""
 
+from collections.abc import Iterable
 from shlex import quote
 from typing import Final
 
 from .devcontainer import FOLDER
 from .model import Container, Definition
 
+_LONG_LINE: Final = 12
 _REPOSITORYS: Final = """
 for file in .agentsvc/setup.sh .openhands/setup.sh; do
   if [ -f "$file" ]; then . "$file"; exit $?; fi
@@ -31,6 +33,15 @@ def maintenance_of(definition: Definition, container: Container) -> str:
         own = f"bash -c {quote(script)} || exit $?\n" if script else ""
         script = f"{own}{container.each_start}"
     return _with_variables(script, definition.variables, container) if script else ""
+
+
+def hidden(text: str, secrets: Iterable[str]) -> str:
+    """Return a text without secrets, nor longer lines of one, such as a key that was shown in parts."""
+    for value in secrets:
+        lines = [line for line in value.splitlines() if len(line) >= _LONG_LINE]
+        for one in (value, value.strip(), *lines):
+            text = text.replace(one, "***") if one else text
+    return text
 
 
 def _with_variables(script: str, variables: dict[str, str], container: Container) -> str:

@@ -214,7 +214,7 @@ async def test_what_a_set_up_leaves_running_keeps_nobody_waiting(
     assert ready["log"] == "begun"
     order = {"name": "Slow", "setup_script": "echo before; echo this >&2; sleep 987"}
     failed = await wait_for(client, (await client.post(PATH, json=order)).json(), "failed")
-    assert failed["detail"] == "The set-up script took longer than 40 s"
+    assert failed["detail"] == "The set-up script took longer than the 40 s of `prepare_seconds`"
     assert failed["log"] == "before\nthis"
 
     files = {".openhands/setup.sh": "sleep 987 & echo $! >pid\n"}

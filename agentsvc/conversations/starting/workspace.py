@@ -212,16 +212,7 @@ class Workspace:
             options=options,
             url=quote(clone.url),
         )
-        result = await self._agent.run_command(self._lock() + script, time_limit=clone.time_limit)
-        if result.timed_out:
-            cause = f"Cloning {clone.repository} took longer than {clone.time_limit:g} s"
-            remedy = (
-                "Raise `conversations.clone_seconds` in the server's config, or leave"
-                " `git_full_clone` off"
-            )
-            raise StartRefused(reason_of(cause, remedy))
-        if result.exit_code != 0:
-            raise StartRefused(clone_failure(clone, result))
+        await self._fetch(clone, script)
         if not clone.branch:
             script = _WORK_BRANCH.format(
                 target=quote(self.project_dir), branch=quote(clone.work_branch)
@@ -240,7 +231,17 @@ class Workspace:
             source=quote(clone.branch or "HEAD"),
             branch=quote(clone.branch or clone.work_branch),
         )
+        await self._fetch(clone, script)
+
+    async def _fetch(self, clone: Clone, script: str) -> None:
         result = await self._agent.run_command(self._lock() + script, time_limit=clone.time_limit)
+        if result.timed_out:
+            cause = f"Cloning {clone.repository} took longer than {clone.time_limit:g} s"
+            remedy = (
+                "Raise `conversations.clone_seconds` in the server's config, or leave"
+                " `git_full_clone` off"
+            )
+            raise StartRefused(reason_of(cause, remedy))
         if result.exit_code != 0:
             raise StartRefused(clone_failure(clone, result))
 

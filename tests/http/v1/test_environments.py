@@ -18,8 +18,10 @@ from tests.troubles import TroubledAgent, TroubledWorld, eventually
 
 if TYPE_CHECKING:
     from environments.model import Definition
+    from environments.scripts import hidden
 else:
     Definition = part("environments.model").Definition
+    hidden = part("environments.scripts").hidden
 
 PATH = "/api/v1/environments"
 STARTS = "/api/v1/app-conversations"
@@ -82,7 +84,7 @@ async def test_what_cannot_be_prepared_says_why_and_leaves_nothing(
     assert bad["detail"] == "The set-up script ended with exit code 2"
     assert (bad["log"], bad["is_prepared"]) == ("no rule", False)
     unknown = await wait_for(client, await create(client, secrets=["NONE"]), "failed")
-    assert unknown["detail"] == "There is no secret `NONE`"
+    assert unknown["detail"].startswith("There is no secret `NONE`: store it")
     nowhere = await create(client, repository="http://127.0.0.1:9/a/b.git")
     assert "127.0.0.1" in (await wait_for(client, nowhere, "failed"))["detail"]
     await eventually(lambda: not fake_world.sandboxes)
@@ -103,6 +105,26 @@ async def test_a_secret_is_seen_by_the_set_up_only(
     )
     assert ready["log"] == "got ***"
     assert "canary-7" not in str((await client.get(PATH)).json())
+
+
+def test_no_part_of_a_secret_is_in_the_log() -> None:
+    key = "-- begin --\nMIIEvQIBADANBgkq\nAoIBAQDJ\n"
+    said = f"read {key}; then MIIEvQIBADANBgkq alone; and {key.strip()}"
+    assert hidden(said, [key]) == "read ***; then *** alone; and ***"
+
+
+async def test_where_all_is_taken_nothing_is_set_up_in_vain(
+    client: Client, service: Service, fake_agent: TroubledAgent
+) -> None:
+    told = {"environments": {"max_total_bytes": 1}}
+    service.config = msgspec.structs.replace(service.config, extensions=told)
+    await service.restart()
+    client = service.client_with(client.key)
+    first = await wait_for(client, await create(client), "ready", "failed")
+    assert first["status"] == "ready", first
+    failed = await wait_for(client, await create(client), "failed")
+    assert failed["detail"].endswith("of `max_total_bytes`: delete some")
+    assert len(fake_agent.sandboxes) == 1
 
 
 async def test_others_begin_with_what_an_administrator_shares(
