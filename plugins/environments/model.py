@@ -172,6 +172,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """The sandbox in which it is being prepared."""
     layer_id: str = ""
     """The files that were prepared last; empty for none."""
+    earlier_layer_id: str = ""
+    """Those before, with which some may just be about to begin."""
     made_from: Definition | None = None
     """What they were prepared from; `definition` may have been changed since."""
     container: Container = Container()

@@ -191,6 +191,7 @@ class Preparer:
             status=Status.READY,
             reason=container.note,
             layer_id=layer_id,
+            earlier_layer_id=noted.layer_id,
             made_from=definition,
             container=container,
             backend=sandbox.backend,

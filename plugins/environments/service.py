@@ -149,7 +149,7 @@ class EnvironmentService:
         return None
 
     async def find_by_layer(self, layer_id: str) -> Prepared | None:
-        """Return the one that has a layer now."""
+        """Return the one that has a layer now, or had it before that."""
         found = await self._table.find_by_layer(layer_id)
         return _prepared(found) if found else None
 

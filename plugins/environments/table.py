@@ -42,6 +42,8 @@ MIGRATIONS: Final = (
     # What is not ready may have been prepared from another definition, with secrets.
     """
     ALTER TABLE plugin_environments_environments ADD COLUMN made_from TEXT NOT NULL DEFAULT 'null';
+    ALTER TABLE plugin_environments_environments
+        ADD COLUMN earlier_layer_id TEXT NOT NULL DEFAULT '';
     UPDATE plugin_environments_environments SET layer_id = '', size_bytes = 0
         WHERE status <> 'ready' AND json_extract(definition, '$.shared');
     UPDATE plugin_environments_environments SET made_from = definition WHERE layer_id <> '';
@@ -51,7 +53,7 @@ MIGRATIONS: Final = (
 _COLUMNS: Final = (
     *("id", "user_id", "definition", "status", "attempt", "reason", "log", "sandbox_id"),
     *("layer_id", "backend", "spec_id", "fingerprint", "size_bytes", "prepared_at"),
-    *("container", "made_from"),
+    *("earlier_layer_id", "container", "made_from"),
     *("created_at", "updated_at"),
 )
 _SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM plugin_environments_environments"  # noqa: S608  # names of columns
@@ -97,8 +99,9 @@ class EnvironmentTable:
         return await self._one(" WHERE id = :id", {"id": environment_id}, reader)
 
     async def find_by_layer(self, layer_id: str) -> Environment | None:
-        """Return the environment that has a layer now."""
-        return await self._one(" WHERE layer_id <> '' AND layer_id = :id", {"id": layer_id})
+        """Return the environment that has a layer now, or had it before."""
+        end = " WHERE layer_id <> '' AND :id IN (layer_id, earlier_layer_id)"
+        return await self._one(end, {"id": layer_id})
 
     async def of_user(self, user_id: str, reader: Queryable | None = None) -> list[Environment]:
         """Return the environments of a user, the newest first."""

@@ -54,7 +54,7 @@ class EnvironmentSource(Protocol):
         ...
 
     async def find_by_layer(self, layer_id: str) -> Environment | None:
-        """Return the one that has a layer now."""
+        """Return the one that has a layer now, or had it before that."""
         ...
 
     def renew(self, environment: Environment) -> None:
@@ -94,7 +94,7 @@ class Environments:
         return await self.source.find_for(reader, user_id, order, spec)
 
     async def find_by_layer(self, layer_id: str) -> Environment | None:
-        """Return the environment that has a layer now; None for one that was replaced."""
+        """Return the environment that has a layer now, or had it before that; None for others."""
         return await self.source.find_by_layer(layer_id) if self.source and layer_id else None
 
     def renew(self, environment: Environment) -> None:

@@ -71,7 +71,7 @@ class FileSteps:
         layer = "" if is_joined else files.host.sandbox.spec.layer
         environment = await self._environments.find_by_layer(layer)
         if environment is not None:
-            await self._refresh(start, workspace, environment)
+            await self._refresh(start, workspace, environment, layer)
         if environment is None or environment.repository is None:
             await self._progress.note(start, await workspace.run_setup_script(seconds))
         if environment is not None and environment.maintenance_script:
@@ -79,11 +79,15 @@ class FileSteps:
             await self._progress.note(start, await workspace.run_script(script, what, seconds))
         return files
 
-    async def _refresh(self, start: Start, workspace: Workspace, environment: Environment) -> None:
+    async def _refresh(
+        self, start: Start, workspace: Workspace, environment: Environment, layer: str
+    ) -> None:
         """Do the set-up again where the files that decide about it have changed since."""
-        if await workspace.fingerprint(environment.watched) == environment.fingerprint:
+        is_latest = layer == environment.layer_id
+        fingerprint = await workspace.fingerprint(environment.watched)
+        if is_latest and fingerprint == environment.fingerprint:
             return
-        if start.conversation.selected_branch is None:
+        if is_latest and start.conversation.selected_branch is None:
             # Another branch may well have others.
             self._environments.renew(environment)
         seconds = self._config.setup_script_seconds

@@ -225,6 +225,25 @@ async def test_an_environment_brings_its_repository_and_goes_with_no_other(
             assert found == more.get("selected_repository", "acme/site")
 
 
+async def test_who_began_with_what_was_just_replaced_has_the_set_up_done_again(
+    client: Client, fake_agent: TroubledAgent, fake_world: TroubledWorld
+) -> None:
+    made = await create(client, setup_script="make tools", maintenance_script="make fresh")
+    await wait_for(client, made, "ready")
+    fake_world.stays_starting = True
+    task = await client.start_task(environment_id=made["id"])
+    await eventually(lambda: fake_world.sandboxes)
+    [begun] = fake_world.sandboxes
+    fake_world.stays_starting = False
+    assert (await client.post(f"{PATH}/{made['id']}/prepare")).status == 200
+    await wait_for(client, made, "ready")
+    fake_world.finish_start(begun)
+    assert (await client.end_of_start(task["id"]))["status"] == "READY"
+    commands = fake_agent.sandboxes[begun].commands
+    for script in ("make tools", "make fresh"):
+        assert len([one for one in commands if script in one]) == 1, script
+
+
 async def test_who_has_conversations_share_sandboxes_has_one_alone_that_was_prepared(
     client: Client, fake_agent: TroubledAgent, fake_world: TroubledWorld
 ) -> None:
