@@ -134,7 +134,7 @@ class Preparer:
         except Exception as exc:
             reason = "An unexpected error; the server's log has the details"
             if isinstance(exc, AgentsvcError):
-                reason = f"{exc.message} {exc.detail}".strip()
+                reason = ": ".join(filter(None, (exc.message, exc.detail)))
             else:
                 log.exception("environment not prepared", extra={"environment_id": found.id})
             latest = await self._table.find(found.id)
@@ -250,6 +250,12 @@ class Preparer:
         )
         if seen is None:
             raise _Superseded
+        if seen.status is SandboxStatus.STARTING:
+            seconds = self._config.prepare_seconds
+            raise StartRefused(
+                f"The sandbox did not start in the {seconds:g} s of `prepare_seconds`"
+                f" {seen.reason or ''}".strip()
+            )
         if seen.agent_url is None:
             raise StartRefused(f"The sandbox does not run: {seen.reason or seen.status}")
         return seen

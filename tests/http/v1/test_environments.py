@@ -77,7 +77,7 @@ async def test_an_environment_is_prepared_and_begun_with(
 
 
 async def test_what_cannot_be_prepared_says_why_and_leaves_nothing(
-    client: Client, fake_agent: TroubledAgent, fake_world: TroubledWorld
+    client: Client, service: Service, fake_agent: TroubledAgent, fake_world: TroubledWorld
 ) -> None:
     fake_agent.on_command("make bad", CommandResult(exit_code=2, stdout="no rule", stderr=""))
     bad = await wait_for(client, await create(client, setup_script="make bad"), "failed")
@@ -89,6 +89,12 @@ async def test_what_cannot_be_prepared_says_why_and_leaves_nothing(
     assert "127.0.0.1" in (await wait_for(client, nowhere, "failed"))["detail"]
     await eventually(lambda: not fake_world.sandboxes)
     assert fake_world.layers == {}
+    told = {"environments": {"prepare_seconds": 1.0}}
+    service.config = msgspec.structs.replace(service.config, extensions=told)
+    await service.restart()
+    fake_world.stays_starting = True
+    late = await wait_for(client, await create(client), "failed")
+    assert late["detail"] == "The sandbox did not start in the 1 s of `prepare_seconds`"
     answer = await client.post(STARTS, json={"environment_id": bad["id"]})
     assert (answer.status, "is not prepared yet" in answer.text) == (400, True)
     again = await client.post(f"{PATH}/{bad['id']}/prepare")
@@ -219,7 +225,8 @@ async def test_an_environment_brings_its_repository_and_goes_with_no_other(
         answer = await client.post(STARTS, json=named)
         assert answer.status == 400, answer.text
         assert "is for the repository `acme/site`" in answer.json()["detail"]
-        for more in ({}, {"selected_repository": git.url("acme/site")}):
+        both: tuple[Json, ...] = ({}, {"selected_repository": git.url("acme/site")})
+        for more in both:
             begun = await client.start_conversation(environment_id=ready["id"], **more)
             found = (await client.conversation(begun))["selected_repository"]
             assert found == more.get("selected_repository", "acme/site")
@@ -232,7 +239,7 @@ async def test_who_began_with_what_was_just_replaced_has_the_set_up_done_again(
     await wait_for(client, made, "ready")
     fake_world.stays_starting = True
     task = await client.start_task(environment_id=made["id"])
-    await eventually(lambda: fake_world.sandboxes)
+    await eventually(lambda: bool(fake_world.sandboxes))
     [begun] = fake_world.sandboxes
     fake_world.stays_starting = False
     assert (await client.post(f"{PATH}/{made['id']}/prepare")).status == 200
