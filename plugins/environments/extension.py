@@ -32,6 +32,8 @@ class EnvironmentsExtension(Extension[EnvironmentsConfig]):
         preparer = Preparer(server, self.config)
 
         def wake() -> None:
+            # What is removed may take long, and keeps nobody waiting.
+            server.supervisor.spawn("begin environments", preparer.begin_waiting)
             server.supervisor.spawn("look at environments", preparer.look)
 
         service = EnvironmentService(server, self.config, wake)

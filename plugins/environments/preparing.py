@@ -58,9 +58,10 @@ class Preparer:
         try:
             await self._remove_unused()
         finally:
-            await self._begin_waiting()
+            await self.begin_waiting()
 
-    async def _begin_waiting(self) -> None:
+    async def begin_waiting(self) -> None:
+        """Begin with what is to be prepared."""
         for environment_id in await self._table.unfinished():
             name = f"environment {environment_id}"
             if not self._server.supervisor.is_running(name):

@@ -328,6 +328,17 @@ async def test_a_backend_that_keeps_nothing_here_and_now_says_why(
     assert [command for one in begun for command in one.commands] == []
 
 
+async def test_what_is_removed_keeps_nothing_new_waiting(
+    client: Client, fake_world: TroubledWorld
+) -> None:
+    await wait_for(client, await create(client), "ready")
+    fake_world.slow = 2.5
+    made = await create(client)
+    async with asyncio.timeout(2):
+        await wait_for(client, made, "preparing")
+    fake_world.slow = 0.0
+
+
 async def test_a_user_has_only_so_many(client: Client, service: Service) -> None:
     service.config = msgspec.structs.replace(
         service.config, extensions={"environments": {"max_per_user": 1}}
