@@ -47,11 +47,13 @@ class Preparer:
         self._sandboxes = server.sandboxes
         self._config = config
         self._maker = ImageMaker(server.sandboxes, config)
-        self._room = asyncio.Lock()
+        self._room = asyncio.Semaphore(config.max_at_once)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """So that of each user one waits, and nobody's many keep others waiting."""
         self._made: set[str] = set()
         """The layers and images that are being made, which no environment has yet."""
+        self._reserved: dict[str, int] = {}
+        """The disk that environments which are being prepared may take, in bytes by their ids."""
 
     async def look(self) -> None:
         """Begin with what is to be prepared, and remove files that nobody uses any more."""
@@ -124,6 +126,7 @@ class Preparer:
             await self._db.write(body)
         finally:
             self._made.discard(layer_id)
+            self._reserved.pop(found.id, None)
         facts = {"environment_id": ended.id, "status": str(ended.status), "reason": ended.reason}
         log.info("environment prepared", extra=facts)
 
@@ -170,7 +173,7 @@ class Preparer:
         noted = await self._note(
             found, status=Status.PREPARING, reason="The repository is fetched", log=""
         )
-        room = await self._room_for(found)
+        room = self._reserved[found.id] = await self._room_for(found)
         async with self._source(noted) as source:
             container = await self._contain(noted, source, layer_id)
             begun = await self._start_sandbox(noted, container.image)
@@ -235,7 +238,8 @@ class Preparer:
         return msgspec.structs.replace(added, image=image, image_id=built)
 
     async def _room_for(self, begun: Environment) -> int:
-        used = await self._db.read(partial(self._table.total_bytes, without=begun.id))
+        kept = await self._db.read(partial(self._table.total_bytes, without=begun.id))
+        used = kept + sum(self._reserved.values())
         if used >= self._config.max_total_bytes:
             raise StartRefused(
                 f"All environments together take the {self._config.max_total_bytes} bytes of"

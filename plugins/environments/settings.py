@@ -21,6 +21,9 @@ class EnvironmentsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
     prepare_seconds: Annotated[
         float, Meta(ge=1, le=86400, description="Time limit of the set-up script")
     ] = 1800.0
+    max_at_once: Annotated[
+        int, Meta(ge=1, le=100, description="Most that are prepared at a time, one of each user")
+    ] = 2
     images: Annotated[
         tuple[str, ...],
         Meta(description="Images that environments may name, by patterns of full names"),

@@ -133,6 +133,18 @@ async def test_where_all_is_taken_nothing_is_set_up_in_vain(
     assert len(fake_agent.sandboxes) == 1
 
 
+async def test_the_long_set_up_of_one_user_keeps_no_other_waiting(
+    client: Client, service: Service, fake_agent: TroubledAgent
+) -> None:
+    ann = await service.make_client("ann", Role.MEMBER, scope=KeyScope.RUN)
+    nothing = CommandResult(exit_code=0, stdout="", stderr="")
+    fake_agent.on_command("take long", nothing, seconds=30)
+    long = [await create(ann, setup_script="take long") for _ in range(2)]
+    await wait_for(ann, long[0], "preparing")
+    await wait_for(client, await create(client), "ready")
+    assert (await ann.get(f"{PATH}/{long[1]['id']}")).json()["status"] == "waiting"
+
+
 async def test_others_begin_with_what_an_administrator_shares(
     client: Client, service: Service, fake_world: TroubledWorld
 ) -> None:
