@@ -317,6 +317,12 @@ def path_text(request: web.Request, name: str) -> str:
     return check_text(request.match_info[name], ("path", name))
 
 
+def path_user(request: web.Request) -> str:
+    """Return the id of a user in the path, as 32 hex digits where it is a UUID, as `/users/me` has it."""
+    text = path_text(request, "user_id")
+    return parse_uuid(text) or text
+
+
 def to_id(text: str, loc: Sequence[str | int]) -> str:
     """Return the 32 hex digits of a UUID; raises InvalidRequest for anything else."""
     found = parse_uuid(text)

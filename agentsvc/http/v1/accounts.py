@@ -27,6 +27,7 @@ from agentsvc.http.wire import (
     Time,
     json_response,
     path_text,
+    path_user,
     read_json,
     read_query,
 )
@@ -149,7 +150,7 @@ async def get_user(request: web.Request) -> web.Response:
 
     As the list has them.
     """
-    return json_response(_from_user(await request.app[USERS].get(_user_id(request))))
+    return json_response(_from_user(await request.app[USERS].get(path_user(request))))
 
 
 @ROUTES.add(
@@ -169,7 +170,7 @@ async def patch_user(request: web.Request) -> web.Response:
     """
     change = await read_json(request, UserChange)
     patch = UserPatch(name=change.name, role=change.role, is_blocked=change.is_blocked)
-    user = await request.app[USERS].change(_user_id(request), patch)
+    user = await request.app[USERS].change(path_user(request), patch)
     await request.app[OPEN_CONNECTIONS].look()
     return json_response(_from_user(user))
 
@@ -190,7 +191,7 @@ async def delete_user(request: web.Request) -> web.Response:
     """
     query = read_query(request, DeletionQuery)
     departure = await request.app[USER_DELETIONS].let_go(
-        _user_id(request), with_owned=query.with_owned
+        path_user(request), with_owned=query.with_owned
     )
     await request.app[OPEN_CONNECTIONS].look()
     return json_response(_from_departure(departure))
@@ -202,7 +203,7 @@ async def get_keys(request: web.Request) -> web.Response:
 
     What may be shown of those that are not revoked.
     """
-    user = await request.app[USERS].get(_user_id(request))
+    user = await request.app[USERS].get(path_user(request))
     return json_response(
         [from_key(key) for key in await request.app[KEYRING].list_keys_of(user.id)]
     )
@@ -223,7 +224,7 @@ async def post_key(request: web.Request) -> web.Response:
 
     The answer is the only one that has the key itself.
     """
-    user = await request.app[USERS].get(_user_id(request))
+    user = await request.app[USERS].get(path_user(request))
     return answer_key(request, await create_key(request, user.id))
 
 
@@ -240,13 +241,9 @@ async def delete_key(request: web.Request) -> web.Response:
     It opens nothing from now on; streams and connections with it end.
     """
     key_id = key_id_of(path_text(request, "key_id"))
-    await request.app[KEYRING].revoke_key(key_id, user_id=_user_id(request))
+    await request.app[KEYRING].revoke_key(key_id, user_id=path_user(request))
     await request.app[OPEN_CONNECTIONS].look()
     return json_response(SUCCESS)
-
-
-def _user_id(request: web.Request) -> str:
-    return path_text(request, "user_id")
 
 
 def _from_user(user: User) -> UserInfo:

@@ -8,7 +8,7 @@ from aiohttp import web
 from agentsvc.accounts import DayOfUse, Quotas
 from agentsvc.http.keys import PRINCIPAL, QUOTAS, SANDBOXES, USERS
 from agentsvc.http.routes import Example, Routes, Scope
-from agentsvc.http.wire import json_response, path_text, read_json, read_query
+from agentsvc.http.wire import json_response, path_user, read_json, read_query
 
 PREFIX: Final = "/api/v1/users"
 
@@ -103,7 +103,7 @@ async def get_usage(request: web.Request) -> web.Response:
 
     Null in `quotas` is no limit. Days and months are those of UTC.
     """
-    user = await request.app[USERS].get(path_text(request, "user_id"))
+    user = await request.app[USERS].get(path_user(request))
     return json_response(await _usage_of(request, user.id))
 
 
@@ -122,7 +122,7 @@ async def put_quotas(request: web.Request) -> web.Response:
     answer tells what the user has used.
     """
     limits = await read_json(request, QuotaLimits)
-    user = await request.app[USERS].get(path_text(request, "user_id"))
+    user = await request.app[USERS].get(path_user(request))
     await request.app[QUOTAS].set(user.id, Quotas(**msgspec.structs.asdict(limits)))
     return json_response(await _usage_of(request, user.id))
 

@@ -41,6 +41,9 @@ async def test_there_is_one_administrator_as_ever(boss: Client) -> None:
     [user] = (await boss.get(USERS)).json()
     assert (user["name"], user["role"], user["blocked_at"]) == ("admin", "admin", None)
     assert (await boss.get(f"{USERS}/{user['id']}")).json() == user
+    me = (await boss.get(f"{USERS}/me")).json()
+    assert (await boss.get(f"{USERS}/{me['id']}")).json() == user
+    assert (await boss.get(f"{USERS}/{me['id']}/usage")).status == 200
 
 
 async def test_a_user_is_made_with_a_key_and_changed(boss: Client, service: Service) -> None:
