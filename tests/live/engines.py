@@ -171,7 +171,11 @@ class _Keeper:
             *("--data-root", f"{place}/root", "--exec-root", f"{place}/exec"),
             *self._arguments,
         ]
-        self._engine = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        # Its containerd leaves a copy of each checkpoint in the directory for temporary files.
+        temporary = place / "tmp"
+        temporary.mkdir(exist_ok=True)
+        environment = os.environ | {"TMPDIR": str(temporary)}
+        self._engine = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
 
     def _is_up(self) -> bool:
         assert self._engine is not None
