@@ -1,8 +1,6 @@
 """Fixtures that most tests share: a whole server on a fake backend with a fake agent."""
 
-import os
 from collections.abc import AsyncIterator, Iterator
-from itertools import groupby
 from pathlib import Path
 
 import coverage
@@ -43,27 +41,6 @@ FAST = Config(
     backends={"fake": {}},
 )
 """A configuration in which nothing takes longer than a test may."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have each worker begin with its share of the long tests, so that none of them is the last one.
-
-    At first each gets as many tests as the others, in their order; what it steals from another is
-    short then, as that is from the end.
-    """
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    files = [list(found) for _, found in groupby(items, lambda item: item.path)]
-    shares: list[list[pytest.Item]] = [[] for _ in range(workers)]
-    for is_long in (True, False):
-        for file in sorted(files, key=len, reverse=True):
-            if _is_long(file[0]) is is_long:
-                min(shares, key=len).extend(file)
-    if workers > 1:
-        items[:] = [item for share in shares for item in share]
-
-
-def _is_long(item: pytest.Item) -> bool:
-    return "resilience" in item.path.parts or item.get_closest_marker("live") is not None
 
 
 def pytest_sessionfinish() -> None:
