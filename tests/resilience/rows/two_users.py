@@ -192,8 +192,13 @@ async def run(ground: Ground) -> Outcome:
             return found["status"] == "RUNNING" and has_title
 
         async def is_attempted() -> bool:
-            found = await owner.get(f"/api/v1/attempts/{things.ids['attempts_id']}")
-            return found.json()["completed_at"] is not None
+            found = (await owner.get(f"/api/v1/attempts/{things.ids['attempts_id']}")).json()
+            if found["completed_at"] is None:
+                return False
+            # Their sandboxes are paused a moment later.
+            ids = [one["conversation_id"] for one in found["attempts"]]
+            seen = [await owner.conversation(one) for one in ids]
+            return {one["sandbox_status"] for one in seen} == {"PAUSED"}
 
         await until(is_attempted)
         await until(is_saved)
