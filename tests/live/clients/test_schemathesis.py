@@ -110,7 +110,10 @@ _REFUSED_FOR_MORE: Final = {
         "OpenAPI does not say that a parameter needs another",
     ),
     "PUT /api/automation/v1/github-app": (422, "no schema says what a private key is"),
-    "POST /api/keys": (422, "no schema says that a time has not passed"),
+    **dict.fromkeys(
+        ("POST /api/keys", "POST /api/v1/users/{user_id}/keys"),
+        (422, "no schema says that a time has not passed"),
+    ),
     "POST /api/secrets": (400, "there is one of that name, which published clients know as 400"),
     **dict.fromkeys(
         (
