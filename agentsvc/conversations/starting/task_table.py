@@ -19,7 +19,8 @@ from agentsvc.storage import Database, Queryable, Row, Transaction, Vault, cut, 
 _SELECT_TASK: Final = """SELECT id, user_id, conversation_id, status, detail, sandbox_id, agent_server_url,
     sealed, generation, stages, created_at, updated_at, queue_position,
     (SELECT count(*) FROM pending_messages AS m
-      WHERE m.conversation_id = start_tasks.conversation_id AND m.kind = 'message') AS queued
+      WHERE m.conversation_id = start_tasks.conversation_id AND m.kind = 'message')
+      AS queued_messages
     FROM start_tasks"""
 
 _COUNT_TASKS: Final = "SELECT count(*) AS n FROM start_tasks WHERE "
