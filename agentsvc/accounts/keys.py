@@ -336,7 +336,7 @@ def _is_valid(row: Row) -> bool:
 
 def _to_principal(row: Row) -> Principal:
     is_service = row["made_with"] is not None
-    return record_of(row, Principal, key_id=row["id"], is_service=is_service)
+    return record_of(row, Principal, key_id=row["id"], login_id=None, is_service=is_service)
 
 
 def check_name(name: str) -> None:

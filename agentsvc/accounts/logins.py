@@ -336,7 +336,7 @@ def _new_token() -> LoginToken:
 
 
 def _to_principal(row: Row) -> Principal:
-    return record_of(row, Principal, key_id=row["key_id"], login_id=row["id"])
+    return record_of(row, Principal, login_id=row["id"], is_service=False)
 
 
 def _now() -> str:

@@ -10,8 +10,12 @@ from agentsvc.storage.database import Row
 
 
 def record_of[T: msgspec.Struct](row: Row, kind: type[T], **given: Any) -> T:
-    """Return a record from the columns of its fields; what is given counts instead of a column."""
-    return msgspec.convert({**row, **given}, kind, strict=False)
+    """Return a record from the columns of its fields; what is given counts instead of a column.
+
+    A field that is neither raises IndexError, also where it has a default.
+    """
+    columns = {name: row[name] for name in kind.__struct_fields__ if name not in given}
+    return msgspec.convert({**columns, **given}, kind, strict=False)
 
 
 def row_of(record: msgspec.Struct, **given: Any) -> dict[str, Any]:

@@ -46,9 +46,14 @@ def test_a_record_comes_back_from_its_row() -> None:
 def test_what_is_given_counts_instead_of_what_is_there() -> None:
     assert row_of(THING, parts="[1,2]", at=None)["parts"] == "[1,2]"
     assert row_of(THING, parts="[1,2]", at=None)["at"] is None
-    assert record_of(_stored(THING), Thing, id="b").id == "b"
+    assert record_of(_stored(THING), Thing, id="b", parts=()).id == "b"
+
+
+def test_a_column_that_is_missing_is_not_taken_for_the_default() -> None:
+    with pytest.raises(IndexError):
+        record_of(_stored(THING), Thing)
 
 
 def test_a_row_that_fits_no_record_is_refused() -> None:
     with pytest.raises(msgspec.ValidationError, match="colour"):
-        record_of(_stored(THING), Thing, colour="blue")
+        record_of(_stored(THING), Thing, colour="blue", parts=())
