@@ -1,7 +1,8 @@
 """The public interface for plugins: runtime backends, hooks, and the values both sides exchange.
 
 Begin with `backend` (the contract) and `hookspecs` (the hooks). `egress` holds network policies and the
-proxy that enforces them; `files` finds plugins on disk. How plugins are loaded is in
+proxy that enforces them; `files` finds plugins on disk; `copying`, `file_checkpoints` and `removal` are for
+backends that keep files of sandboxes. How plugins are loaded is in
 `sandboxes.plugin_loader`; additions to the server itself are in `extension`. Imports `base` only.
 """
 
@@ -17,6 +18,12 @@ from agentsvc.plugin.backend import StillFetching as StillFetching
 from agentsvc.plugin.backend import check_hosts as check_hosts
 from agentsvc.plugin.backend import fill as fill
 from agentsvc.plugin.backend import no_key as no_key
+from agentsvc.plugin.copying import Copy as Copy
+from agentsvc.plugin.copying import FilesRefused as FilesRefused
+from agentsvc.plugin.copying import copy_running as copy_running
+from agentsvc.plugin.file_checkpoints import checkpoint_id_of as checkpoint_id_of
+from agentsvc.plugin.file_checkpoints import kept_checkpoints as kept_checkpoints
+from agentsvc.plugin.file_checkpoints import take_checkpoint as take_checkpoint
 from agentsvc.plugin.files import PACKAGE as PACKAGE
 from agentsvc.plugin.files import PluginFile as PluginFile
 from agentsvc.plugin.files import bundled as bundled
@@ -28,6 +35,7 @@ from agentsvc.plugin.files import plugins_in as plugins_in
 from agentsvc.plugin.files import sections as sections
 from agentsvc.plugin.helpers import AGENT_OUTPUT as AGENT_OUTPUT
 from agentsvc.plugin.helpers import PACKAGE_DIR as PACKAGE_DIR
+from agentsvc.plugin.helpers import LongTasks as LongTasks
 from agentsvc.plugin.helpers import choose_ports as choose_ports
 from agentsvc.plugin.helpers import finish as finish
 from agentsvc.plugin.helpers import is_below as is_below
@@ -37,6 +45,7 @@ from agentsvc.plugin.hookspecs import NAME as NAME
 from agentsvc.plugin.hookspecs import Event as Event
 from agentsvc.plugin.hookspecs import hookimpl as hookimpl
 from agentsvc.plugin.hookspecs import offers as offers
+from agentsvc.plugin.removal import remove_directory as remove_directory
 from agentsvc.plugin.values import Advice as Advice
 from agentsvc.plugin.values import Capability as Capability
 from agentsvc.plugin.values import Cause as Cause

@@ -1,15 +1,15 @@
-"""Helpers for backends: port numbers, paths, finishing a task despite cancellation."""
+"""Helpers for backends: port numbers, paths, tasks that are finished, and tasks that take long."""
 
 import asyncio
 import contextlib
 import posixpath
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import agentsvc
 from agentsvc.base import OrderRejected
-from agentsvc.plugin.backend import Port
+from agentsvc.plugin.backend import Port, StillFetching
 
 PACKAGE_DIR: Final = Path(agentsvc.__file__).parent
 """The directory of the server's own package, for backends that show it to what they run."""
@@ -24,6 +24,7 @@ AGENT_OUTPUT: Final = {
 
 _KNOWN_PORTS: Final = {"agent": 8000, "vscode": 8001, "worker_1": 8011, "worker_2": 8012}
 _FIRST_PORT: Final = 8100
+_LONGEST_CALL_SECONDS: Final = 1.0
 
 
 async def finish[T](work: Coroutine[Any, Any, T]) -> T:
@@ -37,6 +38,39 @@ async def finish[T](work: Coroutine[Any, Any, T]) -> T:
             inner.exception()  # so that nobody complains of an error that nobody saw
         raise
     return result
+
+
+class LongTasks:
+    """Work for sandboxes that goes on beside the calls that ask for it, each by its name."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[int]] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tasks
+
+    async def go_on(self, name: str, begin: Callable[[], Coroutine[Any, Any, int]]) -> int:
+        """Begin something long, or go on with it; raises StillFetching if it is not over soon."""
+        if (task := self._tasks.get(name)) is None:
+            loop = asyncio.get_running_loop()
+            task = self._tasks[name] = loop.create_task(begin(), name=f"copying for {name}")
+        await asyncio.wait([task], timeout=_LONGEST_CALL_SECONDS)
+        if not task.done():
+            raise StillFetching("The files are being copied")
+        self._tasks.pop(name, None)
+        return task.result()
+
+    async def abandon(self, name: str) -> None:
+        """End what goes on under a name, if anything does."""
+        if (task := self._tasks.pop(name, None)) is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def close(self) -> None:
+        """End everything."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
 
 def choose_ports(ports: Iterable[Port]) -> dict[str, int]:

@@ -8,14 +8,13 @@ and nothing of the old container's configuration is in it.
 A layer that is removed is *passing* as long as there are containers that are made of it.
 """
 
-import asyncio
 import posixpath
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Final
 
 from agentsvc.base import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
-from agentsvc.plugin import StillFetching, finish, is_below
+from agentsvc.plugin import LongTasks, finish, is_below
 
 from . import look, names
 from .engine import Engine
@@ -25,7 +24,6 @@ from .streams import untar
 _ID: Final = re.compile(r"[a-z0-9]{1,64}")
 _MISSING: Final = (404,)
 _IN_USE: Final = (404, 409)
-_LONGEST_CALL_SECONDS: Final = 1.0
 _COMMIT_SECONDS: Final = 1800.0
 _END: Final = bytes(1024)
 """What an archive ends with."""
@@ -37,13 +35,11 @@ class Layers:
 
     def __init__(self, instance_id: str) -> None:
         self._instance_id = instance_id
-        self._making: dict[tuple[str, str], asyncio.Task[int]] = {}
+        self._making = LongTasks()
 
     async def close(self) -> None:
         """End what is being made; what there is of it goes at the next look."""
-        for task in self._making.values():
-            task.cancel()
-        await asyncio.gather(*self._making.values(), return_exceptions=True)
+        await self._making.close()
 
     async def find(self, engine: Engine, layer_id: str) -> Image | None:
         """Return the image of a layer, or None."""
@@ -63,20 +59,14 @@ class Layers:
         nothing of a container that it is packing, so that it is asked for only once.
         """
         name = _name_of(layer_id)
-        key = (engine.name, name)
-        if key not in self._making:
+
+        async def make() -> int:
             if (found := await self._find(engine, name)) is not None:
                 return int(found.labels.get(names.BYTES, "0"))
             source = await find_source()
-            making = _Making(engine, source, self._labels(layer_id), name, most_bytes)
-            loop = asyncio.get_running_loop()
-            self._making[key] = loop.create_task(making.run(), name=f"making of {name}")
-        task = self._making[key]
-        await asyncio.wait([task], timeout=_LONGEST_CALL_SECONDS)
-        if not task.done():
-            raise StillFetching("The files are being copied")
-        self._making.pop(key, None)
-        return task.result()
+            return await _Making(engine, source, self._labels(layer_id), name, most_bytes).run()
+
+        return await self._making.go_on(f"{engine.name} {name}", make)
 
     async def ids(self, engine: Engine) -> set[str]:
         """Return the ids of the layers there are, and remove what was left half-made or is passing."""
@@ -100,17 +90,19 @@ class Layers:
 
     async def sweep(self, engine: Engine) -> None:
         """Remove what is passing and used by no container, and what is made by nobody."""
-        busy = {name for at, name in self._making if at == engine.name}
         query = {"all": True, "filters": names.of_installation(self._instance_id)}
         for one in await engine.ask("GET", "containers/json", params=query):
             labels = one.get("Labels") or {}
-            if self._is_layers(labels) and labels.get(names.MADE_FOR) not in busy:
+            if self._is_layers(labels) and not self._is_making(engine, labels.get(names.MADE_FOR)):
                 await _remove_container(engine, one["Id"])
         for one in await self._images(engine):
             tags = _tags(one)
-            if all(names.is_passing(tag) and tag not in busy for tag in tags):
+            if all(names.is_passing(tag) and not self._is_making(engine, tag) for tag in tags):
                 for reference in tags or [one["Id"]]:
                     await engine.ask("DELETE", f"images/{reference}", expect=_IN_USE)
+
+    def _is_making(self, engine: Engine, name: str | None) -> bool:
+        return f"{engine.name} {name}" in self._making
 
     async def _images(self, engine: Engine) -> list[Json]:
         query = {"filters": names.of_installation(self._instance_id)}

@@ -23,10 +23,16 @@ from threading import Event
 from typing import Final
 
 from agentsvc.base import BackendUnavailable, CapacityExceeded, OrderRejected
-from agentsvc.plugin import StillFetching
+from agentsvc.plugin import (
+    FilesRefused,
+    LongTasks,
+    checkpoint_id_of,
+    copy_running,
+    kept_checkpoints,
+    remove_directory,
+    take_checkpoint,
+)
 
-from .copying import Copy, copy_running
-from .files import remove_directory
 from .overlays import HELD, Overlays
 from .places import Place
 from .threads import finish, reach
@@ -39,7 +45,6 @@ _PART: Final = "layer.part"
 _GONE: Final = "The sandbox with whose files this one is to begin is gone"
 _ROLLBACK: Final = "rollback"
 """The file that says to which checkpoint a sandbox goes back when it starts."""
-_LONGEST_CALL_SECONDS: Final = 1.0
 _SHOWN: Final = 500
 
 
@@ -50,20 +55,16 @@ class Layers:
         self._directory = state_dir / ".layers"
         self.overlays = Overlays(state_dir)
         self._removing = threading.Lock()
-        self._copying: dict[str, asyncio.Task[int]] = {}
+        self._copying = LongTasks()
 
     async def close(self) -> None:
         """End what is being copied; what is there of it is removed when the server starts again."""
-        for task in self._copying.values():
-            task.cancel()
-        await asyncio.gather(*self._copying.values(), return_exceptions=True)
+        await self._copying.close()
 
     async def abandon(self, sandbox_id: str) -> None:
         """End the copying for a sandbox that is to go."""
         for name in (sandbox_id, f"{sandbox_id} checkpoint", f"{sandbox_id} rollback"):
-            if (task := self._copying.pop(name, None)) is not None:
-                task.cancel()
-                await asyncio.wait([task])
+            await self._copying.abandon(name)
 
     def sweep(self) -> None:
         """Remove what was not copied to its end, and what nobody uses any more. Blocks."""
@@ -93,7 +94,7 @@ class Layers:
         Raises StillFetching until it is done.
         """
         layer = self._path(layer_id)
-        return await self._go_on(layer_id, lambda: self._keep(place, layer, most_bytes))
+        return await self._copying.go_on(layer_id, lambda: self._keep(place, layer, most_bytes))
 
     async def begin(self, place: Place, layer_id: str, user: int) -> None:
         """Give a sandbox that has never run the files of a layer; does nothing a second time.
@@ -130,23 +131,32 @@ class Layers:
             raise OrderRejected("The checkpoint's id cannot name a directory")
 
         async def take() -> int:
-            await self._take(place, checkpoint_id, most_bytes)
-            await _drop_old(place, keep, most_bytes)
+            await self.attach(place)
+            await _unless_cancelled(
+                lambda broken_off: take_checkpoint(
+                    place.checkpoints,
+                    checkpoint_id,
+                    _files_of(place),
+                    keep=keep,
+                    most_bytes=most_bytes,
+                    broken_off=broken_off,
+                )
+            )
             return 0
 
-        await self._go_on(f"{place.sandbox_id} checkpoint", take)
+        await self._copying.go_on(f"{place.sandbox_id} checkpoint", take)
 
     async def checkpoints(self, place: Place) -> list[tuple[str, int]]:
         """Return the checkpoints of a sandbox with when they were begun, the oldest first."""
-        found = await reach(lambda: _kept(place))
-        return [(copy.path.name.partition("-")[2], copy.begun) for copy in found]
+        found = await reach(lambda: kept_checkpoints(place.checkpoints))
+        return [(checkpoint_id_of(copy), copy.begun) for copy in found]
 
     async def roll_back(self, place: Place, checkpoint_id: str) -> None:
         """Have a sandbox that is stopped start with the files of a checkpoint."""
 
         def work() -> None:
-            for copy in _kept(place):
-                if copy.path.name.partition("-")[2] == checkpoint_id:
+            for copy in kept_checkpoints(place.checkpoints):
+                if checkpoint_id_of(copy) == checkpoint_id:
                     note = place.directory / f"{_ROLLBACK}.new"
                     note.write_text(copy.path.name)
                     note.replace(place.directory / _ROLLBACK)
@@ -164,7 +174,9 @@ class Layers:
         if not await reach(note.exists):
             return
         source = place.checkpoints / await reach(note.read_text)
-        await self._go_on(f"{place.sandbox_id} rollback", lambda: self._begin(place, source, user))
+        await self._copying.go_on(
+            f"{place.sandbox_id} rollback", lambda: self._begin(place, source, user)
+        )
         await reach(note.unlink)
 
     async def remove(self, layer_id: str) -> None:
@@ -209,20 +221,8 @@ class Layers:
     ) -> None:
         mark = place.directory / _MARK
         if not await reach(mark.exists):
-            await self._go_on(place.sandbox_id, begin)
+            await self._copying.go_on(place.sandbox_id, begin)
             await reach(lambda: mark.write_text(source))
-
-    async def _go_on(self, name: str, begin: Callable[[], Coroutine[None, None, int]]) -> int:
-        """Begin something long, or go on with it; raises StillFetching if it is not over soon."""
-        task = self._copying.get(name)
-        if task is None:
-            loop = asyncio.get_running_loop()
-            task = self._copying[name] = loop.create_task(begin(), name=f"copying for {name}")
-        await asyncio.wait([task], timeout=_LONGEST_CALL_SECONDS)
-        if not task.done():
-            raise StillFetching("The files are being copied")
-        self._copying.pop(name, None)
-        return task.result()
 
     async def _keep(self, place: Place, layer: Path, most_bytes: int) -> int:
         await self.attach(place)
@@ -254,7 +254,9 @@ class Layers:
     async def _begin_as(self, place: Place, other: Place, user: int) -> int:
         await self.attach(other)
         part = await _new_part(place)
-        copy = await _copy_running(other, part)
+        copy = await _unless_cancelled(
+            lambda broken_off: copy_running(_files_of(other), part, broken_off)
+        )
 
         def work() -> None:
             if other.is_leaving():
@@ -277,36 +279,24 @@ class Layers:
         part.rmdir()
         self._remove_held()
 
-    async def _take(self, place: Place, checkpoint_id: str, most_bytes: int) -> None:
-        await self.attach(place)
-        size = await _size_of((place.home, place.workspace))
-        if size > most_bytes:
-            raise OrderRejected(
-                f"The files take {size} bytes, and checkpoints at most {most_bytes}"
-            )
-        found = await reach(lambda: _kept(place))
-        part = await _new_part(place, "checkpoint.part")
-        copy = await _copy_running(place, part, found[-1] if found else None)
 
-        def keep() -> None:
-            place.checkpoints.mkdir(mode=0o700, exist_ok=True)
-            copy.path.rename(place.checkpoints / f"{copy.begun}-{checkpoint_id}")
-            part.rmdir()
-
-        await finish(keep)
+def _files_of(place: Place) -> dict[str, Path]:
+    return {path.name: path for path in (place.home, place.workspace)}
 
 
-async def _copy_running(place: Place, into: Path, earlier: Copy | None = None) -> Copy:
-    """Copy the files of a sandbox, and end that when this is cancelled."""
+async def _unless_cancelled[T](work: Callable[[Event], T]) -> T:
+    """Copy files of a sandbox in a thread, and break that off when this is cancelled."""
     broken_off = Event()
 
-    def work() -> Copy:
+    def translated() -> T:
         try:
-            return copy_running((place.home, place.workspace), into, broken_off, earlier)
+            return work(broken_off)
         except FileNotFoundError as exc:
             raise OrderRejected(_GONE) from exc
+        except FilesRefused as exc:
+            raise OrderRejected(str(exc)) from exc
 
-    copying = asyncio.get_running_loop().create_task(finish(work))
+    copying = asyncio.get_running_loop().create_task(finish(translated))
     try:
         return await asyncio.shield(copying)
     except asyncio.CancelledError:
@@ -315,28 +305,8 @@ async def _copy_running(place: Place, into: Path, earlier: Copy | None = None) -
         raise
 
 
-async def _drop_old(place: Place, keep: int, most_bytes: int) -> None:
-    """Remove the oldest checkpoints of what is too many, or too much."""
-    found = await reach(lambda: _kept(place))
-    while len(found) > keep or (
-        len(found) > 1 and await _size_of(copy.path for copy in found) > most_bytes
-    ):
-        part = place.directory / "old-checkpoint.part"
-        await finish(partial(remove_directory, part))
-        await reach(partial(found.pop(0).path.rename, part))
-        await finish(partial(remove_directory, part))
-
-
-def _kept(place: Place) -> list[Copy]:
-    """Return the checkpoints of a sandbox, the oldest first."""
-    with contextlib.suppress(FileNotFoundError):
-        names = sorted(os.listdir(place.checkpoints))  # noqa: PTH208  # these are names
-        return [Copy(place.checkpoints / name, int(name.partition("-")[0])) for name in names]
-    return []
-
-
-async def _new_part(place: Place, name: str = _PART) -> Path:
-    part = place.directory / name
+async def _new_part(place: Place) -> Path:
+    part = place.directory / _PART
     await finish(partial(remove_directory, part))
     await reach(lambda: part.mkdir(mode=0o700))
     return part

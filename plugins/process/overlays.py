@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from agentsvc.base import BackendUnavailable, OrderRejected
-from agentsvc.plugin import Advice
+from agentsvc.plugin import Advice, remove_directory
 
 from . import bubblewrap
-from .files import remove_directory
 from .places import Place
 
 HELD: Final = ".held"

@@ -18,9 +18,17 @@ from typing import BinaryIO, Final
 import msgspec
 
 from agentsvc.base import copy_to, now
-from agentsvc.plugin import Isolation, Limits, LogLine, Network, Order, Port
+from agentsvc.plugin import (
+    Isolation,
+    Limits,
+    LogLine,
+    Network,
+    Order,
+    Port,
+    remove_directory,
+)
 
-from .files import read_whole, remove_directory
+from .files import read_whole
 from .reclaiming import Memory
 from .tree import MARK, Identity
 from .users import give

@@ -1,7 +1,8 @@
 """Copying the files of a sandbox while it runs.
 
 Who is inside may change anything meanwhile, also to have the server read what is not theirs. So each
-thing is opened below the directory it was found in, and no link is followed.
+thing is opened below the directory it was found in, and no link is followed. Standard library only, so
+that it can be run inside of a sandbox, too.
 """
 
 import contextlib
@@ -9,14 +10,12 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from threading import Event
 from typing import Final, NamedTuple
 
-from agentsvc.base import OrderRejected
-
-from .files import remove_directory
+from agentsvc.plugin.removal import remove_directory
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -36,22 +35,27 @@ class Copy(NamedTuple):
     begun: int
 
 
+class FilesRefused(Exception):
+    """Files are of a kind, or so many, that they are not copied."""
+
+
 def copy_running(
-    directories: Iterable[Path], into: Path, broken_off: Event, earlier: Copy | None = None
+    directories: Mapping[str, Path], into: Path, broken_off: Event, earlier: Copy | None = None
 ) -> Copy:
-    """Copy directories as they are at one moment into a new one. Blocks.
+    """Copy directories, by the names they are to have, as they are at one moment into a new one. Blocks.
 
     What has not changed since an earlier copy is shared with that. It is gone through again until
     nothing has changed since the time before, and a few times at most: what changes all the time is
-    copied as far as it has come.
+    copied as far as it has come. Raises FilesRefused for directories that are too deep, and
+    InterruptedError when it is broken off.
     """
     copies: list[Copy] = []
     while True:
         copy = Copy(into / str(len(copies)), time.time_ns())
         copy.path.mkdir(mode=0o700)
         one = _Pass(copy.path, earlier, broken_off)
-        for directory in directories:
-            one.copy(directory)
+        for name, directory in directories.items():
+            one.copy(directory, name)
         if copies:
             remove_directory(copies[-1].path)
         copies.append(copy)
@@ -67,13 +71,13 @@ class _Pass:
         self.is_same = earlier is not None
         self._target = target
         self._earlier = earlier.path if earlier else None
-        self._since = earlier.begun - _CLOCK_NS if earlier else 0
+        self._since = earlier.begun if earlier else 0
         self._broken_off = broken_off
         self._linked: dict[tuple[int, int], str] = {}
         """Where the first of several names of a file is in the target."""
 
-    def copy(self, source: Path) -> None:
-        """Copy one directory into the target, under its name."""
+    def copy(self, source: Path, name: str) -> None:
+        """Copy one directory into the target, under a name."""
         with contextlib.ExitStack() as opened:
 
             def open_directory(path: Path) -> int:
@@ -84,16 +88,21 @@ class _Pass:
             earlier = open_directory(self._earlier) if self._earlier else None
             self._root = open_directory(self._target)
             parent = open_directory(source.parent)
-            self._copy_directory((parent, self._root, earlier), source.name, "", 0)
+            self._copy_directory((parent, self._root, earlier), source.name, name, "", 0)
 
     def _copy_directory(
-        self, within: tuple[int, int, int | None], name: str, above: str, depth: int
+        self,
+        within: tuple[int, int, int | None],
+        source_name: str,
+        name: str,
+        above: str,
+        depth: int,
     ) -> None:
         if depth > _DEEPEST:
-            raise OrderRejected(f"Directories of the sandbox are more than {_DEEPEST} levels deep")
+            raise FilesRefused(f"Directories of the sandbox are more than {_DEEPEST} levels deep")
         parent, new_parent, old_parent = within
         with contextlib.ExitStack() as opened:
-            source = os.open(name, _DIRECTORY, dir_fd=parent)
+            source = os.open(source_name, _DIRECTORY, dir_fd=parent)
             opened.callback(os.close, source)
             os.mkdir(name, 0o700, dir_fd=new_parent)
             target = os.open(name, _DIRECTORY, dir_fd=new_parent)
@@ -125,7 +134,7 @@ class _Pass:
         source, target, earlier = within
         mode = os.lstat(name, dir_fd=source).st_mode
         if stat.S_ISDIR(mode):
-            self._copy_directory(within, name, path, depth + 1)
+            self._copy_directory(within, name, name, path, depth + 1)
         elif stat.S_ISLNK(mode):
             link = os.readlink(name, dir_fd=source)
             os.symlink(link, name, dir_fd=target)
@@ -166,8 +175,7 @@ class _Pass:
             old = os.lstat(name, dir_fd=earlier)
         except FileNotFoundError:
             return False
-        # Nobody can set the first of these, and the others tell what has changed places.
-        return seen.st_ctime_ns < self._since and _looks_of(seen) == _looks_of(old)
+        return is_unchanged(seen, old, self._since)
 
     def _note_difference(self, differs: bool) -> None:
         self.is_same = self.is_same and not differs
@@ -175,6 +183,12 @@ class _Pass:
 
 class _Replaced(Exception):
     """Something is not any more what it was when it was found."""
+
+
+def is_unchanged(seen: os.stat_result, copy: os.stat_result, begun: int) -> bool:
+    """Say whether something is what it was when it was copied by a copy that was begun then."""
+    # Nobody can set the first of these, and the others tell what has changed places.
+    return seen.st_ctime_ns < begun - _CLOCK_NS and _looks_of(seen) == _looks_of(copy)
 
 
 def _looks_of(seen: os.stat_result) -> tuple[int, int, int, int]:

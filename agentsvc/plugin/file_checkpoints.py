@@ -1,0 +1,72 @@
+"""Checkpoints of directories: copies in a directory of their own, where what has not changed is shared.
+
+Standard library only, so that it can be run inside of a sandbox, too.
+"""
+
+import contextlib
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from threading import Event
+from typing import Final
+
+from agentsvc.plugin.copying import Copy, FilesRefused, copy_running
+from agentsvc.plugin.removal import remove_directory
+
+_PART: Final = "part"
+_KIBIBYTE: Final = 1024
+
+
+def take_checkpoint(
+    store: Path,
+    checkpoint_id: str,
+    directories: Mapping[str, Path],
+    *,
+    keep: int,
+    most_bytes: int,
+    broken_off: Event,
+) -> None:
+    """Keep a checkpoint of directories that may be written to meanwhile, and few of the older ones. Blocks.
+
+    Raises FilesRefused for files that take more than `most_bytes`, InterruptedError when broken off.
+    """
+    if (size := disk_usage(directories.values())) > most_bytes:
+        raise FilesRefused(f"The files take {size} bytes, and checkpoints at most {most_bytes}")
+    store.mkdir(mode=0o700, exist_ok=True)
+    part = store / _PART
+    remove_directory(part)
+    part.mkdir(mode=0o700)
+    found = kept_checkpoints(store)
+    copy = copy_running(directories, part, broken_off, found[-1] if found else None)
+    copy.path.rename(store / f"{copy.begun}-{checkpoint_id}")
+    found = kept_checkpoints(store)
+    while len(found) > keep or (
+        len(found) > 1 and disk_usage(one.path for one in found) > most_bytes
+    ):
+        remove_directory(part)
+        found.pop(0).path.rename(part)
+    remove_directory(part)
+
+
+def kept_checkpoints(store: Path) -> list[Copy]:
+    """Return the checkpoints in a directory, the oldest first; none where there is no directory."""
+    with contextlib.suppress(FileNotFoundError):
+        paths = sorted(path for path in store.iterdir() if "-" in path.name)
+        return [Copy(path, int(path.name.partition("-")[0])) for path in paths]
+    return []
+
+
+def checkpoint_id_of(checkpoint: Copy) -> str:
+    """Return the id under which a checkpoint was taken."""
+    return checkpoint.path.name.partition("-")[2]
+
+
+def disk_usage(paths: Iterable[Path]) -> int:
+    """Return how many bytes of disk directories take together; what cannot be read counts nothing."""
+    argv = ("du", "-skc", "--", *map(str, paths))
+    # What is gone meanwhile has it fail, and say how much the rest is all the same.
+    ended = subprocess.run(argv, capture_output=True, check=False)  # noqa: S603  # a program of the system
+    lines = ended.stdout.splitlines()
+    if not lines:
+        raise OSError("`du` does not say how large the files are")
+    return int(lines[-1].split()[0]) * _KIBIBYTE
