@@ -21,6 +21,7 @@ from agentsvc.plugin.backend import no_key as no_key
 from agentsvc.plugin.copying import Copy as Copy
 from agentsvc.plugin.copying import FilesRefused as FilesRefused
 from agentsvc.plugin.copying import copy_running as copy_running
+from agentsvc.plugin.copying import is_unchanged as is_unchanged
 from agentsvc.plugin.file_checkpoints import checkpoint_id_of as checkpoint_id_of
 from agentsvc.plugin.file_checkpoints import kept_checkpoints as kept_checkpoints
 from agentsvc.plugin.file_checkpoints import take_checkpoint as take_checkpoint

@@ -12,6 +12,7 @@ from agentsvc.plugin import (
     API_VERSION,
     BackendContext,
     Capability,
+    Checkpoint,
     Endpoint,
     ExecResult,
     Fences,
@@ -33,7 +34,7 @@ from agentsvc.plugin import (
     check_hosts,
 )
 
-from . import commands, hibernation, look, names, plan
+from . import checkpoints, commands, hibernation, look, names, plan
 from .builds import Builds
 from .engine import Engine, Json
 from .firewall import Guard
@@ -70,6 +71,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             Capability.EXECUTE,
             Capability.LOGS,
             Capability.LAYERS,
+            Capability.CHECKPOINTS,
             Capability.IMAGES,
             Capability.SURVIVES_RESTART,
         }
@@ -83,6 +85,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         self._fleet = Fleet(found, context.instance_id, context.state_dir)
         self._images = Images(config.auth_file)
         self._layers = Layers(context.instance_id)
+        self._checkpoints = checkpoints.Checkpoints()
         self._builds = Builds(context.instance_id)
         self._guard = Guard()
         self._watches = {one.name: Watch(one, context.instance_id) for one in found}
@@ -109,6 +112,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             await watch.stop()
         await self._images.close()
         await self._layers.close()
+        await self._checkpoints.close()
         await self._builds.close()
         for engine in self._fleet.engines.values():
             await engine.close()
@@ -286,6 +290,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
     async def delete(self, handle: Handle) -> None:
         """Remove the containers, then their networks and volumes."""
         engine, maker = self._of(handle)
+        await self._checkpoints.abandon(handle.sandbox_id)
         await maker.remove(handle.sandbox_id)
         await self._layers.sweep(engine)
         await self._fleet.forget(handle.sandbox_id)
@@ -391,6 +396,32 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         """Remove a layer's image, or have it go with the last container that is made of it."""
         for engine in self._fleet.engines.values():
             await self._layers.remove(engine, layer_id)
+
+    async def checkpoint(
+        self, handle: Handle, checkpoint_id: str, *, keep: int, most_bytes: int
+    ) -> None:
+        """Have the sandbox copy what has changed of its home and its working directory."""
+        engine, maker = self._of(handle)
+        found = await self._existing(maker, handle)
+        if look.status_of(found) != "running":
+            raise Conflict("The sandbox does not run, and its files are not copied")
+        await self._checkpoints.take(
+            engine, found, handle.sandbox_id, checkpoint_id, keep=keep, most_bytes=most_bytes
+        )
+
+    async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
+        """Read the list that the sandbox keeps; what has lost its container goes back to none."""
+        engine, maker = self._of(handle)
+        found = await maker.find(names.container(handle.sandbox_id), handle.sandbox_id)
+        return await checkpoints.listed(engine, found) if found else ()
+
+    async def roll_back(self, handle: Handle, checkpoint_id: str) -> None:
+        """Note in the sandbox to what its next start goes back."""
+        engine, maker = self._of(handle)
+        found = await self._existing(maker, handle)
+        if look.status_of(found) in ("running", "paused"):
+            raise Conflict("The sandbox is not stopped")
+        await checkpoints.roll_back(engine, found, checkpoint_id)
 
     async def execute(
         self,

@@ -53,12 +53,13 @@ async def execute(
     env: Mapping[str, str],
     time_limit: float,
     max_output: int,
+    user: str = "",
 ) -> ExecResult:
-    """Run one command; see `RuntimeBackend.execute`."""
+    """Run one command, by the sandbox's user unless told; see `RuntimeBackend.execute`."""
     mark = new_id()
     output = Output(limit=max_output)
     command = ["/bin/sh", "-c", _LIMIT + INSIDE, str(_limit_of(mark)), *argv]
-    exec_id = await _make(engine, container_id, command, env, mark)
+    exec_id = await _make(engine, container_id, command, env, mark=mark, user=user)
     try:
         async with asyncio.timeout(time_limit):
             await _attend(engine, exec_id, output)
@@ -86,7 +87,13 @@ async def execute(
 
 
 async def _make(
-    engine: Engine, container_id: str, argv: list[str], env: Mapping[str, str], mark: str
+    engine: Engine,
+    container_id: str,
+    argv: list[str],
+    env: Mapping[str, str],
+    *,
+    mark: str,
+    user: str = "",
 ) -> str:
     made = await engine.ask(
         "POST",
@@ -97,6 +104,7 @@ async def _make(
             "Tty": False,
             "Cmd": argv,
             "Env": [f"{name}={value}" for name, value in env.items()] + [f"{_MARK}={mark}"],
+            "User": user,
         },
         expect=(404, 409),
     )
@@ -128,7 +136,7 @@ async def _end(engine: Engine, container_id: str, mark: str) -> None:
     """Kill what carries the mark; a sandbox that is gone meanwhile has nothing left to kill."""
     argv = ["/bin/sh", "-c", _KILL, f"{_MARK}={mark}", str(_limit_of(mark) * _KIBIBYTE)]
     try:
-        exec_id = await _make(engine, container_id, argv, {}, "none")
+        exec_id = await _make(engine, container_id, argv, {}, mark="none")
         async with asyncio.timeout(_ROUNDS):
             await _attend(engine, exec_id, Output(limit=0))
     except (AgentsvcError, TimeoutError):

@@ -8,9 +8,9 @@ and nothing of the old container's configuration is in it.
 A layer that is removed is *passing* as long as there are containers that are made of it.
 """
 
-import posixpath
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from itertools import product
 from typing import Final
 
 from agentsvc.base import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
@@ -18,8 +18,8 @@ from agentsvc.plugin import LongTasks, finish, is_below
 
 from . import look, names
 from .engine import Engine
-from .plan import Image, Json, home_in, to_image, workspace_archive
-from .streams import untar
+from .kept_files import paths_of
+from .plan import Image, Json, to_image, workspace_archive
 
 _ID: Final = re.compile(r"[a-z0-9]{1,64}")
 _MISSING: Final = (404,)
@@ -27,7 +27,6 @@ _IN_USE: Final = (404, 409)
 _COMMIT_SECONDS: Final = 1800.0
 _END: Final = bytes(1024)
 """What an archive ends with."""
-_STATE: Final = ("OH_CONVERSATIONS_PATH", "OH_BASH_EVENTS_DIR")
 
 
 class Layers:
@@ -144,7 +143,11 @@ class _Making:
 
     async def run(self) -> int:
         """Make the image and return how many bytes of files are in it."""
-        paths = await self._paths()
+        paths = await paths_of(self._engine, self._source)
+        volumes = (self._source.get("Config") or {}).get("Volumes") or {}
+        for path, volume in product(paths, volumes):
+            if is_below(path, volume) or is_below(volume, path):
+                raise OrderRejected(f"The image has a volume at {path}, of which nothing is kept")
         made = await self._make_container()
         try:
             for path in paths:
@@ -189,36 +192,6 @@ class _Making:
             # It is of a server that was killed.
             await _remove_container(self._engine, query["name"])
         raise Conflict("The engine has a container of that name", detail=query["name"])
-
-    async def _paths(self) -> list[str]:
-        """Return what is kept, from the outside to the inside.
-
-        Raises OrderRejected where that cannot be in an image, or would have the agent server's own
-        files among it.
-        """
-        settings = self._source.get("Config") or {}
-        env = dict(entry.partition("=")[::2] for entry in settings.get("Env") or [])
-        work = look.labels_of(self._source).get("agentsvc.workdir", "")
-        home = env.get("HOME") or home_in(settings.get("User") or "", await self._passwd())
-        paths = sorted(
-            {one for one in (work, posixpath.normpath(home)) if one not in ("", "/", ".")}
-        )
-        volumes = settings.get("Volumes") or {}
-        for path in paths:
-            if any(env.get(name) and is_below(env[name], path) for name in _STATE):
-                raise OrderRejected(
-                    f"The agent server's own files are in {path}, which would be kept:"
-                    " have the spec's `working_dir` beside them"
-                )
-            if any(is_below(path, volume) or is_below(volume, path) for volume in volumes):
-                raise OrderRejected(f"The image has a volume at {path}, of which nothing is kept")
-        return [one for one in paths if not any(one != top and is_below(one, top) for top in paths)]
-
-    async def _passwd(self) -> str:
-        source = f"containers/{self._source['Id']}/archive"
-        query = {"path": "/etc/passwd"}
-        found = await self._engine.ask("GET", source, params=query, expect=_MISSING)
-        return untar(found or b"")
 
     async def _carry(self, path: str, target: str) -> None:
         """Bring a directory from the one container to the other, if there is one."""

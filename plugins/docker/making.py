@@ -44,7 +44,7 @@ from .plan import (
     workspace_archive,
 )
 from .settings import DockerConfig
-from .streams import untar
+from .streams import read_file
 
 _CONFLICT = 409
 _GONE = 404
@@ -393,13 +393,7 @@ class Maker:
         user = user_of(image, options, self._config)
         owner = parse_user(user)
         if owner is None:
-            passwd = await self._engine.ask(
-                "GET",
-                f"containers/{container_id}/archive",
-                params={"path": "/etc/passwd"},
-                expect=(_GONE,),
-            )
-            owner = parse_user(user, untar(passwd or b""))
+            owner = parse_user(user, await read_file(self._engine, container_id, "/etc/passwd"))
         if owner is None:
             raise OrderRejected(f"The image `{order.image}` has no user `{user}`")
         inside = (

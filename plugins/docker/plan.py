@@ -38,11 +38,14 @@ _TMPFS: Final = "rw,nosuid,nodev,mode=1777"
 _DEAD_SOCKETS: Final = ("docker.sock", "podman.sock", "containerd.sock", "crio.sock")
 _SOCKET_DIRS: Final = ("/run", "/var/run", "/var/lib/docker", "/var/lib/containers")
 
+PYTHONS: Final = f"{TOOLS}/bin/python /usr/local/bin/python3 /usr/bin/python3"
+"""Where an image may have a Python that the agent could not have put there."""
+
 # What comes before the command: the secrets, which the engine is not told of, and the directories.
-# Where the image has a Python, not one that the agent could have put there, it closes io_uring.
+# Where the image has a Python, it closes io_uring.
 ENTRY: Final = (
     f'. {_ENV_FILE} && mkdir -p "$0" && cd "$0" && '
-    f"for python in {TOOLS}/bin/python /usr/local/bin/python3 /usr/bin/python3; do "
+    f"for python in {PYTHONS}; do "
     f'if [ -x $python ] && [ -r {_FENCE_FILE} ]; then exec $python -I -S {_FENCE_FILE} "$@"; fi; '
     'done && exec "$@"'
 )
@@ -377,6 +380,18 @@ def private_archive(secret_env: Mapping[str, Secret], fence: bytes) -> bytes:
     return _archive([_file("env", text.encode(), 0o444), _file("fence.py", fence, 0o444)])
 
 
+def checkpoint_archive(
+    programs: Mapping[str, bytes], rollback: str, group: int, *, may_write: bool
+) -> bytes:
+    """Return the archive with what keeps checkpoints, and the one to which the next start goes back.
+
+    Only that group gets to them, unless anybody `may_write`.
+    """
+    store, info = _directory("checkpoints", (0, group)), _file("rollback", rollback.encode(), 0o444)
+    store[0].mode = 0o777 if may_write else 0o770
+    return _archive([*_files(programs), info, store])
+
+
 def workspace_archive(
     owner: tuple[int, int], directories: Iterable[str], *, top: str = "."
 ) -> bytes:
@@ -389,14 +404,7 @@ def workspace_archive(
 
 def archive_of(files: Mapping[str, bytes]) -> bytes:
     """Return an archive of files that everyone may read, with the directories they are in."""
-    parts = [name.split("/")[:-1] for name in files]
-    above = {"/".join(part[: count + 1]) for part in parts for count in range(len(part))}
-    return _archive(
-        [
-            *(_directory(name, (0, 0)) for name in sorted(above)),
-            *(_file(name, content, 0o644) for name, content in files.items()),
-        ]
-    )
+    return _archive(_files(files))
 
 
 def parse_user(user: str, passwd: str = "") -> tuple[int, int] | None:
@@ -438,6 +446,15 @@ def _file(name: str, content: bytes, mode: int) -> tuple[tarfile.TarInfo, bytes]
     info = tarfile.TarInfo(name)
     info.size, info.mode = len(content), mode
     return info, content
+
+
+def _files(files: Mapping[str, bytes]) -> list[tuple[tarfile.TarInfo, bytes]]:
+    parts = [name.split("/")[:-1] for name in files]
+    above = {"/".join(part[: count + 1]) for part in parts for count in range(len(part))}
+    return [
+        *(_directory(name, (0, 0)) for name in sorted(above)),
+        *(_file(name, content, 0o644) for name, content in files.items()),
+    ]
 
 
 def _directory(name: str, owner: tuple[int, int]) -> tuple[tarfile.TarInfo, bytes]:

@@ -17,6 +17,7 @@ from .engine import Engine
 
 _HEAD: Final = struct.Struct(">BxxxL")
 _LINE_MAX: Final = 65536
+_FILE_MAX: Final = 2**20
 _NAMES: Final = {1: "stdout", 2: "stderr"}
 
 
@@ -106,3 +107,17 @@ def untar(archive: bytes) -> str:
             if (file := tar.extractfile(member)) is not None:
                 return file.read().decode(errors="replace")
     return ""
+
+
+async def read_file(engine: Engine, container_id: str, path: str) -> str:
+    """Return the text of a small file of a container; empty where there is none, or none that small."""
+    read = bytearray()
+    source, query = f"containers/{container_id}/archive", {"path": path}
+    async with engine.stream("GET", source, params=query, expect=(404,)) as answer:
+        if answer is None:
+            return ""
+        async for part in answer.content.iter_any():
+            read += part
+            if len(read) > _FILE_MAX:
+                return ""
+    return untar(bytes(read))

@@ -20,7 +20,7 @@ from tests.live import engines
 from tests.live.client import LiveClient
 from tests.live.containers import EVERYWHERE, Engine
 from tests.live.engines import BASE
-from tests.live.events import outputs
+from tests.live.events import outputs, said
 from tests.live.installation import Installation, eventually, secret
 from tests.live.scripts import SCRIPTS, run
 from tests.live.test_environments import PATH as ENVIRONMENTS
@@ -360,3 +360,41 @@ async def test_a_conversation_runs_in_the_image_of_its_environment(
     assert (await client.delete(f"/api/v1/app-conversations/{begun}")).status == 200
     assert (await client.delete(f"{ENVIRONMENTS}/{ready['id']}")).status == 200
     await eventually(lambda: not engine.has(own.instance_id), "nothing is left", time_limit=120)
+
+
+async def test_files_in_a_container_go_back_also_where_the_server_is_killed(start: Start) -> None:
+    own = await start(AGENTSVC_SANDBOXES__CHECKPOINTS="3")
+    client = own.client()
+    conversation_id = await client.start_conversation(
+        run("echo good >notes; mkdir -p deep/er; echo kept >deep/er/file", "echo x >~/own"),
+        time_limit=START_SECONDS,
+    )
+    seen = await client.wait_for_execution(conversation_id, "finished")
+    spoil = "echo spoilt >notes; rm -rf deep ~/own; mkdir new; sleep 1000 &"
+    await client.send(conversation_id, run(spoil, "rm -rf /run/agentsvc/checkpoints; id -G"))
+    await client.wait_for_execution(conversation_id, "finished")
+    assert outputs(await client.events(conversation_id))[-1].split()[-1] == "1000"
+    path = f"/api/v1/app-conversations/{conversation_id}"
+    kept = (await client.get(f"{path}/checkpoints")).json()["items"]
+    assert len(kept) == 2
+
+    answer = await client.post(f"{path}/rollback", json={"checkpoint_id": kept[0]["id"]})
+    assert answer.status == 200, answer.text
+    await own.kill()
+    await own.restart()
+    client = own.client()
+    await client.post(f"/api/v1/sandboxes/{seen['sandbox_id']}/resume")
+    await client.wait_for_sandbox(seen["sandbox_id"], "RUNNING")
+    await client.send(conversation_id, run("ls; cat notes deep/er/file ~/own; pgrep -c sleep"))
+    events = await client.until(
+        conversation_id, lambda events: "good" in "".join(outputs(events)[-1:])
+    )
+    assert outputs(events)[-1].split() == ["deep", "notes", "good", "kept", "x", "0"]
+    assert any("put back to what they were" in text for text in said(events, "user"))
+    # What comes after is not undone by another start.
+    await client.send(conversation_id, run("echo own >notes"))
+    await client.wait_for_execution(conversation_id, "finished")
+    await client.post(f"/api/v1/sandboxes/{seen['sandbox_id']}/stop")
+    await client.wait_for_sandbox(seen["sandbox_id"], "PAUSED")
+    await client.send(conversation_id, run("cat notes"))
+    await client.until(conversation_id, lambda events: outputs(events)[-1].split() == ["own"])
