@@ -9,24 +9,23 @@ A layer that is removed is *passing* as long as there are containers that are ma
 """
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from itertools import product
 from typing import Final
 
-from agentsvc.base import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
+from agentsvc.base import Conflict, OrderRejected
 from agentsvc.plugin import LongTasks, finish, is_below
 
 from . import look, names
 from .engine import Engine
 from .kept_files import paths_of
-from .plan import Image, Json, to_image, workspace_archive
+from .plan import Image, Json, to_image
+from .transfer import Transfer
 
 _ID: Final = re.compile(r"[a-z0-9]{1,64}")
 _MISSING: Final = (404,)
 _IN_USE: Final = (404, 409)
 _COMMIT_SECONDS: Final = 1800.0
-_END: Final = bytes(1024)
-"""What an archive ends with."""
 
 
 class Layers:
@@ -139,7 +138,6 @@ class _Making:
         # Of what began with a layer it is that layer's own base, so that none is on top of another.
         base = look.labels_of(source).get(names.BASE) or source["Image"]
         self._labels = {**labels, names.BASE: base, names.MADE_FOR: name}
-        self._read = 0
 
     async def run(self) -> int:
         """Make the image and return how many bytes of files are in it."""
@@ -149,9 +147,11 @@ class _Making:
             if is_below(path, volume) or is_below(volume, path):
                 raise OrderRejected(f"The image has a volume at {path}, of which nothing is kept")
         made = await self._make_container()
+        source = (self._engine, self._source["Id"])
+        transfer = Transfer(source, (self._engine, made), self._most_bytes)
         try:
             for path in paths:
-                await self._carry(path, made)
+                await transfer.bring(path)
             repository, _, tag = self._name.rpartition(":")
             await self._engine.ask(
                 "POST",
@@ -161,14 +161,14 @@ class _Making:
                     "repo": repository,
                     "tag": tag,
                     "pause": False,
-                    "changes": f"LABEL {names.BYTES}={self._read}",
+                    "changes": f"LABEL {names.BYTES}={transfer.read_bytes}",
                 },
                 body={},
                 time_limit=_COMMIT_SECONDS,
             )
         finally:
             await finish(_remove_container(self._engine, made))
-        return self._read
+        return transfer.read_bytes
 
     async def _make_container(self) -> str:
         base = self._labels[names.BASE]
@@ -192,56 +192,6 @@ class _Making:
             # It is of a server that was killed.
             await _remove_container(self._engine, query["name"])
         raise Conflict("The engine has a container of that name", detail=query["name"])
-
-    async def _carry(self, path: str, target: str) -> None:
-        """Bring a directory from the one container to the other, if there is one."""
-        # What is in it, and not by its name: Podman calls that of a volume otherwise.
-        query = {"path": f"{path}/."}
-        source = f"containers/{self._source['Id']}/archive"
-        async with self._engine.stream("GET", source, params=query, expect=_MISSING) as answer:
-            if answer is None:
-                return
-            await self._make_directory(path, target)
-            last = bytearray()
-
-            async def parts() -> AsyncIterator[bytes]:
-                async for part in answer.content.iter_any():
-                    self._read += len(part)
-                    if self._is_too_much:
-                        return
-                    last.extend(part)
-                    del last[: -len(_END)]
-                    yield part
-
-            await self._unpack(target, path, parts(), last)
-
-    async def _make_directory(self, path: str, target: str) -> None:
-        to = f"containers/{target}/archive"
-        if await self._engine.ask("HEAD", to, params={"path": path}, expect=_MISSING) is None:
-            archive = workspace_archive((0, 0), [], top=path.strip("/"))
-            await self._engine.ask("PUT", to, params={"path": "/"}, data=archive)
-
-    async def _unpack(
-        self, target: str, path: str, parts: AsyncIterator[bytes], last: bytearray
-    ) -> None:
-        to, query = f"containers/{target}/archive", {"path": path}
-        refused: AgentsvcError | None = None
-        try:
-            async with self._engine.stream("PUT", to, params=query, data=parts) as answer:
-                if answer is not None:
-                    await answer.read()
-        except AgentsvcError as exc:
-            refused = exc
-        if self._is_too_much:
-            raise OrderRejected(f"The files take more than the {self._most_bytes} bytes of a layer")
-        if refused is not None:
-            raise refused
-        if last != _END:
-            raise BackendUnavailable("The engine did not send all of the files", detail=path)
-
-    @property
-    def _is_too_much(self) -> bool:
-        return self._read > self._most_bytes
 
 
 async def _remove_container(engine: Engine, container: str) -> None:

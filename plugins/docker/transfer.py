@@ -1,0 +1,75 @@
+"""Brings directories from one container to another, through this server, by what every engine can do."""
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+from agentsvc.base import AgentsvcError, BackendUnavailable, OrderRejected
+
+from .engine import Engine
+from .plan import workspace_archive
+
+_MISSING: Final = (404,)
+_END: Final = bytes(1024)
+"""What an archive ends with."""
+
+
+class Transfer:
+    """Directories on their way from a container into one that does not run; counts their bytes."""
+
+    def __init__(
+        self, source: tuple[Engine, str], target: tuple[Engine, str], most_bytes: int
+    ) -> None:
+        self.read_bytes = 0
+        self._source_engine, self._source = source
+        self._target_engine, self._target = target
+        self._most_bytes = most_bytes
+
+    async def bring(self, path: str) -> None:
+        """Bring one directory, if there is one; raises OrderRejected when it is too much."""
+        # What is in it, and not by its name: Podman calls that of a volume otherwise.
+        query = {"path": f"{path}/."}
+        source = f"containers/{self._source}/archive"
+        async with self._source_engine.stream(
+            "GET", source, params=query, expect=_MISSING
+        ) as answer:
+            if answer is None:
+                return
+            await self._make_directory(path)
+            last = bytearray()
+
+            async def parts() -> AsyncIterator[bytes]:
+                async for part in answer.content.iter_any():
+                    self.read_bytes += len(part)
+                    if self._is_too_much:
+                        return
+                    last.extend(part)
+                    del last[: -len(_END)]
+                    yield part
+
+            await self._unpack(path, parts(), last)
+
+    async def _make_directory(self, path: str) -> None:
+        to, ask = f"containers/{self._target}/archive", self._target_engine.ask
+        if await ask("HEAD", to, params={"path": path}, expect=_MISSING) is None:
+            archive = workspace_archive((0, 0), [], top=path.strip("/"))
+            await ask("PUT", to, params={"path": "/"}, data=archive)
+
+    async def _unpack(self, path: str, parts: AsyncIterator[bytes], last: bytearray) -> None:
+        to, query = f"containers/{self._target}/archive", {"path": path}
+        refused: AgentsvcError | None = None
+        try:
+            async with self._target_engine.stream("PUT", to, params=query, data=parts) as answer:
+                if answer is not None:
+                    await answer.read()
+        except AgentsvcError as exc:
+            refused = exc
+        if self._is_too_much:
+            raise OrderRejected(f"The files take more than the {self._most_bytes} bytes of a layer")
+        if refused is not None:
+            raise refused
+        if last != _END:
+            raise BackendUnavailable("The engine did not send all of the files", detail=path)
+
+    @property
+    def _is_too_much(self) -> bool:
+        return self.read_bytes > self._most_bytes
