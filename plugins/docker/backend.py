@@ -22,6 +22,7 @@ from agentsvc.plugin import (
     ImageBuild,
     Isolation,
     LogLine,
+    LongTasks,
     Network,
     Order,
     PartlyScanned,
@@ -71,6 +72,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             Capability.EXECUTE,
             Capability.LOGS,
             Capability.LAYERS,
+            Capability.COPIES,
             Capability.CHECKPOINTS,
             Capability.IMAGES,
             Capability.SURVIVES_RESTART,
@@ -86,6 +88,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         self._images = Images(config.auth_file)
         self._layers = Layers(context.instance_id)
         self._checkpoints = checkpoints.Checkpoints()
+        self._copies = LongTasks()
         self._builds = Builds(context.instance_id)
         self._guard = Guard()
         self._watches = {one.name: Watch(one, context.instance_id) for one in found}
@@ -113,6 +116,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         await self._images.close()
         await self._layers.close()
         await self._checkpoints.close()
+        await self._copies.close()
         await self._builds.close()
         for engine in self._fleet.engines.values():
             await engine.close()
@@ -185,7 +189,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         data = {"engine": engine.name}
         handle = Handle(sandbox_id=order.sandbox_id, version=HANDLE_VERSION, data=data)
         await save(handle)
-        await self._maker(engine).make(order)
+        await self._make(self._maker(engine), order)
         return handle
 
     async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
@@ -197,7 +201,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             if not (found and order.layer) and not await maker.has_files(handle.sandbox_id):
                 raise Conflict("The sandbox cannot be started again: its files are gone")
             await save(handle)
-            await maker.make(order)
+            await self._make(maker, order)
             await maker.unmark_paused(handle.sandbox_id)
         elif look.status_of(found) not in ("running", "paused"):
             if await hibernation.has(engine, found):
@@ -291,6 +295,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         """Remove the containers, then their networks and volumes."""
         engine, maker = self._of(handle)
         await self._checkpoints.abandon(handle.sandbox_id)
+        await self._copies.abandon(handle.sandbox_id)
         await maker.remove(handle.sandbox_id)
         await self._layers.sweep(engine)
         await self._fleet.forget(handle.sandbox_id)
@@ -507,7 +512,26 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         return engine, self._maker(engine)
 
     def _maker(self, engine: Engine) -> Maker:
-        return Maker(engine, self.config, self._images, self._layers, self.context.instance_id)
+        known = (self._images, self._layers, self.context.instance_id)
+        return Maker(engine, self.config, *known, copies=self._copies)
+
+    async def _make(self, maker: Maker, order: Order) -> None:
+        async def find_source() -> tuple[Engine, Json]:
+            return await self._find_source(order.copy_of)
+
+        await maker.make(order, find_source)
+
+    async def _find_source(self, sandbox_id: str) -> tuple[Engine, Json]:
+        name, away = names.container(sandbox_id), None
+        for engine in self._fleet.engines.values():
+            try:
+                found = await self._maker(engine).find(name, sandbox_id)
+            except BackendUnavailable as exc:
+                away = exc
+            else:
+                if found is not None:
+                    return engine, found
+        raise away or OrderRejected("The sandbox with whose files this one is to begin is gone")
 
     def _has_files_for(self, order: Order) -> Callable[[Engine], Awaitable[bool]] | None:
         """Return what says whether an engine has the layer of an order, if there is one."""
@@ -563,7 +587,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             if not hibernation.is_stuck(exc):
                 raise
             await maker.remove_container(container["Id"])
-            await maker.make(order)
+            await self._make(maker, order)
 
     async def _without_container(self, handle: Handle) -> Report:
         _, maker = self._of(handle)

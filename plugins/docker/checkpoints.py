@@ -95,7 +95,7 @@ async def roll_back(engine: Engine, container: Json, checkpoint_id: str) -> None
 
 async def _prepare(engine: Engine, container: Json, rollback: str, *, may_write: bool) -> None:
     """Bring the programs in, and what is to be done at the next start."""
-    archive = checkpoint_archive(_programs(), rollback, _GROUP, may_write=may_write)
+    archive = checkpoint_archive(programs(), rollback, _GROUP, may_write=may_write)
     to = f"containers/{container['Id']}/archive"
     await engine.ask("PUT", to, params={"path": PRIVATE}, data=archive)
 
@@ -121,7 +121,7 @@ async def _run(engine: Engine, container: Json, args: list[str]) -> None:
 
 
 @cache
-def _programs() -> dict[str, bytes]:
+def programs() -> dict[str, bytes]:
     """Return the files of the program and of the modules it imports, by their paths."""
     package = Path(agentsvc.plugin.__file__).parent
     modules = {

@@ -14,10 +14,10 @@ from .streams import read_file
 _STATE: Final = ("OH_CONVERSATIONS_PATH", "OH_BASH_EVENTS_DIR")
 
 
-async def paths_of(engine: Engine, container: Json) -> list[str]:
+async def paths_of(engine: Engine, container: Json, *, may_have_state: bool = False) -> list[str]:
     """Return the directories, none of them below another one.
 
-    Raises OrderRejected where the agent server's own files would be among them.
+    Raises OrderRejected where the agent server's own files would be among them, unless they may be.
     """
     settings = container.get("Config") or {}
     env = dict(entry.partition("=")[::2] for entry in settings.get("Env") or [])
@@ -28,7 +28,9 @@ async def paths_of(engine: Engine, container: Json) -> list[str]:
         home = home_in(settings.get("User") or "", passwd)
     paths = sorted({one for one in (work, posixpath.normpath(home)) if one not in ("", "/", ".")})
     for path in paths:
-        if any(env.get(name) and is_below(env[name], path) for name in _STATE):
+        if not may_have_state and any(
+            env.get(name) and is_below(env[name], path) for name in _STATE
+        ):
             raise OrderRejected(
                 f"The agent server's own files are in {path}, which would be kept:"
                 " have the spec's `working_dir` beside them"

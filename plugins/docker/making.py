@@ -11,7 +11,7 @@ import os
 import posixpath
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -19,11 +19,12 @@ from typing import cast
 import msgspec
 
 from agentsvc.base import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
-from agentsvc.plugin import Network, Order, working_dir
+from agentsvc.plugin import LongTasks, Network, Order, working_dir
 
 from . import firewall, gateways, names, networks, tools
 from .engine import Engine, Facts
 from .images import Images
+from .kept_files import paths_of
 from .layers import Layers
 from .plan import (
     CALLBACK_NAME,
@@ -32,6 +33,7 @@ from .plan import (
     Json,
     Mount,
     Placement,
+    archive_of,
     callback_of,
     check_mount,
     container,
@@ -45,6 +47,7 @@ from .plan import (
 )
 from .settings import DockerConfig
 from .streams import read_file
+from .transfer import Transfer
 
 _CONFLICT = 409
 _GONE = 404
@@ -55,8 +58,13 @@ _RESOLVE_SECONDS = 3.0
 _ELSEWHERE = "192.0.2.1"
 """An address of documents, on no network but by chance."""
 _FILL_SECONDS = 1800.0
+_FILLED = "filled"
+"""The file that says of which sandbox one has had a copy of the files."""
 _REMOVE_TRIES = 40
 _REMOVE_SECONDS = 0.25
+
+type FindSource = Callable[[], Awaitable[tuple[Engine, Json]]]
+"""Finds the container whose files are to be copied; raises OrderRejected where it is gone."""
 
 
 class Maker:
@@ -69,25 +77,59 @@ class Maker:
         images: Images,
         layers: Layers,
         instance_id: str,
+        *,
+        copies: LongTasks,
     ) -> None:
         self._engine = engine
         self._config = config
         self._images = images
         self._layers = layers
         self._instance_id = instance_id
+        self._copies = copies
 
-    async def make(self, order: Order) -> None:
-        """Make everything and start it; what is there already stays."""
-        facts = await self._engine.facts()
+    async def make(self, order: Order, find_source: FindSource) -> None:
+        """Make everything and start it; what is there already stays.
+
+        Where it begins with a copy of another one's files, raises StillFetching until that is made.
+        """
         found = await self.find(names.container(order.sandbox_id), order.sandbox_id)
         if found is not None and (found.get("State") or {}).get("Status") != "created":
             return
+        if order.copy_of:
+            await self._copies.go_on(
+                order.sandbox_id, lambda: self._make_copy(order, found, find_source)
+            )
+        else:
+            await self.start(await self._prepare(order))
+
+    async def _make_copy(self, order: Order, found: Json | None, find_source: FindSource) -> int:
+        """Make everything, copy the files into it unless that was done, and start it."""
+        if found is not None and not await self._is_filled(found["Id"]):
+            # What was copied may be gone from the other one since.
+            await self.remove_container(found["Id"])
+            await self._remove_volume(names.workspace(order.sandbox_id))
+        made = await self._prepare(order)
+        if not await self._is_filled(made):
+            engine, source = await find_source()
+            transfer = Transfer((engine, source["Id"]), (self._engine, made))
+            for path in await paths_of(engine, source, may_have_state=True):
+                await transfer.bring(path)
+            await self._put(made, PRIVATE, archive_of({_FILLED: order.copy_of.encode()}))
+        await self.start(made)
+        return 0
+
+    async def _is_filled(self, container_id: str) -> bool:
+        return bool(await read_file(self._engine, container_id, f"{PRIVATE}/{_FILLED}"))
+
+    async def _prepare(self, order: Order) -> str:
+        """Make everything; return the id of the container, which does not run yet."""
+        facts = await self._engine.facts()
         if not self._engine.is_remote:
             await asyncio.to_thread(check_links, to_options(order).mounts, self._config.bind_mounts)
         image = await self._beginning(order)
         place = await self._networks(order, facts)
         await self._volumes(order, facts)
-        await self.start(await self._container(order, image, place, facts))
+        return await self._container(order, image, place, facts)
 
     async def find(self, name: str, sandbox_id: str) -> Json | None:
         """Return our container of that name, or None; what is not of this sandbox is not ours."""

@@ -1,5 +1,6 @@
 """Brings directories from one container to another, through this server, by what every engine can do."""
 
+import math
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -17,7 +18,7 @@ class Transfer:
     """Directories on their way from a container into one that does not run; counts their bytes."""
 
     def __init__(
-        self, source: tuple[Engine, str], target: tuple[Engine, str], most_bytes: int
+        self, source: tuple[Engine, str], target: tuple[Engine, str], most_bytes: float = math.inf
     ) -> None:
         self.read_bytes = 0
         self._source_engine, self._source = source

@@ -28,6 +28,7 @@ IN_GVISOR = (
     "a_stopped_sandbox_keeps_its_files_only",
     "a_sandbox_begins_with_a_copy_of_a_layer",
     "a_sandbox_goes_back_to_its_checkpoints",
+    "a_sandbox_begins_with_the_files_of_another",
     "execute_gives_code_streams_and_environment",
     "execute_ends_the_command_and_its_children_in_time",
     "limits_that_are_not_enforced_are_refused",

@@ -365,8 +365,12 @@ async def test_a_conversation_runs_in_the_image_of_its_environment(
 async def test_files_in_a_container_go_back_also_where_the_server_is_killed(start: Start) -> None:
     own = await start(AGENTSVC_SANDBOXES__CHECKPOINTS="3")
     client = own.client()
+    order = {"name": "Deep", "setup_script": "mkdir -p deep/er; echo kept >deep/er/file"}
+    made = (await client.post(ENVIRONMENTS, json=order)).json()
+    environment = await wait_for(client, made, "ready")
     conversation_id = await client.start_conversation(
-        run("echo good >notes; mkdir -p deep/er; echo kept >deep/er/file", "echo x >~/own"),
+        run("echo good >notes", "echo x >~/own"),
+        environment_id=environment["id"],
         time_limit=START_SECONDS,
     )
     seen = await client.wait_for_execution(conversation_id, "finished")
@@ -396,5 +400,41 @@ async def test_files_in_a_container_go_back_also_where_the_server_is_killed(star
     await client.wait_for_execution(conversation_id, "finished")
     await client.post(f"/api/v1/sandboxes/{seen['sandbox_id']}/stop")
     await client.wait_for_sandbox(seen["sandbox_id"], "PAUSED")
+    await client.post(f"/api/v1/sandboxes/{seen['sandbox_id']}/resume")
+    await client.wait_for_sandbox(seen["sandbox_id"], "RUNNING")
     await client.send(conversation_id, run("cat notes"))
     await client.until(conversation_id, lambda events: outputs(events)[-1].split() == ["own"])
+    await client.delete(f"{ENVIRONMENTS}/{environment['id']}")
+
+
+async def test_a_fork_of_a_container_has_its_files_also_where_the_server_is_killed(
+    start: Start, engine: Engine
+) -> None:
+    own = await start()
+    client = own.client()
+    files = "mkdir deep && head -c 400M /dev/zero >deep/large && ln deep/large same"
+    first_id = await client.start_conversation(
+        run(files, "echo kept >~/own; sleep 1000 &"), time_limit=START_SECONDS
+    )
+    first = await client.wait_for_execution(first_id, "finished")
+    path = f"/api/v1/app-conversations/{first_id}/fork"
+    look = "stat -c %s-%h deep/large same; cat ~/own; rm same; pgrep -c sleep"
+    message = {"role": "user", "content": [{"type": "text", "text": run(look)}]}
+    task = (await client.post(path, json={"initial_message": message})).json()
+
+    def made() -> list[str]:
+        return [one for one in engine.has(own.instance_id) if one.startswith("container ")]
+
+    await eventually(lambda: len(made()) == 2, "it is being copied")
+    await own.kill()
+    await own.restart()
+    client = own.client()
+    begun = await client.end_of_start(task["id"])
+    assert begun["status"] == "READY", begun["detail"]
+    second = await client.wait_for_execution(begun["app_conversation_id"], "finished")
+    size = f"{400 * 2**20}-2"
+    said_last = outputs(await client.events(second["id"]))[-1]
+    assert said_last.split() == [size, size, "kept", "0"]
+    assert second["session_api_key"] != first["session_api_key"]
+    await client.send(first_id, run("stat -c %h same; pgrep -c sleep"))
+    await client.until(first_id, lambda events: outputs(events)[-1].split() == ["2", "1"])

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from agentsvc.base.errors import BackendUnavailable
 from agentsvc.base.values import new_id
+from agentsvc.plugin import LongTasks
 from agentsvc.plugin.backend import BackendContext, Cause, Isolation, Limits, Network, Order, Phase
 from tests.plugin_loading import part
 
@@ -101,7 +102,14 @@ async def a_maker() -> AsyncIterator[tuple[Answers, making.Maker]]:
         try:
             yield (
                 answers,
-                making.Maker(asked, config, images.Images(""), layers.Layers(INSTANCE), INSTANCE),
+                making.Maker(
+                    asked,
+                    config,
+                    images.Images(""),
+                    layers.Layers(INSTANCE),
+                    INSTANCE,
+                    copies=LongTasks(),
+                ),
             )
         finally:
             await asked.close()

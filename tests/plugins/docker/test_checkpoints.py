@@ -31,7 +31,7 @@ class Inside:
 
     def prepare(self, rollback: str) -> None:
         archive = plan.checkpoint_archive(
-            checkpoints._programs(), rollback, os.getgid(), may_write=False
+            checkpoints.programs(), rollback, os.getgid(), may_write=False
         )
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             tar.extractall(self.private, filter="tar")

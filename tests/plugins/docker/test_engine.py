@@ -7,6 +7,7 @@ import ipaddress
 import json
 import struct
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -512,13 +513,13 @@ class Execs:
 
 async def test_a_command_that_has_closed_its_output_has_not_ended() -> None:
     running = {"Running": True, "ExitCode": None}
-    limits = {"time_limit": 60, "max_output": 9}
+    execute = partial(commands.execute, env={}, time_limit=60, max_output=9)
     execs: Any = Execs([running, running, {"Running": False, "ExitCode": 3}])
-    result = await commands.execute(execs, "box", ["x"], env={}, **limits)
+    result = await execute(execs, "box", ["x"])
     assert (result.exit_code, result.stdout, result.timed_out) == (3, b"said", False)
     gone: Any = Execs([running, None])
     with pytest.raises(Conflict, match="has ended"):
-        await commands.execute(gone, "box", ["x"], env={}, **limits)
+        await execute(gone, "box", ["x"])
 
 
 async def test_a_log_is_taken_apart_into_lines() -> None:

@@ -13,22 +13,21 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agentsvc.base.errors import OrderRejected
+from agentsvc.plugin import FilesRefused, copy_running
 from tests.plugin_loading import part
 from tests.plugins.process.test_layers import make_place, whole
 
 if TYPE_CHECKING:
-    from process.copying import copy_running
     from process.layers import Layers
     from process.places import Place
 else:
-    copy_running = part("process.copying").copy_running
     Layers, Place = part("process.layers").Layers, part("process.places").Place
 
 
 def copied(source: Path, tmp_path: Path) -> Path:
     into = tmp_path / "copies"
     into.mkdir()
-    copy = copy_running((source,), into, Event()).path
+    copy = copy_running({source.name: source}, into, Event()).path
     assert [path.name for path in into.iterdir()] == [copy.name]
     return copy / source.name
 
@@ -135,7 +134,7 @@ def test_no_link_that_is_put_there_meanwhile_leads_out(tmp_path: Path) -> None:
 
 def test_directories_may_only_be_so_deep(tmp_path: Path) -> None:
     (tmp_path / "source" / "/".join("d" * 70)).mkdir(parents=True)
-    with pytest.raises(OrderRejected, match="levels deep"):
+    with pytest.raises(FilesRefused, match="levels deep"):
         copied(tmp_path / "source", tmp_path)
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from process import groups
-from process.files import remove_directory
 from process.programs import watch
 
 from agentsvc.base import INITIAL_OPEN_FILES
 from agentsvc.base.errors import OrderRejected
+from agentsvc.plugin import remove_directory
 from agentsvc.plugin.backend import Cause, Limits, Order, Phase, Spec
 from tests.plugins.process.rig import CoreRig, core_rig, no_save
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from process import places, tree
 from process.backend import HANDLE_VERSION, ProcessBackend
-from process.files import remove_directory
 from process.settings import ProcessConfig
 
 from agentsvc.base.errors import BackendUnavailable, Conflict
 from agentsvc.base.values import monotonic, new_id
+from agentsvc.plugin import remove_directory
 from agentsvc.plugin.backend import BackendContext, Handle, Order, Phase
 from tests.plugins.process.rig import (
     SERVE,

@@ -18,12 +18,12 @@ from typing import Any, Final
 
 import aiohttp
 import msgspec
-from process.files import remove_directory
 from process.places import make_temp, new_temp_name, temp_mark
 from process.tree import MARK, marks, send
 
 from agentsvc.base.errors import BackendUnavailable
 from agentsvc.base.values import Secret, monotonic, new_id
+from agentsvc.plugin import remove_directory
 from agentsvc.plugin.backend import Handle, Order, Phase
 from tests.live.client import PATIENCE
 from tests.live.installation import command_line
