@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from threading import Event
 from typing import Final, NamedTuple
@@ -45,7 +45,7 @@ def copy_running(
     """Copy directories, by the names they are to have, as they are at one moment into a new one. Blocks.
 
     What has not changed since an earlier copy is shared with that. It is gone through again until
-    nothing has changed since the time before, and a few times at most: what changes all the time is
+    nothing has changed since that was begun, and a few times at most: what changes all the time is
     copied as far as it has come. Raises FilesRefused for directories that are too deep, and
     InterruptedError when it is broken off.
     """
@@ -60,15 +60,27 @@ def copy_running(
             remove_directory(copies[-1].path)
         copies.append(copy)
         earlier = copy
-        if one.is_same or len(copies) == _PASSES:
+        if len(copies) == _PASSES or not _have_changed(directories.values(), copy.begun):
             return copy
+
+
+def _have_changed(directories: Iterable[Path], begun: int) -> bool:
+    """Say whether anything in directories is not what it was at that time."""
+    for directory in directories:
+        for _, below, names, descriptor in os.fwalk(directory):
+            if os.fstat(descriptor).st_ctime_ns >= begun - _CLOCK_NS:
+                return True
+            for name in (*names, *below):
+                with contextlib.suppress(FileNotFoundError):
+                    if os.lstat(name, dir_fd=descriptor).st_ctime_ns >= begun - _CLOCK_NS:
+                        return True
+    return False
 
 
 class _Pass:
     """Going through directories once; what has not changed since an earlier time is linked."""
 
     def __init__(self, target: Path, earlier: Copy | None, broken_off: Event) -> None:
-        self.is_same = earlier is not None
         self._target = target
         self._earlier = earlier.path if earlier else None
         self._since = earlier.begun if earlier else 0
@@ -112,7 +124,6 @@ class _Pass:
                 with contextlib.suppress(OSError):
                     earlier = os.open(name, _DIRECTORY, dir_fd=old_parent)
                     opened.callback(os.close, earlier)
-            self._note_difference(earlier is None)
             path = f"{above}{name}/"
             for entry in _entries(source):
                 if self._broken_off.is_set():
@@ -122,8 +133,6 @@ class _Pass:
                     FileNotFoundError, NotADirectoryError, PermissionError, _Replaced
                 ):
                     self._copy_entry((source, target, earlier), entry, path, depth)
-            if earlier is not None:
-                self._note_difference(_count(earlier) != _count(target))
             seen = os.fstat(source)
             os.fchmod(target, seen.st_mode & _RIGHTS)
             os.utime(target, ns=(seen.st_atime_ns, seen.st_mtime_ns))
@@ -132,18 +141,17 @@ class _Pass:
         self, within: tuple[int, int, int | None], name: str, path: str, depth: int
     ) -> None:
         source, target, earlier = within
-        mode = os.lstat(name, dir_fd=source).st_mode
-        if stat.S_ISDIR(mode):
+        seen = os.lstat(name, dir_fd=source)
+        if stat.S_ISDIR(seen.st_mode):
             self._copy_directory(within, name, name, path, depth + 1)
-        elif stat.S_ISLNK(mode):
-            link = os.readlink(name, dir_fd=source)
-            os.symlink(link, name, dir_fd=target)
-            self._note_difference(_link_at(name, earlier) != link)
-        elif stat.S_ISREG(mode):
-            self._copy_file(within, name, path)
+        elif stat.S_ISLNK(seen.st_mode):
+            os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
+        elif earlier is not None and self._is_unchanged(seen, name, earlier):
+            os.link(name, name, src_dir_fd=earlier, dst_dir_fd=target, follow_symlinks=False)
+        elif stat.S_ISREG(seen.st_mode):
+            self._copy_file(source, target, name, path)
 
-    def _copy_file(self, within: tuple[int, int, int | None], name: str, path: str) -> None:
-        source, target, earlier = within
+    def _copy_file(self, source: int, target: int, name: str, path: str) -> None:
         with contextlib.ExitStack() as opened:
             try:
                 file = os.open(name, _FILE, dir_fd=source)
@@ -155,10 +163,6 @@ class _Pass:
             seen = os.fstat(file)
             if not stat.S_ISREG(seen.st_mode):
                 raise _Replaced
-            if earlier is not None and self._is_unchanged(seen, name, earlier):
-                os.link(name, name, src_dir_fd=earlier, dst_dir_fd=target, follow_symlinks=False)
-                return
-            self._note_difference(True)
             if seen.st_nlink > 1:
                 first = self._linked.setdefault((seen.st_dev, seen.st_ino), f"{path}{name}")
                 with contextlib.suppress(OSError):  # it is this one, or its path is too long
@@ -177,9 +181,6 @@ class _Pass:
             return False
         return is_unchanged(seen, old, self._since)
 
-    def _note_difference(self, differs: bool) -> None:
-        self.is_same = self.is_same and not differs
-
 
 class _Replaced(Exception):
     """Something is not any more what it was when it was found."""
@@ -196,21 +197,10 @@ def _looks_of(seen: os.stat_result) -> tuple[int, int, int, int]:
     return kind, seen.st_mode & _RIGHTS, seen.st_size, seen.st_mtime_ns
 
 
-def _link_at(name: str, directory: int | None) -> str | None:
-    if directory is not None:
-        with contextlib.suppress(OSError):
-            return os.readlink(name, dir_fd=directory)
-    return None
-
-
 def _entries(directory: int) -> Iterator[str]:
     with os.scandir(directory) as entries:
         for entry in entries:
             yield entry.name
-
-
-def _count(directory: int) -> int:
-    return sum(1 for _ in _entries(directory))
 
 
 def _copy_data(source: int, target: int, size: int) -> None:
