@@ -78,7 +78,7 @@ def _put_back(directory: Path, copy: Path, begun: int) -> None:
         directory.chmod(0o700)
     names = {path.name for path in copy.iterdir()}
     for path in list(directory.iterdir()):
-        if path.name not in names and path.lstat().st_uid == os.geteuid():
+        if path.name not in names and _may_be_removed(path.lstat()):
             _remove(path)
     for source in copy.iterdir():
         _put_entry_back(directory / source.name, source, begun)
@@ -100,6 +100,11 @@ def _put_entry_back(path: Path, source: Path, begun: int) -> None:
     elif seen is None or not is_unchanged(seen, kept, begun):
         _remove(path)
         shutil.copy2(source, path, follow_symlinks=False)
+
+
+def _may_be_removed(seen: os.stat_result) -> bool:
+    """Say whether something that is in no copy is so because it is new."""
+    return seen.st_uid == os.geteuid() and bool(seen.st_mode & stat.S_IRUSR)
 
 
 def _remove(path: Path) -> None:

@@ -67,6 +67,8 @@ def test_files_are_at_the_next_start_what_they_were(inside: Inside, tmp_path: Pa
     (inside.work / "directory").mkdir()
     (inside.work / "file").write_text("x")
     (inside.home / ".config").write_text("good")
+    (inside.home / "locked").write_text("not for oneself")
+    (inside.home / "locked").chmod(0)
     kept = (inside.work / "same").stat().st_ino
     assert inside.take("a") == (0, "")
 
@@ -79,7 +81,7 @@ def test_files_are_at_the_next_start_what_they_were(inside: Inside, tmp_path: Pa
     (inside.work / "directory").symlink_to(tmp_path)
     (inside.work / "file").unlink()
     (inside.work / "file").mkdir()
-    (inside.work / "new").mkdir(mode=0)
+    (inside.work / "new").mkdir(mode=0o500)
     (inside.home / ".config").unlink()
     os.mkfifo(inside.home / "pipe")
     assert inside.start() == (0, "started\n")
@@ -96,7 +98,7 @@ def test_files_are_at_the_next_start_what_they_were(inside: Inside, tmp_path: Pa
     assert list((inside.work / "directory").iterdir()) == []
     assert not (inside.work / "directory").is_symlink()
     assert (inside.work / "file").read_text() == "x"
-    assert [path.name for path in inside.home.iterdir()] == [".config"]
+    assert sorted(path.name for path in inside.home.iterdir()) == [".config", "locked"]
     assert outside.read_text() == "not theirs"
 
 
