@@ -9,9 +9,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.agentserver import AgentServer
-
-__all__ = ["LOOK", "AgentServer", "Outcome", "stop_once", "watch_once"]
+from agentsvc.agentserver import AgentServer as AgentServer
 
 _SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 10.0
