@@ -108,7 +108,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the server uses; left out without a key"""
 
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes(scope=Scope.OPEN)
 """Every operation outside the two generations of the API."""
 
 
@@ -121,7 +121,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     """How sandboxes are held, the default backend first"""
 
 
-@ROUTES.add("GET", "/alive", scope=Scope.OPEN, answer=Alive)
+@ROUTES.add("GET", "/alive", Alive)
 async def get_alive(_request: web.Request) -> web.Response:
     """Say that the process answers.
 
@@ -131,7 +131,7 @@ async def get_alive(_request: web.Request) -> web.Response:
     return json_response(Alive())
 
 
-@ROUTES.add("GET", "/health", scope=Scope.OPEN, answer=Literal["OK"])
+@ROUTES.add("GET", "/health", Literal["OK"])
 async def get_health(_request: web.Request) -> web.Response:
     """Say that the process answers.
 
@@ -140,9 +140,7 @@ async def get_health(_request: web.Request) -> web.Response:
     return json_response("OK")
 
 
-@ROUTES.add(
-    "GET", "/ready", scope=Scope.OPEN, answer=Literal["OK"] | Ready, errors=(BackendUnavailable,)
-)
+@ROUTES.add("GET", "/ready", Literal["OK"] | Ready, errors=(BackendUnavailable,))
 async def get_ready(request: web.Request) -> web.Response:
     """Say whether conversations can be started.
 
@@ -161,7 +159,7 @@ async def get_ready(request: web.Request) -> web.Response:
     return json_response(Ready(sandboxes=find_protections(request.app[BACKENDS], config)))
 
 
-@ROUTES.add("GET", "/server_info", scope=Scope.OPEN, answer=ServerInfo)
+@ROUTES.add("GET", "/server_info", ServerInfo)
 async def get_server_info(request: web.Request) -> web.Response:
     """Say what the server is and how long it runs; with a key, what it uses, too.
 

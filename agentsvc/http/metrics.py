@@ -25,7 +25,7 @@ _PROC: Final = Path("/proc/self")
 ROUTES: Final = Routes()
 
 
-@ROUTES.add("GET", "/metrics", scope=Scope.ADMIN_READ, answer=str, media=TEXT)
+@ROUTES.add("GET", "/metrics", str, scope=Scope.ADMIN_READ, media=TEXT)
 async def get_metrics(request: web.Request) -> web.Response:
     """Return figures of the server as Prometheus reads them.
 

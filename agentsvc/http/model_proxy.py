@@ -9,7 +9,7 @@ from aiohttp import web
 from agentsvc.base import BadRequest, ModelBudgetReached, ModelUnavailable
 from agentsvc.conversations import PATH
 from agentsvc.http.keys import CONVERSATIONS, MODEL_TOKEN, MODEL_TOKENS, MODELS
-from agentsvc.http.routes import Example, Routes, Scope
+from agentsvc.http.routes import Routes, Scope
 from agentsvc.http.wire import json_response, read_text
 from agentsvc.models import Answer, BadQuestion, to_question
 
@@ -57,7 +57,7 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     """Always `list`"""
 
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes(PATH, scope=Scope.MODEL)
 
 _ERRORS: Final = (BadRequest, ModelBudgetReached, ModelUnavailable)
 
@@ -68,7 +68,7 @@ _QUESTION: Final[dict[str, Any]] = {
 }
 
 
-@ROUTES.add("GET", f"{PATH}/models", scope=Scope.MODEL, answer=ModelList)
+@ROUTES.add("GET", "/models", ModelList)
 async def get_models(request: web.Request) -> web.Response:
     """Name the language model that the token of a sandbox is for.
 
@@ -79,12 +79,11 @@ async def get_models(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "POST",
-    f"{PATH}/chat/completions",
-    scope=Scope.MODEL,
+    "/chat/completions",
+    dict[str, Any],
     body=Question,
-    answer=dict[str, Any],
     errors=_ERRORS,
-    example=Example(body=_QUESTION),
+    example=_QUESTION,
     is_stream=True,
 )
 async def post_completion(request: web.Request) -> web.StreamResponse:
@@ -99,12 +98,11 @@ async def post_completion(request: web.Request) -> web.StreamResponse:
 
 @ROUTES.add(
     "POST",
-    f"{PATH}/responses",
-    scope=Scope.MODEL,
+    "/responses",
+    dict[str, Any],
     body=Question,
-    answer=dict[str, Any],
     errors=_ERRORS,
-    example=Example(body={"model": "scripted", "input": "Go on"}),
+    example={"model": "scripted", "input": "Go on"},
     is_stream=True,
 )
 async def post_response(request: web.Request) -> web.StreamResponse:

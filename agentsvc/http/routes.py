@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import StrEnum
 from http import HTTPStatus
-from typing import Any, Final, Required, TypedDict, Unpack
+from typing import Any, Final, TypedDict, Unpack
 
 import msgspec
 from aiohttp import hdrs, web
@@ -230,7 +230,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 class Described(TypedDict, total=False):
     """What a `Route` says of its handler, beside its method, its path and its summary."""
 
-    scope: Required[Scope]
+    scope: Scope
     path_types: Mapping[str, Any]
     query: Any
     body: Any
@@ -240,7 +240,7 @@ class Described(TypedDict, total=False):
     media: str
     accepted: str
     errors: tuple[type[AgentsvcError], ...]
-    example: Example
+    example: Any
     effect: Effect
     goes_on: GoOn
     key_header: str
@@ -253,17 +253,45 @@ class Described(TypedDict, total=False):
 
 
 class Routes(list[Route]):
-    """A table of routes that handlers put themselves into."""
+    """A table of routes that handlers put themselves into.
+
+    Their paths come behind its prefix; what is said of the table is said of all of them.
+    """
+
+    def __init__(self, prefix: str = "", **common: Unpack[Described]) -> None:
+        super().__init__()
+        self._prefix = prefix
+        self._common = common
 
     def add[H: Handler](
-        self, method: str, path: str, *, summary: str = "", **described: Unpack[Described]
+        self,
+        method: str,
+        path: str,
+        answer: Any = Undescribed,
+        /,
+        *,
+        summary: str = "",
+        **described: Unpack[Described],
     ) -> Callable[[H], H]:
-        """Decorate a handler of an operation; its docstring begins with the summary, else that is given."""
+        """Decorate a handler of an operation; its docstring begins with the summary, else that is given.
+
+        Where no scope is said, GET only looks at what is the user's own, and all else may change it.
+        An example is the query of a GET, and the body of all else.
+        """
+        is_get = method == hdrs.METH_GET
+        said: dict[str, Any] = {
+            "scope": Scope.READ if is_get else Scope.RUN,
+            "answer": answer,
+            **self._common,
+            **described,
+        }
+        if "example" in said and not isinstance(said["example"], Example):
+            said["example"] = Example(**{"query" if is_get else "body": said["example"]})
 
         def put(handler: H) -> H:
-            said = summary or (handler.__doc__ or "").partition("\n")[0].removesuffix(".")
-            route = Route(method=method, path=path, handler=handler, summary=said, **described)
-            self.append(route)
+            first = summary or (handler.__doc__ or "").partition("\n")[0].removesuffix(".")
+            whole = self._prefix + path
+            self.append(Route(method=method, path=whole, handler=handler, summary=first, **said))
             return handler
 
         return put

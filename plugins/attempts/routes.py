@@ -11,9 +11,7 @@ from agentsvc.extension.web import (
     PRINCIPAL,
     SUCCESS,
     Effect,
-    Example,
     Routes,
-    Scope,
     Success,
     json_response,
     path_id,
@@ -40,7 +38,7 @@ def _answer(_request: web.Request, shown: Shown) -> web.Response:
     return json_response(to_info(shown))
 
 
-@ROUTES.add("GET", "", scope=Scope.READ, answer=AttemptSetList)
+@ROUTES.add("GET", "", AttemptSetList)
 async def get_all_attempts(request: web.Request) -> web.Response:
     """List your tasks with several attempts.
 
@@ -53,13 +51,12 @@ async def get_all_attempts(request: web.Request) -> web.Response:
 @ROUTES.add(
     "POST",
     "",
-    scope=Scope.RUN,
+    AttemptSetInfo,
     body=AttemptOrder,
-    answer=AttemptSetInfo,
     status=HTTPStatus.CREATED,
     effect=Effect(kind=Shown, answer=_answer_new),
     errors=(BadRequest, Conflict, NotFound, QuotaExceeded),
-    example=Example(body={"message": "Make the tests pass.", "count": 2, "test_command": "true"}),
+    example={"message": "Make the tests pass.", "count": 2, "test_command": "true"},
 )
 async def post_attempts(request: web.Request) -> web.Response:
     """Give one task to several agents at once.
@@ -72,7 +69,7 @@ async def post_attempts(request: web.Request) -> web.Response:
     return _answer_new(request, made)
 
 
-@ROUTES.add("GET", _ONE, scope=Scope.READ, answer=AttemptSetInfo, errors=(NotFound,))
+@ROUTES.add("GET", _ONE, AttemptSetInfo, errors=(NotFound,))
 async def get_attempts(request: web.Request) -> web.Response:
     """Show what the attempts of a task have come to.
 
@@ -84,12 +81,11 @@ async def get_attempts(request: web.Request) -> web.Response:
 @ROUTES.add(
     "POST",
     f"{_ONE}/choose",
-    scope=Scope.RUN,
+    AttemptSetInfo,
     body=AttemptChoice,
-    answer=AttemptSetInfo,
     effect=Effect(kind=Shown, answer=_answer),
     errors=(Conflict, NotFound),
-    example=Example(body={"attempt": 1}),
+    example={"attempt": 1},
 )
 async def post_choose(request: web.Request) -> web.Response:
     """Go on with one attempt, and reclaim the others.
@@ -105,7 +101,7 @@ async def post_choose(request: web.Request) -> web.Response:
     return _answer(request, chosen)
 
 
-@ROUTES.add("DELETE", _ONE, scope=Scope.RUN, answer=Success, errors=(NotFound,))
+@ROUTES.add("DELETE", _ONE, Success, errors=(NotFound,))
 async def delete_attempts(request: web.Request) -> web.Response:
     """Delete a task and its attempts, but for the chosen one.
 

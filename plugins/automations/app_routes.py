@@ -21,9 +21,7 @@ from agentsvc.extension.git import check_host
 from agentsvc.extension.web import (
     PRINCIPAL,
     SUCCESS,
-    Example,
     Routes,
-    Scope,
     Success,
     json_response,
     read_json,
@@ -71,7 +69,7 @@ class AppInfo(msgspec.Struct, frozen=True, kw_only=True):
 ROUTES: Final = Routes()
 
 
-@ROUTES.add("GET", _PATH, scope=Scope.READ, answer=AppInfo, errors=(NotFound,))
+@ROUTES.add("GET", _PATH, AppInfo, errors=(NotFound,))
 async def get_github_app(request: web.Request) -> web.Response:
     """Show your GitHub App.
 
@@ -83,9 +81,8 @@ async def get_github_app(request: web.Request) -> web.Response:
 @ROUTES.add(
     "PUT",
     _PATH,
-    scope=Scope.RUN,
+    AppInfo,
     body=AppOrder,
-    answer=AppInfo,
     errors=(
         BadRequest,
         NotAuthenticated,
@@ -93,9 +90,7 @@ async def get_github_app(request: web.Request) -> web.Response:
         GitProviderRateLimited,
         GitProviderUnavailable,
     ),
-    example=Example(
-        body={"app_id": "123456", "private_key": "a key in PEM", "host": "github.example.com"}
-    ),
+    example={"app_id": "123456", "private_key": "a key in PEM", "host": "github.example.com"},
 )
 async def put_github_app(request: web.Request) -> web.Response:
     """Let automations act as a GitHub App.
@@ -112,7 +107,7 @@ async def put_github_app(request: web.Request) -> web.Response:
     return _answer(request, stored)
 
 
-@ROUTES.add("DELETE", _PATH, scope=Scope.RUN, answer=Success, errors=(NotFound,))
+@ROUTES.add("DELETE", _PATH, Success, errors=(NotFound,))
 async def delete_github_app(request: web.Request) -> web.Response:
     """Forget your GitHub App.
 

@@ -105,7 +105,7 @@ _CREATION: Final[Described] = {
 }
 
 
-@ROUTES.add("GET", "", scope=Scope.READ, query=ListQuery, answer=AutomationList)
+@ROUTES.add("GET", "", AutomationList, query=ListQuery)
 async def get_automations(request: web.Request) -> web.Response:
     """List your automations.
 
@@ -140,7 +140,7 @@ async def post_automation(request: web.Request) -> web.Response:
     return _answer_new(request, made)
 
 
-@ROUTES.add("GET", _ONE, scope=Scope.READ, answer=AutomationInfo, errors=(NotFound,))
+@ROUTES.add("GET", _ONE, AutomationInfo, errors=(NotFound,))
 async def get_automation(request: web.Request) -> web.Response:
     """Show an automation.
 
@@ -153,11 +153,10 @@ async def get_automation(request: web.Request) -> web.Response:
 @ROUTES.add(
     "PATCH",
     _ONE,
-    scope=Scope.RUN,
+    AutomationInfo,
     body=AutomationUpdate,
-    answer=AutomationInfo,
     errors=(NotFound,),
-    example=Example(body={"enabled": False}),
+    example={"enabled": False},
 )
 async def patch_automation(request: web.Request) -> web.Response:
     """Change, enable or disable an automation.
@@ -173,7 +172,7 @@ async def patch_automation(request: web.Request) -> web.Response:
     return json_response(from_automation(changed, PREFIX))
 
 
-@ROUTES.add("DELETE", _ONE, scope=Scope.RUN, answer=Success, errors=(NotFound,))
+@ROUTES.add("DELETE", _ONE, Success, errors=(NotFound,))
 async def delete_automation(request: web.Request) -> web.Response:
     """Delete an automation and its runs.
 
@@ -186,8 +185,7 @@ async def delete_automation(request: web.Request) -> web.Response:
 @ROUTES.add(
     "POST",
     f"{_ONE}/rotate-secret",
-    scope=Scope.RUN,
-    answer=AutomationSecret,
+    AutomationSecret,
     effect=Effect(kind=Secret, answer=_answer_secret),
     errors=(NotFound,),
 )
@@ -202,8 +200,7 @@ async def post_rotate_secret(request: web.Request) -> web.Response:
 @ROUTES.add(
     "POST",
     f"{_ONE}/dispatch",
-    scope=Scope.RUN,
-    answer=AutomationRun,
+    AutomationRun,
     status=HTTPStatus.CREATED,
     effect=Effect(kind=Run, answer=_answer_made_run),
     errors=(NotFound, QuotaExceeded),
@@ -218,14 +215,7 @@ async def post_dispatch(request: web.Request) -> web.Response:
     return _answer_made_run(request, run)
 
 
-@ROUTES.add(
-    "GET",
-    f"{_ONE}/runs",
-    scope=Scope.READ,
-    query=ListQuery,
-    answer=AutomationRunList,
-    errors=(NotFound,),
-)
+@ROUTES.add("GET", f"{_ONE}/runs", AutomationRunList, query=ListQuery, errors=(NotFound,))
 async def get_runs(request: web.Request) -> web.Response:
     """List the runs of an automation, newest first.
 
@@ -246,8 +236,7 @@ async def get_runs(request: web.Request) -> web.Response:
 @ROUTES.add(
     "POST",
     "/runs/{run_id}/cancel",
-    scope=Scope.RUN,
-    answer=AutomationRun,
+    AutomationRun,
     effect=Effect(kind=Run, answer=_answer_run),
     errors=(NotFound, Conflict),
 )
@@ -265,11 +254,11 @@ async def post_cancel(request: web.Request) -> web.Response:
 @ROUTES.add(
     "POST",
     "/events/{automation_id}",
+    DeliveryReceipt,
     scope=Scope.OPEN,
     body=msgspec.Raw,
-    answer=DeliveryReceipt,
     errors=(NotAuthenticated, NotFound, QuotaExceeded),
-    example=Example(body={"action": "opened"}),
+    example={"action": "opened"},
 )
 async def post_delivery(request: web.Request) -> web.Response:
     """Take a signed delivery that starts a run.

@@ -21,11 +21,9 @@ from agentsvc.extension.web import (
     PRINCIPAL,
     SUCCESS,
     Effect,
-    Example,
     Limit,
     Page,
     Routes,
-    Scope,
     Success,
     Time,
     json_response,
@@ -188,7 +186,7 @@ def _answer_count(_request: web.Request, count: int) -> web.Response:
     return json_response(Replayed(replayed=count))
 
 
-@ROUTES.add("GET", "", scope=Scope.READ, answer=list[WebhookInfo])
+@ROUTES.add("GET", "", list[WebhookInfo])
 async def get_webhook_subscriptions(request: web.Request) -> web.Response:
     """List your webhook subscriptions.
 
@@ -201,19 +199,16 @@ async def get_webhook_subscriptions(request: web.Request) -> web.Response:
 @ROUTES.add(
     "POST",
     "",
-    scope=Scope.RUN,
+    NewWebhookInfo,
     body=WebhookOrder,
-    answer=NewWebhookInfo,
     status=201,
     effect=Effect(kind=tuple, answer=_answer_new),
     errors=(Conflict,),
-    example=Example(
-        body={
-            "url": "https://receiver.example/hook",
-            "event_kinds": ["MessageEvent"],
-            "changes": [],
-        }
-    ),
+    example={
+        "url": "https://receiver.example/hook",
+        "event_kinds": ["MessageEvent"],
+        "changes": [],
+    },
 )
 async def post_webhook_subscription(request: web.Request) -> web.Response:
     """Have events and changes of yours delivered to a URL.
@@ -228,7 +223,7 @@ async def post_webhook_subscription(request: web.Request) -> web.Response:
     return _answer_new(request, made)
 
 
-@ROUTES.add("GET", _ONE, scope=Scope.READ, answer=WebhookInfo, errors=(NotFound,))
+@ROUTES.add("GET", _ONE, WebhookInfo, errors=(NotFound,))
 async def get_webhook_subscription(request: web.Request) -> web.Response:
     """Show a webhook subscription.
 
@@ -241,11 +236,10 @@ async def get_webhook_subscription(request: web.Request) -> web.Response:
 @ROUTES.add(
     "PATCH",
     _ONE,
-    scope=Scope.RUN,
+    WebhookInfo,
     body=WebhookUpdate,
-    answer=WebhookInfo,
     errors=(NotFound,),
-    example=Example(body={"description": "build server"}),
+    example={"description": "build server"},
 )
 async def patch_webhook_subscription(request: web.Request) -> web.Response:
     """Change a webhook subscription.
@@ -261,8 +255,7 @@ async def patch_webhook_subscription(request: web.Request) -> web.Response:
 @ROUTES.add(
     "POST",
     f"{_ONE}/rotate-secret",
-    scope=Scope.RUN,
-    answer=NewWebhookInfo,
+    NewWebhookInfo,
     effect=Effect(kind=tuple, answer=_answer_rotated),
     errors=(NotFound,),
 )
@@ -280,7 +273,7 @@ def _with_secret(subscription: Subscription, secret: Secret) -> NewWebhookInfo:
     return NewWebhookInfo(**shown, secret=secret.reveal())
 
 
-@ROUTES.add("DELETE", _ONE, scope=Scope.RUN, answer=Success, errors=(NotFound,))
+@ROUTES.add("DELETE", _ONE, Success, errors=(NotFound,))
 async def delete_webhook_subscription(request: web.Request) -> web.Response:
     """Delete a webhook subscription and its deliveries.
 
@@ -293,11 +286,10 @@ async def delete_webhook_subscription(request: web.Request) -> web.Response:
 @ROUTES.add(
     "GET",
     f"{_ONE}/deliveries",
-    scope=Scope.READ,
+    Page[DeliveryInfo],
     query=DeliveryQuery,
-    answer=Page[DeliveryInfo],
     errors=(NotFound,),
-    example=Example(query={"state": "failed"}),
+    example={"state": "failed"},
 )
 async def search_webhook_deliveries(request: web.Request) -> web.Response:
     """List the deliveries of a webhook subscription, newest first.
@@ -315,8 +307,7 @@ async def search_webhook_deliveries(request: web.Request) -> web.Response:
 @ROUTES.add(
     "POST",
     f"{_ONE}/deliveries/{{delivery_id}}/replay",
-    scope=Scope.RUN,
-    answer=DeliveryInfo,
+    DeliveryInfo,
     effect=Effect(kind=Delivery, answer=_answer_delivery),
     errors=(NotFound,),
 )
@@ -334,8 +325,7 @@ async def post_webhook_replay(request: web.Request) -> web.Response:
 @ROUTES.add(
     "POST",
     f"{_ONE}/replay-failed",
-    scope=Scope.RUN,
-    answer=Replayed,
+    Replayed,
     effect=Effect(kind=int, answer=_answer_count),
     errors=(NotFound,),
 )

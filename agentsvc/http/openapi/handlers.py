@@ -74,7 +74,7 @@ _SCRIPT: Final = "text/javascript"
 _SVG: Final = "image/svg+xml"
 
 
-@ROUTES.add("GET", "/openapi.json", scope=Scope.READ, answer=dict[str, Any], is_page=True)
+@ROUTES.add("GET", "/openapi.json", dict[str, Any], is_page=True)
 async def get_document(request: web.Request) -> web.Response:
     """Describe every operation, in OpenAPI 3.1.
 
@@ -84,7 +84,7 @@ async def get_document(request: web.Request) -> web.Response:
     return answer_document(request, await request.app[DESCRIPTION].read(request.app), JSON)
 
 
-@ROUTES.add("GET", "/docs", scope=Scope.OPEN, answer=str, media=HTML)
+@ROUTES.add("GET", "/docs", str, scope=Scope.OPEN, media=HTML)
 async def get_page(request: web.Request) -> web.Response:
     """Show the page that shows the description.
 
@@ -96,7 +96,7 @@ async def get_page(request: web.Request) -> web.Response:
     return await _answer_file(request, "viewer.html", HTML)
 
 
-@ROUTES.add("GET", "/docs/viewer.css", scope=Scope.OPEN, answer=str, media=_CSS)
+@ROUTES.add("GET", "/docs/viewer.css", str, scope=Scope.OPEN, media=_CSS)
 async def get_style(request: web.Request) -> web.Response:
     """Return the style of that page.
 
@@ -105,7 +105,7 @@ async def get_style(request: web.Request) -> web.Response:
     return await _answer_file(request, "viewer.css", _CSS)
 
 
-@ROUTES.add("GET", "/docs/viewer.js", scope=Scope.OPEN, answer=str, media=_SCRIPT)
+@ROUTES.add("GET", "/docs/viewer.js", str, scope=Scope.OPEN, media=_SCRIPT)
 async def get_script(request: web.Request) -> web.Response:
     """Return the script of that page.
 
@@ -114,7 +114,7 @@ async def get_script(request: web.Request) -> web.Response:
     return await _answer_file(request, "viewer.js", _SCRIPT)
 
 
-@ROUTES.add("GET", "/docs/icon.svg", scope=Scope.OPEN, answer=str, media=_SVG)
+@ROUTES.add("GET", "/docs/icon.svg", str, scope=Scope.OPEN, media=_SVG)
 async def get_icon(request: web.Request) -> web.Response:
     """Return the icon of that page.
 

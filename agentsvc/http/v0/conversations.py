@@ -14,7 +14,7 @@ from agentsvc.conversations import (
 )
 from agentsvc.domain import StartOrder
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
-from agentsvc.http.routes import OF_STARTS, Effect, Example, Routes, Scope
+from agentsvc.http.routes import OF_STARTS, Effect, Routes
 from agentsvc.http.urls import links_of
 from agentsvc.http.v0.types_conversations import (
     ConversationInfo,
@@ -35,7 +35,7 @@ from agentsvc.http.wire import json_response, read_json, read_query
 
 _ID_MAX = 100
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes("/api/conversations")
 
 
 def _answer_task(_request: web.Request, task: StartTask) -> web.Response:
@@ -44,13 +44,12 @@ def _answer_task(_request: web.Request, task: StartTask) -> web.Response:
 
 @ROUTES.add(
     "POST",
-    "/api/conversations",
-    scope=Scope.RUN,
+    "",
+    StartAnswer,
     body=StartBody,
-    answer=StartAnswer,
     effect=Effect(kind=StartTask, answer=_answer_task),
     errors=OF_STARTS,
-    example=Example(body={"initial_user_msg": "Fix the login page"}),
+    example={"initial_user_msg": "Fix the login page"},
 )
 async def post_conversation(request: web.Request) -> web.Response:
     """Start a conversation.
@@ -65,14 +64,7 @@ async def post_conversation(request: web.Request) -> web.Response:
     return json_response(answer)
 
 
-@ROUTES.add(
-    "GET",
-    "/api/conversations",
-    scope=Scope.READ,
-    query=ConversationSearch,
-    answer=ConversationPage,
-    example=Example(query={"limit": 10}),
-)
+@ROUTES.add("GET", "", ConversationPage, query=ConversationSearch, example={"limit": 10})
 async def get_conversations(request: web.Request) -> web.Response:
     """List conversations.
 
@@ -91,13 +83,7 @@ async def get_conversations(request: web.Request) -> web.Response:
     return json_response(page)
 
 
-@ROUTES.add(
-    "GET",
-    "/api/conversations/{conversation_id}",
-    scope=Scope.READ,
-    answer=ConversationInfo | None,
-    errors=(BadRequest,),
-)
+@ROUTES.add("GET", "/{conversation_id}", ConversationInfo | None, errors=(BadRequest,))
 async def get_conversation(request: web.Request) -> web.Response:
     """Return a conversation.
 
@@ -110,12 +96,11 @@ async def get_conversation(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "PATCH",
-    "/api/conversations/{conversation_id}",
-    scope=Scope.RUN,
+    "/{conversation_id}",
+    bool,
     body=TitleBody,
-    answer=bool,
     errors=(BadRequest,),
-    example=Example(body={"title": "Fix the login page"}),
+    example={"title": "Fix the login page"},
 )
 async def patch_conversation(request: web.Request) -> web.Response:
     """Give a conversation a title.
@@ -133,13 +118,7 @@ async def patch_conversation(request: web.Request) -> web.Response:
     return json_response(True)
 
 
-@ROUTES.add(
-    "DELETE",
-    "/api/conversations/{conversation_id}",
-    scope=Scope.RUN,
-    answer=bool,
-    errors=(BadRequest,),
-)
+@ROUTES.add("DELETE", "/{conversation_id}", bool, errors=(BadRequest,))
 async def delete_conversation(request: web.Request) -> web.Response:
     """Delete a conversation.
 

@@ -8,7 +8,7 @@ from agentsvc.base import BadRequest, QuotaExceeded, TooManyRequests
 from agentsvc.conversations import Queued
 from agentsvc.domain import Message
 from agentsvc.http.keys import PENDING, PRINCIPAL
-from agentsvc.http.routes import OF_AGENTS, Effect, Example, Routes, Scope, Socket, shown_as
+from agentsvc.http.routes import OF_AGENTS, Effect, Routes, Socket, shown_as
 from agentsvc.http.v0.conversations import get_view
 from agentsvc.http.v0.frames import ErrorFrame, StateFrame, StatusFrame
 from agentsvc.http.v0.transcripts import TRANSCRIPTS, select
@@ -41,7 +41,7 @@ from agentsvc.http.wire import (
     read_query,
 )
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes("/api/conversations/{conversation_id}")
 
 
 def _answer_queued(_request: web.Request, _queued: Queued) -> web.Response:
@@ -64,13 +64,12 @@ EVENT_SOCKET: Final = Socket(
 
 @ROUTES.add(
     "GET",
-    "/api/conversations/{conversation_id}/events",
-    scope=Scope.READ,
+    "/events",
+    History,
     query=EventSearch,
-    answer=History,
     socket=EVENT_SOCKET,
     errors=(BadRequest,),
-    example=Example(query={"start_id": 0, "limit": 20}),
+    example={"start_id": 0, "limit": 20},
 )
 async def get_events(request: web.Request) -> web.Response:
     """Return a part of a conversation's history.
@@ -88,13 +87,12 @@ async def get_events(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "POST",
-    "/api/conversations/{conversation_id}/events",
-    scope=Scope.RUN,
+    "/events",
+    Success,
     body=Annotated[ActionBody, shown_as(ShownAction)],
-    answer=Success,
     effect=Effect(kind=Queued, answer=_answer_queued),
     errors=(BadRequest, *OF_AGENTS, QuotaExceeded, TooManyRequests),
-    example=Example(body={"action": "message", "args": {"content": "Add a test for it"}}),
+    example={"action": "message", "args": {"content": "Add a test for it"}},
 )
 async def post_event(request: web.Request) -> web.Response:
     """Say something in a conversation, or tell its agent what to do, as an action.
@@ -107,13 +105,12 @@ async def post_event(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "POST",
-    "/api/conversations/{conversation_id}/message",
-    scope=Scope.RUN,
+    "/message",
+    Success,
     body=MessageBody,
-    answer=Success,
     effect=Effect(kind=Queued, answer=_answer_queued),
     errors=(BadRequest, *OF_AGENTS, QuotaExceeded, TooManyRequests),
-    example=Example(body={"message": "Add a test for it"}),
+    example={"message": "Add a test for it"},
 )
 async def post_message(request: web.Request) -> web.Response:
     """Say something in a conversation.
@@ -125,13 +122,7 @@ async def post_message(request: web.Request) -> web.Response:
     return await _pass_on(request, to_message(body.message, []) or Message())
 
 
-@ROUTES.add(
-    "GET",
-    "/api/conversations/{conversation_id}/trajectory",
-    scope=Scope.READ,
-    answer=Trajectory,
-    errors=(BadRequest,),
-)
+@ROUTES.add("GET", "/trajectory", Trajectory, errors=(BadRequest,))
 async def get_trajectory(request: web.Request) -> web.Response:
     """Return a conversation's whole history.
 

@@ -18,7 +18,7 @@ from agentsvc.base import (
     UnsupportedMediaType,
 )
 from agentsvc.http.keys import CONFIG, CONVERSATIONS, PRINCIPAL
-from agentsvc.http.routes import MULTIPART, OF_AGENTS, ZIP, Example, Routes, Scope
+from agentsvc.http.routes import MULTIPART, OF_AGENTS, ZIP, Routes
 from agentsvc.http.urls import links_of
 from agentsvc.http.v0.conversations import get_view
 from agentsvc.http.v0.types_files import (
@@ -47,17 +47,10 @@ NOT_RUNNING: Final = "Runtime not yet initialized"
 _FIELD: Final = "files"
 _CHUNK_BYTES: Final = 64 * 1024
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes(PREFIX)
 
 
-@ROUTES.add(
-    "GET",
-    f"{PREFIX}/list-files",
-    scope=Scope.READ,
-    query=ListQuery,
-    answer=list[str],
-    errors=(BadRequest, *OF_AGENTS),
-)
+@ROUTES.add("GET", "/list-files", list[str], query=ListQuery, errors=(BadRequest, *OF_AGENTS))
 async def get_list(request: web.Request) -> web.Response:
     """List a directory of the workspace.
 
@@ -71,12 +64,11 @@ async def get_list(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "GET",
-    f"{PREFIX}/select-file",
-    scope=Scope.READ,
+    "/select-file",
+    Code,
     query=FileQuery,
-    answer=Code,
     errors=(BadRequest, BodyTooLarge, UnsupportedMediaType, *OF_AGENTS),
-    example=Example(query={"file": "README.md"}),
+    example={"file": "README.md"},
 )
 async def get_file(request: web.Request) -> web.Response:
     """Read a text file of the workspace.
@@ -90,13 +82,12 @@ async def get_file(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "POST",
-    f"{PREFIX}/upload-files",
-    scope=Scope.RUN,
+    "/upload-files",
+    Uploaded,
     body=Upload,
     reads=(MULTIPART,),
-    answer=Uploaded,
     errors=(BadRequest, *OF_AGENTS),
-    example=Example(body={"files": ["some text"]}),
+    example={"files": ["some text"]},
     is_stream=True,
 )
 async def post_files(request: web.Request) -> web.Response:
@@ -117,9 +108,8 @@ async def post_files(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "GET",
-    f"{PREFIX}/zip-directory",
-    scope=Scope.READ,
-    answer=bytes,
+    "/zip-directory",
+    bytes,
     media=ZIP,
     errors=(BadRequest, BodyTooLarge, *OF_AGENTS),
     is_stream=True,
@@ -135,13 +125,7 @@ async def get_zip(request: web.Request) -> web.Response:
     return web.Response(body=packed, content_type="application/zip", headers=headers)
 
 
-@ROUTES.add(
-    "GET",
-    f"{PREFIX}/git/changes",
-    scope=Scope.READ,
-    answer=list[Change],
-    errors=(BadRequest, *OF_AGENTS),
-)
+@ROUTES.add("GET", "/git/changes", list[Change], errors=(BadRequest, *OF_AGENTS))
 async def get_changes(request: web.Request) -> web.Response:
     """List the files that differ from the remote branch.
 
@@ -155,12 +139,11 @@ async def get_changes(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "GET",
-    f"{PREFIX}/git/diff",
-    scope=Scope.READ,
+    "/git/diff",
+    Diff,
     query=DiffQuery,
-    answer=Diff,
     errors=(BadRequest, *OF_AGENTS),
-    example=Example(query={"path": "README.md"}),
+    example={"path": "README.md"},
 )
 async def get_diff(request: web.Request) -> web.Response:
     """Return a file as it is and as it was.
@@ -177,7 +160,7 @@ async def get_diff(request: web.Request) -> web.Response:
     return json_response(from_diff(diff))
 
 
-@ROUTES.add("GET", f"{PREFIX}/vscode-url", scope=Scope.READ, answer=VscodeUrl, errors=(BadRequest,))
+@ROUTES.add("GET", "/vscode-url", VscodeUrl, errors=(BadRequest,))
 async def get_vscode_url(request: web.Request) -> web.Response:
     """Tell where the editor of the sandbox is.
 
@@ -186,7 +169,7 @@ async def get_vscode_url(request: web.Request) -> web.Response:
     return json_response(vscode_of(await get_view(request), links_of(request)))
 
 
-@ROUTES.add("GET", f"{PREFIX}/web-hosts", scope=Scope.READ, answer=WebHosts, errors=(BadRequest,))
+@ROUTES.add("GET", "/web-hosts", WebHosts, errors=(BadRequest,))
 async def get_web_hosts(request: web.Request) -> web.Response:
     """Tell where what the agent serves can be seen.
 
@@ -195,13 +178,7 @@ async def get_web_hosts(request: web.Request) -> web.Response:
     return json_response(web_hosts_of(await get_view(request), links_of(request)))
 
 
-@ROUTES.add(
-    "GET",
-    f"{PREFIX}/microagents",
-    scope=Scope.READ,
-    answer=Microagents,
-    errors=(BadRequest, *OF_AGENTS),
-)
+@ROUTES.add("GET", "/microagents", Microagents, errors=(BadRequest, *OF_AGENTS))
 async def get_microagents(request: web.Request) -> web.Response:
     """List what the agent has learned.
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from agentsvc.base import AgentRefused, AgentUnavailable, BadRequest, Conflict, Gone, NotFound
 from agentsvc.conversations import SANDBOX_GONE, ConversationView
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL, SANDBOXES
-from agentsvc.http.routes import OF_SANDBOXES, Example, Routes, Scope
+from agentsvc.http.routes import OF_SANDBOXES, Routes
 from agentsvc.http.v0.conversations import conversation_id_of, find_view, get_view
 from agentsvc.http.v0.types_conversations import StartAnswer, from_known
 from agentsvc.http.v0.types_lifecycle import (
@@ -24,17 +24,16 @@ from agentsvc.http.v0.types_lifecycle import (
 )
 from agentsvc.http.wire import json_response, read_json
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes("/api/conversations/{conversation_id}")
 
 
 @ROUTES.add(
     "POST",
-    "/api/conversations/{conversation_id}/start",
-    scope=Scope.RUN,
+    "/start",
+    StartAnswer,
     body=StartAgainBody,
-    answer=StartAnswer,
     errors=(BadRequest, *OF_SANDBOXES),
-    example=Example(body={"providers_set": ["github"]}),
+    example={"providers_set": ["github"]},
 )
 async def post_start(request: web.Request) -> web.Response:
     """Let a stopped conversation run again.
@@ -51,13 +50,7 @@ async def post_start(request: web.Request) -> web.Response:
     return json_response(from_known(await get_view(request)))
 
 
-@ROUTES.add(
-    "POST",
-    "/api/conversations/{conversation_id}/stop",
-    scope=Scope.RUN,
-    answer=StartAnswer,
-    errors=(BadRequest, *OF_SANDBOXES),
-)
+@ROUTES.add("POST", "/stop", StartAnswer, errors=(BadRequest, *OF_SANDBOXES))
 async def post_stop(request: web.Request) -> web.Response:
     """Stop a conversation.
 
@@ -71,13 +64,7 @@ async def post_stop(request: web.Request) -> web.Response:
     return json_response(from_stopped(view))
 
 
-@ROUTES.add(
-    "GET",
-    "/api/conversations/{conversation_id}/config",
-    scope=Scope.READ,
-    answer=RuntimeConfig,
-    errors=(BadRequest,),
-)
+@ROUTES.add("GET", "/config", RuntimeConfig, errors=(BadRequest,))
 async def get_config(request: web.Request) -> web.Response:
     """Tell where a conversation runs.
 

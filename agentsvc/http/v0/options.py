@@ -5,15 +5,15 @@ from typing import Final
 from aiohttp import web
 
 from agentsvc.http.keys import CATALOGUE
-from agentsvc.http.routes import Routes, Scope
+from agentsvc.http.routes import Routes
 from agentsvc.http.v0.types_settings import WebConfig, from_models
 from agentsvc.http.wire import json_response
 from agentsvc.settings import AGENTS, SECURITY_ANALYZERS
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes("/api/options")
 
 
-@ROUTES.add("GET", "/api/options/config", scope=Scope.READ, answer=WebConfig)
+@ROUTES.add("GET", "/config", WebConfig)
 async def get_config(_request: web.Request) -> web.Response:
     """Tell a front end where it is.
 
@@ -22,7 +22,7 @@ async def get_config(_request: web.Request) -> web.Response:
     return json_response(WebConfig())
 
 
-@ROUTES.add("GET", "/api/options/models", scope=Scope.READ, answer=list[str])
+@ROUTES.add("GET", "/models", list[str])
 async def get_models(request: web.Request) -> web.Response:
     """List the language models.
 
@@ -32,7 +32,7 @@ async def get_models(request: web.Request) -> web.Response:
     return json_response(from_models((await request.app[CATALOGUE].get()).models))
 
 
-@ROUTES.add("GET", "/api/options/agents", scope=Scope.READ, answer=list[str])
+@ROUTES.add("GET", "/agents", list[str])
 async def get_agents(_request: web.Request) -> web.Response:
     """List the agents.
 
@@ -41,7 +41,7 @@ async def get_agents(_request: web.Request) -> web.Response:
     return json_response(AGENTS)
 
 
-@ROUTES.add("GET", "/api/options/security-analyzers", scope=Scope.READ, answer=list[str])
+@ROUTES.add("GET", "/security-analyzers", list[str])
 async def get_security_analyzers(_request: web.Request) -> web.Response:
     """List what can rate the risk of an action.
 

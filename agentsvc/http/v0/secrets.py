@@ -9,7 +9,7 @@ from aiohttp import web
 
 from agentsvc.base import BadRequest, Conflict, NotFound, Secret
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SECRETS
-from agentsvc.http.routes import Effect, Example, Routes, Scope
+from agentsvc.http.routes import Effect, Routes
 from agentsvc.http.v0.types_secrets import (
     ProvidersBody,
     Said,
@@ -28,7 +28,7 @@ def _answer_created(_request: web.Request, _name: str) -> web.Response:
     return json_response(Said(message="Secret created successfully"), status=201)
 
 
-@ROUTES.add("GET", "/api/secrets", scope=Scope.READ, answer=SecretList)
+@ROUTES.add("GET", "/api/secrets", SecretList)
 async def get_secrets(request: web.Request) -> web.Response:
     """List secrets by name.
 
@@ -41,15 +41,12 @@ async def get_secrets(request: web.Request) -> web.Response:
 @ROUTES.add(
     "POST",
     "/api/secrets",
-    scope=Scope.RUN,
+    Said,
     body=SecretBody,
-    answer=Said,
     status=HTTPStatus.CREATED,
     effect=Effect(kind=str, answer=_answer_created),
     errors=(BadRequest,),
-    example=Example(
-        body={"name": "DEPLOY_KEY", "value": "not so secret", "description": "For the staging host"}
-    ),
+    example={"name": "DEPLOY_KEY", "value": "not so secret", "description": "For the staging host"},
 )
 async def post_secret(request: web.Request) -> web.Response:
     """Keep a new secret.
@@ -66,11 +63,10 @@ async def post_secret(request: web.Request) -> web.Response:
 @ROUTES.add(
     "PUT",
     "/api/secrets/{secret_id}",
-    scope=Scope.RUN,
+    Said,
     body=SecretChangeBody,
-    answer=Said,
     errors=(BadRequest,),
-    example=Example(body={"name": "API_TOKEN", "description": "Of the issue tracker"}),
+    example={"name": "API_TOKEN", "description": "Of the issue tracker"},
 )
 async def put_secret(request: web.Request) -> web.Response:
     """Change the name and the description of a secret.
@@ -85,7 +81,7 @@ async def put_secret(request: web.Request) -> web.Response:
     return json_response(Said(message="Secret updated successfully"))
 
 
-@ROUTES.add("DELETE", "/api/secrets/{secret_id}", scope=Scope.RUN, answer=Said)
+@ROUTES.add("DELETE", "/api/secrets/{secret_id}", Said)
 async def delete_secret(request: web.Request) -> web.Response:
     """Forget a secret.
 
@@ -101,10 +97,9 @@ async def delete_secret(request: web.Request) -> web.Response:
 @ROUTES.add(
     "POST",
     "/api/add-git-providers",
-    scope=Scope.RUN,
+    Said,
     body=ProvidersBody,
-    answer=Said,
-    example=Example(body={"provider_tokens": {"github": {"token": "an access token"}}}),
+    example={"provider_tokens": {"github": {"token": "an access token"}}},
 )
 async def post_providers(request: web.Request) -> web.Response:
     """Keep the tokens of git providers; those not sent are forgotten.
@@ -118,7 +113,7 @@ async def post_providers(request: web.Request) -> web.Response:
     return json_response(Said(message="Git providers stored"))
 
 
-@ROUTES.add("POST", "/api/unset-provider-tokens", scope=Scope.RUN, answer=Said)
+@ROUTES.add("POST", "/api/unset-provider-tokens", Said)
 async def post_unset_providers(request: web.Request) -> web.Response:
     """Forget the tokens of git providers.
 

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from agentsvc.base import Gone, NotFound
 from agentsvc.http.keys import PRINCIPAL, SECRETS, SETTINGS
-from agentsvc.http.routes import Example, Routes, Scope
+from agentsvc.http.routes import Routes
 from agentsvc.http.v0.types_settings import (
     SettingsBody,
     SettingsStored,
@@ -25,12 +25,9 @@ ROUTES: Final = Routes()
 @ROUTES.add(
     "POST",
     "/api/settings",
-    scope=Scope.RUN,
+    SettingsStored,
     body=SettingsBody,
-    answer=SettingsStored,
-    example=Example(
-        body={"language": "en", "llm_model": "openai/gpt-5-mini", "confirmation_mode": False}
-    ),
+    example={"language": "en", "llm_model": "openai/gpt-5-mini", "confirmation_mode": False},
 )
 async def post_settings(request: web.Request) -> web.Response:
     """Store settings: they are merged with what is stored.
@@ -43,7 +40,7 @@ async def post_settings(request: web.Request) -> web.Response:
     return json_response(SettingsStored())
 
 
-@ROUTES.add("GET", "/api/settings", scope=Scope.READ, answer=SettingsView, errors=(NotFound,))
+@ROUTES.add("GET", "/api/settings", SettingsView, errors=(NotFound,))
 async def get_settings(request: web.Request) -> web.Response:
     """Return settings.
 
@@ -57,14 +54,7 @@ async def get_settings(request: web.Request) -> web.Response:
     return json_response(from_settings(settings, hosts))
 
 
-@ROUTES.add(
-    "POST",
-    "/api/reset-settings",
-    scope=Scope.RUN,
-    answer=None,
-    status=HTTPStatus.GONE,
-    errors=(Gone,),
-)
+@ROUTES.add("POST", "/api/reset-settings", None, status=HTTPStatus.GONE, errors=(Gone,))
 async def post_reset(_request: web.Request) -> web.Response:
     """Say that settings are not reset any more.
 

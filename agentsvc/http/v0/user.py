@@ -8,7 +8,7 @@ from aiohttp import web
 
 from agentsvc.base import GitTokenMissing, NotAuthenticated, now, to_stored
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL
-from agentsvc.http.routes import OF_GIT_PROVIDERS, Example, Routes, Scope
+from agentsvc.http.routes import OF_GIT_PROVIDERS, Routes
 from agentsvc.http.v0.types_user import (
     BranchesQuery,
     BranchPage,
@@ -41,10 +41,10 @@ PREFIX: Final = "/api/user"
 
 _REPOSITORY: Final = f"{PREFIX}/repository/{{repository_name:.+}}"
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes(errors=OF_GIT_PROVIDERS)
 
 
-@ROUTES.add("GET", f"{PREFIX}/info", scope=Scope.READ, answer=UserView, errors=OF_GIT_PROVIDERS)
+@ROUTES.add("GET", f"{PREFIX}/info", UserView)
 async def get_info(request: web.Request) -> web.Response:
     """Tell who you are at your git provider.
 
@@ -58,11 +58,9 @@ async def get_info(request: web.Request) -> web.Response:
 @ROUTES.add(
     "GET",
     f"{PREFIX}/installations",
-    scope=Scope.READ,
+    list[str],
     query=InstallationsQuery,
-    answer=list[str],
-    errors=OF_GIT_PROVIDERS,
-    example=Example(query={"provider": "gitlab"}),
+    example={"provider": "gitlab"},
 )
 async def get_installations(request: web.Request) -> web.Response:
     """List your installations, workspaces, groups or organizations at a git provider.
@@ -80,11 +78,9 @@ async def get_installations(request: web.Request) -> web.Response:
 @ROUTES.add(
     "GET",
     f"{PREFIX}/repositories",
-    scope=Scope.READ,
+    list[RepositoryView],
     query=RepositoriesQuery,
-    answer=list[RepositoryView],
-    errors=OF_GIT_PROVIDERS,
-    example=Example(query={"selected_provider": "github", "page": 1, "per_page": 30}),
+    example={"selected_provider": "github", "page": 1, "per_page": 30},
 )
 async def get_repositories(request: web.Request) -> web.Response:
     """List your repositories at one git provider or at all.
@@ -104,11 +100,9 @@ async def get_repositories(request: web.Request) -> web.Response:
 @ROUTES.add(
     "GET",
     f"{PREFIX}/search/repositories",
-    scope=Scope.READ,
+    list[RepositoryView],
     query=SearchQuery,
-    answer=list[RepositoryView],
-    errors=OF_GIT_PROVIDERS,
-    example=Example(query={"query": "hello"}),
+    example={"query": "hello"},
 )
 async def search_repositories(request: web.Request) -> web.Response:
     """Find some of your repositories by name.
@@ -127,11 +121,9 @@ async def search_repositories(request: web.Request) -> web.Response:
 @ROUTES.add(
     "GET",
     f"{PREFIX}/search/branches",
-    scope=Scope.READ,
+    list[BranchView],
     query=BranchSearchQuery,
-    answer=list[BranchView],
-    errors=OF_GIT_PROVIDERS,
-    example=Example(query={"repository": "octocat/hello-world", "query": "fix"}),
+    example={"repository": "octocat/hello-world", "query": "fix"},
 )
 async def search_branches(request: web.Request) -> web.Response:
     """Find branches of a repository by name.
@@ -147,13 +139,7 @@ async def search_branches(request: web.Request) -> web.Response:
     return json_response([from_branch(one) for one in found.items])
 
 
-@ROUTES.add(
-    "GET",
-    f"{PREFIX}/suggested-tasks",
-    scope=Scope.READ,
-    answer=list[SuggestedTaskView],
-    errors=OF_GIT_PROVIDERS,
-)
+@ROUTES.add("GET", f"{PREFIX}/suggested-tasks", list[SuggestedTaskView])
 async def get_suggested_tasks(request: web.Request) -> web.Response:
     """List what there is to do for you at your git providers.
 
@@ -168,11 +154,9 @@ async def get_suggested_tasks(request: web.Request) -> web.Response:
 @ROUTES.add(
     "GET",
     f"{PREFIX}/repository/branches",
-    scope=Scope.READ,
+    list[BranchView] | BranchPage,
     query=BranchesQuery,
-    answer=list[BranchView] | BranchPage,
-    errors=OF_GIT_PROVIDERS,
-    example=Example(query={"repository": "octocat/hello-world"}),
+    example={"repository": "octocat/hello-world"},
 )
 async def get_branches(request: web.Request) -> web.Response:
     """List the branches of a repository: all, or a page if `page` or `per_page` is given.
@@ -188,13 +172,7 @@ async def get_branches(request: web.Request) -> web.Response:
     return json_response(from_branches(found, query))
 
 
-@ROUTES.add(
-    "GET",
-    f"{_REPOSITORY}/microagents",
-    scope=Scope.READ,
-    answer=list[MicroagentView],
-    errors=OF_GIT_PROVIDERS,
-)
+@ROUTES.add("GET", f"{_REPOSITORY}/microagents", list[MicroagentView])
 async def get_microagents(request: web.Request) -> web.Response:
     """List the microagents of a repository.
 
@@ -211,11 +189,9 @@ async def get_microagents(request: web.Request) -> web.Response:
 @ROUTES.add(
     "GET",
     f"{_REPOSITORY}/microagents/content",
-    scope=Scope.READ,
+    MicroagentContent,
     query=ContentQuery,
-    answer=MicroagentContent,
-    errors=OF_GIT_PROVIDERS,
-    example=Example(query={"file_path": ".openhands/microagents/testing.md"}),
+    example={"file_path": ".openhands/microagents/testing.md"},
 )
 async def get_microagent(request: web.Request) -> web.Response:
     """Read a microagent of a repository.

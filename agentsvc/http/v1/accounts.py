@@ -11,7 +11,7 @@ from agentsvc.accounts import KeyScope, Role, User, UserPatch
 from agentsvc.base import BadRequest, Conflict, NotFound, stored_or_none, to_stored
 from agentsvc.conversations import PendingUserDeletion
 from agentsvc.http.keys import KEYRING, OPEN_CONNECTIONS, USER_DELETIONS, USERS
-from agentsvc.http.routes import Effect, Example, Routes, Scope
+from agentsvc.http.routes import Effect, Routes, Scope
 from agentsvc.http.v1.api_keys import (
     KeyInfo,
     KeyOrder,
@@ -107,14 +107,14 @@ class UserDeletion(msgspec.Struct, frozen=True, kw_only=True):
     """How much the user had when the deletion began"""
 
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes(PREFIX)
 
 
 def _answer_user(_request: web.Request, user: User) -> web.Response:
     return json_response(_from_user(user), status=HTTPStatus.CREATED)
 
 
-@ROUTES.add("GET", PREFIX, scope=Scope.ADMIN_READ, answer=list[UserInfo])
+@ROUTES.add("GET", "", list[UserInfo], scope=Scope.ADMIN_READ)
 async def get_users(request: web.Request) -> web.Response:
     """List all users.
 
@@ -125,14 +125,14 @@ async def get_users(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "POST",
-    PREFIX,
+    "",
+    UserInfo,
     scope=Scope.ADMIN,
     body=UserOrder,
-    answer=UserInfo,
     status=HTTPStatus.CREATED,
     effect=Effect(kind=User, answer=_answer_user),
     errors=(BadRequest, Conflict),
-    example=Example(body={"name": "ann", "role": "member"}),
+    example={"name": "ann", "role": "member"},
 )
 async def post_user(request: web.Request) -> web.Response:
     """Add a user.
@@ -144,7 +144,7 @@ async def post_user(request: web.Request) -> web.Response:
     return _answer_user(request, user)
 
 
-@ROUTES.add("GET", f"{PREFIX}/{{user_id}}", scope=Scope.ADMIN_READ, answer=UserInfo)
+@ROUTES.add("GET", "/{user_id}", UserInfo, scope=Scope.ADMIN_READ)
 async def get_user(request: web.Request) -> web.Response:
     """Return a user.
 
@@ -155,12 +155,12 @@ async def get_user(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "PATCH",
-    f"{PREFIX}/{{user_id}}",
+    "/{user_id}",
+    UserInfo,
     scope=Scope.ADMIN,
     body=UserChange,
-    answer=UserInfo,
     errors=(BadRequest, Conflict),
-    example=Example(body={"role": "viewer", "is_blocked": False}),
+    example={"role": "viewer", "is_blocked": False},
 )
 async def patch_user(request: web.Request) -> web.Response:
     """Rename a user, change the role, block or let in again.
@@ -176,12 +176,7 @@ async def patch_user(request: web.Request) -> web.Response:
 
 
 @ROUTES.add(
-    "DELETE",
-    f"{PREFIX}/{{user_id}}",
-    scope=Scope.ADMIN,
-    query=DeletionQuery,
-    answer=UserDeletion,
-    errors=(Conflict,),
+    "DELETE", "/{user_id}", UserDeletion, scope=Scope.ADMIN, query=DeletionQuery, errors=(Conflict,)
 )
 async def delete_user(request: web.Request) -> web.Response:
     """Delete a user, with all that is the user's where that is wanted.
@@ -197,7 +192,7 @@ async def delete_user(request: web.Request) -> web.Response:
     return json_response(_from_departure(departure))
 
 
-@ROUTES.add("GET", f"{PREFIX}/{{user_id}}/keys", scope=Scope.ADMIN_READ, answer=list[KeyInfo])
+@ROUTES.add("GET", "/{user_id}/keys", list[KeyInfo], scope=Scope.ADMIN_READ)
 async def get_keys(request: web.Request) -> web.Response:
     """List the API keys of a user.
 
@@ -211,13 +206,13 @@ async def get_keys(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "POST",
-    f"{PREFIX}/{{user_id}}/keys",
+    "/{user_id}/keys",
+    NewKeyInfo,
     scope=Scope.ADMIN,
     body=KeyOrder,
-    answer=NewKeyInfo,
     effect=Effect(kind=tuple, answer=answer_key),
     errors=(BadRequest,),
-    example=Example(body={"name": "build server", "scope": KeyScope.RUN}),
+    example={"name": "build server", "scope": KeyScope.RUN},
 )
 async def post_key(request: web.Request) -> web.Response:
     """Make an API key for a user.
@@ -228,13 +223,7 @@ async def post_key(request: web.Request) -> web.Response:
     return answer_key(request, await create_key(request, user.id))
 
 
-@ROUTES.add(
-    "DELETE",
-    f"{PREFIX}/{{user_id}}/keys/{{key_id}}",
-    scope=Scope.ADMIN,
-    answer=Success,
-    errors=(NotFound,),
-)
+@ROUTES.add("DELETE", "/{user_id}/keys/{key_id}", Success, scope=Scope.ADMIN, errors=(NotFound,))
 async def delete_key(request: web.Request) -> web.Response:
     """Revoke an API key of a user.
 

@@ -21,7 +21,7 @@ from agentsvc.base import (
     to_stored,
 )
 from agentsvc.http.keys import KEYRING, OPEN_CONNECTIONS, PRINCIPAL
-from agentsvc.http.routes import Effect, Example, Routes, Scope
+from agentsvc.http.routes import Effect, Routes, Scope
 from agentsvc.http.wire import Time, json_response, path_text, read_json
 
 PREFIX: Final = "/api/keys"
@@ -112,7 +112,7 @@ class ModelKey(msgspec.Struct, frozen=True, kw_only=True):
     """Always null"""
 
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes(PREFIX)
 
 
 def answer_key(_request: web.Request, made: tuple[ApiKey, Secret]) -> web.Response:
@@ -122,7 +122,7 @@ def answer_key(_request: web.Request, made: tuple[ApiKey, Secret]) -> web.Respon
     return json_response(NewKeyInfo(**info, key=secret.reveal()))
 
 
-@ROUTES.add("GET", PREFIX, scope=Scope.READ, answer=list[KeyInfo])
+@ROUTES.add("GET", "", list[KeyInfo])
 async def get_keys(request: web.Request) -> web.Response:
     """List your API keys.
 
@@ -134,13 +134,13 @@ async def get_keys(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "POST",
-    PREFIX,
+    "",
+    NewKeyInfo,
     scope=Scope.MANAGE,
     body=KeyOrder,
-    answer=NewKeyInfo,
     effect=Effect(kind=tuple, answer=answer_key),
     errors=(BadRequest,),
-    example=Example(body={"name": "build server"}),
+    example={"name": "build server"},
 )
 async def post_key(request: web.Request) -> web.Response:
     """Make an API key for yourself.
@@ -162,7 +162,7 @@ async def create_key(request: web.Request, user_id: str) -> tuple[ApiKey, Secret
     )
 
 
-@ROUTES.add("GET", f"{PREFIX}/current", scope=Scope.READ, answer=CurrentKey)
+@ROUTES.add("GET", "/current", CurrentKey)
 async def get_current_key(request: web.Request) -> web.Response:
     """Describe the API key of the request.
 
@@ -172,7 +172,7 @@ async def get_current_key(request: web.Request) -> web.Response:
     return json_response(_from_caller(caller, await request.app[KEYRING].get_key(caller.key_id)))
 
 
-@ROUTES.add("GET", f"{PREFIX}/llm/byor", scope=Scope.READ, answer=ModelKey)
+@ROUTES.add("GET", "/llm/byor", ModelKey)
 async def get_model_key(_request: web.Request) -> web.Response:
     """Say that the service provides no key for language models.
 
@@ -181,7 +181,7 @@ async def get_model_key(_request: web.Request) -> web.Response:
     return json_response(ModelKey())
 
 
-@ROUTES.add("DELETE", f"{PREFIX}/{{key_id}}", scope=Scope.MANAGE, answer=Message)
+@ROUTES.add("DELETE", "/{key_id}", Message, scope=Scope.MANAGE)
 async def delete_key(request: web.Request) -> web.Response:
     """Revoke one of your API keys.
 

@@ -11,7 +11,7 @@ from agentsvc.base import Conflict, Gone, NotFound, copy_to, to_stored
 from agentsvc.conversations import Archive, ArchiveState, StartTask
 from agentsvc.domain import WhenFull
 from agentsvc.http.keys import ARCHIVES, CONVERSATIONS, PRINCIPAL
-from agentsvc.http.routes import OF_STARTS, Effect, Example, Routes, Scope
+from agentsvc.http.routes import OF_STARTS, Effect, Routes
 from agentsvc.http.v1.conversations import PREFIX as CONVERSATIONS_PREFIX
 from agentsvc.http.v1.conversations import answer_task
 from agentsvc.http.v1.types_messages import MessageBody
@@ -87,8 +87,7 @@ def _answer(_request: web.Request, archive: Archive) -> web.Response:
 @ROUTES.add(
     "POST",
     f"{CONVERSATIONS_PREFIX}/{{conversation_id}}/archives",
-    scope=Scope.RUN,
-    answer=ArchiveView,
+    ArchiveView,
     status=HTTPStatus.CREATED,
     effect=Effect(kind=Archive, answer=_answer),
     errors=(NotFound, Conflict, Gone),
@@ -109,12 +108,11 @@ async def post_archive(request: web.Request) -> web.Response:
 @ROUTES.add(
     "POST",
     f"{CONVERSATIONS_PREFIX}/{{conversation_id}}/fork",
-    scope=Scope.RUN,
+    StartTaskView,
     body=ForkBody | None,
-    answer=StartTaskView,
     effect=Effect(kind=StartTask, answer=answer_task),
     errors=(Gone, *OF_STARTS),
-    example=Example(body={"title": "Another way"}),
+    example={"title": "Another way"},
 )
 async def post_fork(request: web.Request) -> web.Response:
     """Start another conversation on a copy of a conversation's workspace and history.
@@ -133,14 +131,7 @@ async def post_fork(request: web.Request) -> web.Response:
     return answer_task(request, task)
 
 
-@ROUTES.add(
-    "GET",
-    PREFIX,
-    scope=Scope.READ,
-    query=PageQuery,
-    answer=Page[ArchiveView],
-    example=Example(query={"limit": 10}),
-)
+@ROUTES.add("GET", PREFIX, Page[ArchiveView], query=PageQuery, example={"limit": 10})
 async def search_archives(request: web.Request) -> web.Response:
     """List saved workspaces, newest first.
 
@@ -155,9 +146,7 @@ async def search_archives(request: web.Request) -> web.Response:
     )
 
 
-@ROUTES.add(
-    "GET", f"{PREFIX}/{{archive_id}}", scope=Scope.READ, answer=ArchiveView, errors=(NotFound,)
-)
+@ROUTES.add("GET", f"{PREFIX}/{{archive_id}}", ArchiveView, errors=(NotFound,))
 async def get_archive(request: web.Request) -> web.Response:
     """Get one saved workspace.
 
@@ -168,13 +157,7 @@ async def get_archive(request: web.Request) -> web.Response:
     return json_response(_from_archive(archive))
 
 
-@ROUTES.add(
-    "DELETE",
-    f"{PREFIX}/{{archive_id}}",
-    scope=Scope.RUN,
-    answer=Success,
-    errors=(NotFound, Conflict),
-)
+@ROUTES.add("DELETE", f"{PREFIX}/{{archive_id}}", Success, errors=(NotFound, Conflict))
 async def delete_archive(request: web.Request) -> web.Response:
     """Delete a saved workspace.
 

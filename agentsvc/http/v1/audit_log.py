@@ -73,7 +73,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
 ROUTES: Final = Routes()
 
 
-@ROUTES.add("GET", PREFIX, scope=Scope.ADMIN_READ, query=AuditQuery, answer=Page[AuditEntry])
+@ROUTES.add("GET", PREFIX, Page[AuditEntry], scope=Scope.ADMIN_READ, query=AuditQuery)
 async def search_audit_log(request: web.Request) -> web.Response:
     """List who changed what, the newest first.
 
@@ -84,13 +84,7 @@ async def search_audit_log(request: web.Request) -> web.Response:
     return await _answer(request, query, query.user_id)
 
 
-@ROUTES.add(
-    "GET",
-    "/api/v1/users/me/audit-log",
-    scope=Scope.READ,
-    query=MyAuditQuery,
-    answer=Page[AuditEntry],
-)
+@ROUTES.add("GET", "/api/v1/users/me/audit-log", Page[AuditEntry], query=MyAuditQuery)
 async def search_my_audit_log(request: web.Request) -> web.Response:
     """List what was changed with your keys, the newest first.
 

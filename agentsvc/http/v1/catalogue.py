@@ -8,7 +8,7 @@ from aiohttp import web
 
 from agentsvc.base import decode_cursor, encode_cursor
 from agentsvc.http.keys import CATALOGUE
-from agentsvc.http.routes import Example, Routes, Scope
+from agentsvc.http.routes import Routes
 from agentsvc.http.wire import Limit, Page, json_response, read_query
 from agentsvc.models import Model, ModelProvider
 
@@ -61,16 +61,15 @@ class ProviderInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Whether any of its models is verified"""
 
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes(PREFIX)
 
 
 @ROUTES.add(
     "GET",
-    f"{PREFIX}/models/search",
-    scope=Scope.READ,
+    "/models/search",
+    Page[ModelInfo],
     query=ModelQuery,
-    answer=Page[ModelInfo],
-    example=Example(query={"provider__eq": "anthropic", "verified__eq": "true"}),
+    example={"provider__eq": "anthropic", "verified__eq": "true"},
 )
 async def search_models(request: web.Request) -> web.Response:
     """List language models, verified ones first.
@@ -83,12 +82,7 @@ async def search_models(request: web.Request) -> web.Response:
 
 
 @ROUTES.add(
-    "GET",
-    f"{PREFIX}/providers/search",
-    scope=Scope.READ,
-    query=ProviderQuery,
-    answer=Page[ProviderInfo],
-    example=Example(query={"limit": 10}),
+    "GET", "/providers/search", Page[ProviderInfo], query=ProviderQuery, example={"limit": 10}
 )
 async def search_providers(request: web.Request) -> web.Response:
     """List who offers language models, verified ones first.

@@ -11,7 +11,7 @@ from msgspec import Meta
 from agentsvc.base import Conflict, Gone, NotFound, Unsupported, to_stored
 from agentsvc.domain import Content, ContentKind, Message
 from agentsvc.http.keys import CONVERSATIONS, PENDING, PRINCIPAL
-from agentsvc.http.routes import Example, Routes, Scope
+from agentsvc.http.routes import Routes
 from agentsvc.http.v1.conversations import PREFIX
 from agentsvc.http.wire import SUCCESS, Success, Time, json_response, path_id, read_json
 
@@ -44,16 +44,10 @@ class RollbackBody(msgspec.Struct, frozen=True, kw_only=True):
     """Id of one of its checkpoints"""
 
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes(PREFIX)
 
 
-@ROUTES.add(
-    "GET",
-    f"{PREFIX}/{{conversation_id}}/checkpoints",
-    scope=Scope.READ,
-    answer=CheckpointList,
-    errors=(NotFound,),
-)
+@ROUTES.add("GET", "/{conversation_id}/checkpoints", CheckpointList, errors=(NotFound,))
 async def get_checkpoints(request: web.Request) -> web.Response:
     """List the checkpoints of a conversation's files.
 
@@ -70,12 +64,11 @@ async def get_checkpoints(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "POST",
-    f"{PREFIX}/{{conversation_id}}/rollback",
-    scope=Scope.RUN,
+    "/{conversation_id}/rollback",
+    Success,
     body=RollbackBody,
-    answer=Success,
     errors=(NotFound, Conflict, Gone, Unsupported),
-    example=Example(body={"checkpoint_id": "0" * 32}),
+    example={"checkpoint_id": "0" * 32},
 )
 async def post_rollback(request: web.Request) -> web.Response:
     """Put the files of a conversation back to a checkpoint.

@@ -10,7 +10,7 @@ from aiohttp import web
 from agentsvc.base import BadRequest, NotFound, QuotaExceeded, TooManyRequests, parse_uuid
 from agentsvc.conversations import Queued, StartTask
 from agentsvc.http.keys import CONVERSATIONS, PENDING, PRINCIPAL
-from agentsvc.http.routes import EXAMPLE_ID, OF_AGENTS, OF_STARTS, Effect, Example, Routes, Scope
+from agentsvc.http.routes import EXAMPLE_ID, OF_AGENTS, OF_STARTS, Effect, Example, Routes
 from agentsvc.http.urls import links_of
 from agentsvc.http.v1.types_conversations import (
     AppConversation,
@@ -50,7 +50,7 @@ class _Begun(msgspec.Struct, frozen=True, kw_only=True):
 
 _BEGUN = msgspec.json.Decoder(list[_Begun])
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes(PREFIX)
 
 
 def answer_task(request: web.Request, task: StartTask) -> web.Response:
@@ -81,10 +81,9 @@ _START_EXAMPLE: Final = Example(
 
 @ROUTES.add(
     "POST",
-    PREFIX,
-    scope=Scope.RUN,
+    "",
+    StartTaskView,
     body=StartBody,
-    answer=StartTaskView,
     effect=Effect(kind=StartTask, answer=answer_task),
     errors=OF_STARTS,
     example=_START_EXAMPLE,
@@ -103,12 +102,11 @@ async def post_app_conversation(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "GET",
-    PREFIX,
-    scope=Scope.READ,
+    "",
+    list[AppConversation | None] | Page[AppConversation],
     query=ConversationIds,
-    answer=list[AppConversation | None] | Page[AppConversation],
     errors=(BadRequest,),
-    example=Example(query={"ids": [EXAMPLE_ID]}),
+    example={"ids": [EXAMPLE_ID]},
 )
 async def get_app_conversations(request: web.Request) -> web.Response:
     """Get conversations by id, or a page of them without ids.
@@ -125,10 +123,9 @@ async def get_app_conversations(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "POST",
-    f"{PREFIX}/stream-start",
-    scope=Scope.RUN,
+    "/stream-start",
+    list[StartTaskView],
     body=StartBody,
-    answer=list[StartTaskView],
     errors=OF_STARTS,
     example=_START_EXAMPLE,
     is_stream=True,
@@ -148,11 +145,10 @@ async def post_stream_start(request: web.Request) -> web.StreamResponse:
 
 @ROUTES.add(
     "GET",
-    f"{PREFIX}/search",
-    scope=Scope.READ,
+    "/search",
+    Page[AppConversation],
     query=ConversationSearch,
-    answer=Page[AppConversation],
-    example=Example(query={"title__contains": "fix", "limit": 10}),
+    example={"title__contains": "fix", "limit": 10},
 )
 async def search_app_conversations(request: web.Request) -> web.Response:
     """Search conversations.
@@ -172,7 +168,7 @@ async def search_app_conversations(request: web.Request) -> web.Response:
     )
 
 
-@ROUTES.add("GET", f"{PREFIX}/count", scope=Scope.READ, query=ConversationFilter, answer=int)
+@ROUTES.add("GET", "/count", int, query=ConversationFilter)
 async def count_app_conversations(request: web.Request) -> web.Response:
     """Count conversations.
 
@@ -182,7 +178,7 @@ async def count_app_conversations(request: web.Request) -> web.Response:
     return json_response(await request.app[CONVERSATIONS].count(request[PRINCIPAL].user_id, query))
 
 
-@ROUTES.add("GET", f"{PREFIX}/{{conversation_id}}", scope=Scope.READ, answer=AppConversation)
+@ROUTES.add("GET", "/{conversation_id}", AppConversation)
 async def get_app_conversation(request: web.Request) -> web.Response:
     """Get one conversation.
 
@@ -195,11 +191,10 @@ async def get_app_conversation(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "PATCH",
-    f"{PREFIX}/{{conversation_id}}",
-    scope=Scope.RUN,
+    "/{conversation_id}",
+    AppConversation,
     body=PatchBody,
-    answer=AppConversation,
-    example=Example(body={"title": "Fix the login page"}),
+    example={"title": "Fix the login page"},
 )
 async def patch_app_conversation(request: web.Request) -> web.Response:
     """Change a conversation.
@@ -215,9 +210,7 @@ async def patch_app_conversation(request: web.Request) -> web.Response:
     return json_response(from_view(view, links_of(request)))
 
 
-@ROUTES.add(
-    "DELETE", f"{PREFIX}/{{conversation_id}}", scope=Scope.RUN, answer=Success, errors=(BadRequest,)
-)
+@ROUTES.add("DELETE", "/{conversation_id}", Success, errors=(BadRequest,))
 async def delete_app_conversation(request: web.Request) -> web.Response:
     """Delete a conversation, with its sandbox if no other lives there.
 
@@ -234,13 +227,12 @@ async def delete_app_conversation(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "POST",
-    f"{PREFIX}/{{conversation_id}}/send-message",
-    scope=Scope.RUN,
+    "/{conversation_id}/send-message",
+    SendMessageView,
     body=SendMessageBody,
-    answer=SendMessageView,
     effect=Effect(kind=Queued, answer=_answer_queued),
     errors=(*OF_AGENTS, QuotaExceeded, TooManyRequests),
-    example=Example(body={"content": [{"type": "text", "text": "Add a test for it"}]}),
+    example={"content": [{"type": "text", "text": "Add a test for it"}]},
 )
 async def post_send_message(request: web.Request) -> web.Response:
     """Send a message to a conversation.

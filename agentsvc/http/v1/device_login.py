@@ -19,7 +19,7 @@ from agentsvc.base import (
     TooManyRequests,
 )
 from agentsvc.http.keys import DEVICES, KEYRING, PRINCIPAL
-from agentsvc.http.routes import FORM, HTML, JSON, Example, Routes, Scope, check_scope
+from agentsvc.http.routes import FORM, HTML, JSON, Routes, Scope, check_scope
 from agentsvc.http.sdk_versions import Version, mark, version_of_login
 from agentsvc.http.urls import address_of, links_of
 from agentsvc.http.v1.forms import read_form
@@ -107,18 +107,18 @@ _BEGINNING = msgspec.json.Decoder(Beginning | None)
 _DECISION = msgspec.json.Decoder(Decision, strict=False)
 _PAGE_FORM = msgspec.json.Decoder(PageForm, strict=False)
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes(PREFIX)
 
 
 @ROUTES.add(
     "POST",
-    f"{PREFIX}/authorize",
+    "/authorize",
+    Authorization,
     scope=Scope.OPEN,
     body=Beginning | None,
     reads=(JSON, FORM),
-    answer=Authorization,
     errors=(BadRequest, TooManyRequests),
-    example=Example(body={}),
+    example={},
 )
 async def post_authorize(request: web.Request) -> web.Response:
     """Start the login of a program.
@@ -134,13 +134,13 @@ async def post_authorize(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "POST",
-    f"{PREFIX}/token",
+    "/token",
+    Token,
     scope=Scope.OPEN,
     body=TokenRequest,
     reads=(JSON, FORM),
-    answer=Token,
     errors=(BadRequest, TooManyRequests),
-    example=Example(body={"device_code": "the code of the answer to authorize"}),
+    example={"device_code": "the code of the answer to authorize"},
 )
 async def post_token(request: web.Request) -> web.Response:
     """Ask for the key of a program's login.
@@ -159,13 +159,13 @@ async def post_token(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "POST",
-    f"{PREFIX}/verify-authenticated",
+    "/verify-authenticated",
+    Decided,
     scope=Scope.MANAGE,
     body=Decision,
     reads=(JSON, FORM),
-    answer=Decided,
     errors=(BadRequest, NotFound),
-    example=Example(body={"user_code": "WDJB-MJHT"}),
+    example={"user_code": "WDJB-MJHT"},
 )
 async def post_decision(request: web.Request) -> web.Response:
     """Let a program in, or refuse it.
@@ -181,12 +181,12 @@ async def post_decision(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "GET",
-    f"{PREFIX}/verify",
+    "/verify",
+    str,
     scope=Scope.OPEN,
     query=CodeQuery,
-    answer=str,
     media=HTML,
-    example=Example(query={"user_code": "WDJB-MJHT"}),
+    example={"user_code": "WDJB-MJHT"},
 )
 async def get_page(request: web.Request) -> web.Response:
     """Show the page on which a user lets a program in.
@@ -198,14 +198,14 @@ async def get_page(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "POST",
-    f"{PREFIX}/verify",
+    "/verify",
+    str,
     scope=Scope.OPEN,
     body=PageForm,
     reads=(FORM, JSON),
-    answer=str,
     media=HTML,
     errors=(BadRequest, NotAllowed, NotAuthenticated, NotFound, TooManyRequests),
-    example=Example(body={"user_code": "WDJB-MJHT", "api_key": "an API key"}),
+    example={"user_code": "WDJB-MJHT", "api_key": "an API key"},
 )
 async def post_page(request: web.Request) -> web.Response:
     """Let a program in from the page.
@@ -226,7 +226,7 @@ async def post_page(request: web.Request) -> web.Response:
     return _page("", f"The program is {outcome}. This page can be closed")
 
 
-@ROUTES.add("GET", f"{PREFIX}/verify.css", scope=Scope.OPEN, answer=str, media="text/css")
+@ROUTES.add("GET", "/verify.css", str, scope=Scope.OPEN, media="text/css")
 async def get_style(_request: web.Request) -> web.Response:
     """Show how that page looks.
 

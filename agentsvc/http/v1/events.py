@@ -6,7 +6,7 @@ from aiohttp import web
 
 from agentsvc.base import BadRequest
 from agentsvc.http.keys import CONVERSATIONS, EVENTS, PRINCIPAL, SDK_VERSION
-from agentsvc.http.routes import EXAMPLE_ID, Example, Routes, Scope
+from agentsvc.http.routes import EXAMPLE_ID, Routes
 from agentsvc.http.sdk_versions import reader_of
 from agentsvc.http.v1.types_events import (
     EventFilter,
@@ -39,10 +39,9 @@ ROUTES: Final = Routes()
 @ROUTES.add(
     "GET",
     f"{PREFIX}/search",
-    scope=Scope.READ,
+    Page[StoredEvent],
     query=EventSearch,
-    answer=Page[StoredEvent],
-    example=Example(query={"kind__eq": "MessageEvent", "limit": 10}),
+    example={"kind__eq": "MessageEvent", "limit": 10},
 )
 async def search_events(request: web.Request) -> web.Response:
     """Search the events of a conversation.
@@ -53,7 +52,7 @@ async def search_events(request: web.Request) -> web.Response:
     return await _search(request, path_id(request, "conversation_id"))
 
 
-@ROUTES.add("GET", f"{PREFIX}/count", scope=Scope.READ, query=EventFilter, answer=int)
+@ROUTES.add("GET", f"{PREFIX}/count", int, query=EventFilter)
 async def count_events(request: web.Request) -> web.Response:
     """Count the events of a conversation.
 
@@ -65,11 +64,10 @@ async def count_events(request: web.Request) -> web.Response:
 @ROUTES.add(
     "GET",
     PREFIX,
-    scope=Scope.READ,
+    list[StoredEvent | None],
     query=Ids,
-    answer=list[StoredEvent | None],
     errors=(BadRequest,),
-    example=Example(query={"id": ["08cd748d-de9f-40da-ad3a-a06df58cf5bf"]}),
+    example={"id": ["08cd748d-de9f-40da-ad3a-a06df58cf5bf"]},
 )
 async def get_events(request: web.Request) -> web.Response:
     """Get events of a conversation by id.
@@ -88,10 +86,9 @@ async def get_events(request: web.Request) -> web.Response:
 @ROUTES.add(
     "GET",
     f"{OLD_PREFIX}/search",
-    scope=Scope.READ,
+    Page[StoredEvent],
     query=OldEventSearch,
-    answer=Page[StoredEvent],
-    example=Example(query={"conversation_id__eq": EXAMPLE_ID, "limit": 10}),
+    example={"conversation_id__eq": EXAMPLE_ID, "limit": 10},
 )
 async def search_events_of(request: web.Request) -> web.Response:
     """Search the events of a conversation, as clients of 2025 do.
@@ -105,10 +102,9 @@ async def search_events_of(request: web.Request) -> web.Response:
 @ROUTES.add(
     "GET",
     f"{OLD_PREFIX}/count",
-    scope=Scope.READ,
+    int,
     query=OldEventFilter,
-    answer=int,
-    example=Example(query={"conversation_id__eq": EXAMPLE_ID}),
+    example={"conversation_id__eq": EXAMPLE_ID},
 )
 async def count_events_of(request: web.Request) -> web.Response:
     """Count the events in the agent server's log, as clients of 2025 do.

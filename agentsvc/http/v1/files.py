@@ -11,7 +11,7 @@ from agentsvc.agentserver import GitChange, GitDiff
 from agentsvc.base import AgentsvcError, BadRequest, Conflict, ExportTooLarge, NotFound, dashed
 from agentsvc.conversations import ConversationView
 from agentsvc.http.keys import CONFIG, CONVERSATIONS, EXPORTS, FILES, PRINCIPAL
-from agentsvc.http.routes import OF_AGENTS, ZIP, Example, Routes, Scope
+from agentsvc.http.routes import OF_AGENTS, ZIP, Routes
 from agentsvc.http.v1.conversations import PREFIX as CONVERSATIONS_PREFIX
 from agentsvc.http.v1.types_files import (
     FileQuery,
@@ -25,17 +25,10 @@ from agentsvc.http.wire import json_response, path_id, read_query
 
 PREFIX: Final = f"{CONVERSATIONS_PREFIX}/{{conversation_id}}"
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes(PREFIX)
 
 
-@ROUTES.add(
-    "GET",
-    f"{PREFIX}/file",
-    scope=Scope.READ,
-    query=FileQuery,
-    answer=str,
-    example=Example(query={"file_path": "README.md"}),
-)
+@ROUTES.add("GET", "/file", str, query=FileQuery, example={"file_path": "README.md"})
 async def get_file(request: web.Request) -> web.Response:
     """Read a text file in the sandbox; an empty text if that cannot be done.
 
@@ -48,15 +41,7 @@ async def get_file(request: web.Request) -> web.Response:
     return json_response(await request.app[FILES].read_text(user_id, conversation_id, path))
 
 
-@ROUTES.add(
-    "GET",
-    f"{PREFIX}/files",
-    scope=Scope.READ,
-    query=FilesQuery,
-    answer=list[str],
-    errors=OF_AGENTS,
-    example=Example(query={"path": "."}),
-)
+@ROUTES.add("GET", "/files", list[str], query=FilesQuery, errors=OF_AGENTS, example={"path": "."})
 async def get_files(request: web.Request) -> web.Response:
     """List the files below a directory in the sandbox, relative to it.
 
@@ -71,12 +56,11 @@ async def get_files(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "GET",
-    f"{PREFIX}/git/changes",
-    scope=Scope.READ,
+    "/git/changes",
+    list[GitChange],
     query=GitQuery,
-    answer=list[GitChange],
     errors=(BadRequest, *OF_AGENTS),
-    example=Example(query={"path": "."}),
+    example={"path": "."},
 )
 async def get_git_changes(request: web.Request) -> web.Response:
     """List the files that differ from a git ref.
@@ -93,12 +77,11 @@ async def get_git_changes(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "GET",
-    f"{PREFIX}/git/diff",
-    scope=Scope.READ,
+    "/git/diff",
+    GitDiff,
     query=GitQuery,
-    answer=GitDiff,
     errors=(BadRequest, *OF_AGENTS),
-    example=Example(query={"path": "README.md", "ref": "HEAD"}),
+    example={"path": "README.md", "ref": "HEAD"},
 )
 async def get_git_diff(request: web.Request) -> web.Response:
     """Get a file as it is and as it is in a git ref.
@@ -114,7 +97,7 @@ async def get_git_diff(request: web.Request) -> web.Response:
     return json_response(diff)
 
 
-@ROUTES.add("GET", f"{PREFIX}/skills", scope=Scope.READ, answer=SkillsView, errors=OF_AGENTS)
+@ROUTES.add("GET", "/skills", SkillsView, errors=OF_AGENTS)
 async def get_skills(request: web.Request) -> web.Response:
     """List the skills of a conversation; none unless its sandbox runs.
 
@@ -126,7 +109,7 @@ async def get_skills(request: web.Request) -> web.Response:
     return json_response(SkillsView(skills=found))
 
 
-@ROUTES.add("GET", f"{PREFIX}/hooks", scope=Scope.READ, answer=HooksView, errors=OF_AGENTS)
+@ROUTES.add("GET", "/hooks", HooksView, errors=OF_AGENTS)
 async def get_hooks(request: web.Request) -> web.Response:
     """List the hooks of a conversation's project; none unless its sandbox runs.
 
@@ -138,15 +121,7 @@ async def get_hooks(request: web.Request) -> web.Response:
     return json_response(HooksView(hooks=found))
 
 
-@ROUTES.add(
-    "GET",
-    f"{PREFIX}/download",
-    scope=Scope.READ,
-    answer=bytes,
-    media=ZIP,
-    errors=(Conflict, ExportTooLarge),
-    is_stream=True,
-)
+@ROUTES.add("GET", "/download", bytes, media=ZIP, errors=(Conflict, ExportTooLarge), is_stream=True)
 async def get_download(request: web.Request) -> web.StreamResponse:
     """Download a conversation and its events as a zip file.
 

@@ -8,7 +8,7 @@ from aiohttp import web
 from agentsvc.base import BadRequest, decode_cursor, encode_cursor
 from agentsvc.git import BranchQuery, Listing
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL
-from agentsvc.http.routes import OF_GIT_PROVIDERS, Example, Routes, Scope
+from agentsvc.http.routes import OF_GIT_PROVIDERS, Routes
 from agentsvc.http.v1.types_git import (
     BranchesQuery,
     BranchView,
@@ -27,17 +27,15 @@ from agentsvc.http.wire import Page, json_response, read_query
 
 PREFIX: Final = "/api/v1/git"
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes(PREFIX, errors=OF_GIT_PROVIDERS)
 
 
 @ROUTES.add(
     "GET",
-    f"{PREFIX}/installations/search",
-    scope=Scope.READ,
+    "/installations/search",
+    Page[str],
     query=InstallationsQuery,
-    answer=Page[str],
-    errors=OF_GIT_PROVIDERS,
-    example=Example(query={"provider": "gitlab"}),
+    example={"provider": "gitlab"},
 )
 async def search_installations(request: web.Request) -> web.Response:
     """List your installations, workspaces, groups or organizations at a git provider.
@@ -54,12 +52,10 @@ async def search_installations(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "GET",
-    f"{PREFIX}/repositories/search",
-    scope=Scope.READ,
+    "/repositories/search",
+    Page[RepositoryView],
     query=RepositoriesQuery,
-    answer=Page[RepositoryView],
-    errors=OF_GIT_PROVIDERS,
-    example=Example(query={"provider": "github", "query": "hello", "sort_order": "stars-desc"}),
+    example={"provider": "github", "query": "hello", "sort_order": "stars-desc"},
 )
 async def search_repositories(request: web.Request) -> web.Response:
     """List your repositories at a git provider, or find some of them by name.
@@ -77,12 +73,10 @@ async def search_repositories(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "GET",
-    f"{PREFIX}/branches/search",
-    scope=Scope.READ,
+    "/branches/search",
+    Page[BranchView],
     query=BranchesQuery,
-    answer=Page[BranchView],
-    errors=OF_GIT_PROVIDERS,
-    example=Example(query={"provider": "github", "repository": "octocat/hello-world", "query": ""}),
+    example={"provider": "github", "repository": "octocat/hello-world", "query": ""},
 )
 async def search_branches(request: web.Request) -> web.Response:
     """List the branches of a repository, or find some of them by name.
@@ -104,12 +98,10 @@ async def search_branches(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "GET",
-    f"{PREFIX}/suggested-tasks/search",
-    scope=Scope.READ,
+    "/suggested-tasks/search",
+    Page[SuggestedTaskView],
     query=TasksQuery,
-    answer=Page[SuggestedTaskView],
-    errors=OF_GIT_PROVIDERS,
-    example=Example(query={"limit": 10}),
+    example={"limit": 10},
 )
 async def search_suggested_tasks(request: web.Request) -> web.Response:
     """List what there is to do for you at your git providers.

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from agentsvc.base import NotFound, copy_to, to_stored
 from agentsvc.http.keys import PRINCIPAL, SANDBOXES, SETTINGS
-from agentsvc.http.routes import Example, Routes, Scope
+from agentsvc.http.routes import Routes, Scope
 from agentsvc.http.wire import PAGE_MAX, Limit, Time, json_response, read_json, read_query
 from agentsvc.plugin import IdleRules
 from agentsvc.sandboxes import Removal
@@ -78,7 +78,7 @@ class RemovalQuery(msgspec.Struct, frozen=True, kw_only=True):
 ROUTES: Final = Routes()
 
 
-@ROUTES.add("GET", RULES, scope=Scope.READ, answer=SandboxRules)
+@ROUTES.add("GET", RULES, SandboxRules)
 async def get_rules(request: web.Request) -> web.Response:
     """Get the user's rules for idle sandboxes.
 
@@ -91,11 +91,10 @@ async def get_rules(request: web.Request) -> web.Response:
 @ROUTES.add(
     "PUT",
     RULES,
-    scope=Scope.RUN,
+    SandboxRules,
     body=SandboxRules,
-    answer=SandboxRules,
     errors=(NotFound,),
-    example=Example(body={"pause_after_seconds": 1800}),
+    example={"pause_after_seconds": 1800},
 )
 async def put_rules(request: web.Request) -> web.Response:
     """Set the user's rules for idle sandboxes.
@@ -111,12 +110,7 @@ async def put_rules(request: web.Request) -> web.Response:
 
 
 @ROUTES.add(
-    "GET",
-    REMOVALS,
-    scope=Scope.ADMIN_READ,
-    query=RemovalQuery,
-    answer=Removals,
-    example=Example(query={"limit": 10}),
+    "GET", REMOVALS, Removals, scope=Scope.ADMIN_READ, query=RemovalQuery, example={"limit": 10}
 )
 async def get_removals(request: web.Request) -> web.Response:
     """List what could not be removed so far, and why.

@@ -27,7 +27,7 @@ from agentsvc.http.keys import (
     PRINCIPAL,
 )
 from agentsvc.http.middleware.login_cookie import expired_cookie, is_foreign, make_cookie
-from agentsvc.http.routes import Example, Routes, Scope
+from agentsvc.http.routes import Routes, Scope
 from agentsvc.http.urls import address_of, origin_of
 from agentsvc.http.wire import SUCCESS, Success, Time, json_response, path_text, read_json
 
@@ -98,18 +98,18 @@ class LinkInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the user whom the link logs in"""
 
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes(PREFIX)
 
 
 @ROUTES.add(
     "POST",
-    PREFIX,
+    "",
+    NewLogin,
     scope=Scope.OPEN,
     body=Annotated[LoginOrder, _EITHER],
-    answer=NewLogin,
     status=201,
     errors=(NotAllowed, NotAuthenticated, TooManyRequests),
-    example=Example(body={"api_key": "an API key"}),
+    example={"api_key": "an API key"},
 )
 async def post_login(request: web.Request) -> web.Response:
     """Log a browser in with an API key or a login link; the answer sets a cookie, too.
@@ -134,12 +134,12 @@ def answer_login(request: web.Request, login: Login, token: LoginToken) -> web.R
 
 @ROUTES.add(
     "POST",
-    f"{PREFIX}/link",
+    "/link",
+    LinkInfo,
     scope=Scope.OPEN,
     body=LinkOrder,
-    answer=LinkInfo,
     errors=(NotAuthenticated, TooManyRequests),
-    example=Example(body={"token": "the token of a login link"}),
+    example={"token": "the token of a login link"},
 )
 async def post_link(request: web.Request) -> web.Response:
     """Say whom a login link logs in; it can still be used.
@@ -152,7 +152,7 @@ async def post_link(request: web.Request) -> web.Response:
     return json_response(LinkInfo(user_name=user_name))
 
 
-@ROUTES.add("GET", f"{PREFIX}/providers", scope=Scope.OPEN, answer=list[LoginProvider])
+@ROUTES.add("GET", "/providers", list[LoginProvider], scope=Scope.OPEN)
 async def get_providers(request: web.Request) -> web.Response:
     """List who else logs browsers in.
 
@@ -162,7 +162,7 @@ async def get_providers(request: web.Request) -> web.Response:
     return json_response(found or ())
 
 
-@ROUTES.add("GET", PREFIX, scope=Scope.READ, answer=list[LoginInfo])
+@ROUTES.add("GET", "", list[LoginInfo])
 async def get_logins(request: web.Request) -> web.Response:
     """List your logins of browsers.
 
@@ -173,7 +173,7 @@ async def get_logins(request: web.Request) -> web.Response:
     return json_response([_from_login(login, caller.login_id) for login in found])
 
 
-@ROUTES.add("DELETE", f"{PREFIX}/current", scope=Scope.READ, answer=Success, errors=(NotFound,))
+@ROUTES.add("DELETE", "/current", Success, scope=Scope.READ, errors=(NotFound,))
 async def delete_current_login(request: web.Request) -> web.Response:
     """Log this browser out.
 
@@ -189,9 +189,7 @@ async def delete_current_login(request: web.Request) -> web.Response:
     return response
 
 
-@ROUTES.add(
-    "DELETE", f"{PREFIX}/{{login_id}}", scope=Scope.MANAGE, answer=Success, errors=(NotFound,)
-)
+@ROUTES.add("DELETE", "/{login_id}", Success, scope=Scope.MANAGE, errors=(NotFound,))
 async def delete_login(request: web.Request) -> web.Response:
     """Log another browser of yours out.
 

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from agentsvc.conversations import FoundMessage, find_messages
 from agentsvc.http.keys import DATABASE, PRINCIPAL
-from agentsvc.http.routes import Example, Routes, Scope
+from agentsvc.http.routes import Routes
 from agentsvc.http.wire import Limit, json_response, read_query
 
 _USUAL: Final = 20
@@ -29,10 +29,9 @@ ROUTES: Final = Routes()
 @ROUTES.add(
     "GET",
     "/api/v1/messages/search",
-    scope=Scope.READ,
+    list[FoundMessage],
     query=MessageSearch,
-    answer=list[FoundMessage],
-    example=Example(query={"text__contains": "login page"}),
+    example={"text__contains": "login page"},
 )
 async def search_messages(request: web.Request) -> web.Response:
     """Search in what you and your agents have said.

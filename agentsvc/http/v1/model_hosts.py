@@ -7,7 +7,7 @@ from aiohttp import web
 
 from agentsvc.base import InvalidRequest
 from agentsvc.http.keys import MODEL_HOSTS
-from agentsvc.http.routes import Example, Routes, Scope
+from agentsvc.http.routes import Routes, Scope
 from agentsvc.http.wire import json_response, path_text, read_json
 from agentsvc.plugin.egress import BadHost, Mode, parse_policy
 
@@ -30,10 +30,10 @@ class ModelHostList(msgspec.Struct, frozen=True, kw_only=True):
     """Those that administrators have added"""
 
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes(PREFIX)
 
 
-@ROUTES.add("GET", PREFIX, scope=Scope.ADMIN_READ, answer=ModelHostList)
+@ROUTES.add("GET", "", ModelHostList, scope=Scope.ADMIN_READ)
 async def get_model_hosts(request: web.Request) -> web.Response:
     """List the hosts that are not public and at which models may be.
 
@@ -45,11 +45,11 @@ async def get_model_hosts(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "POST",
-    PREFIX,
+    "",
+    ModelHostList,
     scope=Scope.ADMIN,
     body=ModelHost,
-    answer=ModelHostList,
-    example=Example(body={"host": "192.168.1.20:11434"}),
+    example={"host": "192.168.1.20:11434"},
 )
 async def post_model_host(request: web.Request) -> web.Response:
     """Allow models at a host that is not public.
@@ -65,7 +65,7 @@ async def post_model_host(request: web.Request) -> web.Response:
     return await get_model_hosts(request)
 
 
-@ROUTES.add("DELETE", f"{PREFIX}/{{model_host}}", scope=Scope.ADMIN, answer=ModelHostList)
+@ROUTES.add("DELETE", "/{model_host}", ModelHostList, scope=Scope.ADMIN)
 async def delete_model_host(request: web.Request) -> web.Response:
     """Allow a host of models no longer.
 

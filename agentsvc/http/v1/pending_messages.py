@@ -8,7 +8,7 @@ from aiohttp import web
 from agentsvc.base import BadRequest, Conflict, Gone, QuotaExceeded, TooManyRequests
 from agentsvc.conversations import Queued
 from agentsvc.http.keys import PENDING, PRINCIPAL
-from agentsvc.http.routes import Effect, Example, Routes, Scope
+from agentsvc.http.routes import Effect, Routes
 from agentsvc.http.v1.types_pending import (
     Pending,
     PendingBody,
@@ -20,7 +20,7 @@ from agentsvc.http.v1.types_pending import (
 )
 from agentsvc.http.wire import SUCCESS, Success, json_response, path_id, path_text, read_json
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes("/api/v1/conversations/{conversation_id}/pending-messages")
 
 
 def _answer(_request: web.Request, queued: Queued) -> web.Response:
@@ -29,15 +29,14 @@ def _answer(_request: web.Request, queued: Queued) -> web.Response:
 
 @ROUTES.add(
     "POST",
-    "/api/v1/conversations/{conversation_id}/pending-messages",
-    scope=Scope.RUN,
+    "",
+    PendingView,
     path_types={"conversation_id": str},
     body=Pending,
-    answer=PendingView,
     status=HTTPStatus.CREATED,
     effect=Effect(kind=Queued, answer=_answer),
     errors=(BadRequest, Conflict, Gone, QuotaExceeded, TooManyRequests),
-    example=Example(body={"content": [{"type": "text", "text": "And then?"}]}),
+    example={"content": [{"type": "text", "text": "And then?"}]},
 )
 async def post_pending_message(request: web.Request) -> web.Response:
     """Queue a message; it is delivered once the conversation is ready.
@@ -52,13 +51,7 @@ async def post_pending_message(request: web.Request) -> web.Response:
     return _answer(request, queued)
 
 
-@ROUTES.add(
-    "GET",
-    "/api/v1/conversations/{conversation_id}/pending-messages",
-    scope=Scope.READ,
-    path_types={"conversation_id": str},
-    answer=list[WaitingMessage],
-)
+@ROUTES.add("GET", "", list[WaitingMessage], path_types={"conversation_id": str})
 async def get_pending_messages(request: web.Request) -> web.Response:
     """List the messages that wait for their agent.
 
@@ -70,12 +63,7 @@ async def get_pending_messages(request: web.Request) -> web.Response:
 
 
 @ROUTES.add(
-    "DELETE",
-    "/api/v1/conversations/{conversation_id}/pending-messages/{message_id}",
-    scope=Scope.RUN,
-    path_types={"conversation_id": str},
-    answer=Success,
-    errors=(Conflict,),
+    "DELETE", "/{message_id}", Success, path_types={"conversation_id": str}, errors=(Conflict,)
 )
 async def delete_pending_message(request: web.Request) -> web.Response:
     """Cancel a message that waits for its agent.

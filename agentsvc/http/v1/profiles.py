@@ -10,7 +10,7 @@ from aiohttp import web
 from agentsvc.base import Conflict, NotFound, checked_by, stated
 from agentsvc.domain import Llm
 from agentsvc.http.keys import PRINCIPAL, SETTINGS
-from agentsvc.http.routes import Effect, Example, Routes, Scope, shown_as
+from agentsvc.http.routes import Effect, Routes, shown_as
 from agentsvc.http.v1.types_agent_settings import StrictLlmBody, read_llm, show_llm, to_llm
 from agentsvc.http.wire import json_response, path_text, read_json
 from agentsvc.settings import Settings, llm_of, profiles
@@ -98,7 +98,7 @@ _NEW_NAME: Final[web.RequestKey[str]] = web.RequestKey("new_name", str)
 
 _SAVE = msgspec.json.Decoder(SaveProfile | None)
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes(PREFIX)
 
 
 def _answer_renamed(request: web.Request, _settings: Settings) -> web.Response:
@@ -107,7 +107,7 @@ def _answer_renamed(request: web.Request, _settings: Settings) -> web.Response:
     return json_response(ProfileChanged(name=new_name, message=message))
 
 
-@ROUTES.add("GET", PREFIX, scope=Scope.READ, answer=ProfileList)
+@ROUTES.add("GET", "", ProfileList)
 async def get_profiles(request: web.Request) -> web.Response:
     """List the saved language models.
 
@@ -117,7 +117,7 @@ async def get_profiles(request: web.Request) -> web.Response:
     return json_response(_from_settings(settings))
 
 
-@ROUTES.add("GET", f"{PREFIX}/{{name}}", scope=Scope.READ, answer=ProfileDetail)
+@ROUTES.add("GET", "/{name}", ProfileDetail)
 async def get_profile(request: web.Request) -> web.Response:
     """Return a saved language model.
 
@@ -130,13 +130,12 @@ async def get_profile(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "POST",
-    f"{PREFIX}/{{name}}",
-    scope=Scope.RUN,
+    "/{name}",
+    ProfileChanged,
     body=SaveProfile | None,
-    answer=ProfileChanged,
     status=HTTPStatus.CREATED,
     errors=(Conflict,),
-    example=Example(body={"llm": {"model": "openai/gpt-5-mini"}}),
+    example={"llm": {"model": "openai/gpt-5-mini"}},
 )
 async def post_profile(request: web.Request) -> web.Response:
     """Save a language model under a name.
@@ -153,7 +152,7 @@ async def post_profile(request: web.Request) -> web.Response:
     return json_response(ProfileChanged(name=name, message=f"Profile '{name}' saved"), status=201)
 
 
-@ROUTES.add("DELETE", f"{PREFIX}/{{name}}", scope=Scope.RUN, answer=ProfileChanged)
+@ROUTES.add("DELETE", "/{name}", ProfileChanged)
 async def delete_profile(request: web.Request) -> web.Response:
     """Delete a saved language model.
 
@@ -168,7 +167,7 @@ async def delete_profile(request: web.Request) -> web.Response:
     return json_response(ProfileChanged(name=name, message=f"Profile '{name}' deleted"))
 
 
-@ROUTES.add("POST", f"{PREFIX}/{{name}}/activate", scope=Scope.RUN, answer=ProfileActivated)
+@ROUTES.add("POST", "/{name}/activate", ProfileActivated)
 async def post_activate(request: web.Request) -> web.Response:
     """Use a saved language model.
 
@@ -185,13 +184,12 @@ async def post_activate(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "POST",
-    f"{PREFIX}/{{name}}/rename",
-    scope=Scope.RUN,
+    "/{name}/rename",
+    ProfileChanged,
     body=RenameProfile,
-    answer=ProfileChanged,
     effect=Effect(kind=Settings, answer=_answer_renamed),
     errors=(Conflict,),
-    example=Example(body={"new_name": "thorough"}),
+    example={"new_name": "thorough"},
 )
 async def post_rename(request: web.Request) -> web.Response:
     """Rename a saved language model.

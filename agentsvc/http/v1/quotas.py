@@ -7,7 +7,7 @@ from aiohttp import web
 
 from agentsvc.accounts import DayOfUse, Quotas
 from agentsvc.http.keys import PRINCIPAL, QUOTAS, SANDBOXES, USERS
-from agentsvc.http.routes import Example, Routes, Scope
+from agentsvc.http.routes import Routes, Scope
 from agentsvc.http.wire import json_response, path_user, read_json, read_query
 
 PREFIX: Final = "/api/v1/users"
@@ -54,7 +54,7 @@ class Days(msgspec.Struct, frozen=True, kw_only=True):
 ROUTES: Final = Routes()
 
 
-@ROUTES.add("GET", f"{PREFIX}/me/usage", scope=Scope.READ, answer=Usage)
+@ROUTES.add("GET", f"{PREFIX}/me/usage", Usage)
 async def get_my_usage(request: web.Request) -> web.Response:
     """Return your quotas and what you have used of them.
 
@@ -63,14 +63,7 @@ async def get_my_usage(request: web.Request) -> web.Response:
     return json_response(await _usage_of(request, request[PRINCIPAL].user_id))
 
 
-@ROUTES.add(
-    "GET",
-    f"{PREFIX}/me/usage/days",
-    scope=Scope.READ,
-    query=Days,
-    answer=list[DayOfUse],
-    example=Example(query={"days": 7}),
-)
+@ROUTES.add("GET", f"{PREFIX}/me/usage/days", list[DayOfUse], query=Days, example={"days": 7})
 async def get_my_days(request: web.Request) -> web.Response:
     """Return what you have used of models, by day.
 
@@ -84,10 +77,10 @@ async def get_my_days(request: web.Request) -> web.Response:
 @ROUTES.add(
     "GET",
     "/api/v1/usage/days",
+    list[DayOfUse],
     scope=Scope.ADMIN_READ,
     query=Days,
-    answer=list[DayOfUse],
-    example=Example(query={"days": 7}),
+    example={"days": 7},
 )
 async def get_days(request: web.Request) -> web.Response:
     """Return what all users have used of models, by day.
@@ -97,7 +90,7 @@ async def get_days(request: web.Request) -> web.Response:
     return json_response(await request.app[QUOTAS].days(read_query(request, Days).days))
 
 
-@ROUTES.add("GET", f"{PREFIX}/{{user_id}}/usage", scope=Scope.ADMIN_READ, answer=Usage)
+@ROUTES.add("GET", f"{PREFIX}/{{user_id}}/usage", Usage, scope=Scope.ADMIN_READ)
 async def get_usage(request: web.Request) -> web.Response:
     """Return the quotas of a user and what was used of them.
 
@@ -110,10 +103,10 @@ async def get_usage(request: web.Request) -> web.Response:
 @ROUTES.add(
     "PUT",
     f"{PREFIX}/{{user_id}}/quotas",
+    Usage,
     scope=Scope.ADMIN,
     body=QuotaLimits,
-    answer=Usage,
-    example=Example(body={"running_sandboxes": 5, "spend_per_day": 20.0}),
+    example={"running_sandboxes": 5, "spend_per_day": 20.0},
 )
 async def put_quotas(request: web.Request) -> web.Response:
     """Set what a user may use at most.

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from agentsvc.base import BackendBroken, BackendUnavailable, NotFound, Unsupported
 from agentsvc.http.keys import BACKENDS, CONFIG, PRINCIPAL, SANDBOXES
-from agentsvc.http.routes import Example, Routes, Scope
+from agentsvc.http.routes import Routes
 from agentsvc.http.wire import json_response, path_text, read_query
 from agentsvc.sandboxes import MOST_LINES, read_output
 
@@ -32,11 +32,10 @@ ROUTES: Final = Routes()
 @ROUTES.add(
     "GET",
     "/api/v1/sandboxes/{sandbox_id}/logs",
-    scope=Scope.READ,
+    SandboxLog,
     query=Tail,
-    answer=SandboxLog,
     errors=(NotFound, Unsupported, BackendUnavailable, BackendBroken),
-    example=Example(query={"tail": 50}),
+    example={"tail": 50},
 )
 async def get_logs(request: web.Request) -> web.Response:
     """Return the last lines a sandbox has written.

@@ -17,7 +17,7 @@ from agentsvc.base import (
 )
 from agentsvc.http.keys import BACKENDS, CALLBACKS, CONFIG, PRINCIPAL, SANDBOX, SANDBOXES
 from agentsvc.http.middleware.pipeline import ACTIVITY
-from agentsvc.http.routes import EXAMPLE_ID, OF_SANDBOXES, TEXT, Effect, Example, Routes, Scope
+from agentsvc.http.routes import EXAMPLE_ID, OF_SANDBOXES, TEXT, Effect, Routes, Scope
 from agentsvc.http.urls import links_of
 from agentsvc.http.v1.types_sandboxes import (
     Ids,
@@ -64,14 +64,7 @@ def _answer(request: web.Request, sandbox: Sandbox) -> web.Response:
     return json_response(from_sandbox(sandbox, links_of(request)))
 
 
-@ROUTES.add(
-    "GET",
-    f"{PREFIX}/search",
-    scope=Scope.READ,
-    query=PageQuery,
-    answer=Page[SandboxInfo],
-    example=Example(query={"limit": 10}),
-)
+@ROUTES.add("GET", f"{PREFIX}/search", Page[SandboxInfo], query=PageQuery, example={"limit": 10})
 async def search_sandboxes(request: web.Request) -> web.Response:
     """List sandboxes, newest first.
 
@@ -92,11 +85,10 @@ async def search_sandboxes(request: web.Request) -> web.Response:
 @ROUTES.add(
     "GET",
     PREFIX,
-    scope=Scope.READ,
+    list[SandboxInfo | None],
     query=Ids,
-    answer=list[SandboxInfo | None],
     errors=(BadRequest,),
-    example=Example(query={"id": [EXAMPLE_ID]}),
+    example={"id": [EXAMPLE_ID]},
 )
 async def get_sandboxes(request: web.Request) -> web.Response:
     """Get sandboxes by id.
@@ -111,10 +103,9 @@ async def get_sandboxes(request: web.Request) -> web.Response:
 @ROUTES.add(
     "POST",
     PREFIX,
-    scope=Scope.RUN,
+    SandboxInfo,
     body=SandboxOrder | None,
     query=SpecChoice,
-    answer=SandboxInfo,
     effect=Effect(kind=Sandbox, answer=_answer),
     errors=(*(BadRequest, OrderRejected, *OF_SANDBOXES, SandboxLimitReached, ServiceLimitReached),),
 )
@@ -142,9 +133,7 @@ async def post_sandbox(request: web.Request) -> web.Response:
     return _answer(request, sandbox)
 
 
-@ROUTES.add(
-    "GET", f"{PREFIX}/{{sandbox_id}}", scope=Scope.READ, answer=SandboxInfo, errors=(NotFound,)
-)
+@ROUTES.add("GET", f"{PREFIX}/{{sandbox_id}}", SandboxInfo, errors=(NotFound,))
 async def get_sandbox(request: web.Request) -> web.Response:
     """Get a sandbox.
 
@@ -156,13 +145,7 @@ async def get_sandbox(request: web.Request) -> web.Response:
     return json_response(shown)
 
 
-@ROUTES.add(
-    "GET",
-    f"{PREFIX}/{{sandbox_id}}/usage",
-    scope=Scope.READ,
-    answer=list[UsageView],
-    errors=(NotFound,),
-)
+@ROUTES.add("GET", f"{PREFIX}/{{sandbox_id}}/usage", list[UsageView], errors=(NotFound,))
 async def get_usage(request: web.Request) -> web.Response:
     """Return what a sandbox has used lately.
 
@@ -174,9 +157,7 @@ async def get_usage(request: web.Request) -> web.Response:
     return json_response([from_measured(one) for one in sandboxes.meter.recent(sandbox)])
 
 
-@ROUTES.add(
-    "POST", f"{PREFIX}/{{sandbox_id}}/pause", scope=Scope.RUN, answer=Success, errors=OF_SANDBOXES
-)
+@ROUTES.add("POST", f"{PREFIX}/{{sandbox_id}}/pause", Success, errors=OF_SANDBOXES)
 async def post_pause(request: web.Request) -> web.Response:
     """Pause a sandbox.
 
@@ -188,9 +169,7 @@ async def post_pause(request: web.Request) -> web.Response:
     return json_response(SUCCESS)
 
 
-@ROUTES.add(
-    "POST", f"{PREFIX}/{{sandbox_id}}/stop", scope=Scope.RUN, answer=Success, errors=OF_SANDBOXES
-)
+@ROUTES.add("POST", f"{PREFIX}/{{sandbox_id}}/stop", Success, errors=OF_SANDBOXES)
 async def post_stop(request: web.Request) -> web.Response:
     """Stop a sandbox: it keeps its files only, and is started again by resume.
 
@@ -204,9 +183,8 @@ async def post_stop(request: web.Request) -> web.Response:
 @ROUTES.add(
     "POST",
     f"{PREFIX}/{{sandbox_id}}/resume",
-    scope=Scope.RUN,
+    Success,
     query=RoomChoice,
-    answer=Success,
     errors=(*OF_SANDBOXES, SandboxLimitReached),
 )
 async def post_resume(request: web.Request) -> web.Response:
@@ -221,14 +199,7 @@ async def post_resume(request: web.Request) -> web.Response:
     return json_response(SUCCESS)
 
 
-@ROUTES.add(
-    "DELETE",
-    f"{PREFIX}/{{sandbox_id}}",
-    scope=Scope.RUN,
-    query=SandboxChoice,
-    answer=Success,
-    errors=OF_SANDBOXES,
-)
+@ROUTES.add("DELETE", f"{PREFIX}/{{sandbox_id}}", Success, query=SandboxChoice, errors=OF_SANDBOXES)
 async def delete_sandbox(request: web.Request) -> web.Response:
     """Delete a sandbox with all its files.
 
@@ -241,9 +212,7 @@ async def delete_sandbox(request: web.Request) -> web.Response:
     return json_response(SUCCESS)
 
 
-@ROUTES.add(
-    "GET", f"{PREFIX}/{{sandbox_id}}/settings/secrets", scope=Scope.SANDBOX, answer=SecretNames
-)
+@ROUTES.add("GET", f"{PREFIX}/{{sandbox_id}}/settings/secrets", SecretNames, scope=Scope.SANDBOX)
 async def get_secrets(request: web.Request) -> web.Response:
     """Name the secrets a sandbox may ask for.
 
@@ -258,8 +227,8 @@ async def get_secrets(request: web.Request) -> web.Response:
 @ROUTES.add(
     "GET",
     f"{PREFIX}/{{sandbox_id}}/settings/secrets/{{secret_name}}",
+    str,
     scope=Scope.SANDBOX,
-    answer=str,
     media=TEXT,
 )
 async def get_secret(request: web.Request) -> web.Response:
@@ -274,7 +243,7 @@ async def get_secret(request: web.Request) -> web.Response:
     return text_response(found[1].reveal())
 
 
-@ROUTES.add("GET", "/api/v1/protection", scope=Scope.READ, answer=list[Protection])
+@ROUTES.add("GET", "/api/v1/protection", list[Protection])
 async def get_protection(request: web.Request) -> web.Response:
     """Say how sandboxes are held here, at the default backend first.
 
@@ -288,12 +257,7 @@ async def get_protection(request: web.Request) -> web.Response:
 
 
 @ROUTES.add(
-    "GET",
-    f"{SPECS_PREFIX}/search",
-    scope=Scope.READ,
-    query=PageQuery,
-    answer=Page[SandboxSpecInfo],
-    example=Example(query={"limit": 10}),
+    "GET", f"{SPECS_PREFIX}/search", Page[SandboxSpecInfo], query=PageQuery, example={"limit": 10}
 )
 async def search_sandbox_specs(request: web.Request) -> web.Response:
     """List sandbox specs, the default one first.
@@ -308,11 +272,10 @@ async def search_sandbox_specs(request: web.Request) -> web.Response:
 @ROUTES.add(
     "GET",
     SPECS_PREFIX,
-    scope=Scope.READ,
+    list[SandboxSpecInfo | None],
     query=Ids,
-    answer=list[SandboxSpecInfo | None],
     errors=(BadRequest,),
-    example=Example(query={"id": ["process"]}),
+    example={"id": ["process"]},
 )
 async def get_sandbox_specs(request: web.Request) -> web.Response:
     """Get sandbox specs by id.

@@ -18,7 +18,7 @@ from agentsvc.base import (
 )
 from agentsvc.domain import NamedServers, Provider, read_mcp_map
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SECRETS, SETTINGS
-from agentsvc.http.routes import Example, Routes, Scope, shown_as
+from agentsvc.http.routes import Routes, shown_as
 from agentsvc.http.wire import (
     PAGE_MAX,
     Limit,
@@ -109,16 +109,15 @@ class GitProvidersStored(msgspec.Struct, frozen=True, kw_only=True, omit_default
     Left out where all have answered"""
 
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes(PREFIX)
 
 
 @ROUTES.add(
     "GET",
-    f"{PREFIX}/search",
-    scope=Scope.READ,
+    "/search",
+    Page[SecretInfo],
     query=SecretQuery,
-    answer=Page[SecretInfo],
-    example=Example(query={"name__contains": "TOKEN", "limit": 10}),
+    example={"name__contains": "TOKEN", "limit": 10},
 )
 async def search_secrets(request: web.Request) -> web.Response:
     """List your secrets by name.
@@ -132,14 +131,11 @@ async def search_secrets(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "POST",
-    PREFIX,
-    scope=Scope.RUN,
+    "",
+    Edited,
     body=NewSecret,
-    answer=Edited,
     status=HTTPStatus.CREATED,
-    example=Example(
-        body={"name": "DEPLOY_KEY", "value": "not so secret", "description": "For the staging host"}
-    ),
+    example={"name": "DEPLOY_KEY", "value": "not so secret", "description": "For the staging host"},
 )
 async def post_secret(request: web.Request) -> web.Response:
     """Keep a secret.
@@ -156,11 +152,10 @@ async def post_secret(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "POST",
-    f"{PREFIX}/git-providers",
-    scope=Scope.RUN,
+    "/git-providers",
+    GitProvidersStored,
     body=GitProviders,
-    answer=GitProvidersStored,
-    example=Example(body={"provider_tokens": {"github": {"token": "an access token"}}}),
+    example={"provider_tokens": {"github": {"token": "an access token"}}},
 )
 async def post_git_providers(request: web.Request) -> web.Response:
     """Keep tokens of git providers.
@@ -179,7 +174,7 @@ async def post_git_providers(request: web.Request) -> web.Response:
     )
 
 
-@ROUTES.add("DELETE", f"{PREFIX}/git-providers", scope=Scope.RUN, answer=Edited)
+@ROUTES.add("DELETE", "/git-providers", Edited)
 async def delete_git_providers(request: web.Request) -> web.Response:
     """Forget all tokens of git providers.
 
@@ -191,12 +186,11 @@ async def delete_git_providers(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "PUT",
-    f"{PREFIX}/{{secret_id}}",
-    scope=Scope.RUN,
+    "/{secret_id}",
+    Edited,
     body=SecretChange,
-    answer=Edited,
     errors=(BadRequest,),
-    example=Example(body={"name": "API_TOKEN", "description": "Of the issue tracker"}),
+    example={"name": "API_TOKEN", "description": "Of the issue tracker"},
 )
 async def put_secret(request: web.Request) -> web.Response:
     """Rename or describe a secret.
@@ -213,7 +207,7 @@ async def put_secret(request: web.Request) -> web.Response:
     return json_response(Edited(message="Secret updated successfully"))
 
 
-@ROUTES.add("DELETE", f"{PREFIX}/{{secret_id}}", scope=Scope.RUN, answer=Edited)
+@ROUTES.add("DELETE", "/{secret_id}", Edited)
 async def delete_secret(request: web.Request) -> web.Response:
     """Forget a secret.
 

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from agentsvc.base import BadRequest, NotAllowed, ShownSecret, dashed
 from agentsvc.http.keys import PRINCIPAL, SERVICE_KEYS
-from agentsvc.http.routes import SERVICE_HEADER, Example, Routes, Scope
+from agentsvc.http.routes import SERVICE_HEADER, Routes, Scope
 from agentsvc.http.wire import json_response, path_id, read_json
 
 PREFIX: Final = "/api/service/users"
@@ -34,19 +34,19 @@ class ServiceKeyInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the key is called"""
 
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes(PREFIX)
 
 
 @ROUTES.add(
     "POST",
-    f"{PREFIX}/{{user_id}}/orgs/{{org_id}}/api-keys",
+    "/{user_id}/orgs/{org_id}/api-keys",
+    ServiceKeyInfo,
     path_types={"user_id": UUID},
     scope=Scope.ADMIN,
     key_header=SERVICE_HEADER,
     body=ServiceKeyOrder,
-    answer=ServiceKeyInfo,
     errors=(BadRequest,),
-    example=Example(body={"name": "automation"}),
+    example={"name": "automation"},
 )
 async def post_key(request: web.Request) -> web.Response:
     """Return a key of a user, for a service that acts for users.

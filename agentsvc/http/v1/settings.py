@@ -6,7 +6,7 @@ from aiohttp import web
 
 from agentsvc.base import BadRequest, NotFound
 from agentsvc.http.keys import CONFIG, MODEL_HOSTS, PRINCIPAL, SECRETS, SETTINGS
-from agentsvc.http.routes import Example, Routes, Scope
+from agentsvc.http.routes import Routes
 from agentsvc.http.v1.settings_schema import AGENT_SCHEMA, CONVERSATION_SCHEMA, Schema
 from agentsvc.http.v1.types_settings import (
     SettingsBody,
@@ -22,10 +22,10 @@ from agentsvc.settings import Settings, llm_of
 
 PREFIX: Final = "/api/v1/settings"
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes(PREFIX)
 
 
-@ROUTES.add("GET", PREFIX, scope=Scope.READ, answer=SettingsView, errors=(NotFound,))
+@ROUTES.add("GET", "", SettingsView, errors=(NotFound,))
 async def get_settings(request: web.Request) -> web.Response:
     """Return settings.
 
@@ -42,12 +42,11 @@ async def get_settings(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "POST",
-    PREFIX,
-    scope=Scope.RUN,
+    "",
+    SettingsStored,
     body=SettingsBody,
-    answer=SettingsStored,
     errors=(BadRequest,),
-    example=Example(body={"language": "en", "agent_settings_diff": {"llm": {"temperature": 0.2}}}),
+    example={"language": "en", "agent_settings_diff": {"llm": {"temperature": 0.2}}},
 )
 async def post_settings(request: web.Request) -> web.Response:
     """Change settings: they are merged with what is stored.
@@ -66,7 +65,7 @@ async def post_settings(request: web.Request) -> web.Response:
     return json_response(SettingsStored())
 
 
-@ROUTES.add("POST", f"{PREFIX}/test-model", scope=Scope.RUN, answer=Checked)
+@ROUTES.add("POST", "/test-model", Checked)
 async def post_test_model(request: web.Request) -> web.Response:
     """Ask the stored language model once, and tell whether it answers.
 
@@ -78,7 +77,7 @@ async def post_test_model(request: web.Request) -> web.Response:
     return json_response(found)
 
 
-@ROUTES.add("GET", f"{PREFIX}/agent-schema", scope=Scope.READ, answer=Schema)
+@ROUTES.add("GET", "/agent-schema", Schema)
 async def get_agent_schema(_request: web.Request) -> web.Response:
     """Describe the settings of the agent, for pages that show them.
 
@@ -88,7 +87,7 @@ async def get_agent_schema(_request: web.Request) -> web.Response:
     return json_response(AGENT_SCHEMA)
 
 
-@ROUTES.add("GET", f"{PREFIX}/conversation-schema", scope=Scope.READ, answer=Schema)
+@ROUTES.add("GET", "/conversation-schema", Schema)
 async def get_conversation_schema(_request: web.Request) -> web.Response:
     """Describe the settings of conversations, for pages that show them.
 

@@ -8,7 +8,7 @@ from aiohttp import web
 from agentsvc.base import AgentRefused, AgentUnavailable, BadRequest, decode_cursor
 from agentsvc.conversations import UserSkill
 from agentsvc.http.keys import LIVE_SETTINGS, PRINCIPAL
-from agentsvc.http.routes import OF_AGENTS, Example, Routes, Scope
+from agentsvc.http.routes import OF_AGENTS, Routes
 from agentsvc.http.wire import (
     SUCCESS,
     Page,
@@ -56,11 +56,10 @@ ROUTES: Final = Routes()
 @ROUTES.add(
     "GET",
     "/api/v1/skills/search",
-    scope=Scope.READ,
+    Page[SkillInfo],
     query=PageQuery,
-    answer=Page[SkillInfo],
     errors=(AgentRefused, AgentUnavailable),
-    example=Example(query={"limit": 10}),
+    example={"limit": 10},
 )
 async def search_skills(request: web.Request) -> web.Response:
     """List the skills that belong to no project, as a running sandbox sees them.
@@ -76,11 +75,10 @@ async def search_skills(request: web.Request) -> web.Response:
 @ROUTES.add(
     "POST",
     "/api/v1/app-conversations/{conversation_id}/switch_profile",
-    scope=Scope.RUN,
+    Success,
     body=SwitchProfile,
-    answer=Success,
     errors=OF_AGENTS,
-    example=Example(body={"profile_name": "fast"}),
+    example={"profile_name": "fast"},
 )
 async def post_switch_profile(request: web.Request) -> web.Response:
     """Let a conversation go on with a saved language model.
@@ -98,11 +96,10 @@ async def post_switch_profile(request: web.Request) -> web.Response:
 @ROUTES.add(
     "POST",
     "/api/v1/app-conversations/{conversation_id}/switch_acp_model",
-    scope=Scope.RUN,
+    Success,
     body=SwitchAcpModel,
-    answer=Success,
     errors=(BadRequest, *OF_AGENTS),
-    example=Example(body={"model": "default"}),
+    example={"model": "default"},
 )
 async def post_switch_acp_model(request: web.Request) -> web.Response:
     """Let another agent go on with another of its models.

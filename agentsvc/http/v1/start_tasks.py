@@ -6,7 +6,7 @@ from aiohttp import web
 
 from agentsvc.base import BadRequest
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
-from agentsvc.http.routes import EXAMPLE_ID, Example, Routes, Scope
+from agentsvc.http.routes import EXAMPLE_ID, Routes
 from agentsvc.http.urls import links_of
 from agentsvc.http.v1.types_sandboxes import check_ids
 from agentsvc.http.v1.types_start import (
@@ -20,17 +20,16 @@ from agentsvc.http.wire import Page, json_response, read_query
 
 PREFIX: Final = "/api/v1/app-conversations/start-tasks"
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes(PREFIX)
 
 
 @ROUTES.add(
     "GET",
-    PREFIX,
-    scope=Scope.READ,
+    "",
+    list[StartTaskView | None],
     query=StartTaskIds,
-    answer=list[StartTaskView | None],
     errors=(BadRequest,),
-    example=Example(query={"ids": [EXAMPLE_ID]}),
+    example={"ids": [EXAMPLE_ID]},
 )
 async def get_start_tasks(request: web.Request) -> web.Response:
     """Get start tasks by id.
@@ -43,14 +42,7 @@ async def get_start_tasks(request: web.Request) -> web.Response:
     return json_response([from_start_task(task, links) if task else None for task in tasks])
 
 
-@ROUTES.add(
-    "GET",
-    f"{PREFIX}/search",
-    scope=Scope.READ,
-    query=StartTaskQuery,
-    answer=Page[StartTaskView],
-    example=Example(query={"limit": 10}),
-)
+@ROUTES.add("GET", "/search", Page[StartTaskView], query=StartTaskQuery, example={"limit": 10})
 async def search_start_tasks(request: web.Request) -> web.Response:
     """Search start tasks.
 
@@ -70,7 +62,7 @@ async def search_start_tasks(request: web.Request) -> web.Response:
     )
 
 
-@ROUTES.add("GET", f"{PREFIX}/count", scope=Scope.READ, query=StartTaskFilter, answer=int)
+@ROUTES.add("GET", "/count", int, query=StartTaskFilter)
 async def count_start_tasks(request: web.Request) -> web.Response:
     """Count start tasks.
 

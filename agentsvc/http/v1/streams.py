@@ -20,7 +20,7 @@ from agentsvc.conversations import (
 )
 from agentsvc.http.following import Follow, Item, Items, Message
 from agentsvc.http.keys import PRINCIPAL, SDK_VERSION, STREAMS
-from agentsvc.http.routes import Example, Routes, Scope
+from agentsvc.http.routes import Routes
 from agentsvc.http.sdk_versions import Reader, reader_of
 from agentsvc.http.streaming import DELETED, EVENT_STREAM, resync, serve
 from agentsvc.http.urls import Links, links_of
@@ -53,12 +53,11 @@ ROUTES: Final = Routes()
 @ROUTES.add(
     "GET",
     "/api/v1/conversation/{conversation_id}/events/stream",
-    scope=Scope.READ,
+    str,
     query=Resumption,
-    answer=str,
     media=EVENT_STREAM,
     errors=(BadRequest, NotFound, CapacityExceeded),
-    example=Example(query={"after": 0}),
+    example={"after": 0},
     is_stream=True,
     message=OfConversation,
     takes_query_key=True,
@@ -87,8 +86,7 @@ async def stream_events(request: web.Request) -> web.StreamResponse:
 @ROUTES.add(
     "GET",
     "/api/v1/events/stream",
-    scope=Scope.READ,
-    answer=str,
+    str,
     media=EVENT_STREAM,
     errors=(BadRequest, CapacityExceeded),
     is_stream=True,

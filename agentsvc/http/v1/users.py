@@ -9,7 +9,7 @@ from agentsvc.base import NotAllowed, NotAuthenticated
 from agentsvc.domain import Provider
 from agentsvc.git import GitAccount
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SANDBOXES, SETTINGS
-from agentsvc.http.routes import OF_GIT_PROVIDERS, READS_ONLY, Routes, Scope
+from agentsvc.http.routes import OF_GIT_PROVIDERS, READS_ONLY, Routes
 from agentsvc.http.v1.types_settings import Expose, UserView, from_user
 from agentsvc.http.wire import json_response, read_query
 
@@ -42,12 +42,10 @@ class GitOrganizations(msgspec.Struct, frozen=True, kw_only=True):
     """Their names"""
 
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes(PREFIX)
 
 
-@ROUTES.add(
-    "GET", f"{PREFIX}/me", scope=Scope.READ, query=Expose, answer=UserView, errors=(NotAllowed,)
-)
+@ROUTES.add("GET", "/me", UserView, query=Expose, errors=(NotAllowed,))
 async def get_me(request: web.Request) -> web.Response:
     """Return yourself with your settings.
 
@@ -62,9 +60,7 @@ async def get_me(request: web.Request) -> web.Response:
     return json_response(from_user(user, settings, is_revealed=is_revealed))
 
 
-@ROUTES.add(
-    "GET", f"{PREFIX}/git-info", scope=Scope.READ, answer=UserGitInfo, errors=OF_GIT_PROVIDERS
-)
+@ROUTES.add("GET", "/git-info", UserGitInfo, errors=OF_GIT_PROVIDERS)
 async def get_git_info(request: web.Request) -> web.Response:
     """Return who you are at your git provider.
 
@@ -74,13 +70,7 @@ async def get_git_info(request: web.Request) -> web.Response:
     return json_response(_from_account(account))
 
 
-@ROUTES.add(
-    "GET",
-    f"{PREFIX}/git-organizations",
-    scope=Scope.READ,
-    answer=GitOrganizations,
-    errors=OF_GIT_PROVIDERS,
-)
+@ROUTES.add("GET", "/git-organizations", GitOrganizations, errors=OF_GIT_PROVIDERS)
 async def get_git_organizations(request: web.Request) -> web.Response:
     """List your organizations, groups or workspaces at your git provider.
 

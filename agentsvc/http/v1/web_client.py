@@ -125,7 +125,7 @@ class AgentProfiles(msgspec.Struct, frozen=True, kw_only=True):
 ROUTES: Final = Routes()
 
 
-@ROUTES.add("GET", "/api/v1/web-client/config", scope=Scope.OPEN, answer=WebClientConfig)
+@ROUTES.add("GET", "/api/v1/web-client/config", WebClientConfig, scope=Scope.OPEN)
 async def get_config(request: web.Request) -> web.Response:
     """Say what a front end should show.
 
@@ -135,7 +135,7 @@ async def get_config(request: web.Request) -> web.Response:
     return json_response(WebClientConfig(updated_at=started_at))
 
 
-@ROUTES.add("GET", "/api/agent-profiles", scope=Scope.READ, answer=AgentProfiles)
+@ROUTES.add("GET", "/api/agent-profiles", AgentProfiles)
 async def get_agent_profiles(_request: web.Request) -> web.Response:
     """List the saved agents: there are none, the settings say what an agent is.
 

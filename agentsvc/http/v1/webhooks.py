@@ -34,7 +34,7 @@ PREFIX: Final = "/api/v1/webhooks"
 _INFO = msgspec.json.Decoder(ConversationInfo)
 _EVENTS = msgspec.json.Decoder(EventsBody)
 
-ROUTES: Final = Routes()
+ROUTES: Final = Routes(PREFIX)
 
 _EVENTS_EXAMPLE: Final = Example(
     body=[
@@ -48,9 +48,7 @@ _EVENTS_EXAMPLE: Final = Example(
 )
 
 
-@ROUTES.add(
-    "GET", f"{PREFIX}/secrets", scope=Scope.PASS, answer=str, media=TEXT, errors=(NotFound,)
-)
+@ROUTES.add("GET", "/secrets", str, scope=Scope.PASS, media=TEXT, errors=(NotFound,))
 async def get_provider_token(request: web.Request) -> web.Response:
     """Get the token of the git provider that the pass in X-Access-Token is for.
 
@@ -63,12 +61,12 @@ async def get_provider_token(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "POST",
-    f"{PREFIX}/conversations",
+    "/conversations",
+    Success,
     scope=Scope.SANDBOX,
     body=ConversationInfo,
-    answer=Success,
     errors=(BadRequest, NotAllowed, NotFound, QuotaExceeded),
-    example=Example(body={"id": EXAMPLE_ID, "execution_status": "running"}),
+    example={"id": EXAMPLE_ID, "execution_status": "running"},
 )
 async def post_conversation(request: web.Request) -> web.Response:
     """Tell about a conversation.
@@ -85,10 +83,10 @@ async def post_conversation(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "POST",
-    f"{PREFIX}/events/{{conversation_id}}",
+    "/events/{conversation_id}",
+    Success,
     scope=Scope.SANDBOX,
     body=EventsBody,
-    answer=Success,
     errors=(NotAllowed, QuotaExceeded),
     example=_EVENTS_EXAMPLE,
 )
@@ -107,14 +105,12 @@ async def post_events(request: web.Request) -> web.Response:
 
 @ROUTES.add(
     "POST",
-    f"{PREFIX}/replays/{{conversation_id}}/chat/completions",
+    "/replays/{conversation_id}/chat/completions",
+    dict[str, Any],
     scope=Scope.SANDBOX,
     body=Question,
-    answer=dict[str, Any],
     errors=(NotAllowed, NotFound, AgentUnavailable, AgentRefused),
-    example=Example(
-        body={"model": "openai/replay", "messages": [{"role": "user", "content": "Go on"}]}
-    ),
+    example={"model": "openai/replay", "messages": [{"role": "user", "content": "Go on"}]},
 )
 async def post_replay(request: web.Request) -> web.Response:
     """Get the next turn of a recording that is replayed, as a chat completion.
@@ -130,7 +126,7 @@ async def post_replay(request: web.Request) -> web.Response:
 
 ROUTES.add(
     "POST",
-    f"{PREFIX}/{{sandbox_id}}/conversations",
+    "/{sandbox_id}/conversations",
     scope=Scope.SANDBOX,
     summary="Tell about a conversation, as agent servers of 2025 do",
     body=ConversationInfo,
@@ -140,7 +136,7 @@ ROUTES.add(
 )(post_conversation)
 ROUTES.add(
     "POST",
-    f"{PREFIX}/{{sandbox_id}}/events/{{conversation_id}}",
+    "/{sandbox_id}/events/{conversation_id}",
     scope=Scope.SANDBOX,
     summary="Deliver events of a conversation, as agent servers of 2025 do",
     body=EventsBody,
