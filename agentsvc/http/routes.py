@@ -1,5 +1,6 @@
 """Route tables, and how they are added to the application."""
 
+import functools
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import StrEnum
 from http import HTTPStatus
@@ -30,6 +31,7 @@ from agentsvc.base import (
     SandboxNotUsable,
     Unsupported,
 )
+from agentsvc.http.wire import BODY_LIMIT, CALLBACK_BODY_BYTES, read_json, read_query
 
 READS_ONLY: Final = "This key, or its user, may only read"
 """What is said to a caller who would change something."""
@@ -263,7 +265,7 @@ class Routes(list[Route]):
         self._prefix = prefix
         self._common = common
 
-    def add[H: Handler](
+    def add[H: Callable[..., Awaitable[web.StreamResponse]]](
         self,
         method: str,
         path: str,
@@ -276,7 +278,8 @@ class Routes(list[Route]):
         """Decorate a handler of an operation; its docstring begins with the summary, else that is given.
 
         Where no scope is said, GET only looks at what is the user's own, and all else may change it.
-        An example is the query of a GET, and the body of all else.
+        An example is the query of a GET, and the body of all else. What a handler takes as `query` and
+        `body` is read by the types it says of them, before it is called.
         """
         is_get = method == hdrs.METH_GET
         said: dict[str, Any] = {
@@ -290,11 +293,40 @@ class Routes(list[Route]):
 
         def put(handler: H) -> H:
             first = summary or (handler.__doc__ or "").partition("\n")[0].removesuffix(".")
-            whole = self._prefix + path
-            self.append(Route(method=method, path=whole, handler=handler, summary=first, **said))
+            read = {name: kind for name, kind in handler.__annotations__.items() if name in _READ}
+            self.append(
+                Route(
+                    method=method,
+                    path=self._prefix + path,
+                    handler=_reading(handler, read) if read else handler,
+                    summary=first,
+                    **said,
+                    **read,
+                )
+            )
             return handler
 
         return put
+
+
+_READ: Final = ("query", "body")
+
+
+def _reading(
+    handler: Callable[..., Awaitable[web.StreamResponse]], kinds: Mapping[str, Any]
+) -> Handler:
+    """Return what calls a handler with the query and the body that it takes."""
+
+    @functools.wraps(handler)
+    async def read(request: web.Request) -> web.StreamResponse:
+        given: dict[str, Any] = {}
+        if "query" in kinds:
+            given["query"] = read_query(request, kinds["query"])
+        if "body" in kinds:
+            given["body"] = await read_json(request, kinds["body"])
+        return await handler(request, **given)
+
+    return read
 
 
 def shown_as(kind: Any) -> Meta:
@@ -321,13 +353,27 @@ def mount(app: web.Application, routes: Iterable[Route]) -> None:
         # Before anything else is told of the answer, which is none yet.
         app.on_response_prepare.insert(0, _end_head)
     for route in routes:
-        handlers = {route.method: route.handler}
+        whole = _with_long_bodies(route.handler) if route.scope in _LONG_BODIES else route.handler
+        handlers = {route.method: whole}
         if route.method == hdrs.METH_GET:
-            handlers[hdrs.METH_HEAD] = _head_of(route) if route.is_stream else route.handler
+            handlers[hdrs.METH_HEAD] = _head_of(route) if route.is_stream else whole
         for method, handler in handlers.items():
             for path in (route.path, f"{route.path}/"):
                 added = app.router.add_resource(path).add_route(method, handler)
                 app[_MOUNTED][added] = route
+
+
+_LONG_BODIES: Final = (Scope.SANDBOX, Scope.MODEL)
+
+
+def _with_long_bodies(handler: Handler) -> Handler:
+    """Return a handler for what sandboxes send, whose bodies are longer than those of users."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        request[BODY_LIMIT] = max(request.client_max_size, CALLBACK_BODY_BYTES)
+        return await handler(request)
+
+    return answer
 
 
 class _HeadIsKnown(Exception):

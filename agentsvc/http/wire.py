@@ -33,7 +33,6 @@ from agentsvc.base import (
     parse_uuid,
     refusal,
 )
-from agentsvc.http.routes import Scope, route_of
 
 CALLBACK_BODY_BYTES: Final = 64 * 1024 * 1024
 """The largest body of what a sandbox calls back; one refused would come again for ever."""
@@ -66,6 +65,8 @@ type EnvName = Annotated[
 ]
 type EnvValue = Annotated[str, matching(r"^[^\x00]*$", "without NUL", max_length=65536)]
 
+BODY_LIMIT: Final[web.RequestKey[int]] = web.RequestKey("body_limit", int)
+"""How many bytes the body of a request may have, where it may have more than those of others."""
 BODY: Final[web.RequestKey[bytes]] = web.RequestKey("body", bytes)
 """The body of a request, if it has been read already."""
 ON_MORE_BODY: Final[web.RequestKey[OnMoreBody]] = web.RequestKey("on_more_body")
@@ -229,7 +230,7 @@ async def read_text(request: web.Request) -> bytes:
     if BODY in request:
         return request[BODY]
     _check_encoding(request)
-    limit = _body_limit(request)
+    limit = request.get(BODY_LIMIT, request.client_max_size)
     if (request.content_length or 0) > limit:
         raise _too_large(limit)
     body = bytearray()
@@ -366,14 +367,6 @@ def _check_headers(request: web.Request) -> None:
     )
     if not is_json:
         raise UnsupportedMediaType("The body should be `application/json`")
-
-
-def _body_limit(request: web.Request) -> int:
-    route = route_of(request)
-    limit: int = request.client_max_size
-    if route is not None and route.scope in (Scope.SANDBOX, Scope.MODEL):
-        return max(limit, CALLBACK_BODY_BYTES)
-    return limit
 
 
 def _check_encoding(request: web.Request) -> None:

@@ -15,7 +15,6 @@ from agentsvc.extension.web import (
     Success,
     json_response,
     path_id,
-    read_json,
 )
 
 from .model import AttemptOrder
@@ -52,20 +51,18 @@ async def get_all_attempts(request: web.Request) -> web.Response:
     "POST",
     "",
     AttemptSetInfo,
-    body=AttemptOrder,
     status=HTTPStatus.CREATED,
     effect=Effect(kind=Shown, answer=_answer_new),
     errors=(BadRequest, Conflict, NotFound, QuotaExceeded),
     example={"message": "Make the tests pass.", "count": 2, "test_command": "true"},
 )
-async def post_attempts(request: web.Request) -> web.Response:
+async def post_attempts(request: web.Request, body: AttemptOrder) -> web.Response:
     """Give one task to several agents at once.
 
     The answer comes at once; the attempts begin in the background. Each is a conversation in a sandbox
     of its own, and counts as a start. Where as many sandboxes run as may, they wait for their turn.
     """
-    definition = await read_json(request, AttemptOrder)
-    made = await request.app[ATTEMPTS].create(request[PRINCIPAL].user_id, definition)
+    made = await request.app[ATTEMPTS].create(request[PRINCIPAL].user_id, body)
     return _answer_new(request, made)
 
 
@@ -82,21 +79,19 @@ async def get_attempts(request: web.Request) -> web.Response:
     "POST",
     f"{_ONE}/choose",
     AttemptSetInfo,
-    body=AttemptChoice,
     effect=Effect(kind=Shown, answer=_answer),
     errors=(Conflict, NotFound),
     example={"attempt": 1},
 )
-async def post_choose(request: web.Request) -> web.Response:
+async def post_choose(request: web.Request, body: AttemptChoice) -> web.Response:
     """Go on with one attempt, and reclaim the others.
 
     The conversation of the attempt is one as any other from now on. Those of the others are deleted with
     their sandboxes, or only stopped with `keep_others`. Once one is chosen, no other one can be.
     """
-    choice = await read_json(request, AttemptChoice)
-    wanted = choice.attempt.hex if isinstance(choice.attempt, UUID) else choice.attempt
+    wanted = body.attempt.hex if isinstance(body.attempt, UUID) else body.attempt
     chosen = await request.app[ATTEMPTS].choose(
-        *_named(request), wanted, keep_others=choice.keep_others
+        *_named(request), wanted, keep_others=body.keep_others
     )
     return _answer(request, chosen)
 

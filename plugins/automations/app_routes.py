@@ -24,7 +24,6 @@ from agentsvc.extension.web import (
     Routes,
     Success,
     json_response,
-    read_json,
 )
 
 from .github_app import AppKeys, GithubApp, GithubApps
@@ -82,7 +81,6 @@ async def get_github_app(request: web.Request) -> web.Response:
     "PUT",
     _PATH,
     AppInfo,
-    body=AppOrder,
     errors=(
         BadRequest,
         NotAuthenticated,
@@ -92,7 +90,7 @@ async def get_github_app(request: web.Request) -> web.Response:
     ),
     example={"app_id": "123456", "private_key": "a key in PEM", "host": "github.example.com"},
 )
-async def put_github_app(request: web.Request) -> web.Response:
+async def put_github_app(request: web.Request, body: AppOrder) -> web.Response:
     """Let automations act as a GitHub App.
 
     It is asked for at GitHub first, and refused (401) if the key is not one of it. From then on, what
@@ -100,10 +98,9 @@ async def put_github_app(request: web.Request) -> web.Response:
     token of the user. Conversations never get its tokens. A key that is sent takes the place of the
     stored one at once.
     """
-    order = await read_json(request, AppOrder)
-    keys = AppKeys(private_key=order.private_key, webhook_secret=order.webhook_secret)
+    keys = AppKeys(private_key=body.private_key, webhook_secret=body.webhook_secret)
     user_id = request[PRINCIPAL].user_id
-    stored = await request.app[APPS].store(user_id, order.app_id, keys, order.host or None)
+    stored = await request.app[APPS].store(user_id, body.app_id, keys, body.host or None)
     return _answer(request, stored)
 
 

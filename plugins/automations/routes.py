@@ -30,7 +30,6 @@ from agentsvc.extension.web import (
     path_id,
     read_body,
     read_json,
-    read_query,
 )
 
 from .model import Automation, Run
@@ -105,13 +104,12 @@ _CREATION: Final[Described] = {
 }
 
 
-@ROUTES.add("GET", "", AutomationList, query=ListQuery)
-async def get_automations(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "", AutomationList)
+async def get_automations(request: web.Request, query: ListQuery) -> web.Response:
     """List your automations.
 
     One sees only automations of one's own, the newest first.
     """
-    query = read_query(request, ListQuery)
     found, total = await request.app[AUTOMATIONS].list_of(
         request[PRINCIPAL].user_id, limit=query.limit, offset=query.offset
     )
@@ -150,23 +148,15 @@ async def get_automation(request: web.Request) -> web.Response:
     return json_response(from_automation(found, PREFIX))
 
 
-@ROUTES.add(
-    "PATCH",
-    _ONE,
-    AutomationInfo,
-    body=AutomationUpdate,
-    errors=(NotFound,),
-    example={"enabled": False},
-)
-async def patch_automation(request: web.Request) -> web.Response:
+@ROUTES.add("PATCH", _ONE, AutomationInfo, errors=(NotFound,), example={"enabled": False})
+async def patch_automation(request: web.Request, body: AutomationUpdate) -> web.Response:
     """Change, enable or disable an automation.
 
     Only what is sent is changed. A run that goes on is not touched. To enable an automation again
     clears `disabled_reason`, and makes up for nothing that was due meanwhile.
     """
-    wanted = await read_json(request, AutomationUpdate)
     changed = await request.app[AUTOMATIONS].update(
-        *_named(request), wanted.changes(), is_enabled=wanted.is_enabled
+        *_named(request), body.changes(), is_enabled=body.is_enabled
     )
     request.app[WAKE].set()
     return json_response(from_automation(changed, PREFIX))
@@ -215,13 +205,12 @@ async def post_dispatch(request: web.Request) -> web.Response:
     return _answer_made_run(request, run)
 
 
-@ROUTES.add("GET", f"{_ONE}/runs", AutomationRunList, query=ListQuery, errors=(NotFound,))
-async def get_runs(request: web.Request) -> web.Response:
+@ROUTES.add("GET", f"{_ONE}/runs", AutomationRunList, errors=(NotFound,))
+async def get_runs(request: web.Request, query: ListQuery) -> web.Response:
     """List the runs of an automation, newest first.
 
     They are kept as long as the automation is.
     """
-    query = read_query(request, ListQuery)
     found, counts = await request.app[AUTOMATIONS].runs(
         *_named(request), limit=query.limit, offset=query.offset
     )

@@ -28,8 +28,6 @@ from agentsvc.extension.web import (
     Time,
     json_response,
     path_text,
-    read_json,
-    read_query,
 )
 
 from .courier import Courier
@@ -200,7 +198,6 @@ async def get_webhook_subscriptions(request: web.Request) -> web.Response:
     "POST",
     "",
     NewWebhookInfo,
-    body=WebhookOrder,
     status=201,
     effect=Effect(kind=tuple, answer=_answer_new),
     errors=(Conflict,),
@@ -210,15 +207,14 @@ async def get_webhook_subscriptions(request: web.Request) -> web.Response:
         "changes": [],
     },
 )
-async def post_webhook_subscription(request: web.Request) -> web.Response:
+async def post_webhook_subscription(request: web.Request, body: WebhookOrder) -> web.Response:
     """Have events and changes of yours delivered to a URL.
 
     Deliveries follow Standard Webhooks: signed with the secret, tried again until the receiver
     answers 2xx or the tries are over. The answer is the only one that has the secret. A URL in a
     private network is refused unless the operator allows it.
     """
-    order = await read_json(request, WebhookOrder)
-    made = await request.app[WEBHOOKS].add(request[PRINCIPAL].user_id, to_draft(order))
+    made = await request.app[WEBHOOKS].add(request[PRINCIPAL].user_id, to_draft(body))
     request.app[COURIER].wake()
     return _answer_new(request, made)
 
@@ -233,21 +229,13 @@ async def get_webhook_subscription(request: web.Request) -> web.Response:
     return json_response(from_subscription(found))
 
 
-@ROUTES.add(
-    "PATCH",
-    _ONE,
-    WebhookInfo,
-    body=WebhookUpdate,
-    errors=(NotFound,),
-    example={"description": "build server"},
-)
-async def patch_webhook_subscription(request: web.Request) -> web.Response:
+@ROUTES.add("PATCH", _ONE, WebhookInfo, errors=(NotFound,), example={"description": "build server"})
+async def patch_webhook_subscription(request: web.Request, body: WebhookUpdate) -> web.Response:
     """Change a webhook subscription.
 
     Only what is sent is changed. What is waiting is delivered as the subscription says then.
     """
-    wanted = await read_json(request, WebhookUpdate)
-    changed = await request.app[WEBHOOKS].update(*_named(request), to_draft(wanted))
+    changed = await request.app[WEBHOOKS].update(*_named(request), to_draft(body))
     request.app[COURIER].wake()
     return json_response(from_subscription(changed))
 
@@ -284,19 +272,13 @@ async def delete_webhook_subscription(request: web.Request) -> web.Response:
 
 
 @ROUTES.add(
-    "GET",
-    f"{_ONE}/deliveries",
-    Page[DeliveryInfo],
-    query=DeliveryQuery,
-    errors=(NotFound,),
-    example={"state": "failed"},
+    "GET", f"{_ONE}/deliveries", Page[DeliveryInfo], errors=(NotFound,), example={"state": "failed"}
 )
-async def search_webhook_deliveries(request: web.Request) -> web.Response:
+async def search_webhook_deliveries(request: web.Request, query: DeliveryQuery) -> web.Response:
     """List the deliveries of a webhook subscription, newest first.
 
     They are kept for some days after they were delivered or given up.
     """
-    query = read_query(request, DeliveryQuery)
     found, next_page_id = await request.app[WEBHOOKS].deliveries(
         *_named(request), state=query.state, page_id=query.page_id, limit=query.limit
     )

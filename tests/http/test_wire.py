@@ -303,3 +303,21 @@ def test_a_handler_puts_itself_into_a_table_with_the_first_line_of_its_docstring
     ]
     assert all(one.handler is get_it for one in routes)
     assert routes[1].answer is int
+
+
+async def test_what_a_handler_takes_is_read_before_it_is_called(aiohttp_client: MakeClient) -> None:
+    routes = Routes("/things", scope=Scope.OPEN)
+
+    @routes.add("POST", "/{id}", str, example={"name": "a"})
+    async def post_it(request: web.Request, query: wire.PageQuery, body: Thing) -> web.Response:
+        """Post it."""
+        return wire.text_response(f"{request.match_info['id']} {query.limit} {body.name}")
+
+    [route] = routes
+    assert (route.path, route.query, route.body) == ("/things/{id}", wire.PageQuery, Thing)
+    assert (route.scope, route.example.body) == (Scope.OPEN, {"name": "a"})
+    app = web.Application()
+    mount(app, routes)
+    client = await aiohttp_client(app)
+    response = await client.post("/things/7", params={"limit": "3"}, json={"name": "b"})
+    assert (response.status, await response.text()) == (200, "7 3 b")

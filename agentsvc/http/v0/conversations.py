@@ -31,7 +31,7 @@ from agentsvc.http.v0.types_conversations import (
     to_query,
 )
 from agentsvc.http.v0.types_socket import FOLLOWERS
-from agentsvc.http.wire import json_response, read_json, read_query
+from agentsvc.http.wire import json_response, read_json
 
 _ID_MAX = 100
 
@@ -46,36 +46,34 @@ def _answer_task(_request: web.Request, task: StartTask) -> web.Response:
     "POST",
     "",
     StartAnswer,
-    body=StartBody,
     effect=Effect(kind=StartTask, answer=_answer_task),
     errors=OF_STARTS,
     example={"initial_user_msg": "Fix the login page"},
 )
-async def post_conversation(request: web.Request) -> web.Response:
+async def post_conversation(request: web.Request, body: StartBody) -> web.Response:
     """Start a conversation.
 
     The answer comes at once, and the start goes on in the background: its progress is told by the
     event socket, and by `status` of the conversation. With the id of a conversation there is,
     nothing is started, and the answer says how it is.
     """
-    order = to_order(await read_json(request, StartBody))
+    order = to_order(body)
     known = await find_view(request, order.alias or order.conversation_id or "")
     answer = await _known(request, order, known) if known else await _start(request, order)
     return json_response(answer)
 
 
-@ROUTES.add("GET", "", ConversationPage, query=ConversationSearch, example={"limit": 10})
-async def get_conversations(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "", ConversationPage, example={"limit": 10})
+async def get_conversations(request: web.Request, query: ConversationSearch) -> web.Response:
     """List conversations.
 
     Newest first, those of V1 among them. One sees only conversations of one's own.
     """
-    wanted = read_query(request, ConversationSearch)
     views, next_page_id = await request.app[CONVERSATIONS].search(
         request[PRINCIPAL].user_id,
-        to_query(wanted),
-        page_id=wanted.page_id,
-        limit=to_limit(wanted),
+        to_query(query),
+        page_id=query.page_id,
+        limit=to_limit(query),
     )
     links, followers = links_of(request), request.app[FOLLOWERS]
     results = [from_view(view, links, followers) for view in views]

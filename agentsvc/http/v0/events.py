@@ -38,7 +38,6 @@ from agentsvc.http.wire import (
     raw_array,
     raw_json_response,
     read_json,
-    read_query,
 )
 
 ROUTES: Final = Routes("/api/conversations/{conversation_id}")
@@ -66,18 +65,17 @@ EVENT_SOCKET: Final = Socket(
     "GET",
     "/events",
     History,
-    query=EventSearch,
     socket=EVENT_SOCKET,
     errors=(BadRequest,),
     example={"start_id": 0, "limit": 20},
 )
-async def get_events(request: web.Request) -> web.Response:
+async def get_events(request: web.Request, query: EventSearch) -> web.Response:
     """Return a part of a conversation's history.
 
     Numbers from `start_id` to `end_id`, both belonging to it. Events of V1 in the words of this
     generation: each is an action or an observation.
     """
-    wanted = to_range(read_query(request, EventSearch))
+    wanted = to_range(query)
     conversation = (await get_view(request)).conversation
     history = await request.app[TRANSCRIPTS].read(conversation.id, conversation.created_at)
     events, has_more = select(history, wanted)
@@ -107,18 +105,16 @@ async def post_event(request: web.Request) -> web.Response:
     "POST",
     "/message",
     Success,
-    body=MessageBody,
     effect=Effect(kind=Queued, answer=_answer_queued),
     errors=(BadRequest, *OF_AGENTS, QuotaExceeded, TooManyRequests),
     example={"message": "Add a test for it"},
 )
-async def post_message(request: web.Request) -> web.Response:
+async def post_message(request: web.Request, body: MessageBody) -> web.Response:
     """Say something in a conversation.
 
     One that rests because nobody used it is woken; one that was stopped has to be started first
     (409).
     """
-    body = await read_json(request, MessageBody)
     return await _pass_on(request, to_message(body.message, []) or Message())
 
 

@@ -40,7 +40,7 @@ from agentsvc.http.v0.types_files import (
     web_hosts_of,
 )
 from agentsvc.http.v0.workspaces import Skipped, Workspace
-from agentsvc.http.wire import json_response, read_query
+from agentsvc.http.wire import json_response
 
 PREFIX: Final = "/api/conversations/{conversation_id}"
 NOT_RUNNING: Final = "Runtime not yet initialized"
@@ -50,14 +50,14 @@ _CHUNK_BYTES: Final = 64 * 1024
 ROUTES: Final = Routes(PREFIX)
 
 
-@ROUTES.add("GET", "/list-files", list[str], query=ListQuery, errors=(BadRequest, *OF_AGENTS))
-async def get_list(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/list-files", list[str], errors=(BadRequest, *OF_AGENTS))
+async def get_list(request: web.Request, query: ListQuery) -> web.Response:
     """List a directory of the workspace.
 
     Names in the directory, relative to the workspace: directories first, with a slash behind. What
     git ignores is left out. Not found (404) unless the sandbox runs.
     """
-    path = read_query(request, ListQuery).path
+    path = query.path
     with _error_member():
         return json_response(await (await _workspace(request)).list_files(path))
 
@@ -66,16 +66,15 @@ async def get_list(request: web.Request) -> web.Response:
     "GET",
     "/select-file",
     Code,
-    query=FileQuery,
     errors=(BadRequest, BodyTooLarge, UnsupportedMediaType, *OF_AGENTS),
     example={"file": "README.md"},
 )
-async def get_file(request: web.Request) -> web.Response:
+async def get_file(request: web.Request, query: FileQuery) -> web.Response:
     """Read a text file of the workspace.
 
     Refused (415) for a file that is no text. Not found (404) unless the sandbox runs.
     """
-    path = read_query(request, FileQuery).file
+    path = query.file
     with _error_member():
         return json_response(Code(code=await (await _workspace(request)).read_text(path)))
 
@@ -138,19 +137,14 @@ async def get_changes(request: web.Request) -> web.Response:
 
 
 @ROUTES.add(
-    "GET",
-    "/git/diff",
-    Diff,
-    query=DiffQuery,
-    errors=(BadRequest, *OF_AGENTS),
-    example={"path": "README.md"},
+    "GET", "/git/diff", Diff, errors=(BadRequest, *OF_AGENTS), example={"path": "README.md"}
 )
-async def get_diff(request: web.Request) -> web.Response:
+async def get_diff(request: web.Request, query: DiffQuery) -> web.Response:
     """Return a file as it is and as it was.
 
     The other side is the file in the remote branch, else in the last commit.
     """
-    path = read_query(request, DiffQuery).path
+    path = query.path
     with _error_member():
         place = (await _workspace(request)).locate(path)
         try:

@@ -18,7 +18,7 @@ from agentsvc.http.v0.types_secrets import (
     SecretList,
     from_names,
 )
-from agentsvc.http.wire import json_response, path_text, read_json
+from agentsvc.http.wire import json_response, path_text
 from agentsvc.settings import to_token_patches
 
 ROUTES: Final = Routes()
@@ -42,18 +42,16 @@ async def get_secrets(request: web.Request) -> web.Response:
     "POST",
     "/api/secrets",
     Said,
-    body=SecretBody,
     status=HTTPStatus.CREATED,
     effect=Effect(kind=str, answer=_answer_created),
     errors=(BadRequest,),
     example={"name": "DEPLOY_KEY", "value": "not so secret", "description": "For the staging host"},
 )
-async def post_secret(request: web.Request) -> web.Response:
+async def post_secret(request: web.Request, body: SecretBody) -> web.Response:
     """Keep a new secret.
 
     Refused (400) if there is one of that name. Conversations that are started from now on have it.
     """
-    body = await read_json(request, SecretBody)
     user_id, value = request[PRINCIPAL].user_id, Secret(body.value)
     with _in_words_of_clients():
         await request.app[SECRETS].add_custom_secret(user_id, body.name, value, body.description)
@@ -64,17 +62,15 @@ async def post_secret(request: web.Request) -> web.Response:
     "PUT",
     "/api/secrets/{secret_id}",
     Said,
-    body=SecretChangeBody,
     errors=(BadRequest,),
     example={"name": "API_TOKEN", "description": "Of the issue tracker"},
 )
-async def put_secret(request: web.Request) -> web.Response:
+async def put_secret(request: web.Request, body: SecretChangeBody) -> web.Response:
     """Change the name and the description of a secret.
 
     Its value stays. Without a description it has an empty one.
     """
     name = path_text(request, "secret_id")
-    body = await read_json(request, SecretChangeBody)
     user_id = request[PRINCIPAL].user_id
     with _in_words_of_clients():
         await request.app[SECRETS].rename_custom_secret(user_id, name, body.name, body.description)
@@ -98,16 +94,14 @@ async def delete_secret(request: web.Request) -> web.Response:
     "POST",
     "/api/add-git-providers",
     Said,
-    body=ProvidersBody,
     example={"provider_tokens": {"github": {"token": "an access token"}}},
 )
-async def post_providers(request: web.Request) -> web.Response:
+async def post_providers(request: web.Request, body: ProvidersBody) -> web.Response:
     """Keep the tokens of git providers; those not sent are forgotten.
 
     The whole set is replaced: the token of a provider that is not sent is forgotten. Each token is
     tried at its provider first, and refused (401) if it is not good there.
     """
-    body = await read_json(request, ProvidersBody)
     tokens = to_token_patches(body.provider_tokens)
     await request.app[GIT_PROVIDERS].store_tokens(request[PRINCIPAL].user_id, tokens)
     return json_response(Said(message="Git providers stored"))

@@ -15,7 +15,7 @@ from agentsvc.http.v0.types_settings import (
     from_settings,
     to_patch,
 )
-from agentsvc.http.wire import json_response, read_json
+from agentsvc.http.wire import json_response
 
 RESET_REMOVED: Final = "Reset settings functionality has been removed."
 
@@ -26,16 +26,14 @@ ROUTES: Final = Routes()
     "POST",
     "/api/settings",
     SettingsStored,
-    body=SettingsBody,
     example={"language": "en", "llm_model": "openai/gpt-5-mini", "confirmation_mode": False},
 )
-async def post_settings(request: web.Request) -> web.Response:
+async def post_settings(request: web.Request, body: SettingsBody) -> web.Response:
     """Store settings: they are merged with what is stored.
 
     It merges: what is not sent stays. Null puts a field back to its default, but leaves
     `llm_model`, `llm_base_url` and the three keys alone, which an empty text clears.
     """
-    body = await read_json(request, SettingsBody)
     await request.app[SETTINGS].patch(request[PRINCIPAL].user_id, to_patch(body))
     return json_response(SettingsStored())
 

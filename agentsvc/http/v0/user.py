@@ -35,7 +35,7 @@ from agentsvc.http.v0.types_user import (
     to_list_query,
     to_search_query,
 )
-from agentsvc.http.wire import json_response, path_text, read_query
+from agentsvc.http.wire import json_response, path_text
 
 PREFIX: Final = "/api/user"
 
@@ -55,19 +55,13 @@ async def get_info(request: web.Request) -> web.Response:
     return json_response(from_account(account))
 
 
-@ROUTES.add(
-    "GET",
-    f"{PREFIX}/installations",
-    list[str],
-    query=InstallationsQuery,
-    example={"provider": "gitlab"},
-)
-async def get_installations(request: web.Request) -> web.Response:
+@ROUTES.add("GET", f"{PREFIX}/installations", list[str], example={"provider": "gitlab"})
+async def get_installations(request: web.Request, query: InstallationsQuery) -> web.Response:
     """List your installations, workspaces, groups or organizations at a git provider.
 
     Names that `installation_id` of the list of repositories takes.
     """
-    provider = read_query(request, InstallationsQuery).provider
+    provider = query.provider
     with _in_words_of_clients():
         found = await request.app[GIT_PROVIDERS].all_installations(
             request[PRINCIPAL].user_id, provider
@@ -79,15 +73,13 @@ async def get_installations(request: web.Request) -> web.Response:
     "GET",
     f"{PREFIX}/repositories",
     list[RepositoryView],
-    query=RepositoriesQuery,
     example={"selected_provider": "github", "page": 1, "per_page": 30},
 )
-async def get_repositories(request: web.Request) -> web.Response:
+async def get_repositories(request: web.Request, query: RepositoriesQuery) -> web.Response:
     """List your repositories at one git provider or at all.
 
     Not allowed (403) without any token of a provider.
     """
-    query = read_query(request, RepositoriesQuery)
     user_id, wanted = request[PRINCIPAL].user_id, to_list_query(query)
     with _in_words_of_clients():
         found = await request.app[GIT_PROVIDERS].repositories_page(
@@ -98,18 +90,13 @@ async def get_repositories(request: web.Request) -> web.Response:
 
 
 @ROUTES.add(
-    "GET",
-    f"{PREFIX}/search/repositories",
-    list[RepositoryView],
-    query=SearchQuery,
-    example={"query": "hello"},
+    "GET", f"{PREFIX}/search/repositories", list[RepositoryView], example={"query": "hello"}
 )
-async def search_repositories(request: web.Request) -> web.Response:
+async def search_repositories(request: web.Request, query: SearchQuery) -> web.Response:
     """Find some of your repositories by name.
 
     Not allowed (403) without any token of a provider.
     """
-    query = read_query(request, SearchQuery)
     user_id, wanted = request[PRINCIPAL].user_id, to_search_query(query)
     with _in_words_of_clients():
         found = await request.app[GIT_PROVIDERS].repositories_page(
@@ -122,15 +109,13 @@ async def search_repositories(request: web.Request) -> web.Response:
     "GET",
     f"{PREFIX}/search/branches",
     list[BranchView],
-    query=BranchSearchQuery,
     example={"repository": "octocat/hello-world", "query": "fix"},
 )
-async def search_branches(request: web.Request) -> web.Response:
+async def search_branches(request: web.Request, query: BranchSearchQuery) -> web.Response:
     """Find branches of a repository by name.
 
     At the provider where the repository is.
     """
-    query = read_query(request, BranchSearchQuery)
     user_id, wanted = request[PRINCIPAL].user_id, to_branch_search(query)
     with _in_words_of_clients():
         found = await request.app[GIT_PROVIDERS].search_branches(
@@ -155,15 +140,13 @@ async def get_suggested_tasks(request: web.Request) -> web.Response:
     "GET",
     f"{PREFIX}/repository/branches",
     list[BranchView] | BranchPage,
-    query=BranchesQuery,
     example={"repository": "octocat/hello-world"},
 )
-async def get_branches(request: web.Request) -> web.Response:
+async def get_branches(request: web.Request, query: BranchesQuery) -> web.Response:
     """List the branches of a repository: all, or a page if `page` or `per_page` is given.
 
     At the provider where the repository is.
     """
-    query = read_query(request, BranchesQuery)
     wanted, page = to_branch_query(query)
     with _in_words_of_clients():
         found = await request.app[GIT_PROVIDERS].branches_page(
@@ -190,16 +173,15 @@ async def get_microagents(request: web.Request) -> web.Response:
     "GET",
     f"{_REPOSITORY}/microagents/content",
     MicroagentContent,
-    query=ContentQuery,
     example={"file_path": ".openhands/microagents/testing.md"},
 )
-async def get_microagent(request: web.Request) -> web.Response:
+async def get_microagent(request: web.Request, query: ContentQuery) -> web.Response:
     """Read a microagent of a repository.
 
     A file of the default branch.
     """
     name = path_text(request, "repository_name")
-    path = read_query(request, ContentQuery).file_path
+    path = query.file_path
     with _in_words_of_clients():
         found, provider = await request.app[GIT_PROVIDERS].get_microagent(
             request[PRINCIPAL].user_id, name, path

@@ -28,8 +28,6 @@ from agentsvc.http.wire import (
     json_response,
     path_text,
     path_user,
-    read_json,
-    read_query,
 )
 
 PREFIX: Final = "/api/v1/users"
@@ -128,19 +126,17 @@ async def get_users(request: web.Request) -> web.Response:
     "",
     UserInfo,
     scope=Scope.ADMIN,
-    body=UserOrder,
     status=HTTPStatus.CREATED,
     effect=Effect(kind=User, answer=_answer_user),
     errors=(BadRequest, Conflict),
     example={"name": "ann", "role": "member"},
 )
-async def post_user(request: web.Request) -> web.Response:
+async def post_user(request: web.Request, body: UserOrder) -> web.Response:
     """Add a user.
 
     The user has no key yet: make one for them.
     """
-    order = await read_json(request, UserOrder)
-    user = await request.app[USERS].create(order.name, order.role)
+    user = await request.app[USERS].create(body.name, body.role)
     return _answer_user(request, user)
 
 
@@ -158,33 +154,28 @@ async def get_user(request: web.Request) -> web.Response:
     "/{user_id}",
     UserInfo,
     scope=Scope.ADMIN,
-    body=UserChange,
     errors=(BadRequest, Conflict),
     example={"role": "viewer", "is_blocked": False},
 )
-async def patch_user(request: web.Request) -> web.Response:
+async def patch_user(request: web.Request, body: UserChange) -> web.Response:
     """Rename a user, change the role, block or let in again.
 
     Only what is sent is changed. The last administrator can be neither blocked nor given another
     role (409).
     """
-    change = await read_json(request, UserChange)
-    patch = UserPatch(name=change.name, role=change.role, is_blocked=change.is_blocked)
+    patch = UserPatch(name=body.name, role=body.role, is_blocked=body.is_blocked)
     user = await request.app[USERS].change(path_user(request), patch)
     await request.app[OPEN_CONNECTIONS].look()
     return json_response(_from_user(user))
 
 
-@ROUTES.add(
-    "DELETE", "/{user_id}", UserDeletion, scope=Scope.ADMIN, query=DeletionQuery, errors=(Conflict,)
-)
-async def delete_user(request: web.Request) -> web.Response:
+@ROUTES.add("DELETE", "/{user_id}", UserDeletion, scope=Scope.ADMIN, errors=(Conflict,))
+async def delete_user(request: web.Request, query: DeletionQuery) -> web.Response:
     """Delete a user, with all that is the user's where that is wanted.
 
     Keys, settings, secrets and tokens go, too. Conversations, sandboxes and archives are in the way
     (409) unless `with_owned` says that they go. It cannot be undone.
     """
-    query = read_query(request, DeletionQuery)
     departure = await request.app[USER_DELETIONS].let_go(
         path_user(request), with_owned=query.with_owned
     )

@@ -25,7 +25,6 @@ from agentsvc.http.wire import (
     json_response,
     path_id,
     read_json,
-    read_query,
 )
 
 PREFIX: Final = "/api/v1/archives"
@@ -131,13 +130,12 @@ async def post_fork(request: web.Request) -> web.Response:
     return answer_task(request, task)
 
 
-@ROUTES.add("GET", PREFIX, Page[ArchiveView], query=PageQuery, example={"limit": 10})
-async def search_archives(request: web.Request) -> web.Response:
+@ROUTES.add("GET", PREFIX, Page[ArchiveView], example={"limit": 10})
+async def search_archives(request: web.Request, query: PageQuery) -> web.Response:
     """List saved workspaces, newest first.
 
     Archives of one's own, also failed ones.
     """
-    query = read_query(request, PageQuery)
     found, next_page_id = await request.app[ARCHIVES].search(
         request[PRINCIPAL].user_id, page_id=query.page_id, limit=query.limit
     )

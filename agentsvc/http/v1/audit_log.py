@@ -9,7 +9,7 @@ from agentsvc.accounts import Entry, EntryQuery
 from agentsvc.base import copy_to, to_stored
 from agentsvc.http.keys import AUDIT, PRINCIPAL
 from agentsvc.http.routes import Routes, Scope
-from agentsvc.http.wire import PAGE_MAX, Limit, Page, Time, find_time, json_response, read_query
+from agentsvc.http.wire import PAGE_MAX, Limit, Page, Time, find_time, json_response
 
 PREFIX: Final = "/api/v1/audit-log"
 
@@ -73,24 +73,23 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
 ROUTES: Final = Routes()
 
 
-@ROUTES.add("GET", PREFIX, Page[AuditEntry], scope=Scope.ADMIN_READ, query=AuditQuery)
-async def search_audit_log(request: web.Request) -> web.Response:
+@ROUTES.add("GET", PREFIX, Page[AuditEntry], scope=Scope.ADMIN_READ)
+async def search_audit_log(request: web.Request, query: AuditQuery) -> web.Response:
     """List who changed what, the newest first.
 
     Every request of a user that may change something, refused ones included, and every command on
     the server's machine that changes users or keys.
     """
-    query = read_query(request, AuditQuery)
     return await _answer(request, query, query.user_id)
 
 
-@ROUTES.add("GET", "/api/v1/users/me/audit-log", Page[AuditEntry], query=MyAuditQuery)
-async def search_my_audit_log(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/api/v1/users/me/audit-log", Page[AuditEntry])
+async def search_my_audit_log(request: web.Request, query: MyAuditQuery) -> web.Response:
     """List what was changed with your keys, the newest first.
 
     Every request with a key of the user that may change something, refused ones included.
     """
-    return await _answer(request, read_query(request, MyAuditQuery), request[PRINCIPAL].user_id)
+    return await _answer(request, query, request[PRINCIPAL].user_id)
 
 
 async def _answer(request: web.Request, query: MyAuditQuery, user_id: str | None) -> web.Response:

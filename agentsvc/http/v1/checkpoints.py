@@ -13,7 +13,7 @@ from agentsvc.domain import Content, ContentKind, Message
 from agentsvc.http.keys import CONVERSATIONS, PENDING, PRINCIPAL
 from agentsvc.http.routes import Routes
 from agentsvc.http.v1.conversations import PREFIX
-from agentsvc.http.wire import SUCCESS, Success, Time, json_response, path_id, read_json
+from agentsvc.http.wire import SUCCESS, Success, Time, json_response, path_id
 
 _TOLD: Final = (
     "The files in this sandbox were put back to what they were at {moment} UTC: what was changed"
@@ -66,11 +66,10 @@ async def get_checkpoints(request: web.Request) -> web.Response:
     "POST",
     "/{conversation_id}/rollback",
     Success,
-    body=RollbackBody,
     errors=(NotFound, Conflict, Gone, Unsupported),
     example={"checkpoint_id": "0" * 32},
 )
-async def post_rollback(request: web.Request) -> web.Response:
+async def post_rollback(request: web.Request, body: RollbackBody) -> web.Response:
     """Put the files of a conversation back to a checkpoint.
 
     All files of its sandbox are those of the checkpoint then, and what runs there ends; its agent
@@ -79,7 +78,7 @@ async def post_rollback(request: web.Request) -> web.Response:
     live in the sandbox.
     """
     user_id, conversation_id = request[PRINCIPAL].user_id, path_id(request, "conversation_id")
-    wanted = (await read_json(request, RollbackBody)).checkpoint_id
+    wanted = body.checkpoint_id
     known = await request.app[CONVERSATIONS].checkpoints(user_id, conversation_id)
     message = _message([one.created_at for one in known if one.id == wanted])
     await request.app[PENDING].roll_back(user_id, conversation_id, wanted, message)

@@ -34,7 +34,6 @@ from agentsvc.http.wire import (
     Success,
     json_response,
     path_id,
-    read_json,
     read_query,
     stream_array,
 )
@@ -83,19 +82,18 @@ _START_EXAMPLE: Final = Example(
     "POST",
     "",
     StartTaskView,
-    body=StartBody,
     effect=Effect(kind=StartTask, answer=answer_task),
     errors=OF_STARTS,
     example=_START_EXAMPLE,
 )
-async def post_app_conversation(request: web.Request) -> web.Response:
+async def post_app_conversation(request: web.Request, body: StartBody) -> web.Response:
     """Start a conversation; the answer is the task that starts it.
 
     The answer is a start task in the status `WORKING`, never the conversation: the start goes on in
     the background. Ask for the task until its status is `READY`, when `app_conversation_id` is
     there, or `ERROR`, when `detail` says why.
     """
-    order = to_order(await read_json(request, StartBody))
+    order = to_order(body)
     task = await request.app[CONVERSATIONS].start(request[PRINCIPAL].user_id, order)
     return answer_task(request, task)
 
@@ -104,17 +102,16 @@ async def post_app_conversation(request: web.Request) -> web.Response:
     "GET",
     "",
     list[AppConversation | None] | Page[AppConversation],
-    query=ConversationIds,
     errors=(BadRequest,),
     example={"ids": [EXAMPLE_ID]},
 )
-async def get_app_conversations(request: web.Request) -> web.Response:
+async def get_app_conversations(request: web.Request, query: ConversationIds) -> web.Response:
     """Get conversations by id, or a page of them without ids.
 
     With `ids` a list of as many items, in their order, null for each that is unknown. Without `ids`
     a page, as the search answers it.
     """
-    ids = to_ids(read_query(request, ConversationIds).ids)
+    ids = to_ids(query.ids)
     if not ids:
         return await search_app_conversations(request)
     views = await request.app[CONVERSATIONS].find_many(request[PRINCIPAL].user_id, ids)
@@ -125,20 +122,19 @@ async def get_app_conversations(request: web.Request) -> web.Response:
     "POST",
     "/stream-start",
     list[StartTaskView],
-    body=StartBody,
     errors=OF_STARTS,
     example=_START_EXAMPLE,
     is_stream=True,
     effect=Effect(kind=StartTask, answer=_answer_tasks),
     goes_on=_go_on_streaming,
 )
-async def post_stream_start(request: web.Request) -> web.StreamResponse:
+async def post_stream_start(request: web.Request, body: StartBody) -> web.StreamResponse:
     """Start a conversation and follow the task.
 
     The answer is a JSON array that grows: the task as it is at once, and again whenever its status
     changes, to the end of the start. Each is on a line of its own.
     """
-    order = to_order(await read_json(request, StartBody))
+    order = to_order(body)
     task = await request.app[CONVERSATIONS].start(request[PRINCIPAL].user_id, order)
     return await stream_array(request, _follow(request, task.id))
 
@@ -189,20 +185,14 @@ async def get_app_conversation(request: web.Request) -> web.Response:
     return json_response(from_view(view, links_of(request)))
 
 
-@ROUTES.add(
-    "PATCH",
-    "/{conversation_id}",
-    AppConversation,
-    body=PatchBody,
-    example={"title": "Fix the login page"},
-)
-async def patch_app_conversation(request: web.Request) -> web.Response:
+@ROUTES.add("PATCH", "/{conversation_id}", AppConversation, example={"title": "Fix the login page"})
+async def patch_app_conversation(request: web.Request, body: PatchBody) -> web.Response:
     """Change a conversation.
 
     Only what is sent is changed; null clears a field. The answer is the conversation as it is now.
     """
     conversation_id = path_id(request, "conversation_id")
-    patch = to_patch(await read_json(request, PatchBody))
+    patch = to_patch(body)
     with _not_found_as("unknown_app_conversation"):
         view = await request.app[CONVERSATIONS].update(
             request[PRINCIPAL].user_id, conversation_id, patch
@@ -229,12 +219,11 @@ async def delete_app_conversation(request: web.Request) -> web.Response:
     "POST",
     "/{conversation_id}/send-message",
     SendMessageView,
-    body=SendMessageBody,
     effect=Effect(kind=Queued, answer=_answer_queued),
     errors=(*OF_AGENTS, QuotaExceeded, TooManyRequests),
     example={"content": [{"type": "text", "text": "Add a test for it"}]},
 )
-async def post_send_message(request: web.Request) -> web.Response:
+async def post_send_message(request: web.Request, body: SendMessageBody) -> web.Response:
     """Send a message to a conversation.
 
     Refused (409) while the sandbox is paused or starts: resume it first. One that was paused
@@ -242,7 +231,6 @@ async def post_send_message(request: web.Request) -> web.Response:
     use `pending-messages`.
     """
     conversation_id = path_id(request, "conversation_id")
-    body = await read_json(request, SendMessageBody)
     message = to_said(body.role, body.content, loc=("body",))
     status = await request.app[PENDING].send(
         request[PRINCIPAL].user_id, conversation_id, message, run=body.run

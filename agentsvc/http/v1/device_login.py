@@ -24,7 +24,7 @@ from agentsvc.http.sdk_versions import Version, mark, version_of_login
 from agentsvc.http.urls import address_of, links_of
 from agentsvc.http.v1.forms import read_form
 from agentsvc.http.v1.pages import FormPage
-from agentsvc.http.wire import json_response, read_query
+from agentsvc.http.wire import json_response
 
 PREFIX: Final = "/oauth/device"
 
@@ -179,21 +179,13 @@ async def post_decision(request: web.Request) -> web.Response:
     )
 
 
-@ROUTES.add(
-    "GET",
-    "/verify",
-    str,
-    scope=Scope.OPEN,
-    query=CodeQuery,
-    media=HTML,
-    example={"user_code": "WDJB-MJHT"},
-)
-async def get_page(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/verify", str, scope=Scope.OPEN, media=HTML, example={"user_code": "WDJB-MJHT"})
+async def get_page(request: web.Request, query: CodeQuery) -> web.Response:
     """Show the page on which a user lets a program in.
 
     On which the user types code and key.
     """
-    return _page(read_query(request, CodeQuery).user_code, "")
+    return _page(query.user_code, "")
 
 
 @ROUTES.add(

@@ -21,54 +21,48 @@ from agentsvc.http.v1.types_files import (
     SkillsView,
     to_meta,
 )
-from agentsvc.http.wire import json_response, path_id, read_query
+from agentsvc.http.wire import json_response, path_id
 
 PREFIX: Final = f"{CONVERSATIONS_PREFIX}/{{conversation_id}}"
 
 ROUTES: Final = Routes(PREFIX)
 
 
-@ROUTES.add("GET", "/file", str, query=FileQuery, example={"file_path": "README.md"})
-async def get_file(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/file", str, example={"file_path": "README.md"})
+async def get_file(request: web.Request, query: FileQuery) -> web.Response:
     """Read a text file in the sandbox; an empty text if that cannot be done.
 
     The text as a JSON string. An empty one, and never an error, where there is no such file, it is
     no text, or the sandbox does not run.
     """
     conversation_id = path_id(request, "conversation_id")
-    path = read_query(request, FileQuery).file_path
+    path = query.file_path
     user_id = request[PRINCIPAL].user_id
     return json_response(await request.app[FILES].read_text(user_id, conversation_id, path))
 
 
-@ROUTES.add("GET", "/files", list[str], query=FilesQuery, errors=OF_AGENTS, example={"path": "."})
-async def get_files(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/files", list[str], errors=OF_AGENTS, example={"path": "."})
+async def get_files(request: web.Request, query: FilesQuery) -> web.Response:
     """List the files below a directory in the sandbox, relative to it.
 
     At most 2000 paths, sorted; directories of tools, such as `.git` and `node_modules`, are left
     out.
     """
     conversation_id = path_id(request, "conversation_id")
-    path = read_query(request, FilesQuery).path
+    path = query.path
     user_id = request[PRINCIPAL].user_id
     return json_response(await request.app[FILES].list_files(user_id, conversation_id, path))
 
 
 @ROUTES.add(
-    "GET",
-    "/git/changes",
-    list[GitChange],
-    query=GitQuery,
-    errors=(BadRequest, *OF_AGENTS),
-    example={"path": "."},
+    "GET", "/git/changes", list[GitChange], errors=(BadRequest, *OF_AGENTS), example={"path": "."}
 )
-async def get_git_changes(request: web.Request) -> web.Response:
+async def get_git_changes(request: web.Request, query: GitQuery) -> web.Response:
     """List the files that differ from a git ref.
 
     Paths are relative to the one that is asked for. Refused (409) while the sandbox does not run.
     """
     conversation_id = path_id(request, "conversation_id")
-    query = read_query(request, GitQuery)
     changes = await request.app[FILES].git_changes(
         request[PRINCIPAL].user_id, conversation_id, query.path, ref=query.ref
     )
@@ -79,18 +73,16 @@ async def get_git_changes(request: web.Request) -> web.Response:
     "GET",
     "/git/diff",
     GitDiff,
-    query=GitQuery,
     errors=(BadRequest, *OF_AGENTS),
     example={"path": "README.md", "ref": "HEAD"},
 )
-async def get_git_diff(request: web.Request) -> web.Response:
+async def get_git_diff(request: web.Request, query: GitQuery) -> web.Response:
     """Get a file as it is and as it is in a git ref.
 
     Both sides are null where the path is in no repository. Refused (409) while the sandbox does not
     run.
     """
     conversation_id = path_id(request, "conversation_id")
-    query = read_query(request, GitQuery)
     diff = await request.app[FILES].git_diff(
         request[PRINCIPAL].user_id, conversation_id, query.path, ref=query.ref
     )

@@ -23,27 +23,20 @@ from agentsvc.http.v1.types_git import (
     to_cursor,
     to_query,
 )
-from agentsvc.http.wire import Page, json_response, read_query
+from agentsvc.http.wire import Page, json_response
 
 PREFIX: Final = "/api/v1/git"
 
 ROUTES: Final = Routes(PREFIX, errors=OF_GIT_PROVIDERS)
 
 
-@ROUTES.add(
-    "GET",
-    "/installations/search",
-    Page[str],
-    query=InstallationsQuery,
-    example={"provider": "gitlab"},
-)
-async def search_installations(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/installations/search", Page[str], example={"provider": "gitlab"})
+async def search_installations(request: web.Request, query: InstallationsQuery) -> web.Response:
     """List your installations, workspaces, groups or organizations at a git provider.
 
     Names that `installation_id` of the search of repositories takes. Not allowed (403) without a
     token for the provider.
     """
-    query = read_query(request, InstallationsQuery)
     found = await request.app[GIT_PROVIDERS].search_installations(
         request[PRINCIPAL].user_id, query.provider, to_cursor(query.page_id), query.limit
     )
@@ -54,15 +47,13 @@ async def search_installations(request: web.Request) -> web.Response:
     "GET",
     "/repositories/search",
     Page[RepositoryView],
-    query=RepositoriesQuery,
     example={"provider": "github", "query": "hello", "sort_order": "stars-desc"},
 )
-async def search_repositories(request: web.Request) -> web.Response:
+async def search_repositories(request: web.Request, query: RepositoriesQuery) -> web.Response:
     """List your repositories at a git provider, or find some of them by name.
 
     Not allowed (403) without a token for the provider.
     """
-    query = read_query(request, RepositoriesQuery)
     if query.sort_order is not None and not query.query:
         raise BadRequest("`sort_order` needs a `query`")
     found = await request.app[GIT_PROVIDERS].search_repositories(
@@ -75,15 +66,13 @@ async def search_repositories(request: web.Request) -> web.Response:
     "GET",
     "/branches/search",
     Page[BranchView],
-    query=BranchesQuery,
     example={"provider": "github", "repository": "octocat/hello-world", "query": ""},
 )
-async def search_branches(request: web.Request) -> web.Response:
+async def search_branches(request: web.Request, query: BranchesQuery) -> web.Response:
     """List the branches of a repository, or find some of them by name.
 
     Not allowed (403) without a token for the provider.
     """
-    query = read_query(request, BranchesQuery)
     wanted = BranchQuery(
         repository=query.repository,
         text=query.query.strip(),
@@ -96,20 +85,13 @@ async def search_branches(request: web.Request) -> web.Response:
     return json_response(_page(found, from_branch))
 
 
-@ROUTES.add(
-    "GET",
-    "/suggested-tasks/search",
-    Page[SuggestedTaskView],
-    query=TasksQuery,
-    example={"limit": 10},
-)
-async def search_suggested_tasks(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/suggested-tasks/search", Page[SuggestedTaskView], example={"limit": 10})
+async def search_suggested_tasks(request: web.Request, query: TasksQuery) -> web.Response:
     """List what there is to do for you at your git providers.
 
     Pull requests with conflicts, failing checks or open comments, and issues, as far as the
     providers tell.
     """
-    query = read_query(request, TasksQuery)
     [first] = (0,) if query.page_id is None else decode_cursor(query.page_id, int)
     tasks = await request.app[GIT_PROVIDERS].suggested_tasks(request[PRINCIPAL].user_id)
     end = max(first, 0) + query.limit

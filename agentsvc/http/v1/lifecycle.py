@@ -9,7 +9,7 @@ from msgspec import Meta
 from agentsvc.base import NotFound, copy_to, to_stored
 from agentsvc.http.keys import PRINCIPAL, SANDBOXES, SETTINGS
 from agentsvc.http.routes import Routes, Scope
-from agentsvc.http.wire import PAGE_MAX, Limit, Time, json_response, read_json, read_query
+from agentsvc.http.wire import PAGE_MAX, Limit, Time, json_response
 from agentsvc.plugin import IdleRules
 from agentsvc.sandboxes import Removal
 from agentsvc.settings import Settings
@@ -88,37 +88,28 @@ async def get_rules(request: web.Request) -> web.Response:
     return json_response(_from_rules(settings.sandbox_idle))
 
 
-@ROUTES.add(
-    "PUT",
-    RULES,
-    SandboxRules,
-    body=SandboxRules,
-    errors=(NotFound,),
-    example={"pause_after_seconds": 1800},
-)
-async def put_rules(request: web.Request) -> web.Response:
+@ROUTES.add("PUT", RULES, SandboxRules, errors=(NotFound,), example={"pause_after_seconds": 1800})
+async def put_rules(request: web.Request, body: SandboxRules) -> web.Response:
     """Set the user's rules for idle sandboxes.
 
     All are set: one that is left out, or null, is left to the spec of the sandbox, and then
     to the server. They count for all sandboxes of the user from now on.
     """
-    rules = _to_rules(await read_json(request, SandboxRules))
+    rules = _to_rules(body)
     settings = await request.app[SETTINGS].change(
         request[PRINCIPAL].user_id, lambda old: _with_rules(old, rules)
     )
     return json_response(_from_rules(settings.sandbox_idle))
 
 
-@ROUTES.add(
-    "GET", REMOVALS, Removals, scope=Scope.ADMIN_READ, query=RemovalQuery, example={"limit": 10}
-)
-async def get_removals(request: web.Request) -> web.Response:
+@ROUTES.add("GET", REMOVALS, Removals, scope=Scope.ADMIN_READ, example={"limit": 10})
+async def get_removals(request: web.Request, query: RemovalQuery) -> web.Response:
     """List what could not be removed so far, and why.
 
     Sandboxes whose removal has failed so far, with the backend's reason, the oldest first. Each is
     tried again by itself.
     """
-    limit = read_query(request, RemovalQuery).limit
+    limit = query.limit
     found = await request.app[SANDBOXES].failed_removals(limit)
     return json_response(Removals(items=[_from_removal(one) for one in found]))
 

@@ -8,7 +8,7 @@ from aiohttp import web
 from agentsvc.conversations import FoundMessage, find_messages
 from agentsvc.http.keys import DATABASE, PRINCIPAL
 from agentsvc.http.routes import Routes
-from agentsvc.http.wire import Limit, json_response, read_query
+from agentsvc.http.wire import Limit, json_response
 
 _USUAL: Final = 20
 
@@ -27,19 +27,14 @@ ROUTES: Final = Routes()
 
 
 @ROUTES.add(
-    "GET",
-    "/api/v1/messages/search",
-    list[FoundMessage],
-    query=MessageSearch,
-    example={"text__contains": "login page"},
+    "GET", "/api/v1/messages/search", list[FoundMessage], example={"text__contains": "login page"}
 )
-async def search_messages(request: web.Request) -> web.Response:
+async def search_messages(request: web.Request, query: MessageSearch) -> web.Response:
     """Search in what you and your agents have said.
 
     The newest first, in your 200 latest conversations. Long histories are looked at in part.
     """
-    wanted = read_query(request, MessageSearch)
     found = await find_messages(
-        request.app[DATABASE], request[PRINCIPAL].user_id, wanted.text_contains, limit=wanted.limit
+        request.app[DATABASE], request[PRINCIPAL].user_id, query.text_contains, limit=query.limit
     )
     return json_response(found)

@@ -8,7 +8,7 @@ from aiohttp import web
 from agentsvc.base import InvalidRequest
 from agentsvc.http.keys import MODEL_HOSTS
 from agentsvc.http.routes import Routes, Scope
-from agentsvc.http.wire import json_response, path_text, read_json
+from agentsvc.http.wire import json_response, path_text
 from agentsvc.plugin.egress import BadHost, Mode, parse_policy
 
 PREFIX: Final = "/api/v1/model-hosts"
@@ -43,20 +43,13 @@ async def get_model_hosts(request: web.Request) -> web.Response:
     return json_response(ModelHostList(configured=list(hosts.configured), added=list(hosts.added)))
 
 
-@ROUTES.add(
-    "POST",
-    "",
-    ModelHostList,
-    scope=Scope.ADMIN,
-    body=ModelHost,
-    example={"host": "192.168.1.20:11434"},
-)
-async def post_model_host(request: web.Request) -> web.Response:
+@ROUTES.add("POST", "", ModelHostList, scope=Scope.ADMIN, example={"host": "192.168.1.20:11434"})
+async def post_model_host(request: web.Request, body: ModelHost) -> web.Response:
     """Allow models at a host that is not public.
 
     For all users and at once; a sandbox that is there already does not reach it.
     """
-    host = (await read_json(request, ModelHost)).host
+    host = body.host
     try:
         parse_policy(Mode.ALLOWLIST, [host])
     except BadHost as exc:

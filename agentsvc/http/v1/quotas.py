@@ -8,7 +8,7 @@ from aiohttp import web
 from agentsvc.accounts import DayOfUse, Quotas
 from agentsvc.http.keys import PRINCIPAL, QUOTAS, SANDBOXES, USERS
 from agentsvc.http.routes import Routes, Scope
-from agentsvc.http.wire import json_response, path_user, read_json, read_query
+from agentsvc.http.wire import json_response, path_user
 
 PREFIX: Final = "/api/v1/users"
 
@@ -63,31 +63,26 @@ async def get_my_usage(request: web.Request) -> web.Response:
     return json_response(await _usage_of(request, request[PRINCIPAL].user_id))
 
 
-@ROUTES.add("GET", f"{PREFIX}/me/usage/days", list[DayOfUse], query=Days, example={"days": 7})
-async def get_my_days(request: web.Request) -> web.Response:
+@ROUTES.add("GET", f"{PREFIX}/me/usage/days", list[DayOfUse], example={"days": 7})
+async def get_my_days(request: web.Request, query: Days) -> web.Response:
     """Return what you have used of models, by day.
 
     The first day first. Days without use are left out, and so is what was used before this server
     told models apart.
     """
-    days = read_query(request, Days).days
+    days = query.days
     return json_response(await request.app[QUOTAS].days(days, request[PRINCIPAL].user_id))
 
 
 @ROUTES.add(
-    "GET",
-    "/api/v1/usage/days",
-    list[DayOfUse],
-    scope=Scope.ADMIN_READ,
-    query=Days,
-    example={"days": 7},
+    "GET", "/api/v1/usage/days", list[DayOfUse], scope=Scope.ADMIN_READ, example={"days": 7}
 )
-async def get_days(request: web.Request) -> web.Response:
+async def get_days(request: web.Request, query: Days) -> web.Response:
     """Return what all users have used of models, by day.
 
     Of all users; otherwise as `users/me/usage/days`.
     """
-    return json_response(await request.app[QUOTAS].days(read_query(request, Days).days))
+    return json_response(await request.app[QUOTAS].days(query.days))
 
 
 @ROUTES.add("GET", f"{PREFIX}/{{user_id}}/usage", Usage, scope=Scope.ADMIN_READ)
@@ -105,18 +100,16 @@ async def get_usage(request: web.Request) -> web.Response:
     f"{PREFIX}/{{user_id}}/quotas",
     Usage,
     scope=Scope.ADMIN,
-    body=QuotaLimits,
     example={"running_sandboxes": 5, "spend_per_day": 20.0},
 )
-async def put_quotas(request: web.Request) -> web.Response:
+async def put_quotas(request: web.Request, body: QuotaLimits) -> web.Response:
     """Set what a user may use at most.
 
     All four are set: one that is left out, or null, is no limit. What runs already goes on. The
     answer tells what the user has used.
     """
-    limits = await read_json(request, QuotaLimits)
     user = await request.app[USERS].get(path_user(request))
-    await request.app[QUOTAS].set(user.id, Quotas(**msgspec.structs.asdict(limits)))
+    await request.app[QUOTAS].set(user.id, Quotas(**msgspec.structs.asdict(body)))
     return json_response(await _usage_of(request, user.id))
 
 

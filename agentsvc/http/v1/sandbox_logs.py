@@ -8,7 +8,7 @@ from aiohttp import web
 from agentsvc.base import BackendBroken, BackendUnavailable, NotFound, Unsupported
 from agentsvc.http.keys import BACKENDS, CONFIG, PRINCIPAL, SANDBOXES
 from agentsvc.http.routes import Routes
-from agentsvc.http.wire import json_response, path_text, read_query
+from agentsvc.http.wire import json_response, path_text
 from agentsvc.sandboxes import MOST_LINES, read_output
 
 
@@ -33,17 +33,16 @@ ROUTES: Final = Routes()
     "GET",
     "/api/v1/sandboxes/{sandbox_id}/logs",
     SandboxLog,
-    query=Tail,
     errors=(NotFound, Unsupported, BackendUnavailable, BackendBroken),
     example={"tail": 50},
 )
-async def get_logs(request: web.Request) -> web.Response:
+async def get_logs(request: web.Request, query: Tail) -> web.Response:
     """Return the last lines a sandbox has written.
 
     What its command wrote to its output, and its backend about it. Values of its secrets are shown
     as stars. Refused (409) where its backend keeps none.
     """
-    tail = read_query(request, Tail).tail
+    tail = query.tail
     sandbox = await request.app[SANDBOXES].get(
         request[PRINCIPAL].user_id, path_text(request, "sandbox_id")
     )

@@ -47,7 +47,6 @@ from agentsvc.http.wire import (
     json_response,
     path_text,
     read_json,
-    read_query,
     text_response,
 )
 from agentsvc.sandboxes import Protection, Sandbox, find_protections
@@ -64,13 +63,12 @@ def _answer(request: web.Request, sandbox: Sandbox) -> web.Response:
     return json_response(from_sandbox(sandbox, links_of(request)))
 
 
-@ROUTES.add("GET", f"{PREFIX}/search", Page[SandboxInfo], query=PageQuery, example={"limit": 10})
-async def search_sandboxes(request: web.Request) -> web.Response:
+@ROUTES.add("GET", f"{PREFIX}/search", Page[SandboxInfo], example={"limit": 10})
+async def search_sandboxes(request: web.Request, query: PageQuery) -> web.Response:
     """List sandboxes, newest first.
 
     Sandboxes of one's own, also failed ones.
     """
-    query = read_query(request, PageQuery)
     found, next_page_id = await request.app[SANDBOXES].search(
         request[PRINCIPAL].user_id, page_id=query.page_id, limit=query.limit
     )
@@ -83,19 +81,14 @@ async def search_sandboxes(request: web.Request) -> web.Response:
 
 
 @ROUTES.add(
-    "GET",
-    PREFIX,
-    list[SandboxInfo | None],
-    query=Ids,
-    errors=(BadRequest,),
-    example={"id": [EXAMPLE_ID]},
+    "GET", PREFIX, list[SandboxInfo | None], errors=(BadRequest,), example={"id": [EXAMPLE_ID]}
 )
-async def get_sandboxes(request: web.Request) -> web.Response:
+async def get_sandboxes(request: web.Request, query: Ids) -> web.Response:
     """Get sandboxes by id.
 
     A list of as many items as `id` is given, in their order, null for each that is unknown.
     """
-    ids = check_ids(read_query(request, Ids).ids)
+    ids = check_ids(query.ids)
     found = await request.app[SANDBOXES].find_many(request[PRINCIPAL].user_id, ids)
     return json_response(from_sandboxes(found, links_of(request), request.app[SANDBOXES].meter))
 
@@ -105,26 +98,24 @@ async def get_sandboxes(request: web.Request) -> web.Response:
     PREFIX,
     SandboxInfo,
     body=SandboxOrder | None,
-    query=SpecChoice,
     effect=Effect(kind=Sandbox, answer=_answer),
     errors=(*(BadRequest, OrderRejected, *OF_SANDBOXES, SandboxLimitReached, ServiceLimitReached),),
 )
-async def post_sandbox(request: web.Request) -> web.Response:
+async def post_sandbox(request: web.Request, query: SpecChoice) -> web.Response:
     """Start a sandbox.
 
     The sandbox is `STARTING`; ask for it until it is `RUNNING` or `ERROR`. The body may be left
     out; what the query says wins over it. With a `client_id` the same order twice gives one
     sandbox.
     """
-    chosen = read_query(request, SpecChoice)
     body = await read_json(request, _ORDER, default=None) or SandboxOrder()
-    spec = request.app[SANDBOXES].get_spec(chosen.sandbox_spec_id or body.sandbox_spec_id)
+    spec = request.app[SANDBOXES].get_spec(query.sandbox_spec_id or body.sandbox_spec_id)
     try:
         sandbox = await request.app[SANDBOXES].start_any(
             request[PRINCIPAL].user_id,
             sized(spec, body),
             to_client_order(body),
-            when_full=chosen.when_full or body.when_full,
+            when_full=query.when_full or body.when_full,
         )
     except (QuotaExceeded, SandboxLimitReached) as exc:
         if request[PRINCIPAL].is_service:
@@ -181,32 +172,28 @@ async def post_stop(request: web.Request) -> web.Response:
 
 
 @ROUTES.add(
-    "POST",
-    f"{PREFIX}/{{sandbox_id}}/resume",
-    Success,
-    query=RoomChoice,
-    errors=(*OF_SANDBOXES, SandboxLimitReached),
+    "POST", f"{PREFIX}/{{sandbox_id}}/resume", Success, errors=(*OF_SANDBOXES, SandboxLimitReached)
 )
-async def post_resume(request: web.Request) -> web.Response:
+async def post_resume(request: web.Request, query: RoomChoice) -> web.Response:
     """Resume a sandbox.
 
     It is `STARTING` at first; read its session key and URLs again when it is `RUNNING`. Resuming a
     running one is fine.
     """
     sandbox_id = path_text(request, "sandbox_id")
-    when_full = read_query(request, RoomChoice).when_full
+    when_full = query.when_full
     await request.app[SANDBOXES].resume(request[PRINCIPAL].user_id, sandbox_id, when_full=when_full)
     return json_response(SUCCESS)
 
 
-@ROUTES.add("DELETE", f"{PREFIX}/{{sandbox_id}}", Success, query=SandboxChoice, errors=OF_SANDBOXES)
-async def delete_sandbox(request: web.Request) -> web.Response:
+@ROUTES.add("DELETE", f"{PREFIX}/{{sandbox_id}}", Success, errors=OF_SANDBOXES)
+async def delete_sandbox(request: web.Request, query: SandboxChoice) -> web.Response:
     """Delete a sandbox with all its files.
 
     It is gone for its user at once; what held it is removed in the background. It cannot be undone.
     A `sandbox_id` in the query wins over the path, for old clients.
     """
-    named = read_query(request, SandboxChoice).sandbox_id
+    named = query.sandbox_id
     sandbox_id = named or path_text(request, "sandbox_id")
     await request.app[SANDBOXES].delete(request[PRINCIPAL].user_id, sandbox_id)
     return json_response(SUCCESS)
@@ -256,15 +243,12 @@ async def get_protection(request: web.Request) -> web.Response:
     return json_response(found)
 
 
-@ROUTES.add(
-    "GET", f"{SPECS_PREFIX}/search", Page[SandboxSpecInfo], query=PageQuery, example={"limit": 10}
-)
-async def search_sandbox_specs(request: web.Request) -> web.Response:
+@ROUTES.add("GET", f"{SPECS_PREFIX}/search", Page[SandboxSpecInfo], example={"limit": 10})
+async def search_sandbox_specs(request: web.Request, query: PageQuery) -> web.Response:
     """List sandbox specs, the default one first.
 
     As the operator has written them, the default one first.
     """
-    query = read_query(request, PageQuery)
     specs, created_at = request.app[SANDBOXES].specs(), request.app[ACTIVITY].started_at
     return json_response(page_of_specs(specs, created_at, page_id=query.page_id, limit=query.limit))
 
@@ -273,16 +257,15 @@ async def search_sandbox_specs(request: web.Request) -> web.Response:
     "GET",
     SPECS_PREFIX,
     list[SandboxSpecInfo | None],
-    query=Ids,
     errors=(BadRequest,),
     example={"id": ["process"]},
 )
-async def get_sandbox_specs(request: web.Request) -> web.Response:
+async def get_sandbox_specs(request: web.Request, query: Ids) -> web.Response:
     """Get sandbox specs by id.
 
     A list of as many items as `id` is given, in their order, null for each that is unknown.
     """
-    ids = check_ids(read_query(request, Ids).ids)
+    ids = check_ids(query.ids)
     specs, created_at = request.app[SANDBOXES].specs(), request.app[ACTIVITY].started_at
     return json_response(find_specs(specs, ids, created_at))
 

@@ -25,8 +25,6 @@ from agentsvc.http.wire import (
     Page,
     json_response,
     path_text,
-    read_json,
-    read_query,
 )
 from agentsvc.settings import (
     ProviderTokenPatch,
@@ -112,19 +110,12 @@ class GitProvidersStored(msgspec.Struct, frozen=True, kw_only=True, omit_default
 ROUTES: Final = Routes(PREFIX)
 
 
-@ROUTES.add(
-    "GET",
-    "/search",
-    Page[SecretInfo],
-    query=SecretQuery,
-    example={"name__contains": "TOKEN", "limit": 10},
-)
-async def search_secrets(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/search", Page[SecretInfo], example={"name__contains": "TOKEN", "limit": 10})
+async def search_secrets(request: web.Request, query: SecretQuery) -> web.Response:
     """List your secrets by name.
 
     Sorted by name, without their values.
     """
-    query = read_query(request, SecretQuery)
     found = await request.app[SECRETS].custom_secret_names(request[PRINCIPAL].user_id)
     return json_response(_page(found, query))
 
@@ -133,19 +124,17 @@ async def search_secrets(request: web.Request) -> web.Response:
     "POST",
     "",
     Edited,
-    body=NewSecret,
     status=HTTPStatus.CREATED,
     example={"name": "DEPLOY_KEY", "value": "not so secret", "description": "For the staging host"},
 )
-async def post_secret(request: web.Request) -> web.Response:
+async def post_secret(request: web.Request, body: NewSecret) -> web.Response:
     """Keep a secret.
 
     One of the same name is replaced. Conversations that are started from now on have it; a name
     that cannot be an environment variable is refused.
     """
-    new = await read_json(request, NewSecret)
     await request.app[SECRETS].set_custom_secret(
-        request[PRINCIPAL].user_id, new.name, Secret(new.value), new.description
+        request[PRINCIPAL].user_id, body.name, Secret(body.value), body.description
     )
     return json_response(Edited(message="Secret created successfully"), status=201)
 
@@ -154,16 +143,14 @@ async def post_secret(request: web.Request) -> web.Response:
     "POST",
     "/git-providers",
     GitProvidersStored,
-    body=GitProviders,
     example={"provider_tokens": {"github": {"token": "an access token"}}},
 )
-async def post_git_providers(request: web.Request) -> web.Response:
+async def post_git_providers(request: web.Request, body: GitProviders) -> web.Response:
     """Keep tokens of git providers.
 
     The whole set is replaced: the token of a provider that is not sent is forgotten. Each token is
     tried at its provider first, and refused (401) if it is not good there.
     """
-    body = await read_json(request, GitProviders)
     user_id = request[PRINCIPAL].user_id
     patch, tokens = _changes(body)
     unchecked = await request.app[GIT_PROVIDERS].store_tokens(user_id, tokens)
@@ -188,20 +175,18 @@ async def delete_git_providers(request: web.Request) -> web.Response:
     "PUT",
     "/{secret_id}",
     Edited,
-    body=SecretChange,
     errors=(BadRequest,),
     example={"name": "API_TOKEN", "description": "Of the issue tracker"},
 )
-async def put_secret(request: web.Request) -> web.Response:
+async def put_secret(request: web.Request, body: SecretChange) -> web.Response:
     """Rename or describe a secret.
 
     Its value stays. Without a description it has an empty one.
     """
     name = path_text(request, "secret_id")
-    change = await read_json(request, SecretChange)
-    user_id, description = request[PRINCIPAL].user_id, change.description or ""
+    user_id, description = request[PRINCIPAL].user_id, body.description or ""
     try:
-        await request.app[SECRETS].rename_custom_secret(user_id, name, change.name, description)
+        await request.app[SECRETS].rename_custom_secret(user_id, name, body.name, description)
     except Conflict as exc:
         raise BadRequest(exc.message) from exc
     return json_response(Edited(message="Secret updated successfully"))

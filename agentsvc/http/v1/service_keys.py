@@ -9,7 +9,7 @@ from aiohttp import web
 from agentsvc.base import BadRequest, NotAllowed, ShownSecret, dashed
 from agentsvc.http.keys import PRINCIPAL, SERVICE_KEYS
 from agentsvc.http.routes import SERVICE_HEADER, Routes, Scope
-from agentsvc.http.wire import json_response, path_id, read_json
+from agentsvc.http.wire import json_response, path_id
 
 PREFIX: Final = "/api/service/users"
 
@@ -44,22 +44,20 @@ ROUTES: Final = Routes(PREFIX)
     path_types={"user_id": UUID},
     scope=Scope.ADMIN,
     key_header=SERVICE_HEADER,
-    body=ServiceKeyOrder,
     errors=(BadRequest,),
     example={"name": "automation"},
 )
-async def post_key(request: web.Request) -> web.Response:
+async def post_key(request: web.Request, body: ServiceKeyOrder) -> web.Response:
     """Return a key of a user, for a service that acts for users.
 
     The same key each time, until the user revokes it; then another one. It ends with the service's own
     key, which is one of the scope `service` in `X-Service-API-Key`.
     """
     user_id, org_id = path_id(request, "user_id"), path_id(request, "org_id")
-    order = await read_json(request, ServiceKeyOrder)
     if org_id != user_id:
         raise NotAllowed("The user is not a member of this organization")
-    key = await request.app[SERVICE_KEYS].make(request[PRINCIPAL].key_id, user_id, order.name)
+    key = await request.app[SERVICE_KEYS].make(request[PRINCIPAL].key_id, user_id, body.name)
     shown = dashed(user_id)
     return json_response(
-        ServiceKeyInfo(key=key.reveal(), user_id=shown, org_id=shown, name=order.name)
+        ServiceKeyInfo(key=key.reveal(), user_id=shown, org_id=shown, name=body.name)
     )

@@ -16,7 +16,7 @@ from agentsvc.http.v1.types_settings import (
     to_change,
     to_secrets,
 )
-from agentsvc.http.wire import json_response, read_json
+from agentsvc.http.wire import json_response
 from agentsvc.models import Checked, check_model
 from agentsvc.settings import Settings, llm_of
 
@@ -44,18 +44,16 @@ async def get_settings(request: web.Request) -> web.Response:
     "POST",
     "",
     SettingsStored,
-    body=SettingsBody,
     errors=(BadRequest,),
     example={"language": "en", "agent_settings_diff": {"llm": {"temperature": 0.2}}},
 )
-async def post_settings(request: web.Request) -> web.Response:
+async def post_settings(request: web.Request, body: SettingsBody) -> web.Response:
     """Change settings: they are merged with what is stored.
 
     It merges: what is not sent stays. Null puts a field back to its default, but leaves
     `llm_model`, `llm_base_url` and the three keys alone, which an empty text clears. Where a value
     is sent in both forms, the nested one counts. A nested value that does not fit is a 400.
     """
-    body = await read_json(request, SettingsBody)
     change = to_change(body)
     await request.app[SETTINGS].change(
         request[PRINCIPAL].user_id,

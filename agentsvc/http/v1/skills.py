@@ -16,8 +16,6 @@ from agentsvc.http.wire import (
     Success,
     json_response,
     path_id,
-    read_json,
-    read_query,
 )
 from agentsvc.storage import cut
 
@@ -57,17 +55,15 @@ ROUTES: Final = Routes()
     "GET",
     "/api/v1/skills/search",
     Page[SkillInfo],
-    query=PageQuery,
     errors=(AgentRefused, AgentUnavailable),
     example={"limit": 10},
 )
-async def search_skills(request: web.Request) -> web.Response:
+async def search_skills(request: web.Request, query: PageQuery) -> web.Response:
     """List the skills that belong to no project, as a running sandbox sees them.
 
     Sorted by name. An agent server has to tell, so there are none while no sandbox of the user
     runs.
     """
-    query = read_query(request, PageQuery)
     skills = await request.app[LIVE_SETTINGS].user_skills(request[PRINCIPAL].user_id)
     return json_response(_page(skills, query))
 
@@ -76,18 +72,17 @@ async def search_skills(request: web.Request) -> web.Response:
     "POST",
     "/api/v1/app-conversations/{conversation_id}/switch_profile",
     Success,
-    body=SwitchProfile,
     errors=OF_AGENTS,
     example={"profile_name": "fast"},
 )
-async def post_switch_profile(request: web.Request) -> web.Response:
+async def post_switch_profile(request: web.Request, body: SwitchProfile) -> web.Response:
     """Let a conversation go on with a saved language model.
 
     From its next step on. The settings stay as they are. Refused (409) while the sandbox does not
     run.
     """
     conversation_id = path_id(request, "conversation_id")
-    name = (await read_json(request, SwitchProfile)).profile_name
+    name = body.profile_name
     user_id = request[PRINCIPAL].user_id
     await request.app[LIVE_SETTINGS].switch_profile(user_id, conversation_id, name)
     return json_response(SUCCESS)
@@ -97,18 +92,17 @@ async def post_switch_profile(request: web.Request) -> web.Response:
     "POST",
     "/api/v1/app-conversations/{conversation_id}/switch_acp_model",
     Success,
-    body=SwitchAcpModel,
     errors=(BadRequest, *OF_AGENTS),
     example={"model": "default"},
 )
-async def post_switch_acp_model(request: web.Request) -> web.Response:
+async def post_switch_acp_model(request: web.Request, body: SwitchAcpModel) -> web.Response:
     """Let another agent go on with another of its models.
 
     For a conversation whose agent is of the kind `acp`, from its next turn on. Refused (409) while
     the sandbox does not run.
     """
     conversation_id = path_id(request, "conversation_id")
-    model = (await read_json(request, SwitchAcpModel)).model
+    model = body.model
     user_id = request[PRINCIPAL].user_id
     await request.app[LIVE_SETTINGS].switch_acp_model(user_id, conversation_id, model)
     return json_response(SUCCESS)

@@ -16,7 +16,7 @@ from agentsvc.http.v1.types_start import (
     StartTaskView,
     from_start_task,
 )
-from agentsvc.http.wire import Page, json_response, read_query
+from agentsvc.http.wire import Page, json_response
 
 PREFIX: Final = "/api/v1/app-conversations/start-tasks"
 
@@ -24,31 +24,25 @@ ROUTES: Final = Routes(PREFIX)
 
 
 @ROUTES.add(
-    "GET",
-    "",
-    list[StartTaskView | None],
-    query=StartTaskIds,
-    errors=(BadRequest,),
-    example={"ids": [EXAMPLE_ID]},
+    "GET", "", list[StartTaskView | None], errors=(BadRequest,), example={"ids": [EXAMPLE_ID]}
 )
-async def get_start_tasks(request: web.Request) -> web.Response:
+async def get_start_tasks(request: web.Request, query: StartTaskIds) -> web.Response:
     """Get start tasks by id.
 
     A list of as many items as `ids`, in their order, null for each that is unknown.
     """
-    ids = check_ids([each.hex for each in read_query(request, StartTaskIds).ids])
+    ids = check_ids([each.hex for each in query.ids])
     tasks = await request.app[CONVERSATIONS].starts.find_many(request[PRINCIPAL].user_id, ids)
     links = links_of(request)
     return json_response([from_start_task(task, links) if task else None for task in tasks])
 
 
-@ROUTES.add("GET", "/search", Page[StartTaskView], query=StartTaskQuery, example={"limit": 10})
-async def search_start_tasks(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/search", Page[StartTaskView], example={"limit": 10})
+async def search_start_tasks(request: web.Request, query: StartTaskQuery) -> web.Response:
     """Search start tasks.
 
     Newest first unless `sort_order` says otherwise.
     """
-    query = read_query(request, StartTaskQuery)
     tasks, next_page_id = await request.app[CONVERSATIONS].starts.search(
         request[PRINCIPAL].user_id,
         sort=query.sort_order,
@@ -62,13 +56,13 @@ async def search_start_tasks(request: web.Request) -> web.Response:
     )
 
 
-@ROUTES.add("GET", "/count", int, query=StartTaskFilter)
-async def count_start_tasks(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/count", int)
+async def count_start_tasks(request: web.Request, query: StartTaskFilter) -> web.Response:
     """Count start tasks.
 
     With the filters of the search.
     """
-    wanted = read_query(request, StartTaskFilter).to_filter()
+    wanted = query.to_filter()
     return json_response(
         await request.app[CONVERSATIONS].starts.count(request[PRINCIPAL].user_id, **wanted)
     )

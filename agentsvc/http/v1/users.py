@@ -11,7 +11,7 @@ from agentsvc.git import GitAccount
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SANDBOXES, SETTINGS
 from agentsvc.http.routes import OF_GIT_PROVIDERS, READS_ONLY, Routes
 from agentsvc.http.v1.types_settings import Expose, UserView, from_user
-from agentsvc.http.wire import json_response, read_query
+from agentsvc.http.wire import json_response
 
 PREFIX: Final = "/api/v1/users"
 
@@ -45,14 +45,14 @@ class GitOrganizations(msgspec.Struct, frozen=True, kw_only=True):
 ROUTES: Final = Routes(PREFIX)
 
 
-@ROUTES.add("GET", "/me", UserView, query=Expose, errors=(NotAllowed,))
-async def get_me(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/me", UserView, errors=(NotAllowed,))
+async def get_me(request: web.Request, query: Expose) -> web.Response:
     """Return yourself with your settings.
 
     The same as the settings, with who one is. Secrets are shown only to somebody who asks for them
     and also has the key of a running sandbox of the user.
     """
-    is_revealed = read_query(request, Expose).expose_secrets
+    is_revealed = query.expose_secrets
     if is_revealed:
         await _require_sandbox(request)
     user = request[PRINCIPAL]
