@@ -1,12 +1,10 @@
 """`agentsvc audit`: prints who changed what; also while the server runs."""
 
-from pathlib import Path
-
 import click
 
 from agentsvc.accounts import COMMAND_LINE, AuditLog, Entry, EntryQuery, Users
-from agentsvc.cli.options import config_option, data_dir_option, example, json_option
-from agentsvc.cli.stored import places_of, run_on
+from agentsvc.cli.options import Where, example, json_option, where_options
+from agentsvc.cli.stored import run_on
 from agentsvc.cli.text import print_table
 from agentsvc.storage import Database
 
@@ -19,17 +17,9 @@ _TITLES = ("AT (UTC)", "WHO", "KEY", "ACTION", "SUBJECT", "STATUS", "FROM")
 @click.option("--refused", is_flag=True, help="Only what was answered by an error.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, help="How many entries.")
 @json_option
-@data_dir_option
-@config_option
+@where_options
 def command(
-    *,
-    user: str | None,
-    text: str | None,
-    refused: bool,
-    limit: int,
-    as_json: bool,
-    data_dir: str | None,
-    config_file: Path | None,
+    *, user: str | None, text: str | None, refused: bool, limit: int, as_json: bool, where: Where
 ) -> None:
     """Print who changed what, the newest first, with the status that was answered.
 
@@ -41,7 +31,7 @@ def command(
         query = EntryQuery(user_id=user_id, text=text, is_refused=refused or None)
         return (await AuditLog(database).search(query, limit=limit))[0]
 
-    rows = [_row(entry) for entry in run_on(places_of(data_dir, config_file), body)]
+    rows = [_row(entry) for entry in run_on(where.places(), body)]
     print_table(_TITLES, rows, as_json=as_json)
 
 

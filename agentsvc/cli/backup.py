@@ -14,13 +14,7 @@ import click
 from agentsvc import __version__
 from agentsvc.base import now
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.options import (
-    config_option,
-    data_dir_option,
-    example,
-    existing_data_dir,
-    load_config,
-)
+from agentsvc.cli.options import Where, example, where_options
 from agentsvc.config import DataDirectory
 from agentsvc.storage import check_file, copy_running
 
@@ -41,23 +35,15 @@ ABOUT: Final = "about.json"
     help="Leave the master key out; a restore then needs it from elsewhere.",
 )
 @click.option("--archives", is_flag=True, help="Include saved workspaces, which may be large.")
-@data_dir_option
-@config_option
-def command(
-    *,
-    file: Path,
-    without_key: bool,
-    archives: bool,
-    data_dir: str | None,
-    config_file: Path | None,
-) -> None:
+@where_options
+def command(*, file: Path, without_key: bool, archives: bool, where: Where) -> None:
     """Write the database, the id of the installation and the master key to FILE, a tar.gz.
 
     The server may run: the copy is of one moment, and it is opened and checked before it is kept. With
     the master key in it, who can read FILE can read all stored secrets. What is in sandboxes is not in
     it.
     """
-    places = existing_data_dir(load_config(config_file, server__data_dir=data_dir))
+    places = where.places()
     draft = file.with_name(f".{file.name}.new")
     try:
         with tempfile.TemporaryDirectory(dir=file.absolute().parent) as scratch:

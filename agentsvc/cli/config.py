@@ -2,14 +2,13 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import click
 import msgspec
 
 from agentsvc.base import MASK
-from agentsvc.cli.options import config_option, data_dir_option, example, load_config
+from agentsvc.cli.options import Where, example, where_options
 from agentsvc.config import Loaded, render_default, settings_of, to_toml
 from agentsvc.plugin import sections
 
@@ -24,14 +23,13 @@ def command() -> None:
 
 
 @command.command(epilog=example("agentsvc config show | grep sandboxes"))
-@data_dir_option
-@config_option
-def show(data_dir: str | None, config_file: Path | None) -> None:
+@where_options
+def show(where: Where) -> None:
     """Print every key with its value and where that is from.
 
     Keys of backends and plugins that are named like a secret show as stars.
     """
-    loaded = load_config(config_file, server__data_dir=data_dir)
+    loaded = where.load()
     click.echo(f"config file: {loaded.path or 'none'}", err=True)
     for line in lines_of(loaded):
         click.echo(line)

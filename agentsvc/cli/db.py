@@ -6,13 +6,7 @@ from pathlib import Path
 import click
 
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.options import (
-    config_option,
-    data_dir_option,
-    example,
-    existing_data_dir,
-    load_config,
-)
+from agentsvc.cli.options import Where, example, where_options
 from agentsvc.storage import check_file, copy_running, lock_data_dir, vacuum_file
 
 
@@ -22,11 +16,10 @@ def command() -> None:
 
 
 @command.command(epilog=example("agentsvc db check --data-dir /srv/agents"))
-@data_dir_option
-@config_option
-def check(data_dir: str | None, config_file: Path | None) -> None:
+@where_options
+def check(where: Where) -> None:
     """Check the database, on a copy of this moment; the server may run."""
-    places = existing_data_dir(load_config(config_file, server__data_dir=data_dir))
+    places = where.places()
     with tempfile.TemporaryDirectory(dir=places.path, prefix="check-") as scratch:
         copy = Path(scratch, places.database.name)
         copy_running(places.database, copy)
@@ -42,11 +35,10 @@ def check(data_dir: str | None, config_file: Path | None) -> None:
 
 
 @command.command(epilog=example("agentsvc db vacuum"))
-@data_dir_option
-@config_option
-def vacuum(data_dir: str | None, config_file: Path | None) -> None:
+@where_options
+def vacuum(where: Where) -> None:
     """Write the database anew; the server has to be stopped, and the disk needs room for a copy."""
-    places = existing_data_dir(load_config(config_file, server__data_dir=data_dir))
+    places = where.places()
     with lock_data_dir(places.path):
         before = places.database.stat().st_size
         vacuum_file(places.database)

@@ -9,12 +9,14 @@ from agentsvc.accounts import Users as Users
 from agentsvc.cli import CommandFailed as CommandFailed
 from agentsvc.cli.client import Api as Api
 from agentsvc.cli.client import Told as Told
+from agentsvc.cli.options import Where as Where
 from agentsvc.cli.options import config_option as config_option
 from agentsvc.cli.options import data_dir_option as data_dir_option
 from agentsvc.cli.options import example as example
 from agentsvc.cli.options import existing_data_dir as existing_data_dir
 from agentsvc.cli.options import json_option as json_option
 from agentsvc.cli.options import load_config as load_config
+from agentsvc.cli.options import where_options as where_options
 from agentsvc.cli.options import yes_option as yes_option
 from agentsvc.cli.secretoutput import output_option as output_option
 from agentsvc.cli.secretoutput import secret_output as secret_output

@@ -3,16 +3,15 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from pathlib import Path
 
 import click
 
 from agentsvc.accounts import ApiKey, DeviceLogins, KeyRing, KeyScope, Role
 from agentsvc.base import NotFound, Secret, now
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.options import config_option, data_dir_option, example, json_option
+from agentsvc.cli.options import Where, example, json_option, where_options
 from agentsvc.cli.secretoutput import output_option, secret_output
-from agentsvc.cli.stored import places_of, run_on
+from agentsvc.cli.stored import run_on
 from agentsvc.cli.text import print_table
 from agentsvc.config import DataDirectory
 from agentsvc.storage import Database, change_master_key, lock_data_dir
@@ -46,8 +45,7 @@ def command() -> None:
     "--days", type=click.IntRange(min=1, max=_MOST_DAYS), help="After how many days it expires."
 )
 @output_option
-@data_dir_option
-@config_option
+@where_options
 def create(
     *,
     user: str,
@@ -56,8 +54,7 @@ def create(
     scope: str,
     days: int | None,
     output: str | None,
-    data_dir: str | None,
-    config_file: Path | None,
+    where: Where,
 ) -> None:
     """Make a key and show it on the terminal; it cannot be shown again."""
 
@@ -71,7 +68,7 @@ def create(
         expires_at = now() + timedelta(days=days) if days else None
         return await keys.create_key(user_id, name, scope=KeyScope(scope), expires_at=expires_at)
 
-    places = places_of(data_dir, config_file)
+    places = where.places()
     with secret_output(output, places.path, "key") as shown:
         key, value = _run(places, body, noted=("keys create", f"user {user}, {name}"))
         shown.tell(f"key {key.id} of user `{user}`", value.reveal())
@@ -79,9 +76,8 @@ def create(
 
 @command.command("list", epilog=example("agentsvc keys list"))
 @json_option
-@data_dir_option
-@config_option
-def list_keys(*, as_json: bool, data_dir: str | None, config_file: Path | None) -> None:
+@where_options
+def list_keys(*, as_json: bool, where: Where) -> None:
     """List all keys, revoked ones included; their values are not stored."""
     rows = [
         (
@@ -94,7 +90,7 @@ def list_keys(*, as_json: bool, data_dir: str | None, config_file: Path | None) 
             f"{key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never",
             _state(key),
         )
-        for key in _run(places_of(data_dir, config_file), KeyRing.list_keys)
+        for key in _run(where.places(), KeyRing.list_keys)
     ]
     titles = ("ID", "USER", "NAME", "SCOPE", "KEY", "CREATED (UTC)", "LAST USED", "STATE")
     print_table(titles, rows, as_json=as_json)
@@ -102,9 +98,8 @@ def list_keys(*, as_json: bool, data_dir: str | None, config_file: Path | None) 
 
 @command.command(epilog=example("agentsvc keys revoke 2"))
 @click.argument("key_id", type=int, metavar="ID")
-@data_dir_option
-@config_option
-def revoke(key_id: int, data_dir: str | None, config_file: Path | None) -> None:
+@where_options
+def revoke(key_id: int, where: Where) -> None:
     """Revoke the key with an ID of `agentsvc keys list`; from then on it opens nothing."""
 
     async def body(keys: KeyRing) -> None:
@@ -115,16 +110,15 @@ def revoke(key_id: int, data_dir: str | None, config_file: Path | None) -> None:
                 f"there is no key {key_id}", "run `agentsvc keys list` to see them"
             ) from exc
 
-    _run(places_of(data_dir, config_file), body, noted=("keys revoke", f"{key_id}"))
+    _run(where.places(), body, noted=("keys revoke", f"{key_id}"))
     click.echo(f"key {key_id} is revoked", err=True)
 
 
 @command.command(epilog=example("agentsvc keys approve ABCD-EFGH --user ann"))
 @click.argument("code", metavar="CODE")
 @click.option("--user", metavar="NAME", help="Who is logged in; may be left out if there is one.")
-@data_dir_option
-@config_option
-def approve(code: str, user: str | None, data_dir: str | None, config_file: Path | None) -> None:
+@where_options
+def approve(code: str, user: str | None, where: Where) -> None:
     """Let in the program that shows CODE and waits for its login.
 
     It gets a key of its own, which `agentsvc keys list` shows.
@@ -144,20 +138,19 @@ def approve(code: str, user: str | None, data_dir: str | None, config_file: Path
             ) from exc
         return name
 
-    name = run_on(places_of(data_dir, config_file), body, noted=("keys approve", code))
+    name = run_on(where.places(), body, noted=("keys approve", code))
     click.echo(f"the program is logged in as `{name}`", err=True)
 
 
 @command.command("rotate-master", epilog=example("agentsvc keys rotate-master"))
-@data_dir_option
-@config_option
-def rotate_master(data_dir: str | None, config_file: Path | None) -> None:
+@where_options
+def rotate_master(where: Where) -> None:
     """Replace the master key, and seal all stored secrets with the new one.
 
     The server has to be stopped. The former key stays beside the new one: older backups need it.
     Sandboxes that run lose their access to tokens of git providers until they are resumed.
     """
-    places = places_of(data_dir, config_file)
+    places = where.places()
     with lock_data_dir(places.path):
         former = asyncio.run(change_master_key(places))
     click.echo(f"the master key is a new one; the former one is {former}", err=True)

@@ -1,11 +1,13 @@
 """Command-line options shared by several subcommands."""
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from agentsvc.base import StartFailed
 from agentsvc.config import DataDirectory, Loaded
@@ -60,3 +62,29 @@ def existing_data_dir(loaded: Loaded) -> DataDirectory:
             hint="start the server once, or name its data directory with --data-dir",
         )
     return data_dir
+
+
+class Where(msgspec.Struct, frozen=True, kw_only=True):
+    """What the options of a command say of the configuration and the data directory it is for."""
+
+    data_dir: str | None
+    config_file: Path | None
+
+    def load(self) -> Loaded:
+        """Read the configuration."""
+        return load_config(self.config_file, server__data_dir=self.data_dir)
+
+    def places(self) -> DataDirectory:
+        """Return the data directory; raises StartFailed where there is none."""
+        return existing_data_dir(self.load())
+
+
+def where_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that name the configuration and data directory, as `where`."""
+
+    @functools.wraps(command)
+    def called(*, data_dir: str | None, config_file: Path | None, **options: Any) -> Any:
+        where = Where(data_dir=data_dir, config_file=config_file)
+        return command(where=where, **options)
+
+    return data_dir_option(config_option(called))

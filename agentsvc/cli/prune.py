@@ -3,21 +3,13 @@
 import asyncio
 import re
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Final
 
 import click
 import msgspec
 
 from agentsvc.base import now
-from agentsvc.cli.options import (
-    config_option,
-    data_dir_option,
-    example,
-    existing_data_dir,
-    load_config,
-    yes_option,
-)
+from agentsvc.cli.options import Where, example, existing_data_dir, where_options, yes_option
 from agentsvc.cli.text import columns, confirm, moment
 from agentsvc.config import Config, DataDirectory
 from agentsvc.conversations import (
@@ -87,16 +79,14 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
 @yes_option
-@data_dir_option
-@config_option
+@where_options
 def command(
     *,
     events_older_than: timedelta | None,
     sandboxes_idle_for: timedelta | None,
     dry_run: bool,
     yes: bool,
-    data_dir: str | None,
-    config_file: Path | None,
+    where: Where,
 ) -> None:
     """Delete what was kept for long enough, of all users; the server may run.
 
@@ -105,7 +95,7 @@ def command(
     sandboxes.delete_after_seconds with what specs and users say instead. The room in the database is
     used again; `agentsvc db vacuum` gives it back.
     """
-    loaded = load_config(config_file, server__data_dir=data_dir)
+    loaded = where.load()
     if events_older_than is None and sandboxes_idle_for is None:
         rules = _configured(loaded.config)
     else:

@@ -17,7 +17,7 @@ import msgspec
 from agentsvc.base import ArchiveRefused
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.backup import ABOUT, ARCHIVE, ARCHIVES, DATABASE, INSTANCE_ID, MASTER_KEY
-from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, example, load_config
+from agentsvc.cli.options import Where, data_dir_of, example, where_options
 from agentsvc.config import DataDirectory
 from agentsvc.conversations import Bounds
 from agentsvc.conversations import check as check_archive
@@ -67,18 +67,15 @@ class _About(msgspec.Struct, frozen=True):
     metavar="FILE",
     help="The master key, where the backup was made without it.",
 )
-@data_dir_option
-@config_option
-def command(
-    *, file: Path, key_file: Path | None, data_dir: str | None, config_file: Path | None
-) -> None:
+@where_options
+def command(*, file: Path, key_file: Path | None, where: Where) -> None:
     """Make a data directory from FILE, which `agentsvc backup` wrote.
 
     There must be no database in it yet. What is in FILE is checked, its database is brought up to
     date, and the master key is tried; where something is wrong, the directory stays as it was.
     Sandboxes of the former machine are shown as gone.
     """
-    loaded = load_config(config_file, server__data_dir=data_dir)
+    loaded = where.load()
     places, limits = data_dir_of(loaded), loaded.config.archives
     bounds = Bounds(unpacked_bytes=limits.max_unpacked_bytes, files=limits.max_files)
     if places.database.exists():

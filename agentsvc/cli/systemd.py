@@ -3,13 +3,12 @@
 import getpass
 import shlex
 import sys
-from pathlib import Path
 from typing import Final
 
 import click
 
 from agentsvc.base import MAX_OPEN_FILES
-from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, example, load_config
+from agentsvc.cli.options import Where, data_dir_of, example, where_options
 
 _UNIT: Final = """\
 [Unit]
@@ -61,26 +60,25 @@ WantedBy=multi-user.target
     ),
 )
 @click.option("--user", metavar="NAME", help="User the server runs as; otherwise you.")
-@data_dir_option
-@config_option
-def command(user: str | None, data_dir: str | None, config_file: Path | None) -> None:
+@where_options
+def command(user: str | None, where: Where) -> None:
     """Print a unit for systemd: it says when the server is ready, and restarts one that hangs.
 
     `systemctl reload agentsvc` reads the configuration again.
     """
-    loaded = load_config(config_file, server__data_dir=data_dir)
+    loaded = where.load()
     places = data_dir_of(loaded)
     parts = [sys.executable, "-m", "agentsvc", "serve", "--data-dir", str(places.path.absolute())]
     if loaded.path is not None:
         parts += ["--config", str(loaded.path.absolute())]
     # In a unit, a percent sign begins a specifier.
     line = shlex.join(parts).replace("%", "%%")
-    where = str(places.path.absolute()).replace("%", "%%")
+    directory = str(places.path.absolute()).replace("%", "%%")
     click.echo(
         _UNIT.format(
             command=line,
             user=user or getpass.getuser(),
-            data_dir=f'"{where}"',
+            data_dir=f'"{directory}"',
             open_files=MAX_OPEN_FILES,
         ),
         nl=False,

@@ -1,15 +1,14 @@
 """`agentsvc users`: makes users, changes what they may do, blocks and deletes them; also while the server runs."""
 
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import click
 import msgspec
 from msgspec import UNSET
 
 from agentsvc.accounts import Quotas, QuotaStore, Role, Used, User, UserPatch, Users
-from agentsvc.cli.options import config_option, data_dir_option, example, json_option, yes_option
-from agentsvc.cli.stored import places_of, run_on
+from agentsvc.cli.options import Where, example, json_option, where_options, yes_option
+from agentsvc.cli.stored import run_on
 from agentsvc.cli.text import columns, confirm, print_found, print_table
 from agentsvc.conversations import PendingUserDeletion, let_go
 from agentsvc.storage import Database
@@ -55,24 +54,17 @@ def command() -> None:
 @command.command(epilog=example("agentsvc users create ann --role viewer"))
 @click.argument("name", metavar="NAME")
 @click.option("--role", type=_ROLES, default="member", help="What the user may do.")
-@data_dir_option
-@config_option
-def create(name: str, role: str, data_dir: str | None, config_file: Path | None) -> None:
+@where_options
+def create(name: str, role: str, where: Where) -> None:
     """Add a user; `agentsvc keys create --user NAME` makes a key for the user."""
-    _run(
-        data_dir,
-        config_file,
-        lambda users: users.create(name, Role(role)),
-        noted=("users create", name),
-    )
+    _run(where, lambda users: users.create(name, Role(role)), noted=("users create", name))
     click.echo(f"user `{name}` is added as {role}", err=True)
 
 
 @command.command("list", epilog=example("agentsvc users list"))
 @json_option
-@data_dir_option
-@config_option
-def list_users(*, as_json: bool, data_dir: str | None, config_file: Path | None) -> None:
+@where_options
+def list_users(*, as_json: bool, where: Where) -> None:
     """List all users."""
     rows = [
         (
@@ -82,7 +74,7 @@ def list_users(*, as_json: bool, data_dir: str | None, config_file: Path | None)
             f"{user.created_at:%Y-%m-%d %H:%M}",
             _state_of(user),
         )
-        for user in _run(data_dir, config_file, Users.list_all)
+        for user in _run(where, Users.list_all)
     ]
     print_table(("ID", "NAME", "ROLE", "CREATED (UTC)", "STATE"), rows, as_json=as_json)
 
@@ -106,16 +98,9 @@ def list_users(*, as_json: bool, data_dir: str | None, config_file: Path | None)
 @click.option(
     "--spend-per-month", metavar="LIMIT", callback=_limit, help="US dollars, of a month of UTC."
 )
-@data_dir_option
-@config_option
+@where_options
 def change(
-    *,
-    name: str,
-    role: str | None,
-    new_name: str | None,
-    data_dir: str | None,
-    config_file: Path | None,
-    **limits: float | str | None,
+    *, name: str, role: str | None, new_name: str | None, where: Where, **limits: float | str | None
 ) -> None:
     """Give a user another role, name or limits; `none` takes a limit away."""
     patch = UserPatch(name=new_name or UNSET, role=Role(role) if role else UNSET)
@@ -133,23 +118,22 @@ def change(
             await quotas.set(user.id, msgspec.structs.replace(now, **given))
         return user
 
-    user = run_on(places_of(data_dir, config_file), body, noted=("users set", name))
+    user = run_on(where.places(), body, noted=("users set", name))
     click.echo(f"user `{user.name}` is {user.role}", err=True)
 
 
 @command.command(epilog=example("agentsvc users show ann"))
 @click.argument("name", metavar="NAME")
 @json_option
-@data_dir_option
-@config_option
-def show(name: str, *, as_json: bool, data_dir: str | None, config_file: Path | None) -> None:
+@where_options
+def show(name: str, *, as_json: bool, where: Where) -> None:
     """Show a user, the limits there are, and what was used of them."""
 
     async def body(database: Database) -> tuple[User, Quotas, Used]:
         user, quotas = await Users(database).get_named(name), QuotaStore(database)
         return user, await quotas.get(user.id), await quotas.used(user.id)
 
-    user, quotas, used = run_on(places_of(data_dir, config_file), body)
+    user, quotas, used = run_on(where.places(), body)
     rows = [
         ("role", user.role.value),
         ("state", _state_of(user)),
@@ -169,21 +153,19 @@ def show(name: str, *, as_json: bool, data_dir: str | None, config_file: Path | 
 
 @command.command(epilog=example("agentsvc users block ann"))
 @click.argument("name", metavar="NAME")
-@data_dir_option
-@config_option
-def block(name: str, data_dir: str | None, config_file: Path | None) -> None:
+@where_options
+def block(name: str, where: Where) -> None:
     """Let a user in no more, with any key; what the user has stays, and goes on running."""
-    _block(data_dir, config_file, name, noted="users block", is_blocked=True)
+    _block(where, name, noted="users block", is_blocked=True)
     click.echo(f"user `{name}` is blocked", err=True)
 
 
 @command.command(epilog=example("agentsvc users unblock ann"))
 @click.argument("name", metavar="NAME")
-@data_dir_option
-@config_option
-def unblock(name: str, data_dir: str | None, config_file: Path | None) -> None:
+@where_options
+def unblock(name: str, where: Where) -> None:
     """Let a user in again, with the keys there were."""
-    _block(data_dir, config_file, name, noted="users unblock", is_blocked=False)
+    _block(where, name, noted="users unblock", is_blocked=False)
     click.echo(f"user `{name}` is let in", err=True)
 
 
@@ -193,11 +175,8 @@ def unblock(name: str, data_dir: str | None, config_file: Path | None) -> None:
     "--with-owned", is_flag=True, help="Conversations, sandboxes and archives go, too, for good."
 )
 @yes_option
-@data_dir_option
-@config_option
-def delete(
-    *, name: str, with_owned: bool, yes: bool, data_dir: str | None, config_file: Path | None
-) -> None:
+@where_options
+def delete(*, name: str, with_owned: bool, yes: bool, where: Where) -> None:
     """Delete a user with keys, settings and secrets.
 
     What the user owns otherwise is in the way, unless it is to go, too: the user is let in no more, and a
@@ -209,7 +188,7 @@ def delete(
         user = await Users(database).get_named(name)
         return await let_go(database, user.id, with_owned=with_owned)
 
-    places = places_of(data_dir, config_file)
+    places = where.places()
     departure = run_on(places, body, noted=("users delete", name))
     if departure.is_over:
         click.echo(f"user `{name}` is deleted", err=True)
@@ -228,22 +207,16 @@ def _shown(limit: float | None) -> str:
     return "any" if limit is None else f"{limit}"
 
 
-def _block(
-    data_dir: str | None, config_file: Path | None, name: str, *, noted: str, is_blocked: bool
-) -> None:
+def _block(where: Where, name: str, *, noted: str, is_blocked: bool) -> None:
     async def body(users: Users) -> User:
         user = await users.get_named(name)
         return await users.change(user.id, UserPatch(is_blocked=is_blocked))
 
-    _run(data_dir, config_file, body, noted=(noted, name))
+    _run(where, body, noted=(noted, name))
 
 
 def _run[T](
-    data_dir: str | None,
-    config_file: Path | None,
-    body: Callable[[Users], Awaitable[T]],
-    *,
-    noted: tuple[str, str] | None = None,
+    where: Where, body: Callable[[Users], Awaitable[T]], *, noted: tuple[str, str] | None = None
 ) -> T:
-    places = places_of(data_dir, config_file)
+    places = where.places()
     return run_on(places, lambda database: body(Users(database)), noted=noted)

@@ -18,13 +18,7 @@ from agentsvc.base import (
     matching,
 )
 from agentsvc.extension.git import check_host
-from agentsvc.extension.web import (
-    PRINCIPAL,
-    SUCCESS,
-    Routes,
-    Success,
-    json_response,
-)
+from agentsvc.extension.web import PRINCIPAL, SUCCESS, Routes, Success, json_response
 
 from .github_app import AppKeys, GithubApp, GithubApps
 from .routes import PREFIX

@@ -7,14 +7,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.base import (
-    BodyTooLarge,
-    Conflict,
-    NotAuthenticated,
-    NotFound,
-    QuotaExceeded,
-    Secret,
-)
+from agentsvc.base import BodyTooLarge, Conflict, NotAuthenticated, NotFound, QuotaExceeded, Secret
 from agentsvc.extension.web import (
     PRINCIPAL,
     SUCCESS,

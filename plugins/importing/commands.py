@@ -12,16 +12,14 @@ from agentsvc.cli.extension import (
     Installation,
     Role,
     Users,
+    Where,
     clean,
     columns,
-    config_option,
-    data_dir_option,
     example,
-    existing_data_dir,
     json_option,
     json_text,
-    load_config,
     short,
+    where_options,
 )
 from agentsvc.extension.storage import Database
 
@@ -50,8 +48,7 @@ def command() -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be taken over, and store nothing.")
 @json_option
-@data_dir_option
-@config_option
+@where_options
 def openhands(
     *,
     path: Path,
@@ -59,8 +56,7 @@ def openhands(
     source_user: str | None,
     dry_run: bool,
     as_json: bool,
-    data_dir: str | None,
-    config_file: Path | None,
+    where: Where,
 ) -> None:
     """Take over conversations, settings and secrets of an OpenHands server.
 
@@ -69,7 +65,7 @@ def openhands(
     changed. What is here already stays as it is, so that the command can be called again, also after
     it was broken off. The exit code is 1 if anything was skipped.
     """
-    places = existing_data_dir(load_config(config_file, server__data_dir=data_dir))
+    places = where.places()
 
     async def work() -> tuple[list[Item], list[str]]:
         installation = await Installation.open(places)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Final
 
 import click
@@ -12,17 +11,15 @@ from agentsvc.cli.extension import (
     CommandFailed,
     Installation,
     KeyRing,
-    config_option,
-    data_dir_option,
+    Where,
     example,
     existing_data_dir,
     json_option,
-    load_config,
     output_option,
-    places_of,
     print_table,
     secret_output,
     settings_of,
+    where_options,
 )
 
 from .model import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft
@@ -47,16 +44,15 @@ def command() -> None:
 
 @command.command("list", epilog=example("agentsvc webhooks list"))
 @json_option
-@data_dir_option
-@config_option
-def list_webhooks(*, as_json: bool, data_dir: str | None, config_file: Path | None) -> None:
+@where_options
+def list_webhooks(*, as_json: bool, where: Where) -> None:
     """List the webhooks of all users; their secrets are not shown."""
 
     async def body(webhooks: Webhooks, users: KeyRing) -> list[tuple[str, ...]]:
         names = {await users.find_user(name): name for name in await users.list_users()}
         return [_line(one, names[one.user_id]) for one in await webhooks.list_all()]
 
-    rows = _run(data_dir, config_file, body)
+    rows = _run(where, body)
     print_table(("ID", "USER", "URL", "KINDS", "CHANGES", "STATE"), rows, as_json=as_json)
 
 
@@ -73,8 +69,7 @@ def list_webhooks(*, as_json: bool, data_dir: str | None, config_file: Path | No
 @click.option("--no-changes", is_flag=True, help="Tell of no changes.")
 @click.option("--description", default="", metavar="TEXT", help="What the webhook is for.")
 @output_option
-@data_dir_option
-@config_option
+@where_options
 def add(
     *,
     url: str,
@@ -85,8 +80,7 @@ def add(
     no_changes: bool,
     description: str,
     output: str | None,
-    data_dir: str | None,
-    config_file: Path | None,
+    where: Where,
 ) -> None:
     """Deliver to URL and show the secret of its signatures; it cannot be shown again."""
     if (kind and no_events) or (change and no_changes):
@@ -104,38 +98,33 @@ def add(
             raise CommandFailed(f"there is no user `{user}`", "run `agentsvc keys list`")
         return await webhooks.add(user_id, draft)
 
-    directory = places_of(data_dir, config_file).path
+    directory = where.places().path
     with secret_output(output, directory, "webhook-secret") as shown:
-        made, secret = _run(data_dir, config_file, body)
+        made, secret = _run(where, body)
         shown.tell(f"webhook {made.id} of user `{user}`, its secret", secret.reveal())
 
 
 @command.command(epilog=example("agentsvc webhooks enable ID"))
 @click.argument("webhook_id", metavar="ID")
-@data_dir_option
-@config_option
-def enable(webhook_id: str, data_dir: str | None, config_file: Path | None) -> None:
+@where_options
+def enable(webhook_id: str, where: Where) -> None:
     """Deliver again to the webhook with this ID, first what was left when it was disabled."""
-    _switch(webhook_id, data_dir, config_file, is_enabled=True)
+    _switch(webhook_id, where, is_enabled=True)
 
 
 @command.command(epilog=example("agentsvc webhooks disable ID"))
 @click.argument("webhook_id", metavar="ID")
-@data_dir_option
-@config_option
-def disable(webhook_id: str, data_dir: str | None, config_file: Path | None) -> None:
+@where_options
+def disable(webhook_id: str, where: Where) -> None:
     """Deliver nothing more to the webhook with this ID until it is enabled."""
-    _switch(webhook_id, data_dir, config_file, is_enabled=False)
+    _switch(webhook_id, where, is_enabled=False)
 
 
 @command.command(epilog=example("agentsvc webhooks rotate ID"))
 @click.argument("webhook_id", metavar="ID")
 @output_option
-@data_dir_option
-@config_option
-def rotate(
-    webhook_id: str, output: str | None, data_dir: str | None, config_file: Path | None
-) -> None:
+@where_options
+def rotate(webhook_id: str, output: str | None, where: Where) -> None:
     """Replace the secret of the webhook with this ID and show the new one, which is shown once.
 
     The former secret signs as well for `webhooks.rotation_seconds`, so that the receiver has time to
@@ -145,9 +134,9 @@ def rotate(
     async def body(webhooks: Webhooks, _users: KeyRing) -> tuple[Subscription, Secret]:
         return await webhooks.rotate(await _owner(webhooks, webhook_id), webhook_id)
 
-    directory = places_of(data_dir, config_file).path
+    directory = where.places().path
     with secret_output(output, directory, "webhook-secret") as shown:
-        changed, secret = _run(data_dir, config_file, body)
+        changed, secret = _run(where, body)
         until = f"{changed.former_until:%Y-%m-%d %H:%M:%S} UTC"
         what = f"webhook {webhook_id}, the former secret signs as well until {until}; the new one"
         shown.tell(what, secret.reveal())
@@ -155,15 +144,14 @@ def rotate(
 
 @command.command(epilog=example("agentsvc webhooks remove ID"))
 @click.argument("webhook_id", metavar="ID")
-@data_dir_option
-@config_option
-def remove(webhook_id: str, data_dir: str | None, config_file: Path | None) -> None:
+@where_options
+def remove(webhook_id: str, where: Where) -> None:
     """Delete the webhook with an ID of `agentsvc webhooks list`, and its deliveries."""
 
     async def body(webhooks: Webhooks, _users: KeyRing) -> None:
         await webhooks.remove(await _owner(webhooks, webhook_id), webhook_id)
 
-    _run(data_dir, config_file, body)
+    _run(where, body)
     click.echo(f"webhook {webhook_id} is removed", err=True)
 
 
@@ -172,16 +160,9 @@ def remove(webhook_id: str, data_dir: str | None, config_file: Path | None) -> N
 @click.option("--state", type=_STATES, help="Only those in this state.")
 @click.option("--limit", default=50, type=click.IntRange(1, 1000), help="How many; otherwise 50.")
 @json_option
-@data_dir_option
-@config_option
+@where_options
 def deliveries(
-    webhook_id: str,
-    state: str | None,
-    limit: int,
-    *,
-    as_json: bool,
-    data_dir: str | None,
-    config_file: Path | None,
+    webhook_id: str, state: str | None, limit: int, *, as_json: bool, where: Where
 ) -> None:
     """List the newest deliveries of the webhook with this ID."""
 
@@ -206,7 +187,7 @@ def deliveries(
             str(one.attempts),
             one.reason,
         )
-        for one in _run(data_dir, config_file, body)
+        for one in _run(where, body)
     ]
     head = ("ID", "CREATED (UTC)", "TYPE", "ABOUT", "EVENT", "STATE", "TRIES", "REASON")
     print_table(head, rows, as_json=as_json)
@@ -216,15 +197,8 @@ def deliveries(
 @click.argument("webhook_id", metavar="ID")
 @click.argument("delivery_id", metavar="[DELIVERY]", required=False)
 @click.option("--failed", is_flag=True, help="Every delivery that was given up.")
-@data_dir_option
-@config_option
-def replay(
-    webhook_id: str,
-    delivery_id: str | None,
-    failed: bool,
-    data_dir: str | None,
-    config_file: Path | None,
-) -> None:
+@where_options
+def replay(webhook_id: str, delivery_id: str | None, failed: bool, where: Where) -> None:
     """Make a delivery of the webhook with this ID again, or all that were given up."""
     if failed == bool(delivery_id):
         raise click.UsageError("name a delivery, or all that were given up with --failed")
@@ -236,7 +210,7 @@ def replay(
         await webhooks.replay(owner, webhook_id, delivery_id)
         return 1
 
-    count = _run(data_dir, config_file, body)
+    count = _run(where, body)
     click.echo(f"deliveries that are made again: {count}", err=True)
 
 
@@ -259,14 +233,12 @@ def _state(subscription: Subscription) -> str:
     return f"disabled: {reason}" if reason else "disabled"
 
 
-def _switch(
-    webhook_id: str, data_dir: str | None, config_file: Path | None, *, is_enabled: bool
-) -> None:
+def _switch(webhook_id: str, where: Where, *, is_enabled: bool) -> None:
     async def body(webhooks: Webhooks, _users: KeyRing) -> None:
         draft = SubscriptionDraft(is_enabled=is_enabled)
         await webhooks.update(await _owner(webhooks, webhook_id), webhook_id, draft)
 
-    _run(data_dir, config_file, body)
+    _run(where, body)
     click.echo(f"webhook {webhook_id} is {'enabled' if is_enabled else 'disabled'}", err=True)
 
 
@@ -277,12 +249,8 @@ async def _owner(webhooks: Webhooks, webhook_id: str) -> str:
     return found.user_id
 
 
-def _run[T](
-    data_dir: str | None,
-    config_file: Path | None,
-    body: Callable[[Webhooks, KeyRing], Awaitable[T]],
-) -> T:
-    loaded = load_config(config_file, server__data_dir=data_dir)
+def _run[T](where: Where, body: Callable[[Webhooks, KeyRing], Awaitable[T]]) -> T:
+    loaded = where.load()
     places = existing_data_dir(loaded)
 
     async def opened() -> T:

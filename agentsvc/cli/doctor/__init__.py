@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Final
 
 import click
@@ -12,14 +11,7 @@ from agentsvc.cli import CommandFailed
 from agentsvc.cli.doctor import environment as environment
 from agentsvc.cli.doctor import machine
 from agentsvc.cli.doctor.finding import Finding, Grade
-from agentsvc.cli.options import (
-    config_option,
-    data_dir_of,
-    data_dir_option,
-    example,
-    json_option,
-    load_config,
-)
+from agentsvc.cli.options import Where, data_dir_of, example, json_option, where_options
 from agentsvc.cli.text import json_text
 from agentsvc.config import Config, DataDirectory
 
@@ -42,15 +34,14 @@ _CHECKS: Final[tuple[Check, ...]] = (
 
 @click.command("doctor", epilog=example("agentsvc doctor", "agentsvc doctor --json | jq '.[]'"))
 @json_option
-@data_dir_option
-@config_option
-def command(*, as_json: bool, data_dir: str | None, config_file: Path | None) -> None:
+@where_options
+def command(*, as_json: bool, where: Where) -> None:
     """Check this machine for problems, and name the command that fixes each of them.
 
     Models are looked for at the addresses in the settings of all users, and at LLM_BASE_URL; nothing
     is asked of them. The exit code is 1 if there is an error.
     """
-    loaded = load_config(config_file, server__data_dir=data_dir)
+    loaded = where.load()
     places = data_dir_of(loaded)
     found: list[Finding] = []
     for check in _CHECKS:

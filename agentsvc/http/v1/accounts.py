@@ -21,14 +21,7 @@ from agentsvc.http.v1.api_keys import (
     from_key,
     key_id_of,
 )
-from agentsvc.http.wire import (
-    SUCCESS,
-    Success,
-    Time,
-    json_response,
-    path_text,
-    path_user,
-)
+from agentsvc.http.wire import SUCCESS, Success, Time, json_response, path_text, path_user
 
 PREFIX: Final = "/api/v1/users"
 

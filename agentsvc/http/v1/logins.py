@@ -19,13 +19,7 @@ from agentsvc.base import (
     stated,
     to_stored,
 )
-from agentsvc.http.keys import (
-    CONFIG,
-    LOGIN_PROVIDERS,
-    LOGINS,
-    OPEN_CONNECTIONS,
-    PRINCIPAL,
-)
+from agentsvc.http.keys import CONFIG, LOGIN_PROVIDERS, LOGINS, OPEN_CONNECTIONS, PRINCIPAL
 from agentsvc.http.middleware.login_cookie import expired_cookie, is_foreign, make_cookie
 from agentsvc.http.routes import Routes, Scope
 from agentsvc.http.urls import address_of, origin_of

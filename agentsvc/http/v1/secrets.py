@@ -19,13 +19,7 @@ from agentsvc.base import (
 from agentsvc.domain import NamedServers, Provider, read_mcp_map
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SECRETS, SETTINGS
 from agentsvc.http.routes import Routes, shown_as
-from agentsvc.http.wire import (
-    PAGE_MAX,
-    Limit,
-    Page,
-    json_response,
-    path_text,
-)
+from agentsvc.http.wire import PAGE_MAX, Limit, Page, json_response, path_text
 from agentsvc.settings import (
     ProviderTokenPatch,
     ProviderTokens,

@@ -9,14 +9,7 @@ from agentsvc.base import AgentRefused, AgentUnavailable, BadRequest, decode_cur
 from agentsvc.conversations import UserSkill
 from agentsvc.http.keys import LIVE_SETTINGS, PRINCIPAL
 from agentsvc.http.routes import OF_AGENTS, Routes
-from agentsvc.http.wire import (
-    SUCCESS,
-    Page,
-    PageQuery,
-    Success,
-    json_response,
-    path_id,
-)
+from agentsvc.http.wire import SUCCESS, Page, PageQuery, Success, json_response, path_id
 from agentsvc.storage import cut
 
 
