@@ -14,7 +14,7 @@ import msgspec
 from agentsvc.accounts.keys import Principal
 from agentsvc.accounts.users import get_user
 from agentsvc.base import MAX_INT, CapacityExceeded, decode_cursor, encode_cursor, values
-from agentsvc.storage import Database, Queryable, Row, Transaction, record_of
+from agentsvc.storage import Database, Queryable, Row, Transaction, record_of, row_of
 
 log = logging.getLogger(__name__)
 
@@ -146,16 +146,9 @@ class AuditTable:
     @staticmethod
     async def insert(tx: Transaction, entry: Entry) -> int:
         """Add an entry."""
-        sql = """
-            INSERT INTO audit_log
-                (at, user_id, user_name, key_id, action, subject, status, address, request_id)
-            VALUES
-                (:at, :user_id, :user_name, :key_id, :action, :subject, :status, :address,
-                 :request_id)
-        """
-        row = {**msgspec.structs.asdict(entry), "at": values.to_stored(entry.at)}
+        row = row_of(entry)
         del row["number"]
-        return await tx.run(sql, row)
+        return await tx.insert("audit_log", row)
 
     @staticmethod
     async def search(reader: Queryable, query: EntryQuery, before: int, limit: int) -> list[Row]:

@@ -168,21 +168,15 @@ class DeviceTable:
     @staticmethod
     async def insert(tx: Transaction, login: DeviceLogin, expires_at: str) -> int:
         """Add a login that waits."""
-        sql = """
-            INSERT INTO device_logins
-                (device_hash, user_code_hash, state, interval_seconds, created_at, expires_at)
-            VALUES (:device_hash, :user_code_hash, 'pending', :interval_seconds, :now, :expires_at)
-        """
-        return await tx.run(
-            sql,
-            {
-                "device_hash": values.sha256(login.device_code.reveal()),
-                "user_code_hash": values.sha256(_plain(login.user_code)),
-                "interval_seconds": login.interval_seconds,
-                "now": values.to_stored(values.now()),
-                "expires_at": expires_at,
-            },
-        )
+        row = {
+            "device_hash": values.sha256(login.device_code.reveal()),
+            "user_code_hash": values.sha256(_plain(login.user_code)),
+            "state": "pending",
+            "interval_seconds": login.interval_seconds,
+            "created_at": values.to_stored(values.now()),
+            "expires_at": expires_at,
+        }
+        return await tx.insert("device_logins", row)
 
     @staticmethod
     async def find(reader: Queryable, device_hash: str) -> Row | None:

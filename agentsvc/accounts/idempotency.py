@@ -153,14 +153,6 @@ class IdempotencyTable:
         tx: Transaction, slot: IdempotencySlot, kept: Kept, *, record_id: str, sealed: bytes
     ) -> int:
         """Add an answer."""
-        sql = """
-            INSERT INTO kept_answers
-                (id, user_id, operation, key_hash, fingerprint, status, media, sealed, size_bytes,
-                 is_final, created_at)
-            VALUES
-                (:id, :user_id, :operation, :key_hash, :fingerprint, :status, :media, :sealed,
-                 :size_bytes, :is_final, :created_at)
-        """
         row = {
             **_of(slot),
             "id": record_id,
@@ -172,7 +164,7 @@ class IdempotencyTable:
             "is_final": kept.is_final,
             "created_at": values.to_stored(values.now()),
         }
-        return await tx.run(sql, row)
+        return await tx.insert("kept_answers", row)
 
     @staticmethod
     async def delete(tx: Transaction, slot: IdempotencySlot) -> int:

@@ -360,13 +360,13 @@ class UserTable:
     @staticmethod
     async def insert(tx: Transaction, user_id: str, name: str, role: Role) -> bool:
         """Add a user; return False if the name is taken."""
-        sql = """
-            INSERT INTO users (id, name, role, created_at)
-            VALUES (:id, :name, :role, :now)
-            ON CONFLICT (name) DO NOTHING
-        """
-        now = values.to_stored(values.now())
-        return await tx.run(sql, {"id": user_id, "name": name, "role": role, "now": now}) == 1
+        row = {
+            "id": user_id,
+            "name": name,
+            "role": role,
+            "created_at": values.to_stored(values.now()),
+        }
+        return await tx.insert("users", row, "ON CONFLICT (name) DO NOTHING") == 1
 
     @staticmethod
     async def find_id(source: Queryable, name: str) -> str | None:

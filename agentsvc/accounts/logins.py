@@ -15,7 +15,7 @@ import msgspec
 from agentsvc.accounts.device_logins import AttemptLimit
 from agentsvc.accounts.keys import USE_IS_NOTED_EVERY, KeyRing, Principal
 from agentsvc.base import CapacityExceeded, NotAuthenticated, NotFound, Secret, values
-from agentsvc.storage import Database, Queryable, Row, Transaction, record_of
+from agentsvc.storage import Database, Queryable, Row, Transaction, record_of, row_of
 
 log = logging.getLogger(__name__)
 
@@ -186,20 +186,7 @@ class LoginTable:
     @staticmethod
     async def insert(tx: Transaction, login: Login, token: Secret) -> int:
         """Add a login."""
-        sql = """
-            INSERT INTO logins (id, hash, key_id, client, created_at, last_used_at, expires_at)
-            VALUES (:id, :hash, :key_id, :client, :created_at, :last_used_at, :expires_at)
-        """
-        params = {
-            "id": login.id,
-            "hash": values.sha256(token.reveal()),
-            "key_id": login.key_id,
-            "client": login.client,
-            "created_at": values.to_stored(login.created_at),
-            "last_used_at": values.to_stored(login.last_used_at),
-            "expires_at": values.to_stored(login.expires_at),
-        }
-        return await tx.run(sql, params)
+        return await tx.insert("logins", row_of(login, hash=values.sha256(token.reveal())))
 
     @staticmethod
     async def find(source: Queryable, token: Secret) -> Row | None:
@@ -262,16 +249,12 @@ class LinkTable:
     @staticmethod
     async def insert(tx: Transaction, key_id: int, token: Secret, expires_at: datetime) -> int:
         """Add a link."""
-        sql = """
-            INSERT INTO login_links (hash, key_id, expires_at)
-            VALUES (:hash, :key_id, :expires_at)
-        """
-        params = {
+        row = {
             "hash": values.sha256(token.reveal()),
             "key_id": key_id,
             "expires_at": values.to_stored(expires_at),
         }
-        return await tx.run(sql, params)
+        return await tx.insert("login_links", row)
 
     @staticmethod
     async def find(source: Queryable, token: Secret) -> Row | None:

@@ -249,8 +249,8 @@ class QuotaTable:
     @staticmethod
     async def insert_start(tx: Transaction, user_id: str, moment: datetime) -> int:
         """Note a start."""
-        sql = "INSERT INTO conversation_starts (user_id, started_at) VALUES (:user_id, :moment)"
-        return await tx.run(sql, {"user_id": user_id, "moment": values.to_stored(moment)})
+        row = {"user_id": user_id, "started_at": values.to_stored(moment)}
+        return await tx.insert("conversation_starts", row)
 
     @staticmethod
     async def delete_starts(tx: Transaction, user_id: str, until: datetime) -> int:

@@ -162,11 +162,7 @@ class AccountTable:
     @staticmethod
     async def insert(tx: Transaction, user: User) -> int:
         """Add a user."""
-        sql = """
-            INSERT INTO users (id, name, role, created_at, blocked_at)
-            VALUES (:id, :name, :role, :created_at, :blocked_at)
-        """
-        return await tx.run(sql, row_of(user))
+        return await tx.insert("users", row_of(user))
 
     @staticmethod
     async def update(tx: Transaction, user: User) -> int:

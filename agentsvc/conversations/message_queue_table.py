@@ -92,16 +92,9 @@ class PendingTable:
 
     async def insert(self, tx: Transaction, pending: Pending) -> None:
         """Insert something behind all others; the same id a second time changes nothing."""
-        sql = """
-            INSERT INTO pending_messages
-                (id, conversation_id, kind, message, run, about, last_event, said_before, created_at)
-            VALUES
-                (:id, :conversation_id, :kind, :message, :run, :about, :last_event, :said_before,
-                 :created_at)
-            ON CONFLICT (id) DO NOTHING
-        """
         message, about = _encode(pending.message), _encode(pending.about).decode()
-        await tx.run(sql, row_of(pending, message=message, about=about, created_at=now()))
+        row = row_of(pending, message=message, about=about, created_at=now())
+        await tx.insert("pending_messages", row, "ON CONFLICT (id) DO NOTHING")
 
     async def count(self, reader: Queryable, conversation_id: str, kinds: Sequence[str]) -> int:
         """Return how many of these kinds wait in a conversation."""

@@ -35,16 +35,13 @@ class ClientTable:
     ) -> None:
         """Store what a client ordered."""
         env = {name: value.reveal() for name, value in order.env.items()}
-        await tx.run(
-            "INSERT INTO client_sandboxes (sandbox_id, user_id, client_id, env_sealed)"
-            " VALUES (:sandbox_id, :user_id, :client_id, :env_sealed)",
-            {
-                "sandbox_id": sandbox_id,
-                "user_id": user_id,
-                "client_id": order.id,
-                "env_sealed": self._vault.seal(_encode(env), _context(sandbox_id)),
-            },
-        )
+        row = {
+            "sandbox_id": sandbox_id,
+            "user_id": user_id,
+            "client_id": order.id,
+            "env_sealed": self._vault.seal(_encode(env), _context(sandbox_id)),
+        }
+        await tx.insert("client_sandboxes", row)
 
     async def find(
         self, user_id: str, client_id: str, reader: Queryable | None = None

@@ -26,12 +26,8 @@ class ModelHosts:
         """Allow a host, whose name is checked already."""
 
         async def body(tx: Transaction) -> None:
-            sql = """
-                INSERT INTO model_hosts (host, added_at)
-                VALUES (:host, :added_at)
-                ON CONFLICT (host) DO NOTHING
-            """
-            await tx.run(sql, {"host": host, "added_at": to_stored(now())})
+            row = {"host": host, "added_at": to_stored(now())}
+            await tx.insert("model_hosts", row, "ON CONFLICT (host) DO NOTHING")
 
         await self._db.write(body)
         await self.load()

@@ -241,6 +241,13 @@ class Transaction(Reader):
         """Run one statement and return how many rows it changed."""
         return await self._connection.call(lambda raw: raw.execute(sql, params).rowcount)
 
+    async def insert(self, table: str, row: Mapping[str, Any], otherwise: str = "") -> int:
+        """Insert a row whose columns are called as its keys, or do what is said of a conflict."""
+        columns = ", ".join(f'"{name}"' for name in row)
+        places = ", ".join(f":{name}" for name in row)
+        sql = ("INSERT INTO", table, f"({columns})", f"VALUES ({places})", otherwise)
+        return await self.run(" ".join(sql), row)
+
     async def run_many(self, sql: str, rows: Iterable[Params | Sequence[Any]]) -> None:
         """Run one statement once for each of the rows, by names or, for less, by places."""
         await self._connection.call(lambda raw: raw.executemany(sql, rows))

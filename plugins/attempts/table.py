@@ -49,11 +49,7 @@ class SetTable:
     @staticmethod
     async def insert(tx: Transaction, one: AttemptSet) -> None:
         """Add a task."""
-        sql = """
-            INSERT INTO plugin_attempts_sets (id, user_id, body, is_deleted, created_at, completed_at)
-            VALUES (:id, :user_id, :body, :is_deleted, :created_at, :completed_at)
-        """
-        await tx.run(sql, _set_row(one))
+        await tx.insert("plugin_attempts_sets", _set_row(one))
 
     @staticmethod
     async def change(tx: Transaction, one: AttemptSet) -> None:
@@ -116,12 +112,7 @@ class AttemptTable:
     @staticmethod
     async def insert(tx: Transaction, one: Attempt) -> None:
         """Add an attempt."""
-        sql = """
-            INSERT INTO plugin_attempts_attempts
-                (set_id, number, conversation_id, status, is_open, body)
-            VALUES (:set_id, :number, :conversation_id, :status, :is_open, :body)
-        """
-        await tx.run(sql, _row(one))
+        await tx.insert("plugin_attempts_attempts", _row(one))
 
     @staticmethod
     async def change(tx: Transaction, one: Attempt, *, since: AttemptStatus) -> bool:

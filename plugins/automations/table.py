@@ -182,16 +182,8 @@ class AutomationTable:
     @staticmethod
     async def insert(tx: Transaction, automation: Automation, sealed: bytes | None) -> None:
         """Add an automation."""
-        sql = """
-            INSERT INTO plugin_automations_automations
-                (id, user_id, definition, sealed, sealed_as, is_enabled, disabled_reason, failures, next_at,
-                 last_triggered_at, created_at, updated_at)
-            VALUES
-                (:id, :user_id, :definition, :sealed, :sealed_as, :is_enabled, :disabled_reason, :failures,
-                 :next_at, :last_triggered_at, :created_at, :updated_at)
-        """
-        sealed_as = secret_context(automation.id)
-        await tx.run(sql, {**_to_row(automation), "sealed": sealed, "sealed_as": sealed_as})
+        row = {**_to_row(automation), "sealed": sealed, "sealed_as": secret_context(automation.id)}
+        await tx.insert("plugin_automations_automations", row)
 
     @staticmethod
     async def update(tx: Transaction, automation: Automation) -> None:

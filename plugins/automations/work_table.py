@@ -36,17 +36,7 @@ class WorkTable:
     @staticmethod
     async def insert(tx: Transaction, work: Work) -> None:
         """Add what has begun."""
-        sql = """
-            INSERT INTO plugin_automations_works
-                (id, automation_id, user_id, conversation_id, issue, title, base, "commit",
-                 comment_id, shown, pull, pull_url, head, published, told, repairs, is_open,
-                 is_pull, is_answer)
-            VALUES
-                (:id, :automation_id, :user_id, :conversation_id, :issue, :title, :base, :commit,
-                 :comment_id, :shown, :pull, :pull_url, :head, :published, :told, :repairs,
-                 :is_open, :is_pull, :is_answer)
-        """
-        await tx.run(sql, _to_row(work))
+        await tx.insert("plugin_automations_works", _to_row(work))
 
     @staticmethod
     async def change(tx: Transaction, work_id: str, **changes: Any) -> None:

@@ -7,15 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base import (
-    Conflict,
-    InvalidRequest,
-    NotFound,
-    new_id,
-    now,
-    parse_uuid,
-    to_stored,
-)
+from agentsvc.base import Conflict, InvalidRequest, NotFound, new_id, now, parse_uuid, to_stored
 from agentsvc.extension.history import ConversationView, EventQuery
 from agentsvc.extension.preferences import SecretStore, SettingsStore
 from agentsvc.extension.server import Server
@@ -98,7 +90,7 @@ class Links:
             row = await tx.one(sql, params)
             if row is not None and row["count"] >= MOST_LINKS:
                 raise Conflict(f"There are {MOST_LINKS} links; revoke some of them first")
-            await tx.run(_INSERT, _to_row(link))
+            await tx.insert("plugin_sharing_links", _to_row(link))
             await note_effect(tx, link)
             return link
 
@@ -192,11 +184,6 @@ def _shown_only(query: EventQuery) -> EventQuery:
     return msgspec.structs.replace(query, kinds=SHOWN_KINDS)
 
 
-_INSERT: Final = """
-    INSERT INTO plugin_sharing_links
-        (id, conversation_id, user_id, redact, created_at, expires_at)
-    VALUES (:id, :conversation_id, :user_id, :redact, :created_at, :expires_at)
-"""
 _OWNER: Final = "user_id IN (SELECT id FROM users WHERE blocked_at IS NULL AND leaving_at IS NULL)"
 _FIND: Final = f"{_COLUMNS} FROM plugin_sharing_links WHERE id = :id AND {_LIVE} AND {_OWNER}"
 _FIND_PUBLIC: Final = f"""

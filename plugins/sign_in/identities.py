@@ -108,11 +108,7 @@ class Identities:
             "subject": person.subject,
             "session": session,
         }
-        sql = """
-            INSERT INTO plugin_sign_in_logins (login_id, provider, subject, session)
-            VALUES (:login_id, :provider, :subject, :session)
-        """
-        await self._db.write(lambda tx: tx.run(sql, row))
+        await self._db.write(lambda tx: tx.insert("plugin_sign_in_logins", row))
 
     async def logins_of(
         self, provider: str, *, subject: str | None, session: str | None
@@ -145,11 +141,7 @@ class Identities:
                 {"now": to_stored(now())},
             )
             await get_user(tx, user_id)
-            await tx.run(
-                "INSERT INTO plugin_sign_in_invitations (hash, user_id, expires_at)"
-                " VALUES (:hash, :user_id, :expires_at)",
-                row,
-            )
+            await tx.insert("plugin_sign_in_invitations", row)
 
         await self._db.write(body)
         return token

@@ -18,15 +18,7 @@ class SubscriptionTable:
     @staticmethod
     async def insert(tx: Transaction, subscription: Subscription, sealed: bytes) -> None:
         """Add a subscription."""
-        sql = """
-            INSERT INTO webhook_subscriptions
-                (id, user_id, url, description, event_kinds, changes, is_enabled, sealed,
-                 created_at, updated_at)
-            VALUES
-                (:id, :user_id, :url, :description, :event_kinds, :changes, :is_enabled, :sealed,
-                 :created_at, :updated_at)
-        """
-        await tx.run(sql, {**_to_row(subscription), "sealed": sealed})
+        await tx.insert("webhook_subscriptions", {**_to_row(subscription), "sealed": sealed})
 
     @staticmethod
     async def update(tx: Transaction, subscription: Subscription) -> None:

@@ -24,14 +24,7 @@ class ArchiveTable:
 
     async def insert(self, tx: Transaction, archive: Archive) -> None:
         """Insert an archive that is to be saved."""
-        await tx.run(
-            "INSERT INTO archives (id, user_id, conversation_id, title, sandbox_id, working_dir,"
-            " directory, state, reason, releases, size_bytes, unpacked_bytes, files, skipped,"
-            " created_at) VALUES (:id, :user_id, :conversation_id, :title, :sandbox_id,"
-            " :working_dir, :directory, :state, :reason, :releases, :size_bytes,"
-            " :unpacked_bytes, :files, :skipped, :created_at)",
-            row_of(archive),
-        )
+        await tx.insert("archives", row_of(archive))
 
     async def update(self, tx: Transaction, archive: Archive) -> None:
         """Store how the saving ended."""
