@@ -8,7 +8,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from agentsvc.agentserver.responses import CommandResult
-from agentsvc.testing.git import run_git
+from tests.git_server import run_git
 from tests.troubles import TroubledAgent
 
 _IDENTITY: Final = ("-c", "user.name=Agent", "-c", "user.email=agent@example.com")

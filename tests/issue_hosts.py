@@ -15,7 +15,7 @@ import aiohttp
 from aiohttp import web
 
 from agentsvc.base.values import Secret
-from agentsvc.testing.git import GitServer, run_git
+from tests.git_server import GitServer, run_git
 from tests.issue_host_calls import CARRIES
 
 REPOSITORY: Final = "octo/demo"

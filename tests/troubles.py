@@ -12,9 +12,9 @@ from agentsvc.base.values import now
 from agentsvc.config.conversations import ConversationsConfig
 from agentsvc.config.sandboxes import SandboxesConfig
 from agentsvc.plugin.backend import Capability, Found, Handle, LogLine, Order, Report, SaveHandle
-from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeBackend, FakeWorld
-from agentsvc.testing.fake_conversation import FakeConversation
+from tests.fake_agent import FakeAgent
+from tests.fake_conversation import FakeConversation
 from tests.service import WAIT_SECONDS, Service
 
 

@@ -12,8 +12,8 @@ from agentsvc.accounts.users import Users
 from agentsvc.base.errors import QuotaExceeded
 from agentsvc.base.values import now
 from agentsvc.storage.database import Database
-from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.llm import Reply, ToolCall, call, make_playbook
+from tests.fake_agent import FakeAgent
 from tests.service import Answer, Client, Service
 from tests.sockets import follow
 

@@ -14,7 +14,7 @@ from agentsvc.base.errors import StartRefused
 from agentsvc.base.values import Secret
 from agentsvc.conversations.starting.workspace import Clone, Workspace
 from agentsvc.domain.orders import Provider
-from agentsvc.testing.git import GitServer, run_git
+from tests.git_server import GitServer, run_git
 
 FILES = {
     "README.md": "Hello",

@@ -20,8 +20,8 @@ from typing import Any, Final
 import click
 
 from agentsvc.base.values import monotonic
-from agentsvc.testing.git import GitServer
 from agentsvc.testing.llm import ScriptedModel
+from tests.git_server import GitServer
 from tests.live.client import LiveClient
 from tests.live.installation import Installation, eventually
 from tests.live.test_repositories import provider

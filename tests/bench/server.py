@@ -21,10 +21,10 @@ from agentsvc.config.sandboxes import SandboxesConfig, SpecConfig
 from agentsvc.config.schema import Config, LimitsConfig, LogFormat, LogLevel
 from agentsvc.http.server.application import make_runner
 from agentsvc.sandboxes.plugin_loader import PluginHost
-from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from tests.bench.rig import Running, serve_until_told
 from tests.conftest import FAST
+from tests.fake_agent import FakeAgent
 from tests.http.gateway.steps import PORTS
 
 _CONFIG: Final = msgspec.structs.replace(

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.cli import cli
 from agentsvc.storage.database_file import lock_data_dir
-from agentsvc.testing.agent import FakeAgent
+from tests.fake_agent import FakeAgent
 from tests.github_app_host import APP, HOOK, AppHost
 from tests.live.scripts import SCRIPTS
 from tests.service import Client, Service

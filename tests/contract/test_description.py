@@ -26,7 +26,6 @@ from agentsvc.http.openapi.parameters import PATH_PARTS, names_in
 from agentsvc.http.routes import EXAMPLE_ID, Route, Scope, Undescribed, mounted
 from agentsvc.http.streaming import EVENT_STREAM
 from agentsvc.settings.fields import GroupingStrategy
-from agentsvc.testing.agent import FakeAgent
 from tests.conftest import FAST
 from tests.conversations.test_archives import fake_agent
 from tests.description import (
@@ -37,6 +36,7 @@ from tests.description import (
     example_path,
     undescribed,
 )
+from tests.fake_agent import FakeAgent
 from tests.git_hosts import GitHosts
 from tests.http.v1.issuer import Issuer, running_issuer
 from tests.service import Client, Service

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from agentsvc.testing.agent import FakeAgent
+from tests.fake_agent import FakeAgent
 from tests.service import Client
 
 TEXT = "are you there"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from agentsvc.base.values import MASK
-from agentsvc.testing.fake_conversation import FakeConversation
-from agentsvc.testing.fake_sandbox import FakeSandbox
 from agentsvc.testing.llm import Reply, ToolCall, call, finish, make_playbook, say
+from tests.fake_conversation import FakeConversation
+from tests.fake_sandbox import FakeSandbox
 from tests.service import Client, Service
 from tests.troubles import TroubledAgent, TroubledWorld, eventually, reconfigure
 

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.testing.fake_conversation import FakeConversation
 from agentsvc.testing.llm import call, make_playbook, say
+from tests.fake_conversation import FakeConversation
 from tests.service import Answer, Client, Service
 from tests.troubles import TroubledAgent, TroubledWorld, eventually
 

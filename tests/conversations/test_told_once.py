@@ -12,8 +12,8 @@ from agentsvc.base.values import Secret, new_id
 from agentsvc.conversations.message_delivery import deliver_once
 from agentsvc.conversations.message_queue_table import Pending, PendingKind
 from agentsvc.domain.orders import Content, ContentKind, Message
-from agentsvc.testing.fake_sandbox import FakeSandbox
 from agentsvc.testing.llm import call, finish, make_playbook
+from tests.fake_sandbox import FakeSandbox
 from tests.service import Client, Service
 from tests.troubles import TroubledAgent, eventually
 

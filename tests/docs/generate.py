@@ -26,9 +26,9 @@ from agentsvc.plugin.files import sections
 from agentsvc.sandboxes.plugin_loader import PluginHost
 from agentsvc.settings.fields import FLAT_FIELDS, KEPT_ON_NULL, Settings
 from agentsvc.storage.database_file import render_schema
-from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
+from tests.fake_agent import FakeAgent
 from tests.plugin_loading import load_plugins
 from tests.service import Client, Service
 

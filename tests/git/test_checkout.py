@@ -18,7 +18,7 @@ from agentsvc.base.values import Secret
 from agentsvc.domain.orders import Provider
 from agentsvc.git.checkout import Checkout, GitRemote
 from agentsvc.settings.user_secrets import ProviderToken
-from agentsvc.testing.git import GitServer, run_git
+from tests.git_server import GitServer, run_git
 
 BRANCH = "agentsvc/issue-7-0123"
 IDENTITY = ("-c", "user.name=Agent", "-c", "user.email=agent@example.com")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.testing.git import GitServer, run_git
+from tests.git_server import GitServer, run_git
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from agentsvc.http.keys import DATABASE
 from agentsvc.models.hosts import host_of_url
 from agentsvc.models.proxy import ModelProxy
 from agentsvc.models.wire import Upstream
-from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.llm import ScriptedModel, make_playbook, say
 from tests.conftest import FAST
+from tests.fake_agent import FakeAgent
 from tests.plugin_loading import load_plugins
 from tests.service import Answer, Client, Service
 from tests.troubles import TroubledWorld, eventually, reconfigure

@@ -21,9 +21,9 @@ from agentsvc.config.data_directory import DataDirectory
 from agentsvc.config.schema import IdempotencyConfig
 from agentsvc.storage.database import Database
 from agentsvc.storage.installation import Installation
-from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
+from tests.fake_agent import FakeAgent
 from tests.plugin_loading import load_plugins
 from tests.service import Answer, Client, Service
 

@@ -10,8 +10,8 @@ import yaml
 
 import agentsvc
 from agentsvc.accounts.keys import Role
-from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.llm import Reply, ToolCall, make_playbook
+from tests.fake_agent import FakeAgent
 from tests.service import Client, Service
 
 FILES: Final = Path(agentsvc.__file__).parent / "deploy"

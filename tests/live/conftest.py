@@ -15,9 +15,9 @@ import pytest
 import pytest_asyncio
 
 from agentsvc.models.hosts import host_of_url
-from agentsvc.testing.git import GitServer
 from agentsvc.testing.llm import ScriptedModel
 from tests.git_hosts import GitHosts
+from tests.git_server import GitServer
 from tests.live import rootless
 from tests.live.client import PATIENCE, LiveClient
 from tests.live.containers import Engine, our_engine, our_podman, without_root

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 
-from agentsvc.testing.git import GitServer
 from agentsvc.testing.llm import ScriptedModel
+from tests.git_server import GitServer
 from tests.live import engines
 from tests.live.client import LiveClient
 from tests.live.containers import EVERYWHERE, Engine

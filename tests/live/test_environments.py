@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentsvc.testing.git import GitServer
+from tests.git_server import GitServer
 from tests.live.client import PATIENCE, LiveClient
 from tests.live.conftest import MakeInstallation
 from tests.live.events import outputs

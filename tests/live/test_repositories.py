@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from agentsvc.base.values import Secret
-from agentsvc.testing.git import GitServer
+from tests.git_server import GitServer
 from tests.live.client import LiveClient
 from tests.live.events import errors, outputs
 from tests.live.installation import Installation, command_line, secret

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from agentsvc.testing.git import GitServer
+from tests.git_server import GitServer
 from tests.live.client import LiveClient
 from tests.live.conftest import PLAIN, MakeInstallation
 from tests.live.events import finishes, outputs, said

@@ -15,9 +15,9 @@ from aiohttp import web
 from agentsvc.base.errors import AgentsvcError
 from agentsvc.base.values import Secret
 from agentsvc.plugin.backend import Fences, Handle, Isolation, Order
-from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeBackend, FakeWorld
 from agentsvc.testing.llm import Script
+from tests.fake_agent import FakeAgent
 
 PLUGIN: Final = Path(__file__).parent / "place_backend.py"
 """What a server that is tried has in its directory of plugins."""

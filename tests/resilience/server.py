@@ -13,8 +13,8 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.base.values import monotonic
-from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.llm import Script, ScriptedModel
+from tests.fake_agent import FakeAgent
 from tests.http.v1.streaming import Feeder
 from tests.live.client import PATIENCE
 from tests.live.installation import Installation

@@ -11,9 +11,9 @@ from agentsvc.accounts.keys import Role
 from agentsvc.base.values import now
 from agentsvc.http.keys import SANDBOXES
 from agentsvc.plugin.backend import Capability
-from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from agentsvc.testing.llm import Reply, ToolCall, make_playbook
+from tests.fake_agent import FakeAgent
 from tests.service import WAIT_SECONDS, Client, Service
 from tests.troubles import TroubledAgent, TroubledWorld, eventually, reconfigure
 

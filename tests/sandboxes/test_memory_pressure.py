@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agentsvc.sandboxes.admission.memory import available_bytes
-from agentsvc.testing.agent import FakeAgent
+from tests.fake_agent import FakeAgent
 from tests.sandboxes.test_idle import STARTS, hears, is_resting_as, said, start, start_busy
 from tests.service import Client, Service
 from tests.troubles import TroubledWorld, reconfigure

@@ -10,8 +10,8 @@ from agentsvc.base.errors import BackendUnavailable, Conflict, NotFound, OrderRe
 from agentsvc.base.values import monotonic
 from agentsvc.http.keys import SANDBOXES
 from agentsvc.plugin.backend import Capability, Phase
-from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeBackend
+from tests.fake_agent import FakeAgent
 from tests.service import Client, Service
 from tests.troubles import TroubledWorld, eventually, reconfigure
 

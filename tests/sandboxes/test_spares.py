@@ -14,9 +14,9 @@ from agentsvc.config.schema import Config
 from agentsvc.http.keys import SANDBOXES
 from agentsvc.plugin.backend import Network, Phase
 from agentsvc.sandboxes.admission.warm_pool_table import WarmSandbox, WarmSandboxState
-from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
+from tests.fake_agent import FakeAgent
 from tests.plugin_loading import load_plugins
 from tests.plugins.process.rig import until
 from tests.service import Client, Service

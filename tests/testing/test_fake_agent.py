@@ -9,8 +9,8 @@ from agentsvc.agentserver.responses import CommandResult
 from agentsvc.base.errors import AgentRefused, AgentUnavailable
 from agentsvc.base.values import Secret, monotonic, new_id
 from agentsvc.plugin.backend import Order, Port
-from agentsvc.testing.agent import FakeAgent
 from tests.agent_checks import CHECKS, SCRIPTS, Rig
+from tests.fake_agent import FakeAgent
 
 KEY = Secret("a-session-key")
 

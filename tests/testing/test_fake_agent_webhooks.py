@@ -11,8 +11,8 @@ from aiohttp.test_utils import TestServer
 from agentsvc.agentserver.client import AgentClient
 from agentsvc.base.values import Secret, new_id
 from agentsvc.plugin.backend import Order, Port
-from agentsvc.testing.agent import FakeAgent
 from tests.agent_checks import SCRIPTS, Rig
+from tests.fake_agent import FakeAgent
 
 KEY = Secret("a-session-key")
 

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from agentsvc.accounts.keys import Role
-from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
+from tests.fake_agent import FakeAgent
 from tests.plugin_loading import load_plugins
 from tests.service import Answer, Client, Service
 

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from agentsvc.accounts.keys import Role
-from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
+from tests.fake_agent import FakeAgent
 from tests.service import Client, Service
 
 PATH = "/api/conversations"

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from agentsvc.base.errors import OrderRejected
-from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
+from tests.fake_agent import FakeAgent
 from tests.service import Client, Service
 from tests.troubles import TroubledWorld
 

@@ -16,9 +16,9 @@ from agentsvc.agentserver.responses import CommandResult
 from agentsvc.base.errors import Conflict
 from agentsvc.http.v0 import workspaces
 from agentsvc.http.v0.workspaces import sort_names, to_zip
-from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
-from agentsvc.testing.fake_sandbox import FakeSandbox
+from tests.fake_agent import FakeAgent
+from tests.fake_sandbox import FakeSandbox
 from tests.http.v0.steps import PATH, UNKNOWN_ID, start, start_running, wait_for_status
 from tests.service import Answer, Client, Service
 

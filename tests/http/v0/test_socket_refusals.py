@@ -23,9 +23,9 @@ from agentsvc.http.v0.listeners import MOST_ACTIONS
 from agentsvc.http.v0.socket_door import SOCKET_DOOR
 from agentsvc.http.v0.sockets import MOST_OF_USER
 from agentsvc.sandboxes.plugin_loader import PluginHost
-from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
+from tests.fake_agent import FakeAgent
 from tests.http.v0.steps import UNKNOWN_ID, start_running, wait_for_state
 from tests.service import Answer, Client, Service
 from tests.sockets import BOTH, Follower, address, follow

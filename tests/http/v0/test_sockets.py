@@ -8,8 +8,8 @@ import pytest
 
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.base.errors import OrderRejected
-from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
+from tests.fake_agent import FakeAgent
 from tests.http.v0.steps import (
     PATH,
     history,

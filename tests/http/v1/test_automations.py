@@ -17,8 +17,8 @@ from agentsvc.agentserver.responses import CommandResult
 from agentsvc.base.values import Secret, now, to_stored
 from agentsvc.config.data_directory import DataDirectory
 from agentsvc.storage.installation import Installation, change_master_key
-from agentsvc.testing.fake_conversation import FakeConversation
 from agentsvc.testing.llm import call, finish, make_playbook
+from tests.fake_conversation import FakeConversation
 from tests.plugin_loading import part
 from tests.service import Answer, Client, Service
 from tests.troubles import TroubledAgent

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 import pytest
 
 from agentsvc.accounts.keys import Role
-from agentsvc.testing.agent import FakeAgent
+from tests.fake_agent import FakeAgent
 from tests.service import Answer, Client, Service
 
 PATH = "/api/v1/app-conversations"

@@ -11,7 +11,7 @@ from agentsvc.accounts.keys import KeyScope, Role
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.domain import Provider
 from agentsvc.plugin import Capability
-from agentsvc.testing.git import GitServer
+from tests.git_server import GitServer
 from tests.plugin_loading import part
 from tests.service import Client, Service
 from tests.troubles import TroubledAgent, TroubledWorld, eventually

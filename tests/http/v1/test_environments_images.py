@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from agentsvc.plugin import Capability
-from agentsvc.testing.git import GitServer
+from tests.git_server import GitServer
 from tests.http.v1.test_environments import PATH, create, wait_for
 from tests.plugin_loading import part
 from tests.service import Client, Service

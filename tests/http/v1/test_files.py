@@ -10,8 +10,8 @@ from agentsvc.agentserver.responses import CommandResult
 from agentsvc.conversations.files import listing_command
 from agentsvc.http.keys import DATABASE, SETTINGS
 from agentsvc.settings.fields import SettingsPatch
-from agentsvc.testing.agent import FakeAgent
-from agentsvc.testing.fake_sandbox import FakeSandbox
+from tests.fake_agent import FakeAgent
+from tests.fake_sandbox import FakeSandbox
 from tests.service import Client, Service
 
 PATH = "/api/v1/app-conversations"

@@ -17,7 +17,7 @@ from pydantic import AnyUrl
 
 from agentsvc.accounts.keys import KeyScope, Role
 from agentsvc.base.values import new_id
-from agentsvc.testing.agent import FakeAgent
+from tests.fake_agent import FakeAgent
 from tests.service import Answer, Client, Service
 
 READS = {"list_conversations", "read_conversation", "collect_conversation"}

@@ -8,9 +8,9 @@ import pytest
 from agentsvc.accounts.keys import Role
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.base.values import dashed, new_id
-from agentsvc.testing.agent import FakeAgent
-from agentsvc.testing.fake_sandbox import FakeSandbox
 from agentsvc.testing.llm import call, finish, make_playbook
+from tests.fake_agent import FakeAgent
+from tests.fake_sandbox import FakeSandbox
 from tests.service import Answer, Client, Service
 
 SLOW = CommandResult(exit_code=0, stdout="", stderr="")

@@ -6,7 +6,7 @@ import pytest
 
 from agentsvc.accounts.keys import Role
 from agentsvc.base.values import MASK
-from agentsvc.testing.agent import FakeAgent
+from tests.fake_agent import FakeAgent
 from tests.service import Answer, Client, Service
 
 SETTINGS = "/api/v1/settings"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentsvc.testing.agent import FakeAgent
+from tests.fake_agent import FakeAgent
 from tests.service import Answer, Client, Service
 
 PATH = "/api/v1/webhooks/secrets"

@@ -10,8 +10,8 @@ from agentsvc.base.values import MASK
 from agentsvc.config.sandboxes import SpecConfig
 from agentsvc.http.keys import SETTINGS as SETTINGS_STORE
 from agentsvc.settings.fields import Settings
-from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.llm import ScriptedModel
+from tests.fake_agent import FakeAgent
 from tests.service import Answer, Client, Service
 from tests.troubles import reconfigure
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from agentsvc.accounts.keys import Role
-from agentsvc.testing.agent import FakeAgent
-from agentsvc.testing.fake_sandbox import FakeSandbox
+from tests.fake_agent import FakeAgent
+from tests.fake_sandbox import FakeSandbox
 from tests.service import Answer, Client, Service
 
 SEARCH = "/api/v1/skills/search"

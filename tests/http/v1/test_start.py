@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from agentsvc.http.v1.types_start import SECRETS_MAX
-from agentsvc.testing.agent import FakeAgent
+from tests.fake_agent import FakeAgent
 from tests.service import Client, Service
 
 START = "/api/v1/app-conversations"

@@ -6,7 +6,7 @@ import sys
 
 from agentsvc.base.values import Secret
 from agentsvc.plugin.backend import Order, Port
-from agentsvc.testing.agent import FakeAgent
+from tests.fake_agent import FakeAgent
 
 KEY = "OH_SESSION_API_KEYS_0"
 

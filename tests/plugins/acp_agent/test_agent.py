@@ -19,7 +19,7 @@ from websockets.exceptions import InvalidStatus
 from agentsvc.accounts.keys import Role
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.http.keys import KEYRING
-from agentsvc.testing.agent import FakeAgent
+from tests.fake_agent import FakeAgent
 from tests.live.scripts import SCRIPTS, run
 from tests.service import Client, Service
 

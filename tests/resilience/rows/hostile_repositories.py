@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from agentsvc.testing.git import GitServer, run_git
+from tests.git_server import GitServer, run_git
 from tests.hostile_archives import plant, tree
 from tests.resilience.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.resilience.pair import Pair, attacking_pair, not_at_default

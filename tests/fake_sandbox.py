@@ -1,7 +1,7 @@
 """State of the fake agent server for one sandbox."""
 
 from agentsvc.agentserver import CommandResult
-from agentsvc.testing.fake_conversation import FakeConversation, Json
+from tests.fake_conversation import FakeConversation, Json
 
 
 class FakeSandbox:

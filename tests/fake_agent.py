@@ -17,10 +17,10 @@ from aiohttp import web
 from agentsvc.agentserver import CommandResult
 from agentsvc.base import Supervisor, new_id
 from agentsvc.plugin import Order
-from agentsvc.testing.fake_conversation import FakeConversation, Json, observe, read_history
-from agentsvc.testing.fake_sandbox import FakeSandbox
 from agentsvc.testing.listening import Listening
 from agentsvc.testing.llm import DEMO, Script, make_playbook
+from tests.fake_conversation import FakeConversation, Json, observe, read_history
+from tests.fake_sandbox import FakeSandbox
 
 type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

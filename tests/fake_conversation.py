@@ -239,7 +239,7 @@ class FakeConversation:
             request=self.body,
         )
         reply = self._playbook.reply(turn, is_first=told <= 1)
-        if reply.status != 200:  # noqa: PLR2004  # an HTTP status reads best as a number
+        if reply.status != 200:  # an HTTP status reads best as a number
             code, kind = _ERROR_CODES.get(reply.status, _OTHER_ERROR)
             self.add_error(code, f"The model answered {reply.status}", kind)
             return False
