@@ -19,7 +19,6 @@ from agentsvc.http.keys import BACKENDS, CONFIG, DATABASE
 from agentsvc.http.middleware.authentication import find_caller
 from agentsvc.http.middleware.pipeline import ACTIVITY, Activity
 from agentsvc.http.routes import Routes, Scope
-from agentsvc.http.wire import json_response
 from agentsvc.plugin import Health, RuntimeBackend
 from agentsvc.sandboxes import BackendRegistry, Protection, find_protections
 
@@ -121,27 +120,27 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     """How sandboxes are held, the default backend first"""
 
 
-@ROUTES.add("GET", "/alive", Alive)
-async def get_alive(_request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/alive")
+async def get_alive(_request: web.Request) -> Alive:
     """Say that the process answers.
 
     Answers as long as the process does, whatever else is wrong. For an orchestrator that restarts
     what is dead.
     """
-    return json_response(Alive())
+    return Alive()
 
 
-@ROUTES.add("GET", "/health", Literal["OK"])
-async def get_health(_request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/health")
+async def get_health(_request: web.Request) -> Literal["OK"]:
     """Say that the process answers.
 
     The same as `/alive`, with the text `OK`, which clients of agent servers ask for.
     """
-    return json_response("OK")
+    return "OK"
 
 
-@ROUTES.add("GET", "/ready", Literal["OK"] | Ready, errors=(BackendUnavailable,))
-async def get_ready(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/ready", errors=(BackendUnavailable,))
+async def get_ready(request: web.Request) -> Literal["OK"] | Ready:
     """Say whether conversations can be started.
 
     Refused (503) until the database and the default backend are usable. The answer is the text
@@ -155,12 +154,12 @@ async def get_ready(request: web.Request) -> web.Response:
         raise BackendUnavailable(f"Backend {name} is not usable: {health.reason}")
     caller = await find_caller(request)
     if caller is None or caller.role is not Role.ADMIN:
-        return json_response("OK")
-    return json_response(Ready(sandboxes=find_protections(request.app[BACKENDS], config)))
+        return "OK"
+    return Ready(sandboxes=find_protections(request.app[BACKENDS], config))
 
 
-@ROUTES.add("GET", "/server_info", ServerInfo)
-async def get_server_info(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/server_info")
+async def get_server_info(request: web.Request) -> ServerInfo:
     """Say what the server is and how long it runs; with a key, what it uses, too.
 
     Versions and times are told to everybody; what the server uses of its machine only to users.
@@ -170,7 +169,7 @@ async def get_server_info(request: web.Request) -> web.Response:
     if await find_caller(request) is not None:
         used = await asyncio.to_thread(_resources, activity)
         info = msgspec.structs.replace(info, resources=used)
-    return json_response(info)
+    return info
 
 
 async def _health_of(registry: BackendRegistry, name: str, *, time_limit: float) -> Health:

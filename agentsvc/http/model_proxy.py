@@ -10,7 +10,7 @@ from agentsvc.base import BadRequest, ModelBudgetReached, ModelUnavailable
 from agentsvc.conversations import PATH
 from agentsvc.http.keys import CONVERSATIONS, MODEL_TOKEN, MODEL_TOKENS, MODELS
 from agentsvc.http.routes import Routes, Scope
-from agentsvc.http.wire import json_response, read_text
+from agentsvc.http.wire import read_text
 from agentsvc.models import Answer, BadQuestion, to_question
 
 _PASSING: Final = frozenset(
@@ -68,13 +68,13 @@ _QUESTION: Final[dict[str, Any]] = {
 }
 
 
-@ROUTES.add("GET", "/models", ModelList)
-async def get_models(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/models")
+async def get_models(request: web.Request) -> ModelList:
     """Name the language model that the token of a sandbox is for.
 
     One model: the one of the conversation.
     """
-    return json_response(ModelList(data=[ModelInfo(id=request[MODEL_TOKEN].upstream.model)]))
+    return ModelList(data=[ModelInfo(id=request[MODEL_TOKEN].upstream.model)])
 
 
 @ROUTES.add(

@@ -1,6 +1,7 @@
 """Route tables, and how they are added to the application."""
 
 import functools
+import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import StrEnum
 from http import HTTPStatus
@@ -31,7 +32,7 @@ from agentsvc.base import (
     SandboxNotUsable,
     Unsupported,
 )
-from agentsvc.http.wire import BODY_LIMIT, CALLBACK_BODY_BYTES, read_json, read_query
+from agentsvc.http.wire import BODY_LIMIT, CALLBACK_BODY_BYTES, json_response, read_json, read_query
 
 READS_ONLY: Final = "This key, or its user, may only read"
 """What is said to a caller who would change something."""
@@ -265,7 +266,7 @@ class Routes(list[Route]):
         self._prefix = prefix
         self._common = common
 
-    def add[H: Callable[..., Awaitable[web.StreamResponse]]](
+    def add[H: Callable[..., Awaitable[Any]]](
         self,
         method: str,
         path: str,
@@ -279,7 +280,8 @@ class Routes(list[Route]):
 
         Where no scope is said, GET only looks at what is the user's own, and all else may change it.
         An example is the query of a GET, and the body of all else. What a handler takes as `query` and
-        `body` is read by the types it says of them, before it is called.
+        `body` is read by the types it says of them, before it is called. One that returns no response
+        returns the answer, whose type it says, too.
         """
         is_get = method == hdrs.METH_GET
         said: dict[str, Any] = {
@@ -293,12 +295,19 @@ class Routes(list[Route]):
 
         def put(handler: H) -> H:
             first = summary or (handler.__doc__ or "").partition("\n")[0].removesuffix(".")
-            read = {name: kind for name, kind in handler.__annotations__.items() if name in _READ}
+            is_told = said["answer"] is not Undescribed
+            takes = _READ & handler.__annotations__.keys()
+            # Those of a handler that says all here, as before there were others, are left alone.
+            kinds = {} if is_told and not takes else inspect.get_annotations(handler, eval_str=True)
+            read: dict[str, Any] = {name: kinds[name] for name in takes}
+            is_value = not is_told and not _is_response(kinds.get("return", web.StreamResponse))
+            if is_value:
+                said["answer"] = kinds["return"]
             self.append(
                 Route(
                     method=method,
                     path=self._prefix + path,
-                    handler=_reading(handler, read) if read else handler,
+                    handler=_serving(handler, read, said) if read or is_value else handler,
                     summary=first,
                     **said,
                     **read,
@@ -309,24 +318,31 @@ class Routes(list[Route]):
         return put
 
 
-_READ: Final = ("query", "body")
+_READ: Final = frozenset({"query", "body"})
 
 
-def _reading(
-    handler: Callable[..., Awaitable[web.StreamResponse]], kinds: Mapping[str, Any]
+def _is_response(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, web.StreamResponse)
+
+
+def _serving(
+    handler: Callable[..., Awaitable[Any]], kinds: Mapping[str, Any], said: Mapping[str, Any]
 ) -> Handler:
-    """Return what calls a handler with the query and the body that it takes."""
+    """Return what calls a handler with the query and the body it takes, and answers what it returns."""
 
     @functools.wraps(handler)
-    async def read(request: web.Request) -> web.StreamResponse:
+    async def serve(request: web.Request) -> web.StreamResponse:
         given: dict[str, Any] = {}
         if "query" in kinds:
             given["query"] = read_query(request, kinds["query"])
         if "body" in kinds:
             given["body"] = await read_json(request, kinds["body"])
-        return await handler(request, **given)
+        answer = await handler(request, **given)
+        if isinstance(answer, web.StreamResponse):
+            return answer
+        return json_response(answer, status=said.get("status", HTTPStatus.OK))
 
-    return read
+    return serve
 
 
 def shown_as(kind: Any) -> Meta:

@@ -37,14 +37,14 @@ def _answer(_request: web.Request, shown: Shown) -> web.Response:
     return json_response(to_info(shown))
 
 
-@ROUTES.add("GET", "", AttemptSetList)
-async def get_all_attempts(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "")
+async def get_all_attempts(request: web.Request) -> AttemptSetList:
     """List your tasks with several attempts.
 
     One sees only tasks of one's own, the newest first.
     """
     found = await request.app[ATTEMPTS].list_of(request[PRINCIPAL].user_id)
-    return json_response(AttemptSetList(items=[to_info(one, with_output=False) for one in found]))
+    return AttemptSetList(items=[to_info(one, with_output=False) for one in found])
 
 
 @ROUTES.add(
@@ -66,13 +66,13 @@ async def post_attempts(request: web.Request, body: AttemptOrder) -> web.Respons
     return _answer_new(request, made)
 
 
-@ROUTES.add("GET", _ONE, AttemptSetInfo, errors=(NotFound,))
-async def get_attempts(request: web.Request) -> web.Response:
+@ROUTES.add("GET", _ONE, errors=(NotFound,))
+async def get_attempts(request: web.Request) -> AttemptSetInfo:
     """Show what the attempts of a task have come to.
 
     With what the tests of each have written last.
     """
-    return json_response(to_info(await request.app[ATTEMPTS].get(*_named(request))))
+    return to_info(await request.app[ATTEMPTS].get(*_named(request)))
 
 
 @ROUTES.add(
@@ -96,15 +96,15 @@ async def post_choose(request: web.Request, body: AttemptChoice) -> web.Response
     return _answer(request, chosen)
 
 
-@ROUTES.add("DELETE", _ONE, Success, errors=(NotFound,))
-async def delete_attempts(request: web.Request) -> web.Response:
+@ROUTES.add("DELETE", _ONE, errors=(NotFound,))
+async def delete_attempts(request: web.Request) -> Success:
     """Delete a task and its attempts, but for the chosen one.
 
     What goes on is cancelled. The conversations of all attempts but the chosen one are deleted, with their
     sandboxes.
     """
     await request.app[ATTEMPTS].delete(*_named(request))
-    return json_response(SUCCESS)
+    return SUCCESS
 
 
 def _named(request: web.Request) -> tuple[str, str]:

@@ -98,14 +98,14 @@ async def put_github_app(request: web.Request, body: AppOrder) -> web.Response:
     return _answer(request, stored)
 
 
-@ROUTES.add("DELETE", _PATH, Success, errors=(NotFound,))
-async def delete_github_app(request: web.Request) -> web.Response:
+@ROUTES.add("DELETE", _PATH, errors=(NotFound,))
+async def delete_github_app(request: web.Request) -> Success:
     """Forget your GitHub App.
 
     Automations use the token of the user again, if there is one.
     """
     await request.app[APPS].delete(request[PRINCIPAL].user_id)
-    return json_response(SUCCESS)
+    return SUCCESS
 
 
 def _answer(request: web.Request, app: GithubApp) -> web.Response:

@@ -97,8 +97,8 @@ _CREATION: Final[Described] = {
 }
 
 
-@ROUTES.add("GET", "", AutomationList)
-async def get_automations(request: web.Request, query: ListQuery) -> web.Response:
+@ROUTES.add("GET", "")
+async def get_automations(request: web.Request, query: ListQuery) -> AutomationList:
     """List your automations.
 
     One sees only automations of one's own, the newest first.
@@ -107,7 +107,7 @@ async def get_automations(request: web.Request, query: ListQuery) -> web.Respons
         request[PRINCIPAL].user_id, limit=query.limit, offset=query.offset
     )
     shown = [from_automation(one, PREFIX) for one in found]
-    return json_response(AutomationList(automations=shown, total=total))
+    return AutomationList(automations=shown, total=total)
 
 
 @ROUTES.add(
@@ -131,18 +131,18 @@ async def post_automation(request: web.Request) -> web.Response:
     return _answer_new(request, made)
 
 
-@ROUTES.add("GET", _ONE, AutomationInfo, errors=(NotFound,))
-async def get_automation(request: web.Request) -> web.Response:
+@ROUTES.add("GET", _ONE, errors=(NotFound,))
+async def get_automation(request: web.Request) -> AutomationInfo:
     """Show an automation.
 
     Without the secret of its webhook.
     """
     found = await request.app[AUTOMATIONS].get(*_named(request))
-    return json_response(from_automation(found, PREFIX))
+    return from_automation(found, PREFIX)
 
 
-@ROUTES.add("PATCH", _ONE, AutomationInfo, errors=(NotFound,), example={"enabled": False})
-async def patch_automation(request: web.Request, body: AutomationUpdate) -> web.Response:
+@ROUTES.add("PATCH", _ONE, errors=(NotFound,), example={"enabled": False})
+async def patch_automation(request: web.Request, body: AutomationUpdate) -> AutomationInfo:
     """Change, enable or disable an automation.
 
     Only what is sent is changed. A run that goes on is not touched. To enable an automation again
@@ -152,17 +152,17 @@ async def patch_automation(request: web.Request, body: AutomationUpdate) -> web.
         *_named(request), body.changes(), is_enabled=body.is_enabled
     )
     request.app[WAKE].set()
-    return json_response(from_automation(changed, PREFIX))
+    return from_automation(changed, PREFIX)
 
 
-@ROUTES.add("DELETE", _ONE, Success, errors=(NotFound,))
-async def delete_automation(request: web.Request) -> web.Response:
+@ROUTES.add("DELETE", _ONE, errors=(NotFound,))
+async def delete_automation(request: web.Request) -> Success:
     """Delete an automation and its runs.
 
     Its runs are deleted with it; their conversations stay.
     """
     await request.app[AUTOMATIONS].delete(*_named(request))
-    return json_response(SUCCESS)
+    return SUCCESS
 
 
 @ROUTES.add(
@@ -198,8 +198,8 @@ async def post_dispatch(request: web.Request) -> web.Response:
     return _answer_made_run(request, run)
 
 
-@ROUTES.add("GET", f"{_ONE}/runs", AutomationRunList, errors=(NotFound,))
-async def get_runs(request: web.Request, query: ListQuery) -> web.Response:
+@ROUTES.add("GET", f"{_ONE}/runs", errors=(NotFound,))
+async def get_runs(request: web.Request, query: ListQuery) -> AutomationRunList:
     """List the runs of an automation, newest first.
 
     They are kept as long as the automation is.
@@ -207,12 +207,11 @@ async def get_runs(request: web.Request, query: ListQuery) -> web.Response:
     found, counts = await request.app[AUTOMATIONS].runs(
         *_named(request), limit=query.limit, offset=query.offset
     )
-    listed = AutomationRunList(
+    return AutomationRunList(
         runs=[from_run(run) for run in found],
         total=sum(counts.values()),
         status_counts={str(status): count for status, count in counts.items()},
     )
-    return json_response(listed)
 
 
 @ROUTES.add(
@@ -236,13 +235,12 @@ async def post_cancel(request: web.Request) -> web.Response:
 @ROUTES.add(
     "POST",
     "/events/{automation_id}",
-    DeliveryReceipt,
     scope=Scope.OPEN,
     body=msgspec.Raw,
     errors=(NotAuthenticated, NotFound, QuotaExceeded),
     example={"action": "opened"},
 )
-async def post_delivery(request: web.Request) -> web.Response:
+async def post_delivery(request: web.Request) -> DeliveryReceipt:
     """Take a signed delivery that starts a run.
 
     Takes signatures as Standard Webhooks has them (`webhook-id`, `webhook-timestamp`,
@@ -263,8 +261,7 @@ async def post_delivery(request: web.Request) -> web.Response:
         automation_id, request.headers, body, payload
     )
     request.app[WAKE].set()
-    receipt = DeliveryReceipt(received=True, matched=count, runs_created=runs)
-    return json_response(receipt)
+    return DeliveryReceipt(received=True, matched=count, runs_created=runs)
 
 
 def _named(request: web.Request) -> tuple[str, str]:

@@ -184,14 +184,14 @@ def _answer_count(_request: web.Request, count: int) -> web.Response:
     return json_response(Replayed(replayed=count))
 
 
-@ROUTES.add("GET", "", list[WebhookInfo])
-async def get_webhook_subscriptions(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "")
+async def get_webhook_subscriptions(request: web.Request) -> list[WebhookInfo]:
     """List your webhook subscriptions.
 
     In the order they were made, without their secrets.
     """
     found = await request.app[WEBHOOKS].list_of(request[PRINCIPAL].user_id)
-    return json_response([from_subscription(one) for one in found])
+    return [from_subscription(one) for one in found]
 
 
 @ROUTES.add(
@@ -219,25 +219,25 @@ async def post_webhook_subscription(request: web.Request, body: WebhookOrder) ->
     return _answer_new(request, made)
 
 
-@ROUTES.add("GET", _ONE, WebhookInfo, errors=(NotFound,))
-async def get_webhook_subscription(request: web.Request) -> web.Response:
+@ROUTES.add("GET", _ONE, errors=(NotFound,))
+async def get_webhook_subscription(request: web.Request) -> WebhookInfo:
     """Show a webhook subscription.
 
     Without its secret.
     """
     found = await request.app[WEBHOOKS].get(*_named(request))
-    return json_response(from_subscription(found))
+    return from_subscription(found)
 
 
-@ROUTES.add("PATCH", _ONE, WebhookInfo, errors=(NotFound,), example={"description": "build server"})
-async def patch_webhook_subscription(request: web.Request, body: WebhookUpdate) -> web.Response:
+@ROUTES.add("PATCH", _ONE, errors=(NotFound,), example={"description": "build server"})
+async def patch_webhook_subscription(request: web.Request, body: WebhookUpdate) -> WebhookInfo:
     """Change a webhook subscription.
 
     Only what is sent is changed. What is waiting is delivered as the subscription says then.
     """
     changed = await request.app[WEBHOOKS].update(*_named(request), to_draft(body))
     request.app[COURIER].wake()
-    return json_response(from_subscription(changed))
+    return from_subscription(changed)
 
 
 @ROUTES.add(
@@ -261,20 +261,20 @@ def _with_secret(subscription: Subscription, secret: Secret) -> NewWebhookInfo:
     return NewWebhookInfo(**shown, secret=secret.reveal())
 
 
-@ROUTES.add("DELETE", _ONE, Success, errors=(NotFound,))
-async def delete_webhook_subscription(request: web.Request) -> web.Response:
+@ROUTES.add("DELETE", _ONE, errors=(NotFound,))
+async def delete_webhook_subscription(request: web.Request) -> Success:
     """Delete a webhook subscription and its deliveries.
 
     What is waiting is not delivered any more.
     """
     await request.app[WEBHOOKS].remove(*_named(request))
-    return json_response(SUCCESS)
+    return SUCCESS
 
 
-@ROUTES.add(
-    "GET", f"{_ONE}/deliveries", Page[DeliveryInfo], errors=(NotFound,), example={"state": "failed"}
-)
-async def search_webhook_deliveries(request: web.Request, query: DeliveryQuery) -> web.Response:
+@ROUTES.add("GET", f"{_ONE}/deliveries", errors=(NotFound,), example={"state": "failed"})
+async def search_webhook_deliveries(
+    request: web.Request, query: DeliveryQuery
+) -> Page[DeliveryInfo]:
     """List the deliveries of a webhook subscription, newest first.
 
     They are kept for some days after they were delivered or given up.
@@ -283,7 +283,7 @@ async def search_webhook_deliveries(request: web.Request, query: DeliveryQuery) 
         *_named(request), state=query.state, page_id=query.page_id, limit=query.limit
     )
     items = [from_delivery(one) for one in found]
-    return json_response(Page[DeliveryInfo](items=items, next_page_id=next_page_id))
+    return Page[DeliveryInfo](items=items, next_page_id=next_page_id)
 
 
 @ROUTES.add(

@@ -63,8 +63,8 @@ async def post_conversation(request: web.Request, body: StartBody) -> web.Respon
     return json_response(answer)
 
 
-@ROUTES.add("GET", "", ConversationPage, example={"limit": 10})
-async def get_conversations(request: web.Request, query: ConversationSearch) -> web.Response:
+@ROUTES.add("GET", "", example={"limit": 10})
+async def get_conversations(request: web.Request, query: ConversationSearch) -> ConversationPage:
     """List conversations.
 
     Newest first, those of V1 among them. One sees only conversations of one's own.
@@ -77,30 +77,28 @@ async def get_conversations(request: web.Request, query: ConversationSearch) -> 
     )
     links, followers = links_of(request), request.app[FOLLOWERS]
     results = [from_view(view, links, followers) for view in views]
-    page = ConversationPage(results=results, next_page_id=next_page_id)
-    return json_response(page)
+    return ConversationPage(results=results, next_page_id=next_page_id)
 
 
-@ROUTES.add("GET", "/{conversation_id}", ConversationInfo | None, errors=(BadRequest,))
-async def get_conversation(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/{conversation_id}", errors=(BadRequest,))
+async def get_conversation(request: web.Request) -> ConversationInfo | None:
     """Return a conversation.
 
     Null for an unknown one, which published clients expect.
     """
     view = await find_view(request, conversation_id_of(request))
     followers = request.app[FOLLOWERS]
-    return json_response(view and from_view(view, links_of(request), followers))
+    return from_view(view, links_of(request), followers) if view else None
 
 
 @ROUTES.add(
     "PATCH",
     "/{conversation_id}",
-    bool,
     body=TitleBody,
     errors=(BadRequest,),
     example={"title": "Fix the login page"},
 )
-async def patch_conversation(request: web.Request) -> web.Response:
+async def patch_conversation(request: web.Request) -> bool:
     """Give a conversation a title.
 
     Clients on the event socket are told the title.
@@ -113,11 +111,11 @@ async def patch_conversation(request: web.Request) -> web.Response:
     await request.app[CONVERSATIONS].update(
         request[PRINCIPAL].user_id, view.conversation.id, ConversationPatch(title=body.title)
     )
-    return json_response(True)
+    return True
 
 
-@ROUTES.add("DELETE", "/{conversation_id}", bool, errors=(BadRequest,))
-async def delete_conversation(request: web.Request) -> web.Response:
+@ROUTES.add("DELETE", "/{conversation_id}", errors=(BadRequest,))
+async def delete_conversation(request: web.Request) -> bool:
     """Delete a conversation.
 
     Its history goes, and its sandbox with all files if no other conversation lives there. False for
@@ -125,9 +123,9 @@ async def delete_conversation(request: web.Request) -> web.Response:
     """
     view = await find_view(request, conversation_id_of(request))
     if view is None:
-        return json_response(False)
+        return False
     await request.app[CONVERSATIONS].delete(request[PRINCIPAL].user_id, view.conversation.id)
-    return json_response(True)
+    return True
 
 
 def conversation_id_of(request: web.Request) -> str:

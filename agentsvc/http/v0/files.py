@@ -50,8 +50,8 @@ _CHUNK_BYTES: Final = 64 * 1024
 ROUTES: Final = Routes(PREFIX)
 
 
-@ROUTES.add("GET", "/list-files", list[str], errors=(BadRequest, *OF_AGENTS))
-async def get_list(request: web.Request, query: ListQuery) -> web.Response:
+@ROUTES.add("GET", "/list-files", errors=(BadRequest, *OF_AGENTS))
+async def get_list(request: web.Request, query: ListQuery) -> list[str]:
     """List a directory of the workspace.
 
     Names in the directory, relative to the workspace: directories first, with a slash behind. What
@@ -59,24 +59,23 @@ async def get_list(request: web.Request, query: ListQuery) -> web.Response:
     """
     path = query.path
     with _error_member():
-        return json_response(await (await _workspace(request)).list_files(path))
+        return await (await _workspace(request)).list_files(path)
 
 
 @ROUTES.add(
     "GET",
     "/select-file",
-    Code,
     errors=(BadRequest, BodyTooLarge, UnsupportedMediaType, *OF_AGENTS),
     example={"file": "README.md"},
 )
-async def get_file(request: web.Request, query: FileQuery) -> web.Response:
+async def get_file(request: web.Request, query: FileQuery) -> Code:
     """Read a text file of the workspace.
 
     Refused (415) for a file that is no text. Not found (404) unless the sandbox runs.
     """
     path = query.file
     with _error_member():
-        return json_response(Code(code=await (await _workspace(request)).read_text(path)))
+        return Code(code=await (await _workspace(request)).read_text(path))
 
 
 @ROUTES.add(
@@ -124,8 +123,8 @@ async def get_zip(request: web.Request) -> web.Response:
     return web.Response(body=packed, content_type="application/zip", headers=headers)
 
 
-@ROUTES.add("GET", "/git/changes", list[Change], errors=(BadRequest, *OF_AGENTS))
-async def get_changes(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/git/changes", errors=(BadRequest, *OF_AGENTS))
+async def get_changes(request: web.Request) -> list[Change]:
     """List the files that differ from the remote branch.
 
     Compared with the remote branch, else with the last commit.
@@ -133,13 +132,11 @@ async def get_changes(request: web.Request) -> web.Response:
     root = (await get_view(request)).conversation.working_dir
     with _error_member():
         agent = await _agent(request)
-        return json_response(from_changes(await agent.git_changes(root)))
+        return from_changes(await agent.git_changes(root))
 
 
-@ROUTES.add(
-    "GET", "/git/diff", Diff, errors=(BadRequest, *OF_AGENTS), example={"path": "README.md"}
-)
-async def get_diff(request: web.Request, query: DiffQuery) -> web.Response:
+@ROUTES.add("GET", "/git/diff", errors=(BadRequest, *OF_AGENTS), example={"path": "README.md"})
+async def get_diff(request: web.Request, query: DiffQuery) -> Diff:
     """Return a file as it is and as it was.
 
     The other side is the file in the remote branch, else in the last commit.
@@ -151,29 +148,29 @@ async def get_diff(request: web.Request, query: DiffQuery) -> web.Response:
             diff = await (await _agent(request)).git_diff(place)
         except BadRequest as exc:
             raise BadRequest(f"Error getting diff: {path}", detail=exc.detail) from exc
-    return json_response(from_diff(diff))
+    return from_diff(diff)
 
 
-@ROUTES.add("GET", "/vscode-url", VscodeUrl, errors=(BadRequest,))
-async def get_vscode_url(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/vscode-url", errors=(BadRequest,))
+async def get_vscode_url(request: web.Request) -> VscodeUrl:
     """Tell where the editor of the sandbox is.
 
     The URL goes through this server.
     """
-    return json_response(vscode_of(await get_view(request), links_of(request)))
+    return vscode_of(await get_view(request), links_of(request))
 
 
-@ROUTES.add("GET", "/web-hosts", WebHosts, errors=(BadRequest,))
-async def get_web_hosts(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/web-hosts", errors=(BadRequest,))
+async def get_web_hosts(request: web.Request) -> WebHosts:
     """Tell where what the agent serves can be seen.
 
     The URLs go through this server.
     """
-    return json_response(web_hosts_of(await get_view(request), links_of(request)))
+    return web_hosts_of(await get_view(request), links_of(request))
 
 
-@ROUTES.add("GET", "/microagents", Microagents, errors=(BadRequest, *OF_AGENTS))
-async def get_microagents(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/microagents", errors=(BadRequest, *OF_AGENTS))
+async def get_microagents(request: web.Request) -> Microagents:
     """List what the agent has learned.
 
     Those of the repository, of the user and published ones.
@@ -182,7 +179,7 @@ async def get_microagents(request: web.Request) -> web.Response:
     load_public = request.app[CONFIG].conversations.public_skills
     with _error_member():
         agent = await _agent(request)
-        return json_response(from_skills(await agent.load_skills(root, load_public=load_public)))
+        return from_skills(await agent.load_skills(root, load_public=load_public))
 
 
 async def _workspace(request: web.Request) -> Workspace:

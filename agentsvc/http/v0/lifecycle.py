@@ -22,7 +22,7 @@ from agentsvc.http.v0.types_lifecycle import (
     from_stopped,
     is_running,
 )
-from agentsvc.http.wire import json_response, read_json
+from agentsvc.http.wire import read_json
 
 ROUTES: Final = Routes("/api/conversations/{conversation_id}")
 
@@ -30,12 +30,11 @@ ROUTES: Final = Routes("/api/conversations/{conversation_id}")
 @ROUTES.add(
     "POST",
     "/start",
-    StartAnswer,
     body=StartAgainBody,
     errors=(BadRequest, *OF_SANDBOXES),
     example={"providers_set": ["github"]},
 )
-async def post_start(request: web.Request) -> web.Response:
+async def post_start(request: web.Request) -> StartAnswer:
     """Let a stopped conversation run again.
 
     Its sandbox is resumed; one that runs is left alone. The body may be left out.
@@ -47,11 +46,11 @@ async def post_start(request: web.Request) -> web.Response:
         extra = {"status": "error", "conversation_id": name}
         raise NotFound(f"Conversation {name} not found", extra=extra)
     await _resume(request, view)
-    return json_response(from_known(await get_view(request)))
+    return from_known(await get_view(request))
 
 
-@ROUTES.add("POST", "/stop", StartAnswer, errors=(BadRequest, *OF_SANDBOXES))
-async def post_stop(request: web.Request) -> web.Response:
+@ROUTES.add("POST", "/stop", errors=(BadRequest, *OF_SANDBOXES))
+async def post_stop(request: web.Request) -> StartAnswer:
     """Stop a conversation.
 
     Its sandbox is paused, with all conversations in it. One that does not run is left alone.
@@ -59,18 +58,18 @@ async def post_stop(request: web.Request) -> web.Response:
     name = conversation_id_of(request)
     view = await find_view(request, name)
     if view is None or not is_running(view):
-        return json_response(from_not_running(name))
+        return from_not_running(name)
     await _pause(request, view)
-    return json_response(from_stopped(view))
+    return from_stopped(view)
 
 
-@ROUTES.add("GET", "/config", RuntimeConfig, errors=(BadRequest,))
-async def get_config(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/config", errors=(BadRequest,))
+async def get_config(request: web.Request) -> RuntimeConfig:
     """Tell where a conversation runs.
 
     For clients that look into the sandbox.
     """
-    return json_response(from_place(await get_view(request)))
+    return from_place(await get_view(request))
 
 
 async def _resume(request: web.Request, view: ConversationView) -> None:

@@ -7,44 +7,43 @@ from aiohttp import web
 from agentsvc.http.keys import CATALOGUE
 from agentsvc.http.routes import Routes
 from agentsvc.http.v0.types_settings import WebConfig, from_models
-from agentsvc.http.wire import json_response
 from agentsvc.settings import AGENTS, SECURITY_ANALYZERS
 
 ROUTES: Final = Routes("/api/options")
 
 
-@ROUTES.add("GET", "/config", WebConfig)
-async def get_config(_request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/config")
+async def get_config(_request: web.Request) -> WebConfig:
     """Tell a front end where it is.
 
     What front ends of the older generation ask for at page load.
     """
-    return json_response(WebConfig())
+    return WebConfig()
 
 
-@ROUTES.add("GET", "/models", list[str])
-async def get_models(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/models")
+async def get_models(request: web.Request) -> list[str]:
     """List the language models.
 
     As `provider/name`, which `llm_model` takes. What this server knows; a model that is not here
     can be used as well.
     """
-    return json_response(from_models((await request.app[CATALOGUE].get()).models))
+    return from_models((await request.app[CATALOGUE].get()).models)
 
 
-@ROUTES.add("GET", "/agents", list[str])
-async def get_agents(_request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/agents")
+async def get_agents(_request: web.Request) -> list[str]:
     """List the agents.
 
     There is one.
     """
-    return json_response(AGENTS)
+    return list(AGENTS)
 
 
-@ROUTES.add("GET", "/security-analyzers", list[str])
-async def get_security_analyzers(_request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/security-analyzers")
+async def get_security_analyzers(_request: web.Request) -> list[str]:
     """List what can rate the risk of an action.
 
     `security_analyzer` takes one of them, and `none`.
     """
-    return json_response([name for name in SECURITY_ANALYZERS if name != "none"])
+    return [name for name in SECURITY_ANALYZERS if name != "none"]

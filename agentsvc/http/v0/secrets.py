@@ -28,14 +28,14 @@ def _answer_created(_request: web.Request, _name: str) -> web.Response:
     return json_response(Said(message="Secret created successfully"), status=201)
 
 
-@ROUTES.add("GET", "/api/secrets", SecretList)
-async def get_secrets(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/api/secrets")
+async def get_secrets(request: web.Request) -> SecretList:
     """List secrets by name.
 
     Without their values.
     """
     names = await request.app[SECRETS].custom_secret_names(request[PRINCIPAL].user_id)
-    return json_response(from_names(names))
+    return from_names(names)
 
 
 @ROUTES.add(
@@ -61,11 +61,10 @@ async def post_secret(request: web.Request, body: SecretBody) -> web.Response:
 @ROUTES.add(
     "PUT",
     "/api/secrets/{secret_id}",
-    Said,
     errors=(BadRequest,),
     example={"name": "API_TOKEN", "description": "Of the issue tracker"},
 )
-async def put_secret(request: web.Request, body: SecretChangeBody) -> web.Response:
+async def put_secret(request: web.Request, body: SecretChangeBody) -> Said:
     """Change the name and the description of a secret.
 
     Its value stays. Without a description it has an empty one.
@@ -74,11 +73,11 @@ async def put_secret(request: web.Request, body: SecretChangeBody) -> web.Respon
     user_id = request[PRINCIPAL].user_id
     with _in_words_of_clients():
         await request.app[SECRETS].rename_custom_secret(user_id, name, body.name, body.description)
-    return json_response(Said(message="Secret updated successfully"))
+    return Said(message="Secret updated successfully")
 
 
-@ROUTES.add("DELETE", "/api/secrets/{secret_id}", Said)
-async def delete_secret(request: web.Request) -> web.Response:
+@ROUTES.add("DELETE", "/api/secrets/{secret_id}")
+async def delete_secret(request: web.Request) -> Said:
     """Forget a secret.
 
     What asks for it from now on does not get it, running conversations included.
@@ -87,16 +86,15 @@ async def delete_secret(request: web.Request) -> web.Response:
     if not await request.app[SECRETS].delete_custom_secret(request[PRINCIPAL].user_id, name):
         message = f"Secret with ID {name} not found"
         raise NotFound(message, extra={"error": message})
-    return json_response(Said(message="Secret deleted successfully"))
+    return Said(message="Secret deleted successfully")
 
 
 @ROUTES.add(
     "POST",
     "/api/add-git-providers",
-    Said,
     example={"provider_tokens": {"github": {"token": "an access token"}}},
 )
-async def post_providers(request: web.Request, body: ProvidersBody) -> web.Response:
+async def post_providers(request: web.Request, body: ProvidersBody) -> Said:
     """Keep the tokens of git providers; those not sent are forgotten.
 
     The whole set is replaced: the token of a provider that is not sent is forgotten. Each token is
@@ -104,17 +102,17 @@ async def post_providers(request: web.Request, body: ProvidersBody) -> web.Respo
     """
     tokens = to_token_patches(body.provider_tokens)
     await request.app[GIT_PROVIDERS].store_tokens(request[PRINCIPAL].user_id, tokens)
-    return json_response(Said(message="Git providers stored"))
+    return Said(message="Git providers stored")
 
 
-@ROUTES.add("POST", "/api/unset-provider-tokens", Said)
-async def post_unset_providers(request: web.Request) -> web.Response:
+@ROUTES.add("POST", "/api/unset-provider-tokens")
+async def post_unset_providers(request: web.Request) -> Said:
     """Forget the tokens of git providers.
 
     What asks for them from now on does not get them, running conversations included.
     """
     await request.app[SECRETS].delete_provider_tokens(request[PRINCIPAL].user_id)
-    return json_response(Said(message="Unset Git provider tokens"))
+    return Said(message="Unset Git provider tokens")
 
 
 @contextmanager

@@ -25,17 +25,16 @@ ROUTES: Final = Routes()
 @ROUTES.add(
     "POST",
     "/api/settings",
-    SettingsStored,
     example={"language": "en", "llm_model": "openai/gpt-5-mini", "confirmation_mode": False},
 )
-async def post_settings(request: web.Request, body: SettingsBody) -> web.Response:
+async def post_settings(request: web.Request, body: SettingsBody) -> SettingsStored:
     """Store settings: they are merged with what is stored.
 
     It merges: what is not sent stays. Null puts a field back to its default, but leaves
     `llm_model`, `llm_base_url` and the three keys alone, which an empty text clears.
     """
     await request.app[SETTINGS].patch(request[PRINCIPAL].user_id, to_patch(body))
-    return json_response(SettingsStored())
+    return SettingsStored()
 
 
 @ROUTES.add("GET", "/api/settings", SettingsView, errors=(NotFound,))

@@ -35,7 +35,7 @@ from agentsvc.http.v0.types_user import (
     to_list_query,
     to_search_query,
 )
-from agentsvc.http.wire import json_response, path_text
+from agentsvc.http.wire import path_text
 
 PREFIX: Final = "/api/user"
 
@@ -44,38 +44,36 @@ _REPOSITORY: Final = f"{PREFIX}/repository/{{repository_name:.+}}"
 ROUTES: Final = Routes(errors=OF_GIT_PROVIDERS)
 
 
-@ROUTES.add("GET", f"{PREFIX}/info", UserView)
-async def get_info(request: web.Request) -> web.Response:
+@ROUTES.add("GET", f"{PREFIX}/info")
+async def get_info(request: web.Request) -> UserView:
     """Tell who you are at your git provider.
 
     At the first provider that knows the user's token.
     """
     with _in_words_of_clients():
         account = await request.app[GIT_PROVIDERS].get_account(request[PRINCIPAL].user_id)
-    return json_response(from_account(account))
+    return from_account(account)
 
 
-@ROUTES.add("GET", f"{PREFIX}/installations", list[str], example={"provider": "gitlab"})
-async def get_installations(request: web.Request, query: InstallationsQuery) -> web.Response:
+@ROUTES.add("GET", f"{PREFIX}/installations", example={"provider": "gitlab"})
+async def get_installations(request: web.Request, query: InstallationsQuery) -> list[str]:
     """List your installations, workspaces, groups or organizations at a git provider.
 
     Names that `installation_id` of the list of repositories takes.
     """
     provider = query.provider
     with _in_words_of_clients():
-        found = await request.app[GIT_PROVIDERS].all_installations(
+        return await request.app[GIT_PROVIDERS].all_installations(
             request[PRINCIPAL].user_id, provider
         )
-    return json_response(found)
 
 
 @ROUTES.add(
     "GET",
     f"{PREFIX}/repositories",
-    list[RepositoryView],
     example={"selected_provider": "github", "page": 1, "per_page": 30},
 )
-async def get_repositories(request: web.Request, query: RepositoriesQuery) -> web.Response:
+async def get_repositories(request: web.Request, query: RepositoriesQuery) -> list[RepositoryView]:
     """List your repositories at one git provider or at all.
 
     Not allowed (403) without any token of a provider.
@@ -86,13 +84,11 @@ async def get_repositories(request: web.Request, query: RepositoriesQuery) -> we
             user_id, query.selected_provider, wanted, query.page
         )
     link = _link(request, query.page) if found.cursor is not None else None
-    return json_response([from_repository(one, link) for one in found.items])
+    return [from_repository(one, link) for one in found.items]
 
 
-@ROUTES.add(
-    "GET", f"{PREFIX}/search/repositories", list[RepositoryView], example={"query": "hello"}
-)
-async def search_repositories(request: web.Request, query: SearchQuery) -> web.Response:
+@ROUTES.add("GET", f"{PREFIX}/search/repositories", example={"query": "hello"})
+async def search_repositories(request: web.Request, query: SearchQuery) -> list[RepositoryView]:
     """Find some of your repositories by name.
 
     Not allowed (403) without any token of a provider.
@@ -102,16 +98,15 @@ async def search_repositories(request: web.Request, query: SearchQuery) -> web.R
         found = await request.app[GIT_PROVIDERS].repositories_page(
             user_id, query.selected_provider, wanted, 1
         )
-    return json_response([from_repository(one) for one in found.items])
+    return [from_repository(one) for one in found.items]
 
 
 @ROUTES.add(
     "GET",
     f"{PREFIX}/search/branches",
-    list[BranchView],
     example={"repository": "octocat/hello-world", "query": "fix"},
 )
-async def search_branches(request: web.Request, query: BranchSearchQuery) -> web.Response:
+async def search_branches(request: web.Request, query: BranchSearchQuery) -> list[BranchView]:
     """Find branches of a repository by name.
 
     At the provider where the repository is.
@@ -121,11 +116,11 @@ async def search_branches(request: web.Request, query: BranchSearchQuery) -> web
         found = await request.app[GIT_PROVIDERS].search_branches(
             user_id, query.selected_provider, wanted
         )
-    return json_response([from_branch(one) for one in found.items])
+    return [from_branch(one) for one in found.items]
 
 
-@ROUTES.add("GET", f"{PREFIX}/suggested-tasks", list[SuggestedTaskView])
-async def get_suggested_tasks(request: web.Request) -> web.Response:
+@ROUTES.add("GET", f"{PREFIX}/suggested-tasks")
+async def get_suggested_tasks(request: web.Request) -> list[SuggestedTaskView]:
     """List what there is to do for you at your git providers.
 
     Pull requests with conflicts, failing checks or open comments, and issues, as far as the
@@ -133,16 +128,11 @@ async def get_suggested_tasks(request: web.Request) -> web.Response:
     """
     with _in_words_of_clients():
         tasks = await request.app[GIT_PROVIDERS].suggested_tasks(request[PRINCIPAL].user_id)
-    return json_response([from_task(one) for one in tasks])
+    return [from_task(one) for one in tasks]
 
 
-@ROUTES.add(
-    "GET",
-    f"{PREFIX}/repository/branches",
-    list[BranchView] | BranchPage,
-    example={"repository": "octocat/hello-world"},
-)
-async def get_branches(request: web.Request, query: BranchesQuery) -> web.Response:
+@ROUTES.add("GET", f"{PREFIX}/repository/branches", example={"repository": "octocat/hello-world"})
+async def get_branches(request: web.Request, query: BranchesQuery) -> list[BranchView] | BranchPage:
     """List the branches of a repository: all, or a page if `page` or `per_page` is given.
 
     At the provider where the repository is.
@@ -152,11 +142,11 @@ async def get_branches(request: web.Request, query: BranchesQuery) -> web.Respon
         found = await request.app[GIT_PROVIDERS].branches_page(
             request[PRINCIPAL].user_id, wanted, page
         )
-    return json_response(from_branches(found, query))
+    return from_branches(found, query)
 
 
-@ROUTES.add("GET", f"{_REPOSITORY}/microagents", list[MicroagentView])
-async def get_microagents(request: web.Request) -> web.Response:
+@ROUTES.add("GET", f"{_REPOSITORY}/microagents")
+async def get_microagents(request: web.Request) -> list[MicroagentView]:
     """List the microagents of a repository.
 
     The files in `.openhands/microagents` of the default branch.
@@ -166,16 +156,15 @@ async def get_microagents(request: web.Request) -> web.Response:
         found, changed_at = await request.app[GIT_PROVIDERS].microagents(
             request[PRINCIPAL].user_id, name
         )
-    return json_response(from_files(found, changed_at or to_stored(now())))
+    return from_files(found, changed_at or to_stored(now()))
 
 
 @ROUTES.add(
     "GET",
     f"{_REPOSITORY}/microagents/content",
-    MicroagentContent,
     example={"file_path": ".openhands/microagents/testing.md"},
 )
-async def get_microagent(request: web.Request, query: ContentQuery) -> web.Response:
+async def get_microagent(request: web.Request, query: ContentQuery) -> MicroagentContent:
     """Read a microagent of a repository.
 
     A file of the default branch.
@@ -186,7 +175,7 @@ async def get_microagent(request: web.Request, query: ContentQuery) -> web.Respo
         found, provider = await request.app[GIT_PROVIDERS].get_microagent(
             request[PRINCIPAL].user_id, name, path
         )
-    return json_response(from_microagent(found, path, provider))
+    return from_microagent(found, path, provider)
 
 
 def _link(request: web.Request, page: int | None) -> str:

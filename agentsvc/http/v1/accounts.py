@@ -105,13 +105,13 @@ def _answer_user(_request: web.Request, user: User) -> web.Response:
     return json_response(_from_user(user), status=HTTPStatus.CREATED)
 
 
-@ROUTES.add("GET", "", list[UserInfo], scope=Scope.ADMIN_READ)
-async def get_users(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "", scope=Scope.ADMIN_READ)
+async def get_users(request: web.Request) -> list[UserInfo]:
     """List all users.
 
     Also those who are blocked or being deleted.
     """
-    return json_response([_from_user(user) for user in await request.app[USERS].list_all()])
+    return [_from_user(user) for user in await request.app[USERS].list_all()]
 
 
 @ROUTES.add(
@@ -133,24 +133,23 @@ async def post_user(request: web.Request, body: UserOrder) -> web.Response:
     return _answer_user(request, user)
 
 
-@ROUTES.add("GET", "/{user_id}", UserInfo, scope=Scope.ADMIN_READ)
-async def get_user(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/{user_id}", scope=Scope.ADMIN_READ)
+async def get_user(request: web.Request) -> UserInfo:
     """Return a user.
 
     As the list has them.
     """
-    return json_response(_from_user(await request.app[USERS].get(path_user(request))))
+    return _from_user(await request.app[USERS].get(path_user(request)))
 
 
 @ROUTES.add(
     "PATCH",
     "/{user_id}",
-    UserInfo,
     scope=Scope.ADMIN,
     errors=(BadRequest, Conflict),
     example={"role": "viewer", "is_blocked": False},
 )
-async def patch_user(request: web.Request, body: UserChange) -> web.Response:
+async def patch_user(request: web.Request, body: UserChange) -> UserInfo:
     """Rename a user, change the role, block or let in again.
 
     Only what is sent is changed. The last administrator can be neither blocked nor given another
@@ -159,11 +158,11 @@ async def patch_user(request: web.Request, body: UserChange) -> web.Response:
     patch = UserPatch(name=body.name, role=body.role, is_blocked=body.is_blocked)
     user = await request.app[USERS].change(path_user(request), patch)
     await request.app[OPEN_CONNECTIONS].look()
-    return json_response(_from_user(user))
+    return _from_user(user)
 
 
-@ROUTES.add("DELETE", "/{user_id}", UserDeletion, scope=Scope.ADMIN, errors=(Conflict,))
-async def delete_user(request: web.Request, query: DeletionQuery) -> web.Response:
+@ROUTES.add("DELETE", "/{user_id}", scope=Scope.ADMIN, errors=(Conflict,))
+async def delete_user(request: web.Request, query: DeletionQuery) -> UserDeletion:
     """Delete a user, with all that is the user's where that is wanted.
 
     Keys, settings, secrets and tokens go, too. Conversations, sandboxes and archives are in the way
@@ -173,19 +172,17 @@ async def delete_user(request: web.Request, query: DeletionQuery) -> web.Respons
         path_user(request), with_owned=query.with_owned
     )
     await request.app[OPEN_CONNECTIONS].look()
-    return json_response(_from_departure(departure))
+    return _from_departure(departure)
 
 
-@ROUTES.add("GET", "/{user_id}/keys", list[KeyInfo], scope=Scope.ADMIN_READ)
-async def get_keys(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/{user_id}/keys", scope=Scope.ADMIN_READ)
+async def get_keys(request: web.Request) -> list[KeyInfo]:
     """List the API keys of a user.
 
     What may be shown of those that are not revoked.
     """
     user = await request.app[USERS].get(path_user(request))
-    return json_response(
-        [from_key(key) for key in await request.app[KEYRING].list_keys_of(user.id)]
-    )
+    return [from_key(key) for key in await request.app[KEYRING].list_keys_of(user.id)]
 
 
 @ROUTES.add(
@@ -207,8 +204,8 @@ async def post_key(request: web.Request) -> web.Response:
     return answer_key(request, await create_key(request, user.id))
 
 
-@ROUTES.add("DELETE", "/{user_id}/keys/{key_id}", Success, scope=Scope.ADMIN, errors=(NotFound,))
-async def delete_key(request: web.Request) -> web.Response:
+@ROUTES.add("DELETE", "/{user_id}/keys/{key_id}", scope=Scope.ADMIN, errors=(NotFound,))
+async def delete_key(request: web.Request) -> Success:
     """Revoke an API key of a user.
 
     It opens nothing from now on; streams and connections with it end.
@@ -216,7 +213,7 @@ async def delete_key(request: web.Request) -> web.Response:
     key_id = key_id_of(path_text(request, "key_id"))
     await request.app[KEYRING].revoke_key(key_id, user_id=path_user(request))
     await request.app[OPEN_CONNECTIONS].look()
-    return json_response(SUCCESS)
+    return SUCCESS
 
 
 def _from_user(user: User) -> UserInfo:

@@ -122,14 +122,14 @@ def answer_key(_request: web.Request, made: tuple[ApiKey, Secret]) -> web.Respon
     return json_response(NewKeyInfo(**info, key=secret.reveal()))
 
 
-@ROUTES.add("GET", "", list[KeyInfo])
-async def get_keys(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "")
+async def get_keys(request: web.Request) -> list[KeyInfo]:
     """List your API keys.
 
     What may be shown of those that are not revoked, never the keys themselves.
     """
     keys = await request.app[KEYRING].list_keys_of(request[PRINCIPAL].user_id)
-    return json_response([from_key(key) for key in keys])
+    return [from_key(key) for key in keys]
 
 
 @ROUTES.add(
@@ -162,27 +162,27 @@ async def create_key(request: web.Request, user_id: str) -> tuple[ApiKey, Secret
     )
 
 
-@ROUTES.add("GET", "/current", CurrentKey)
-async def get_current_key(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/current")
+async def get_current_key(request: web.Request) -> CurrentKey:
     """Describe the API key of the request.
 
     Whose key it is, and what it opens.
     """
     caller = request[PRINCIPAL]
-    return json_response(_from_caller(caller, await request.app[KEYRING].get_key(caller.key_id)))
+    return _from_caller(caller, await request.app[KEYRING].get_key(caller.key_id))
 
 
-@ROUTES.add("GET", "/llm/byor", ModelKey)
-async def get_model_key(_request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/llm/byor")
+async def get_model_key(_request: web.Request) -> ModelKey:
     """Say that the service provides no key for language models.
 
     For the published command line, which asks for it; users bring their own keys for models.
     """
-    return json_response(ModelKey())
+    return ModelKey()
 
 
-@ROUTES.add("DELETE", "/{key_id}", Message, scope=Scope.MANAGE)
-async def delete_key(request: web.Request) -> web.Response:
+@ROUTES.add("DELETE", "/{key_id}", scope=Scope.MANAGE)
+async def delete_key(request: web.Request) -> Message:
     """Revoke one of your API keys.
 
     It opens nothing from now on; logins, streams and connections with it end. It may be the key of
@@ -194,7 +194,7 @@ async def delete_key(request: web.Request) -> web.Response:
     except NotFound as exc:
         raise NotFound("API key not found") from exc
     await request.app[OPEN_CONNECTIONS].look()
-    return json_response(Message(message="API key deleted successfully"))
+    return Message(message="API key deleted successfully")
 
 
 def from_key(key: ApiKey) -> KeyInfo:

@@ -130,8 +130,8 @@ async def post_fork(request: web.Request) -> web.Response:
     return answer_task(request, task)
 
 
-@ROUTES.add("GET", PREFIX, Page[ArchiveView], example={"limit": 10})
-async def search_archives(request: web.Request, query: PageQuery) -> web.Response:
+@ROUTES.add("GET", PREFIX, example={"limit": 10})
+async def search_archives(request: web.Request, query: PageQuery) -> Page[ArchiveView]:
     """List saved workspaces, newest first.
 
     Archives of one's own, also failed ones.
@@ -139,31 +139,29 @@ async def search_archives(request: web.Request, query: PageQuery) -> web.Respons
     found, next_page_id = await request.app[ARCHIVES].search(
         request[PRINCIPAL].user_id, page_id=query.page_id, limit=query.limit
     )
-    return json_response(
-        Page(items=[_from_archive(one) for one in found], next_page_id=next_page_id)
-    )
+    return Page(items=[_from_archive(one) for one in found], next_page_id=next_page_id)
 
 
-@ROUTES.add("GET", f"{PREFIX}/{{archive_id}}", ArchiveView, errors=(NotFound,))
-async def get_archive(request: web.Request) -> web.Response:
+@ROUTES.add("GET", f"{PREFIX}/{{archive_id}}", errors=(NotFound,))
+async def get_archive(request: web.Request) -> ArchiveView:
     """Get one saved workspace.
 
     As far as it has come.
     """
     archive_id = path_id(request, "archive_id")
     archive = await request.app[ARCHIVES].get(request[PRINCIPAL].user_id, archive_id)
-    return json_response(_from_archive(archive))
+    return _from_archive(archive)
 
 
-@ROUTES.add("DELETE", f"{PREFIX}/{{archive_id}}", Success, errors=(NotFound, Conflict))
-async def delete_archive(request: web.Request) -> web.Response:
+@ROUTES.add("DELETE", f"{PREFIX}/{{archive_id}}", errors=(NotFound, Conflict))
+async def delete_archive(request: web.Request) -> Success:
     """Delete a saved workspace.
 
     Its file goes, too. Refused (409) while it is being saved.
     """
     archive_id = path_id(request, "archive_id")
     await request.app[ARCHIVES].delete(request[PRINCIPAL].user_id, archive_id)
-    return json_response(SUCCESS)
+    return SUCCESS
 
 
 def _from_archive(archive: Archive) -> ArchiveView:

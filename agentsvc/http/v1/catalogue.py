@@ -9,7 +9,7 @@ from aiohttp import web
 from agentsvc.base import decode_cursor, encode_cursor
 from agentsvc.http.keys import CATALOGUE
 from agentsvc.http.routes import Routes
-from agentsvc.http.wire import Limit, Page, json_response
+from agentsvc.http.wire import Limit, Page
 from agentsvc.models import Model, ModelProvider
 
 PREFIX: Final = "/api/v1/config"
@@ -64,31 +64,24 @@ class ProviderInfo(msgspec.Struct, frozen=True, kw_only=True):
 ROUTES: Final = Routes(PREFIX)
 
 
-@ROUTES.add(
-    "GET",
-    "/models/search",
-    Page[ModelInfo],
-    example={"provider__eq": "anthropic", "verified__eq": "true"},
-)
-async def search_models(request: web.Request, query: ModelQuery) -> web.Response:
+@ROUTES.add("GET", "/models/search", example={"provider__eq": "anthropic", "verified__eq": "true"})
+async def search_models(request: web.Request, query: ModelQuery) -> Page[ModelInfo]:
     """List language models, verified ones first.
 
     What this server knows; a model that is not here can be used as well.
     """
     models = (await request.app[CATALOGUE].get()).models
-    return json_response(_page([_from_model(one) for one in models if _fits(one, query)], query))
+    return _page([_from_model(one) for one in models if _fits(one, query)], query)
 
 
-@ROUTES.add("GET", "/providers/search", Page[ProviderInfo], example={"limit": 10})
-async def search_providers(request: web.Request, query: ProviderQuery) -> web.Response:
+@ROUTES.add("GET", "/providers/search", example={"limit": 10})
+async def search_providers(request: web.Request, query: ProviderQuery) -> Page[ProviderInfo]:
     """List who offers language models, verified ones first.
 
     What this server knows; a provider that is not here can be used as well.
     """
     providers = (await request.app[CATALOGUE].get()).providers
-    return json_response(
-        _page([_from_provider(one) for one in providers if _fits(one, query)], query)
-    )
+    return _page([_from_provider(one) for one in providers if _fits(one, query)], query)
 
 
 def _fits(entry: Model | ModelProvider, query: ProviderQuery) -> bool:

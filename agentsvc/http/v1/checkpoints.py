@@ -13,7 +13,7 @@ from agentsvc.domain import Content, ContentKind, Message
 from agentsvc.http.keys import CONVERSATIONS, PENDING, PRINCIPAL
 from agentsvc.http.routes import Routes
 from agentsvc.http.v1.conversations import PREFIX
-from agentsvc.http.wire import SUCCESS, Success, Time, json_response, path_id
+from agentsvc.http.wire import SUCCESS, Success, Time, path_id
 
 _TOLD: Final = (
     "The files in this sandbox were put back to what they were at {moment} UTC: what was changed"
@@ -47,8 +47,8 @@ class RollbackBody(msgspec.Struct, frozen=True, kw_only=True):
 ROUTES: Final = Routes(PREFIX)
 
 
-@ROUTES.add("GET", "/{conversation_id}/checkpoints", CheckpointList, errors=(NotFound,))
-async def get_checkpoints(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/{conversation_id}/checkpoints", errors=(NotFound,))
+async def get_checkpoints(request: web.Request) -> CheckpointList:
     """List the checkpoints of a conversation's files.
 
     One is kept before each message to an agent that rests, where `sandboxes.checkpoints` says so and
@@ -59,17 +59,16 @@ async def get_checkpoints(request: web.Request) -> web.Response:
         request[PRINCIPAL].user_id, conversation_id
     )
     items = [CheckpointView(id=one.id, created_at=to_stored(one.created_at)) for one in found]
-    return json_response(CheckpointList(items=items[::-1]))
+    return CheckpointList(items=items[::-1])
 
 
 @ROUTES.add(
     "POST",
     "/{conversation_id}/rollback",
-    Success,
     errors=(NotFound, Conflict, Gone, Unsupported),
     example={"checkpoint_id": "0" * 32},
 )
-async def post_rollback(request: web.Request, body: RollbackBody) -> web.Response:
+async def post_rollback(request: web.Request, body: RollbackBody) -> Success:
     """Put the files of a conversation back to a checkpoint.
 
     All files of its sandbox are those of the checkpoint then, and what runs there ends; its agent
@@ -82,7 +81,7 @@ async def post_rollback(request: web.Request, body: RollbackBody) -> web.Respons
     known = await request.app[CONVERSATIONS].checkpoints(user_id, conversation_id)
     message = _message([one.created_at for one in known if one.id == wanted])
     await request.app[PENDING].roll_back(user_id, conversation_id, wanted, message)
-    return json_response(SUCCESS)
+    return SUCCESS
 
 
 def _message(moments: Sequence[datetime]) -> Message:

@@ -164,29 +164,29 @@ async def search_app_conversations(request: web.Request) -> web.Response:
     )
 
 
-@ROUTES.add("GET", "/count", int, query=ConversationFilter)
-async def count_app_conversations(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/count", query=ConversationFilter)
+async def count_app_conversations(request: web.Request) -> int:
     """Count conversations.
 
     With the filters of the search; conversations that are parts of another one count, too.
     """
     query = to_query(read_query(request, ConversationFilter), include_children=True)
-    return json_response(await request.app[CONVERSATIONS].count(request[PRINCIPAL].user_id, query))
+    return await request.app[CONVERSATIONS].count(request[PRINCIPAL].user_id, query)
 
 
-@ROUTES.add("GET", "/{conversation_id}", AppConversation)
-async def get_app_conversation(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/{conversation_id}")
+async def get_app_conversation(request: web.Request) -> AppConversation:
     """Get one conversation.
 
     As it is now, with what its sandbox and its agent do.
     """
     conversation_id = path_id(request, "conversation_id")
     view = await request.app[CONVERSATIONS].get(request[PRINCIPAL].user_id, conversation_id)
-    return json_response(from_view(view, links_of(request)))
+    return from_view(view, links_of(request))
 
 
-@ROUTES.add("PATCH", "/{conversation_id}", AppConversation, example={"title": "Fix the login page"})
-async def patch_app_conversation(request: web.Request, body: PatchBody) -> web.Response:
+@ROUTES.add("PATCH", "/{conversation_id}", example={"title": "Fix the login page"})
+async def patch_app_conversation(request: web.Request, body: PatchBody) -> AppConversation:
     """Change a conversation.
 
     Only what is sent is changed; null clears a field. The answer is the conversation as it is now.
@@ -197,11 +197,11 @@ async def patch_app_conversation(request: web.Request, body: PatchBody) -> web.R
         view = await request.app[CONVERSATIONS].update(
             request[PRINCIPAL].user_id, conversation_id, patch
         )
-    return json_response(from_view(view, links_of(request)))
+    return from_view(view, links_of(request))
 
 
-@ROUTES.add("DELETE", "/{conversation_id}", Success, errors=(BadRequest,))
-async def delete_app_conversation(request: web.Request) -> web.Response:
+@ROUTES.add("DELETE", "/{conversation_id}", errors=(BadRequest,))
+async def delete_app_conversation(request: web.Request) -> Success:
     """Delete a conversation, with its sandbox if no other lives there.
 
     Its events, start tasks and parts are deleted, too. The sandbox goes in the background, with its
@@ -212,7 +212,7 @@ async def delete_app_conversation(request: web.Request) -> web.Response:
         raise BadRequest("Invalid conversation ID format")
     with _not_found_as("Conversation not found"):
         await request.app[CONVERSATIONS].delete(request[PRINCIPAL].user_id, conversation_id)
-    return json_response(SUCCESS)
+    return SUCCESS
 
 
 @ROUTES.add(

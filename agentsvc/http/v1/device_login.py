@@ -24,7 +24,6 @@ from agentsvc.http.sdk_versions import Version, mark, version_of_login
 from agentsvc.http.urls import address_of, links_of
 from agentsvc.http.v1.forms import read_form
 from agentsvc.http.v1.pages import FormPage
-from agentsvc.http.wire import json_response
 
 PREFIX: Final = "/oauth/device"
 
@@ -113,14 +112,13 @@ ROUTES: Final = Routes(PREFIX)
 @ROUTES.add(
     "POST",
     "/authorize",
-    Authorization,
     scope=Scope.OPEN,
     body=Beginning | None,
     reads=(JSON, FORM),
     errors=(BadRequest, TooManyRequests),
     example={},
 )
-async def post_authorize(request: web.Request) -> web.Response:
+async def post_authorize(request: web.Request) -> Authorization:
     """Start the login of a program.
 
     The first step of RFC 8628. The program shows `user_code` and the page to its user, and asks for
@@ -129,20 +127,19 @@ async def post_authorize(request: web.Request) -> web.Response:
     if request.can_read_body:
         await read_form(request, _BEGINNING)
     login = await request.app[DEVICES].begin(address_of(request))
-    return json_response(_from_login(login, links_of(request).base))
+    return _from_login(login, links_of(request).base)
 
 
 @ROUTES.add(
     "POST",
     "/token",
-    Token,
     scope=Scope.OPEN,
     body=TokenRequest,
     reads=(JSON, FORM),
     errors=(BadRequest, TooManyRequests),
     example={"device_code": "the code of the answer to authorize"},
 )
-async def post_token(request: web.Request) -> web.Response:
+async def post_token(request: web.Request) -> Token:
     """Ask for the key of a program's login.
 
     The second step of RFC 8628. Until the user has decided it is refused (400) with an `error`:
@@ -154,29 +151,26 @@ async def post_token(request: web.Request) -> web.Response:
     except (InvalidRequest, BadRequest) as exc:
         raise _refusal("invalid_request", exc.message, detail=exc.detail) from exc
     claim = await request.app[DEVICES].claim(Secret(asked.device_code))
-    return json_response(_token(claim, version_of_login(request.headers.get(hdrs.USER_AGENT, ""))))
+    return _token(claim, version_of_login(request.headers.get(hdrs.USER_AGENT, "")))
 
 
 @ROUTES.add(
     "POST",
     "/verify-authenticated",
-    Decided,
     scope=Scope.MANAGE,
     body=Decision,
     reads=(JSON, FORM),
     errors=(BadRequest, NotFound),
     example={"user_code": "WDJB-MJHT"},
 )
-async def post_decision(request: web.Request) -> web.Response:
+async def post_decision(request: web.Request) -> Decided:
     """Let a program in, or refuse it.
 
     For pages and programs on which the user is known already.
     """
     decision = await read_form(request, _DECISION)
     await _decide(request, request[PRINCIPAL], decision)
-    return json_response(
-        Decided(message="Device authorized" if decision.approve else "Device refused")
-    )
+    return Decided(message="Device authorized" if decision.approve else "Device refused")
 
 
 @ROUTES.add("GET", "/verify", str, scope=Scope.OPEN, media=HTML, example={"user_code": "WDJB-MJHT"})

@@ -21,15 +21,15 @@ from agentsvc.http.v1.types_files import (
     SkillsView,
     to_meta,
 )
-from agentsvc.http.wire import json_response, path_id
+from agentsvc.http.wire import path_id
 
 PREFIX: Final = f"{CONVERSATIONS_PREFIX}/{{conversation_id}}"
 
 ROUTES: Final = Routes(PREFIX)
 
 
-@ROUTES.add("GET", "/file", str, example={"file_path": "README.md"})
-async def get_file(request: web.Request, query: FileQuery) -> web.Response:
+@ROUTES.add("GET", "/file", example={"file_path": "README.md"})
+async def get_file(request: web.Request, query: FileQuery) -> str:
     """Read a text file in the sandbox; an empty text if that cannot be done.
 
     The text as a JSON string. An empty one, and never an error, where there is no such file, it is
@@ -38,11 +38,11 @@ async def get_file(request: web.Request, query: FileQuery) -> web.Response:
     conversation_id = path_id(request, "conversation_id")
     path = query.file_path
     user_id = request[PRINCIPAL].user_id
-    return json_response(await request.app[FILES].read_text(user_id, conversation_id, path))
+    return await request.app[FILES].read_text(user_id, conversation_id, path)
 
 
-@ROUTES.add("GET", "/files", list[str], errors=OF_AGENTS, example={"path": "."})
-async def get_files(request: web.Request, query: FilesQuery) -> web.Response:
+@ROUTES.add("GET", "/files", errors=OF_AGENTS, example={"path": "."})
+async def get_files(request: web.Request, query: FilesQuery) -> list[str]:
     """List the files below a directory in the sandbox, relative to it.
 
     At most 2000 paths, sorted; directories of tools, such as `.git` and `node_modules`, are left
@@ -51,46 +51,41 @@ async def get_files(request: web.Request, query: FilesQuery) -> web.Response:
     conversation_id = path_id(request, "conversation_id")
     path = query.path
     user_id = request[PRINCIPAL].user_id
-    return json_response(await request.app[FILES].list_files(user_id, conversation_id, path))
+    return await request.app[FILES].list_files(user_id, conversation_id, path)
 
 
-@ROUTES.add(
-    "GET", "/git/changes", list[GitChange], errors=(BadRequest, *OF_AGENTS), example={"path": "."}
-)
-async def get_git_changes(request: web.Request, query: GitQuery) -> web.Response:
+@ROUTES.add("GET", "/git/changes", errors=(BadRequest, *OF_AGENTS), example={"path": "."})
+async def get_git_changes(request: web.Request, query: GitQuery) -> list[GitChange]:
     """List the files that differ from a git ref.
 
     Paths are relative to the one that is asked for. Refused (409) while the sandbox does not run.
     """
     conversation_id = path_id(request, "conversation_id")
-    changes = await request.app[FILES].git_changes(
+    return await request.app[FILES].git_changes(
         request[PRINCIPAL].user_id, conversation_id, query.path, ref=query.ref
     )
-    return json_response(changes)
 
 
 @ROUTES.add(
     "GET",
     "/git/diff",
-    GitDiff,
     errors=(BadRequest, *OF_AGENTS),
     example={"path": "README.md", "ref": "HEAD"},
 )
-async def get_git_diff(request: web.Request, query: GitQuery) -> web.Response:
+async def get_git_diff(request: web.Request, query: GitQuery) -> GitDiff:
     """Get a file as it is and as it is in a git ref.
 
     Both sides are null where the path is in no repository. Refused (409) while the sandbox does not
     run.
     """
     conversation_id = path_id(request, "conversation_id")
-    diff = await request.app[FILES].git_diff(
+    return await request.app[FILES].git_diff(
         request[PRINCIPAL].user_id, conversation_id, query.path, ref=query.ref
     )
-    return json_response(diff)
 
 
-@ROUTES.add("GET", "/skills", SkillsView, errors=OF_AGENTS)
-async def get_skills(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/skills", errors=OF_AGENTS)
+async def get_skills(request: web.Request) -> SkillsView:
     """List the skills of a conversation; none unless its sandbox runs.
 
     Those of the repository, of the user and published ones, without those the user has disabled.
@@ -98,11 +93,11 @@ async def get_skills(request: web.Request) -> web.Response:
     conversation_id = path_id(request, "conversation_id")
     with _error_member():
         found = await request.app[FILES].skills(request[PRINCIPAL].user_id, conversation_id)
-    return json_response(SkillsView(skills=found))
+    return SkillsView(skills=found)
 
 
-@ROUTES.add("GET", "/hooks", HooksView, errors=OF_AGENTS)
-async def get_hooks(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/hooks", errors=OF_AGENTS)
+async def get_hooks(request: web.Request) -> HooksView:
     """List the hooks of a conversation's project; none unless its sandbox runs.
 
     As the agent server reads them from the project.
@@ -110,7 +105,7 @@ async def get_hooks(request: web.Request) -> web.Response:
     conversation_id = path_id(request, "conversation_id")
     with _error_member():
         found = await request.app[FILES].hooks(request[PRINCIPAL].user_id, conversation_id)
-    return json_response(HooksView(hooks=found))
+    return HooksView(hooks=found)
 
 
 @ROUTES.add("GET", "/download", bytes, media=ZIP, errors=(Conflict, ExportTooLarge), is_stream=True)

@@ -23,15 +23,15 @@ from agentsvc.http.v1.types_git import (
     to_cursor,
     to_query,
 )
-from agentsvc.http.wire import Page, json_response
+from agentsvc.http.wire import Page
 
 PREFIX: Final = "/api/v1/git"
 
 ROUTES: Final = Routes(PREFIX, errors=OF_GIT_PROVIDERS)
 
 
-@ROUTES.add("GET", "/installations/search", Page[str], example={"provider": "gitlab"})
-async def search_installations(request: web.Request, query: InstallationsQuery) -> web.Response:
+@ROUTES.add("GET", "/installations/search", example={"provider": "gitlab"})
+async def search_installations(request: web.Request, query: InstallationsQuery) -> Page[str]:
     """List your installations, workspaces, groups or organizations at a git provider.
 
     Names that `installation_id` of the search of repositories takes. Not allowed (403) without a
@@ -40,16 +40,17 @@ async def search_installations(request: web.Request, query: InstallationsQuery) 
     found = await request.app[GIT_PROVIDERS].search_installations(
         request[PRINCIPAL].user_id, query.provider, to_cursor(query.page_id), query.limit
     )
-    return json_response(_page(found, str))
+    return _page(found, str)
 
 
 @ROUTES.add(
     "GET",
     "/repositories/search",
-    Page[RepositoryView],
     example={"provider": "github", "query": "hello", "sort_order": "stars-desc"},
 )
-async def search_repositories(request: web.Request, query: RepositoriesQuery) -> web.Response:
+async def search_repositories(
+    request: web.Request, query: RepositoriesQuery
+) -> Page[RepositoryView]:
     """List your repositories at a git provider, or find some of them by name.
 
     Not allowed (403) without a token for the provider.
@@ -59,16 +60,15 @@ async def search_repositories(request: web.Request, query: RepositoriesQuery) ->
     found = await request.app[GIT_PROVIDERS].search_repositories(
         request[PRINCIPAL].user_id, query.provider, to_query(query)
     )
-    return json_response(_page(found, from_repository))
+    return _page(found, from_repository)
 
 
 @ROUTES.add(
     "GET",
     "/branches/search",
-    Page[BranchView],
     example={"provider": "github", "repository": "octocat/hello-world", "query": ""},
 )
-async def search_branches(request: web.Request, query: BranchesQuery) -> web.Response:
+async def search_branches(request: web.Request, query: BranchesQuery) -> Page[BranchView]:
     """List the branches of a repository, or find some of them by name.
 
     Not allowed (403) without a token for the provider.
@@ -82,11 +82,13 @@ async def search_branches(request: web.Request, query: BranchesQuery) -> web.Res
     found = await request.app[GIT_PROVIDERS].search_branches(
         request[PRINCIPAL].user_id, query.provider, wanted
     )
-    return json_response(_page(found, from_branch))
+    return _page(found, from_branch)
 
 
-@ROUTES.add("GET", "/suggested-tasks/search", Page[SuggestedTaskView], example={"limit": 10})
-async def search_suggested_tasks(request: web.Request, query: TasksQuery) -> web.Response:
+@ROUTES.add("GET", "/suggested-tasks/search", example={"limit": 10})
+async def search_suggested_tasks(
+    request: web.Request, query: TasksQuery
+) -> Page[SuggestedTaskView]:
     """List what there is to do for you at your git providers.
 
     Pull requests with conflicts, failing checks or open comments, and issues, as far as the
@@ -97,7 +99,7 @@ async def search_suggested_tasks(request: web.Request, query: TasksQuery) -> web
     end = max(first, 0) + query.limit
     items = [from_task(one) for one in tasks[end - query.limit : end]]
     next_page_id = encode_cursor(end) if end < len(tasks) else None
-    return json_response(Page(items=items, next_page_id=next_page_id))
+    return Page(items=items, next_page_id=next_page_id)
 
 
 def _page[T, S](found: Listing[T], show: Callable[[T], S]) -> Page[S]:

@@ -9,7 +9,7 @@ from msgspec import Meta
 from agentsvc.base import NotFound, copy_to, to_stored
 from agentsvc.http.keys import PRINCIPAL, SANDBOXES, SETTINGS
 from agentsvc.http.routes import Routes, Scope
-from agentsvc.http.wire import PAGE_MAX, Limit, Time, json_response
+from agentsvc.http.wire import PAGE_MAX, Limit, Time
 from agentsvc.plugin import IdleRules
 from agentsvc.sandboxes import Removal
 from agentsvc.settings import Settings
@@ -78,18 +78,18 @@ class RemovalQuery(msgspec.Struct, frozen=True, kw_only=True):
 ROUTES: Final = Routes()
 
 
-@ROUTES.add("GET", RULES, SandboxRules)
-async def get_rules(request: web.Request) -> web.Response:
+@ROUTES.add("GET", RULES)
+async def get_rules(request: web.Request) -> SandboxRules:
     """Get the user's rules for idle sandboxes.
 
     Null leaves a rule to the spec of the sandbox, and then to the server.
     """
     settings = await request.app[SETTINGS].get(request[PRINCIPAL].user_id)
-    return json_response(_from_rules(settings.sandbox_idle))
+    return _from_rules(settings.sandbox_idle)
 
 
-@ROUTES.add("PUT", RULES, SandboxRules, errors=(NotFound,), example={"pause_after_seconds": 1800})
-async def put_rules(request: web.Request, body: SandboxRules) -> web.Response:
+@ROUTES.add("PUT", RULES, errors=(NotFound,), example={"pause_after_seconds": 1800})
+async def put_rules(request: web.Request, body: SandboxRules) -> SandboxRules:
     """Set the user's rules for idle sandboxes.
 
     All are set: one that is left out, or null, is left to the spec of the sandbox, and then
@@ -99,11 +99,11 @@ async def put_rules(request: web.Request, body: SandboxRules) -> web.Response:
     settings = await request.app[SETTINGS].change(
         request[PRINCIPAL].user_id, lambda old: _with_rules(old, rules)
     )
-    return json_response(_from_rules(settings.sandbox_idle))
+    return _from_rules(settings.sandbox_idle)
 
 
-@ROUTES.add("GET", REMOVALS, Removals, scope=Scope.ADMIN_READ, example={"limit": 10})
-async def get_removals(request: web.Request, query: RemovalQuery) -> web.Response:
+@ROUTES.add("GET", REMOVALS, scope=Scope.ADMIN_READ, example={"limit": 10})
+async def get_removals(request: web.Request, query: RemovalQuery) -> Removals:
     """List what could not be removed so far, and why.
 
     Sandboxes whose removal has failed so far, with the backend's reason, the oldest first. Each is
@@ -111,7 +111,7 @@ async def get_removals(request: web.Request, query: RemovalQuery) -> web.Respons
     """
     limit = query.limit
     found = await request.app[SANDBOXES].failed_removals(limit)
-    return json_response(Removals(items=[_from_removal(one) for one in found]))
+    return Removals(items=[_from_removal(one) for one in found])
 
 
 def _with_rules(old: Settings | None, rules: IdleRules) -> Settings:

@@ -129,13 +129,12 @@ def answer_login(request: web.Request, login: Login, token: LoginToken) -> web.R
 @ROUTES.add(
     "POST",
     "/link",
-    LinkInfo,
     scope=Scope.OPEN,
     body=LinkOrder,
     errors=(NotAuthenticated, TooManyRequests),
     example={"token": "the token of a login link"},
 )
-async def post_link(request: web.Request) -> web.Response:
+async def post_link(request: web.Request) -> LinkInfo:
     """Say whom a login link logs in; it can still be used.
 
     For the page that asks whether to log in; the link is not used up.
@@ -143,28 +142,28 @@ async def post_link(request: web.Request) -> web.Response:
     request.app[LOGINS].admit(address_of(request))
     order = await read_json(request, LinkOrder)
     user_name = await request.app[LOGINS].find_user_of_link(Secret(order.token))
-    return json_response(LinkInfo(user_name=user_name))
+    return LinkInfo(user_name=user_name)
 
 
-@ROUTES.add("GET", "/providers", list[LoginProvider], scope=Scope.OPEN)
-async def get_providers(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/providers", scope=Scope.OPEN)
+async def get_providers(request: web.Request) -> list[LoginProvider]:
     """List who else logs browsers in.
 
     For the login page; none unless `sign_in.enabled` is set.
     """
     found = request.app.get(LOGIN_PROVIDERS)
-    return json_response(found or ())
+    return list(found or ())
 
 
-@ROUTES.add("GET", "", list[LoginInfo])
-async def get_logins(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "")
+async def get_logins(request: web.Request) -> list[LoginInfo]:
     """List your logins of browsers.
 
     Those that count, the one of the request among them.
     """
     caller = request[PRINCIPAL]
     found = await request.app[LOGINS].list_of(caller.user_id)
-    return json_response([_from_login(login, caller.login_id) for login in found])
+    return [_from_login(login, caller.login_id) for login in found]
 
 
 @ROUTES.add("DELETE", "/current", Success, scope=Scope.READ, errors=(NotFound,))
@@ -183,15 +182,15 @@ async def delete_current_login(request: web.Request) -> web.Response:
     return response
 
 
-@ROUTES.add("DELETE", "/{login_id}", Success, scope=Scope.MANAGE, errors=(NotFound,))
-async def delete_login(request: web.Request) -> web.Response:
+@ROUTES.add("DELETE", "/{login_id}", scope=Scope.MANAGE, errors=(NotFound,))
+async def delete_login(request: web.Request) -> Success:
     """Log another browser of yours out.
 
     It opens nothing from now on; its streams end.
     """
     await request.app[LOGINS].end(request[PRINCIPAL].user_id, path_text(request, "login_id"))
     await request.app[OPEN_CONNECTIONS].look()
-    return json_response(SUCCESS)
+    return SUCCESS
 
 
 def check_login(request: web.Request) -> None:

@@ -8,7 +8,7 @@ from aiohttp import web
 from agentsvc.conversations import FoundMessage, find_messages
 from agentsvc.http.keys import DATABASE, PRINCIPAL
 from agentsvc.http.routes import Routes
-from agentsvc.http.wire import Limit, json_response
+from agentsvc.http.wire import Limit
 
 _USUAL: Final = 20
 
@@ -26,15 +26,12 @@ class MessageSearch(msgspec.Struct, frozen=True, kw_only=True):
 ROUTES: Final = Routes()
 
 
-@ROUTES.add(
-    "GET", "/api/v1/messages/search", list[FoundMessage], example={"text__contains": "login page"}
-)
-async def search_messages(request: web.Request, query: MessageSearch) -> web.Response:
+@ROUTES.add("GET", "/api/v1/messages/search", example={"text__contains": "login page"})
+async def search_messages(request: web.Request, query: MessageSearch) -> list[FoundMessage]:
     """Search in what you and your agents have said.
 
     The newest first, in your 200 latest conversations. Long histories are looked at in part.
     """
-    found = await find_messages(
+    return await find_messages(
         request.app[DATABASE], request[PRINCIPAL].user_id, query.text_contains, limit=query.limit
     )
-    return json_response(found)

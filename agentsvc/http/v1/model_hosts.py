@@ -8,7 +8,7 @@ from aiohttp import web
 from agentsvc.base import InvalidRequest
 from agentsvc.http.keys import MODEL_HOSTS
 from agentsvc.http.routes import Routes, Scope
-from agentsvc.http.wire import json_response, path_text
+from agentsvc.http.wire import path_text
 from agentsvc.plugin.egress import BadHost, Mode, parse_policy
 
 PREFIX: Final = "/api/v1/model-hosts"
@@ -33,18 +33,18 @@ class ModelHostList(msgspec.Struct, frozen=True, kw_only=True):
 ROUTES: Final = Routes(PREFIX)
 
 
-@ROUTES.add("GET", "", ModelHostList, scope=Scope.ADMIN_READ)
-async def get_model_hosts(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "", scope=Scope.ADMIN_READ)
+async def get_model_hosts(request: web.Request) -> ModelHostList:
     """List the hosts that are not public and at which models may be.
 
     The server and new sandboxes reach models at these hosts.
     """
     hosts = request.app[MODEL_HOSTS]
-    return json_response(ModelHostList(configured=list(hosts.configured), added=list(hosts.added)))
+    return ModelHostList(configured=list(hosts.configured), added=list(hosts.added))
 
 
-@ROUTES.add("POST", "", ModelHostList, scope=Scope.ADMIN, example={"host": "192.168.1.20:11434"})
-async def post_model_host(request: web.Request, body: ModelHost) -> web.Response:
+@ROUTES.add("POST", "", scope=Scope.ADMIN, example={"host": "192.168.1.20:11434"})
+async def post_model_host(request: web.Request, body: ModelHost) -> ModelHostList:
     """Allow models at a host that is not public.
 
     For all users and at once; a sandbox that is there already does not reach it.
@@ -58,8 +58,8 @@ async def post_model_host(request: web.Request, body: ModelHost) -> web.Response
     return await get_model_hosts(request)
 
 
-@ROUTES.add("DELETE", "/{model_host}", ModelHostList, scope=Scope.ADMIN)
-async def delete_model_host(request: web.Request) -> web.Response:
+@ROUTES.add("DELETE", "/{model_host}", scope=Scope.ADMIN)
+async def delete_model_host(request: web.Request) -> ModelHostList:
     """Allow a host of models no longer.
 
     Those of the configuration stay.

@@ -51,25 +51,23 @@ async def post_pending_message(request: web.Request) -> web.Response:
     return _answer(request, queued)
 
 
-@ROUTES.add("GET", "", list[WaitingMessage], path_types={"conversation_id": str})
-async def get_pending_messages(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "", path_types={"conversation_id": str})
+async def get_pending_messages(request: web.Request) -> list[WaitingMessage]:
     """List the messages that wait for their agent.
 
     In their order. The path names a conversation, or with `task-` in front of its id a start task.
     """
     reference = path_text(request, "conversation_id")
     waiting = await request.app[PENDING].waiting(request[PRINCIPAL].user_id, reference)
-    return json_response([from_waiting(one) for one in waiting])
+    return [from_waiting(one) for one in waiting]
 
 
-@ROUTES.add(
-    "DELETE", "/{message_id}", Success, path_types={"conversation_id": str}, errors=(Conflict,)
-)
-async def delete_pending_message(request: web.Request) -> web.Response:
+@ROUTES.add("DELETE", "/{message_id}", path_types={"conversation_id": str}, errors=(Conflict,))
+async def delete_pending_message(request: web.Request) -> Success:
     """Cancel a message that waits for its agent.
 
     Its agent is never told it. Refused (409) once its agent was sent it, and 404 when it waits no more.
     """
     reference, message_id = path_text(request, "conversation_id"), path_id(request, "message_id")
     await request.app[PENDING].cancel(request[PRINCIPAL].user_id, reference, message_id)
-    return json_response(SUCCESS)
+    return SUCCESS

@@ -107,25 +107,25 @@ def _answer_renamed(request: web.Request, _settings: Settings) -> web.Response:
     return json_response(ProfileChanged(name=new_name, message=message))
 
 
-@ROUTES.add("GET", "", ProfileList)
-async def get_profiles(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "")
+async def get_profiles(request: web.Request) -> ProfileList:
     """List the saved language models.
 
     Without their keys.
     """
     settings = await request.app[SETTINGS].get(request[PRINCIPAL].user_id)
-    return json_response(_from_settings(settings))
+    return _from_settings(settings)
 
 
-@ROUTES.add("GET", "/{name}", ProfileDetail)
-async def get_profile(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/{name}")
+async def get_profile(request: web.Request) -> ProfileDetail:
     """Return a saved language model.
 
     Every field spelled out; keys are null.
     """
     name = _path_name(request)
     settings = await request.app[SETTINGS].find(request[PRINCIPAL].user_id)
-    return json_response(_detail(name, profiles.get_profile(settings, name)))
+    return _detail(name, profiles.get_profile(settings, name))
 
 
 @ROUTES.add(
@@ -152,8 +152,8 @@ async def post_profile(request: web.Request) -> web.Response:
     return json_response(ProfileChanged(name=name, message=f"Profile '{name}' saved"), status=201)
 
 
-@ROUTES.add("DELETE", "/{name}", ProfileChanged)
-async def delete_profile(request: web.Request) -> web.Response:
+@ROUTES.add("DELETE", "/{name}")
+async def delete_profile(request: web.Request) -> ProfileChanged:
     """Delete a saved language model.
 
     Fine if there is none of that name. The settings stay as they are.
@@ -164,11 +164,11 @@ async def delete_profile(request: web.Request) -> web.Response:
         await request.app[SETTINGS].change(
             user_id, lambda old: profiles.delete_profile(_saved(old), name)
         )
-    return json_response(ProfileChanged(name=name, message=f"Profile '{name}' deleted"))
+    return ProfileChanged(name=name, message=f"Profile '{name}' deleted")
 
 
-@ROUTES.add("POST", "/{name}/activate", ProfileActivated)
-async def post_activate(request: web.Request) -> web.Response:
+@ROUTES.add("POST", "/{name}/activate")
+async def post_activate(request: web.Request) -> ProfileActivated:
     """Use a saved language model.
 
     Its model, key, URL and options become those of the settings, for conversations that are started
@@ -179,7 +179,7 @@ async def post_activate(request: web.Request) -> web.Response:
         request[PRINCIPAL].user_id, lambda old: profiles.activate_profile(_saved(old), name)
     )
     message = f"Profile '{name}' activated"
-    return json_response(ProfileActivated(name=name, message=message, model=settings.llm_model))
+    return ProfileActivated(name=name, message=message, model=settings.llm_model)
 
 
 @ROUTES.add(

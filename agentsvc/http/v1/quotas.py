@@ -8,7 +8,7 @@ from aiohttp import web
 from agentsvc.accounts import DayOfUse, Quotas
 from agentsvc.http.keys import PRINCIPAL, QUOTAS, SANDBOXES, USERS
 from agentsvc.http.routes import Routes, Scope
-from agentsvc.http.wire import json_response, path_user
+from agentsvc.http.wire import path_user
 
 PREFIX: Final = "/api/v1/users"
 
@@ -54,55 +54,52 @@ class Days(msgspec.Struct, frozen=True, kw_only=True):
 ROUTES: Final = Routes()
 
 
-@ROUTES.add("GET", f"{PREFIX}/me/usage", Usage)
-async def get_my_usage(request: web.Request) -> web.Response:
+@ROUTES.add("GET", f"{PREFIX}/me/usage")
+async def get_my_usage(request: web.Request) -> Usage:
     """Return your quotas and what you have used of them.
 
     Null in `quotas` is no limit. Days and months are those of UTC.
     """
-    return json_response(await _usage_of(request, request[PRINCIPAL].user_id))
+    return await _usage_of(request, request[PRINCIPAL].user_id)
 
 
-@ROUTES.add("GET", f"{PREFIX}/me/usage/days", list[DayOfUse], example={"days": 7})
-async def get_my_days(request: web.Request, query: Days) -> web.Response:
+@ROUTES.add("GET", f"{PREFIX}/me/usage/days", example={"days": 7})
+async def get_my_days(request: web.Request, query: Days) -> list[DayOfUse]:
     """Return what you have used of models, by day.
 
     The first day first. Days without use are left out, and so is what was used before this server
     told models apart.
     """
     days = query.days
-    return json_response(await request.app[QUOTAS].days(days, request[PRINCIPAL].user_id))
+    return await request.app[QUOTAS].days(days, request[PRINCIPAL].user_id)
 
 
-@ROUTES.add(
-    "GET", "/api/v1/usage/days", list[DayOfUse], scope=Scope.ADMIN_READ, example={"days": 7}
-)
-async def get_days(request: web.Request, query: Days) -> web.Response:
+@ROUTES.add("GET", "/api/v1/usage/days", scope=Scope.ADMIN_READ, example={"days": 7})
+async def get_days(request: web.Request, query: Days) -> list[DayOfUse]:
     """Return what all users have used of models, by day.
 
     Of all users; otherwise as `users/me/usage/days`.
     """
-    return json_response(await request.app[QUOTAS].days(query.days))
+    return await request.app[QUOTAS].days(query.days)
 
 
-@ROUTES.add("GET", f"{PREFIX}/{{user_id}}/usage", Usage, scope=Scope.ADMIN_READ)
-async def get_usage(request: web.Request) -> web.Response:
+@ROUTES.add("GET", f"{PREFIX}/{{user_id}}/usage", scope=Scope.ADMIN_READ)
+async def get_usage(request: web.Request) -> Usage:
     """Return the quotas of a user and what was used of them.
 
     Null in `quotas` is no limit. Days and months are those of UTC.
     """
     user = await request.app[USERS].get(path_user(request))
-    return json_response(await _usage_of(request, user.id))
+    return await _usage_of(request, user.id)
 
 
 @ROUTES.add(
     "PUT",
     f"{PREFIX}/{{user_id}}/quotas",
-    Usage,
     scope=Scope.ADMIN,
     example={"running_sandboxes": 5, "spend_per_day": 20.0},
 )
-async def put_quotas(request: web.Request, body: QuotaLimits) -> web.Response:
+async def put_quotas(request: web.Request, body: QuotaLimits) -> Usage:
     """Set what a user may use at most.
 
     All four are set: one that is left out, or null, is no limit. What runs already goes on. The
@@ -110,7 +107,7 @@ async def put_quotas(request: web.Request, body: QuotaLimits) -> web.Response:
     """
     user = await request.app[USERS].get(path_user(request))
     await request.app[QUOTAS].set(user.id, Quotas(**msgspec.structs.asdict(body)))
-    return json_response(await _usage_of(request, user.id))
+    return await _usage_of(request, user.id)
 
 
 async def _usage_of(request: web.Request, user_id: str) -> Usage:

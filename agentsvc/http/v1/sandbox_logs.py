@@ -8,7 +8,7 @@ from aiohttp import web
 from agentsvc.base import BackendBroken, BackendUnavailable, NotFound, Unsupported
 from agentsvc.http.keys import BACKENDS, CONFIG, PRINCIPAL, SANDBOXES
 from agentsvc.http.routes import Routes
-from agentsvc.http.wire import json_response, path_text
+from agentsvc.http.wire import path_text
 from agentsvc.sandboxes import MOST_LINES, read_output
 
 
@@ -32,11 +32,10 @@ ROUTES: Final = Routes()
 @ROUTES.add(
     "GET",
     "/api/v1/sandboxes/{sandbox_id}/logs",
-    SandboxLog,
     errors=(NotFound, Unsupported, BackendUnavailable, BackendBroken),
     example={"tail": 50},
 )
-async def get_logs(request: web.Request, query: Tail) -> web.Response:
+async def get_logs(request: web.Request, query: Tail) -> SandboxLog:
     """Return the last lines a sandbox has written.
 
     What its command wrote to its output, and its backend about it. Values of its secrets are shown
@@ -48,4 +47,4 @@ async def get_logs(request: web.Request, query: Tail) -> web.Response:
     )
     time_limit = request.app[CONFIG].sandboxes.call_seconds
     lines = await read_output(request.app[BACKENDS], sandbox, lines=tail, time_limit=time_limit)
-    return json_response(SandboxLog(lines=lines))
+    return SandboxLog(lines=lines)

@@ -80,17 +80,15 @@ async def search_sandboxes(request: web.Request, query: PageQuery) -> web.Respon
     )
 
 
-@ROUTES.add(
-    "GET", PREFIX, list[SandboxInfo | None], errors=(BadRequest,), example={"id": [EXAMPLE_ID]}
-)
-async def get_sandboxes(request: web.Request, query: Ids) -> web.Response:
+@ROUTES.add("GET", PREFIX, errors=(BadRequest,), example={"id": [EXAMPLE_ID]})
+async def get_sandboxes(request: web.Request, query: Ids) -> list[SandboxInfo | None]:
     """Get sandboxes by id.
 
     A list of as many items as `id` is given, in their order, null for each that is unknown.
     """
     ids = check_ids(query.ids)
     found = await request.app[SANDBOXES].find_many(request[PRINCIPAL].user_id, ids)
-    return json_response(from_sandboxes(found, links_of(request), request.app[SANDBOXES].meter))
+    return from_sandboxes(found, links_of(request), request.app[SANDBOXES].meter)
 
 
 @ROUTES.add(
@@ -136,8 +134,8 @@ async def get_sandbox(request: web.Request) -> web.Response:
     return json_response(shown)
 
 
-@ROUTES.add("GET", f"{PREFIX}/{{sandbox_id}}/usage", list[UsageView], errors=(NotFound,))
-async def get_usage(request: web.Request) -> web.Response:
+@ROUTES.add("GET", f"{PREFIX}/{{sandbox_id}}/usage", errors=(NotFound,))
+async def get_usage(request: web.Request) -> list[UsageView]:
     """Return what a sandbox has used lately.
 
     What it used at each look since the server started, oldest first, up to 240 of them. One is
@@ -145,11 +143,11 @@ async def get_usage(request: web.Request) -> web.Response:
     """
     sandboxes = request.app[SANDBOXES]
     sandbox = await sandboxes.get(request[PRINCIPAL].user_id, path_text(request, "sandbox_id"))
-    return json_response([from_measured(one) for one in sandboxes.meter.recent(sandbox)])
+    return [from_measured(one) for one in sandboxes.meter.recent(sandbox)]
 
 
-@ROUTES.add("POST", f"{PREFIX}/{{sandbox_id}}/pause", Success, errors=OF_SANDBOXES)
-async def post_pause(request: web.Request) -> web.Response:
+@ROUTES.add("POST", f"{PREFIX}/{{sandbox_id}}/pause", errors=OF_SANDBOXES)
+async def post_pause(request: web.Request) -> Success:
     """Pause a sandbox.
 
     It keeps what its backend can keep: its memory, or its files only (`paused_as`). Pausing a
@@ -157,24 +155,22 @@ async def post_pause(request: web.Request) -> web.Response:
     """
     sandbox_id = path_text(request, "sandbox_id")
     await request.app[SANDBOXES].pause(request[PRINCIPAL].user_id, sandbox_id)
-    return json_response(SUCCESS)
+    return SUCCESS
 
 
-@ROUTES.add("POST", f"{PREFIX}/{{sandbox_id}}/stop", Success, errors=OF_SANDBOXES)
-async def post_stop(request: web.Request) -> web.Response:
+@ROUTES.add("POST", f"{PREFIX}/{{sandbox_id}}/stop", errors=OF_SANDBOXES)
+async def post_stop(request: web.Request) -> Success:
     """Stop a sandbox: it keeps its files only, and is started again by resume.
 
     A resume starts its command anew. Stopping a stopped one is fine.
     """
     sandbox_id = path_text(request, "sandbox_id")
     await request.app[SANDBOXES].stop(request[PRINCIPAL].user_id, sandbox_id)
-    return json_response(SUCCESS)
+    return SUCCESS
 
 
-@ROUTES.add(
-    "POST", f"{PREFIX}/{{sandbox_id}}/resume", Success, errors=(*OF_SANDBOXES, SandboxLimitReached)
-)
-async def post_resume(request: web.Request, query: RoomChoice) -> web.Response:
+@ROUTES.add("POST", f"{PREFIX}/{{sandbox_id}}/resume", errors=(*OF_SANDBOXES, SandboxLimitReached))
+async def post_resume(request: web.Request, query: RoomChoice) -> Success:
     """Resume a sandbox.
 
     It is `STARTING` at first; read its session key and URLs again when it is `RUNNING`. Resuming a
@@ -183,11 +179,11 @@ async def post_resume(request: web.Request, query: RoomChoice) -> web.Response:
     sandbox_id = path_text(request, "sandbox_id")
     when_full = query.when_full
     await request.app[SANDBOXES].resume(request[PRINCIPAL].user_id, sandbox_id, when_full=when_full)
-    return json_response(SUCCESS)
+    return SUCCESS
 
 
-@ROUTES.add("DELETE", f"{PREFIX}/{{sandbox_id}}", Success, errors=OF_SANDBOXES)
-async def delete_sandbox(request: web.Request, query: SandboxChoice) -> web.Response:
+@ROUTES.add("DELETE", f"{PREFIX}/{{sandbox_id}}", errors=OF_SANDBOXES)
+async def delete_sandbox(request: web.Request, query: SandboxChoice) -> Success:
     """Delete a sandbox with all its files.
 
     It is gone for its user at once; what held it is removed in the background. It cannot be undone.
@@ -196,11 +192,11 @@ async def delete_sandbox(request: web.Request, query: SandboxChoice) -> web.Resp
     named = query.sandbox_id
     sandbox_id = named or path_text(request, "sandbox_id")
     await request.app[SANDBOXES].delete(request[PRINCIPAL].user_id, sandbox_id)
-    return json_response(SUCCESS)
+    return SUCCESS
 
 
-@ROUTES.add("GET", f"{PREFIX}/{{sandbox_id}}/settings/secrets", SecretNames, scope=Scope.SANDBOX)
-async def get_secrets(request: web.Request) -> web.Response:
+@ROUTES.add("GET", f"{PREFIX}/{{sandbox_id}}/settings/secrets", scope=Scope.SANDBOX)
+async def get_secrets(request: web.Request) -> SecretNames:
     """Name the secrets a sandbox may ask for.
 
     The secrets of its user, and tokens of git providers under names such as `github_token`. The
@@ -208,7 +204,7 @@ async def get_secrets(request: web.Request) -> web.Response:
     """
     secrets = await request.app[CALLBACKS].sandbox_secrets(calling_sandbox(request))
     names = [SecretName(name=name, description=text) for name, (text, _) in secrets.items()]
-    return json_response(SecretNames(secrets=names))
+    return SecretNames(secrets=names)
 
 
 @ROUTES.add(
@@ -230,8 +226,8 @@ async def get_secret(request: web.Request) -> web.Response:
     return text_response(found[1].reveal())
 
 
-@ROUTES.add("GET", "/api/v1/protection", list[Protection])
-async def get_protection(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/api/v1/protection")
+async def get_protection(request: web.Request) -> list[Protection]:
     """Say how sandboxes are held here, at the default backend first.
 
     One item for each backend, the default one first. Why a level is not higher, and what to do
@@ -240,34 +236,28 @@ async def get_protection(request: web.Request) -> web.Response:
     found = find_protections(request.app[BACKENDS], request.app[CONFIG].sandboxes)
     if request[PRINCIPAL].role is not Role.ADMIN:
         found = [msgspec.structs.replace(one, reason="", remedy="") for one in found]
-    return json_response(found)
+    return found
 
 
-@ROUTES.add("GET", f"{SPECS_PREFIX}/search", Page[SandboxSpecInfo], example={"limit": 10})
-async def search_sandbox_specs(request: web.Request, query: PageQuery) -> web.Response:
+@ROUTES.add("GET", f"{SPECS_PREFIX}/search", example={"limit": 10})
+async def search_sandbox_specs(request: web.Request, query: PageQuery) -> Page[SandboxSpecInfo]:
     """List sandbox specs, the default one first.
 
     As the operator has written them, the default one first.
     """
     specs, created_at = request.app[SANDBOXES].specs(), request.app[ACTIVITY].started_at
-    return json_response(page_of_specs(specs, created_at, page_id=query.page_id, limit=query.limit))
+    return page_of_specs(specs, created_at, page_id=query.page_id, limit=query.limit)
 
 
-@ROUTES.add(
-    "GET",
-    SPECS_PREFIX,
-    list[SandboxSpecInfo | None],
-    errors=(BadRequest,),
-    example={"id": ["process"]},
-)
-async def get_sandbox_specs(request: web.Request, query: Ids) -> web.Response:
+@ROUTES.add("GET", SPECS_PREFIX, errors=(BadRequest,), example={"id": ["process"]})
+async def get_sandbox_specs(request: web.Request, query: Ids) -> list[SandboxSpecInfo | None]:
     """Get sandbox specs by id.
 
     A list of as many items as `id` is given, in their order, null for each that is unknown.
     """
     ids = check_ids(query.ids)
     specs, created_at = request.app[SANDBOXES].specs(), request.app[ACTIVITY].started_at
-    return json_response(find_specs(specs, ids, created_at))
+    return find_specs(specs, ids, created_at)
 
 
 def calling_sandbox(request: web.Request) -> Sandbox:

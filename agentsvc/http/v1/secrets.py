@@ -104,14 +104,14 @@ class GitProvidersStored(msgspec.Struct, frozen=True, kw_only=True, omit_default
 ROUTES: Final = Routes(PREFIX)
 
 
-@ROUTES.add("GET", "/search", Page[SecretInfo], example={"name__contains": "TOKEN", "limit": 10})
-async def search_secrets(request: web.Request, query: SecretQuery) -> web.Response:
+@ROUTES.add("GET", "/search", example={"name__contains": "TOKEN", "limit": 10})
+async def search_secrets(request: web.Request, query: SecretQuery) -> Page[SecretInfo]:
     """List your secrets by name.
 
     Sorted by name, without their values.
     """
     found = await request.app[SECRETS].custom_secret_names(request[PRINCIPAL].user_id)
-    return json_response(_page(found, query))
+    return _page(found, query)
 
 
 @ROUTES.add(
@@ -134,12 +134,9 @@ async def post_secret(request: web.Request, body: NewSecret) -> web.Response:
 
 
 @ROUTES.add(
-    "POST",
-    "/git-providers",
-    GitProvidersStored,
-    example={"provider_tokens": {"github": {"token": "an access token"}}},
+    "POST", "/git-providers", example={"provider_tokens": {"github": {"token": "an access token"}}}
 )
-async def post_git_providers(request: web.Request, body: GitProviders) -> web.Response:
+async def post_git_providers(request: web.Request, body: GitProviders) -> GitProvidersStored:
     """Keep tokens of git providers.
 
     The whole set is replaced: the token of a provider that is not sent is forgotten. Each token is
@@ -150,29 +147,26 @@ async def post_git_providers(request: web.Request, body: GitProviders) -> web.Re
     unchecked = await request.app[GIT_PROVIDERS].store_tokens(user_id, tokens)
     if patch is not None:
         await request.app[SETTINGS].patch(user_id, patch)
-    return json_response(
-        GitProvidersStored(message="Git providers stored", unchecked=unchecked or UNSET)
-    )
+    return GitProvidersStored(message="Git providers stored", unchecked=unchecked or UNSET)
 
 
-@ROUTES.add("DELETE", "/git-providers", Edited)
-async def delete_git_providers(request: web.Request) -> web.Response:
+@ROUTES.add("DELETE", "/git-providers")
+async def delete_git_providers(request: web.Request) -> Edited:
     """Forget all tokens of git providers.
 
     What asks for them from now on does not get them, running conversations included.
     """
     await request.app[SECRETS].delete_provider_tokens(request[PRINCIPAL].user_id)
-    return json_response(Edited(message="Unset Git provider tokens"))
+    return Edited(message="Unset Git provider tokens")
 
 
 @ROUTES.add(
     "PUT",
     "/{secret_id}",
-    Edited,
     errors=(BadRequest,),
     example={"name": "API_TOKEN", "description": "Of the issue tracker"},
 )
-async def put_secret(request: web.Request, body: SecretChange) -> web.Response:
+async def put_secret(request: web.Request, body: SecretChange) -> Edited:
     """Rename or describe a secret.
 
     Its value stays. Without a description it has an empty one.
@@ -183,11 +177,11 @@ async def put_secret(request: web.Request, body: SecretChange) -> web.Response:
         await request.app[SECRETS].rename_custom_secret(user_id, name, body.name, description)
     except Conflict as exc:
         raise BadRequest(exc.message) from exc
-    return json_response(Edited(message="Secret updated successfully"))
+    return Edited(message="Secret updated successfully")
 
 
-@ROUTES.add("DELETE", "/{secret_id}", Edited)
-async def delete_secret(request: web.Request) -> web.Response:
+@ROUTES.add("DELETE", "/{secret_id}")
+async def delete_secret(request: web.Request) -> Edited:
     """Forget a secret.
 
     What asks for it from now on does not get it, running conversations included.
@@ -195,7 +189,7 @@ async def delete_secret(request: web.Request) -> web.Response:
     name = path_text(request, "secret_id")
     if not await request.app[SECRETS].delete_custom_secret(request[PRINCIPAL].user_id, name):
         raise NotFound(f"Secret with ID {name} not found")
-    return json_response(Edited(message="Secret deleted successfully"))
+    return Edited(message="Secret deleted successfully")
 
 
 def _page(found: dict[str, str | None], query: SecretQuery) -> Page[SecretInfo]:

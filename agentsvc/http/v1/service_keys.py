@@ -9,7 +9,7 @@ from aiohttp import web
 from agentsvc.base import BadRequest, NotAllowed, ShownSecret, dashed
 from agentsvc.http.keys import PRINCIPAL, SERVICE_KEYS
 from agentsvc.http.routes import SERVICE_HEADER, Routes, Scope
-from agentsvc.http.wire import json_response, path_id
+from agentsvc.http.wire import path_id
 
 PREFIX: Final = "/api/service/users"
 
@@ -40,14 +40,13 @@ ROUTES: Final = Routes(PREFIX)
 @ROUTES.add(
     "POST",
     "/{user_id}/orgs/{org_id}/api-keys",
-    ServiceKeyInfo,
     path_types={"user_id": UUID},
     scope=Scope.ADMIN,
     key_header=SERVICE_HEADER,
     errors=(BadRequest,),
     example={"name": "automation"},
 )
-async def post_key(request: web.Request, body: ServiceKeyOrder) -> web.Response:
+async def post_key(request: web.Request, body: ServiceKeyOrder) -> ServiceKeyInfo:
     """Return a key of a user, for a service that acts for users.
 
     The same key each time, until the user revokes it; then another one. It ends with the service's own
@@ -58,6 +57,4 @@ async def post_key(request: web.Request, body: ServiceKeyOrder) -> web.Response:
         raise NotAllowed("The user is not a member of this organization")
     key = await request.app[SERVICE_KEYS].make(request[PRINCIPAL].key_id, user_id, body.name)
     shown = dashed(user_id)
-    return json_response(
-        ServiceKeyInfo(key=key.reveal(), user_id=shown, org_id=shown, name=body.name)
-    )
+    return ServiceKeyInfo(key=key.reveal(), user_id=shown, org_id=shown, name=body.name)

@@ -43,11 +43,10 @@ async def get_settings(request: web.Request) -> web.Response:
 @ROUTES.add(
     "POST",
     "",
-    SettingsStored,
     errors=(BadRequest,),
     example={"language": "en", "agent_settings_diff": {"llm": {"temperature": 0.2}}},
 )
-async def post_settings(request: web.Request, body: SettingsBody) -> web.Response:
+async def post_settings(request: web.Request, body: SettingsBody) -> SettingsStored:
     """Change settings: they are merged with what is stored.
 
     It merges: what is not sent stays. Null puts a field back to its default, but leaves
@@ -60,36 +59,35 @@ async def post_settings(request: web.Request, body: SettingsBody) -> web.Respons
         lambda old: change(old or Settings()),
         secrets=to_secrets(body),
     )
-    return json_response(SettingsStored())
+    return SettingsStored()
 
 
-@ROUTES.add("POST", "/test-model", Checked)
-async def post_test_model(request: web.Request) -> web.Response:
+@ROUTES.add("POST", "/test-model")
+async def post_test_model(request: web.Request) -> Checked:
     """Ask the stored language model once, and tell whether it answers.
 
     It costs a few tokens. The answer is 200 also where the model does not answer: `outcome` tells.
     """
     settings = await request.app[SETTINGS].find(request[PRINCIPAL].user_id) or Settings()
     config, hosts = request.app[CONFIG], request.app[MODEL_HOSTS]
-    found = await check_model(llm_of(settings), hosts, own=config.server.own_urls())
-    return json_response(found)
+    return await check_model(llm_of(settings), hosts, own=config.server.own_urls())
 
 
-@ROUTES.add("GET", "/agent-schema", Schema)
-async def get_agent_schema(_request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/agent-schema")
+async def get_agent_schema(_request: web.Request) -> Schema:
     """Describe the settings of the agent, for pages that show them.
 
     Sections and fields of `agent_settings`, with labels, types, defaults and choices, from which a
     page can be made.
     """
-    return json_response(AGENT_SCHEMA)
+    return AGENT_SCHEMA
 
 
-@ROUTES.add("GET", "/conversation-schema", Schema)
-async def get_conversation_schema(_request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/conversation-schema")
+async def get_conversation_schema(_request: web.Request) -> Schema:
     """Describe the settings of conversations, for pages that show them.
 
     Sections and fields of `conversation_settings`, with labels, types, defaults and choices, from
     which a page can be made.
     """
-    return json_response(CONVERSATION_SCHEMA)
+    return CONVERSATION_SCHEMA

@@ -9,7 +9,7 @@ from agentsvc.base import AgentRefused, AgentUnavailable, BadRequest, decode_cur
 from agentsvc.conversations import UserSkill
 from agentsvc.http.keys import LIVE_SETTINGS, PRINCIPAL
 from agentsvc.http.routes import OF_AGENTS, Routes
-from agentsvc.http.wire import SUCCESS, Page, PageQuery, Success, json_response, path_id
+from agentsvc.http.wire import SUCCESS, Page, PageQuery, Success, path_id
 from agentsvc.storage import cut
 
 
@@ -45,30 +45,25 @@ ROUTES: Final = Routes()
 
 
 @ROUTES.add(
-    "GET",
-    "/api/v1/skills/search",
-    Page[SkillInfo],
-    errors=(AgentRefused, AgentUnavailable),
-    example={"limit": 10},
+    "GET", "/api/v1/skills/search", errors=(AgentRefused, AgentUnavailable), example={"limit": 10}
 )
-async def search_skills(request: web.Request, query: PageQuery) -> web.Response:
+async def search_skills(request: web.Request, query: PageQuery) -> Page[SkillInfo]:
     """List the skills that belong to no project, as a running sandbox sees them.
 
     Sorted by name. An agent server has to tell, so there are none while no sandbox of the user
     runs.
     """
     skills = await request.app[LIVE_SETTINGS].user_skills(request[PRINCIPAL].user_id)
-    return json_response(_page(skills, query))
+    return _page(skills, query)
 
 
 @ROUTES.add(
     "POST",
     "/api/v1/app-conversations/{conversation_id}/switch_profile",
-    Success,
     errors=OF_AGENTS,
     example={"profile_name": "fast"},
 )
-async def post_switch_profile(request: web.Request, body: SwitchProfile) -> web.Response:
+async def post_switch_profile(request: web.Request, body: SwitchProfile) -> Success:
     """Let a conversation go on with a saved language model.
 
     From its next step on. The settings stay as they are. Refused (409) while the sandbox does not
@@ -78,17 +73,16 @@ async def post_switch_profile(request: web.Request, body: SwitchProfile) -> web.
     name = body.profile_name
     user_id = request[PRINCIPAL].user_id
     await request.app[LIVE_SETTINGS].switch_profile(user_id, conversation_id, name)
-    return json_response(SUCCESS)
+    return SUCCESS
 
 
 @ROUTES.add(
     "POST",
     "/api/v1/app-conversations/{conversation_id}/switch_acp_model",
-    Success,
     errors=(BadRequest, *OF_AGENTS),
     example={"model": "default"},
 )
-async def post_switch_acp_model(request: web.Request, body: SwitchAcpModel) -> web.Response:
+async def post_switch_acp_model(request: web.Request, body: SwitchAcpModel) -> Success:
     """Let another agent go on with another of its models.
 
     For a conversation whose agent is of the kind `acp`, from its next turn on. Refused (409) while
@@ -98,7 +92,7 @@ async def post_switch_acp_model(request: web.Request, body: SwitchAcpModel) -> w
     model = body.model
     user_id = request[PRINCIPAL].user_id
     await request.app[LIVE_SETTINGS].switch_acp_model(user_id, conversation_id, model)
-    return json_response(SUCCESS)
+    return SUCCESS
 
 
 def _page(skills: list[UserSkill], query: PageQuery) -> Page[SkillInfo]:

@@ -16,17 +16,15 @@ from agentsvc.http.v1.types_start import (
     StartTaskView,
     from_start_task,
 )
-from agentsvc.http.wire import Page, json_response
+from agentsvc.http.wire import Page
 
 PREFIX: Final = "/api/v1/app-conversations/start-tasks"
 
 ROUTES: Final = Routes(PREFIX)
 
 
-@ROUTES.add(
-    "GET", "", list[StartTaskView | None], errors=(BadRequest,), example={"ids": [EXAMPLE_ID]}
-)
-async def get_start_tasks(request: web.Request, query: StartTaskIds) -> web.Response:
+@ROUTES.add("GET", "", errors=(BadRequest,), example={"ids": [EXAMPLE_ID]})
+async def get_start_tasks(request: web.Request, query: StartTaskIds) -> list[StartTaskView | None]:
     """Get start tasks by id.
 
     A list of as many items as `ids`, in their order, null for each that is unknown.
@@ -34,11 +32,11 @@ async def get_start_tasks(request: web.Request, query: StartTaskIds) -> web.Resp
     ids = check_ids([each.hex for each in query.ids])
     tasks = await request.app[CONVERSATIONS].starts.find_many(request[PRINCIPAL].user_id, ids)
     links = links_of(request)
-    return json_response([from_start_task(task, links) if task else None for task in tasks])
+    return [from_start_task(task, links) if task else None for task in tasks]
 
 
-@ROUTES.add("GET", "/search", Page[StartTaskView], example={"limit": 10})
-async def search_start_tasks(request: web.Request, query: StartTaskQuery) -> web.Response:
+@ROUTES.add("GET", "/search", example={"limit": 10})
+async def search_start_tasks(request: web.Request, query: StartTaskQuery) -> Page[StartTaskView]:
     """Search start tasks.
 
     Newest first unless `sort_order` says otherwise.
@@ -51,18 +49,14 @@ async def search_start_tasks(request: web.Request, query: StartTaskQuery) -> web
         **query.to_filter(),
     )
     links = links_of(request)
-    return json_response(
-        Page(items=[from_start_task(task, links) for task in tasks], next_page_id=next_page_id)
-    )
+    return Page(items=[from_start_task(task, links) for task in tasks], next_page_id=next_page_id)
 
 
-@ROUTES.add("GET", "/count", int)
-async def count_start_tasks(request: web.Request, query: StartTaskFilter) -> web.Response:
+@ROUTES.add("GET", "/count")
+async def count_start_tasks(request: web.Request, query: StartTaskFilter) -> int:
     """Count start tasks.
 
     With the filters of the search.
     """
     wanted = query.to_filter()
-    return json_response(
-        await request.app[CONVERSATIONS].starts.count(request[PRINCIPAL].user_id, **wanted)
-    )
+    return await request.app[CONVERSATIONS].starts.count(request[PRINCIPAL].user_id, **wanted)

@@ -60,24 +60,24 @@ async def get_me(request: web.Request, query: Expose) -> web.Response:
     return json_response(from_user(user, settings, is_revealed=is_revealed))
 
 
-@ROUTES.add("GET", "/git-info", UserGitInfo, errors=OF_GIT_PROVIDERS)
-async def get_git_info(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/git-info", errors=OF_GIT_PROVIDERS)
+async def get_git_info(request: web.Request) -> UserGitInfo:
     """Return who you are at your git provider.
 
     At the first provider that knows the user's token.
     """
     account = await request.app[GIT_PROVIDERS].get_account(request[PRINCIPAL].user_id)
-    return json_response(_from_account(account))
+    return _from_account(account)
 
 
-@ROUTES.add("GET", "/git-organizations", GitOrganizations, errors=OF_GIT_PROVIDERS)
-async def get_git_organizations(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/git-organizations", errors=OF_GIT_PROVIDERS)
+async def get_git_organizations(request: web.Request) -> GitOrganizations:
     """List your organizations, groups or workspaces at your git provider.
 
     At the first provider that knows the user's token.
     """
     provider, names = await request.app[GIT_PROVIDERS].get_organizations(request[PRINCIPAL].user_id)
-    return json_response(GitOrganizations(provider=provider, organizations=names))
+    return GitOrganizations(provider=provider, organizations=names)
 
 
 async def _require_sandbox(request: web.Request) -> None:

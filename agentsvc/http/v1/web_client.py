@@ -9,7 +9,7 @@ from agentsvc.base import to_stored
 from agentsvc.domain import Provider
 from agentsvc.http.middleware.pipeline import ACTIVITY
 from agentsvc.http.routes import Routes, Scope
-from agentsvc.http.wire import Time, json_response
+from agentsvc.http.wire import Time
 
 
 class FeatureFlags(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,20 +125,20 @@ class AgentProfiles(msgspec.Struct, frozen=True, kw_only=True):
 ROUTES: Final = Routes()
 
 
-@ROUTES.add("GET", "/api/v1/web-client/config", WebClientConfig, scope=Scope.OPEN)
-async def get_config(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/api/v1/web-client/config", scope=Scope.OPEN)
+async def get_config(request: web.Request) -> WebClientConfig:
     """Say what a front end should show.
 
     What published front ends ask for at page load, before they have a key.
     """
     started_at = to_stored(request.app[ACTIVITY].started_at)
-    return json_response(WebClientConfig(updated_at=started_at))
+    return WebClientConfig(updated_at=started_at)
 
 
-@ROUTES.add("GET", "/api/agent-profiles", AgentProfiles)
-async def get_agent_profiles(_request: web.Request) -> web.Response:
+@ROUTES.add("GET", "/api/agent-profiles")
+async def get_agent_profiles(_request: web.Request) -> AgentProfiles:
     """List the saved agents: there are none, the settings say what an agent is.
 
     For front ends that ask for them; the list is always empty.
     """
-    return json_response(AgentProfiles())
+    return AgentProfiles()

@@ -19,15 +19,7 @@ from agentsvc.http.keys import CALLBACKS, PASS, REPLAYS
 from agentsvc.http.routes import EXAMPLE_ID, TEXT, Example, Routes, Scope
 from agentsvc.http.v1.sandboxes import calling_sandbox
 from agentsvc.http.v1.types_events import EventsBody, to_raw_events
-from agentsvc.http.wire import (
-    SUCCESS,
-    Success,
-    decode,
-    json_response,
-    path_id,
-    read_json,
-    text_response,
-)
+from agentsvc.http.wire import SUCCESS, Success, decode, path_id, read_json, text_response
 
 PREFIX: Final = "/api/v1/webhooks"
 
@@ -62,13 +54,12 @@ async def get_provider_token(request: web.Request) -> web.Response:
 @ROUTES.add(
     "POST",
     "/conversations",
-    Success,
     scope=Scope.SANDBOX,
     body=ConversationInfo,
     errors=(BadRequest, NotAllowed, NotFound, QuotaExceeded),
     example={"id": EXAMPLE_ID, "execution_status": "running"},
 )
-async def post_conversation(request: web.Request) -> web.Response:
+async def post_conversation(request: web.Request) -> Success:
     """Tell about a conversation.
 
     What agent servers post whenever a conversation of theirs changes. Model, costs and title are
@@ -78,19 +69,18 @@ async def post_conversation(request: web.Request) -> web.Response:
     info = await read_json(request, msgspec.Raw, wide_integers=True)
     decode(info, _INFO)
     await request.app[CALLBACKS].receive_conversation(sandbox, bytes(info))
-    return json_response(SUCCESS)
+    return SUCCESS
 
 
 @ROUTES.add(
     "POST",
     "/events/{conversation_id}",
-    Success,
     scope=Scope.SANDBOX,
     body=EventsBody,
     errors=(NotAllowed, QuotaExceeded),
     example=_EVENTS_EXAMPLE,
 )
-async def post_events(request: web.Request) -> web.Response:
+async def post_events(request: web.Request) -> Success:
     """Deliver events of a conversation.
 
     What agent servers post as events happen. Events are stored by their id, so one that comes twice
@@ -100,19 +90,18 @@ async def post_events(request: web.Request) -> web.Response:
     conversation_id = path_id(request, "conversation_id")
     events = to_raw_events(await read_json(request, _EVENTS, wide_integers=True))
     await request.app[CALLBACKS].receive_events(sandbox, conversation_id, events)
-    return json_response(SUCCESS)
+    return SUCCESS
 
 
 @ROUTES.add(
     "POST",
     "/replays/{conversation_id}/chat/completions",
-    dict[str, Any],
     scope=Scope.SANDBOX,
     body=Question,
     errors=(NotAllowed, NotFound, AgentUnavailable, AgentRefused),
     example={"model": "openai/replay", "messages": [{"role": "user", "content": "Go on"}]},
 )
-async def post_replay(request: web.Request) -> web.Response:
+async def post_replay(request: web.Request) -> dict[str, Any]:
     """Get the next turn of a recording that is replayed, as a chat completion.
 
     What the agent asks instead of its model while a recording is done again. The answer has the
@@ -121,7 +110,7 @@ async def post_replay(request: web.Request) -> web.Response:
     sandbox = calling_sandbox(request)
     conversation_id = path_id(request, "conversation_id")
     question = await read_json(request, Question, wide_integers=True)
-    return json_response(await request.app[REPLAYS].answer(sandbox, conversation_id, question))
+    return await request.app[REPLAYS].answer(sandbox, conversation_id, question)
 
 
 ROUTES.add(
