@@ -17,21 +17,16 @@ from agentsvc.extension.web import (
     AUDITED,
     CONFIG,
     Audited,
-    Example,
     Handler,
     Route,
+    Routes,
     Scope,
     json_response,
     links_of,
     read_json,
 )
 
-from .protocol import (
-    VERSIONS,
-    Message,
-    Refused,
-    Reply,
-)
+from .protocol import VERSIONS, Message, Refused, Reply
 from .settings import McpServerConfig
 
 PATH: Final = "/mcp"
@@ -83,35 +78,21 @@ class McpServer(Extension[McpServerConfig]):
 
     def routes(self) -> Iterable[Route]:
         """Return the operation, and the metadata."""
-        yield Route(
-            method="POST",
-            path=PATH,
-            handler=self.post_message,
+        routes = Routes()
+        routes.add(
+            "POST",
+            PATH,
+            Reply,
             scope=Scope.READ,
-            summary="Send a message of the Model Context Protocol",
             body=Message,
-            answer=Reply,
             accepted="A notification was taken; there is nothing to answer",
             errors=(BadRequest, NotAllowed),
-            example=Example(body={"jsonrpc": "2.0", "id": 1, "method": "tools/list"}),
-        )
+            example={"jsonrpc": "2.0", "id": 1, "method": "tools/list"},
+        )(self.post_message)
         for path in (_RESOURCE, f"{_RESOURCE}{PATH}"):
-            yield Route(
-                method="GET",
-                path=path,
-                handler=self.get_resource,
-                scope=Scope.OPEN,
-                summary="Say how a program gets a key for the MCP server",
-                answer=ProtectedResource,
-            )
-        yield Route(
-            method="GET",
-            path=_SERVER,
-            handler=self.get_server,
-            scope=Scope.OPEN,
-            summary="Say where a program logs in",
-            answer=AuthorizationServer,
-        )
+            routes.add("GET", path, scope=Scope.OPEN)(self.get_resource)
+        routes.add("GET", _SERVER, scope=Scope.OPEN)(self.get_server)
+        return routes
 
     def middlewares(self) -> Iterable[Middleware]:
         """Return what tells clients without a good key where they find the login."""
@@ -133,37 +114,33 @@ class McpServer(Extension[McpServerConfig]):
             response.headers[hdrs.WWW_AUTHENTICATE] = value
         return response
 
-    async def get_resource(self, request: web.Request) -> web.Response:
-        """GET /.well-known/oauth-protected-resource.
+    async def get_resource(self, request: web.Request) -> ProtectedResource:
+        """Say how a program gets a key for the MCP server.
 
         Where this server is and how a key is shown, for clients that log in by themselves.
         """
         base = links_of(request).base
         has_login = request.app[CONFIG].server.device_login
-        return json_response(
-            ProtectedResource(
-                resource=f"{base}{PATH}",
-                authorization_servers=[base] if has_login else [],
-                resource_documentation=f"{base}/docs/guide/how-to/mcp",
-            )
+        return ProtectedResource(
+            resource=f"{base}{PATH}",
+            authorization_servers=[base] if has_login else [],
+            resource_documentation=f"{base}/docs/guide/how-to/mcp",
         )
 
-    async def get_server(self, request: web.Request) -> web.Response:
-        """GET /.well-known/oauth-authorization-server.
+    async def get_server(self, request: web.Request) -> AuthorizationServer:
+        """Say where a program logs in.
 
         A program shows its user a code, and gets a key when the user has let it in.
         """
         base = links_of(request).base
-        return json_response(
-            AuthorizationServer(
-                issuer=base,
-                device_authorization_endpoint=f"{base}/oauth/device/authorize",
-                token_endpoint=f"{base}/oauth/device/token",
-            )
+        return AuthorizationServer(
+            issuer=base,
+            device_authorization_endpoint=f"{base}/oauth/device/authorize",
+            token_endpoint=f"{base}/oauth/device/token",
         )
 
     async def post_message(self, request: web.Request) -> web.Response:
-        """POST /mcp.
+        """Send a message of the Model Context Protocol.
 
         The streamable HTTP transport without sessions: each request is answered with one JSON
         message, so that clients go on after a restart. What a tool or resource needs of the scope of

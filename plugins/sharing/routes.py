@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import wraps
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 from aiohttp import hdrs, web
@@ -31,10 +31,10 @@ from agentsvc.extension.web import (
     Effect,
     EventFilter,
     EventSearch,
-    Example,
     Page,
     RateLimit,
     Route,
+    Routes,
     Scope,
     StoredEvent,
     Success,
@@ -205,7 +205,7 @@ class Sharing(Extension[SharingConfig]):
     # For owners
 
     async def post_share(self, request: web.Request) -> web.Response:
-        """POST /shares.
+        """Make a link that shows a conversation.
 
         Whoever has the link reads the conversation without a key: what was said and done so far, and
         what is from now on. It shows no secret of yours, and nothing of how the agent is set up.
@@ -227,7 +227,7 @@ class Sharing(Extension[SharingConfig]):
         return answer_link(request, link)
 
     async def get_shares(self, request: web.Request) -> web.Response:
-        """GET /shares.
+        """List your links.
 
         Those that work, in the order they were made.
         """
@@ -237,7 +237,7 @@ class Sharing(Extension[SharingConfig]):
         return json_response([from_link(request, one) for one in found])
 
     async def delete_share(self, request: web.Request) -> web.Response:
-        """DELETE /shares/{share_id}.
+        """Revoke a link.
 
         Nothing is shown from the next request on. A page that somebody has saved is theirs.
         """
@@ -245,7 +245,7 @@ class Sharing(Extension[SharingConfig]):
         return json_response(SUCCESS)
 
     async def get_conversation_page(self, request: web.Request) -> web.StreamResponse:
-        """GET /app-conversations/{conversation_id}/page.
+        """Download a conversation as an HTML file.
 
         One HTML file that needs no script and no network, as a link would show it.
         """
@@ -263,7 +263,7 @@ class Sharing(Extension[SharingConfig]):
     # For readers
 
     async def get_shared_conversations(self, request: web.Request) -> web.Response:
-        """GET /shared-conversations.
+        """Get shared conversations.
 
         In the order of the ids, null for each that shows nothing. Reading starts no sandbox. To the rate
         limit each id is a request.
@@ -275,7 +275,7 @@ class Sharing(Extension[SharingConfig]):
         return json_response([one and from_reading(one) for one in readings])
 
     async def search_shared_events(self, request: web.Request) -> web.Response:
-        """GET /shared-events/search.
+        """Search the events of a shared conversation.
 
         Without what the link redacts, secrets, and what agents are told beside messages. A link that
         shows nothing has no events.
@@ -289,7 +289,7 @@ class Sharing(Extension[SharingConfig]):
         return raw_json_response(raw_page(*page))
 
     async def count_shared_events(self, request: web.Request) -> web.Response:
-        """GET /shared-events/count.
+        """Count the events of a shared conversation.
 
         With the filters of the search; 0 for a link that shows nothing.
         """
@@ -299,7 +299,7 @@ class Sharing(Extension[SharingConfig]):
         return json_response(0 if reading is None else await reading.count(query))
 
     async def get_shared_events(self, request: web.Request) -> web.Response:
-        """GET /shared-events.
+        """Get events of a shared conversation by id.
 
         In the order of the ids, null for each that is not shown.
         """
@@ -310,7 +310,7 @@ class Sharing(Extension[SharingConfig]):
         return raw_json_response(raw_array(found))
 
     async def get_shared_event(self, request: web.Request) -> web.Response:
-        """GET /shared-events/{conversation_id}/{event_id}.
+        """Get an event of a shared conversation.
 
         Null for one that is not shown.
         """
@@ -320,7 +320,7 @@ class Sharing(Extension[SharingConfig]):
         return raw_json_response(found or b"null")
 
     async def get_shared_page(self, request: web.Request) -> web.StreamResponse:
-        """GET /shared/conversations/{share_id}.
+        """Show a shared conversation in a browser.
 
         One HTML file that needs no script. Where a published front end is served at this address, it
         shows the conversation instead.
@@ -441,116 +441,76 @@ def from_reading(reading: Reading) -> SharedConversation:
     )
 
 
-_EXAMPLE_SEARCH: Final = Example(query={"conversation_id": EXAMPLE_ID})
+_EXAMPLE_SEARCH: Final = {"conversation_id": EXAMPLE_ID}
 
 
-def _owner_routes(sharing: Sharing) -> Iterable[Route]:
-    yield Route(
-        method="POST",
-        path="/api/v1/shares",
-        handler=sharing.post_share,
-        scope=Scope.RUN,
-        summary="Make a link that shows a conversation",
+def _owner_routes(sharing: Sharing) -> Routes:
+    routes = Routes("/api/v1")
+    routes.add(
+        "POST",
+        "/shares",
+        Share,
         body=ShareOrder,
-        answer=Share,
         status=201,
         effect=Effect(kind=Link, answer=answer_link),
         errors=(NotFound, Conflict),
-        example=Example(body={"conversation_id": EXAMPLE_ID, "redact": ["paths"]}),
+        example={"conversation_id": EXAMPLE_ID, "redact": ["paths"]},
+    )(sharing.post_share)
+    routes.add("GET", "/shares", list[Share], query=ShareQuery, errors=(NotFound,))(
+        sharing.get_shares
     )
-    yield Route(
-        method="GET",
-        path="/api/v1/shares",
-        handler=sharing.get_shares,
-        scope=Scope.READ,
-        summary="List your links",
-        query=ShareQuery,
-        answer=list[Share],
-        errors=(NotFound,),
-    )
-    yield Route(
-        method="DELETE",
-        path="/api/v1/shares/{share_id}",
-        handler=sharing.delete_share,
-        scope=Scope.RUN,
-        summary="Revoke a link",
-        answer=Success,
-        errors=(NotFound,),
-    )
-    yield Route(
-        method="GET",
-        path="/api/v1/app-conversations/{conversation_id}/page",
-        handler=sharing.get_conversation_page,
-        scope=Scope.READ,
-        summary="Download a conversation as an HTML file",
+    routes.add("DELETE", "/shares/{share_id}", Success, errors=(NotFound,))(sharing.delete_share)
+    routes.add(
+        "GET",
+        "/app-conversations/{conversation_id}/page",
+        str,
         query=ExportQuery,
-        answer=str,
         media=HTML,
         errors=(NotFound,),
         is_stream=True,
-    )
+    )(sharing.get_conversation_page)
+    return routes
 
 
-def _reader_routes(sharing: Sharing) -> Iterable[Route]:
-    yield _open_route(
+def _reader_routes(sharing: Sharing) -> Routes:
+    routes = Routes(scope=Scope.OPEN, errors=(TooManyRequests,))
+    routes.add(
+        "GET",
         "/api/shared-conversations",
-        sharing.limited(sharing.get_shared_conversations),
-        "Get shared conversations",
+        list[SharedConversation | None],
         query=SharedIds,
-        answer=list[SharedConversation | None],
-        example=Example(query={"ids": [EXAMPLE_ID]}),
-    )
-    yield _open_route(
+        example={"ids": [EXAMPLE_ID]},
+    )(sharing.limited(sharing.get_shared_conversations))
+    routes.add(
+        "GET",
         "/api/shared-events/search",
-        sharing.limited(sharing.search_shared_events),
-        "Search the events of a shared conversation",
+        Page[StoredEvent],
         query=SharedSearch,
-        answer=Page[StoredEvent],
         example=_EXAMPLE_SEARCH,
+    )(sharing.limited(sharing.search_shared_events))
+    routes.add("GET", "/api/shared-events/count", int, query=SharedFilter, example=_EXAMPLE_SEARCH)(
+        sharing.limited(sharing.count_shared_events)
     )
-    yield _open_route(
-        "/api/shared-events/count",
-        sharing.limited(sharing.count_shared_events),
-        "Count the events of a shared conversation",
-        query=SharedFilter,
-        answer=int,
-        example=_EXAMPLE_SEARCH,
-    )
-    yield _open_route(
+    routes.add(
+        "GET",
         "/api/shared-events",
-        sharing.limited(sharing.get_shared_events),
-        "Get events of a shared conversation by id",
+        list[StoredEvent | None],
         query=SharedEventIds,
-        answer=list[StoredEvent | None],
-        example=Example(query={"conversation_id": EXAMPLE_ID, "id": [EXAMPLE_ID]}),
-    )
-    yield _open_route(
+        example={"conversation_id": EXAMPLE_ID, "id": [EXAMPLE_ID]},
+    )(sharing.limited(sharing.get_shared_events))
+    routes.add(
+        "GET",
         "/api/shared-events/{conversation_id}/{event_id}",
-        sharing.limited(sharing.get_shared_event),
-        "Get an event of a shared conversation",
+        StoredEvent | None,
         path_types={"conversation_id": str},
-        answer=StoredEvent | None,
-    )
-    yield _open_route(
+    )(sharing.limited(sharing.get_shared_event))
+    routes.add(
+        "GET",
         "/shared/conversations/{share_id}",
-        sharing.limited(sharing.get_shared_page),
-        "Show a shared conversation in a browser",
+        str,
         query=PageQuery,
-        answer=str,
         media=HTML,
-        errors=(NotFound,),
+        errors=(NotFound, TooManyRequests),
         is_stream=True,
-    )
-
-
-def _open_route(path: str, handler: Handle, summary: str, **more: Any) -> Route:
-    errors = (*more.pop("errors", ()), TooManyRequests)
-    return Route(
-        method="GET",
-        path=path,
-        handler=handler,
-        scope=Scope.OPEN,
-        summary=summary,
-        errors=errors,
-        **more,
-    )
+    )(sharing.limited(sharing.get_shared_page))
+    return routes

@@ -41,9 +41,8 @@ from agentsvc.extension.web import (
     FORM,
     JSON,
     SUCCESS,
-    Example,
-    Handler,
     Route,
+    Routes,
     Scope,
     Success,
     Time,
@@ -149,46 +148,36 @@ class SignIn(Extension[SignInConfig]):
 
     def routes(self) -> Iterable[Route]:
         """Return what the login page uses, invitations, and the logout by providers."""
-        yield _post(
-            "/attempts",
-            self.post_attempt,
-            "Begin to sign in by a provider",
-            (AttemptOrder, BegunSignIn),
-            {"provider": "company"},
+        routes = Routes(scope=Scope.OPEN, errors=_ERRORS)
+        example = {"provider": "company"}
+        routes.add("POST", "/attempts", BegunSignIn, body=AttemptOrder, example=example)(
+            self.post_attempt
         )
-        yield _post(
-            "",
-            self.post_answer,
-            "Log a browser in with the answer of a provider",
-            (SignInAnswer, NewLogin),
-            {"state": "of the address", "code": "of the address", "binding": "kept"},
-            status=201,
+        kept = {"state": "of the address", "code": "of the address", "binding": "kept"}
+        routes.add("POST", "", NewLogin, body=SignInAnswer, example=kept, status=201)(
+            self.post_answer
         )
-        yield _post(
-            "/proxy",
-            self.post_proxy,
-            "Log a browser in whose user a trusted proxy names",
-            (ProxyOrder, NewLogin),
-            {},
-            status=201,
+        routes.add("POST", "/proxy", NewLogin, body=ProxyOrder, example={}, status=201)(
+            self.post_proxy
         )
-        yield _post(
+        routes.add(
+            "POST",
             "/invitations",
-            self.post_invitation,
-            "Invite somebody to be a user",
-            (InvitationOrder, Invitation),
-            {"user_name": "admin"},
+            Invitation,
+            body=InvitationOrder,
+            example={"user_name": "admin"},
             status=201,
             scope=Scope.ADMIN,
-        )
-        yield _post(
+        )(self.post_invitation)
+        routes.add(
+            "POST",
             "/{login_provider}/logout",
-            self.post_logout,
-            "End the logins of somebody who has logged out at a provider",
-            (LogoutForm, Success),
-            {"logout_token": "a token of the provider"},
+            Success,
+            body=LogoutForm,
+            example={"logout_token": "a token of the provider"},
             reads=(FORM, JSON),
-        )
+        )(self.post_logout)
+        return routes
 
     def install(self, app: web.Application) -> None:
         """Have the login page show the providers."""
@@ -217,7 +206,7 @@ class SignIn(Extension[SignInConfig]):
             yield
 
     async def post_attempt(self, request: web.Request) -> web.Response:
-        """POST /sign-in/attempts.
+        """Begin to sign in by a provider.
 
         The page keeps `binding` in storage of its own origin and sends the browser to `url`; the
         provider sends it back to `/login` of this server.
@@ -239,7 +228,7 @@ class SignIn(Extension[SignInConfig]):
         return json_response(BegunSignIn(url=url, binding=binding))
 
     async def post_answer(self, request: web.Request) -> web.Response:
-        """POST /sign-in.
+        """Log a browser in with the answer of a provider.
 
         Only for the page that began the sign-in, once. The answer is that of a login with a key.
         """
@@ -263,7 +252,7 @@ class SignIn(Extension[SignInConfig]):
         )
 
     async def post_proxy(self, request: web.Request) -> web.Response:
-        """POST /sign-in/proxy.
+        """Log a browser in whose user a trusted proxy names.
 
         Only where `sign_in.proxy` names the header and the request comes from one of
         `server.trusted_proxies`; everybody else's headers count for nothing.
@@ -288,7 +277,7 @@ class SignIn(Extension[SignInConfig]):
         return await self._log_in(request, person, order.invitation, session=None)
 
     async def post_invitation(self, request: web.Request) -> web.Response:
-        """POST /sign-in/invitations.
+        """Invite somebody to be a user.
 
         For a user of this server who is to sign in by a provider, or by the proxy, from now on.
         Whoever opens the address first and signs in is that user.
@@ -304,7 +293,7 @@ class SignIn(Extension[SignInConfig]):
         return json_response(found, status=201)
 
     async def post_logout(self, request: web.Request) -> web.Response:
-        """POST /sign-in/{login_provider}/logout.
+        """End the logins of somebody who has logged out at a provider.
 
         The back channel by which a provider says that somebody has logged out there; its token is
         signed, and counts once. Streams of these logins end, too.
@@ -338,33 +327,6 @@ class SignIn(Extension[SignInConfig]):
         if found is None:
             raise NotFound("There is no provider of this name")
         return found
-
-
-def _post(
-    path: str,
-    handler: Handler,
-    summary: str,
-    shapes: tuple[type, type],
-    example: dict[str, str],
-    *,
-    status: int = 200,
-    scope: Scope = Scope.OPEN,
-    reads: tuple[str, ...] = (JSON,),
-) -> Route:
-    body, answer = shapes
-    return Route(
-        method="POST",
-        path=path,
-        handler=handler,
-        scope=scope,
-        summary=summary,
-        body=body,
-        reads=reads,
-        answer=answer,
-        status=status,
-        errors=_ERRORS,
-        example=Example(body=example),
-    )
 
 
 def _person_of(provider: Provider, claims: Claims) -> Person:
