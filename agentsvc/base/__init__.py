@@ -106,3 +106,4 @@ from agentsvc.base.values import spread as spread
 from agentsvc.base.values import stated as stated
 from agentsvc.base.values import stored_or_none as stored_or_none
 from agentsvc.base.values import to_stored as to_stored
+from agentsvc.base.values import view_of as view_of

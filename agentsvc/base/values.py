@@ -88,6 +88,14 @@ def copy_to[T: msgspec.Struct](kind: type[T], source: Any, **given: Any) -> T:
     return kind(**{name: getattr(source, name) for name in names}, **given)
 
 
+def view_of[T: msgspec.Struct](kind: type[T], record: Any, **given: Any) -> T:
+    """Return the same of a record for clients, who get its times as texts."""
+    names = [name for name in kind.__struct_fields__ if name not in given and hasattr(record, name)]
+    shown = {name: getattr(record, name) for name in names}
+    texts = {name: to_stored(it) for name, it in shown.items() if isinstance(it, datetime)}
+    return kind(**{**shown, **texts}, **given)
+
+
 def decoder_of[T](kind: type[T] | msgspec.json.Decoder[T]) -> msgspec.json.Decoder[T]:
     """Return the decoder of a type, which is made once, or the one that is given."""
     if isinstance(kind, msgspec.json.Decoder):

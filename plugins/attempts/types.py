@@ -6,7 +6,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from agentsvc.base import copy_to, stored_or_none, to_stored
+from agentsvc.base import view_of
 from agentsvc.extension.web import Time
 
 from .model import Attempt, AttemptOrder, AttemptStatus
@@ -86,28 +86,23 @@ class AttemptSetList(msgspec.Struct, frozen=True, kw_only=True):
 def to_info(shown: Shown, *, with_output: bool = True) -> AttemptSetInfo:
     """Return a task as its owner sees it."""
     task, attempts = shown.task, shown.attempts
-    return AttemptSetInfo(
+    return view_of(
+        AttemptSetInfo,
+        task,
         **msgspec.structs.asdict(task.definition),
-        id=task.id,
         name=task.definition.name,
         cost=sum(one.cost or 0.0 for one in attempts),
-        is_over_budget=task.is_over_budget,
-        chosen=task.chosen,
-        created_at=to_stored(task.created_at),
-        completed_at=stored_or_none(task.completed_at),
         attempts=[_to_attempt(one, with_output=with_output) for one in attempts],
     )
 
 
 def _to_attempt(one: Attempt, *, with_output: bool) -> AttemptInfo:
     took = one.ended_at - one.started_at if one.ended_at and one.started_at else None
-    return copy_to(
+    return view_of(
         AttemptInfo,
         one,
         detail=one.detail or None,
         test_exit_code=one.exit_code,
         test_output=(one.output or None) if with_output else None,
-        started_at=stored_or_none(one.started_at),
-        ended_at=stored_or_none(one.ended_at),
         duration_seconds=round(max(0.0, took.total_seconds()), 3) if took else None,
     )

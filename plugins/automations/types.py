@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from agentsvc.base import ShownSecret, copy_to, stored_or_none, to_stored
+from agentsvc.base import ShownSecret, stored_or_none, view_of
 from agentsvc.extension.web import Time
 
 from .model import (
@@ -234,18 +234,15 @@ def to_definition(order: AutomationOrder) -> Definition:
 
 def from_automation(automation: Automation, prefix: str) -> AutomationInfo:
     """Return what is shown of an automation."""
-    return AutomationInfo(
+    return view_of(
+        AutomationInfo,
+        automation,
         **msgspec.structs.asdict(automation.definition),
-        id=automation.id,
         enabled=automation.is_enabled,
         state=State.ACTIVE if automation.is_enabled else State.INACTIVE,
         disabled_reason=automation.disabled_reason or None,
-        failures=automation.failures,
         next_run_at=stored_or_none(automation.next_at),
-        last_triggered_at=stored_or_none(automation.last_triggered_at),
         events_path=f"{prefix}/events/{automation.id}",
-        created_at=to_stored(automation.created_at),
-        updated_at=to_stored(automation.updated_at),
     )
 
 
@@ -255,15 +252,11 @@ def from_run(run: Run) -> AutomationRun:
     if run.started_at is not None and run.completed_at is not None:
         # The clock may have been put back.
         duration = max(0.0, round((run.completed_at - run.started_at).total_seconds(), 3))
-    return copy_to(
+    return view_of(
         AutomationRun,
         run,
         trigger_source=run.source,
         error_detail=run.error_detail or None,
         result=run.result or None,
         duration_seconds=duration,
-        due_at=to_stored(run.due_at),
-        created_at=to_stored(run.created_at),
-        started_at=stored_or_none(run.started_at),
-        completed_at=stored_or_none(run.completed_at),
     )

@@ -17,8 +17,8 @@ from agentsvc.base import (
     TooManyRequests,
     now,
     parse_time,
-    stored_or_none,
     to_stored,
+    view_of,
 )
 from agentsvc.extension.history import EventQuery, Metrics, Provider
 from agentsvc.extension.server import Extension, Server
@@ -414,19 +414,14 @@ def answer_link(request: web.Request, link: Link) -> web.Response:
 
 def from_link(request: web.Request, link: Link) -> Share:
     """Return what its owner sees of a link."""
-    return Share(
-        id=link.id,
-        url=f"{links_of(request).base}/shared/conversations/{link.id}",
-        conversation_id=link.conversation_id,
-        redact=list(link.redact),
-        created_at=to_stored(link.created_at),
-        expires_at=stored_or_none(link.expires_at),
-    )
+    url = f"{links_of(request).base}/shared/conversations/{link.id}"
+    return view_of(Share, link, url=url)
 
 
 def from_reading(reading: Reading) -> SharedConversation:
     """Return what is shown of a conversation beside its events."""
     found, link = reading.conversation, reading.link
+    # Each by its name: what else a conversation has is not for readers.
     return SharedConversation(
         id=link.id,
         selected_repository=show_text(found.selected_repository, reading.mask, link.redact),

@@ -6,16 +6,7 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Meta, UnsetType
 
-from agentsvc.base import (
-    Conflict,
-    NotFound,
-    Secret,
-    ShownSecret,
-    copy_to,
-    stated,
-    stored_or_none,
-    to_stored,
-)
+from agentsvc.base import Conflict, NotFound, Secret, ShownSecret, stated, stored_or_none, view_of
 from agentsvc.extension.network import WEBHOOK_URL
 from agentsvc.extension.web import (
     PRINCIPAL,
@@ -341,27 +332,16 @@ def to_draft(wanted: WebhookOrder | WebhookUpdate) -> SubscriptionDraft:
 
 def from_subscription(subscription: Subscription) -> WebhookInfo:
     """Return what is shown of a subscription."""
-    kinds = subscription.event_kinds
-    return copy_to(
-        WebhookInfo,
-        subscription,
-        event_kinds=None if kinds is None else list(kinds),
-        changes=list(subscription.changes),
-        quiet_until=stored_or_none(subscription.quiet_until),
-        former_secret_until=stored_or_none(subscription.former_until),
-        created_at=to_stored(subscription.created_at),
-        updated_at=to_stored(subscription.updated_at),
-    )
+    former_secret_until = stored_or_none(subscription.former_until)
+    return view_of(WebhookInfo, subscription, former_secret_until=former_secret_until)
 
 
 def from_delivery(delivery: Delivery) -> DeliveryInfo:
     """Return what is shown of a delivery."""
     is_pending = delivery.state is DeliveryState.PENDING
-    return copy_to(
+    return view_of(
         DeliveryInfo,
         delivery,
         about_id=delivery.lane,
-        created_at=to_stored(delivery.created_at),
         next_attempt_at=stored_or_none(delivery.due_at if is_pending else None),
-        settled_at=stored_or_none(delivery.settled_at),
     )

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from agentsvc.base.values import copy_to, decoder_of, from_stored, has_control, to_stored
+from agentsvc.base.values import copy_to, decoder_of, from_stored, has_control, to_stored, view_of
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,3 +51,22 @@ def test_the_decoder_of_a_type_is_made_once_and_a_given_one_is_taken() -> None:
     assert decoder_of(given) is given
     assert decoder_of(list[int]) is decoder_of(list[int])
     assert decoder_of(Shown).decode(b'{"name": "a"}') == Shown(name="a")
+
+
+def test_a_view_has_what_a_record_calls_the_same_with_times_as_texts() -> None:
+    class Record(msgspec.Struct, frozen=True, kw_only=True):
+        name: str
+        made_at: datetime
+        ended_at: datetime | None
+        inner: str
+
+    class View(msgspec.Struct, frozen=True, kw_only=True):
+        name: str
+        made_at: str
+        ended_at: str | None
+        size: int
+
+    record = Record(name="a", made_at=datetime(2026, 1, 2, tzinfo=UTC), ended_at=None, inner="b")
+    assert view_of(View, record, size=3) == View(
+        name="a", made_at="2026-01-02T00:00:00.000000Z", ended_at=None, size=3
+    )

@@ -8,7 +8,7 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from agentsvc.accounts import KeyScope, Role, User, UserPatch
-from agentsvc.base import BadRequest, Conflict, NotFound, stored_or_none, to_stored
+from agentsvc.base import BadRequest, Conflict, NotFound, view_of
 from agentsvc.conversations import PendingUserDeletion
 from agentsvc.http.keys import KEYRING, OPEN_CONNECTIONS, USER_DELETIONS, USERS
 from agentsvc.http.routes import Effect, Routes, Scope
@@ -217,14 +217,7 @@ async def delete_key(request: web.Request) -> Success:
 
 
 def _from_user(user: User) -> UserInfo:
-    return UserInfo(
-        id=user.id,
-        name=user.name,
-        role=user.role,
-        created_at=to_stored(user.created_at),
-        blocked_at=stored_or_none(user.blocked_at),
-        leaving_at=stored_or_none(user.leaving_at),
-    )
+    return view_of(UserInfo, user)
 
 
 def _from_departure(departure: PendingUserDeletion) -> UserDeletion:

@@ -17,8 +17,7 @@ from agentsvc.base import (
     dashed,
     now,
     parse_time,
-    stored_or_none,
-    to_stored,
+    view_of,
 )
 from agentsvc.http.keys import KEYRING, OPEN_CONNECTIONS, PRINCIPAL
 from agentsvc.http.routes import Effect, Routes, Scope
@@ -199,15 +198,7 @@ async def delete_key(request: web.Request) -> Message:
 
 def from_key(key: ApiKey) -> KeyInfo:
     """Return what may be shown of a key."""
-    return KeyInfo(
-        id=key.id,
-        name=key.name,
-        scope=key.scope,
-        created_at=to_stored(key.created_at),
-        last_used_at=stored_or_none(key.last_used_at),
-        not_before=stored_or_none(key.not_before),
-        expires_at=stored_or_none(key.expires_at),
-    )
+    return view_of(KeyInfo, key)
 
 
 def _from_caller(caller: Principal, key: ApiKey) -> CurrentKey:

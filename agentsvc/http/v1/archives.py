@@ -7,7 +7,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from agentsvc.base import Conflict, Gone, NotFound, copy_to, to_stored
+from agentsvc.base import Conflict, Gone, NotFound, copy_to, view_of
 from agentsvc.conversations import Archive, ArchiveState, StartTask
 from agentsvc.domain import WhenFull
 from agentsvc.http.keys import ARCHIVES, CONVERSATIONS, PRINCIPAL
@@ -165,9 +165,4 @@ async def delete_archive(request: web.Request) -> Success:
 
 
 def _from_archive(archive: Archive) -> ArchiveView:
-    return copy_to(
-        ArchiveView,
-        archive,
-        detail=archive.reason or None,
-        created_at=to_stored(archive.created_at),
-    )
+    return view_of(ArchiveView, archive, detail=archive.reason or None)

@@ -17,7 +17,7 @@ from agentsvc.base import (
     ShownSecret,
     TooManyRequests,
     stated,
-    to_stored,
+    view_of,
 )
 from agentsvc.http.keys import CONFIG, LOGIN_PROVIDERS, LOGINS, OPEN_CONNECTIONS, PRINCIPAL
 from agentsvc.http.middleware.login_cookie import expired_cookie, is_foreign, make_cookie
@@ -230,12 +230,4 @@ async def _begin_any(request: web.Request, order: LoginOrder) -> tuple[Login, Lo
 
 
 def _from_login(login: Login, current: str | None) -> LoginInfo:
-    return LoginInfo(
-        id=login.id,
-        key_id=login.key_id,
-        client=login.client,
-        is_current=login.id == current,
-        created_at=to_stored(login.created_at),
-        last_used_at=to_stored(login.last_used_at),
-        expires_at=to_stored(login.expires_at),
-    )
+    return view_of(LoginInfo, login, is_current=login.id == current)

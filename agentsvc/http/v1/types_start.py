@@ -15,7 +15,7 @@ from agentsvc.base import (
     checked_by,
     copy_to,
     matching,
-    to_stored,
+    view_of,
 )
 from agentsvc.conversations import Stage, StartTask
 from agentsvc.domain import (
@@ -326,21 +326,19 @@ def to_order(body: StartBody) -> StartOrder:
 def from_start_task(task: StartTask, links: Links) -> StartTaskView:
     """Return a start task as clients see it."""
     is_ready = task.status is StartStatus.READY
-    return copy_to(
+    return view_of(
         StartTaskView,
         task,
         created_by_user_id=None,
         app_conversation_id=task.conversation_id if is_ready else None,
         agent_server_url=_from_agent(task, links),
         request=_from_order(task.request),
-        created_at=to_stored(task.created_at),
-        updated_at=to_stored(task.updated_at),
         stages=[_from_stage(stage) for stage in task.stages],
     )
 
 
 def _from_stage(stage: Stage) -> StageView:
-    return copy_to(StageView, stage, started_at=to_stored(stage.started_at))
+    return view_of(StageView, stage)
 
 
 def _from_agent(task: StartTask, links: Links) -> str | None:
