@@ -130,16 +130,13 @@ def _configured(config: Config) -> Rules:
 
 
 async def _look(places: DataDirectory, rules: Rules) -> Found:
-    installation = await Installation.open(places)
-    try:
+    async with await Installation.open(places) as installation:
         database = installation.database
         events, conversations = (0, 0)
         if rules.events_before is not None:
             events, conversations = await count_old_events(database, rules.events_before)
         sandboxes = await _find_sandboxes(installation, rules)
         return Found(events=events, conversations=conversations, sandboxes=sandboxes)
-    finally:
-        await installation.close()
 
 
 async def _find_sandboxes(installation: Installation, rules: Rules) -> list[IdleSandbox]:
@@ -153,8 +150,7 @@ async def _find_sandboxes(installation: Installation, rules: Rules) -> list[Idle
 
 
 async def _delete(places: DataDirectory, rules: Rules) -> tuple[int, int]:
-    installation = await Installation.open(places)
-    try:
+    async with await Installation.open(places) as installation:
         database = installation.database
         events = 0
         if rules.events_before is not None:
@@ -162,5 +158,3 @@ async def _delete(places: DataDirectory, rules: Rules) -> tuple[int, int]:
         found = {one.id for one in await _find_sandboxes(installation, rules)}
         before = rules.sandboxes_before or now()
         return events, await give_up_idle(database, before, only=found)
-    finally:
-        await installation.close()

@@ -227,12 +227,9 @@ def _check(file: Path, restored: DataDirectory, bounds: Bounds) -> None:
 
 
 async def _open(restored: DataDirectory) -> None:
-    installation = await Installation.open(restored)
-    try:
+    async with await Installation.open(restored) as installation:
         installation.read_id()
         await installation.database.write(_start_nothing)
-    finally:
-        await installation.close()
 
 
 async def _start_nothing(tx: Transaction) -> None:

@@ -223,11 +223,8 @@ async def ensure_first_key(places: DataDirectory, bootstrap_key: Secret | None) 
 
     Raises StartFailed, before it makes any, where the master key is not the right one.
     """
-    installation = await Installation.open(places)
-    try:
+    async with await Installation.open(places) as installation:
         return await _first_key(KeyRing(installation.database), bootstrap_key)
-    finally:
-        await installation.close()
 
 
 async def _first_key(keys: KeyRing, bootstrap_key: Secret | None) -> Secret | None:

@@ -68,63 +68,40 @@ class SandboxTable:
         self, tx: Transaction, sandbox_id: str, target: Target, ready_by: datetime
     ) -> None:
         """Store what is wanted; why something did not work so far is forgotten with it."""
-        await self._change(
-            tx,
-            "UPDATE sandboxes SET target = :target, ready_by = :ready_by,"
-            " reason = CASE WHEN phase IN ('failed', 'gone') THEN reason ELSE '' END,"
-            " updated_at = :now WHERE id = :id",
-            {
-                "id": sandbox_id,
-                "target": target,
-                "ready_by": to_stored(ready_by),
-                "now": to_stored(now()),
-            },
+        what = (
+            "target = :target, ready_by = :ready_by,"
+            " reason = CASE WHEN phase IN ('failed', 'gone') THEN reason ELSE '' END"
         )
+        await self._set(tx, sandbox_id, what, target=target, ready_by=to_stored(ready_by))
 
     async def set_handle(self, tx: Transaction, handle: Handle) -> None:
         """Store where a sandbox is found."""
-        await self._change(
-            tx,
-            "UPDATE sandboxes SET handle = :handle, updated_at = :now WHERE id = :id",
-            {"id": handle.sandbox_id, "handle": _encode(handle), "now": to_stored(now())},
-        )
+        await self._set(tx, handle.sandbox_id, "handle = :handle", handle=_encode(handle))
 
     async def add_handle(self, tx: Transaction, handle: Handle) -> None:
         """Store where a sandbox is found, unless that is known already."""
-        await self._change(
-            tx,
-            "UPDATE sandboxes SET handle = :handle, updated_at = :now"
-            " WHERE id = :id AND handle IS NULL",
-            {"id": handle.sandbox_id, "handle": _encode(handle), "now": to_stored(now())},
-        )
+        what, only = "handle = :handle", "AND handle IS NULL"
+        await self._set(tx, handle.sandbox_id, what, only=only, handle=_encode(handle))
 
     async def set_started(self, tx: Transaction, sandbox_id: str) -> None:
         """Store that the backend has taken the order to start, for the first time or again."""
-        await self._change(
-            tx,
-            "UPDATE sandboxes SET phase = 'starting', reason = '', exit_code = NULL, cause = NULL,"
-            " target = CASE target WHEN 'restarted' THEN 'running' ELSE target END,"
-            " updated_at = :now WHERE id = :id",
-            {"id": sandbox_id, "now": to_stored(now())},
+        what = (
+            "phase = 'starting', reason = '', exit_code = NULL, cause = NULL,"
+            " target = CASE target WHEN 'restarted' THEN 'running' ELSE target END"
         )
+        await self._set(tx, sandbox_id, what)
 
     async def set_failed(self, tx: Transaction, sandbox_id: str, reason: str) -> None:
         """Store that a sandbox could not be started."""
-        await self._change(
-            tx,
-            "UPDATE sandboxes SET phase = 'failed', reason = :reason,"
-            " target = CASE target WHEN 'restarted' THEN 'running' ELSE target END,"
-            " updated_at = :now WHERE id = :id",
-            {"id": sandbox_id, "reason": reason, "now": to_stored(now())},
+        what = (
+            "phase = 'failed', reason = :reason,"
+            " target = CASE target WHEN 'restarted' THEN 'running' ELSE target END"
         )
+        await self._set(tx, sandbox_id, what, reason=reason)
 
     async def set_reason(self, tx: Transaction, sandbox_id: str, reason: str) -> None:
         """Store why a sandbox does not get on, leaving the phase as it is."""
-        await self._change(
-            tx,
-            "UPDATE sandboxes SET reason = :reason, updated_at = :now WHERE id = :id",
-            {"id": sandbox_id, "reason": reason, "now": to_stored(now())},
-        )
+        await self._set(tx, sandbox_id, "reason = :reason", reason=reason)
 
     async def set_report(
         self, tx: Transaction, sandbox_id: str, report: Report, ready_by: datetime
@@ -133,75 +110,46 @@ class SandboxTable:
 
         One that ran and does not answer has until `ready_by` to answer again.
         """
-        await self._change(
+        await self._set(
             tx,
-            "UPDATE sandboxes SET phase = :phase, reason = :reason, exit_code = :exit_code,"
+            sandbox_id,
+            "phase = :phase, reason = :reason, exit_code = :exit_code,"
             " endpoints = coalesce(:endpoints, endpoints), facts = coalesce(:facts, facts),"
             " working_dir = coalesce(:working_dir, working_dir),"
             " isolation = coalesce(:isolation, isolation), paused_as = :paused_as,"
-            " cause = :cause, enforced = coalesce(:enforced, enforced), updated_at = :now,"
+            " cause = :cause, enforced = coalesce(:enforced, enforced),"
             " ready_by = CASE WHEN phase = 'running' AND :phase = 'starting' THEN :ready_by"
-            " ELSE ready_by END WHERE id = :id",
-            {
-                "id": sandbox_id,
-                "ready_by": to_stored(ready_by),
-                "phase": report.phase,
-                "reason": report.reason,
-                "exit_code": report.exit_code,
-                "endpoints": _encode(report.endpoints) if report.endpoints else None,
-                "facts": _encode(report.facts) if report.facts else None,
-                "working_dir": report.working_dir or None,
-                "isolation": report.isolation,
-                "paused_as": report.paused_as,
-                "cause": report.cause,
-                "enforced": _encode(report.enforced) if report.enforced is not None else None,
-                "now": to_stored(now()),
-            },
+            " ELSE ready_by END",
+            ready_by=to_stored(ready_by),
+            phase=report.phase,
+            reason=report.reason,
+            exit_code=report.exit_code,
+            endpoints=_encode(report.endpoints) if report.endpoints else None,
+            facts=_encode(report.facts) if report.facts else None,
+            working_dir=report.working_dir or None,
+            isolation=report.isolation,
+            paused_as=report.paused_as,
+            cause=report.cause,
+            enforced=_encode(report.enforced) if report.enforced is not None else None,
         )
 
     async def set_session_key(self, tx: Transaction, sandbox_id: str, key: Secret) -> None:
         """Store the key that a sandbox's agent server takes from now on."""
-        await self._change(
-            tx,
-            "UPDATE sandboxes SET session_key_sealed = :sealed, session_key_hash = :hash,"
-            " updated_at = :now WHERE id = :id",
-            {
-                "id": sandbox_id,
-                "sealed": self._vault.seal(key.reveal().encode(), _context(sandbox_id)),
-                "hash": sha256(key.reveal()),
-                "now": to_stored(now()),
-            },
-        )
+        what = "session_key_sealed = :sealed, session_key_hash = :hash"
+        sealed = self._vault.seal(key.reveal().encode(), _context(sandbox_id))
+        await self._set(tx, sandbox_id, what, sealed=sealed, hash=sha256(key.reveal()))
 
     async def set_fetching(
         self, tx: Transaction, sandbox_id: str, reason: str, ready_by: datetime
     ) -> None:
         """Store how far a fetch is, and until when the start may take."""
-        await self._change(
-            tx,
-            "UPDATE sandboxes SET reason = :reason, ready_by = :ready_by, updated_at = :now"
-            " WHERE id = :id",
-            {
-                "id": sandbox_id,
-                "reason": reason,
-                "ready_by": to_stored(ready_by),
-                "now": to_stored(now()),
-            },
-        )
+        what, until = "reason = :reason, ready_by = :ready_by", to_stored(ready_by)
+        await self._set(tx, sandbox_id, what, reason=reason, ready_by=until)
 
     async def set_unmade(self, tx: Transaction, sandbox_id: str, ready_by: datetime) -> None:
         """Store that there is nothing of a sandbox, and until when its start may take."""
-        await self._change(
-            tx,
-            "UPDATE sandboxes SET phase = NULL, handle = NULL, endpoints = :none, reason = '',"
-            " ready_by = :ready_by, updated_at = :now WHERE id = :id",
-            {
-                "id": sandbox_id,
-                "none": _encode(()),
-                "ready_by": to_stored(ready_by),
-                "now": to_stored(now()),
-            },
-        )
+        what = "phase = NULL, handle = NULL, endpoints = :none, reason = '', ready_by = :ready_by"
+        await self._set(tx, sandbox_id, what, none=_encode(()), ready_by=to_stored(ready_by))
 
     async def set_deadlines(self, tx: Transaction, ready_by: datetime) -> None:
         """Give every sandbox that is starting until then."""
@@ -322,6 +270,13 @@ class SandboxTable:
         """Return the names of the backends that sandboxes were made with."""
         rows = await self._db.all("SELECT DISTINCT backend FROM sandboxes ORDER BY backend")
         return [row["backend"] for row in rows]
+
+    async def _set(
+        self, tx: Transaction, sandbox_id: str, what: str, *, only: str = "", **params: Any
+    ) -> None:
+        """Store what has changed of a sandbox, on a condition that begins with AND."""
+        sql = " ".join(("UPDATE sandboxes SET", what, ", updated_at = :now WHERE id = :id", only))
+        await self._change(tx, sql, {"id": sandbox_id, "now": to_stored(now()), **params})
 
     async def _change(self, tx: Transaction, sql: str, params: Mapping[str, Any]) -> int:
         """Run a statement after which nothing that was remembered counts any more."""

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from agentsvc.base import StartFailed, hint_against, new_id
 from agentsvc.config import DataDirectory
@@ -73,6 +73,14 @@ class Installation:
     async def close(self) -> None:
         """Close the database."""
         await self.database.close()
+
+    async def __aenter__(self) -> Self:
+        """Return itself, which is closed at the end."""
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        """Close the database."""
+        await self.close()
 
     def read_id(self) -> str:
         """Return the id of this installation, made first if the file is absent or empty.

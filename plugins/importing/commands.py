@@ -68,8 +68,7 @@ def openhands(
     places = where.places()
 
     async def work() -> tuple[list[Item], list[str]]:
-        installation = await Installation.open(places)
-        try:
+        async with await Installation.open(places) as installation:
             plan = Plan(
                 user_id=await _user_id(installation.database, user),
                 source_user=source_user,
@@ -78,8 +77,6 @@ def openhands(
             importer = Importer(installation.database, installation.vault, Tree(path), plan)
             items = [item async for item in importer.run()]
             return items, await importer.other_users()
-        finally:
-            await installation.close()
 
     items, others = asyncio.run(work())
     for line in [json_text(msgspec.to_builtins(items))] if as_json else _table(items):

@@ -254,13 +254,10 @@ def _run[T](where: Where, body: Callable[[Webhooks, KeyRing], Awaitable[T]]) -> 
     places = existing_data_dir(loaded)
 
     async def opened() -> T:
-        installation = await Installation.open(places)
-        try:
+        async with await Installation.open(places) as installation:
             database, vault = installation.database, installation.vault
             settings = settings_of(loaded.config, "webhooks", WebhooksConfig)
             webhooks = Webhooks(database, vault, settings)
             return await body(webhooks, KeyRing(database))
-        finally:
-            await installation.close()
 
     return asyncio.run(opened())

@@ -110,15 +110,12 @@ def _check_proxy(name: str, url: str) -> Finding:
 
 
 async def _model_hosts(places: DataDirectory) -> set[str]:
-    installation = await Installation.open(places)
-    try:
+    async with await Installation.open(places) as installation:
         keys = KeyRing(installation.database)
         store = SettingsStore(installation.database, installation.vault)
         users = [await keys.find_user(name) for name in await keys.list_users()]
         found = [await store.find(user_id) for user_id in users if user_id]
         return {host_of(one.llm_model or "", one.llm_base_url) for one in found if one}
-    finally:
-        await installation.close()
 
 
 def _check_model(address: str) -> Iterator[Finding]:

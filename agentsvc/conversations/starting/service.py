@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from datetime import datetime
 
 import msgspec
 
@@ -19,7 +18,7 @@ from agentsvc.conversations.starting.prompts import first_message
 from agentsvc.conversations.starting.sandbox_choice import SandboxChooser
 from agentsvc.conversations.starting.states import Checked, Start
 from agentsvc.conversations.stores import ConversationStores
-from agentsvc.domain import StartOrder, StartSort, check_branch, check_repository, restore_secrets
+from agentsvc.domain import StartOrder, check_branch, check_repository, restore_secrets
 from agentsvc.sandboxes import Sandboxes
 from agentsvc.settings import Settings, SettingsStore
 from agentsvc.storage import Queryable, Transaction, note_effect
@@ -182,6 +181,7 @@ class Starts:
         self._db = stores.db
         self._table = stores.conversations
         self._tasks = stores.tasks
+        self.search, self.count = stores.tasks.search, stores.tasks.count
         self._orders = orders
         self._chooser = chooser
         self._pipeline = pipeline
@@ -247,38 +247,6 @@ class Starts:
         """Return a user's start tasks in the order of the ids, None for each unknown one."""
         found = await self._tasks.find_of_user(user_id, ids)
         return [found.get(task_id) for task_id in ids]
-
-    async def search(
-        self,
-        user_id: str,
-        *,
-        conversation_id: str | None = None,
-        created_at_gte: datetime | None = None,
-        sort: StartSort = StartSort.CREATED_AT_DESC,
-        page_id: str | None = None,
-        limit: int = 100,
-    ) -> tuple[list[StartTask], str | None]:
-        """Return a page of a user's start tasks and the id of the next page."""
-        return await self._tasks.search(
-            user_id,
-            conversation_id=conversation_id,
-            created_at_gte=created_at_gte,
-            sort=sort,
-            page_id=page_id,
-            limit=limit,
-        )
-
-    async def count(
-        self,
-        user_id: str,
-        *,
-        conversation_id: str | None = None,
-        created_at_gte: datetime | None = None,
-    ) -> int:
-        """Return how many start tasks a user has."""
-        return await self._tasks.count(
-            user_id, conversation_id=conversation_id, created_at_gte=created_at_gte
-        )
 
     async def follow(self, user_id: str, task_id: str) -> AsyncIterator[StartTask]:
         """Yield a start task as it is now and after each change, until it is READY or ERROR.

@@ -129,11 +129,11 @@ class StartTaskTable:
         self,
         user_id: str,
         *,
-        conversation_id: str | None,
-        created_at_gte: datetime | None,
-        sort: StartSort,
-        page_id: str | None,
-        limit: int,
+        conversation_id: str | None = None,
+        created_at_gte: datetime | None = None,
+        sort: StartSort = StartSort.CREATED_AT_DESC,
+        page_id: str | None = None,
+        limit: int = 100,
     ) -> tuple[list[StartTask], str | None]:
         """Return a page of a user's start tasks and the id of the next page."""
         page = page_of(sort, page_id)
@@ -148,7 +148,11 @@ class StartTaskTable:
         return cut([self._from_row(row) for row in rows], limit, key_of)
 
     async def count(
-        self, user_id: str, *, conversation_id: str | None, created_at_gte: datetime | None
+        self,
+        user_id: str,
+        *,
+        conversation_id: str | None = None,
+        created_at_gte: datetime | None = None,
     ) -> int:
         """Return how many start tasks a user has."""
         where, params = _task_conditions(user_id, conversation_id, created_at_gte)
