@@ -54,49 +54,37 @@ def command() -> None:
 @click.argument("task")
 @click.option("--count", type=int, metavar="N", help="Number of attempts.")
 @click.option("--model", "models", multiple=True, metavar="MODEL", help="Model of an attempt.")
-@click.option("--test", metavar="COMMAND", help="What tests each attempt.")
+@click.option("--test", "test_command", metavar="COMMAND", help="What tests each attempt.")
 @click.option("--budget", type=float, metavar="DOLLARS", help="What all may cost together.")
-@click.option("--repo", metavar="REPOSITORY", help="Repository that each begins with.")
+@click.option(
+    "--repo", "repository", metavar="REPOSITORY", help="Repository that each begins with."
+)
 @click.option("--branch", metavar="BRANCH", help="Branch of --repo.")
 @click.option("--provider", metavar="HOST", help="Git host of --repo, such as `gitlab`.")
 @click.option("--conversation", metavar="ID", help="Conversation that each is a fork of.")
-@click.option("--until", metavar="EVENT", help="Last event of its history that forks get.")
+@click.option(
+    "--until",
+    "up_to_event_id",
+    metavar="EVENT",
+    help="Last event of its history that forks get.",
+)
 @click.option("--title", metavar="TITLE", help="What the conversations are called.")
 @click.option("--wait", is_flag=True, help="Wait until all are over.")
 @json_option
 @server_options
-def start(  # one for each option
+def start(
     *,
     task: str,
-    count: int | None,
-    models: tuple[str, ...],
-    test: str | None,
-    budget: float | None,
-    repo: str | None,
-    branch: str | None,
-    provider: str | None,
     conversation: str | None,
-    until: str | None,
-    title: str | None,
     wait: bool,
     as_json: bool,
     server: ServerChoice,
+    **options: Any,
 ) -> None:
     """Give a task to several agents at once."""
     api = get_api(server)
-    body = {
-        "message": task,
-        "count": count,
-        "models": models,
-        "test_command": test,
-        "budget": budget,
-        "repository": repo,
-        "branch": branch,
-        "provider": provider,
-        "conversation_id": find_conversation(api, conversation)["id"] if conversation else None,
-        "up_to_event_id": until,
-        "title": title,
-    }
+    forked = find_conversation(api, conversation)["id"] if conversation else None
+    body = {"message": task, "conversation_id": forked, **options}
     made = api.call("POST", _BASE, body=body)
     while wait and any(one["status"] in _OPEN for one in made["attempts"]):
         time.sleep(_POLL_SECONDS)

@@ -51,7 +51,12 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     ),
 )
 @click.argument("task", metavar="TASK")
-@click.option("--repo", metavar="URL", help="Repository to clone first: its URL, or OWNER/NAME.")
+@click.option(
+    "--repo",
+    "repository",
+    metavar="URL",
+    help="Repository to clone first: its URL, or OWNER/NAME.",
+)
 @click.option("--branch", metavar="NAME", help="Branch to begin with.")
 @click.option(
     "--dir",
@@ -67,23 +72,16 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--title", metavar="TEXT", help="Title of the conversation.")
 @click.option("--private", is_flag=True, help="Use a server of its own even though one runs.")
 @click.option("--delete", is_flag=True, help="Delete the conversation and its sandbox at the end.")
-@click.option("--yes", is_flag=True, help="Agree to whatever is asked.")
+@click.option("--yes", "agrees", is_flag=True, help="Agree to whatever is asked.")
 @json_option
 @server_options
 def command(
     *,
     task: str,
-    repo: str | None,
-    branch: str | None,
-    directory: Path | None,
-    model: str | None,
-    base_url: str | None,
-    title: str | None,
     private: bool,
     delete: bool,
-    yes: bool,
-    as_json: bool,
     server: ServerChoice,
+    **options: Any,
 ) -> None:
     """Let an agent do TASK, and show what it does; `-` reads it from standard input.
 
@@ -91,26 +89,16 @@ def command(
     made for it and removed after it. Ctrl-C interrupts the agent, a second one leaves. The exit code
     is 0 if the agent finished.
     """
-    if repo and directory:
+    if options["repository"] and options["directory"]:
         raise click.UsageError("a repository and a directory cannot be worked on at a time")
     said = sys.stdin.read() if task == "-" else task
     if not said.strip():
         raise click.UsageError("the task is empty")
-    wanted = Wanted(
-        task=said,
-        repository=repo,
-        branch=branch,
-        directory=directory,
-        model=model,
-        base_url=base_url,
-        title=title,
-        agrees=yes,
-        as_json=as_json,
-    )
+    wanted = Wanted(task=said, **options)
     signal.signal(signal.SIGTERM, _leave)
     api = None if private else find_api(server)
     conversations = importlib.import_module("agentsvc.cli.run.conversation")
-    if api is not None and base_url:
+    if api is not None and wanted.base_url:
         raise CommandFailed(
             f"--base-url is for a private server, and {api.url} runs",
             "add --private, or run `agentsvc settings set llm_base_url URL`",
