@@ -136,13 +136,16 @@ class GitHub(Hosting):
     async def suggested_tasks(self) -> list[SuggestedTask]:
         """Return open pull requests of the user that need something, and issues assigned to them."""
         found = await self._api.query(TASKS_QUERY, TASKS, {"issues": ISSUES_SEARCH})
-        tasks = [
-            _to_task(kind, one)
+        needs: list[tuple[TaskType, PullRequest | Issue]] = [
+            (kind, one)
             for one in found.viewer.pull_requests.nodes
             if one is not None and (kind := _need(one)) is not None
         ]
-        issues = [one for one in found.search.nodes if one is not None]
-        return tasks + [_to_task(TaskType.OPEN_ISSUE, one) for one in issues]
+        needs += [(TaskType.OPEN_ISSUE, one) for one in found.search.nodes if one is not None]
+        return [
+            self._task(kind, one.repository.name_with_owner, one.number, one.title)
+            for kind, one in needs
+        ]
 
     async def files(self, repository: str, directory: str) -> list[File]:
         """Return the files of a directory on the main branch."""
@@ -299,13 +302,3 @@ def _need(one: PullRequest) -> TaskType | None:
     if any(rollup and rollup.state in ("FAILURE", "ERROR") for rollup in rollups):
         return TaskType.FAILING_CHECKS
     return TaskType.UNRESOLVED_COMMENTS if one.reviews.nodes else None
-
-
-def _to_task(kind: TaskType, one: PullRequest | Issue) -> SuggestedTask:
-    return SuggestedTask(
-        provider=Provider.GITHUB.value,
-        task_type=kind,
-        repo=one.repository.name_with_owner,
-        issue_number=one.number,
-        title=one.title,
-    )

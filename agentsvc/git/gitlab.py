@@ -214,12 +214,14 @@ class GitLab(Hosting):
             "/issues", list[_Issue], scope="assigned_to_me", state="opened", per_page=_TASKS_MAX
         )
         tasks = [
-            _task(kind, one.project.full_path, one.iid, one.title)
+            self._task(kind, one.project.full_path, one.iid, one.title)
             for one in found
             if one is not None and (kind := _need(one)) is not None
         ]
         return tasks + [
-            _task(TaskType.OPEN_ISSUE, one.references.full.partition("#")[0], one.iid, one.title)
+            self._task(
+                TaskType.OPEN_ISSUE, one.references.full.partition("#")[0], one.iid, one.title
+            )
             for one in issues.value
         ]
 
@@ -295,13 +297,3 @@ def _need(one: _MergeRequest) -> TaskType | None:
         return TaskType.FAILING_CHECKS
     open_ones = (one.resolvable_discussions_count or 0) - (one.resolved_discussions_count or 0)
     return TaskType.UNRESOLVED_COMMENTS if open_ones > 0 else None
-
-
-def _task(kind: TaskType, repository: str, number: int, title: str) -> SuggestedTask:
-    return SuggestedTask(
-        provider=Provider.GITLAB.value,
-        task_type=kind,
-        repo=repository,
-        issue_number=number,
-        title=title,
-    )

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from agentsvc.base import BadRequest, InvalidRequest
-from agentsvc.domain import SuggestedTask
+from agentsvc.domain import SuggestedTask, TaskType
 from agentsvc.domain import repositories as git
 from agentsvc.git.client import Api
 from agentsvc.git.model import (
@@ -109,6 +109,12 @@ class Hosting(ABC):
         """Tell whether the pages of these repositories have numbers."""
         del query
         return True
+
+    def _task(self, kind: TaskType, repository: str, number: int, title: str) -> SuggestedTask:
+        provider = self._api.provider.value
+        return SuggestedTask(
+            provider=provider, task_type=kind, repo=repository, issue_number=number, title=title
+        )
 
     def _not_offered(self, what: str) -> BadRequest:
         return BadRequest(f"The git provider `{self._api.provider.value}` is not asked for {what}")

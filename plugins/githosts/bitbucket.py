@@ -169,7 +169,16 @@ class Bitbucket(Hosting):
         for workspace in (await self.installations(None, _WORKSPACES_MAX)).items:
             path = f"/workspaces/{quoted(workspace)}/pullrequests/{author}"
             pulls = await self._api.get(path, _Page[_Pull], state="OPEN", pagelen=_PULLS_MAX)
-            tasks += [_to_task(one) for one in pulls.value.values if one.task_count > 0]
+            tasks += [
+                self._task(
+                    TaskType.UNRESOLVED_COMMENTS,
+                    one.destination.repository.full_name,
+                    one.id,
+                    one.title,
+                )
+                for one in pulls.value.values
+                if one.task_count > 0
+            ]
         return tasks
 
     async def files(self, repository: str, directory: str) -> list[File]:
@@ -281,13 +290,3 @@ def _to_repository(one: _Repository) -> Repository:
 
 def _to_branch(one: _Branch) -> Branch:
     return Branch(name=one.name, commit_sha=one.target.hash, pushed_at=one.target.date)
-
-
-def _to_task(one: _Pull) -> SuggestedTask:
-    return SuggestedTask(
-        provider=Provider.BITBUCKET.value,
-        task_type=TaskType.UNRESOLVED_COMMENTS,
-        repo=one.destination.repository.full_name,
-        issue_number=one.id,
-        title=one.title,
-    )

@@ -172,7 +172,7 @@ class DataCenter(Hosting):
             limit=_PULLS_MAX,
         )
         return [
-            _to_task(kind, one)
+            self._task(kind, _full_name(one.to_ref.repository), one.id, one.title)
             for one in pulls.value.values
             if (kind := _need(one.properties)) is not None
         ]
@@ -242,13 +242,3 @@ def _need(properties: _Properties) -> TaskType | None:
     if properties.merge_result.outcome == "CONFLICTED":
         return TaskType.MERGE_CONFLICTS
     return TaskType.UNRESOLVED_COMMENTS if properties.open_task_count > 0 else None
-
-
-def _to_task(kind: TaskType, one: _Pull) -> SuggestedTask:
-    return SuggestedTask(
-        provider=Provider.BITBUCKET_DATA_CENTER.value,
-        task_type=kind,
-        repo=_full_name(one.to_ref.repository),
-        issue_number=one.id,
-        title=one.title,
-    )

@@ -198,8 +198,11 @@ class Forgejo(Hosting):
         )
         # A server may give more than it is asked for.
         needs = [(await self._need(one), one) for one in pulls.value[:_PULLS_MAX]]
-        tasks = [_task(kind, one) for kind, one in needs if kind is not None]
-        return tasks + [_task(TaskType.OPEN_ISSUE, one) for one in issues.value]
+        found = [(kind, one) for kind, one in needs if kind is not None]
+        found += [(TaskType.OPEN_ISSUE, one) for one in issues.value]
+        return [
+            self._task(kind, one.repository.full_name, one.number, one.title) for kind, one in found
+        ]
 
     async def files(self, repository: str, directory: str) -> list[File]:
         """Return the files of a directory on the main branch."""
@@ -321,14 +324,4 @@ def _to_branch(one: _Branch) -> Branch:
         commit_sha=one.commit.id,
         is_protected=one.protected,
         pushed_at=one.commit.timestamp,
-    )
-
-
-def _task(kind: TaskType, one: _Issue) -> SuggestedTask:
-    return SuggestedTask(
-        provider=Provider.FORGEJO.value,
-        task_type=kind,
-        repo=one.repository.full_name,
-        issue_number=one.number,
-        title=one.title,
     )
