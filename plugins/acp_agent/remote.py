@@ -19,7 +19,7 @@ from aiohttp import web
 from agentsvc.base import BadRequest, NotAllowed, NotAuthenticated, Secret, TooManyRequests, new_id
 from agentsvc.extension.accounts import KEYRING, keys_of
 from agentsvc.extension.server import Extension, Server
-from agentsvc.extension.web import CONFIG, PRINCIPAL, Example, Route, Scope, read_query
+from agentsvc.extension.web import CONFIG, PRINCIPAL, Route, Routes, read_query
 
 from .settings import AcpAgentConfig
 
@@ -47,19 +47,18 @@ class RemoteAgent(Extension[AcpAgentConfig]):
 
     def routes(self) -> Iterable[Route]:
         """Return the WebSocket."""
-        yield Route(
-            method="GET",
-            path=PATH,
-            handler=self.get_agent,
-            scope=Scope.READ,
-            summary="Be an agent for an editor, over a WebSocket (Agent Client Protocol)",
+        routes = Routes()
+        routes.add(
+            "GET",
+            PATH,
+            None,
             query=OrderQuery,
-            answer=None,
             status=HTTPStatus.SWITCHING_PROTOCOLS,
             errors=(BadRequest, NotAllowed, TooManyRequests),
-            example=Example(query={"repository": "octocat/hello-world"}),
+            example={"repository": "octocat/hello-world"},
             is_stream=True,
-        )
+        )(self.get_agent)
+        return routes
 
     @asynccontextmanager
     async def run(self, _server: Server) -> AsyncIterator[None]:
@@ -68,7 +67,7 @@ class RemoteAgent(Extension[AcpAgentConfig]):
         yield
 
     async def get_agent(self, request: web.Request) -> web.StreamResponse:
-        """GET /acp.
+        """Be an agent for an editor, over a WebSocket (Agent Client Protocol).
 
         A WebSocket whose text frames are the messages of the protocol, as its proposal for remote
         agents has it; there is no streamable HTTP. A session is a conversation, as with `agentsvc
