@@ -36,14 +36,14 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int = 0
     at: datetime
-    user_id: str
-    user_name: str
-    key_id: int | None
+    user_id: str = ""
+    user_name: str = ""
+    key_id: int | None = None
     action: str
     subject: str
-    status: int
+    status: int = 0
     address: str
-    request_id: str
+    request_id: str = ""
 
 
 class EntryQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,14 +112,9 @@ async def note_command(db: Database, action: str, subject: str) -> None:
     """Store what a command on this machine has done just now."""
     entry = Entry(
         at=values.now(),
-        user_id="",
-        user_name="",
-        key_id=None,
         action=f"agentsvc {action}",
         subject=subject[:_LONGEST],
-        status=0,
         address=COMMAND_LINE,
-        request_id="",
     )
     await AuditLog(db).note(entry)
 
@@ -130,12 +125,9 @@ async def note_by_server(tx: Transaction, user_id: str, action: str, subject: st
         at=values.now(),
         user_id=user_id,
         user_name=(await get_user(tx, user_id)).name,
-        key_id=None,
         action=action,
         subject=subject[:_LONGEST],
-        status=0,
         address=THE_SERVER,
-        request_id="",
     )
     await AuditTable.insert(tx, entry)
 

@@ -7,10 +7,10 @@ time. The keys of sandboxes belong to `sandboxes`.
 import json
 import logging
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -313,16 +313,18 @@ async def insert_key(
         raise NotFound("no such user")
     if scope is KeyScope.SERVICE and not await UserTable.is_admin(tx, user_id):
         raise NotAllowed("A key of the scope `service` can only be an administrator's")
-    row = await KeyTable.insert(
-        tx,
-        user_id,
-        name,
-        key,
-        scope=scope,
-        not_before=not_before,
-        expires_at=expires_at,
-        made_with=made_with,
-    )
+    given = {
+        "user_id": user_id,
+        "name": name,
+        "scope": scope,
+        "hash": values.sha256(key.reveal()),
+        "prefix": key.reveal()[:_SHOWN],
+        "created_at": values.to_stored(values.now()),
+        "not_before": values.stored_or_none(not_before),
+        "expires_at": values.stored_or_none(expires_at),
+        "made_with": made_with,
+    }
+    row = await KeyTable.insert(tx, given)
     if row is None:
         raise Conflict("this key exists already")
     return record_of(row, ApiKey, user_name=user_name)
@@ -468,39 +470,18 @@ class KeyTable:
         return await source.one("SELECT 1 FROM api_keys LIMIT 1") is not None
 
     @staticmethod
-    async def insert(
-        tx: Transaction,
-        user_id: str,
-        name: str,
-        key: Secret,
-        *,
-        scope: KeyScope,
-        not_before: datetime | None,
-        expires_at: datetime | None,
-        made_with: int | None,
-    ) -> Row | None:
+    async def insert(tx: Transaction, key: Mapping[str, Any]) -> Row | None:
         """Add a key and return its row, or None if it exists."""
         sql = """
             INSERT INTO api_keys
                 (user_id, name, scope, hash, prefix, created_at, not_before, expires_at, made_with)
-            VALUES (:user_id, :name, :scope, :hash, :prefix, :now, :not_before, :expires_at,
+            VALUES (:user_id, :name, :scope, :hash, :prefix, :created_at, :not_before, :expires_at,
                     :made_with)
             ON CONFLICT (hash) DO NOTHING
             RETURNING id, user_id, name, scope, prefix, created_at, last_used_at, not_before,
                       expires_at, revoked_at
         """
-        params = {
-            "user_id": user_id,
-            "name": name,
-            "scope": scope,
-            "hash": values.sha256(key.reveal()),
-            "prefix": key.reveal()[:_SHOWN],
-            "now": values.to_stored(values.now()),
-            "not_before": values.stored_or_none(not_before),
-            "expires_at": values.stored_or_none(expires_at),
-            "made_with": made_with,
-        }
-        return await tx.one(sql, params)
+        return await tx.one(sql, key)
 
     @staticmethod
     async def count_ended(tx: Transaction, made_with: int, user_id: str, name: str) -> int:

@@ -95,7 +95,7 @@ async def put_rules(request: web.Request, body: SandboxRules) -> SandboxRules:
     All are set: one that is left out, or null, is left to the spec of the sandbox, and then
     to the server. They count for all sandboxes of the user from now on.
     """
-    rules = _to_rules(body)
+    rules = copy_to(IdleRules, body)
     settings = await request.app[SETTINGS].change(
         request[PRINCIPAL].user_id, lambda old: _with_rules(old, rules)
     )
@@ -118,10 +118,6 @@ def _with_rules(old: Settings | None, rules: IdleRules) -> Settings:
     if old is None:
         raise NotFound("Settings not found: save settings before rules for sandboxes")
     return msgspec.structs.replace(old, sandbox_idle=rules)
-
-
-def _to_rules(body: SandboxRules) -> IdleRules:
-    return copy_to(IdleRules, body)
 
 
 def _from_rules(rules: IdleRules) -> SandboxRules:

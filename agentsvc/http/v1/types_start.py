@@ -17,7 +17,7 @@ from agentsvc.base import (
     matching,
     view_of,
 )
-from agentsvc.conversations import Stage, StartTask
+from agentsvc.conversations import StartTask
 from agentsvc.domain import (
     AgentPlugin,
     AgentType,
@@ -315,7 +315,7 @@ def to_order(body: StartBody) -> StartOrder:
         parent_conversation_id=parent.hex if parent else None,
         agent_type=body.agent_type,
         public=body.public,
-        plugins=tuple(_to_plugin(plugin) for plugin in body.plugins or ()),
+        plugins=tuple(copy_to(AgentPlugin, plugin) for plugin in body.plugins or ()),
         when_full=body.when_full,
         archive_id=body.archive_id.hex if body.archive_id else None,
         environment_id=body.environment_id and body.environment_id.replace("-", "").lower(),
@@ -333,12 +333,8 @@ def from_start_task(task: StartTask, links: Links) -> StartTaskView:
         app_conversation_id=task.conversation_id if is_ready else None,
         agent_server_url=_from_agent(task, links),
         request=_from_order(task.request),
-        stages=[_from_stage(stage) for stage in task.stages],
+        stages=[view_of(StageView, stage) for stage in task.stages],
     )
-
-
-def _from_stage(stage: Stage) -> StageView:
-    return view_of(StageView, stage)
 
 
 def _from_agent(task: StartTask, links: Links) -> str | None:
@@ -358,7 +354,7 @@ def _from_order(order: StartOrder) -> StartRequestView:
         git_provider=order.provider,
         suggested_task=_from_suggestion(order.suggested_task),
         pr_number=list(order.pr_number),
-        plugins=[_from_plugin(plugin) for plugin in order.plugins] or None,
+        plugins=[copy_to(PluginBody, plugin) for plugin in order.plugins] or None,
         secrets=dict.fromkeys(order.secrets, MASK) or None,
     )
 
@@ -400,11 +396,3 @@ def _from_suggestion(task: SuggestedTask | None) -> SuggestedTaskBody | None:
     if task is None:
         return None
     return copy_to(SuggestedTaskBody, task, git_provider=Provider(task.provider))
-
-
-def _to_plugin(body: PluginBody) -> AgentPlugin:
-    return copy_to(AgentPlugin, body)
-
-
-def _from_plugin(plugin: AgentPlugin) -> PluginBody:
-    return copy_to(PluginBody, plugin)
