@@ -300,14 +300,14 @@ class Routes(list[Route]):
             # Those of a handler that says all here, as before there were others, are left alone.
             kinds = {} if is_told and not takes else inspect.get_annotations(handler, eval_str=True)
             read: dict[str, Any] = {name: kinds[name] for name in takes}
-            is_value = not is_told and not _is_response(kinds.get("return", web.StreamResponse))
-            if is_value:
+            is_response = _is_response(handler.__annotations__.get("return", web.StreamResponse))
+            if not is_told and not is_response:
                 said["answer"] = kinds["return"]
             self.append(
                 Route(
                     method=method,
                     path=self._prefix + path,
-                    handler=_serving(handler, read, said) if read or is_value else handler,
+                    handler=handler if is_response and not read else _serving(handler, read, said),
                     summary=first,
                     **said,
                     **read,

@@ -308,17 +308,20 @@ def test_a_handler_puts_itself_into_a_table_with_the_first_line_of_its_docstring
 async def test_a_handler_returns_what_is_answered(aiohttp_client: MakeClient) -> None:
     routes = Routes("/things", scope=Scope.OPEN)
 
+    @routes.add("GET", "/told", list[Any])
     @routes.add("GET", "")
     async def get_it(_request: web.Request) -> list[int]:
         """Get it."""
         return [1, 2]
 
-    assert [one.answer for one in routes] == [list[int]]
+    assert [one.answer for one in routes] == [list[int], list[Any]]
     app = web.Application()
     mount(app, routes)
-    response = await (await aiohttp_client(app)).get("/things")
-    assert (response.status, await response.json()) == (200, [1, 2])
-    assert response.content_type == "application/json"
+    client = await aiohttp_client(app)
+    for path in ("/things", "/things/told"):
+        response = await client.get(path)
+        assert (response.status, await response.json()) == (200, [1, 2])
+        assert response.content_type == "application/json"
 
 
 async def test_what_a_handler_takes_is_read_before_it_is_called(aiohttp_client: MakeClient) -> None:
