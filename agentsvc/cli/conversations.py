@@ -9,9 +9,9 @@ from typing import Final
 import click
 
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.client import PAGE, V1
+from agentsvc.cli.client import PAGE, V1, Api
 from agentsvc.cli.options import example, json_option, yes_option
-from agentsvc.cli.server import Id, ServerChoice, get_api, server_options
+from agentsvc.cli.server import Id, ServerChoice, found_options, get_api, server_options
 from agentsvc.cli.talk import (
     CONVERSATIONS,
     Record,
@@ -50,6 +50,9 @@ _SHOWN: Final = (
     "updated_at",
     "conversation_url",
 )
+
+
+_of_conversation: Final = found_options(CONVERSATIONS, find_conversation)
 
 
 @click.group(
@@ -107,13 +110,10 @@ def _state(item: Record) -> str:
 
 
 @command.command(epilog=example("agentsvc conversations show 7c9e66797425"))
-@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
 @json_option
-@server_options
-def show(conversation_id: str, *, as_json: bool, server: ServerChoice) -> None:
+@_of_conversation
+def show(*, as_json: bool, api: Api, found: Record) -> None:
     """Show the conversation with this ID, and what was said in it; its beginning is enough."""
-    api = get_api(server)
-    found = find_conversation(api, conversation_id)
     if as_json:
         click.echo(json_text(found))
         return
@@ -158,23 +158,17 @@ def send(
 
 
 @command.command(epilog=example("agentsvc conversations follow 7c9e66797425"))
-@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
 @json_option
-@server_options
-def follow(conversation_id: str, *, as_json: bool, server: ServerChoice) -> None:
+@_of_conversation
+def follow(*, as_json: bool, api: Api, found: Record) -> None:
     """Show the conversation with this ID, and go on until its agent is done."""
-    api = get_api(server)
-    found = find_conversation(api, conversation_id)
     importlib.import_module("agentsvc.cli.run.watch").follow_on(api, found, as_json=as_json)
 
 
 @command.command(epilog=example("agentsvc conversations confirm 7c9e66797425"))
-@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
-@server_options
-def confirm(conversation_id: str, *, server: ServerChoice) -> None:
+@_of_conversation
+def confirm(*, api: Api, found: Record) -> None:
     """Let the agent do what it asks for."""
-    api = get_api(server)
-    found = find_conversation(api, conversation_id)
     answer_agent(api, found, accept=True)
     click.echo(f"confirmed; {found['id']} goes on", err=True)
 
@@ -182,76 +176,62 @@ def confirm(conversation_id: str, *, server: ServerChoice) -> None:
 @command.command(
     epilog=example('agentsvc conversations reject 7c9e66797425 --reason "Use the test database"')
 )
-@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
 @click.option("--reason", default="", metavar="TEXT", help="Tell the agent why.")
-@server_options
-def reject(conversation_id: str, *, reason: str, server: ServerChoice) -> None:
+@_of_conversation
+def reject(*, reason: str, api: Api, found: Record) -> None:
     """Do not let the agent do what it asks for; it waits for a message then."""
-    api = get_api(server)
-    found = find_conversation(api, conversation_id)
     answer_agent(api, found, accept=False, reason=reason)
     hint = f"agentsvc conversations send {found['id'][:SHORT_ID]} TEXT"
     click.echo(f"rejected; tell it what to do with `{hint}`", err=True)
 
 
 @command.command(epilog=example("agentsvc conversations interrupt 7c9e66797425"))
-@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
-@server_options
-def interrupt(conversation_id: str, *, server: ServerChoice) -> None:
+@_of_conversation
+def interrupt(*, api: Api, found: Record) -> None:
     """Break off what the agent is doing; its sandbox goes on."""
-    api = get_api(server)
-    found = find_conversation(api, conversation_id)
     ask_agent(api, found, "interrupt")
     click.echo(f"{found['id']} is interrupted", err=True)
 
 
 @command.command(epilog=example("agentsvc conversations pause 7c9e66797425 --now"))
-@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
 @click.option("--now", is_flag=True, help="Break off what the agent is doing.")
-@server_options
-def pause(conversation_id: str, *, now: bool, server: ServerChoice) -> None:
+@_of_conversation
+def pause(*, now: bool, api: Api, found: Record) -> None:
     """Let the agent pause after its current step; its sandbox goes on."""
-    api = get_api(server)
-    found = find_conversation(api, conversation_id)
     ask_agent(api, found, "interrupt" if now else "pause")
     click.echo(f"{found['id']} is paused", err=True)
 
 
 @command.command(epilog=example("agentsvc conversations resume 7c9e66797425"))
-@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
-@server_options
-def resume(conversation_id: str, *, server: ServerChoice) -> None:
+@_of_conversation
+def resume(*, api: Api, found: Record) -> None:
     """Let a paused agent go on, and its sandbox before that."""
-    api = get_api(server)
-    found = wake(api, find_conversation(api, conversation_id))
-    ask_agent(api, found, "run")
-    click.echo(f"{found['id']} goes on", err=True)
+    woken = wake(api, found)
+    ask_agent(api, woken, "run")
+    click.echo(f"{woken['id']} goes on", err=True)
 
 
 @command.command(
     epilog=example('agentsvc conversations fork 7c9e66797425 --message "Try it without a cache"')
 )
-@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
 @click.option("--title", metavar="TEXT", help="Title of the copy; otherwise the same.")
 @click.option("--message", metavar="TEXT", help="Have its agent begin with it; otherwise it waits.")
 @click.option("--until", metavar="EVENT", help="Id of the last event it knows; otherwise all.")
 @json_option
-@server_options
+@_of_conversation
 def fork(
-    conversation_id: str,
     *,
     title: str | None,
     message: str | None,
     until: str | None,
     as_json: bool,
-    server: ServerChoice,
+    api: Api,
+    found: Record,
 ) -> None:
     """Go on with a copy of a conversation and its files, in a sandbox of its own.
 
     The one with this ID is not changed. Prints the id of the copy.
     """
-    api = get_api(server)
-    found = find_conversation(api, conversation_id)
     body: Record = {"title": title, "up_to_event_id": until}
     if message is not None:
         check_text(message, "message")
@@ -265,27 +245,21 @@ def fork(
 
 
 @command.command(epilog=example("agentsvc conversations checkpoints 7c9e66797425"))
-@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
 @json_option
-@server_options
-def checkpoints(conversation_id: str, *, as_json: bool, server: ServerChoice) -> None:
+@_of_conversation
+def checkpoints(*, as_json: bool, api: Api, found: Record) -> None:
     """List the files to which a conversation can go back, newest first."""
-    api = get_api(server)
-    path = f"{CONVERSATIONS}/{find_conversation(api, conversation_id)['id']}/checkpoints"
-    found = api.call("GET", path)["items"]
-    rows = [(one["id"], moment(one["created_at"])) for one in found]
-    print_found(found, columns(("ID", "FILES OF (UTC)"), rows), as_json=as_json)
+    known = api.call("GET", f"{CONVERSATIONS}/{found['id']}/checkpoints")["items"]
+    rows = [(one["id"], moment(one["created_at"])) for one in known]
+    print_found(known, columns(("ID", "FILES OF (UTC)"), rows), as_json=as_json)
 
 
 @command.command(epilog=example("agentsvc conversations rollback 7c9e66797425 --yes"))
-@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
 @click.option("--to", "wanted", metavar="CHECKPOINT", help="Its id; otherwise the newest one.")
 @yes_option
-@server_options
-def rollback(conversation_id: str, *, wanted: str | None, yes: bool, server: ServerChoice) -> None:
+@_of_conversation
+def rollback(*, wanted: str | None, yes: bool, api: Api, found: Record) -> None:
     """Put the files of a conversation back to what they were before a turn of its agent."""
-    api = get_api(server)
-    found = find_conversation(api, conversation_id)
     path = f"{CONVERSATIONS}/{found['id']}"
     if wanted is None:
         known = api.call("GET", f"{path}/checkpoints")["items"]
@@ -300,31 +274,25 @@ def rollback(conversation_id: str, *, wanted: str | None, yes: bool, server: Ser
 
 
 @command.command(epilog=example("agentsvc conversations delete 7c9e66797425 --yes"))
-@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
 @yes_option
-@server_options
-def delete(conversation_id: str, *, yes: bool, server: ServerChoice) -> None:
+@_of_conversation
+def delete(*, yes: bool, api: Api, found: Record) -> None:
     """Delete the conversation with this ID, with its sandbox if no other lives there."""
-    api = get_api(server)
-    found = find_conversation(api, conversation_id)
     ask_to_confirm(f"Delete `{short(found['title'])}` ({found['id']})?", is_agreed=yes)
     api.call("DELETE", f"{CONVERSATIONS}/{found['id']}")
     click.echo(f"{found['id']} is deleted", err=True)
 
 
 @command.command(epilog=example("agentsvc conversations export 7c9e66797425 --output talk.zip"))
-@click.argument("conversation_id", type=Id(CONVERSATIONS), metavar="ID")
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
     metavar="FILE",
     help="File to write, - for standard output; otherwise ID.zip.",
 )
-@server_options
-def export(conversation_id: str, *, output: Path | None, server: ServerChoice) -> None:
+@_of_conversation
+def export(*, output: Path | None, api: Api, found: Record) -> None:
     """Write the conversation with this ID and all of its events as a zip file."""
-    api = get_api(server)
-    found = find_conversation(api, conversation_id)
     file = output or Path(f"{found['id']}.zip")
     with api.open("GET", f"{CONVERSATIONS}/{found['id']}/download") as answer:
         if str(file) == "-":

@@ -6,11 +6,24 @@ import click
 
 from agentsvc.cli.client import PAGE, Api
 from agentsvc.cli.options import example, json_option, yes_option
-from agentsvc.cli.server import Id, ServerChoice, get_api, server_options
+from agentsvc.cli.server import ServerChoice, found_options, get_api, server_options
 from agentsvc.cli.talk import SANDBOXES, only
 from agentsvc.cli.text import columns, confirm, fields, moment, print_found, short
 
 _HIDDEN: Final = ("session_api_key",)
+
+
+def _find(api: Api, sandbox_id: str) -> dict[str, Any]:
+    asked = api.call("GET", SANDBOXES, query={"id": sandbox_id})
+    if found := [one for one in asked if one]:
+        return only(found, "sandboxes", sandbox_id)
+    everything = api.pages(f"{SANDBOXES}/search")
+    return only(
+        [one for one in everything if one["id"].startswith(sandbox_id)], "sandboxes", sandbox_id
+    )
+
+
+_of_sandbox: Final = found_options(SANDBOXES, _find)
 
 
 @click.group(
@@ -47,70 +60,50 @@ def list_sandboxes(*, limit: int, as_json: bool, server: ServerChoice) -> None:
 
 
 @command.command(epilog=example("agentsvc sandboxes show 5WPXcz"))
-@click.argument("sandbox_id", type=Id(SANDBOXES), metavar="ID")
 @json_option
-@server_options
-def show(sandbox_id: str, *, as_json: bool, server: ServerChoice) -> None:
+@_of_sandbox
+def show(*, as_json: bool, api: Api, found: dict[str, Any]) -> None:
     """Show the sandbox with this ID; its beginning is enough."""
-    found = _shown(_find(get_api(server), sandbox_id))
-    print_found(found, fields(found), as_json=as_json)
+    del api
+    shown = _shown(found)
+    print_found(shown, fields(shown), as_json=as_json)
 
 
 @command.command(epilog=example("agentsvc sandboxes pause 5WPXcz"))
-@click.argument("sandbox_id", type=Id(SANDBOXES), metavar="ID")
-@server_options
-def pause(sandbox_id: str, *, server: ServerChoice) -> None:
+@_of_sandbox
+def pause(*, api: Api, found: dict[str, Any]) -> None:
     """Pause the sandbox with this ID; its files stay."""
-    _steer(server, sandbox_id, "pause", "is being paused")
+    _steer(api, found, "pause", "is being paused")
 
 
 @command.command(epilog=example("agentsvc sandboxes resume 5WPXcz"))
-@click.argument("sandbox_id", type=Id(SANDBOXES), metavar="ID")
-@server_options
-def resume(sandbox_id: str, *, server: ServerChoice) -> None:
+@_of_sandbox
+def resume(*, api: Api, found: dict[str, Any]) -> None:
     """Let the paused sandbox with this ID go on."""
-    _steer(server, sandbox_id, "resume", "is being resumed")
+    _steer(api, found, "resume", "is being resumed")
 
 
 @command.command(epilog=example("agentsvc sandboxes delete 5WPXcz --yes"))
-@click.argument("sandbox_id", type=Id(SANDBOXES), metavar="ID")
 @yes_option
-@server_options
-def delete(sandbox_id: str, *, yes: bool, server: ServerChoice) -> None:
+@_of_sandbox
+def delete(*, yes: bool, api: Api, found: dict[str, Any]) -> None:
     """Delete the sandbox with this ID, with all of its files."""
-    api = get_api(server)
-    found = _find(api, sandbox_id)
     confirm(f"Delete sandbox {found['id']} with all of its files?", is_agreed=yes)
     api.call("DELETE", f"{SANDBOXES}/{found['id']}")
     click.echo(f"{found['id']} is being deleted", err=True)
 
 
 @command.command(epilog=example("agentsvc sandboxes logs 5WPXcz | grep -i error"))
-@click.argument("sandbox_id", type=Id(SANDBOXES), metavar="ID")
-@server_options
-def logs(sandbox_id: str, *, server: ServerChoice) -> None:
+@_of_sandbox
+def logs(*, api: Api, found: dict[str, Any]) -> None:
     """Print the last lines that the sandbox with this ID has written."""
-    api = get_api(server)
-    found = _find(api, sandbox_id)
     for line in api.call("GET", f"{SANDBOXES}/{found['id']}/logs")["lines"]:
         click.echo(line)
 
 
-def _steer(server: ServerChoice, sandbox_id: str, what: str, done: str) -> None:
-    api = get_api(server)
-    found = _find(api, sandbox_id)
+def _steer(api: Api, found: dict[str, Any], what: str, done: str) -> None:
     api.call("POST", f"{SANDBOXES}/{found['id']}/{what}")
     click.echo(f"{found['id']} {done}", err=True)
-
-
-def _find(api: Api, sandbox_id: str) -> dict[str, Any]:
-    asked = api.call("GET", SANDBOXES, query={"id": sandbox_id})
-    if found := [one for one in asked if one]:
-        return only(found, "sandboxes", sandbox_id)
-    everything = api.pages(f"{SANDBOXES}/search")
-    return only(
-        [one for one in everything if one["id"].startswith(sandbox_id)], "sandboxes", sandbox_id
-    )
 
 
 def _shown(sandbox: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Chooses the server and key of a command: options, environment, or the local data directory."""
 
+import functools
 import importlib
 import os
 from collections.abc import Callable
@@ -92,6 +93,21 @@ class Id(click.ParamType[str]):
             for one in found
             if one["id"].startswith(incomplete.lower())
         ]
+
+
+def found_options(path: str, find: Callable[[Api, str], dict[str, Any]]) -> Decorator:
+    """Give a command the server, and what its argument ID names there, as `api` and `found`."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def called(*, named: str, server: ServerChoice, **options: Any) -> Any:
+            api = get_api(server)
+            return command(api=api, found=find(api, named), **options)
+
+        argument: Decorator = click.argument("named", type=Id(path), metavar="ID")
+        return argument(server_options(called))
+
+    return decorate
 
 
 class Login(msgspec.Struct, frozen=True, kw_only=True):

@@ -176,7 +176,9 @@ def _command(parent: click.Context, name: str, command: click.Command) -> Iterat
     lines = (command.epilog or "").replace("\b", "").splitlines()
     examples = [line.strip() for line in lines if line.startswith("  ")]
     parts.append("\n".join(["```", " ".join(usage.split()), "```"]))
-    records = (one.get_help_record(context) for one in command.get_params(context))
+    # Arguments first, as usage has them, wherever among its options a command takes them.
+    given = sorted(command.get_params(context), key=lambda one: not isinstance(one, click.Argument))
+    records = (one.get_help_record(context) for one in given)
     options = [(f"`{option}`", text) for option, text in filter(None, records)]
     if len(options) > 1:
         parts.append(table(("option", "meaning"), options[:-1]).rstrip())
