@@ -9,7 +9,9 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.agentserver import AgentServer as AgentServer
+from agentsvc.agentserver import AgentServer
+
+__all__ = ["LOOK", "AgentServer", "Outcome", "stop_once", "watch_once"]
 
 _SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 10.0
