@@ -32,10 +32,6 @@ KEY_PREFIX: Final = "asvc_"
 SHORTEST_KEY: Final = 32
 """Characters a key brought from outside must have."""
 
-_KNOWN_SECONDS: Final = 0.5
-"""How long a key is known without another look: a command in another process may revoke it."""
-_MOST_KNOWN: Final = 4096
-
 _SHOWN: Final = len(KEY_PREFIX) + 4
 _LONGEST_NAME: Final = 100
 USE_IS_NOTED_EVERY: Final = timedelta(minutes=1)
@@ -111,15 +107,13 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Known(msgspec.Struct, frozen=True, kw_only=True):
-    """A key as it was read, when, and after how many commits of this process."""
+    """A key as it was read."""
 
     principal: Principal
     is_barred: bool
     not_before: datetime | None
     expires_at: datetime | None
     last_used_at: datetime | None
-    at: float
-    commits: int
 
     def is_good(self, now: datetime) -> bool:
         """Whether the key opens anything."""
@@ -129,16 +123,10 @@ class _Known(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyRing:
-    """Every user and every API key.
+    """Every user and every API key."""
 
-    A key that was just read is not read again until this process has stored something, whatever it
-    was, or a moment has passed.
-    """
-
-    def __init__(self, db: Database, *, most_known: int = _MOST_KNOWN) -> None:
+    def __init__(self, db: Database) -> None:
         self._db = db
-        self._most_known = most_known
-        self._known: dict[str, _Known] = {}
 
     async def identify(self, key: str) -> Principal:
         """Return whose key this is and note its use, at most once a minute.
@@ -166,7 +154,8 @@ class KeyRing:
     async def _identify(self, key: str) -> Principal:
         if not key.isascii():
             raise NotAuthenticated
-        known, now = await self._find(values.sha256(key)), values.now()
+        digest, now = values.sha256(key), values.now()
+        known = await self._db.keep((KeyRing, digest), lambda: self._find(digest))
         if known is None or not known.is_good(now):
             raise NotAuthenticated
         if known.last_used_at is None or now - known.last_used_at >= USE_IS_NOTED_EVERY:
@@ -268,25 +257,16 @@ class KeyRing:
         return await KeyTable.has_any(self._db)
 
     async def _find(self, digest: str) -> _Known | None:
-        moment, commits = values.monotonic(), self._db.commits
-        known = self._known.get(digest)
-        if known and known.commits == commits and moment - known.at < _KNOWN_SECONDS:
-            return known
         row = await KeyTable.find(self._db, digest)
         if row is None or not secrets.compare_digest(row["hash"], digest):
             return None
-        if len(self._known) >= self._most_known:
-            self._known.clear()
-        known = self._known[digest] = _Known(
+        return _Known(
             principal=_to_principal(row),
             is_barred=row["revoked_at"] is not None or row["blocked_at"] is not None,
             not_before=values.moment_or_none(row["not_before"]),
             expires_at=values.moment_or_none(row["expires_at"]),
             last_used_at=values.moment_or_none(row["last_used_at"]),
-            at=moment,
-            commits=commits,
         )
-        return known
 
     async def _note_use(self, key_id: int, now: datetime) -> None:
         try:

@@ -24,6 +24,8 @@ CURRENT_REQUEST: Final[ContextVar[str]] = ContextVar("agentsvc_request_id", defa
 """The id of the request that is being served; background work has none."""
 
 _OURS: Final = "agentsvc"
+_BELOW_OURS: Final = f"{_OURS}."
+_NUMBERS: Final = (int, float)
 _QUIET: Final = ("aiohttp.access", "asyncio")
 _CAUSES: Final = ("reason", "request_id")
 _MOST_ABOUT: Final = 50
@@ -133,11 +135,10 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
 
     def write_soon(self, level: int, logger: str, message: str, facts: dict[str, Any]) -> None:
         """Write a line with all others of this turn of the event loop, but before any record."""
-        told = {key: _text(value) for key, value in facts.items()}
         if request_id := CURRENT_REQUEST.get():
-            told["request_id"] = request_id
+            facts["request_id"] = request_id
         name = logging.getLevelName(level)
-        line = self._formatter.line(_Said(now().timestamp(), name, logger, message, told))
+        line = self._formatter.line(_Said(now().timestamp(), name, logger, message, facts))
         with self._lock:
             self._lines.append(line)
             is_first = len(self._lines) == 1
@@ -160,7 +161,8 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
         # As for records: that nobody can read them is no reason to answer nobody.
         with contextlib.suppress(OSError, ValueError):
             if lines:
-                self.stream.write("\n".join([*lines, ""]))
+                # To look for secrets in all at once costs little more than in one.
+                self.stream.write(self._formatter.mask("\n".join([*lines, ""])))
                 self.flush()
 
     def _write_due(self, before: float) -> None:
@@ -225,7 +227,7 @@ class _Said(NamedTuple):
 
 
 class LineFormatter(logging.Formatter, ABC):
-    """Makes a line of a record, or of what one would say; nothing in it is secret."""
+    """Makes a line of a record, or of what one would say."""
 
     def __init__(self, masker: Masker) -> None:
         super().__init__()
@@ -235,13 +237,16 @@ class LineFormatter(logging.Formatter, ABC):
         """Return the line."""
         message, trace = _encodable(record.getMessage()), _trace(self, record)
         facts = _facts(record)
-        return self.line(
-            _Said(record.created, record.levelname, record.name, message, facts, trace)
-        )
+        said = _Said(record.created, record.levelname, record.name, message, facts, trace)
+        return self.mask(self.line(said))
+
+    def mask(self, text: str) -> str:
+        """Return a text with stars for every secret in it."""
+        return self._masker.mask(text)
 
     @abstractmethod
     def line(self, said: _Said) -> str:
-        """Return the line of what is said."""
+        """Return the line of what is said, in which secrets are still to be masked."""
 
 
 class TextFormatter(LineFormatter):
@@ -255,11 +260,16 @@ class TextFormatter(LineFormatter):
 
     def line(self, said: _Said) -> str:
         """Return the line."""
-        pairs = "".join([f" {key}={_plain(value)}" for key, value in said.facts.items()])
+        pairs = "".join(
+            [
+                f" {key}={value if type(value) in _NUMBERS else _plain(value)}"
+                for key, value in said.facts.items()
+            ]
+        )
         line = f"{self._moment(said.created)} {said.level:<7} {_one_line(said.message)}{pairs}"
-        if said.logger != _OURS and not said.logger.startswith(f"{_OURS}."):
+        if said.logger != _OURS and not said.logger.startswith(_BELOW_OURS):
             line += f" logger={said.logger}"
-        return self._masker.mask(f"{line}\n{said.trace}" if said.trace else line)
+        return f"{line}\n{said.trace}" if said.trace else line
 
     def _moment(self, created: float) -> str:
         second = int(created)
@@ -282,10 +292,10 @@ class JsonFormatter(LineFormatter):
             "message": said.message,
         }
         for key, value in said.facts.items():
-            line.setdefault(key, value)
+            line.setdefault(key, _text(value))
         if said.trace:
             line["exception"] = said.trace
-        return self._masker.mask(msgspec.json.encode(line, enc_hook=str).decode())
+        return msgspec.json.encode(line, enc_hook=str).decode()
 
 
 def configure(level: str, format: str, *, stream: TextIO | None = None) -> Masker:  # noqa: A002
@@ -322,12 +332,12 @@ def write_fast(logger: logging.Logger, level: int, message: str, facts: dict[str
     """Do what `logger.log` does, for less where `configure` alone says who gets lines."""
     if not logger.isEnabledFor(level):
         return
-    match logging.getLogger().handlers:
-        case [RepeatHandler() as only]:
-            only.write_soon(level, logger.name, message, facts)
-        case _:
-            record = logger.makeRecord(logger.name, level, "", 0, message, (), None, extra=facts)
-            logger.handle(record)
+    handlers = logging.root.handlers
+    if len(handlers) == 1 and isinstance(only := handlers[0], RepeatHandler):
+        only.write_soon(level, logger.name, message, facts)
+    else:
+        record = logger.makeRecord(logger.name, level, "", 0, message, (), None, extra=facts)
+        logger.handle(record)
 
 
 def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
@@ -341,9 +351,9 @@ def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
 
 def _plain(value: object) -> str:
     text = str(value)
-    if isinstance(value, int | float) or (text and not _UNSAFE.search(text)):
-        return text
-    return msgspec.json.encode(text).decode()
+    if not text.isalnum() and (not text or _UNSAFE.search(text)):
+        return msgspec.json.encode(_encodable(text)).decode()
+    return _encodable(text)
 
 
 def _one_line(text: str) -> str:

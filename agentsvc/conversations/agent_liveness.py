@@ -25,7 +25,7 @@ class AgentLiveness:
         """Return those that gave no answer when they were asked last."""
         return set(self._since)
 
-    def lasts(self, sandbox_id: str | None) -> bool:
-        """Whether one has been silent for so long that what it does counts as unknown."""
-        since = self._since.get(sandbox_id or "")
-        return since is not None and monotonic() - since >= self._longest_seconds
+    def lasting(self) -> set[str]:
+        """Return those that have been silent for so long that what they do counts as unknown."""
+        latest = monotonic() - self._longest_seconds
+        return {sandbox_id for sandbox_id, since in self._since.items() if since <= latest}

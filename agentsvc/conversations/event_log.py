@@ -44,6 +44,10 @@ _LATEST_EVENTS = 100
 _LATEST_CONVERSATIONS = 64
 
 
+def _weigh(page: tuple[list[bytes], str | None]) -> int:
+    return sum(1 + len(body) // 1024 for body in page[0])
+
+
 class EventHead(msgspec.Struct, frozen=True, kw_only=True):
     """What is read of an event; `key` and `value` are there in updates of the state."""
 
@@ -149,10 +153,17 @@ class EventLog:
         self, conversation_id: str, query: EventQuery, *, page_id: str | None, limit: int
     ) -> tuple[list[bytes], str | None]:
         """Return the bodies of the events that `search` returns, and the id of the next page."""
-        after = None if page_id is None else values.decode_cursor(page_id, str, int)
-        found = await EventTable.search_bodies(self._db, conversation_id, query, after, limit + 1)
-        page, next_page_id = cut(found, limit, lambda last: last[:2])
-        return [body for _, _, body in page], next_page_id
+
+        async def read() -> tuple[list[bytes], str | None]:
+            after = None if page_id is None else values.decode_cursor(page_id, str, int)
+            found = await EventTable.search_bodies(
+                self._db, conversation_id, query, after, limit + 1
+            )
+            page, next_page_id = cut(found, limit, lambda last: last[:2])
+            return [body for _, _, body in page], next_page_id
+
+        key = (EventLog.search_bodies, conversation_id, query, page_id, limit)
+        return await self._db.keep(key, read, weigh=_weigh)
 
     async def count(self, conversation_id: str, query: EventQuery) -> int:
         """Return how many events a search finds on all its pages."""

@@ -170,13 +170,24 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """Whether one of them, or an order that waits like them, sets the agent to work."""
 
 
-class ConversationView(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation together with the sandbox it lives in."""
+class ConversationView(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A conversation together with the sandbox it lives in; two are equal if they are of the same records."""
 
     conversation: Conversation
     sandbox: Sandbox | None
     is_silent: bool = False
     """Whether the agent server has not answered for long."""
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, ConversationView)
+            and self.conversation is other.conversation
+            and self.sandbox is other.sandbox
+            and self.is_silent is other.is_silent
+        )
+
+    def __hash__(self) -> int:
+        return id(self.conversation) ^ id(self.sandbox)
 
     @property
     def sandbox_status(self) -> SandboxStatus:

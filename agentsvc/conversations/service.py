@@ -1,7 +1,7 @@
 """The conversations of all users, as both API generations use them."""
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
@@ -81,9 +81,16 @@ class Conversations:
         self, user_id: str, ids: Sequence[str], *, include_starting: bool = False
     ) -> list[ConversationView | None]:
         """Return a user's conversations in the order of the ids, None for each unknown one."""
-        found = await self._table.find_of_user(user_id, ids, include_starting=include_starting)
-        views = {view.conversation.id: view for view in await self._view(user_id, found.values())}
-        return [views.get(conversation_id) for conversation_id in ids]
+        silent = frozenset(self._recorder.silence.lasting())
+
+        async def read() -> list[ConversationView | None]:
+            found = await self._table.find_of_user(user_id, ids, include_starting=include_starting)
+            shown = await self._view(user_id, found.values(), silent)
+            views = {view.conversation.id: view for view in shown}
+            return [views.get(conversation_id) for conversation_id in ids]
+
+        key = (Conversations.find_many, user_id, *ids, include_starting, silent)
+        return await self._db.keep(key, read, weigh=len)
 
     async def get(
         self, user_id: str, conversation_id: str, *, include_starting: bool = False
@@ -96,7 +103,10 @@ class Conversations:
 
     async def is_of_user(self, user_id: str, conversation_id: str) -> bool:
         """Say whether a conversation is this user's, be it started or not."""
-        return await self._table.is_of_user(user_id, conversation_id)
+        return await self._db.keep(
+            (Conversations.is_of_user, user_id, conversation_id),
+            lambda: self._table.is_of_user(user_id, conversation_id),
+        )
 
     async def resolve(self, user_id: str, text: str) -> str | None:
         """Return the id behind a hex or dashed UUID or a user's own name, or None."""
@@ -106,8 +116,16 @@ class Conversations:
         self, user_id: str, query: ConversationQuery, *, page_id: str | None, limit: int
     ) -> tuple[list[ConversationView], str | None]:
         """Return a page of a user's conversations and the id of the next page."""
-        found, next_page_id = await self._table.search(user_id, query, page_id=page_id, limit=limit)
-        return await self._view(user_id, found), next_page_id
+        silent = frozenset(self._recorder.silence.lasting())
+
+        async def read() -> tuple[list[ConversationView], str | None]:
+            found, next_page_id = await self._table.search(
+                user_id, query, page_id=page_id, limit=limit
+            )
+            return await self._view(user_id, found, silent), next_page_id
+
+        key = (Conversations.search, user_id, query, page_id, limit, silent)
+        return await self._db.keep(key, read, weigh=lambda page: len(page[0]))
 
     async def count(self, user_id: str, query: ConversationQuery) -> int:
         """Return how many of a user's conversations a query finds."""
@@ -318,7 +336,7 @@ class Conversations:
     # Inside
 
     async def _view(
-        self, user_id: str, conversations: Iterable[Conversation]
+        self, user_id: str, conversations: Iterable[Conversation], silent: Collection[str | None]
     ) -> list[ConversationView]:
         listed = list(conversations)
         ids = list({one.sandbox_id for one in listed if one.sandbox_id is not None})
@@ -327,7 +345,7 @@ class Conversations:
             ConversationView(
                 conversation=one,
                 sandbox=found.get(one.sandbox_id) if one.sandbox_id else None,
-                is_silent=self._recorder.silence.lasts(one.sandbox_id),
+                is_silent=one.sandbox_id in silent,
             )
             for one in listed
         ]

@@ -356,6 +356,8 @@ def takes_repeats(route: Route) -> bool:
 
 
 _MOUNTED: Final[web.AppKey[dict[web.AbstractRoute, Route]]] = web.AppKey("mounted_routes")
+_RESOURCES: Final[web.AppKey[dict[str, web.Resource]]] = web.AppKey("resources_by_path")
+"""One for each path, since those of paths with names in them are tried one after the other."""
 
 
 def mount(app: web.Application, routes: Iterable[Route]) -> None:
@@ -365,17 +367,18 @@ def mount(app: web.Application, routes: Iterable[Route]) -> None:
     GET is.
     """
     if _MOUNTED not in app:
-        app[_MOUNTED] = {}
-        # Before anything else is told of the answer, which is none yet.
-        app.on_response_prepare.insert(0, _end_head)
+        app[_MOUNTED], app[_RESOURCES] = {}, {}
+    resources = app[_RESOURCES]
     for route in routes:
         whole = _with_long_bodies(route.handler) if route.scope in _LONG_BODIES else route.handler
         handlers = {route.method: whole}
         if route.method == hdrs.METH_GET:
             handlers[hdrs.METH_HEAD] = _head_of(route) if route.is_stream else whole
-        for method, handler in handlers.items():
-            for path in (route.path, f"{route.path}/"):
-                added = app.router.add_resource(path).add_route(method, handler)
+        for path in (route.path, f"{route.path}/"):
+            if path not in resources:
+                resources[path] = app.router.add_resource(path)
+            for method, handler in handlers.items():
+                added = resources[path].add_route(method, handler)
                 app[_MOUNTED][added] = route
 
 
@@ -421,7 +424,8 @@ def _head_of(route: Route) -> Handler:
     return answer
 
 
-async def _end_head(request: web.Request, response: web.StreamResponse) -> None:
+def end_head(request: web.Request, response: web.StreamResponse) -> None:
+    """End a stream that is about to begin, if no more than its head was asked for."""
     if request.get(_WANTS_HEAD, False):
         raise _HeadIsKnown(response)
 
@@ -437,17 +441,24 @@ _ROUTE: Final[web.RequestKey[Route | None]] = web.RequestKey("route")
 """What `route_of` has found."""
 
 
+def send_elsewhere(request: web.Request) -> None:
+    """Take in that a request is for a sandbox."""
+    request[IS_ELSEWHERE] = True
+    request[_ROUTE] = None
+
+
 def route_of(request: web.Request) -> Route | None:
     """Return the route a request was resolved to, or None if it came through no table.
 
     The latter is so for an unknown path, for a known one with another method, for whatever was
     added to the application past `mount`, and for what is not for this server.
     """
-    if IS_ELSEWHERE in request:
-        return None
-    if _ROUTE not in request:
-        request[_ROUTE] = request.app.get(_MOUNTED, {}).get(request.match_info.route)
-    return request[_ROUTE]
+    try:
+        return request[_ROUTE]
+    except KeyError:
+        found = request.app.get(_MOUNTED, {}).get(request.match_info.route)
+        request[_ROUTE] = found
+        return found
 
 
 def query_keys(request: web.Request) -> list[str]:

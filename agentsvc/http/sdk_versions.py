@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 import msgspec
 import yarl
 from aiohttp import hdrs, web
+from multidict import istr
 
 type Version = tuple[int, int]
 
@@ -27,7 +28,7 @@ _IN_QUERY = re.compile(
 )
 _VERSION = re.compile(r"\A([0-9]{1,3})\.([0-9]{1,3})\Z")
 _MARK: Final = "~sdk-"
-_KEY_HEADERS: Final = ("X-Session-API-Key", hdrs.AUTHORIZATION, "X-Access-Token")
+_KEY_HEADERS: Final = (istr("X-Session-API-Key"), hdrs.AUTHORIZATION, istr("X-Access-Token"))
 _ANY: Final = ""
 _PROMPT: Final = "SystemPromptEvent"
 

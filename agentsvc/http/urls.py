@@ -163,16 +163,29 @@ def to_networks(texts: Iterable[str]) -> tuple[Network, ...]:
 
 def links_of(request: web.Request) -> Links:
     """Return the links for the caller of a request."""
-    origin = origin_of(request)
-    domain = domain_of(request.app[CONFIG].gateway.sandbox_domain)
-    local = LOCAL_DOMAIN if _is_local(request, origin) else ""
-    caller = request.get(PRINCIPAL)
+    config, caller = request.app[CONFIG], request.get(PRINCIPAL)
+    return _make_links(
+        origin_of(request),
+        config.gateway.sandbox_domain,
+        not config.server.public_url and not is_from_proxy(request),
+        caller is None or caller.may_run,
+        request.get(SDK_VERSION),
+    )
+
+
+@lru_cache(maxsize=256)
+def _make_links(
+    origin: Origin, wildcard: str, is_direct: bool, shows_keys: bool, version: Version | None
+) -> Links:
+    domain = domain_of(wildcard)
+    # Whether a browser of the caller's reaches this server without any proxy, at home.
+    local = LOCAL_DOMAIN if is_direct and is_local(name_of(origin.host)) else ""
     return Links(
         base=origin.url,
         domain=domain,
         editor_domain=domain or local,
-        shows_keys=caller is None or caller.may_run,
-        sdk_version=request.get(SDK_VERSION),
+        shows_keys=shows_keys,
+        sdk_version=version,
     )
 
 
@@ -219,12 +232,6 @@ def _find_work_origin(
             if label is not None:
                 return WorkOrigin(scheme=scheme, host=host, label=label)
     return None
-
-
-def _is_local(request: web.Request, origin: Origin) -> bool:
-    """Whether a browser of the caller's reaches this server without any proxy, at home."""
-    is_seen = not request.app[CONFIG].server.public_url and not is_from_proxy(request)
-    return is_seen and is_local(name_of(origin.host))
 
 
 def _seen_origin(request: web.Request) -> Origin:

@@ -45,7 +45,9 @@ class SecretStore:
 
     async def provider_hosts(self, user_id: str) -> dict[str, str | None]:
         """Return the providers a user has tokens for, with their hosts; opens no secret."""
-        return {row["name"]: row["host"] for row in await self._rows(user_id, _Kind.PROVIDER)}
+        key = (SecretStore.provider_hosts, user_id)
+        rows = await self._db.keep(key, lambda: self._rows(user_id, _Kind.PROVIDER), weigh=len)
+        return {row["name"]: row["host"] for row in rows}
 
     async def custom_secrets(self, user_id: str) -> dict[str, CustomSecret]:
         """Return the custom secrets of a user by name."""

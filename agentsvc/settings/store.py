@@ -36,6 +36,7 @@ from agentsvc.settings.user_secrets import SecretsPatch
 from agentsvc.storage import Database, Queryable, Row, Transaction, Vault, note_effect
 
 _DEFAULTS: Final = Settings()
+_HIDDEN: Final = dict.fromkeys(SECRET_FIELDS)
 
 
 def merge(old: Settings, patch: SettingsPatch) -> Settings:
@@ -79,8 +80,8 @@ def show_settings(settings: Settings) -> dict[str, Any]:
 
     To post it back changes nothing.
     """
-    shown = {name: getattr(settings, name) for name in FLAT_FIELDS}
-    shown |= dict.fromkeys(SECRET_FIELDS)
+    fields = msgspec.structs.asdict(settings)
+    shown = {name: fields[name] for name in FLAT_FIELDS} | _HIDDEN
     if settings.mcp_config is not None:
         shown["mcp_config"] = show_mcp_config(settings.mcp_config)
     if settings.disabled_skills is not None:
@@ -107,7 +108,7 @@ class SettingsStore:
 
     async def find(self, user_id: str) -> Settings | None:
         """Return the settings of a user, or None if they never saved any."""
-        return await self._load(self._db, user_id)
+        return await self._db.keep((SettingsStore, user_id), lambda: self._load(self._db, user_id))
 
     async def get(self, user_id: str) -> Settings:
         """Return the settings of a user; the defaults if they never saved any."""

@@ -7,6 +7,7 @@ table class.
 import asyncio
 import contextlib
 import contextvars
+import itertools
 import logging
 import sqlite3
 from collections import deque
@@ -57,6 +58,8 @@ It is no time on the clock, since on a busy machine all take longer, and a threa
 _SLOW_SECONDS = 10.0
 """How long a statement that took longer is not tried on the event loop again."""
 _LARGEST_BATCH = 64
+_MOST_RECENT = 4096
+"""How much of what was read is kept, in KiB or rows."""
 _NO_PARAMS: Params = {}
 # SQLite takes a disk that cannot be read for a damaged database, as it cannot tell.
 _OF_DISK = (
@@ -148,6 +151,7 @@ class _Readers:
             self._idle.put_nowait(other)
         self._looks = 0
         self._slow: dict[str, float] = {}
+        self._unknown = itertools.count(-1, -1)
         raw.set_progress_handler(self._look, _STEPS)
 
     @classmethod
@@ -185,6 +189,15 @@ class _Readers:
         async with self._lend() as connection:
             await connection.execute("BEGIN")
             return await body(Reader(connection.execute_fetchall))
+
+    def version(self) -> int:
+        """Return a number that is another one once anything was stored, by whichever process."""
+        self._looks = 0
+        try:
+            return int(self._raw.execute("PRAGMA data_version").fetchone()[0])
+        except sqlite3.Error:
+            # The next query says what is wrong; until that is over, no two states are the same.
+            return next(self._unknown)
 
     async def close(self) -> None:
         """Wait for the reads that have begun and disconnect."""
@@ -306,6 +319,24 @@ class _Batch:
             self.is_durable = True
 
 
+class _Recent(dict[tuple[object, ...], Any]):
+    """What was read, all of one version of the database."""
+
+    def __init__(self, version: int | None = None) -> None:
+        super().__init__()
+        self.version = version
+        self._weight = 0
+
+    def add(self, key: tuple[object, ...], made: object, weight: int) -> None:
+        """Keep it unless it is too much; what else there is may have to go."""
+        if self._weight + weight > _MOST_RECENT:
+            self.clear()
+            self._weight = 0
+        if weight <= _MOST_RECENT:
+            self[key] = made
+            self._weight += weight + 1
+
+
 class Database:
     """One SQLite file: a queue of writers that share commits, and a pool of readers."""
 
@@ -317,8 +348,8 @@ class Database:
         self._wake = asyncio.Event()
         self._is_open = True
         self._is_closed = False
-        self.commits = 0
-        """How many transactions have become durable: what was read before the last is perhaps old."""
+        self._recent = _Recent()
+        self._has_looked = False
         self._body: asyncio.Task[Any] | None = None
         self._writing = asyncio.create_task(self._write_until_closed(), name="database writer")
 
@@ -377,6 +408,26 @@ class Database:
         """Return every row of a query."""
         return await self._read(self._readers.all(sql, params))
 
+    async def keep[T](
+        self,
+        key: tuple[object, ...],
+        read: Callable[[], Awaitable[T]],
+        *,
+        weigh: Callable[[T], int] | None = None,
+    ) -> T:
+        """Return what was read under a key, which is kept until anything is stored by any process.
+
+        It has to follow from the key and from what is stored alone. `weigh` tells how many rows, or
+        KiB, it has, where that is more than one.
+        """
+        recent = self._now()
+        if key not in recent:
+            made = await read()
+            recent.add(key, made, weigh(made) if weigh else 1)
+            return made
+        kept: T = recent[key]
+        return kept
+
     async def backup(self, to: Path) -> None:
         """Write a whole and consistent copy, mode 0600; writers go on meanwhile.
 
@@ -400,6 +451,22 @@ class Database:
             self._is_closed = True
             await self._readers.close()
             await self._writer.close()
+
+    def _now(self) -> "_Recent":
+        """Return what has been read since anything was stored.
+
+        That is looked up once in each turn of the event loop: whoever asks in one has sent it before.
+        """
+        if not self._has_looked:
+            self._has_looked = True
+            asyncio.get_running_loop().call_soon(self._look_again)
+            version = self._readers.version()
+            if version != self._recent.version:
+                self._recent = _Recent(version)
+        return self._recent
+
+    def _look_again(self) -> None:
+        self._has_looked = False
 
     async def _read[T](self, reading: Coroutine[Any, Any, T]) -> T:
         try:
@@ -451,7 +518,7 @@ class Database:
                 if not job.done.done():
                     job.done.set_exception(_cannot_store(exc))
         else:
-            self.commits += 1
+            self._recent = _Recent()
             for attempt in batch.attempts:
                 _settle(attempt)
 

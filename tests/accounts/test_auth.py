@@ -1,6 +1,5 @@
 """Users and API keys: who is let in, who is not, and what is kept of a key."""
 
-import asyncio
 import logging
 import sqlite3
 from datetime import datetime, timedelta
@@ -81,7 +80,7 @@ async def test_what_is_known_of_a_key_ends_with_the_next_change(
         await ring.identify(secret.reveal())
 
 
-async def test_a_key_that_another_process_revokes_is_useless_within_a_second(
+async def test_a_key_that_another_process_revokes_is_useless_at_once(
     ring: KeyRing, db: Database
 ) -> None:
     key, secret = await ring.create_key(await ring.create_user("ada", Role.ADMIN), "laptop")
@@ -91,19 +90,10 @@ async def test_a_key_that_another_process_revokes_is_useless_within_a_second(
     other = await Database.open(db.path)
     try:
         await KeyRing(other).revoke_key(key.id)
-        await asyncio.sleep(1)
         with pytest.raises(NotAuthenticated):
             await ring.identify(secret.reveal())
     finally:
         await other.close()
-
-
-async def test_no_more_keys_are_known_than_may_be(db: Database) -> None:
-    ring = KeyRing(db, most_known=1)
-    user_id = await ring.create_user("ada", Role.ADMIN)
-    made = [await ring.create_key(user_id, name) for name in ("laptop", "phone")]
-    for key, secret in (*made, *made):
-        assert (await ring.identify(secret.reveal())).key_id == key.id
 
 
 async def test_revoking_again_keeps_the_first_moment(ring: KeyRing) -> None:

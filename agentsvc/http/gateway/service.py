@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from typing import Final
 
 from aiohttp import hdrs, web
@@ -30,7 +30,7 @@ from agentsvc.http.gateway.websocket_proxy import Client, Tunnels
 from agentsvc.http.middleware.authentication import keys_of
 from agentsvc.http.middleware.websocket_auth import LARGEST_FIRST_BYTES, FirstMessageAuth
 from agentsvc.http.port_origins import EDITOR_PORT
-from agentsvc.http.routes import IS_ELSEWHERE, Handler
+from agentsvc.http.routes import send_elsewhere
 from agentsvc.http.server.connections import show_key
 from agentsvc.http.urls import MOUNT, work_origin_of
 from agentsvc.sandboxes import AGENT_PORT, Sandbox
@@ -189,36 +189,38 @@ async def get_by_short_path(request: web.Request) -> web.StreamResponse:
     return await request.app[GATEWAY].serve(request, place, sandbox_id)
 
 
-@web.middleware
-async def divert(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Pass on what is for a sandbox though its path does not say so."""
+def divert(request: web.Request) -> Awaitable[web.StreamResponse | None] | None:
+    """Pass on what is for a sandbox, also where its path does not say so; None for all else."""
     origin = work_origin_of(request)
     if origin is not None:
-        request[IS_ELSEWHERE] = True
+        send_elsewhere(request)
         sandbox_id, place = find_place(request, origin)
-        return await request.app[GATEWAY].serve(request, place, sandbox_id)
-    if request.match_info.handler in (get_port, get_by_short_path):
+        return request.app[GATEWAY].serve(request, place, sandbox_id)
+    handler = request.match_info.handler
+    if handler in (get_port, get_by_short_path):
         # Who calls is found out by the gateway, and nothing else of what follows is for it.
-        return await request.match_info.handler(request)
+        return handler(request)
     raw_path = request.rel_url.raw_path
     query = request.rel_url.raw_query_string
     if not rewrite.is_agent_path(raw_path) or not (query or _may_be_for_sandbox(request)):
-        return await handler(request)
+        return None
+    return _serve_root(request, Place(port=AGENT_PORT, path=raw_path, query=query, is_at_root=True))
+
+
+async def _serve_root(request: web.Request, place: Place) -> web.StreamResponse | None:
     gateway = request.app[GATEWAY]
-    place = Place(port=AGENT_PORT, path=raw_path, query=query, is_at_root=True)
     shown = shown_keys(request, place)
     if shown.is_empty and _may_show_key_later(request, place):
         return await gateway.serve_late(request, place, None)
     sandbox = await gateway.find_for_root(shown)
-    if sandbox is not None:
-        return await gateway.serve(request, place, sandbox.id)
-    return await handler(request)
+    return None if sandbox is None else await gateway.serve(request, place, sandbox.id)
 
 
 def _may_be_for_sandbox(request: web.Request) -> bool:
     """Whether a sandbox's key may come later, or is in the headers by its form."""
-    is_late = hdrs.UPGRADE in request.headers
-    return is_late or not all(key.startswith(KEY_PREFIX) for key in keys_of(request))
+    keys = keys_of(request)
+    has_other = bool(keys) and not all(key.startswith(KEY_PREFIX) for key in keys)
+    return has_other or hdrs.UPGRADE in request.headers
 
 
 def _show_key(request: web.Request, visitor: Visitor) -> None:

@@ -51,10 +51,12 @@ def keys_of(request: web.Request) -> tuple[str, ...]:
     """
     headers = request.headers
     given = [headers.get(_SESSION_KEY, ""), headers.get(_ACCESS_TOKEN, "")]
-    scheme, _, token = headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-    if scheme.lower() == "bearer":
-        given.insert(1, token)
-    return tuple(dict.fromkeys([key.strip() for key in given if key.isascii() and key.strip()]))
+    if hdrs.AUTHORIZATION in headers:
+        scheme, _, token = headers[hdrs.AUTHORIZATION].partition(" ")
+        if scheme.lower() == "bearer":
+            given.insert(1, token)
+    keys = [key.strip() for key in given if key and key.isascii()]
+    return tuple(dict.fromkeys(filter(None, keys)))
 
 
 async def find_caller(request: web.Request) -> Principal | None:

@@ -8,6 +8,7 @@ import re
 from typing import Any, Final
 
 from aiohttp import web
+from multidict import istr
 
 from agentsvc.accounts import IdempotencySlot, Kept
 from agentsvc.base import AgentsvcError, BadRequest
@@ -16,7 +17,7 @@ from agentsvc.http.routes import Handler, Route, route_of, takes_repeats
 from agentsvc.http.wire import BODY, ON_STREAMED, read_text
 from agentsvc.storage import Transaction, watched_by
 
-HEADER: Final = "Idempotency-Key"
+HEADER: Final = istr("Idempotency-Key")
 REPLAYED: Final = "Idempotency-Replayed"
 
 _LONGEST_KEY: Final = 255

@@ -8,13 +8,13 @@ response; whose a key is, `authentication` finds out.
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import nullcontext
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Final, NoReturn
 
 from aiohttp import hdrs, web
-from aiohttp.typedefs import Middleware
 from multidict import istr
 
 from agentsvc.base import (
@@ -28,7 +28,6 @@ from agentsvc.base import (
     NotAuthenticated,
     NotFound,
     QuotaExceeded,
-    TimedOut,
     TooManyRequests,
     UnknownHost,
     monotonic,
@@ -63,7 +62,7 @@ from agentsvc.http.middleware.rate_limit import (
     is_many,
 )
 from agentsvc.http.request_problems import with_all_problems
-from agentsvc.http.routes import Handler, Scope, check_scope, is_page, route_of
+from agentsvc.http.routes import Handler, Scope, check_scope, end_head, is_page, route_of
 from agentsvc.http.server.connections import ask_for_body, count_request, is_last, show_key
 from agentsvc.http.server.delayed_refusal import (
     IS_HELD,
@@ -74,10 +73,14 @@ from agentsvc.http.server.delayed_refusal import (
     hold_back,
 )
 from agentsvc.http.server.metrics_registry import Measures, Refusal
+from agentsvc.http.server.time_limit import TimeLimit
 from agentsvc.http.urls import address_of, is_from_proxy
 from agentsvc.http.wire import CALLBACK_BODY_BYTES, ON_MORE_BODY, OnMoreBody, error_body
 
 log = logging.getLogger(__name__)
+
+type Take = Callable[[web.Request], Awaitable[web.StreamResponse | None] | None]
+"""Answers a request in place of its handler; None for one that is left to the handler."""
 
 
 class Activity:
@@ -110,9 +113,9 @@ class Activity:
 
 ACTIVITY: Final[web.AppKey[Activity]] = web.AppKey("activity", Activity)
 
-_KNOWN_HOSTS: Final[web.AppKey[KnownHosts]] = web.AppKey("known_hosts", KnownHosts)
-_BEFORE_CALLERS: Final[web.AppKey[tuple[Middleware, ...]]] = web.AppKey("before_callers")
-_REQUEST_SECONDS: Final[web.AppKey[float]] = web.AppKey("request_seconds", float)
+_KNOWS_HOST: Final[web.AppKey[Callable[[str], bool]]] = web.AppKey("knows_host")
+_BEFORE_CALLERS: Final[web.AppKey[tuple[Take, ...]]] = web.AppKey("before_callers")
+_TIME_LIMIT: Final[web.AppKey[TimeLimit]] = web.AppKey("time_limit", TimeLimit)
 _CORS_ORIGINS: Final[web.AppKey[frozenset[str]]] = web.AppKey("cors_origins")
 _ERROR_CODE: Final[web.RequestKey[str]] = web.RequestKey("error_code", str)
 _HAS_BEGUN: Final[web.RequestKey[bool]] = web.RequestKey("has_begun", bool)
@@ -135,6 +138,7 @@ _ALWAYS: Final = (
     (istr("X-Content-Type-Options"), "nosniff"),
 )
 _MOST_HELD: Final = 250
+_MOST_HOSTS: Final = 256
 _NO_LIMITS: Final = LimitsConfig(
     requests_per_minute=0,
     refused_per_minute=0,
@@ -149,22 +153,23 @@ def install(
     cors_origins: Collection[str] = (),
     request_seconds: float = 120.0,
     hosts: KnownHosts = _EVERY_HOST,
-    before_callers: Sequence[Middleware] = (),
+    before_callers: Sequence[Take] = (),
     limits: LimitsConfig = _NO_LIMITS,
     most_held: int = _MOST_HELD,
 ) -> None:
     """Surround the application; `*` among the origins stands for every one.
 
-    `before_callers` see a request before it is asked for its key. `most_held` answers to those who
-    are turned away may be kept back at a time.
+    `before_callers` see a request before it is asked for its key, and may take it. `most_held`
+    answers to those who are turned away may be kept back at a time.
     """
     app[ACTIVITY] = Activity()
     app[MEASURES] = Measures()
     app[LIMITS] = Limits(limits)
     app[REFUSAL_DELAY], app[LOG_THROTTLE] = RefusalDelay(most_held), LogThrottle()
     app[_CORS_ORIGINS] = frozenset(cors_origins)
-    app[_REQUEST_SECONDS] = request_seconds
-    app[_KNOWN_HOSTS] = hosts
+    app[_TIME_LIMIT] = TimeLimit(request_seconds)
+    knows: Callable[[str], bool] = lru_cache(maxsize=_MOST_HOSTS)(hosts.knows)
+    app[_KNOWS_HOST] = knows
     app[_BEFORE_CALLERS] = tuple(before_callers)
     app.middlewares.extend((trace_request, answer))
     app.on_response_prepare.append(_add_headers)
@@ -175,6 +180,8 @@ async def trace_request(request: web.Request, handler: Handler) -> web.StreamRes
     """Give the request an id, count it, and write one access line when it is over."""
     request_id = new_id()
     request[REQUEST_ID] = request_id
+    # To look for what is not there costs more than this.
+    request[IS_FORWARDED] = False
     CURRENT_REQUEST.set(request_id)
     if (task := asyncio.current_task()) is not None:
         # What is said of a task says for whom it works.
@@ -192,7 +199,7 @@ async def trace_request(request: web.Request, handler: Handler) -> web.StreamRes
     finally:
         measures.running -= 1
         _note_end(request, status, monotonic() - began)
-    if request.get(IS_HELD, False) and not response.prepared:
+    if status >= HTTPStatus.BAD_REQUEST and request.get(IS_HELD, False) and not response.prepared:
         await hold_back(request, response)
     return response
 
@@ -223,14 +230,15 @@ async def _check_sender(request: web.Request, handler: Handler) -> web.StreamRes
     is_proxied = is_from_proxy(request)
     count_request(request, address_of(request) if is_proxied else None)
     host = request.headers.get(hdrs.HOST, "")
-    if host and not is_proxied and not app[_KNOWN_HOSTS].knows(host):
+    if host and not is_proxied and not app[_KNOWS_HOST](host):
         await _check_unknown_host(request, host)
     if request.method == hdrs.METH_OPTIONS and _is_preflight(request):
         return _answer_preflight(request)
-    handler = partial(_check_caller, handler=handler)
-    for around in app[_BEFORE_CALLERS]:
-        handler = partial(around, handler=handler)
-    return await handler(request)
+    for take in app[_BEFORE_CALLERS]:
+        taken = take(request)
+        if taken is not None and (response := await taken) is not None:
+            return response
+    return await _check_caller(request, handler)
 
 
 async def _check_caller(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -245,31 +253,21 @@ async def _check_caller(request: web.Request, handler: Handler) -> web.StreamRes
         return await handler(request)
     if route.scope is not Scope.OPEN:
         await identify(request, route.scope)
-        await _count_caller(request)
-        if caller := request.get(PRINCIPAL):
+        if PRINCIPAL in request:
+            show_key(request)
+            caller = request[PRINCIPAL]
             enforce(request, request.app[LIMITS].keys.take(caller.key_id))
             check_scope(route.scope, caller)
+        else:
+            await _count_sandbox(request)
     if IDEMPOTENCY_HEADER in request.headers:
         handler = partial(answer_once, handler=handler)
-    if route.is_stream:
-        return await _call(request, handler)
-    limit = asyncio.timeout(request.app[_REQUEST_SECONDS])
-    try:
-        async with limit:
-            return await _call(request, handler)
-    except TimeoutError as exc:
-        if limit.expired():
-            raise TimedOut("The request took too long") from exc
-        raise
-
-
-async def _call(request: web.Request, handler: Handler) -> web.StreamResponse:
-    if AWAITS_CONTINUE in request:
+    with nullcontext() if route.is_stream else request.app[_TIME_LIMIT]:
         ask_for_body(request)
-    try:
-        return await handler(request)
-    except InvalidRequest as exc:
-        raise await with_all_problems(request, exc) from exc.__cause__
+        try:
+            return await handler(request)
+        except InvalidRequest as exc:
+            raise await with_all_problems(request, exc) from exc.__cause__
 
 
 def _close_on_bad_body(request: web.Request, response: web.StreamResponse) -> None:
@@ -338,12 +336,10 @@ def _answer_failure(request: web.Request, exc: Exception) -> web.Response:
     return _answer(request, exc)
 
 
-async def _count_caller(request: web.Request) -> None:
-    """Count a request for whose key it shows; one of a sandbox that sends much waits here."""
+async def _count_sandbox(request: web.Request) -> None:
+    """Count a request for the sandbox whose key it shows; one that sends much waits here."""
     sandbox_id = _sandbox_of(request)
     if not sandbox_id:
-        if PRINCIPAL in request:
-            show_key(request)
         return
     show_key(request, sandbox_id)
     allowance = Allowance(request.app[LIMITS], sandbox_id)
@@ -495,18 +491,24 @@ def _note_end(request: web.Request, status: int, seconds: float) -> None:
         status=status,
         seconds=None if is_forwarded or (route is not None and route.is_stream) else seconds,
     )
+    is_refused = status >= HTTPStatus.BAD_REQUEST
     is_dull = request.path in _HEALTH_PATHS or (
-        request.get(IS_HELD, False) and not app[LOG_THROTTLE].is_due(address_of(request))
+        is_refused
+        and request.get(IS_HELD, False)
+        and not app[LOG_THROTTLE].is_due(address_of(request))
     )
+    level = logging.DEBUG if is_dull else logging.INFO
+    if not log.isEnabledFor(level):
+        return
     facts = {
         "method": request.method,
         "path": request.rel_url.raw_path,
         "status": status,
         "duration_ms": round(seconds * 1000, 1),
     }
-    if _ERROR_CODE in request:
+    if is_refused and _ERROR_CODE in request:
         facts["code"] = request[_ERROR_CODE]
-    write_fast(log, logging.DEBUG if is_dull else logging.INFO, "request", facts)
+    write_fast(log, level, "request", facts)
 
 
 def _allowed_origin(request: web.Request) -> str:
@@ -517,6 +519,8 @@ def _allowed_origin(request: web.Request) -> str:
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    if request.method == hdrs.METH_HEAD:
+        end_head(request, response)
     headers = response.headers
     request[_HAS_BEGUN] = True
     headers[_REQUEST_ID_HEADER] = request.get(REQUEST_ID, "")

@@ -216,8 +216,7 @@ def _prepared(request: web.BaseRequest, prefix: str) -> web.BaseRequest:
         request = request.clone(headers=headers)
     if request.raw_path != sent:
         request[SENT_TARGET] = sent
-    if awaits_continue:
-        request[AWAITS_CONTINUE] = True
+    request[AWAITS_CONTINUE] = awaits_continue
     if version is not None:
         request[SDK_VERSION] = version
     return request

@@ -95,9 +95,13 @@ class ConnectionLimit:
 
         What one client of a proxy has shown is not for the next one.
         """
-        is_counted_anew = one in self._keyless or client is not None
-        if is_counted_anew and self._remove(one):
-            self._add(one, one.origin if client is None else self._origin_of(client))
+        if client is not None:
+            if self._remove(one):
+                self._add(one, self._origin_of(client))
+        elif one in self._keyless:
+            one.since = monotonic()
+            self._keyless.move_to_end(one)
+            self._of_origin[one.origin].move_to_end(one)
 
     def show_key(self, one: Connection, sandbox_id: str = "") -> bool:
         """Take in that a connection has shown a good key, of this sandbox if it is not a user's.

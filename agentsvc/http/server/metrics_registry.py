@@ -4,6 +4,7 @@ A small part of the text format is all that is needed, so no library is.
 """
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Final
@@ -67,17 +68,17 @@ class Measures:
     """What was measured of requests since the start; the labels are few, since routes are."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[str, str, str], int] = {}
-        self._times: dict[str, list[float]] = {}
+        self._counts: dict[tuple[str, str, int], int] = {}
+        self._times: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * (len(BOUNDS) + 2))
         self._refused: dict[Refusal, int] = dict.fromkeys(Refusal, 0)
         self.running = 0
 
     def note(self, *, method: str, route: str, status: int, seconds: float | None) -> None:
         """Count a request that is over; a stream or what a sandbox answered has no time here."""
-        key = (method, route, str(status))
+        key = (method, route, status)
         self._counts[key] = self._counts.get(key, 0) + 1
         if seconds is not None:
-            times = self._times.setdefault(route, [0.0] * (len(BOUNDS) + 2))
+            times = self._times[route]
             times[bisect_left(BOUNDS, seconds)] += 1
             times[-1] += seconds
 
@@ -91,7 +92,7 @@ class Measures:
             "requests_total",
             "Requests that are over; status 0 is one whose client went away.",
             (
-                ({"method": method, "route": route, "status": status}, count)
+                ({"method": method, "route": route, "status": str(status)}, count)
                 for (method, route, status), count in sorted(self._counts.items())
             ),
         )

@@ -42,9 +42,10 @@ _OLD: Final = tuple(_SUCCESSORS)
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Say on an answer of the older generation that it is deprecated, and what follows it."""
     successor = find_successor(request.path)
+    if successor is None:
+        return
     # At the same paths agent servers have what they have; that is not of this generation.
-    is_ours = not request.get(IS_FORWARDED, False) and not request.get(IS_ELSEWHERE, False)
-    if successor is not None and is_ours:
+    if not request.get(IS_FORWARDED, False) and not request.get(IS_ELSEWHERE, False):
         response.headers["Deprecation"] = _DEPRECATION
         response.headers.add(hdrs.LINK, f'<{successor}>; rel="successor-version"')
 

@@ -1,7 +1,7 @@
 """Settings on the wire of the older generation, and their mapping to and from the core's."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -79,6 +79,11 @@ class WebConfig(msgspec.Struct, frozen=True, kw_only=True, rename=str.upper):
     """What a front end shows or leaves out"""
 
 
+_SHOWN: Final = [
+    name for name in SettingsBody.__struct_fields__ if name in show_settings(Settings())
+]
+
+
 def to_patch(body: SettingsBody) -> SettingsPatch:
     """Return the change a body asks for; raises InvalidRequest for what is wrong in it."""
     given = {name: getattr(body, name) for name in SettingsBody.__struct_fields__}
@@ -101,7 +106,7 @@ def from_settings(settings: Settings, provider_hosts: dict[str, str | None]) -> 
     """Return the settings as they are read; instead of secrets, whether they are set."""
     shown = show_settings(settings)
     return {
-        **{name: shown[name] for name in SettingsBody.__struct_fields__ if name in shown},
+        **{name: shown[name] for name in _SHOWN},
         # Front ends between the generations start conversations of the newer one if this says so.
         "v1_enabled": settings.v1_enabled is not False,
         "secrets_store": {"provider_tokens": {}},

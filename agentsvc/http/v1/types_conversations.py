@@ -25,6 +25,7 @@ from agentsvc.sandboxes import SandboxStatus
 
 IDS_MAX: Final = 99
 LABELS_MAX: Final = 20
+_MOST_SHOWN: Final = 1024
 
 type Repository = Annotated[
     str,
@@ -220,12 +221,9 @@ def to_patch(body: PatchBody) -> ConversationPatch:
     )
 
 
-_time = lru_cache(maxsize=4096)(to_stored)
-"""The form of a time: those of a conversation are shown more often than they change."""
-
-
+@lru_cache(maxsize=_MOST_SHOWN)
 def from_view(view: ConversationView, links: Links) -> AppConversation:
-    """Return a conversation as clients see it."""
+    """Return a conversation as clients see it; most are seen many times before they change."""
     conversation, status = view.conversation, view.sandbox_status
     has_agent = status is SandboxStatus.RUNNING
     return copy_to(
@@ -238,8 +236,8 @@ def from_view(view: ConversationView, links: Links) -> AppConversation:
         sub_conversation_ids=list(conversation.sub_ids),
         public=conversation.is_public,
         labels=list(conversation.facts.labels),
-        created_at=_time(conversation.created_at),
-        updated_at=_time(conversation.updated_at),
+        created_at=to_stored(conversation.created_at),
+        updated_at=to_stored(conversation.updated_at),
         sandbox_status=status,
         execution_status=view.execution_status if has_agent else None,
         conversation_url=links.conversation(view.sandbox, conversation.id) if has_agent else None,

@@ -7,6 +7,8 @@ from urllib.parse import urlencode
 import pytest
 
 from agentsvc.accounts.keys import Role
+from agentsvc.config.data_directory import DataDirectory
+from agentsvc.storage.database import Database, Transaction
 from tests.fake_agent import FakeAgent
 from tests.service import Answer, Client, Service
 
@@ -95,6 +97,28 @@ async def test_one_conversation_is_got_by_its_id(client: Client) -> None:
     assert (await client.get(f"{PATH}/{conversation_id}")).json()["id"] == conversation_id
     assert (await client.get(f"{PATH}/{UNKNOWN_ID}")).status == 404
     assert (await client.get(f"{PATH}/zzz")).status == 422
+
+
+async def test_what_another_process_stores_is_seen_at_once(
+    client: Client, service: Service
+) -> None:
+    conversation_id = await client.start_conversation(None)
+    path, page = f"{PATH}/{conversation_id}", f"{PATH}/search"
+    database = await Database.open(DataDirectory(path=service.data_dir).database)
+    try:
+        for title in ("first", "second"):
+
+            async def rename(tx: Transaction, title: str = title) -> None:
+                await tx.run("UPDATE conversations SET title = :title", {"title": title})
+
+            await database.write(rename)
+            for _ in range(2):
+                assert (await client.get(path)).json()["title"] == title
+                assert [item["title"] for item in (await client.get(page)).json()["items"]] == [
+                    title
+                ]
+    finally:
+        await database.close()
 
 
 async def test_another_users_conversation_does_not_exist(client: Client, service: Service) -> None:
