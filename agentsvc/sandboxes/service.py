@@ -429,6 +429,16 @@ class Sandboxes:
         """
         await self._targets.set(tx, sandbox_id, Target.DELETED)
 
+    async def remove_ahead(self, sandbox_id: str) -> None:
+        """Remove what there is of a sandbox whose `release` cannot be stored, for want of room.
+
+        One that is unknown, or was never made, is fine. Raises as its backend does.
+        """
+        found = await self._table.find(sandbox_id)
+        if found is not None and found.handle is not None:
+            async with self._calls.to(found.backend) as backend:
+                await backend.delete(found.handle)
+
     async def wait_for(
         self,
         sandbox_id: str,

@@ -14,12 +14,13 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base import AgentsvcError, StartRefused, new_id, now
+from agentsvc.base import AgentsvcError, CapacityExceeded, StartRefused, new_id, now
 from agentsvc.extension.conversations import WhenFull, locate
 from agentsvc.extension.environments import AgentServer, Spec, Workspace
 from agentsvc.extension.server import Sandbox, SandboxStatus, Server
 from agentsvc.extension.storage import Transaction
 
+from .failure import explain_error, explain_exit
 from .images import ImageMaker
 from .model import Container, Environment, Status
 from .scripts import after_setup, hidden, setup_of
@@ -123,7 +124,12 @@ class Preparer:
                 if made.sandbox_id:
                     await self._sandboxes.release(tx, made.sandbox_id)
 
-            await self._db.write(body)
+            try:
+                await self._db.write(body)
+            except CapacityExceeded:
+                # What its sandbox has written may be what leaves the database no room.
+                await self._sandboxes.remove_ahead(made.sandbox_id or "")
+                await self._db.write(body)
         finally:
             self._made.discard(layer_id)
             self._reserved.pop(found.id, None)
@@ -138,7 +144,7 @@ class Preparer:
         except Exception as exc:
             reason = "An unexpected error; the server's log has the details"
             if isinstance(exc, AgentsvcError):
-                reason = ": ".join(filter(None, (exc.message, exc.detail)))
+                reason = explain_error(exc)
             else:
                 log.exception("environment not prepared", extra={"environment_id": found.id})
             latest = await self._table.find(found.id)
@@ -302,7 +308,7 @@ class Preparer:
                 f"The set-up script took longer than the {seconds:g} s of `prepare_seconds`"
             )
         if result.exit_code != 0:
-            raise StartRefused(f"The set-up script ended with exit code {result.exit_code}")
+            raise StartRefused(explain_exit(result.exit_code, said))
         await workspace.run_bash(after_setup(container, workspace.project_dir), seconds)
         return noted
 

@@ -1,9 +1,14 @@
 """A small disk for a server, which a test fills up."""
 
 import os
+import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+import pytest
 
 DISK_BYTES: Final = 8 * 1024 * 1024
 
@@ -51,3 +56,20 @@ class Disk:
     def remove(self) -> str:
         """Give it up, and return what was said by who held it."""
         return self._holder.communicate()[1].decode()
+
+
+@contextmanager
+def mounted(place: Path, size_bytes: int = DISK_BYTES) -> Iterator[Disk]:
+    """Yield a small disk at a path that is made for it; skips the test where it cannot be had."""
+    if shutil.which("unshare") is None or shutil.which("nsenter") is None:
+        pytest.skip("there is no unshare and nsenter here")
+    place.mkdir()
+    disk = Disk(place, size_bytes)
+    try:
+        if not disk.is_there:
+            said = disk.remove()
+            assert os.geteuid() != 0 or not os.environ.get("CI"), said
+            pytest.skip(f"a disk cannot be mounted here: {said}")
+        yield disk
+    finally:
+        disk.remove()

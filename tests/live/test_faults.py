@@ -1,8 +1,6 @@
 """A running server whose disk is full, or whose clients are slow."""
 
 import asyncio
-import os
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Self
@@ -13,7 +11,7 @@ import pytest_asyncio
 from agentsvc.testing.llm import ScriptedModel
 from tests.live.client import LiveClient
 from tests.live.conftest import MakeInstallation
-from tests.live.disks import Disk
+from tests.live.disks import Disk, mounted
 from tests.live.installation import Installation, eventually
 from tests.service import Answer
 
@@ -28,19 +26,8 @@ SECRETS = "/api/v1/secrets"
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    if shutil.which("unshare") is None or shutil.which("nsenter") is None:
-        pytest.skip("there is no unshare and nsenter here")
-    place = tmp_path / "data"
-    place.mkdir()
-    disk = Disk(place)
-    try:
-        if not disk.is_there:
-            said = disk.remove()
-            assert os.geteuid() != 0 or not os.environ.get("CI"), said
-            pytest.skip(f"a disk cannot be mounted here: {said}")
+    with mounted(tmp_path / "data") as disk:
         yield disk
-    finally:
-        disk.remove()
 
 
 @pytest_asyncio.fixture(loop_scope="session")

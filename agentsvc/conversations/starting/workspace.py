@@ -39,6 +39,8 @@ fi
 """
 
 _UNPACK: Final = """
+forget_pack() {{ rm -f {file}; }}
+trap forget_pack EXIT
 if [ ! -e {target}/.git/agentsvc-commit ]; then
   mkdir -p {target} && cd {target} && git init -q || exit $?
   tar -xf {file} -C .git || exit $?
@@ -47,7 +49,6 @@ if [ ! -e {target}/.git/agentsvc-commit ]; then
   git checkout -q -f -B {work_branch} {commit} || exit $?
   : >.git/agentsvc-commit
 fi
-rm -f {file}
 """
 
 _UPDATE: Final = """
@@ -82,7 +83,9 @@ if [ ! -e .openhands ]; then echo {bare}; fi
 _BARE: Final = "agentsvc: nothing of its own"
 
 # An agent server waits for all that may still write to a command; what a script leaves running may not.
+# It notes the end of a command in a file, and nobody hears of one for which a full disk has no room.
 _RUN: Final = """(
+{{ head -c {room_bytes} /dev/urandom >{room}; }} 2>/dev/null
 {command} </dev/null >{out} 2>&1 9>&-
 code=$?
 {said}
@@ -90,7 +93,8 @@ exit $code
 ) || exit $?
 """
 _OUT: Final = '"${{TMPDIR:-/tmp}}/agentsvc-{name}.out"'
-_SAID: Final = "tail -c {most} {out}; rm -f {out}"
+_SAID: Final = "rm -f {room}; tail -c {most} {out}; rm -f {out}"
+_ROOM_BYTES: Final = 1024 * 1024
 
 _SETUP: Final = """
 [ -f .openhands/setup.sh ] || exit 0
@@ -272,10 +276,19 @@ class Workspace:
 
     def _wrapped(self, command: str) -> str:
         """Return a command that has ended when it has, whatever it leaves running."""
-        return _RUN.format(command=command, out=self._out(), said=self._said())
+        return _RUN.format(
+            command=command,
+            out=self._out(),
+            said=self._said(),
+            room=self._room(),
+            room_bytes=_ROOM_BYTES,
+        )
 
     def _said(self) -> str:
-        return _SAID.format(most=_MAX_KEPT, out=self._out())
+        return _SAID.format(most=_MAX_KEPT, out=self._out(), room=self._room())
+
+    def _room(self) -> str:
+        return quote(f"{self.project_dir}/.git/agentsvc-room")
 
     def _out(self) -> str:
         return _OUT.format(name=self._name())
