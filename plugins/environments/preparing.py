@@ -5,6 +5,7 @@ transaction, the environment has other files than before.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
@@ -14,13 +15,20 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base import AgentsvcError, CapacityExceeded, StartRefused, new_id, now
+from agentsvc.base import (
+    AgentsvcError,
+    AgentUnavailable,
+    CapacityExceeded,
+    StartRefused,
+    new_id,
+    now,
+)
 from agentsvc.extension.conversations import WhenFull, locate
 from agentsvc.extension.environments import AgentServer, Spec, Workspace
 from agentsvc.extension.server import Sandbox, SandboxStatus, Server
 from agentsvc.extension.storage import Transaction
 
-from .failure import explain_error, explain_exit
+from .failure import explain_end, explain_error, explain_exit
 from .images import ImageMaker
 from .model import Container, Environment, Status
 from .scripts import after_setup, hidden, setup_of
@@ -32,6 +40,8 @@ log = logging.getLogger(__name__)
 
 _AGENT_SECONDS: Final = 60.0
 _LOG_CHARACTERS: Final = 20_000
+_LOOKS: Final = 5
+_LOOK_SECONDS: Final = 0.5
 
 
 class _Superseded(Exception):
@@ -142,15 +152,37 @@ class Preparer:
         except _Superseded:
             raise
         except Exception as exc:
-            reason = "An unexpected error; the server's log has the details"
-            if isinstance(exc, AgentsvcError):
-                reason = explain_error(exc)
-            else:
-                log.exception("environment not prepared", extra={"environment_id": found.id})
             latest = await self._table.find(found.id)
             if latest is None or latest.attempt != found.attempt:
                 raise _Superseded from exc
+            reason = await self._reason(latest, exc)
             return msgspec.structs.replace(latest, status=Status.FAILED, reason=reason)
+
+    async def _reason(self, failed: Environment, exc: Exception) -> str:
+        if not isinstance(exc, AgentsvcError):
+            log.error("environment not prepared", extra={"environment_id": failed.id}, exc_info=exc)
+            return "An unexpected error; the server's log has the details"
+        if isinstance(exc, AgentUnavailable):
+            ended = await self._ended(failed)
+            if ended is not None:
+                return explain_end(ended)
+        return explain_error(exc)
+
+    async def _ended(self, failed: Environment) -> Sandbox | None:
+        """Return the sandbox of a preparing if it has failed, or does so in a moment."""
+        sandbox_id = failed.sandbox_id or ""
+        with contextlib.suppress(AgentsvcError):
+            for _ in range(_LOOKS):
+                # What is asked for again is looked at.
+                await self._sandboxes.resume(failed.user_id, sandbox_id)
+                seen = await self._sandboxes.wait_for(
+                    sandbox_id,
+                    lambda one: one is None or one.status is SandboxStatus.ERROR,
+                    time_limit=_LOOK_SECONDS,
+                )
+                if seen is None or seen.status is SandboxStatus.ERROR:
+                    return seen
+        return None
 
     async def _start_sandbox(self, found: Environment, base: str) -> Environment:
         """Ask for a sandbox into which nothing comes that its user has stored."""

@@ -251,6 +251,11 @@ async def test_a_set_up_that_was_killed_is_done_again_and_leaves_nothing(
     ).json()
     failed = await wait_for(client, failing, "failed")
     assert (failed["detail"], failed["log"]) == ("The set-up script ended with exit code 3", "why")
+    deadly = (await client.post(PATH, json={"name": "Deadly", "setup_script": "kill -9 -1"})).json()
+    failed = await wait_for(client, deadly, "failed")
+    assert failed["detail"].startswith(
+        "The set-up's processes were killed (signal 9), and its sandbox with them. Look "
+    )
     layers = own.data.path / "backends" / "process" / ".layers"
     assert len(list(layers.iterdir())) == 1
     await _delete_all(client, own)

@@ -35,3 +35,6 @@ def test_a_full_disk_is_named_whoever_finds_it(error: AgentsvcError) -> None:
 def test_other_failures_are_told_as_they_are() -> None:
     assert explain_error(StartRefused("No", detail="as said")) == "No: as said"
     assert explain_exit(3, "why") == "The set-up script ended with exit code 3"
+    killed = "The set-up script was killed (signal 9)."
+    assert explain_exit(137, "Killed").startswith(killed)
+    assert explain_exit(255, "") == "The set-up script ended with exit code 255"
