@@ -31,6 +31,18 @@ _POLL_SECONDS: Final = 1.0
 type Record = dict[str, Any]
 
 
+def _to_variables(
+    _context: click.Context, _option: click.Parameter, given: tuple[str, ...]
+) -> dict[str, str]:
+    variables = {}
+    for text in given:
+        name, is_one, value = text.partition("=")
+        if not is_one:
+            raise click.BadParameter(f"`{short(text)}` is not NAME=VALUE")
+        variables[name] = value
+    return variables
+
+
 @click.group(
     "environments",
     epilog=example(
@@ -77,6 +89,7 @@ def show(environment: str, *, as_json: bool, server: ServerChoice) -> None:
     epilog=example(
         'agentsvc environments create --name site --repository owner/name --setup "npm ci"',
         "agentsvc environments create --name tools --setup-file setup.sh --wait",
+        'agentsvc environments create --name site --repository owner/name --variable CI=1 --watched "*.lock"',
     )
 )
 @click.option("--name", metavar="NAME", required=True, help="What it is called.")
@@ -102,6 +115,20 @@ def show(environment: str, *, as_json: bool, server: ServerChoice) -> None:
     default="",
     help="What bash runs at the start of each conversation.",
 )
+@click.option(
+    "--watched",
+    multiple=True,
+    metavar="FILE",
+    help="File of the repository whose change makes it stale, by patterns of git; lock files unless set.",
+)
+@click.option(
+    "--variable",
+    "variables",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_to_variables,
+    help="Environment variable of both scripts.",
+)
 @click.option("--secret", "secrets", multiple=True, metavar="NAME", help="Secret for the set-up.")
 @click.option("--shared", is_flag=True, help="Let others use it, as an administrator.")
 @click.option("--wait", is_flag=True, help="Wait until it is prepared.")
@@ -118,6 +145,8 @@ def create(  # one for each option
     setup: str,
     setup_file: Path | None,
     maintenance: str,
+    watched: tuple[str, ...],
+    variables: dict[str, str],
     secrets: tuple[str, ...],
     shared: bool,
     wait: bool,
@@ -139,6 +168,8 @@ def create(  # one for each option
         "devcontainer": devcontainer,
         "setup_script": setup_file.read_text(errors="replace") if setup_file else setup,
         "maintenance_script": maintenance,
+        "watched": watched or None,
+        "variables": variables,
         "secrets": secrets,
         "shared": shared,
     }

@@ -346,6 +346,22 @@ async def test_environments_are_prepared_shown_and_deleted(
     assert await commands.json("environments", "list") == []
 
 
+async def test_environments_get_variables_and_the_files_that_make_them_stale(
+    commands: Commands,
+) -> None:
+    create = ("environments", "create", "--name", "tools", "--setup", "true")
+    given = ("--variable", "LEVEL=a=b c", "--variable", "EMPTY=")
+    made = await commands.json(*create, *given, "--watched", "*.lock", "--watched", "Makefile")
+    assert made["variables"] == {"LEVEL": "a=b c", "EMPTY": ""}
+    assert made["watched"] == ["*.lock", "Makefile"]
+    usual = await commands.json(*create)
+    assert (usual["variables"], usual["watched"]) == ({}, None)
+    wrong = await commands(*create, "--variable", "LEVEL")
+    assert (wrong.exit_code, "`LEVEL` is not NAME=VALUE" in wrong.stderr) == (2, True)
+    unnamed = await commands(*create, "--variable", "=value")
+    assert unnamed.exit_code == 1, unnamed.output
+
+
 async def test_attempts_are_begun_compared_and_chosen(commands: Commands) -> None:
     start = ("attempts", "start", "Do it", "--count", "2", "--model", "openai/other")
     head, titles, *rows = (
