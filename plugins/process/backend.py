@@ -111,6 +111,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         self._doors = doors.Doors()
         self._layers = Layers(context.state_dir)
         self._meters: dict[str, Meter] = {}
+        self._tries = reclaiming.Tries()
         # Threads that read many small files at a time mostly wait for each other.
         self._measuring = asyncio.Semaphore(1)
         self._looking = asyncio.Semaphore(_LOOKS_AT_ONCE)
@@ -265,6 +266,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         async with self._removing:
             await finish(lambda: self._remove(place, look, handle))
         self._meters.pop(handle.sandbox_id, None)
+        self._tries.forget(handle.sandbox_id)
 
     async def pause(self, handle: Handle) -> None:
         """Freeze or stop every process; finished by inspect if the server ends half-way."""
@@ -274,12 +276,20 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             await finish(lambda: self._pause(look.place, tree))
 
     async def reclaim(self, handle: Handle) -> None:
-        """Push the memory of every process out; what is shared with the zygote stays."""
+        """Push the memory of every process out; what is shared with the zygote stays.
+
+        Where most of it stays, such as for want of swap, a later call tries that again now and then.
+        """
         look = await self._running(handle)
         if not look.is_paused:
             raise Conflict("The sandbox is not paused")
-        if look.is_ended or look.memory is not None or self._why_no_reclaim:
+        if look.is_ended or self._why_no_reclaim:
             return
+        # What another server has tried counts as nothing: swap may be free again.
+        memory = look.memory
+        if memory is not None and (memory.is_out or not self._tries.is_due(handle.sandbox_id)):
+            return
+        self._tries.count(handle.sandbox_id)
         tree = self._tree(look, handle)
         if tree.group is not None and await reach(lambda: reclaiming.counts_memory(tree.group)):
             group = tree.group
@@ -313,6 +323,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             raise Conflict("The sandbox was stopped, and has to be started again")
         tree = self._tree(look, handle)
         await finish(lambda: self._resume(look.place, tree))
+        self._tries.forget(handle.sandbox_id)
         return handle
 
     async def keep_layer(self, handle: Handle, layer_id: str, *, most_bytes: int) -> int:
@@ -513,6 +524,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         return await self._zygote.lend()
 
     def _scan(self) -> list[Found]:
+        # It is asked for now and then, and swap comes and goes.
+        self._why_no_reclaim = self._means.why_no_reclaim()
         instance = self.context.instance_id
         found = {
             place.sandbox_id: Found(handle=_to_handle(place, place.read_record()), created_at=made)

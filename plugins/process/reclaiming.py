@@ -8,11 +8,13 @@ import contextlib
 import ctypes
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
+
+from agentsvc.base import monotonic
 
 from .files import read_whole
 from .tree import Identity, is_alive
@@ -22,6 +24,8 @@ _MADV_PAGEOUT: Final = 21
 _STEP_BYTES: Final = 64 * 1024 * 1024
 _NO_MATTER: Final = (errno.EINVAL, errno.ENOMEM, errno.ESRCH)
 """What is said of memory that is locked or gone."""
+_MOST_TRIES: Final = 8
+_FIRST_WAIT_SECONDS: Final = 60.0
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +38,28 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     def is_out(self) -> bool:
         """Whether most of it is in swap."""
         return self.swapped_bytes > self.kept_bytes
+
+
+class Tries:
+    """When memory that has stayed where it was is pushed again: some times, each after twice as long."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._tries: dict[str, tuple[int, float]] = {}
+
+    def is_due(self, sandbox_id: str) -> bool:
+        """Say whether it is to be tried now."""
+        count, due_at = self._tries.get(sandbox_id, (0, 0.0))
+        return count < _MOST_TRIES and self._clock() >= due_at
+
+    def count(self, sandbox_id: str) -> None:
+        """Note that it was tried."""
+        count, _ = self._tries.get(sandbox_id, (0, 0.0))
+        self._tries[sandbox_id] = (count + 1, self._clock() + _FIRST_WAIT_SECONDS * 2**count)
+
+    def forget(self, sandbox_id: str) -> None:
+        """Begin anew with a sandbox that has run since, or is gone."""
+        self._tries.pop(sandbox_id, None)
 
 
 class _Range(ctypes.Structure):

@@ -20,7 +20,9 @@ from agentsvc.plugin.backend import BackendContext, Handle, Limits, Order, Phase
 from tests.live.uml import tell
 
 TOP: Final = Path("/mnt/groups")
+DISK: Final = "/run/disk"
 BALLAST_BYTES: Final = 48 * 2**20
+SMALL_KIBIBYTES: Final = 8 * 1024
 SERVES: Final = """
 import hashlib, http.server, random, sys
 ballast = random.Random(1).randbytes(int(sys.argv[2]))
@@ -36,10 +38,14 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
 """
 
 
-def make_swap() -> None:
-    os.mknod("/run/disk", 0o600 | 0o060000, os.makedev(98, 0))
-    subprocess.run(["/usr/sbin/mkswap", "/run/disk"], check=True, capture_output=True)
-    subprocess.run(["/usr/sbin/swapon", "/run/disk"], check=True)
+def make_swap(kibibytes: int | None = None) -> None:
+    size = [] if kibibytes is None else [str(kibibytes)]
+    subprocess.run(["/usr/sbin/mkswap", DISK, *size], check=True, capture_output=True)
+    subprocess.run(["/usr/sbin/swapon", DISK], check=True)
+
+
+def drop_swap() -> None:
+    subprocess.run(["/usr/sbin/swapoff", DISK], check=True)
 
 
 async def opened(context: BackendContext, *, use_cgroups: bool) -> ProcessBackend:
@@ -113,6 +119,40 @@ async def cycles(count: int, *, use_cgroups: bool) -> dict[str, Any]:
     }
 
 
+async def with_little_swap(*, use_cgroups: bool) -> dict[str, Any]:
+    """Reclaim a sandbox for which swap is too small, and again once it is not."""
+    make_swap(SMALL_KIBIBYTES)
+    context = BackendContext(instance_id=new_id(), state_dir=Path("/mnt") / new_id())
+    backend = await opened(context, use_cgroups=use_cgroups)
+    order = Order(
+        sandbox_id=new_id(),
+        command=("{python}", "-Ic", SERVES, "{port.web}", str(BALLAST_BYTES)),
+        ports=(Port(name="web"),),
+    )
+    handle = await backend.create(order, save)
+    await running(backend, handle)
+    await backend.pause(handle)
+    seen = []
+
+    async def reclaim() -> None:
+        await backend.reclaim(handle)
+        seen.append((await backend.inspect(handle)).paused_as)
+
+    await reclaim()
+    drop_swap()
+    await backend.scan()
+    none = bool(backend.why_no_reclaim())
+    make_swap()
+    await backend.scan()
+    # It was just tried; after another start of the server it is at once.
+    await reclaim()
+    backend = await opened(context, use_cgroups=use_cgroups)
+    await reclaim()
+    await backend.delete(handle)
+    drop_swap()
+    return {"paused_as": seen, "none": none}
+
+
 def digest() -> str:
     return hashlib.sha256(random.Random(1).randbytes(BALLAST_BYTES)).hexdigest()  # noqa: S311
 
@@ -127,6 +167,9 @@ def main() -> None:
     TOP.mkdir()
     subprocess.run(["mount", "-t", "cgroup2", "none", str(TOP)], check=True)
     result: dict[str, Any] = {"before": asyncio.run(before())}
+    os.mknod(DISK, 0o600 | 0o060000, os.makedev(98, 0))
+    for way, use_cgroups in (("by_group", True), ("by_process", False)):
+        result[f"little_{way}"] = asyncio.run(with_little_swap(use_cgroups=use_cgroups))
     make_swap()
     count = int(sys.argv[1])
     for way, use_cgroups in (("by_group", True), ("by_process", False)):

@@ -30,4 +30,6 @@ async def test_memory_of_a_paused_sandbox_goes_to_swap_and_comes_back(tmp_path: 
         assert seen["paused_as"] == ["frozen", "reclaimed"] * seen["cycles"], way
         assert seen["answers"] == [[str(count), seen["digest"]] for count in range(seen["cycles"])]
         assert min(seen["swapped_bytes"]) > seen["ballast_bytes"] / 2, way
+        little = found[f"little_{way}"]
+        assert little == {"paused_as": ["frozen", "frozen", "reclaimed"], "none": True}, way
     assert found["by_group"]["swap_limit"] == "0"
