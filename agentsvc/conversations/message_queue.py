@@ -196,7 +196,7 @@ class MessageQueue:
             return False
         if sandbox.status in (SandboxStatus.STARTING, SandboxStatus.RUNNING):
             return await self._table.count(self._db, view.conversation.id, ORDERED) > 0
-        return await self._sandboxes.is_culled(sandbox)
+        return await self._sandboxes.idle.is_culled(sandbox)
 
     async def queue(
         self,
@@ -376,7 +376,7 @@ class MessageQueue:
 
     async def _wake_up(self, view: ConversationView) -> None:
         """Resume the sandbox of what waits, unless its user has paused it."""
-        if view.sandbox is None or not await self._sandboxes.is_culled(view.sandbox):
+        if view.sandbox is None or not await self._sandboxes.idle.is_culled(view.sandbox):
             return
         try:
             await self._sandboxes.resume(

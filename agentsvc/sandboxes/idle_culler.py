@@ -52,8 +52,8 @@ class IdleCuller:
 
     async def look(self) -> None:
         """Store what was used, and do what the rules say; called now and then."""
-        await self._sandboxes.store_usage()
-        for unused in await self._sandboxes.find_unused():
+        await self._sandboxes.idle.store_usage()
+        for unused in await self._sandboxes.idle.find_unused():
             await self._apply(unused)
         await self._relieve()
         await self._make_room()
@@ -64,13 +64,13 @@ class IdleCuller:
 
     async def _apply(self, unused: Unused) -> None:
         rules = await rules_for(unused, self._settings, self._defaults)
-        idle = now() - self._sandboxes.last_use(unused)
+        idle = now() - self._sandboxes.idle.last_use(unused)
         target = due(
             rules,
             unused,
             idle,
-            reclaims=self._sandboxes.reclaims(unused),
-            hibernates=self._sandboxes.hibernates(unused),
+            reclaims=self._sandboxes.idle.reclaims(unused),
+            hibernates=self._sandboxes.idle.hibernates(unused),
         )
         if target is not None:
             await self._cull(unused.id, target)
@@ -82,17 +82,18 @@ class IdleCuller:
         since = now() - timedelta(seconds=self._config.min_idle_seconds)
         unused = [
             one
-            for one in await self._sandboxes.find_unused()
-            if self._sandboxes.takes_memory_here(one) and self._sandboxes.last_use(one) <= since
+            for one in await self._sandboxes.idle.find_unused()
+            if self._sandboxes.idle.takes_memory_here(one)
+            and self._sandboxes.idle.last_use(one) <= since
         ]
-        for one in sorted(unused, key=self._sandboxes.last_use):
+        for one in sorted(unused, key=self._sandboxes.idle.last_use):
             available = await asyncio.to_thread(available_bytes)
             if available is None or available >= self._config.min_available_memory:
                 return
             target = deeper(
                 one,
-                reclaims=self._sandboxes.reclaims(one),
-                hibernates=self._sandboxes.hibernates(one),
+                reclaims=self._sandboxes.idle.reclaims(one),
+                hibernates=self._sandboxes.idle.hibernates(one),
                 stops=self._config.stop_under_pressure,
             )
             if target is not None and await self._cull(one.id, target):
@@ -106,7 +107,7 @@ class IdleCuller:
         sandbox = await self._sandboxes.find_any(sandbox_id)
         if sandbox is None or await self._may_be_busy(sandbox):
             return False
-        if not await self._sandboxes.cull(sandbox_id, target, unused_since=asked_at):
+        if not await self._sandboxes.idle.cull(sandbox_id, target, unused_since=asked_at):
             return False
         log.info("idle sandbox culled", extra={"sandbox_id": sandbox_id, "target": str(target)})
         return True

@@ -6,7 +6,6 @@ the sweep looks at all of them now and then and is the only thing that knows orp
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from types import MappingProxyType
 from typing import Final
 
@@ -35,23 +34,24 @@ from agentsvc.sandboxes.admission.capacity import Load
 from agentsvc.sandboxes.admission.placement import Place, choose, places_of
 from agentsvc.sandboxes.admission.queue import AdmissionQueue
 from agentsvc.sandboxes.admission.slots import StartSlots
-from agentsvc.sandboxes.admission.table import Removal, Unused
+from agentsvc.sandboxes.admission.table import Removal
 from agentsvc.sandboxes.admission.warm_pool import WarmPool
 from agentsvc.sandboxes.backend_calls import BackendCalls
 from agentsvc.sandboxes.change_listeners import OnChange
 from agentsvc.sandboxes.checkpoints import Checkpoints
 from agentsvc.sandboxes.identity import IdentityVerifier
+from agentsvc.sandboxes.idle import IdleSandboxes
 from agentsvc.sandboxes.images import Images
 from agentsvc.sandboxes.last_used import Usage
 from agentsvc.sandboxes.layers import Layers
-from agentsvc.sandboxes.operations import can_hibernate, can_reclaim, is_pausable, possible, require
+from agentsvc.sandboxes.operations import is_pausable, require
 from agentsvc.sandboxes.orders import CallbackRules, with_local_hosts, with_models
 from agentsvc.sandboxes.orphan_collector import OrphanCollector
 from agentsvc.sandboxes.priority import PriorityManager
 from agentsvc.sandboxes.reconciler import LOG_LINES, Reconciler
 from agentsvc.sandboxes.registry import BackendRegistry
 from agentsvc.sandboxes.runtime_clients import ClientOrder
-from agentsvc.sandboxes.state import TAKES_MEMORY, Sandbox, Target, failure_of, is_settled
+from agentsvc.sandboxes.state import Sandbox, Target, failure_of, is_settled
 from agentsvc.sandboxes.stores import SandboxStores
 from agentsvc.sandboxes.targets import Targets
 from agentsvc.sandboxes.usage_meter import Meter
@@ -81,6 +81,8 @@ class Sandboxes:
     """Images in the place of those of specs."""
     checkpoints: Checkpoints
     """Files to which they can go back."""
+    idle: IdleSandboxes
+    """Which of them nobody uses."""
 
     def __init__(
         self,
@@ -140,6 +142,7 @@ class Sandboxes:
             spares=self.spares,
             driver=driver,
         )
+        self.idle = IdleSandboxes(stores, registry, self.usage, self._targets)
         self._sweeper = OrphanCollector(stores, calls=calls, driver=driver, config=config)
 
     # What there is
@@ -459,71 +462,7 @@ class Sandboxes:
         """Return the last lines a sandbox wrote, or nothing where they cannot be had."""
         return await self._calls.log_tail(sandbox.backend, sandbox.handle, LOG_LINES)
 
-    # What nobody uses
-
-    async def store_usage(self) -> None:
-        """Store when sandboxes were used since the last time."""
-        moments = self.usage.take()
-        if not moments:
-            return
-        try:
-            await self._db.write(lambda tx: self._uses.set_active(tx, moments))
-        except BaseException:
-            self.usage.put_back(moments)
-            raise
-
-    async def find_unused(self) -> list[Unused]:
-        """Return the sandboxes in which no agent runs and nothing starts, as far as is stored."""
-        return await self._db.read(self._uses.unused)
-
-    def last_use(self, unused: Unused) -> datetime:
-        """Return when a sandbox was last used.
-
-        What runs may have been used while no server did; that time does not count as idle.
-        """
-        noted = self.usage.latest(unused.id, unused.active_at)
-        return max(noted, self.usage.since) if unused.may_pause else noted
-
-    def reclaims(self, unused: Unused) -> bool:
-        """Whether the memory of a sandbox could be pushed out if it is paused."""
-        return can_reclaim(self._registry, unused.backend)
-
-    def takes_memory_here(self, unused: Unused) -> bool:
-        """Whether a sandbox has its memory from this machine."""
-        has_memory = unused.may_pause or unused.paused_as in TAKES_MEMORY
-        return has_memory and self._registry.runs_here(unused.backend)
-
-    def hibernates(self, unused: Unused) -> bool:
-        """Whether the memory of a sandbox could be kept on disk if it is paused."""
-        return can_hibernate(self._registry, unused.backend)
-
-    async def is_culled(self, sandbox: Sandbox) -> bool:
-        """Whether it rests because nobody needed it, or to make room, and not for its user."""
-        return sandbox.target.is_rest and await self._uses.is_culled(sandbox.id)
-
-    async def cull(self, sandbox_id: str, target: Target, *, unused_since: datetime) -> bool:
-        """Ask for a resting or deleted sandbox if it was not used meanwhile; say whether that is so.
-
-        The next message resumes one that did not rest before. Where a backend cannot keep
-        their memory on disk it is pushed out, where it cannot stop them or do that they are paused, and
-        where it cannot do that either they are left alone.
-        """
-
-        async def body(tx: Transaction) -> bool:
-            found = {one.id: one for one in await self._uses.unused(tx)}.get(sandbox_id)
-            if found is None or self.usage.latest(sandbox_id, found.active_at) > unused_since:
-                return False
-            sandbox = await self._table.find(sandbox_id, tx)
-            wanted = possible(self._registry, sandbox, target) if sandbox is not None else None
-            if sandbox is None or wanted is None:
-                return False
-            by_rule = not sandbox.target.is_rest or await self._uses.is_culled(sandbox_id)
-            await self._targets.set(tx, sandbox_id, wanted)
-            if wanted.is_rest and by_rule:
-                await self._uses.set_culled(tx, sandbox_id, now())
-            return True
-
-        return await self._db.write(body)
+    # What happens in the background
 
     async def failed_removals(self, limit: int) -> list[Removal]:
         """Return what could not be removed so far, orphans included."""
@@ -532,8 +471,6 @@ class Sandboxes:
     def silent_backends(self) -> frozenset[str]:
         """Return the backends of which nothing was heard at the last look at all sandboxes."""
         return self._sweeper.silent()
-
-    # What happens in the background
 
     async def recover(self, waiting: Mapping[str, str] = _NONE) -> None:
         """Look at everything at once; called before the server listens.

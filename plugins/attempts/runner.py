@@ -303,7 +303,7 @@ class Runner:
                 one = tested or msgspec.structs.replace(one, output=_TOO_LONG)
         await self._end(one, outcome, one.detail)
         # As an idle one: the next message resumes it.
-        await self._sandboxes.cull(sandbox.id, Target.PAUSED, unused_since=now())
+        await self._sandboxes.idle.cull(sandbox.id, Target.PAUSED, unused_since=now())
         return False
 
     async def _compare(self, one: Attempt, view: ConversationView) -> Attempt:

@@ -359,7 +359,7 @@ async def test_to_resume_a_sandbox_is_to_use_it(client: Client, service: Service
     sandboxes = service.app[SANDBOXES]
     before = now()
     assert (await client.post(f"{SANDBOX_PATH}/{sandbox_id}/resume")).status == 200
-    [unused] = await sandboxes.find_unused()
+    [unused] = await sandboxes.idle.find_unused()
     assert sandboxes.usage.latest(sandbox_id, unused.active_at) >= before
 
 

@@ -220,7 +220,7 @@ class Archives:
         if noted is None or archive.releases or noted.rest is Rest.NONE:
             return
         if noted.rest is Rest.CULLED:
-            await self._sandboxes.cull(archive.sandbox_id, Target.PAUSED, unused_since=now())
+            await self._sandboxes.idle.cull(archive.sandbox_id, Target.PAUSED, unused_since=now())
             return
         sandbox = await self._sandboxes.find_any(archive.sandbox_id)
         # What becomes of the sandbox changes nothing about the archive any more.
@@ -265,7 +265,7 @@ class Archives:
         found = await self._sandboxes.find_any(archive.sandbox_id)
         if found is not None and found.target.is_rest:
             rest = Rest.STOPPED if found.target is Target.STOPPED else Rest.PAUSED
-            rest = Rest.CULLED if await self._sandboxes.is_culled(found) else rest
+            rest = Rest.CULLED if await self._sandboxes.idle.is_culled(found) else rest
             await self._db.write(lambda tx: self._table.set_rest(tx, archive.id, rest))
             await self._sandboxes.resume(found.user_id, found.id, when_full=WhenFull.QUEUE)
         seen = await self._sandboxes.wait_for(

@@ -132,7 +132,7 @@ class Admission:
         is deleted meanwhile, SandboxNotUsable for one that failed, and SandboxStarting.
         """
         if _is_paused(sandbox):
-            is_woken = wakes_culled and await self._sandboxes.is_culled(sandbox)
+            is_woken = wakes_culled and await self._sandboxes.idle.is_culled(sandbox)
             if not (self._config.resume_on_traffic or is_woken):
                 raise _paused(sandbox)
             await self._sandboxes.resume(sandbox.user_id, sandbox.id)

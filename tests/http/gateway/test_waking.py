@@ -18,7 +18,7 @@ SOCKET = {"Upgrade": "websocket"}
 
 async def rests(box: Box, target: Target) -> None:
     """Have a sandbox rest as one that nobody uses."""
-    culled = await box.service.app[SANDBOXES].cull(box.id, target, unused_since=now())
+    culled = await box.service.app[SANDBOXES].idle.cull(box.id, target, unused_since=now())
     assert culled
     await box.owner.wait_for_sandbox(box.id, "PAUSED")
 

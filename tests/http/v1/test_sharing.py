@@ -168,7 +168,7 @@ async def test_reading_starts_and_wakes_no_sandbox(
     sandbox_id = (await client.conversation(conversation_id))["sandbox_id"]
     if by_rule:
         sandboxes = service.app[SANDBOXES]
-        assert await sandboxes.cull(sandbox_id, Target.PAUSED, unused_since=now())
+        assert await sandboxes.idle.cull(sandbox_id, Target.PAUSED, unused_since=now())
     elif state == "PAUSED":
         await client.post(f"/api/v1/sandboxes/{sandbox_id}/pause")
     if state == "PAUSED":

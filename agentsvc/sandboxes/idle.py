@@ -1,0 +1,93 @@
+"""Sandboxes that nobody uses: which there are, how deep they can rest, and having them rest."""
+
+from datetime import datetime
+
+from agentsvc.base import now
+from agentsvc.sandboxes.admission.table import Unused
+from agentsvc.sandboxes.last_used import Usage
+from agentsvc.sandboxes.operations import can_hibernate, can_reclaim, possible
+from agentsvc.sandboxes.registry import BackendRegistry
+from agentsvc.sandboxes.state import TAKES_MEMORY, Sandbox, Target
+from agentsvc.sandboxes.stores import SandboxStores
+from agentsvc.sandboxes.targets import Targets
+from agentsvc.storage import Transaction
+
+
+class IdleSandboxes:
+    """Knows which sandboxes nobody uses, and asks for them to rest or to go."""
+
+    def __init__(
+        self,
+        stores: SandboxStores,
+        registry: BackendRegistry,
+        usage: Usage,
+        targets: Targets,
+    ) -> None:
+        self._db, self._table, self._uses = stores.db, stores.sandboxes, stores.uses
+        self._registry = registry
+        self._usage = usage
+        self._targets = targets
+
+    async def store_usage(self) -> None:
+        """Store when sandboxes were used since the last time."""
+        moments = self._usage.take()
+        if not moments:
+            return
+        try:
+            await self._db.write(lambda tx: self._uses.set_active(tx, moments))
+        except BaseException:
+            self._usage.put_back(moments)
+            raise
+
+    async def find_unused(self) -> list[Unused]:
+        """Return the sandboxes in which no agent runs and nothing starts, as far as is stored."""
+        return await self._db.read(self._uses.unused)
+
+    def last_use(self, unused: Unused) -> datetime:
+        """Return when a sandbox was last used.
+
+        What runs may have been used while no server did; that time does not count as idle.
+        """
+        noted = self._usage.latest(unused.id, unused.active_at)
+        return max(noted, self._usage.since) if unused.may_pause else noted
+
+    def reclaims(self, unused: Unused) -> bool:
+        """Whether the memory of a sandbox could be pushed out if it is paused."""
+        return can_reclaim(self._registry, unused.backend)
+
+    def takes_memory_here(self, unused: Unused) -> bool:
+        """Whether a sandbox has its memory from this machine."""
+        has_memory = unused.may_pause or unused.paused_as in TAKES_MEMORY
+        return has_memory and self._registry.runs_here(unused.backend)
+
+    def hibernates(self, unused: Unused) -> bool:
+        """Whether the memory of a sandbox could be kept on disk if it is paused."""
+        return can_hibernate(self._registry, unused.backend)
+
+    async def is_culled(self, sandbox: Sandbox) -> bool:
+        """Whether it rests because nobody needed it, or to make room, and not for its user."""
+        return sandbox.target.is_rest and await self._uses.is_culled(sandbox.id)
+
+    async def cull(self, sandbox_id: str, target: Target, *, unused_since: datetime) -> bool:
+        """Ask for a resting or deleted sandbox if it was not used meanwhile; say whether that is so.
+
+        The next message resumes one that did not rest before. Where a backend cannot keep
+        their memory on disk it is pushed out, where it cannot stop them or do that they are paused, and
+        where it cannot do that either they are left alone.
+        """
+
+        async def body(tx: Transaction) -> bool:
+            found = {one.id: one for one in await self._uses.unused(tx)}.get(sandbox_id)
+            if found is None or self._usage.latest(sandbox_id, found.active_at) > unused_since:
+                return False
+            sandbox = await self._table.find(sandbox_id, tx)
+            wanted = possible(self._registry, sandbox, target) if sandbox is not None else None
+            if sandbox is None or wanted is None:
+                return False
+            by_rule = not sandbox.target.is_rest or await self._uses.is_culled(sandbox_id)
+            await self._targets.set(tx, sandbox_id, wanted)
+            if wanted.is_rest and by_rule:
+                await self._uses.set_culled(tx, sandbox_id, now())
+            return True
+
+        return await self._db.write(body)
