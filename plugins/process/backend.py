@@ -14,14 +14,12 @@ import shutil
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final
-from urllib.parse import quote
+from typing import ClassVar
 
 import msgspec
 
-from agentsvc.base import BackendUnavailable, Conflict, HandleTooNew, OrderRejected, now
+from agentsvc.base import BackendUnavailable, Conflict, OrderRejected
 from agentsvc.plugin import (
     API_VERSION,
     BackendContext,
@@ -51,11 +49,13 @@ from . import (
     doors,
     launch,
     listening,
+    pausing,
     peers,
     places,
     reclaiming,
     zygote,
 )
+from .handles import find_all, place_of, to_handle, told_temp, tree_of
 from .layers import Layers
 from .look import Look, look_at, state_of_this_boot
 from .means import Means
@@ -65,11 +65,9 @@ from .priority import Priorities
 from .settings import OpenNetwork, ProcessConfig
 from .specs import AGENT_SERVER, ZYGOTE, agent_version, check
 from .threads import finish, reach, until_none
-from .tree import Tree, marks, reap, snapshot
+from .tree import Tree, reap
 
 log = logging.getLogger(__name__)
-
-HANDLE_VERSION: Final = 1
 
 _FOLLOW_SECONDS = 0.2
 _LOOKS_AT_ONCE = 2
@@ -226,7 +224,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             phase=phase,
             reason="; ".join(filter(None, (look.reason, shut))),
             endpoints=tuple(
-                Endpoint(name=name, port=port, url=_url_of(port, sockets.get(name)))
+                Endpoint(name=name, port=port, url=listening.url_of(port, sockets.get(name)))
                 for name, port in look.ports().items()
             ),
             exit_code=look.exit_code,
@@ -273,7 +271,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         look = await self._running(handle)
         tree = self._tree(look, handle)
         if not look.is_ended:
-            await finish(lambda: self._pause(look.place, tree))
+            await finish(lambda: pausing.pause(look.place, tree, self.config.pause_seconds))
 
     async def reclaim(self, handle: Handle) -> None:
         """Push the memory of every process out; what is shared with the zygote stays.
@@ -290,18 +288,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         if memory is not None and (memory.is_out or not self._tries.is_due(handle.sandbox_id)):
             return
         self._tries.count(handle.sandbox_id)
-        tree = self._tree(look, handle)
-        if tree.group is not None and await reach(lambda: reclaiming.counts_memory(tree.group)):
-            group = tree.group
-            while await reach(lambda: reclaiming.push_out_some(group)):
-                pass
-            memory = await reach(lambda: reclaiming.memory_of_group(group))
-        else:
-            members = await reach(tree.members)
-            for process in members:
-                await reach(partial(reclaiming.push_out, process.identity))
-            memory = await reach(lambda: reclaiming.memory_of(one.pid for one in members))
-        await finish(lambda: self._note_memory(look.place, memory))
+        now_at = await pausing.push_out(self._tree(look, handle))
+        await finish(lambda: pausing.note_memory(look.place, now_at))
         # What it took before is not what it takes now.
         self._meters.pop(handle.sandbox_id, None)
 
@@ -322,7 +310,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         if look.is_ended:
             raise Conflict("The sandbox was stopped, and has to be started again")
         tree = self._tree(look, handle)
-        await finish(lambda: self._resume(look.place, tree))
+        await finish(lambda: pausing.resume(look.place, tree))
         self._tries.forget(handle.sandbox_id)
         return handle
 
@@ -510,7 +498,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         loan = await self._lend(order)
         try:
             lent = msgspec.structs.replace(plan, loan=loan)
-            handle = await finish(lambda: _to_handle(place, lent.carry_out()))
+            handle = await finish(lambda: to_handle(place, lent.carry_out()))
         finally:
             loan.close()
         await save(handle)
@@ -526,64 +514,11 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     def _scan(self) -> list[Found]:
         # It is asked for now and then, and swap comes and goes.
         self._why_no_reclaim = self._means.why_no_reclaim()
-        instance = self.context.instance_id
-        found = {
-            place.sandbox_id: Found(handle=_to_handle(place, place.read_record()), created_at=made)
-            for place, made in places.list_places(self.context.state_dir, instance)
-        }
-        # Anything below is left of a sandbox whose directory is gone.
-        for path, mark in places.list_temps(self._temp_root):
-            if (sandbox_id := _own(mark, instance)) and sandbox_id not in found:
-                data = {"temp": str(path)}
-                found[sandbox_id] = Found(
-                    handle=Handle(sandbox_id=sandbox_id, version=HANDLE_VERSION, data=data),
-                    created_at=now(),
-                )
-        for pid in snapshot():
-            for mark in marks(pid):
-                if (sandbox_id := _own(mark, instance)) and sandbox_id not in found:
-                    found[sandbox_id] = Found(
-                        handle=Handle(sandbox_id=sandbox_id, version=HANDLE_VERSION),
-                        created_at=now(),
-                    )
-        return list(found.values())
-
-    def _pause(self, place: Place, tree: Tree) -> None:
-        if place.read_pause() is None:
-            place.write_pause(Pause(is_done=False, kept=tuple(tree.stopped())))
-        self._stop(place, tree)
-
-    def _stop(self, place: Place, tree: Tree) -> None:
-        pause = place.read_pause() or Pause(is_done=False)
-        try:
-            tree.stop(self.config.pause_seconds)
-        except TimeoutError as exc:
-            raise BackendUnavailable("A process of the sandbox does not stop") from exc
-        place.write_pause(msgspec.structs.replace(pause, is_done=True))
-
-    def _note_memory(self, place: Place, memory: reclaiming.Memory) -> None:
-        pause = place.read_pause()
-        if pause is not None:
-            place.write_pause(msgspec.structs.replace(pause, memory=memory))
-
-    def _finish_stop(self, place: Place, tree: Tree) -> None:
-        if not tree.kill():
-            place.write_pause(Pause(is_done=True, ends=True))
-
-    def _resume(self, place: Place, tree: Tree) -> None:
-        pause = place.read_pause()
-        if pause is None:
-            return
-        place.write_pause(msgspec.structs.replace(pause, is_done=False, memory=None))
-        if tree.group is not None:
-            # A server that was killed while it pushed memory out may have left it allowed.
-            reclaiming.forbid_swap(tree.group)
-        tree.resume(pause.kept)
-        place.clear_pause()
+        return find_all(self.context.state_dir, self._temp_root, self.context.instance_id)
 
     def _remove(self, place: Place, look: Look, handle: Handle) -> None:
         mark = self._mark(handle)
-        known = look.record.temp if look.record else _told_temp(handle)
+        known = look.record.temp if look.record else told_temp(handle)
         places.remove_temps(mark, self._temp_root, known)
         held = self._means.groups.legacy_paths(launch.group_name(mark))
         held += [Path(path) for path in (look.state.joined if look.state else ())]
@@ -598,29 +533,13 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     # Shared parts
 
     def _place(self, handle: Handle) -> Place:
-        if handle.version > HANDLE_VERSION:
-            raise HandleTooNew(
-                "The sandbox was made by a newer version of the process backend",
-                detail=f"handle version {handle.version}",
-            )
-        place = places.find_place(self.context.state_dir, handle.sandbox_id)
-        if place is None:
-            raise OrderRejected("The sandbox's id cannot name a directory")
-        return place
+        return place_of(handle, self.context.state_dir)
 
     def _mark(self, handle: Handle) -> str:
         return mark_of(self.context.instance_id, handle.sandbox_id)
 
     def _tree(self, look: Look, handle: Handle) -> Tree:
-        mark = self._mark(handle)
-        if look.state is not None:
-            group = Path(look.state.cgroup) if look.state.cgroup else None
-            return Tree(mark=mark, root=look.state.shim, group=group)
-        known = Path(str(handle.data.get("cgroup", "")))
-        # The handle may come from a restored database: no other group is killed and removed.
-        if known.is_absolute() and known.name == launch.group_name(mark):
-            return Tree(mark=mark, group=known)
-        return Tree(mark=mark, group=launch.group_path(self._means.groups.unified, mark))
+        return tree_of(look, handle, self._mark(handle), self._means.groups.unified)
 
     async def _look(self, place: Place, handle: Handle) -> Look:
         look = await reach(lambda: look_at(place, self._mark(handle)))
@@ -648,7 +567,10 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             if look.is_orphaned:
                 tree.kill()
             elif pause is not None and not pause.is_done:
-                (self._finish_stop if pause.ends else self._stop)(look.place, tree)
+                if pause.ends:
+                    pausing.finish_stop(look.place, tree)
+                else:
+                    pausing.finish_pause(look.place, tree, self.config.pause_seconds)
 
         if look.is_orphaned or look.is_half_paused:
             await reach(catch_up)
@@ -671,35 +593,3 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             raise BackendUnavailable("Processes of the sandbox do not end", detail=tree.mark)
         if (root := tree.root) is not None:
             await reach(lambda: reap(root))
-
-
-def _to_handle(place: Place, record: places.Record | None) -> Handle:
-    state = place.read_state()
-    return Handle(
-        sandbox_id=place.sandbox_id,
-        version=HANDLE_VERSION,
-        data={
-            "temp": record.temp if record else "",
-            "cgroup": state.cgroup if state else "",
-        },
-    )
-
-
-def _told_temp(handle: Handle) -> str:
-    """Return the temporary directory that a handle names, unless it can be none of ours.
-
-    The handle may come from a restored database, and what it names is removed with all its files.
-    """
-    path = Path(str(handle.data.get("temp", "")))
-    return str(path) if places.is_temp_name(path) else ""
-
-
-def _own(mark: str, instance_id: str) -> str:
-    owner, _, sandbox_id = mark.rpartition("/")
-    return sandbox_id if owner == instance_id else ""
-
-
-def _url_of(port: int, socket_path: str | None) -> str:
-    if socket_path is None:
-        return f"http://{listening.LOOPBACK}:{port}"
-    return f"http+unix://{quote(socket_path, safe='')}"

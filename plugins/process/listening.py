@@ -2,6 +2,7 @@
 
 import asyncio
 from typing import Final
+from urllib.parse import quote
 
 from agentsvc.base import monotonic
 
@@ -46,3 +47,10 @@ async def answers(look: Look, tree: Tree, connect_seconds: float) -> bool:
         await asyncio.sleep(_LOOK_SECONDS)
         found = await reach(lambda: is_open(look, tree))
     return found
+
+
+def url_of(port: int, socket_path: str | None) -> str:
+    """Return where a port is reached: by a socket if it has one."""
+    if socket_path is None:
+        return f"http://{LOOPBACK}:{port}"
+    return f"http+unix://{quote(socket_path, safe='')}"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from process import places, tree
-from process.backend import HANDLE_VERSION, ProcessBackend
+from process.backend import ProcessBackend
+from process.handles import HANDLE_VERSION
 from process.settings import ProcessConfig
 
 from agentsvc.base.errors import BackendUnavailable, Conflict

@@ -1,0 +1,90 @@
+"""Handles of sandboxes, and finding what there is of them on this machine. All functions block."""
+
+from pathlib import Path
+from typing import Final
+
+from agentsvc.base import HandleTooNew, OrderRejected, now
+from agentsvc.plugin import Found, Handle
+
+from . import launch, places
+from .look import Look
+from .places import Place, Record
+from .tree import Tree, marks, snapshot
+
+HANDLE_VERSION: Final = 1
+
+
+def to_handle(place: Place, record: Record | None) -> Handle:
+    """Return the handle of a sandbox that has a directory."""
+    state = place.read_state()
+    return Handle(
+        sandbox_id=place.sandbox_id,
+        version=HANDLE_VERSION,
+        data={
+            "temp": record.temp if record else "",
+            "cgroup": state.cgroup if state else "",
+        },
+    )
+
+
+def place_of(handle: Handle, state_dir: Path) -> Place:
+    """Return where the files of a sandbox are; raises HandleTooNew and OrderRejected."""
+    if handle.version > HANDLE_VERSION:
+        raise HandleTooNew(
+            "The sandbox was made by a newer version of the process backend",
+            detail=f"handle version {handle.version}",
+        )
+    place = places.find_place(state_dir, handle.sandbox_id)
+    if place is None:
+        raise OrderRejected("The sandbox's id cannot name a directory")
+    return place
+
+
+def tree_of(look: Look, handle: Handle, mark: str, groups: Path | None) -> Tree:
+    """Return the processes of a sandbox, whose control group is in that of all unless it is known."""
+    if look.state is not None:
+        group = Path(look.state.cgroup) if look.state.cgroup else None
+        return Tree(mark=mark, root=look.state.shim, group=group)
+    known = Path(str(handle.data.get("cgroup", "")))
+    # The handle may come from a restored database: no other group is killed and removed.
+    if known.is_absolute() and known.name == launch.group_name(mark):
+        return Tree(mark=mark, group=known)
+    return Tree(mark=mark, group=launch.group_path(groups, mark))
+
+
+def told_temp(handle: Handle) -> str:
+    """Return the temporary directory that a handle names, unless it can be none of ours.
+
+    The handle may come from a restored database, and what it names is removed with all its files.
+    """
+    path = Path(str(handle.data.get("temp", "")))
+    return str(path) if places.is_temp_name(path) else ""
+
+
+def find_all(state_dir: Path, temp_root: Path, instance_id: str) -> list[Found]:
+    """Return what has a directory, a temporary directory or a process of an instance."""
+    found = {
+        place.sandbox_id: Found(handle=to_handle(place, place.read_record()), created_at=made)
+        for place, made in places.list_places(state_dir, instance_id)
+    }
+    # Anything below is left of a sandbox whose directory is gone.
+    for path, mark in places.list_temps(temp_root):
+        if (sandbox_id := _own(mark, instance_id)) and sandbox_id not in found:
+            data = {"temp": str(path)}
+            found[sandbox_id] = Found(
+                handle=Handle(sandbox_id=sandbox_id, version=HANDLE_VERSION, data=data),
+                created_at=now(),
+            )
+    for pid in snapshot():
+        for mark in marks(pid):
+            if (sandbox_id := _own(mark, instance_id)) and sandbox_id not in found:
+                found[sandbox_id] = Found(
+                    handle=Handle(sandbox_id=sandbox_id, version=HANDLE_VERSION),
+                    created_at=now(),
+                )
+    return list(found.values())
+
+
+def _own(mark: str, instance_id: str) -> str:
+    owner, _, sandbox_id = mark.rpartition("/")
+    return sandbox_id if owner == instance_id else ""

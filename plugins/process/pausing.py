@@ -1,0 +1,71 @@
+"""Pauses, stops and resumes the processes of a sandbox, and notes beside its files how far that is.
+
+But for `push_out`, all functions block for a moment; call them from a thread.
+"""
+
+from functools import partial
+
+import msgspec
+
+from agentsvc.base import BackendUnavailable
+
+from . import reclaiming
+from .places import Pause, Place
+from .threads import reach
+from .tree import Tree
+
+
+def pause(place: Place, tree: Tree, time_limit: float) -> None:
+    """Freeze or stop every process."""
+    if place.read_pause() is None:
+        place.write_pause(Pause(is_done=False, kept=tuple(tree.stopped())))
+    finish_pause(place, tree, time_limit)
+
+
+def finish_pause(place: Place, tree: Tree, time_limit: float) -> None:
+    """Do what is left to do of a pause."""
+    noted = place.read_pause() or Pause(is_done=False)
+    try:
+        tree.stop(time_limit)
+    except TimeoutError as exc:
+        raise BackendUnavailable("A process of the sandbox does not stop") from exc
+    place.write_pause(msgspec.structs.replace(noted, is_done=True))
+
+
+def finish_stop(place: Place, tree: Tree) -> None:
+    """Do what is left to do where every process is to end."""
+    if not tree.kill():
+        place.write_pause(Pause(is_done=True, ends=True))
+
+
+def resume(place: Place, tree: Tree) -> None:
+    """Let every process run again that ran before the pause."""
+    noted = place.read_pause()
+    if noted is None:
+        return
+    place.write_pause(msgspec.structs.replace(noted, is_done=False, memory=None))
+    if tree.group is not None:
+        # A server that was killed while it pushed memory out may have left it allowed.
+        reclaiming.forbid_swap(tree.group)
+    tree.resume(noted.kept)
+    place.clear_pause()
+
+
+async def push_out(tree: Tree) -> reclaiming.Memory:
+    """Push the memory of every process out, and return where it is then."""
+    if tree.group is not None and await reach(lambda: reclaiming.counts_memory(tree.group)):
+        group = tree.group
+        while await reach(lambda: reclaiming.push_out_some(group)):
+            pass
+        return await reach(lambda: reclaiming.memory_of_group(group))
+    members = await reach(tree.members)
+    for process in members:
+        await reach(partial(reclaiming.push_out, process.identity))
+    return await reach(lambda: reclaiming.memory_of(one.pid for one in members))
+
+
+def note_memory(place: Place, memory: reclaiming.Memory) -> None:
+    """Note where the memory of a paused sandbox is."""
+    noted = place.read_pause()
+    if noted is not None:
+        place.write_pause(msgspec.structs.replace(noted, memory=memory))
