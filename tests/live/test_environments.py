@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.git_server import GitServer
+from tests.git_server import GitServer, run_git
 from tests.live.client import PATIENCE, LiveClient
 from tests.live.conftest import MakeInstallation
 from tests.live.events import outputs
@@ -312,6 +312,53 @@ async def test_a_kill_while_files_are_shared_leaves_nothing_half_done(own: Insta
         "all is removed",
     )
     assert own.mounts() == []
+
+
+SUBMODULES = """
+set -e
+helper='!f() { echo username=x; echo "password=$TOKEN"; }; f'
+git ${TOKEN:+-c credential.helper="$helper"} submodule --quiet update --init
+cat lib/version >>~/built
+"""
+
+
+async def test_submodules_are_at_the_commits_of_the_branch(
+    own: Installation, git_server: GitServer
+) -> None:
+    client = own.client()
+    await client.save_settings(**provider(git_server))
+    versions = {"next": {"version": "two"}}
+    await git_server.add_repository("acme/lib", {"version": "one"}, branches=versions)
+    modules = '[submodule "lib"]\n\tpath = lib\n\turl = ../lib.git\n'
+    await git_server.add_repository("acme/whole", {".gitmodules": modules}, branches={"next": {}})
+    work = git_server.root / "acme" / "whole.work"
+    for branch in ("main", "next"):
+        commit = await run_git("rev-parse", branch, cwd=git_server.root / "acme" / "lib.work")
+        await run_git("checkout", "--quiet", branch, cwd=work)
+        link = f"160000,{commit.strip()},lib"
+        await run_git("update-index", "--add", "--cacheinfo", link, cwd=work)
+        who = ("-c", "user.name=Test", "-c", "user.email=test@example.com")
+        await run_git(*who, "commit", "--quiet", "-m", "Add it", cwd=work)
+    await run_git("push", "--quiet", "--all", str(git_server.root / "acme/whole.git"), cwd=work)
+    token = git_server.token.reveal()
+    await client.post("/api/v1/secrets", json={"name": "TOKEN", "value": token})
+    named = {"repository": "acme/whole", "provider": "gitlab"}
+    order = {"name": "Whole", "setup_script": SUBMODULES, "secrets": ["TOKEN"], **named}
+    await wait_for(client, (await client.post(PATH, json=order)).json(), "ready")
+
+    async def found(branch: str | None) -> str:
+        begun = await client.start_conversation(
+            run("cat ~/built lib/version; git status --short"),
+            selected_repository="acme/whole",
+            selected_branch=branch,
+            git_provider="gitlab",
+        )
+        await client.wait_for_execution(begun, "finished")
+        return outputs(await client.events(begun))[0]
+
+    assert await found(None) == "oneone"
+    assert await found("next") == "onetwotwo"
+    await _delete_all(client, own)
 
 
 async def _delete_all(client: LiveClient, own: Installation) -> None:

@@ -64,7 +64,10 @@ if [ -e {target}/.git ] && [ ! -e {target}/.git/agentsvc-updated ]; then
 fi
 """
 
-_FINGERPRINT: Final = "git ls-files -s -- {paths}"
+# A submodule is brought in by a set-up, and shown as changed where it is at another commit.
+_FINGERPRINT: Final = (
+    "git ls-files -s -- {paths} && {{ git ls-files -s | grep '^160000 ' || true; }}"
+)
 
 _WORK_BRANCH: Final = (
     "git -C {target} rev-parse --verify -q {branch} || git -C {target} checkout -q -b {branch}"
@@ -250,7 +253,10 @@ class Workspace:
             raise StartRefused(clone_failure(clone, result))
 
     async def fingerprint(self, paths: Sequence[str]) -> str:
-        """Return what tells whether the contents of paths in the repository have changed."""
+        """Return what tells whether the contents of paths in the repository have changed.
+
+        The commits of submodules count, too.
+        """
         command = _FINGERPRINT.format(paths=" ".join(map(quote, paths)))
         result = await self._agent.run_command(
             command, cwd=self.project_dir, time_limit=_STEP_SECONDS
