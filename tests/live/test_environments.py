@@ -28,6 +28,7 @@ echo "$CHANNEL $(cat requirements.txt)" >>deps/built
 ln -sf /usr/bin/env deps/tool
 printf '#!%s/deps/tool sh\\necho ran\\n' "$PWD" >deps/run && chmod +x deps/run
 echo cached >~/cache
+touch -d @978307200 requirements.txt
 [ ! -e slow ] || { touch "$HOME/at-it"; sleep 600; }
 echo "done with $TOKEN"
 """
@@ -81,15 +82,18 @@ async def test_a_conversation_begins_with_what_was_prepared(
             "cat deps/built ~/cache kept-fresh",
             "deps/run",
             "git branch --show-current; git status -s",
+            "stat -c %Y requirements.txt",
         ),
         selected_repository="acme/site",
         git_provider="gitlab",
     )
     await client.wait_for_execution(at_main, "finished")
-    built, ran, branch = outputs(await client.events(at_main))
+    built, ran, branch, changed_at = outputs(await client.events(at_main))
     assert built.split() == ["stable", "one", "cached", "maintained"]
     assert ran == "ran"
     assert branch.split()[0] == f"openhands-workspace-{at_main[:8]}"
+    # What has not changed looks older than what was built of it, to whatever builds by times.
+    assert changed_at == "978307200"
 
     # The other branch has other dependencies: the set-up runs there once more, and only there.
     at_next = await client.start_conversation(

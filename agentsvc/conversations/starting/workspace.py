@@ -51,6 +51,8 @@ if [ ! -e {target}/.git/agentsvc-commit ]; then
 fi
 """
 
+# In a copy all files look changed to git, which would write them anew, and all that was built of them
+# would be built anew for that.
 _UPDATE: Final = """
 export GIT_TERMINAL_PROMPT=0 GIT_ASKPASS=/bin/true LC_ALL=C
 if [ -e {target}/.git ] && [ ! -e {target}/.git/agentsvc-updated ]; then
@@ -59,6 +61,7 @@ if [ -e {target}/.git ] && [ ! -e {target}/.git/agentsvc-updated ]; then
   git remote add origin {url} || exit $?
   if [ {depth} = 0 ] && [ -f .git/shallow ]; then deep=--unshallow; else deep="--depth {depth}"; fi
   git fetch $deep -- origin {source} </dev/null || exit $?
+  git update-index -q --refresh >/dev/null
   git checkout -q -f -B {branch} FETCH_HEAD || exit $?
   : >.git/agentsvc-updated
 fi
