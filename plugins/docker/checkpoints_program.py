@@ -6,6 +6,7 @@ before anything else runs, by a process with the agent's own rights.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -42,18 +43,21 @@ class Store:
     def take(self, checkpoint_id: str, paths: list[str], *, keep: int, most_bytes: int) -> None:
         """Keep a checkpoint of what there is of some directories; raises FilesRefused."""
         directories = {quote(path, safe=""): Path(path) for path in paths if Path(path).is_dir()}
-        take_checkpoint(
-            self._directory,
-            checkpoint_id,
-            directories,
-            keep=keep,
-            most_bytes=most_bytes,
-            broken_off=Event(),
-        )
-        known = {checkpoint_id_of(one): one.begun for one in kept_checkpoints(self._directory)}
-        new = self._directory / "index.new"
-        new.write_text(json.dumps(known))
-        new.replace(self._directory / "index")
+        with (self._directory / "lock").open("w") as lock:
+            # One that a server has begun which was killed goes on, and would be disturbed.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            take_checkpoint(
+                self._directory,
+                checkpoint_id,
+                directories,
+                keep=keep,
+                most_bytes=most_bytes,
+                broken_off=Event(),
+            )
+            known = {checkpoint_id_of(one): one.begun for one in kept_checkpoints(self._directory)}
+            new = self._directory / "index.new"
+            new.write_text(json.dumps(known))
+            new.replace(self._directory / "index")
 
     def put_back(self, rollback: str) -> None:
         """Have all files be those of a checkpoint, unless that was done; `rollback` is `ID CHECKPOINT`."""
@@ -122,7 +126,7 @@ def main(argv: list[str]) -> int:
         if argv[1] == "take":
             checkpoint_id, keep, most_bytes, *paths = argv[2:]
             store.take(checkpoint_id, paths, keep=int(keep), most_bytes=int(most_bytes))
-        elif rollback := (home / "rollback").read_text():
+        elif (note := home / "rollback").exists() and (rollback := note.read_text()):
             store.put_back(rollback)
     except FilesRefused as exc:
         sys.stderr.write(f"{exc}\n")

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -140,4 +141,15 @@ def test_few_are_kept_and_what_has_not_changed_is_shared(inside: Inside) -> None
     code, said = inside.take("c4", most_bytes=1000)
     assert code == 3
     assert "checkpoints at most 1000" in said
-    assert sorted(path.name for path in store.iterdir()) == [*(one.name for one in taken), "index"]
+    left = [*(one.name for one in taken), "index", "lock"]
+    assert sorted(path.name for path in store.iterdir()) == left
+
+
+def test_two_at_once_do_not_disturb_each_other(inside: Inside) -> None:
+    for number in range(3000):
+        (inside.work / f"{number}").touch()
+    with ThreadPoolExecutor() as threads:
+        ended = list(threads.map(inside.take, ("a", "b", "c")))
+    assert ended == [(0, "")] * 3
+    copies = sorted(inside.private.glob("checkpoints/*-*/*work"))
+    assert [len(list(copy.iterdir())) for copy in copies] == [3000] * 3
