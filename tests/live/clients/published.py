@@ -142,12 +142,14 @@ def install_node(directory: Path, *packages: str) -> Client:
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         raise NotInstalled("node and npm are not installed")
-    options = ("--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(directory))
+    options = ("--no-audit", "--no-fund", "--ignore-scripts")
     with _locked(directory):
         if not (directory / "installed").exists():
             wanted = (one if "@" in one[1:] else f"{one}@latest" for one in packages)
+            # By this it knows where it is; told by --prefix, it would not read the machine's configuration.
+            (directory / "package.json").write_text("{}")
             # Now and then it has all files and does not end; what it has it does not fetch again.
-            _call(npm, "install", *options, *wanted, tries=_TRIES)
+            _call(npm, "install", *options, *wanted, tries=_TRIES, directory=directory)
             for program in PROGRAMS.glob("*.mjs"):
                 shutil.copy(program, directory)
             (directory / "installed").touch()
@@ -176,11 +178,12 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
 
 
-def _call(*command: str, tries: int = 1) -> None:
+def _call(*command: str, tries: int = 1, directory: Path | None = None) -> None:
     """Run a command, anew where it takes more than its share of the time."""
     for _ in range(tries):
         with subprocess.Popen(
             command,
+            cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
