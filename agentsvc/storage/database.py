@@ -40,6 +40,8 @@ from agentsvc.storage.database_file import (
     primary_code,
     uri,
 )
+from agentsvc.storage.disk_faults import cannot_read, cannot_store, is_of_disk
+from agentsvc.storage.kept_reads import KeptReads
 
 log = logging.getLogger(__name__)
 
@@ -58,16 +60,7 @@ It is no time on the clock, since on a busy machine all take longer, and a threa
 _SLOW_SECONDS = 10.0
 """How long a statement that took longer is not tried on the event loop again."""
 _LARGEST_BATCH = 64
-_MOST_RECENT = 4096
-"""How much of what was read is kept, in KiB or rows."""
 _NO_PARAMS: Params = {}
-# SQLite takes a disk that cannot be read for a damaged database, as it cannot tell.
-_OF_DISK = (
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_CORRUPT,
-)
 
 
 class _Connection(Protocol):
@@ -319,24 +312,6 @@ class _Batch:
             self.is_durable = True
 
 
-class _Recent(dict[tuple[object, ...], Any]):
-    """What was read, all of one version of the database."""
-
-    def __init__(self, version: int | None = None) -> None:
-        super().__init__()
-        self.version = version
-        self._weight = 0
-
-    def add(self, key: tuple[object, ...], made: object, weight: int) -> None:
-        """Keep it unless it is too much; what else there is may have to go."""
-        if self._weight + weight > _MOST_RECENT:
-            self.clear()
-            self._weight = 0
-        if weight <= _MOST_RECENT:
-            self[key] = made
-            self._weight += weight + 1
-
-
 class Database:
     """One SQLite file: a queue of writers that share commits, and a pool of readers."""
 
@@ -348,8 +323,7 @@ class Database:
         self._wake = asyncio.Event()
         self._is_open = True
         self._is_closed = False
-        self._recent = _Recent()
-        self._has_looked = False
+        self._kept = KeptReads(readers.version)
         self._body: asyncio.Task[Any] | None = None
         self._writing = asyncio.create_task(self._write_until_closed(), name="database writer")
 
@@ -420,13 +394,7 @@ class Database:
         It has to follow from the key and from what is stored alone. `weigh` tells how many rows, or
         KiB, it has, where that is more than one.
         """
-        recent = self._now()
-        if key not in recent:
-            made = await read()
-            recent.add(key, made, weigh(made) if weigh else 1)
-            return made
-        kept: T = recent[key]
-        return kept
+        return await self._kept.get(key, read, weigh)
 
     async def backup(self, to: Path) -> None:
         """Write a whole and consistent copy, mode 0600; writers go on meanwhile.
@@ -452,30 +420,14 @@ class Database:
             await self._readers.close()
             await self._writer.close()
 
-    def _now(self) -> "_Recent":
-        """Return what has been read since anything was stored.
-
-        That is looked up once in each turn of the event loop: whoever asks in one has sent it before.
-        """
-        if not self._has_looked:
-            self._has_looked = True
-            asyncio.get_running_loop().call_soon(self._look_again)
-            version = self._readers.version()
-            if version != self._recent.version:
-                self._recent = _Recent(version)
-        return self._recent
-
-    def _look_again(self) -> None:
-        self._has_looked = False
-
     async def _read[T](self, reading: Coroutine[Any, Any, T]) -> T:
         try:
             self._check_open()
             return await reading
         except sqlite3.Error as exc:
-            if not _is_of_disk(exc):
+            if not is_of_disk(exc):
                 raise
-            raise _cannot_read(exc) from exc
+            raise cannot_read(exc) from exc
         finally:
             reading.close()
 
@@ -516,9 +468,9 @@ class Database:
             _log_lost(lost, exc)
             for job in lost:
                 if not job.done.done():
-                    job.done.set_exception(_cannot_store(exc))
+                    job.done.set_exception(cannot_store(exc))
         else:
-            self._recent = _Recent()
+            self._kept.forget()
             for attempt in batch.attempts:
                 _settle(attempt)
 
@@ -610,7 +562,7 @@ def _settle(attempt: _Attempt) -> None:
     if isinstance(failure, asyncio.CancelledError):
         job.done.cancel()
     elif failure:
-        _fail(job, _cannot_store(failure) if _is_of_disk(failure) else failure)
+        _fail(job, cannot_store(failure) if is_of_disk(failure) else failure)
     else:
         # The loop runs these before it wakes the caller, and reports one that raises.
         for callback in attempt.callbacks:
@@ -637,27 +589,6 @@ def _fail(job: _Job, failure: BaseException) -> None:
         log.warning("write failed after its caller was cancelled", extra={"reason": repr(failure)})
     else:
         job.done.set_exception(failure)
-
-
-def _is_of_disk(failure: BaseException) -> bool:
-    return isinstance(failure, sqlite3.Error) and primary_code(failure) in _OF_DISK
-
-
-def _cannot_store(cause: BaseException) -> CapacityExceeded:
-    # One for each caller: a traceback grows with every place it is raised in.
-    failure = CapacityExceeded(
-        "the server cannot store anything now: its disk is full", detail=str(cause)
-    )
-    failure.__cause__ = cause
-    return failure
-
-
-def _cannot_read(cause: sqlite3.Error) -> CapacityExceeded:
-    log.error("database not readable", extra={"reason": str(cause)})
-    return CapacityExceeded(
-        "the server cannot read what it has stored: its disk fails or is damaged",
-        detail=str(cause),
-    )
 
 
 def _end_snapshot(raw: sqlite3.Connection) -> None:
