@@ -1,10 +1,9 @@
 """The docker backend: the contract of `agentsvc.plugin.backend`, kept with containers."""
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Any, ClassVar, Final
+from functools import partial
+from typing import ClassVar, Final
 from urllib.parse import urlsplit, urlunsplit
 
 from agentsvc.base import AgentsvcError, BackendUnavailable, Conflict, HandleTooNew, OrderRejected
@@ -41,18 +40,18 @@ from .engine import Engine, Json
 from .firewall import Guard
 from .fleet import Fleet
 from .images import Images
+from .inventory import left_on, sandboxes_on
 from .layers import Layers
 from .making import Maker
 from .reach import answers
 from .settings import DockerConfig, address_of, engines
-from .streams import read_log, to_time
+from .streams import follow_log
 from .watch import Watch, has_seen_the_end
 
 log = logging.getLogger(__name__)
 
 HANDLE_VERSION: Final = 1
 
-_FOLLOW_SECONDS: Final = 0.3
 _CONFLICT: Final = 409
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # noqa: S104  # recognised only
 
@@ -132,7 +131,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             facts |= {f"{prefix}{key}": value for key, value in shown.items()}
         if self.config.runtime:
             facts["runtime"] = self.config.runtime
-        reasons = [*away.values(), *self._lacking_runtime(away)]
+        reasons = [*away.values(), *self._fleet.lacking_runtime(self.config.runtime, away)]
         is_ok = len(away) < len(self._fleet.engines) and len(reasons) == len(away)
         return Health(ok=is_ok, reason="; ".join(reasons), facts=facts)
 
@@ -244,7 +243,9 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         """
         found: dict[str, Found] = {}
         away: list[BackendUnavailable] = []
-        for name, listed in (await self._fleet.ask_all(self._list)).items():
+        instance_id = self.context.instance_id
+        asked = await self._fleet.ask_all(lambda one: sandboxes_on(one, instance_id))
+        for name, listed in asked.items():
             if isinstance(listed, BackendUnavailable):
                 away.append(listed)
                 continue
@@ -266,18 +267,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         """Name what says this installation's id, among all that the engines have."""
         found: list[str] = []
         for engine in self._fleet.engines.values():
-            everything = {
-                "container": await engine.ask("GET", "containers/json", params={"all": True}),
-                "network": await engine.ask("GET", "networks"),
-                "volume": (await engine.ask("GET", "volumes")).get("Volumes") or [],
-                "image": await engine.ask("GET", "images/json"),
-            }
-            found += [
-                f"{kind} {one.get('Name') or one.get('Names') or one['Id']}"
-                for kind, listed in everything.items()
-                for one in listed
-                if self.context.instance_id in str(one)
-            ]
+            found += await left_on(engine, self.context.instance_id)
         return found
 
     async def usage(self, handle: Handle) -> Usage | None:
@@ -455,19 +445,9 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         """Yield what the command wrote, also before it was last started."""
         engine, maker = self._of(handle)
         name = names.container(handle.sandbox_id)
-        last = datetime.fromtimestamp(0, UTC)
-        query: dict[str, Any] = {"stdout": True, "stderr": True, "timestamps": True}
-        query |= {"tail": tail, "follow": follow}
-        while (found := await maker.find(name, handle.sandbox_id)) is not None:
-            async for line in read_log(engine, found["Id"], query):
-                if line.at > last or "since" not in query:
-                    last = max(last, line.at)
-                    yield line
-            if not follow:
-                return
-            # It has ended, for now or for good; if it is started again, so is what it writes.
-            query |= {"tail": "all", "since": f"{last.timestamp():.6f}"}
-            await asyncio.sleep(_FOLLOW_SECONDS)
+        find = partial(maker.find, name, handle.sandbox_id)
+        async for line in follow_log(engine, find, tail=tail, follow=follow):
+            yield line
 
     async def build_image(self, image_id: str, build: ImageBuild) -> str:
         """Build an image on every engine, since a sandbox may be placed on any."""
@@ -516,10 +496,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         return Maker(engine, self.config, *known, copies=self._copies)
 
     async def _make(self, maker: Maker, order: Order) -> None:
-        async def find_source() -> tuple[Engine, Json]:
-            return await self._find_source(order.copy_of)
-
-        await maker.make(order, find_source)
+        await maker.make(order, partial(self._find_source, order.copy_of))
 
     async def _find_source(self, sandbox_id: str) -> tuple[Engine, Json]:
         name, away = names.container(sandbox_id), None
@@ -619,32 +596,3 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         return code == look.UNKNOWN and await has_seen_the_end(
             engine, container, self.config.request_seconds
         )
-
-    async def _list(self, engine: Engine) -> dict[str, datetime]:
-        filters = names.of_installation(self.context.instance_id)
-        query = {"all": True, "filters": filters}
-        found = [
-            (one.get("Labels") or {}, datetime.fromtimestamp(one["Created"], UTC))
-            for one in await engine.ask("GET", "containers/json", params=query)
-        ]
-        networks = await engine.ask("GET", "networks", params={"filters": filters})
-        found += [(one.get("Labels") or {}, to_time(one["Created"])) for one in networks]
-        volumes = await engine.ask("GET", "volumes", params={"filters": filters})
-        found += [
-            (one.get("Labels") or {}, to_time(one["CreatedAt"]))
-            for one in volumes.get("Volumes") or []
-        ]
-        first: dict[str, datetime] = {}
-        for labels, made in found:
-            sandbox_id = labels.get(names.SANDBOX, "")
-            if names.is_own(labels, self.context.instance_id, sandbox_id):
-                first[sandbox_id] = min(made, first.get(sandbox_id, made))
-        return first
-
-    def _lacking_runtime(self, away: Mapping[str, str]) -> list[str]:
-        wanted = self.config.runtime
-        return [
-            f"the engine `{name}` has no runtime `{wanted}`"
-            for name, facts in self._fleet.facts.items()
-            if wanted and name not in away and wanted not in facts.runtimes
-        ]

@@ -79,6 +79,14 @@ class Fleet:
                 self.facts[name] = found
         return away
 
+    def lacking_runtime(self, runtime: str, away: Mapping[str, str]) -> list[str]:
+        """Say which engines that answer have no such OCI runtime; empty is each one's own."""
+        return [
+            f"the engine `{name}` has no runtime `{runtime}`"
+            for name, facts in self.facts.items()
+            if runtime and name not in away and runtime not in facts.runtimes
+        ]
+
     async def ask_all[T](
         self, ask: Callable[[Engine], Awaitable[T]], names: Iterable[str] | None = None
     ) -> dict[str, T | BackendUnavailable]:

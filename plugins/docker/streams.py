@@ -1,11 +1,12 @@
 """The engine's stream of two outputs in one: taken apart again, line by line or in whole."""
 
+import asyncio
 import contextlib
 import io
 import struct
 import tarfile
 from asyncio import IncompleteReadError
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
@@ -13,9 +14,10 @@ import msgspec
 
 from agentsvc.plugin import LogLine
 
-from .engine import Engine
+from .engine import Engine, Json
 
 _HEAD: Final = struct.Struct(">BxxxL")
+_FOLLOW_SECONDS: Final = 0.3
 _LINE_MAX: Final = 65536
 _FILE_MAX: Final = 2**20
 _NAMES: Final = {1: "stdout", 2: "stderr"}
@@ -65,6 +67,25 @@ async def read_log(
         if answer is not None:
             async for line in lines(answer.content):
                 yield line
+
+
+async def follow_log(
+    engine: Engine, find: Callable[[], Awaitable[Json | None]], *, tail: int, follow: bool
+) -> AsyncIterator[LogLine]:
+    """Yield the last lines of a container's log; with follow, go on through all its runs until it is gone."""
+    last = datetime.fromtimestamp(0, UTC)
+    query: dict[str, Any] = {"stdout": True, "stderr": True, "timestamps": True}
+    query |= {"tail": tail, "follow": follow}
+    while (found := await find()) is not None:
+        async for line in read_log(engine, found["Id"], query):
+            if line.at > last or "since" not in query:
+                last = max(last, line.at)
+                yield line
+        if not follow:
+            return
+        # It has ended, for now or for good; if it is started again, so is what it writes.
+        query |= {"tail": "all", "since": f"{last.timestamp():.6f}"}
+        await asyncio.sleep(_FOLLOW_SECONDS)
 
 
 async def lines(source: Readable) -> AsyncIterator[LogLine]:
