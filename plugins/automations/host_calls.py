@@ -51,8 +51,8 @@ class HostCalls:
         """
         listing = self._host.updated
         if pulls:
-            are_open = {"state": self._host.is_open}
-            listing = msgspec.structs.replace(self._host.pulls, query=are_open)
+            path = f"{self._host.pulls.path.partition('?')[0]}?state={self._host.is_open}"
+            listing = msgspec.structs.replace(self._host.pulls, path=path)
         path, query = self._place(listing, {"since": since})
         query[self._host.size] = _SIZE
         answer = await self._api.call("GET", path, query=query, etag=etag)
@@ -185,10 +185,12 @@ class HostCalls:
         self, listing: Listing, values: Mapping[str, str]
     ) -> tuple[str, dict[str, str | int | bool | None]]:
         known = {**self._names, **values}
-        query: dict[str, str | int | bool | None] = {
-            name: text.format_map(known) for name, text in listing.query.items()
-        }
-        return self._path(listing.path, values), query
+        path, _, asked = listing.path.partition("?")
+        query: dict[str, str | int | bool | None] = {}
+        for pair in asked.split("&") if asked else ():
+            name, _, text = pair.partition("=")
+            query[name] = text.format_map(known)
+        return self._path(path, values), query
 
     def _path(self, path: str, values: Mapping[str, str]) -> str:
         known = {name: quote(text, safe="") for name, text in {**self._names, **values}.items()}

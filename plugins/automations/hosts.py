@@ -6,6 +6,7 @@ repository, `{number}` an issue or a pull request, and so on; what is put in is 
 
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -51,7 +52,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """Where several things are listed, and what their parts are called."""
 
     path: str
-    query: Mapping[str, str] = {}
+    """With its query, whose values have places, too."""
     items: str = ""
     parts: Mapping[str, str]
     when: Mapping[str, str] = {}
@@ -98,38 +99,29 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[Listing, ...]
 
 
-_ISSUE: Final = {
-    "number": "number",
-    "title": "title",
-    "text": "body",
-    "author": "user.login",
-    "labels": "labels",
-    "at": "updated_at",
-    "created": "created_at",
-    "state": "state",
-    "pull": "pull_request",
-}
-_COMMENT: Final = {
-    "id": "id",
-    "text": "body",
-    "author": "user.login",
-    "actor": "user.login",
-    "at": "created_at",
-    "path": "path",
-}
-_PULL: Final = {
-    "number": "number",
-    "title": "title",
-    "text": "body",
-    "author": "user.login",
-    "created": "created_at",
-    "url": "html_url",
-    "state": "state",
-    "branch": "head.ref",
-    "commit": "head.sha",
-    "base": "base.ref",
-}
+def _parts(names: str) -> Mapping[str, str]:
+    """Return what parts are called here and at a host: `text=body`, or `title` if that is the same."""
+    pairs = (name.partition("=") for name in names.split())
+    return {name: place or name for name, _, place in pairs}
+
+
+_ISSUE: Final = _parts(
+    "number title text=body author=user.login labels at=updated_at created=created_at "
+    "state pull=pull_request"
+)
+_COMMENT: Final = _parts("id text=body author=user.login actor=user.login at=created_at path")
+_PULL: Final = _parts(
+    "number title text=body author=user.login created=created_at url=html_url state "
+    "branch=head.ref commit=head.sha base=base.ref"
+)
 _BODY: Final = {"body": "{text}"}
+_OPENED_PULL: Final = {"head": "{branch}", "base": "{base}", **_BODY}
+_COMMENTS: Final = Listing(path="{repo}/issues/{number}/comments", parts=_COMMENT)
+_REVIEWS: Final = Listing(
+    path="{repo}/pulls/{number}/reviews",
+    parts={**_COMMENT, "at": "submitted_at", "review": "state"},
+)
+_OF_PULLS: Final = partial(Rule, number="pull_request.number", pull="*")
 _COMMENTED: Final = Rule(
     event="issue_comment.created",
     kind=Kind.COMMENT,
@@ -140,11 +132,10 @@ _COMMENTED: Final = Rule(
 )
 _OPENED: Final = (
     Rule(event="issues.opened", kind=Kind.OPENED),
-    Rule(event="pull_request.opened", kind=Kind.OPENED, number="pull_request.number", pull="*"),
+    _OF_PULLS(event="pull_request.opened", kind=Kind.OPENED),
 )
-_CLOSED: Final = Rule(
-    event="pull_request.closed", kind=Kind.CLOSED, number="pull_request.number", pull="*"
-)
+_CLOSED: Final = _OF_PULLS(event="pull_request.closed", kind=Kind.CLOSED)
+_FAILED: Final = Rule(event="status", kind=Kind.CHECK, when={"state": "failure"}, id="sha")
 
 _GITHUB: Final = Host(
     event_headers=("X-GitHub-Event",),
@@ -152,21 +143,12 @@ _GITHUB: Final = Host(
         Rule(event="issues.labeled", kind=Kind.LABEL, id="label.name"),
         *_OPENED,
         _COMMENTED,
-        Rule(
-            event="pull_request_review.submitted",
-            kind=Kind.REVIEW,
-            number="pull_request.number",
-            pull="*",
-            id="review.id",
-            actor="review.user.login",
-        ),
-        Rule(
-            event="pull_request_review_comment.created",
-            kind=Kind.REVIEW,
-            number="pull_request.number",
-            pull="*",
-            id="comment.id",
-            actor="comment.user.login",
+        *(
+            _OF_PULLS(event=event, kind=Kind.REVIEW, id=f"{of}.id", actor=f"{of}.user.login")
+            for event, of in (
+                ("pull_request_review.submitted", "review"),
+                ("pull_request_review_comment.created", "comment"),
+            )
         ),
         _CLOSED,
         Rule(
@@ -175,22 +157,18 @@ _GITHUB: Final = Host(
             when={"check_run.conclusion": "failure"},
             id="check_run.head_sha",
         ),
-        Rule(event="status", kind=Kind.CHECK, when={"state": "failure"}, id="sha"),
+        _FAILED,
     ),
     updated=Listing(
-        path="{repo}/issues",
-        query={"state": "open", "since": "{since}", "sort": "updated", "direction": "asc"},
+        path="{repo}/issues?state=open&since={since}&sort=updated&direction=asc",
         parts=_ISSUE,
     ),
     issue=Listing(path="{repo}/issues/{number}", parts=_ISSUE),
-    comments=Listing(path="{repo}/issues/{number}/comments", parts=_COMMENT),
+    comments=_COMMENTS,
     pull_comments=(
-        Listing(path="{repo}/issues/{number}/comments", parts=_COMMENT),
+        _COMMENTS,
         Listing(path="{repo}/pulls/{number}/comments", parts=_COMMENT),
-        Listing(
-            path="{repo}/pulls/{number}/reviews",
-            parts={**_COMMENT, "at": "submitted_at", "review": "state"},
-        ),
+        _REVIEWS,
     ),
     comment=Call(path="{repo}/issues/{number}/comments", body=_BODY),
     edit=Call(method="PATCH", path="{repo}/issues/comments/{id}", body=_BODY),
@@ -201,19 +179,8 @@ _GITHUB: Final = Host(
     ),
     access=Listing(path="{repo}/collaborators/{actor}/permission", parts={"access": "permission"}),
     may_write=frozenset({"admin", "maintain", "write", "owner"}),
-    pulls=Listing(
-        path="{repo}/pulls", query={"head": "{owner}:{branch}", "state": "all"}, parts=_PULL
-    ),
-    open_pull=Call(
-        path="{repo}/pulls",
-        body={
-            "title": "{title}",
-            "head": "{branch}",
-            "base": "{base}",
-            "body": "{text}",
-            "draft": True,
-        },
-    ),
+    pulls=Listing(path="{repo}/pulls?head={owner}:{branch}&state=all", parts=_PULL),
+    open_pull=Call(path="{repo}/pulls", body={**_OPENED_PULL, "title": "{title}", "draft": True}),
     pull=Listing(path="{repo}/pulls/{number}", parts=_PULL),
     is_open="open",
     checks=(
@@ -240,20 +207,13 @@ _FORGEJO: Final = msgspec.structs.replace(
         Rule(event="issues.opened", kind=Kind.LABEL, id="issue.labels"),
         *_OPENED,
         msgspec.structs.replace(_COMMENTED, pull="is_pull"),
-        Rule(
-            event="pull_request_*.reviewed",
-            kind=Kind.REVIEW,
-            number="pull_request.number",
-            pull="*",
-            id="pull_request.updated_at",
-        ),
+        _OF_PULLS(event="pull_request_*.reviewed", kind=Kind.REVIEW, id="pull_request.updated_at"),
         _CLOSED,
-        Rule(event="status", kind=Kind.CHECK, when={"state": "failure"}, id="sha"),
+        _FAILED,
     ),
     size="limit",
     updated=Listing(
-        path="{repo}/issues",
-        query={"state": "open", "type": "issues", "since": "{since}"},
+        path="{repo}/issues?state=open&type=issues&since={since}",
         parts=_ISSUE,
     ),
     labelled=Listing(
@@ -261,18 +221,9 @@ _FORGEJO: Final = msgspec.structs.replace(
         parts={"label": "label.name", "actor": "user.login"},
         when={"type": "label", "body": "1"},
     ),
-    pull_comments=(
-        Listing(path="{repo}/issues/{number}/comments", parts=_COMMENT),
-        Listing(
-            path="{repo}/pulls/{number}/reviews",
-            parts={**_COMMENT, "at": "submitted_at", "review": "state"},
-        ),
-    ),
-    pulls=Listing(path="{repo}/pulls", query={"state": "all", "sort": "recentupdate"}, parts=_PULL),
-    open_pull=Call(
-        path="{repo}/pulls",
-        body={"title": "WIP: {title}", "head": "{branch}", "base": "{base}", "body": "{text}"},
-    ),
+    pull_comments=(_COMMENTS, _REVIEWS),
+    pulls=Listing(path="{repo}/pulls?state=all&sort=recentupdate", parts=_PULL),
+    open_pull=Call(path="{repo}/pulls", body={**_OPENED_PULL, "title": "WIP: {title}"}),
     checks=(
         Listing(
             path="{repo}/commits/{commit}/statuses",
@@ -282,49 +233,18 @@ _FORGEJO: Final = msgspec.structs.replace(
     ),
 )
 
-_NOTE: Final = {
-    "id": "id",
-    "text": "body",
-    "author": "author.username",
-    "actor": "author.id",
-    "at": "created_at",
-}
-_GITLAB_ISSUE: Final = {
-    "number": "iid",
-    "title": "title",
-    "text": "description",
-    "author": "author.username",
-    "labels": "labels",
-    "at": "updated_at",
-    "created": "created_at",
-    "state": "state",
-}
-_MERGE: Final = {
-    "number": "iid",
-    "title": "title",
-    "text": "description",
-    "author": "author.username",
-    "created": "created_at",
-    "url": "web_url",
-    "state": "state",
-    "branch": "source_branch",
-    "commit": "sha",
-    "base": "target_branch",
-}
-_OLDEST: Final = {"sort": "asc", "order_by": "created_at"}
-
-
-def _note(of: str, number: str, *, is_pull: bool) -> Rule:
-    return Rule(
-        event="note*",
-        kind=Kind.COMMENT,
-        when={"object_attributes.noteable_type": of},
-        number=number,
-        pull="*" if is_pull else "",
-        id="object_attributes.id",
-        actor="user.id",
-        text="object_attributes.note",
-    )
+_NOTE: Final = _parts("id text=body author=author.username actor=author.id at=created_at")
+_GITLAB_ISSUE: Final = _parts(
+    "number=iid title text=description author=author.username labels at=updated_at "
+    "created=created_at state"
+)
+_MERGE: Final = _parts(
+    "number=iid title text=description author=author.username created=created_at "
+    "url=web_url state branch=source_branch commit=sha base=target_branch"
+)
+_NOTED: Final = partial(Rule, event="note*", id="object_attributes.id", actor="user.id")
+_OF_MERGES: Final = partial(Rule, number="object_attributes.iid", pull="*")
+_OLDEST: Final = "sort=asc&order_by=created_at"
 
 
 _GITLAB: Final = Host(
@@ -338,31 +258,28 @@ _GITLAB: Final = Host(
             actor="user.id",
         ),
         Rule(event="issue.open", kind=Kind.OPENED, number="object_attributes.iid"),
-        Rule(
-            event="merge_request.open",
-            kind=Kind.OPENED,
-            number="object_attributes.iid",
-            pull="*",
+        _OF_MERGES(event="merge_request.open", kind=Kind.OPENED),
+        *(
+            _NOTED(
+                kind=Kind.COMMENT,
+                when={"object_attributes.noteable_type": of},
+                number=number,
+                pull=pull,
+                text="object_attributes.note",
+            )
+            for of, number, pull in (
+                ("Issue", "issue.iid", ""),
+                ("MergeRequest", "merge_request.iid", "*"),
+            )
         ),
-        _note("Issue", "issue.iid", is_pull=False),
-        _note("MergeRequest", "merge_request.iid", is_pull=True),
-        Rule(
-            event="note*",
+        _NOTED(
             kind=Kind.REVIEW,
             when={"object_attributes.type": "DiffNote"},
             number="merge_request.iid",
             pull="*",
-            id="object_attributes.id",
-            actor="user.id",
         ),
         *(
-            Rule(
-                event=f"merge_request.{action}",
-                kind=Kind.CLOSED,
-                number="object_attributes.iid",
-                pull="*",
-                actor="user.id",
-            )
+            _OF_MERGES(event=f"merge_request.{action}", kind=Kind.CLOSED, actor="user.id")
             for action in ("close", "merge")
         ),
         Rule(
@@ -375,23 +292,16 @@ _GITLAB: Final = Host(
     repo="/projects/{path}",
     full_name="path_with_namespace",
     updated=Listing(
-        path="{repo}/issues",
-        query={
-            "state": "opened",
-            "updated_after": "{since}",
-            "order_by": "updated_at",
-            "sort": "asc",
-        },
+        path="{repo}/issues?state=opened&updated_after={since}&order_by=updated_at&sort=asc",
         parts=_GITLAB_ISSUE,
     ),
     issue=Listing(path="{repo}/issues/{number}", parts=_GITLAB_ISSUE),
     comments=Listing(
-        path="{repo}/{below}/{number}/notes", query=_OLDEST, parts=_NOTE, when={"system": "false"}
+        path="{repo}/{below}/{number}/notes?" + _OLDEST, parts=_NOTE, when={"system": "false"}
     ),
     pull_comments=(
         Listing(
-            path="{repo}/merge_requests/{number}/notes",
-            query=_OLDEST,
+            path="{repo}/merge_requests/{number}/notes?" + _OLDEST,
             parts={**_NOTE, "path": "position.new_path"},
             when={"system": "false"},
         ),
@@ -405,7 +315,7 @@ _GITLAB: Final = Host(
     ),
     access=Listing(path="{repo}/members/all/{actor}", parts={"access": "access_level"}),
     may_write=frozenset({"30", "40", "50", "60"}),
-    pulls=Listing(path="{repo}/merge_requests", query={"source_branch": "{branch}"}, parts=_MERGE),
+    pulls=Listing(path="{repo}/merge_requests?source_branch={branch}", parts=_MERGE),
     open_pull=Call(
         path="{repo}/merge_requests",
         body={
@@ -428,65 +338,45 @@ _GITLAB: Final = Host(
 )
 
 _RAW: Final = {"content": {"raw": "{text}"}}
-_SAID: Final = {
-    "id": "id",
-    "text": "content.raw",
-    "author": "user.display_name",
-    "actor": "user.uuid",
-    "at": "created_on",
-    "path": "inline.path",
-}
-_TICKET: Final = {
-    "number": "id",
-    "title": "title",
-    "text": "content.raw",
-    "author": "reporter.display_name",
-    "at": "updated_on",
-    "created": "created_on",
-    "state": "state",
-}
-_REQUEST: Final = {
-    "number": "id",
-    "title": "title",
-    "text": "description",
-    "author": "author.display_name",
-    "created": "created_on",
-    "url": "links.html.href",
-    "state": "state",
-    "branch": "source.branch.name",
-    "commit": "source.commit.hash",
-    "base": "destination.branch.name",
-}
+_SAID: Final = _parts(
+    "id text=content.raw author=user.display_name actor=user.uuid at=created_on path=inline.path"
+)
+_TICKET: Final = _parts(
+    "number=id title text=content.raw author=reporter.display_name at=updated_on "
+    "created=created_on state"
+)
+_REQUEST: Final = _parts(
+    "number=id title text=description author=author.display_name created=created_on "
+    "url=links.html.href state branch=source.branch.name commit=source.commit.hash "
+    "base=destination.branch.name"
+)
 
 
-def _said(event: str, number: str, *, is_pull: bool) -> Rule:
-    return Rule(
-        event=event,
-        kind=Kind.COMMENT,
-        number=number,
-        pull="*" if is_pull else "",
-        id="comment.id",
-        actor="comment.user.uuid",
-        text="comment.content.raw",
-    )
-
-
+_SAYS: Final = partial(Rule, id="comment.id", actor="comment.user.uuid")
 _BITBUCKET: Final = Host(
     event_headers=("X-Event-Key",),
     event="",
     rules=(
-        Rule(event="issue:created", kind=Kind.OPENED, number="issue.id"),
-        Rule(event="pullrequest:created", kind=Kind.OPENED, number="pullrequest.id", pull="*"),
-        _said("issue:comment_created", "issue.id", is_pull=False),
-        _said("pullrequest:comment_created", "pullrequest.id", is_pull=True),
-        Rule(
+        *(
+            rule
+            for of, pull in (("issue", ""), ("pullrequest", "*"))
+            for rule in (
+                Rule(event=f"{of}:created", kind=Kind.OPENED, number=f"{of}.id", pull=pull),
+                _SAYS(
+                    event=f"{of}:comment_created",
+                    kind=Kind.COMMENT,
+                    number=f"{of}.id",
+                    pull=pull,
+                    text="comment.content.raw",
+                ),
+            )
+        ),
+        _SAYS(
             event="pullrequest:comment_created",
             kind=Kind.REVIEW,
             when={"comment.inline": "*"},
             number="pullrequest.id",
             pull="*",
-            id="comment.id",
-            actor="comment.user.uuid",
         ),
         *(
             Rule(event=f"pullrequest:{end}", kind=Kind.CLOSED, number="pullrequest.id", pull="*")
@@ -502,8 +392,7 @@ _BITBUCKET: Final = Host(
     repo="/repositories/{owner}/{name}",
     size="pagelen",
     updated=Listing(
-        path="{repo}/issues",
-        query={"q": 'updated_on >= {since} AND state != "closed"', "sort": "updated_on"},
+        path='{repo}/issues?q=updated_on >= {since} AND state != "closed"&sort=updated_on',
         items="values",
         parts=_TICKET,
     ),
@@ -516,15 +405,13 @@ _BITBUCKET: Final = Host(
     edit=Call(method="PUT", path="{repo}/{below}/{number}/comments/{id}", body=_RAW),
     labelled=None,
     access=Listing(
-        path="/workspaces/{owner}/permissions/repositories/{name}",
-        query={"q": 'user.uuid="{actor}"'},
+        path='/workspaces/{owner}/permissions/repositories/{name}?q=user.uuid="{actor}"',
         items="values",
         parts={"access": "permission", "actor": "user.uuid"},
     ),
     may_write=frozenset({"admin", "write"}),
     pulls=Listing(
-        path="{repo}/pullrequests",
-        query={"q": 'source.branch.name="{branch}"'},
+        path='{repo}/pullrequests?q=source.branch.name="{branch}"',
         items="values",
         parts=_REQUEST,
     ),
