@@ -1,28 +1,78 @@
-"""Handlers of the older generation that start, stop and place a conversation.
+"""Types and handlers of the older generation that start, stop and place a conversation.
 
 To stop is to interrupt the agent and pause the sandbox, to start is to resume it.
 """
 
 import contextlib
-from typing import Final
+from typing import Annotated, Final
 
+import msgspec
 from aiohttp import web
+from msgspec import Meta
 
 from agentsvc.base import AgentRefused, AgentUnavailable, BadRequest, Conflict, Gone, NotFound
 from agentsvc.conversations import SANDBOX_GONE, ConversationView
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL, SANDBOXES
 from agentsvc.http.routes import OF_SANDBOXES, Routes
 from agentsvc.http.v0.conversations import conversation_id_of, find_view, get_view
-from agentsvc.http.v0.types_conversations import StartAnswer, from_known
-from agentsvc.http.v0.types_lifecycle import (
-    RuntimeConfig,
-    StartAgainBody,
-    from_not_running,
-    from_place,
-    from_stopped,
-    is_running,
+from agentsvc.http.v0.types_conversations import (
+    ConversationStatus,
+    StartAnswer,
+    from_known,
+    shown_id,
+    status_of,
 )
 from agentsvc.http.wire import read_json
+
+STOPPED_MESSAGE: Final = "Conversation stopped successfully"
+NOT_RUNNING_MESSAGE: Final = "Conversation was not running"
+
+
+class StartAgainBody(msgspec.Struct, frozen=True, kw_only=True):
+    """ProvidersSetModel: which git providers a front end knows of; nothing depends on it."""
+
+    providers_set: (
+        Annotated[list[Annotated[str, Meta(max_length=100)]], Meta(max_length=100)] | None
+    ) = None
+    """Names of git providers; read, and without effect. Null: none"""
+
+
+class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a conversation runs: the ids of its sandbox and of itself."""
+
+    runtime_id: str | None
+    """Id of its sandbox; null if there is none"""
+    session_id: str
+    """Id of the conversation"""
+
+
+def is_running(view: ConversationView) -> bool:
+    """Whether there is something to stop."""
+    return status_of(view) in (ConversationStatus.STARTING, ConversationStatus.RUNNING)
+
+
+def from_stopped(view: ConversationView) -> StartAnswer:
+    """Return the answer to a stop, which tells the state the conversation was in before."""
+    return StartAnswer(
+        conversation_id=shown_id(view),
+        message=STOPPED_MESSAGE,
+        conversation_status=status_of(view),
+    )
+
+
+def from_not_running(name: str) -> StartAnswer:
+    """Return the answer to a stop where nothing ran."""
+    return StartAnswer(
+        conversation_id=name,
+        message=NOT_RUNNING_MESSAGE,
+        conversation_status=ConversationStatus.STOPPED,
+    )
+
+
+def from_place(view: ConversationView) -> RuntimeConfig:
+    """Return where a conversation runs."""
+    return RuntimeConfig(runtime_id=view.conversation.sandbox_id, session_id=shown_id(view))
+
 
 ROUTES: Final = Routes("/api/conversations/{conversation_id}")
 

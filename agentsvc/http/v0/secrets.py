@@ -1,25 +1,79 @@
-"""Handlers of the older generation for secrets and the tokens of git providers."""
+"""Types and handlers of the older generation for secrets and the tokens of git providers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Final
+from typing import Annotated, Final
 
+import msgspec
 from aiohttp import web
+from msgspec import Meta
 
 from agentsvc.base import BadRequest, Conflict, NotFound, Secret
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SECRETS
 from agentsvc.http.routes import Effect, Routes
-from agentsvc.http.v0.types_secrets import (
-    ProvidersBody,
-    Said,
-    SecretBody,
-    SecretChangeBody,
-    SecretList,
-    from_names,
-)
 from agentsvc.http.wire import json_response, path_text
-from agentsvc.settings import to_token_patches
+from agentsvc.settings import ProviderTokens, VariableName, VariableValue, to_token_patches
+
+type Description = Annotated[str, Meta(max_length=4096)]
+
+
+class SecretBody(msgspec.Struct, frozen=True, kw_only=True):
+    """CustomSecretModel: a secret to keep."""
+
+    name: VariableName
+    """Name of the environment variable that has the value in sandboxes; refused if there is a
+    secret of that name"""
+    value: VariableValue
+    """The value; it is never returned"""
+    description: Description | None = None
+    """What it is for, told to the agent; at most 4096 characters. Null: nothing"""
+
+
+class SecretChangeBody(msgspec.Struct, frozen=True, kw_only=True):
+    """CustomSecretWithoutValueModel: the name and the description a secret gets."""
+
+    name: VariableName
+    """Name it gets; may be the one it has"""
+    description: Description | None = None
+    """What it is for, told to the agent; at most 4096 characters. Null: nothing"""
+
+
+class ProvidersBody(msgspec.Struct, frozen=True, kw_only=True):
+    """POSTProviderModel: every git provider's token; those not sent are forgotten."""
+
+    provider_tokens: ProviderTokens = {}
+    """Tokens by provider. They replace all that is stored; an empty token keeps the stored one"""
+
+
+class SecretView(msgspec.Struct, frozen=True, kw_only=True):
+    """A secret as it is shown."""
+
+    name: str
+    """Name of the environment variable that has the value in sandboxes"""
+    description: str
+    """What it is for; empty if that was not said"""
+
+
+class SecretList(msgspec.Struct, frozen=True, kw_only=True):
+    """GETCustomSecrets: the secrets of a user, without their values."""
+
+    custom_secrets: list[SecretView]
+    """The secrets, by name"""
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done."""
+
+    message: str
+    """What was done, in words"""
+
+
+def from_names(names: Mapping[str, str | None]) -> SecretList:
+    """Return the secrets of these names and descriptions as they are shown."""
+    views = [SecretView(name=name, description=text or "") for name, text in names.items()]
+    return SecretList(custom_secrets=views)
+
 
 ROUTES: Final = Routes()
 

@@ -1,41 +1,310 @@
-"""Handlers of the older generation for what a user has at git providers."""
+"""Types and handlers of the older generation for what a user has at git providers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Annotated, Final, Literal
 
+import msgspec
 from aiohttp import web
+from msgspec import Meta
 
-from agentsvc.base import GitTokenMissing, NotAuthenticated, now, to_stored
+from agentsvc.base import GitTokenMissing, NotAuthenticated, copy_to, now, stated, to_stored
+from agentsvc.domain import Provider, SuggestedTask, TaskType
+from agentsvc.git import (
+    Branch,
+    BranchQuery,
+    File,
+    GitAccount,
+    Listing,
+    Microagent,
+    OwnerType,
+    Repository,
+    RepositoryQuery,
+    SortBy,
+)
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL
 from agentsvc.http.routes import OF_GIT_PROVIDERS, Routes
-from agentsvc.http.v0.types_user import (
-    BranchesQuery,
-    BranchPage,
-    BranchSearchQuery,
-    BranchView,
-    ContentQuery,
-    InstallationsQuery,
-    MicroagentContent,
-    MicroagentView,
-    RepositoriesQuery,
-    RepositoryView,
-    SearchQuery,
-    SuggestedTaskView,
-    UserView,
-    from_account,
-    from_branch,
-    from_branches,
-    from_files,
-    from_microagent,
-    from_repository,
-    from_task,
-    to_branch_query,
-    to_branch_search,
-    to_list_query,
-    to_search_query,
-)
 from agentsvc.http.wire import path_text
+
+PAGE_MAX: Final = 100
+_SHORT_PAGE: Final = 30
+
+type Words = Annotated[str, Meta(max_length=256)]
+type RepositoryName = Annotated[str, Meta(min_length=1, max_length=1024)]
+type FilePath = Annotated[str, Meta(min_length=1, max_length=1024), stated(pattern=r"\.md\Z")]
+type PageNumber = Annotated[int, Meta(ge=1, le=100_000)]
+type PerPage = Annotated[int, Meta(ge=1, le=PAGE_MAX)]
+
+
+class InstallationsQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """At which provider."""
+
+    provider: Provider
+    """The git hosting service to ask, with the user's token"""
+
+
+class RepositoriesQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which repositories to list: a page of them if one is named, else all."""
+
+    sort: Literal["pushed", "updated", "created", "full_name"] = "pushed"
+    """What the list is sorted by; `full_name` from A to Z, the others the latest first"""
+    selected_provider: Provider | None = None
+    """The git hosting service to ask; left out: every one the user has a token for"""
+    page: PageNumber | None = None
+    """Page of the list, counted from 1; left out: all of it"""
+    per_page: PerPage | None = None
+    """Repositories on a page; left out: 100"""
+    installation_id: Words | None = None
+    """Only those of this installation, workspace, group or organization; left out: of all"""
+
+
+class SearchQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which repositories to find."""
+
+    query: Words
+    """Words to find in names"""
+    per_page: PerPage = 5
+    """Most repositories to return"""
+    sort: Literal["stars", "forks", "updated"] = "stars"
+    """What the list is sorted by"""
+    order: Literal["asc", "desc"] = "desc"
+    """Whether it begins with the least or with the most"""
+    selected_provider: Provider | None = None
+    """The git hosting service to ask; left out: every one the user has a token for"""
+
+
+class BranchesQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose branches to list: a page of them if one is named, else all."""
+
+    repository: RepositoryName
+    """The repository, as `owner/name`"""
+    page: PageNumber | None = None
+    """Page of the list, counted from 1; left out together with `per_page`: all of it"""
+    per_page: PerPage | None = None
+    """Branches on a page; left out together with `page`: all of them"""
+
+
+class BranchSearchQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which branches to find; `query` is a part of the name."""
+
+    repository: RepositoryName
+    """The repository, as `owner/name`"""
+    query: Words
+    """Part of the name of a branch; empty: all branches"""
+    per_page: PerPage = _SHORT_PAGE
+    """Most branches to return"""
+    selected_provider: Provider | None = None
+    """The git hosting service to ask; left out: the one where the repository is found"""
+
+
+class ContentQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which microagent to read."""
+
+    file_path: FilePath
+    """Path of the microagent in the repository, as the list of microagents has it"""
+
+
+class UserView(msgspec.Struct, frozen=True, kw_only=True):
+    """User: who somebody is at the git provider."""
+
+    id: str
+    """Id of the account at the provider"""
+    login: str
+    """Name of the account"""
+    avatar_url: str
+    """URL of the account's picture; empty if it has none"""
+    company: str | None
+    """Company the account names; null if none"""
+    name: str | None
+    """Name the account shows; null if none"""
+    email: str | None
+    """E-mail address the account shows; null if none"""
+
+
+class RepositoryView(msgspec.Struct, frozen=True, kw_only=True):
+    """Repository: null stands for what its provider does not tell."""
+
+    id: str
+    """Id of the repository at its provider"""
+    full_name: str
+    """`owner/name`, which `repository` of a start takes"""
+    git_provider: Provider
+    """Where it is"""
+    is_public: bool
+    """Whether everybody can read it"""
+    stargazers_count: int | None
+    """How many accounts have starred it; null: not told"""
+    link_header: str | None
+    """Where the provider says the next page is; null on the last page"""
+    pushed_at: str | None
+    """When it was last pushed to, ISO 8601; null: not told"""
+    owner_type: OwnerType | None
+    """Who owns it; null: not told"""
+    main_branch: str | None
+    """Name of its default branch; null: not told"""
+
+
+class BranchView(msgspec.Struct, frozen=True, kw_only=True):
+    """Branch: null stands for what its provider does not tell."""
+
+    name: str
+    """Name of the branch, which `selected_branch` takes"""
+    commit_sha: str
+    """Its latest commit"""
+    protected: bool
+    """Whether the provider protects it from pushes"""
+    last_push_date: str | None
+    """When it was last pushed to, ISO 8601; null: not told"""
+
+
+class BranchPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of branches."""
+
+    branches: list[BranchView]
+    """The branches of the page"""
+    has_next_page: bool
+    """Whether there is a further page"""
+    current_page: int
+    """Number of the page, counted from 1"""
+    per_page: int
+    """Branches on a page"""
+    total_count: int | None
+    """Number of all branches; null where the provider does not tell"""
+
+
+class SuggestedTaskView(msgspec.Struct, frozen=True, kw_only=True):
+    """SuggestedTask: something to do, with which a conversation can start."""
+
+    git_provider: Provider
+    """Where it was found"""
+    task_type: TaskType
+    """What there is to do"""
+    repo: str
+    """The repository it is in, as `owner/name`"""
+    issue_number: int
+    """Number of the issue or pull request"""
+    title: str
+    """Title of the issue or pull request"""
+
+
+class MicroagentView(msgspec.Struct, frozen=True, kw_only=True):
+    """MicroagentResponse: a microagent without its content."""
+
+    name: str
+    """Name of the microagent"""
+    path: str
+    """Its path in the repository"""
+    created_at: str
+    """When it was added, ISO 8601; empty if the provider does not tell"""
+
+
+class MicroagentContent(msgspec.Struct, frozen=True, kw_only=True):
+    """MicroagentContentResponse: a microagent."""
+
+    content: str
+    """Its text, in Markdown"""
+    path: str
+    """Its path in the repository"""
+    triggers: list[str]
+    """Words in a message that call for it"""
+    git_provider: Provider
+    """Where the repository is"""
+
+
+def to_list_query(query: RepositoriesQuery) -> RepositoryQuery:
+    """Return which repositories to list."""
+    sort = SortBy(query.sort)
+    return RepositoryQuery(
+        installation_id=query.installation_id or None,
+        sort=sort,
+        is_ascending=sort is SortBy.NAME,
+        limit=query.per_page or PAGE_MAX,
+    )
+
+
+def to_search_query(query: SearchQuery) -> RepositoryQuery:
+    """Return which repositories to find."""
+    return RepositoryQuery(
+        text=query.query.strip(),
+        sort=SortBy(query.sort),
+        is_ascending=query.order == "asc",
+        limit=query.per_page,
+    )
+
+
+def to_branch_search(query: BranchSearchQuery) -> BranchQuery:
+    """Return which branches to find."""
+    return BranchQuery(repository=query.repository, text=query.query.strip(), limit=query.per_page)
+
+
+def from_account(account: GitAccount) -> UserView:
+    """Return somebody as shown."""
+    return UserView(**msgspec.structs.asdict(account))
+
+
+def from_repository(one: Repository, link_header: str | None = None) -> RepositoryView:
+    """Return a repository as shown; the link is the one to the next page, if there is one."""
+    return copy_to(
+        RepositoryView,
+        one,
+        git_provider=one.provider,
+        stargazers_count=one.stars,
+        link_header=link_header,
+    )
+
+
+def from_branch(one: Branch) -> BranchView:
+    """Return a branch as shown."""
+    return BranchView(
+        name=one.name,
+        commit_sha=one.commit_sha,
+        protected=one.is_protected,
+        last_push_date=one.pushed_at,
+    )
+
+
+def to_branch_query(query: BranchesQuery) -> tuple[BranchQuery, int | None]:
+    """Return whose branches to list, and which page of them if not all."""
+    if not _is_page(query):
+        return BranchQuery(repository=query.repository), None
+    limit = query.per_page or _SHORT_PAGE
+    return BranchQuery(repository=query.repository, limit=limit), query.page or 1
+
+
+def from_branches(found: Listing[Branch], query: BranchesQuery) -> BranchPage | list[BranchView]:
+    """Return branches as shown: as a page if one was asked for, as older clients do not."""
+    views = [from_branch(one) for one in found.items]
+    if not _is_page(query):
+        return views
+    return BranchPage(
+        branches=views,
+        has_next_page=found.cursor is not None,
+        current_page=query.page or 1,
+        per_page=query.per_page or _SHORT_PAGE,
+        total_count=found.total,
+    )
+
+
+def _is_page(query: BranchesQuery) -> bool:
+    return query.page is not None or query.per_page is not None
+
+
+def from_task(one: SuggestedTask) -> SuggestedTaskView:
+    """Return a task as shown."""
+    return copy_to(SuggestedTaskView, one, git_provider=Provider(one.provider))
+
+
+def from_files(files: list[File], created_at: str) -> list[MicroagentView]:
+    """Return microagents as shown."""
+    return [MicroagentView(name=one.name, path=one.path, created_at=created_at) for one in files]
+
+
+def from_microagent(one: Microagent, path: str, provider: Provider) -> MicroagentContent:
+    """Return a microagent with its content as shown."""
+    return MicroagentContent(
+        content=one.content, path=path, triggers=one.triggers, git_provider=provider
+    )
+
 
 PREFIX: Final = "/api/user"
 

@@ -1,29 +1,177 @@
-"""Handlers of what a user has at git providers."""
+"""Types and handlers of what a user has at git providers."""
 
 from collections.abc import Callable
-from typing import Final
+from enum import StrEnum
+from typing import Annotated, Final
 
+import msgspec
 from aiohttp import web
+from msgspec import Meta
 
-from agentsvc.base import BadRequest, decode_cursor, encode_cursor
-from agentsvc.git import BranchQuery, Listing
+from agentsvc.base import BadRequest, copy_to, decode_cursor, encode_cursor
+from agentsvc.domain import Provider, SuggestedTask, TaskType
+from agentsvc.git import (
+    Branch,
+    BranchQuery,
+    Listing,
+    OwnerType,
+    Repository,
+    RepositoryQuery,
+    SortBy,
+)
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL
 from agentsvc.http.routes import OF_GIT_PROVIDERS, Routes
-from agentsvc.http.v1.types_git import (
-    BranchesQuery,
-    BranchView,
-    InstallationsQuery,
-    RepositoriesQuery,
-    RepositoryView,
-    SuggestedTaskView,
-    TasksQuery,
-    from_branch,
-    from_repository,
-    from_task,
-    to_cursor,
-    to_query,
-)
-from agentsvc.http.wire import Page
+from agentsvc.http.wire import Limit, Page, PageQuery
+
+SHORT_PAGE: Final = 30
+
+type Words = Annotated[str, Meta(max_length=256)]
+type RepositoryName = Annotated[str, Meta(min_length=1, max_length=1024)]
+
+
+class SortOrder(StrEnum):
+    """What found repositories are sorted by, as far as the provider can."""
+
+    STARS_DESC = "stars-desc"
+    STARS_ASC = "stars-asc"
+    FORKS_DESC = "forks-desc"
+    FORKS_ASC = "forks-asc"
+    UPDATED_DESC = "updated-desc"
+    UPDATED_ASC = "updated-asc"
+
+
+class InstallationsQuery(PageQuery, frozen=True, kw_only=True):
+    """At which provider."""
+
+    provider: Provider
+    """The git hosting service to ask, with the user's token"""
+
+
+class RepositoriesQuery(PageQuery, frozen=True, kw_only=True):
+    """Which repositories are listed: your own, or those of them whose names have the words."""
+
+    provider: Provider
+    """The git hosting service to ask, with the user's token"""
+    query: Words | None = None
+    """Words to find in names; left out: the user's own repositories"""
+    installation_id: Words | None = None
+    """Only those of this installation, workspace, group or organization, as `installations/search`
+    names it; left out: of all"""
+    sort_order: SortOrder | None = None
+    """What found repositories are sorted by; only together with `query`. Left out: as the provider
+    does"""
+
+
+class BranchesQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which branches are listed; `query` is a part of the name, and may be empty."""
+
+    provider: Provider
+    """The git hosting service to ask, with the user's token"""
+    repository: RepositoryName
+    """The repository, as `owner/name`"""
+    query: Words
+    """Part of the name of a branch; empty: all branches"""
+    page_id: str | None = None
+    limit: Limit = SHORT_PAGE
+
+
+class TasksQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which suggested tasks are listed."""
+
+    page_id: str | None = None
+    limit: Limit = SHORT_PAGE
+
+
+class RepositoryView(msgspec.Struct, frozen=True, kw_only=True):
+    """A repository; null stands for what its provider does not tell."""
+
+    id: str
+    """Id of the repository at its provider"""
+    full_name: str
+    """`owner/name`, which `selected_repository` takes"""
+    git_provider: Provider
+    """Where it is"""
+    is_public: bool
+    """Whether everybody can read it"""
+    stargazers_count: int | None
+    """How many accounts have starred it; null: not told"""
+    link_header: None
+    """Always null"""
+    pushed_at: str | None
+    """When it was last pushed to, ISO 8601; null: not told"""
+    owner_type: OwnerType | None
+    """Who owns it; null: not told"""
+    main_branch: str | None
+    """Name of its default branch; null: not told"""
+
+
+class BranchView(msgspec.Struct, frozen=True, kw_only=True):
+    """A branch; null stands for what its provider does not tell."""
+
+    name: str
+    """Name of the branch, which `selected_branch` takes"""
+    commit_sha: str
+    """Its latest commit"""
+    protected: bool
+    """Whether the provider protects it from pushes"""
+    last_push_date: str | None
+    """When it was last pushed to, ISO 8601; null: not told"""
+
+
+class SuggestedTaskView(msgspec.Struct, frozen=True, kw_only=True):
+    """Something to do, with which a conversation can start."""
+
+    git_provider: Provider
+    """Where it was found"""
+    task_type: TaskType
+    """What there is to do"""
+    repo: str
+    """The repository it is in, as `owner/name`"""
+    issue_number: int
+    """Number of the issue or pull request"""
+    title: str
+    """Title of the issue or pull request"""
+
+
+def to_query(query: RepositoriesQuery) -> RepositoryQuery:
+    """Return which repositories are asked for."""
+    name, _, direction = (query.sort_order or f"{SortBy.PUSHED}-desc").partition("-")
+    return RepositoryQuery(
+        text=(query.query or "").strip(),
+        installation_id=query.installation_id or None,
+        sort=SortBy(name),
+        is_ascending=direction == "asc",
+        cursor=to_cursor(query.page_id),
+        limit=query.limit,
+    )
+
+
+def to_cursor(page_id: str | None) -> str | None:
+    """Return what a provider needs to find a page; raises InvalidRequest."""
+    return None if page_id is None else decode_cursor(page_id, str)[0]
+
+
+def from_repository(one: Repository) -> RepositoryView:
+    """Return a repository as it is shown; pages are told by `next_page_id` alone."""
+    return copy_to(
+        RepositoryView, one, git_provider=one.provider, stargazers_count=one.stars, link_header=None
+    )
+
+
+def from_branch(one: Branch) -> BranchView:
+    """Return a branch as it is shown."""
+    return BranchView(
+        name=one.name,
+        commit_sha=one.commit_sha,
+        protected=one.is_protected,
+        last_push_date=one.pushed_at,
+    )
+
+
+def from_task(one: SuggestedTask) -> SuggestedTaskView:
+    """Return a task as it is shown."""
+    return copy_to(SuggestedTaskView, one, git_provider=Provider(one.provider))
+
 
 PREFIX: Final = "/api/v1/git"
 
