@@ -23,7 +23,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentsvcError(Exception):
-    """A condition the server foresaw; subclasses say which.
+    """A condition the server foresaw; subclasses say which, in the line that names their parent.
 
     `extra` holds further members of the response body, for clients that look for them there.
     `retry_after_seconds` is when a retry may help, if one may.
@@ -34,27 +34,39 @@ class AgentsvcError(Exception):
     retryable: ClassVar[bool] = False
     retry_after_seconds: int = 1
 
+    def __init_subclass__(
+        cls, *, code: str = "", status: int = 0, retryable: bool = False, **others: Any
+    ) -> None:
+        super().__init_subclass__(**others)
+        # What a subclass leaves out is as its parent has it.
+        cls.code, cls.status = code or cls.code, status or cls.status
+        cls.retryable = retryable or cls.retryable
+
     def __init__(
-        self, message: str, *, detail: str = "", extra: Mapping[str, Any] | None = None
+        self,
+        message: str,
+        *,
+        detail: str = "",
+        extra: Mapping[str, Any] | None = None,
+        retry_after_seconds: int | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.detail = detail
         self.extra: Mapping[str, Any] = dict(extra or {})
+        if retry_after_seconds is not None:
+            self.retry_after_seconds = retry_after_seconds
 
     def __str__(self) -> str:
         return self.message
 
 
-class InvalidRequest(AgentsvcError):
+class InvalidRequest(AgentsvcError, code="invalid_request", status=422):
     """The body, query or path of a request does not fit its description.
 
     `problems` are all that were found, in the order of the description; there may be more unless
     `is_all`. What is raised for one of them is its message.
     """
-
-    code = "invalid_request"
-    status = 422
 
     def __init__(
         self,
@@ -94,53 +106,32 @@ class InvalidRequest(AgentsvcError):
         return made
 
 
-class BadRequest(AgentsvcError):
+class BadRequest(AgentsvcError, code="bad_request", status=400):
     """The request is well formed but means something that cannot be done."""
 
-    code = "bad_request"
-    status = 400
 
-
-class MalformedBody(AgentsvcError):
+class MalformedBody(AgentsvcError, code="malformed_body", status=400):
     """The body is not what its headers say: not UTF-8, or a wrong content encoding."""
 
-    code = "malformed_body"
-    status = 400
 
-
-class BodyTooLarge(AgentsvcError):
+class BodyTooLarge(AgentsvcError, code="body_too_large", status=413):
     """The body is over the limit."""
 
-    code = "body_too_large"
-    status = 413
 
-
-class ExportTooLarge(AgentsvcError):
+class ExportTooLarge(AgentsvcError, code="export_too_large", status=413):
     """What is to be downloaded is over the limit."""
 
-    code = "export_too_large"
-    status = 413
 
-
-class ArchiveRefused(AgentsvcError):
+class ArchiveRefused(AgentsvcError, code="archive_refused", status=409):
     """What a sandbox sent of its workspace is broken, or larger than archives may be."""
 
-    code = "archive_refused"
-    status = 409
 
-
-class UnsupportedMediaType(AgentsvcError):
+class UnsupportedMediaType(AgentsvcError, code="unsupported_media_type", status=415):
     """The body is of a media type the operation does not read."""
 
-    code = "unsupported_media_type"
-    status = 415
 
-
-class NotAuthenticated(AgentsvcError):
+class NotAuthenticated(AgentsvcError, code="not_authenticated", status=401):
     """No key, an unknown key or a revoked key: one answer for all three."""
-
-    code = "not_authenticated"
-    status = 401
 
     def __init__(
         self,
@@ -152,22 +143,16 @@ class NotAuthenticated(AgentsvcError):
         super().__init__(message, detail=detail, extra=extra)
 
 
-class NotAllowed(AgentsvcError):
+class NotAllowed(AgentsvcError, code="not_allowed", status=403):
     """The caller is known and this is not theirs to do."""
-
-    code = "not_allowed"
-    status = 403
 
 
 class GitTokenMissing(NotAllowed):
     """The user has stored no token for the git provider that is to be asked."""
 
 
-class NotFound(AgentsvcError):
+class NotFound(AgentsvcError, code="not_found", status=404):
     """No such record, one the caller may not see, or no such path."""
-
-    code = "not_found"
-    status = 404
 
     def __init__(
         self,
@@ -179,14 +164,11 @@ class NotFound(AgentsvcError):
         super().__init__(message, detail=detail, extra=extra)
 
 
-class MethodNotAllowed(AgentsvcError):
+class MethodNotAllowed(AgentsvcError, code="method_not_allowed", status=405):
     """The path exists, the method on it does not.
 
     `allowed` are the methods that do.
     """
-
-    code = "method_not_allowed"
-    status = 405
 
     def __init__(
         self, message: str = "Method Not Allowed", *, allowed: Iterable[str] = (), detail: str = ""
@@ -195,82 +177,52 @@ class MethodNotAllowed(AgentsvcError):
         self.allowed = tuple(sorted(allowed))
 
 
-class UnknownHost(AgentsvcError):
+class UnknownHost(AgentsvcError, code="unknown_host", status=421):
     """The request is for a host name that the server does not go by, and shows no key."""
 
-    code = "unknown_host"
-    status = 421
 
-
-class Conflict(AgentsvcError):
+class Conflict(AgentsvcError, code="conflict", status=409):
     """The state of the thing does not allow this now."""
 
-    code = "conflict"
-    status = 409
 
-
-class Unsupported(AgentsvcError):
+class Unsupported(AgentsvcError, code="unsupported", status=409):
     """The backend lacks the capability."""
 
-    code = "unsupported"
-    status = 409
 
-
-class Gone(AgentsvcError):
+class Gone(AgentsvcError, code="gone", status=410):
     """It existed and does not any more."""
 
-    code = "gone"
-    status = 410
 
-
-class RequestInProgress(AgentsvcError):
+class RequestInProgress(AgentsvcError, code="request_in_progress", status=409, retryable=True):
     """A request with the same `Idempotency-Key` is being done."""
 
-    code = "request_in_progress"
-    status = 409
-    retryable = True
 
-
-class IdempotencyKeyReused(AgentsvcError):
+class IdempotencyKeyReused(AgentsvcError, code="idempotency_key_reused", status=422):
     """The same `Idempotency-Key` came with another request."""
 
-    code = "idempotency_key_reused"
-    status = 422
 
-
-class OrderRejected(AgentsvcError):
+class OrderRejected(AgentsvcError, code="order_rejected", status=422):
     """The backend will never accept this order."""
 
-    code = "order_rejected"
-    status = 422
 
-
-class TooManyRequests(AgentsvcError):
+class TooManyRequests(AgentsvcError, code="too_many_requests", status=429, retryable=True):
     """The caller is over a limit of its own."""
 
-    code = "too_many_requests"
-    status = 429
-    retryable = True
 
-
-class SandboxLimitReached(AgentsvcError):
+class SandboxLimitReached(AgentsvcError, code="sandbox_limit_reached", status=429, retryable=True):
     """As many sandboxes run as may, and the caller does not wait for room."""
 
-    code = "sandbox_limit_reached"
-    status = 429
-    retryable = True
     retry_after_seconds = 30
 
 
-class ServiceLimitReached(AgentsvcError):
+class ServiceLimitReached(
+    AgentsvcError, code="concurrency_limit_reached", status=429, retryable=True
+):
     """As many sandboxes run as may, in the form that services know which act for users.
 
     `detail` of the body is no text: its member `error` is `CONCURRENCY_LIMIT_REACHED`.
     """
 
-    code = "concurrency_limit_reached"
-    status = 429
-    retryable = True
     retry_after_seconds = 30
 
     def __init__(self, message: str, *, detail: str = "") -> None:
@@ -278,152 +230,84 @@ class ServiceLimitReached(AgentsvcError):
         super().__init__(message, detail=detail, extra={"detail": told})
 
 
-class QuotaExceeded(AgentsvcError):
+class QuotaExceeded(AgentsvcError, code="quota_exceeded", status=429, retryable=True):
     """The user has used up a quota of sandboxes, of conversations or of what may be spent."""
 
-    code = "quota_exceeded"
-    status = 429
-    retryable = True
 
-    def __init__(self, message: str, *, retry_after_seconds: int = 1, detail: str = "") -> None:
-        super().__init__(message, detail=detail)
-        self.retry_after_seconds = retry_after_seconds
-
-
-class CapacityExceeded(AgentsvcError):
+class CapacityExceeded(AgentsvcError, code="capacity_exceeded", status=503, retryable=True):
     """Full now, may fit later."""
 
-    code = "capacity_exceeded"
-    status = 503
-    retryable = True
 
-
-class BackendUnavailable(AgentsvcError):
+class BackendUnavailable(AgentsvcError, code="backend_unavailable", status=503, retryable=True):
     """The backend's control plane cannot be reached; nothing is known about its sandboxes."""
 
-    code = "backend_unavailable"
-    status = 503
-    retryable = True
 
-
-class BackendBroken(AgentsvcError):
+class BackendBroken(AgentsvcError, code="backend_broken", status=502):
     """The backend broke its contract."""
 
-    code = "backend_broken"
-    status = 502
 
-
-class HandleTooNew(AgentsvcError):
+class HandleTooNew(AgentsvcError, code="handle_too_new", status=502):
     """The sandbox was made by a newer version of its backend."""
 
-    code = "handle_too_new"
-    status = 502
 
-
-class AgentUnavailable(AgentsvcError):
+class AgentUnavailable(AgentsvcError, code="agent_unavailable", status=502, retryable=True):
     """The agent server in the sandbox does not answer."""
 
-    code = "agent_unavailable"
-    status = 502
-    retryable = True
 
-
-class AgentRefused(AgentsvcError):
+class AgentRefused(AgentsvcError, code="agent_refused", status=502):
     """The agent server in the sandbox answered and refused."""
 
-    code = "agent_refused"
-    status = 502
 
-
-class ModelBudgetReached(AgentsvcError):
+class ModelBudgetReached(AgentsvcError, code="model_budget_reached", status=402):
     """A conversation, or its user, has used up what may be spent on language models."""
 
-    code = "model_budget_reached"
-    status = 402
 
-
-class ModelUnavailable(AgentsvcError):
+class ModelUnavailable(AgentsvcError, code="model_unavailable", status=502, retryable=True):
     """The language model of a conversation does not answer, or may not be asked by this server."""
 
-    code = "model_unavailable"
-    status = 502
-    retryable = True
 
-
-class GitProviderUnavailable(AgentsvcError):
+class GitProviderUnavailable(
+    AgentsvcError, code="git_provider_unavailable", status=502, retryable=True
+):
     """The git hosting service does not answer, or not as expected."""
 
-    code = "git_provider_unavailable"
-    status = 502
-    retryable = True
 
-
-class SignInUnavailable(AgentsvcError):
+class SignInUnavailable(AgentsvcError, code="sign_in_unavailable", status=502, retryable=True):
     """A provider by which users sign in does not answer, or not as expected."""
 
-    code = "sign_in_unavailable"
-    status = 502
-    retryable = True
 
-
-class GitProviderRateLimited(AgentsvcError):
+class GitProviderRateLimited(
+    AgentsvcError, code="git_provider_rate_limited", status=429, retryable=True
+):
     """The git hosting service has had too many requests with the user's token."""
 
-    code = "git_provider_rate_limited"
-    status = 429
-    retryable = True
 
-    def __init__(self, message: str, *, retry_after_seconds: int = 1, detail: str = "") -> None:
-        super().__init__(message, detail=detail)
-        self.retry_after_seconds = retry_after_seconds
-
-
-class TimedOut(AgentsvcError):
+class TimedOut(AgentsvcError, code="timed_out", status=504, retryable=True):
     """The request took longer than requests may."""
 
-    code = "timed_out"
-    status = 504
-    retryable = True
 
-
-class SandboxNotUsable(AgentsvcError):
+class SandboxNotUsable(AgentsvcError, code="sandbox_not_usable", status=503):
     """The sandbox has failed and cannot serve this."""
 
-    code = "sandbox_not_usable"
-    status = 503
 
-
-class SandboxStarting(AgentsvcError):
+class SandboxStarting(AgentsvcError, code="sandbox_starting", status=503, retryable=True):
     """The sandbox has not started yet."""
 
-    code = "sandbox_starting"
-    status = 503
-    retryable = True
 
-
-class PortUnavailable(AgentsvcError):
+class PortUnavailable(AgentsvcError, code="port_unavailable", status=502, retryable=True):
     """Nothing in the sandbox answers at this port, or not in HTTP."""
-
-    code = "port_unavailable"
-    status = 502
-    retryable = True
 
 
 class ConversationDeleted(NotFound):
     """The conversation was deleted while something was being done with it."""
 
 
-class StartRefused(AgentsvcError):
+class StartRefused(AgentsvcError, code="start_refused", status=409):
     """A conversation cannot be started; the message names the cause and the remedy."""
 
-    code = "start_refused"
-    status = 409
 
-
-class StartFailed(AgentsvcError):
+class StartFailed(AgentsvcError, code="start_failed"):
     """The server cannot start; the message names the cause, the remedy follows as a hint."""
-
-    code = "start_failed"
 
     def __init__(self, message: str, *, hint: str = "", detail: str = "") -> None:
         super().__init__(message, detail=detail)

@@ -142,9 +142,8 @@ class Allowance:
             self.sandbox_id, count, at_most_seconds=self._patience_seconds
         )
         if not is_taken:
-            refused = TooManyRequests(f"Too many {budget} from this sandbox")
-            refused.retry_after_seconds = math.ceil(seconds)
-            raise refused
+            message = f"Too many {budget} from this sandbox"
+            raise TooManyRequests(message, retry_after_seconds=math.ceil(seconds))
         self._patience_seconds -= seconds
         if seconds:
             await asyncio.sleep(seconds)
@@ -166,6 +165,4 @@ def enforce(request: web.Request, state: State | None) -> None:
         return
     request[STATE] = state
     if state.retry_seconds:
-        refused = TooManyRequests(_REFUSED[state.name])
-        refused.retry_after_seconds = state.retry_seconds
-        raise refused
+        raise TooManyRequests(_REFUSED[state.name], retry_after_seconds=state.retry_seconds)
