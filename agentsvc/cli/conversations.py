@@ -52,7 +52,7 @@ _SHOWN: Final = (
 )
 
 
-_of_conversation: Final = found_options(CONVERSATIONS, find_conversation)
+_of_conversation: Final = found_options(find_conversation, Id(CONVERSATIONS))
 
 
 @click.group(

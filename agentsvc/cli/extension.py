@@ -18,7 +18,7 @@ from agentsvc.cli.options import (
     yes_option,
 )
 from agentsvc.cli.secretoutput import output_option, secret_output
-from agentsvc.cli.server import ServerChoice, get_api, server_options
+from agentsvc.cli.server import ServerChoice, found_options, get_api, server_options
 from agentsvc.cli.stored import places_of
 from agentsvc.cli.talk import Record, ask_agent, check_text, find_conversation, find_named, wake
 from agentsvc.cli.text import (
@@ -59,6 +59,7 @@ __all__ = [
     "fields",
     "find_conversation",
     "find_named",
+    "found_options",
     "get_api",
     "json_option",
     "json_text",

@@ -6,7 +6,7 @@ import click
 
 from agentsvc.cli.client import PAGE, Api
 from agentsvc.cli.options import example, json_option, yes_option
-from agentsvc.cli.server import ServerChoice, found_options, get_api, server_options
+from agentsvc.cli.server import Id, ServerChoice, found_options, get_api, server_options
 from agentsvc.cli.talk import SANDBOXES, only
 from agentsvc.cli.text import columns, confirm, fields, moment, print_found, short
 
@@ -23,7 +23,7 @@ def _find(api: Api, sandbox_id: str) -> dict[str, Any]:
     )
 
 
-_of_sandbox: Final = found_options(SANDBOXES, _find)
+_of_sandbox: Final = found_options(_find, Id(SANDBOXES))
 
 
 @click.group(

@@ -95,8 +95,10 @@ class Id(click.ParamType[str]):
         ]
 
 
-def found_options(path: str, find: Callable[[Api, str], dict[str, Any]]) -> Decorator:
-    """Give a command the server, and what its argument ID names there, as `api` and `found`."""
+def found_options(
+    find: Callable[[Api, str], dict[str, Any]], kind: Id | None = None, metavar: str = "ID"
+) -> Decorator:
+    """Give a command the server, and what its argument names there, as `api` and `found`."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
@@ -104,7 +106,7 @@ def found_options(path: str, find: Callable[[Api, str], dict[str, Any]]) -> Deco
             api = get_api(server)
             return command(api=api, found=find(api, named), **options)
 
-        argument: Decorator = click.argument("named", type=Id(path), metavar="ID")
+        argument: Decorator = click.argument("named", type=kind, metavar=metavar)
         return argument(server_options(called))
 
     return decorate

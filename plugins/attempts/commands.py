@@ -13,6 +13,7 @@ from agentsvc.cli.extension import (
     example,
     find_conversation,
     find_named,
+    found_options,
     get_api,
     json_option,
     json_text,
@@ -29,6 +30,13 @@ _OPEN: Final = ("queued", "starting", "running")
 _HEAD: Final = ("NO", "STATUS", "MODEL", "CHANGED", "TESTS", "TIME", "COST", "CONVERSATION")
 
 type Record = dict[str, Any]
+
+
+def _find(api: Api, text: str) -> Record:
+    return find_named(api.call("GET", _BASE)["items"], "attempts", text)
+
+
+_of_task: Final = found_options(_find)
 
 
 @click.group(
@@ -108,34 +116,23 @@ def list_attempts(*, as_json: bool, server: ServerChoice) -> None:
 
 
 @command.command(epilog=example("agentsvc attempts show 7c9e66797425"))
-@click.argument("attempts", metavar="ID")
 @json_option
-@server_options
-def show(attempts: str, *, as_json: bool, server: ServerChoice) -> None:
+@_of_task
+def show(*, as_json: bool, api: Api, found: Record) -> None:
     """Show what the attempts of a task have come to."""
-    api = get_api(server)
-    _tell(api.call("GET", f"{_BASE}/{_find(api, attempts)['id']}"), as_json=as_json)
+    _tell(api.call("GET", f"{_BASE}/{found['id']}"), as_json=as_json)
 
 
 @command.command(epilog=example("agentsvc attempts choose 7c9e66797425 2"))
-@click.argument("attempts", metavar="ID")
-@click.argument("attempt", type=int, metavar="NUMBER")
 @click.option("--keep-others", is_flag=True, help="Stop the others only.")
 @yes_option
 @json_option
-@server_options
+@_of_task
+@click.argument("attempt", type=int, metavar="NUMBER")
 def choose(
-    attempts: str,
-    attempt: int,
-    *,
-    keep_others: bool,
-    yes: bool,
-    as_json: bool,
-    server: ServerChoice,
+    *, attempt: int, keep_others: bool, yes: bool, as_json: bool, api: Api, found: Record
 ) -> None:
     """Go on with one attempt, and delete the others."""
-    api = get_api(server)
-    found = _find(api, attempts)
     if not keep_others:
         question = f"Delete all attempts of `{short(found['name'])}` but number {attempt}?"
         confirm(question, is_agreed=yes)
@@ -144,13 +141,10 @@ def choose(
 
 
 @command.command(epilog=example("agentsvc attempts delete 7c9e66797425"))
-@click.argument("attempts", metavar="ID")
 @yes_option
-@server_options
-def delete(attempts: str, *, yes: bool, server: ServerChoice) -> None:
+@_of_task
+def delete(*, yes: bool, api: Api, found: Record) -> None:
     """Delete a task and all of its attempts, but for the chosen one."""
-    api = get_api(server)
-    found = _find(api, attempts)
     confirm(f"Delete the attempts of `{short(found['name'])}` ({found['id']})?", is_agreed=yes)
     api.call("DELETE", f"{_BASE}/{found['id']}")
 
@@ -197,7 +191,3 @@ def _progress(task: Record) -> str:
         return f"chosen: {task['chosen']}"
     over = sum(one["status"] not in _OPEN for one in task["attempts"])
     return f"{over} of {len(task['attempts'])}"
-
-
-def _find(api: Api, text: str) -> Record:
-    return find_named(api.call("GET", _BASE)["items"], "attempts", text)

@@ -16,6 +16,7 @@ from agentsvc.cli.extension import (
     example,
     fields,
     find_named,
+    found_options,
     get_api,
     json_option,
     json_text,
@@ -34,6 +35,21 @@ _TEMPLATES: Final = Path(__file__).parent / "templates"
 _FILE: Final = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 type Record = dict[str, Any]
+
+
+def _all(api: Api) -> Iterator[Record]:
+    offset, total = 0, 1
+    while offset < total:
+        page = api.call("GET", _BASE, query={"limit": _PAGE, "offset": offset})
+        yield from page["automations"]
+        offset, total = offset + _PAGE, page["total"]
+
+
+def _find(api: Api, text: str) -> Record:
+    return find_named(list(_all(api)), "automations", text)
+
+
+_of_automation: Final = found_options(_find, metavar="NAME")
 
 
 @click.group(
@@ -66,12 +82,11 @@ def list_automations(*, as_json: bool, server: ServerChoice) -> None:
 
 
 @command.command(epilog=example("agentsvc automations show nightly"))
-@click.argument("automation", metavar="NAME")
 @json_option
-@server_options
-def show(automation: str, *, as_json: bool, server: ServerChoice) -> None:
+@_of_automation
+def show(*, as_json: bool, api: Api, found: Record) -> None:
     """Show an automation."""
-    found = _find(get_api(server), automation)
+    del api
     print_found(found, fields({**found, "trigger": _trigger(found)}), as_json=as_json)
 
 
@@ -131,13 +146,11 @@ def create(
 
 
 @command.command(epilog=example("agentsvc automations run nightly"))
-@click.argument("automation", metavar="NAME")
 @json_option
-@server_options
-def run(automation: str, *, as_json: bool, server: ServerChoice) -> None:
+@_of_automation
+def run(*, as_json: bool, api: Api, found: Record) -> None:
     """Run an automation now, also one that is disabled."""
-    api = get_api(server)
-    made = api.call("POST", f"{_BASE}/{_find(api, automation)['id']}/dispatch")
+    made = api.call("POST", f"{_BASE}/{found['id']}/dispatch")
     if as_json:
         click.echo(json_text(made))
         return
@@ -145,44 +158,36 @@ def run(automation: str, *, as_json: bool, server: ServerChoice) -> None:
 
 
 @command.command(epilog=example("agentsvc automations enable nightly"))
-@click.argument("automation", metavar="NAME")
-@server_options
-def enable(automation: str, *, server: ServerChoice) -> None:
+@_of_automation
+def enable(*, api: Api, found: Record) -> None:
     """Enable an automation; it makes up for nothing."""
-    _switch(server, automation, is_enabled=True)
+    _switch(api, found, is_enabled=True)
 
 
 @command.command(epilog=example("agentsvc automations disable nightly"))
-@click.argument("automation", metavar="NAME")
-@server_options
-def disable(automation: str, *, server: ServerChoice) -> None:
+@_of_automation
+def disable(*, api: Api, found: Record) -> None:
     """Disable an automation, and cancel the runs of it that wait."""
-    _switch(server, automation, is_enabled=False)
+    _switch(api, found, is_enabled=False)
 
 
 @command.command(epilog=example("agentsvc automations delete nightly --yes"))
-@click.argument("automation", metavar="NAME")
 @yes_option
-@server_options
-def delete(automation: str, *, yes: bool, server: ServerChoice) -> None:
+@_of_automation
+def delete(*, yes: bool, api: Api, found: Record) -> None:
     """Delete an automation and its runs; their conversations stay."""
-    api = get_api(server)
-    found = _find(api, automation)
     confirm(f"Delete `{short(found['name'])}` ({found['id']})?", is_agreed=yes)
     api.call("DELETE", f"{_BASE}/{found['id']}")
     click.echo(f"automation {found['id']} is deleted", err=True)
 
 
 @command.command(epilog=example("agentsvc automations runs nightly --json"))
-@click.argument("automation", metavar="NAME")
 @click.option("--limit", default=50, type=click.IntRange(1, _PAGE), help="How many; otherwise 50.")
 @json_option
-@server_options
-def runs(automation: str, *, limit: int, as_json: bool, server: ServerChoice) -> None:
+@_of_automation
+def runs(*, limit: int, as_json: bool, api: Api, found: Record) -> None:
     """List the runs of an automation, newest first."""
-    api = get_api(server)
-    path = f"{_BASE}/{_find(api, automation)['id']}/runs"
-    found = api.call("GET", path, query={"limit": limit})["runs"]
+    known = api.call("GET", f"{_BASE}/{found['id']}/runs", query={"limit": limit})["runs"]
     rows = [
         (
             one["id"],
@@ -193,10 +198,10 @@ def runs(automation: str, *, limit: int, as_json: bool, server: ServerChoice) ->
             one["conversation_id"] or "",
             short(one["error_detail"] or one["result"]),
         )
-        for one in found
+        for one in known
     ]
     head = ("ID", "DUE (UTC)", "STATE", "COST", "TOOK", "CONVERSATION", "RESULT")
-    print_found(found, columns(head, rows), as_json=as_json)
+    print_found(known, columns(head, rows), as_json=as_json)
 
 
 @command.command(epilog=example("agentsvc automations template dependencies >dependencies.toml"))
@@ -300,24 +305,10 @@ def _body(
     return whole
 
 
-def _switch(server: ServerChoice, automation: str, *, is_enabled: bool) -> None:
-    api = get_api(server)
-    found = _find(api, automation)
+def _switch(api: Api, found: Record, *, is_enabled: bool) -> None:
     api.call("PATCH", f"{_BASE}/{found['id']}", body={"enabled": is_enabled})
     said = "enabled" if is_enabled else "disabled"
     click.echo(f"automation {found['id']} is {said}", err=True)
-
-
-def _all(api: Api) -> Iterator[Record]:
-    offset, total = 0, 1
-    while offset < total:
-        page = api.call("GET", _BASE, query={"limit": _PAGE, "offset": offset})
-        yield from page["automations"]
-        offset, total = offset + _PAGE, page["total"]
-
-
-def _find(api: Api, text: str) -> Record:
-    return find_named(list(_all(api)), "automations", text)
 
 
 def _trigger(one: Record) -> str:

@@ -15,6 +15,7 @@ from agentsvc.cli.extension import (
     example,
     fields,
     find_named,
+    found_options,
     get_api,
     json_option,
     json_text,
@@ -29,6 +30,13 @@ _BASE: Final = "/api/v1/environments"
 _POLL_SECONDS: Final = 1.0
 
 type Record = dict[str, Any]
+
+
+def _find(api: Api, text: str) -> Record:
+    return find_named(api.call("GET", _BASE)["items"], "environments", text)
+
+
+_of_environment: Final = found_options(_find, metavar="NAME")
 
 
 def _to_variables(
@@ -75,14 +83,12 @@ def list_environments(*, as_json: bool, server: ServerChoice) -> None:
 
 
 @command.command(epilog=example("agentsvc environments show site"))
-@click.argument("environment", metavar="NAME")
 @json_option
-@server_options
-def show(environment: str, *, as_json: bool, server: ServerChoice) -> None:
+@_of_environment
+def show(*, as_json: bool, api: Api, found: Record) -> None:
     """Show an environment, and what its set-up script wrote."""
-    api = get_api(server)
-    found = api.call("GET", f"{_BASE}/{_find(api, environment)['id']}")
-    print_found(found, fields(found), as_json=as_json)
+    whole = api.call("GET", f"{_BASE}/{found['id']}")
+    print_found(whole, fields(whole), as_json=as_json)
 
 
 @command.command(
@@ -95,7 +101,9 @@ def show(environment: str, *, as_json: bool, server: ServerChoice) -> None:
 @click.option("--name", metavar="NAME", required=True, help="What it is called.")
 @click.option("--repository", metavar="REPOSITORY", help="Repository it is for.")
 @click.option("--provider", metavar="HOST", help="Git host of --repository, such as `gitlab`.")
-@click.option("--spec", metavar="ID", help="Sandbox spec to prepare and use it with.")
+@click.option(
+    "--spec", "sandbox_spec_id", metavar="ID", help="Sandbox spec to prepare and use it with."
+)
 @click.option("--image", metavar="IMAGE", help="Image of the sandboxes, where there are images.")
 @click.option(
     "--devcontainer",
@@ -103,7 +111,13 @@ def show(environment: str, *, as_json: bool, server: ServerChoice) -> None:
     default="auto",
     help="The repository's `devcontainer.json`; `auto` finds it, `none` takes none.",
 )
-@click.option("--setup", metavar="COMMANDS", default="", help="What bash runs to prepare it.")
+@click.option(
+    "--setup",
+    "setup_script",
+    metavar="COMMANDS",
+    default="",
+    help="What bash runs to prepare it.",
+)
 @click.option(
     "--setup-file",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
@@ -111,6 +125,7 @@ def show(environment: str, *, as_json: bool, server: ServerChoice) -> None:
 )
 @click.option(
     "--maintenance",
+    "maintenance_script",
     metavar="COMMANDS",
     default="",
     help="What bash runs at the start of each conversation.",
@@ -134,24 +149,14 @@ def show(environment: str, *, as_json: bool, server: ServerChoice) -> None:
 @click.option("--wait", is_flag=True, help="Wait until it is prepared.")
 @json_option
 @server_options
-def create(  # one for each option
+def create(
     *,
-    name: str,
-    repository: str | None,
-    provider: str | None,
-    spec: str | None,
-    image: str | None,
-    devcontainer: str,
-    setup: str,
     setup_file: Path | None,
-    maintenance: str,
     watched: tuple[str, ...],
-    variables: dict[str, str],
-    secrets: tuple[str, ...],
-    shared: bool,
     wait: bool,
     as_json: bool,
     server: ServerChoice,
+    **options: Any,
 ) -> None:
     """Prepare an environment, in the background.
 
@@ -159,44 +164,28 @@ def create(  # one for each option
     what its `devcontainer.json` says.
     """
     api = get_api(server)
-    body = {
-        "name": name,
-        "repository": repository,
-        "provider": provider,
-        "sandbox_spec_id": spec,
-        "image": image,
-        "devcontainer": devcontainer,
-        "setup_script": setup_file.read_text(errors="replace") if setup_file else setup,
-        "maintenance_script": maintenance,
-        "watched": watched or None,
-        "variables": variables,
-        "secrets": secrets,
-        "shared": shared,
-    }
+    if setup_file:
+        options["setup_script"] = setup_file.read_text(errors="replace")
+    body = {**options, "watched": watched or None}
     made = api.call("POST", _BASE, body=body)
     _tell(api, made, wait=wait, as_json=as_json)
 
 
 @command.command(epilog=example("agentsvc environments prepare site --wait"))
-@click.argument("environment", metavar="NAME")
 @click.option("--wait", is_flag=True, help="Wait until it is prepared.")
 @json_option
-@server_options
-def prepare(environment: str, *, wait: bool, as_json: bool, server: ServerChoice) -> None:
+@_of_environment
+def prepare(*, wait: bool, as_json: bool, api: Api, found: Record) -> None:
     """Prepare an environment anew."""
-    api = get_api(server)
-    begun = api.call("POST", f"{_BASE}/{_find(api, environment)['id']}/prepare")
+    begun = api.call("POST", f"{_BASE}/{found['id']}/prepare")
     _tell(api, begun, wait=wait, as_json=as_json)
 
 
 @command.command(epilog=example("agentsvc environments delete site"))
-@click.argument("environment", metavar="NAME")
 @yes_option
-@server_options
-def delete(environment: str, *, yes: bool, server: ServerChoice) -> None:
+@_of_environment
+def delete(*, yes: bool, api: Api, found: Record) -> None:
     """Delete an environment and its files; conversations that began with them stay."""
-    api = get_api(server)
-    found = _find(api, environment)
     confirm(f"Delete `{short(found['name'])}` ({found['id']})?", is_agreed=yes)
     api.call("DELETE", f"{_BASE}/{found['id']}")
 
@@ -215,7 +204,3 @@ def _tell(api: Api, one: Record, *, wait: bool, as_json: bool) -> None:
 
 def _prepared(one: Record) -> str:
     return moment(one["prepared_at"]) if one["is_prepared"] else "never"
-
-
-def _find(api: Api, text: str) -> Record:
-    return find_named(api.call("GET", _BASE)["items"], "environments", text)

@@ -63,10 +63,14 @@ _REFUSAL: Final = msgspec.json.Decoder(Refusal)
 
 
 class Calls:
-    """The connections to one service; open it once, close it at the end."""
+    """The connections to one service; open it once, close it at the end.
 
-    def __init__(self, url: str, *, header: str, time_limit: float) -> None:
+    A call is made with the service's key, unless it names another.
+    """
+
+    def __init__(self, url: str, key: Secret, *, header: str, time_limit: float) -> None:
         self.url = url.rstrip("/")
+        self.key = key
         self._header = header
         self._time_limit = time_limit
         self._session: aiohttp.ClientSession | None = None
@@ -95,7 +99,7 @@ class Calls:
         path: str,
         decoder: msgspec.json.Decoder[T],
         *,
-        key: Secret,
+        key: Secret | None = None,
         query: Iterable[tuple[str, str]] = (),
         body: Any = None,
     ) -> T:
@@ -113,11 +117,12 @@ class Calls:
         path: str,
         decoder: msgspec.json.Decoder[T],
         *,
-        key: Secret,
+        key: Secret | None = None,
         query: Iterable[tuple[str, str]] = (),
         body: Any = None,
     ) -> T | None:
         """Return the answer decoded, or None for a 404; raises the error that fits."""
+        key = self.key if key is None else key
         status, content = await self._exchange(method, path, key=key, query=query, body=body)
         if status == HTTPStatus.NOT_FOUND:
             return None

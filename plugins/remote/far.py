@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from agentsvc.base import Conflict
+from agentsvc.base import Conflict, Secret
 from agentsvc.plugin import (
     BackendContext,
     Endpoint,
@@ -48,7 +48,8 @@ class FarBackend[C: FarConfig](RuntimeBackend[C]):
 
     def __init__(self, config: C, context: BackendContext) -> None:
         super().__init__(config, context)
-        self._calls = Calls(config.url, header=self.key_header, time_limit=config.call_seconds)
+        key = Secret(config.api_key)
+        self._calls = Calls(config.url, key, header=self.key_header, time_limit=config.call_seconds)
         self._prefix = session_prefix(context.instance_id)
 
     async def open(self) -> None:

@@ -42,12 +42,7 @@ from agentsvc.plugin import (
     finish,
 )
 
-from .calls import (
-    HANDLE_VERSION,
-    check_handle,
-    fingerprint,
-    one_line,
-)
+from .calls import HANDLE_VERSION, check_handle, fingerprint, one_line
 from .far import GONE, FarBackend, FarConfig, usable
 
 _AGENT: Final = "agent"
@@ -160,7 +155,7 @@ class RemoteBackend(FarBackend[RemoteConfig]):
     async def probe(self) -> Health:
         """Ask the service what runs."""
         try:
-            running = await self._calls.ask("GET", "/list", _LISTED, key=self._service_key)
+            running = await self._calls.ask("GET", "/list", _LISTED)
         except AgentsvcError as exc:
             return Health(ok=False, reason=exc.message)
         facts = {"url": self._calls.url, "running": str(len(running.runtimes))}
@@ -208,7 +203,7 @@ class RemoteBackend(FarBackend[RemoteConfig]):
     async def scan(self) -> Sequence[Found]:
         """List what runs, and of what was asked for and does not run, what is there."""
         noted = await asyncio.to_thread(self._noted)
-        listed = await self._calls.ask("GET", "/list", _LISTED, key=self._service_key)
+        listed = await self._calls.ask("GET", "/list", _LISTED)
         found = {runtime.session_id: runtime for runtime in listed.runtimes}
         for sandbox_id in noted:
             session_id = self._prefix + sandbox_id
@@ -259,12 +254,8 @@ class RemoteBackend(FarBackend[RemoteConfig]):
     def _journal(self) -> Path:
         return self.context.state_dir / "sessions"
 
-    @property
-    def _service_key(self) -> Secret:
-        return Secret(self.config.api_key)
-
     async def _key(self, sandbox_id: str) -> Secret:
-        return await self.context.owner_key(sandbox_id) or self._service_key
+        return await self.context.owner_key(sandbox_id) or self._calls.key
 
     def _check(self, asked: Spec | Order) -> None:
         super()._check(asked)

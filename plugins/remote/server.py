@@ -41,15 +41,10 @@ from agentsvc.plugin import (
     finish,
 )
 
-from .calls import (
-    HANDLE_VERSION,
-    check_handle,
-    fingerprint,
-    one_line,
-)
+from .calls import HANDLE_VERSION, check_handle, fingerprint, one_line
 from .far import GONE, FarBackend, FarConfig, usable
 
-_API: Final = "/api/v1"
+_SANDBOXES: Final = "/api/v1/sandboxes"
 _PAGE: Final = "100"
 _MADE_THERE: Final = frozenset({"OH_SESSION_API_KEYS_0", "OH_SECRET_KEY"})
 _CALLBACKS: Final = ("OH_WEBHOOKS_", "OH_ALLOW_CORS_ORIGINS_")
@@ -99,7 +94,7 @@ class SandboxPage(msgspec.Struct, frozen=True, kw_only=True):
 
 _INFO: Final = msgspec.json.Decoder(SandboxInfo)
 _BATCH: Final = msgspec.json.Decoder(list[SandboxInfo | None])
-_SANDBOXES: Final = msgspec.json.Decoder(SandboxPage)
+_PAGES: Final = msgspec.json.Decoder(SandboxPage)
 _ANYTHING: Final = msgspec.json.Decoder(msgspec.Raw)
 
 _PHASES: Final[Mapping[str, Phase]] = {
@@ -122,16 +117,11 @@ class ServerBackend(FarBackend[ServerConfig]):
     key_header: ClassVar[str] = "X-Session-API-Key"
     Config = ServerConfig
 
-    @property
-    def _key(self) -> Secret:
-        return Secret(self.config.api_key)
-
     async def probe(self) -> Health:
         """Ask the other server whether it is ready, and whether it takes the key."""
         try:
-            await self._calls.ask("GET", "/ready", _ANYTHING, key=self._key)
-            query = [("limit", "1")]
-            await self._ask("GET", "/sandboxes/search", _SANDBOXES, query=query)
+            await self._calls.ask("GET", "/ready", _ANYTHING)
+            await self._calls.ask("GET", f"{_SANDBOXES}/search", _PAGES, query=[("limit", "1")])
         except AgentsvcError as exc:
             return Health(ok=False, reason=exc.message)
         return Health(ok=True, facts={"url": self._calls.url})
@@ -199,9 +189,8 @@ class ServerBackend(FarBackend[ServerConfig]):
     async def delete(self, handle: Handle) -> None:
         """Have it removed; the other server goes on trying if that does not work at once."""
         if (info := await self._find(handle)) is not None:
-            name = quote(info.id, safe="")
             query = [("sandbox_id", info.id)]
-            await self._find_at("DELETE", f"/sandboxes/{name}", _ANYTHING, query=query)
+            await self._calls.find("DELETE", _path(info), _ANYTHING, query=query)
 
     async def pause(self, handle: Handle) -> None:
         """Have it paused."""
@@ -210,8 +199,7 @@ class ServerBackend(FarBackend[ServerConfig]):
     async def stop(self, handle: Handle) -> None:
         """Have it stopped, or paused by a server that cannot do that."""
         info = await self._usable(handle)
-        path = f"/sandboxes/{quote(info.id, safe='')}/stop"
-        if await self._find_at("POST", path, _ANYTHING) is None:
+        if await self._calls.find("POST", f"{_path(info)}/stop", _ANYTHING) is None:
             await self._tell(info, "pause")
 
     async def resume(self, handle: Handle) -> Handle:
@@ -246,7 +234,7 @@ class ServerBackend(FarBackend[ServerConfig]):
         }
         # Servers that are no agentsvc read the query only.
         query = [("sandbox_spec_id", order.image)] if order.image else []
-        info = await self._find_at("POST", "/sandboxes", _INFO, query=query, body=body)
+        info = await self._calls.find("POST", _SANDBOXES, _INFO, query=query, body=body)
         if info is None:
             raise OrderRejected(
                 f"{self._calls.url} has no sandbox spec of this id: `{order.image or 'default'}`"
@@ -257,7 +245,7 @@ class ServerBackend(FarBackend[ServerConfig]):
         return Handle(
             sandbox_id=sandbox_id,
             version=HANDLE_VERSION,
-            data={"id": info.id, "key": fingerprint(self._key)},
+            data={"id": info.id, "key": fingerprint(self._calls.key)},
         )
 
     def _endpoint(self, info: SandboxInfo, exposed: ExposedUrl) -> Endpoint:
@@ -271,7 +259,8 @@ class ServerBackend(FarBackend[ServerConfig]):
     async def _find(self, handle: Handle) -> SandboxInfo | None:
         """Return the sandbox, None if it is really gone; raises BackendUnavailable."""
         check_handle(handle)
-        found = await self._ask("GET", "/sandboxes", _BATCH, query=[("id", str(handle.data["id"]))])
+        query = [("id", str(handle.data["id"]))]
+        found = await self._calls.ask("GET", _SANDBOXES, _BATCH, query=query)
         info = found[0] if found else None
         is_ours = (
             info is None
@@ -280,7 +269,7 @@ class ServerBackend(FarBackend[ServerConfig]):
         )
         if info is not None and is_ours:
             return info
-        if handle.data.get("key") != fingerprint(self._key):
+        if handle.data.get("key") != fingerprint(self._calls.key):
             raise BackendUnavailable(
                 "The sandbox was made with another key of the other server than the one there is"
             )
@@ -291,41 +280,21 @@ class ServerBackend(FarBackend[ServerConfig]):
         return usable(info, _phase, lambda found: found.status_detail)
 
     async def _tell(self, info: SandboxInfo, verb: str) -> None:
-        path = f"/sandboxes/{quote(info.id, safe='')}/{verb}"
-        if await self._find_at("POST", path, _ANYTHING) is None:
+        if await self._calls.find("POST", f"{_path(info)}/{verb}", _ANYTHING) is None:
             raise Conflict(GONE)
 
     async def _all(self) -> AsyncIterator[SandboxInfo]:
         page_id: str | None = ""
         while page_id is not None:
             query = [("limit", _PAGE), *([("page_id", page_id)] if page_id else [])]
-            page = await self._ask("GET", "/sandboxes/search", _SANDBOXES, query=query)
+            page = await self._calls.ask("GET", f"{_SANDBOXES}/search", _PAGES, query=query)
             for info in page.items:
                 yield info
             page_id = page.next_page_id
 
-    async def _ask[T](
-        self,
-        method: str,
-        path: str,
-        decoder: msgspec.json.Decoder[T],
-        *,
-        query: Sequence[tuple[str, str]] = (),
-    ) -> T:
-        return await self._calls.ask(method, _API + path, decoder, key=self._key, query=query)
 
-    async def _find_at[T](
-        self,
-        method: str,
-        path: str,
-        decoder: msgspec.json.Decoder[T],
-        *,
-        query: Sequence[tuple[str, str]] = (),
-        body: Any = None,
-    ) -> T | None:
-        return await self._calls.find(
-            method, _API + path, decoder, key=self._key, query=query, body=body
-        )
+def _path(info: SandboxInfo) -> str:
+    return f"{_SANDBOXES}/{quote(info.id, safe='')}"
 
 
 def _phase(info: SandboxInfo) -> Phase:
