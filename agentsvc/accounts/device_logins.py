@@ -191,8 +191,7 @@ class DeviceTable:
     @staticmethod
     async def count(reader: Reader) -> int:
         """Return how many logins there are."""
-        row = await reader.one("SELECT COUNT(*) AS logins FROM device_logins")
-        return int(row["logins"]) if row else 0
+        return int(await reader.value("SELECT COUNT(*) AS logins FROM device_logins") or 0)
 
     @staticmethod
     async def decide(tx: Transaction, code_hash: str, state: str, user_id: str | None) -> bool:

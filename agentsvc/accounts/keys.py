@@ -353,8 +353,7 @@ class UserTable:
     @staticmethod
     async def find_id(source: Queryable, name: str) -> str | None:
         """Return the id of the user of this name, or None."""
-        row = await source.one("SELECT id FROM users WHERE name = :name", {"name": name})
-        return None if row is None else str(row["id"])
+        return await source.value("SELECT id FROM users WHERE name = :name", {"name": name})
 
     @staticmethod
     async def is_admin(source: Queryable, user_id: str) -> bool:
@@ -365,8 +364,7 @@ class UserTable:
     @staticmethod
     async def list_names(source: Queryable) -> list[str]:
         """Return the names of all users, in order."""
-        rows = await source.all("SELECT name FROM users ORDER BY name")
-        return [str(row["name"]) for row in rows]
+        return await source.column("SELECT name FROM users ORDER BY name")
 
     @staticmethod
     async def list_barred(source: Queryable) -> list[str]:
@@ -377,8 +375,7 @@ class UserTable:
     @staticmethod
     async def find_name(source: Queryable, user_id: str) -> str | None:
         """Return the name of the user of this id, or None."""
-        row = await source.one("SELECT name FROM users WHERE id = :id", {"id": user_id})
-        return None if row is None else str(row["name"])
+        return await source.value("SELECT name FROM users WHERE id = :id", {"id": user_id})
 
 
 class KeyTable:
@@ -474,8 +471,7 @@ class KeyTable:
         """
         now = values.to_stored(values.now())
         params = {"made_with": made_with, "user_id": user_id, "name": name, "now": now}
-        row = await tx.one(sql, params)
-        return 0 if row is None else int(row["count"])
+        return int(await tx.value(sql, params) or 0)
 
     @staticmethod
     async def revoke(tx: Transaction, key_id: int, user_id: str | None) -> bool:

@@ -291,8 +291,7 @@ class LinkTable:
               )
             RETURNING key_id
         """
-        row = await tx.one(sql, {"hash": values.sha256(token.reveal()), "now": _now()})
-        return None if row is None else int(row["key_id"])
+        return await tx.value(sql, {"hash": values.sha256(token.reveal()), "now": _now()})
 
     @staticmethod
     async def delete_expired(tx: Transaction) -> int:

@@ -66,11 +66,10 @@ class RemovedTable:
 
     async def find_sandbox(self, reader: Queryable, conversation_id: str) -> str | None:
         """Return the sandbox a deleted conversation was in, or None."""
-        row = await reader.one(
+        return await reader.value(
             "SELECT sandbox_id FROM removed_conversations WHERE id = :id",
             {"id": conversation_id},
         )
-        return row["sandbox_id"] if row else None
 
     async def all_untold(self, reader: Queryable) -> list[str]:
         """Return the deleted conversations whose agent servers run and are to be told."""

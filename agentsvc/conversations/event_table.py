@@ -151,8 +151,7 @@ class EventTable:
     async def find_first(source: Queryable, conversation_id: str) -> int | None:
         """Return the number of the first event that is still there."""
         sql = " ".join(["SELECT seq FROM events", _WHERE, "ORDER BY seq LIMIT 1"])
-        row = await source.one(sql, {"conversation_id": conversation_id})
-        return row["seq"] if row else None
+        return await source.value(sql, {"conversation_id": conversation_id})
 
     @staticmethod
     async def find_many(

@@ -83,8 +83,6 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _encode = msgspec.json.encode
-_message = msgspec.json.Decoder(Message)
-_about = msgspec.json.Decoder(tuple[str, ...])
 
 
 class PendingTable:
@@ -92,8 +90,7 @@ class PendingTable:
 
     async def insert(self, tx: Transaction, pending: Pending) -> None:
         """Insert something behind all others; the same id a second time changes nothing."""
-        message, about = _encode(pending.message), _encode(pending.about).decode()
-        row = row_of(pending, message=message, about=about, created_at=now())
+        row = row_of(pending, message=_encode(pending.message), created_at=now())
         await tx.insert("pending_messages", row, "ON CONFLICT (id) DO NOTHING")
 
     async def count(self, reader: Queryable, conversation_id: str, kinds: Sequence[str]) -> int:
@@ -205,6 +202,4 @@ def _of(conversation_id: str, kinds: Sequence[str]) -> dict[str, str]:
 
 
 def _from_row(row: Row) -> Pending:
-    message, about = _message.decode(row["message"]), _about.decode(row["about"])
-    said_before = row["said_before"] or 0
-    return record_of(row, Pending, message=message, about=about, said_before=said_before)
+    return record_of(row, Pending, said_before=row["said_before"] or 0)

@@ -11,9 +11,7 @@ from agentsvc.base import EventBus, Notice, Subject, from_stored, now, stored_or
 from agentsvc.conversations.model import (
     Conversation,
     ConversationQuery,
-    Facts,
     Generation,
-    Metrics,
 )
 from agentsvc.conversations.sorting import page_of
 from agentsvc.conversations.starting.grouping import Occupancy
@@ -69,11 +67,6 @@ _FAILED_BEFORE: Final = """ JOIN sandboxes AS b ON b.id = c.sandbox_id
 _MOST_DECODED: Final = 1024
 
 _encode = msgspec.json.encode
-_ints = msgspec.json.Decoder(tuple[int, ...])
-_strings = msgspec.json.Decoder(tuple[str, ...])
-_tags = msgspec.json.Decoder(dict[str, str])
-_metrics = msgspec.json.Decoder(Metrics)
-_facts = msgspec.json.Decoder(Facts)
 
 
 class ConversationTable:
@@ -171,11 +164,10 @@ class ConversationTable:
         self, user_id: str, alias: str, reader: Queryable | None = None
     ) -> str | None:
         """Return the id of the conversation that a user calls by this name."""
-        row = await (reader or self._db).one(
+        return await (reader or self._db).value(
             "SELECT id FROM conversations WHERE user_id = :user_id AND alias = :alias",
             {"user_id": user_id, "alias": alias},
         )
-        return row["id"] if row else None
 
     async def search(
         self, user_id: str, query: ConversationQuery, *, page_id: str | None, limit: int
@@ -198,11 +190,13 @@ class ConversationTable:
     async def count(self, user_id: str, query: ConversationQuery) -> int:
         """Return how many of a user's conversations a query finds."""
         where, params = _conditions(user_id, query)
-        row = await self._db.one(
-            _COUNT + " AND ".join(where),
-            params,
+        return int(
+            await self._db.value(
+                _COUNT + " AND ".join(where),
+                params,
+            )
+            or 0
         )
-        return int(row["n"]) if row else 0
 
     async def of_sandbox(
         self, sandbox_id: str, reader: Queryable | None = None
@@ -244,12 +238,11 @@ class ConversationTable:
 
     async def active_ids(self) -> list[str]:
         """Return the ready conversations of running sandboxes: those that run first, newest first."""
-        rows = await self._db.all(
+        return await self._db.column(
             "SELECT c.id FROM conversations AS c JOIN sandboxes AS b ON b.id = c.sandbox_id"
             " WHERE c.ready_at IS NOT NULL AND b.phase = 'running'"
             " ORDER BY c.execution_status = 'running' DESC, c.updated_at DESC",
         )
-        return [row["id"] for row in rows]
 
     async def all_uncalled(self) -> list[Conversation]:
         """Return the ready conversations of sandboxes that cannot reach this server."""
@@ -316,11 +309,6 @@ def _from_row(row: Row) -> Conversation:
     return record_of(
         row,
         Conversation,
-        pr_number=_ints.decode(row["pr_number"]),
-        metrics=_metrics.decode(row["metrics"]) if row["metrics"] else None,
-        facts=_facts.decode(row["facts"]),
-        tags=_tags.decode(row["tags"]),
         is_ready=row["ready_at"] is not None,
         generation=Generation.V0 if row["is_v0"] else Generation.V1,
-        sub_ids=_strings.decode(row["sub_ids"]),
     )

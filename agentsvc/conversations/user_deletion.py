@@ -152,17 +152,15 @@ class UserDeletionTable:
     @staticmethod
     async def ids(reader: Queryable, table: str, user_id: str) -> list[str]:
         """Return the ids of what a user owns in one of the tables."""
-        rows = await reader.all(
+        return await reader.column(
             f"SELECT id FROM {table} WHERE user_id = :id ORDER BY created_at",  # noqa: S608  # a name of ours
             {"id": user_id},
         )
-        return [row["id"] for row in rows]
 
     @staticmethod
     async def leaving(reader: Queryable) -> list[str]:
         """Return the ids of the users who go."""
-        rows = await reader.all("SELECT id FROM users WHERE leaving_at IS NOT NULL")
-        return [row["id"] for row in rows]
+        return await reader.column("SELECT id FROM users WHERE leaving_at IS NOT NULL")
 
     @staticmethod
     async def set_leaving(tx: Transaction, user_id: str) -> None:

@@ -39,10 +39,12 @@ async def migrate(database: Database, plugin: str, scripts: Sequence[str]) -> No
 
 async def _read_version(tx: Transaction, plugin: str) -> int:
     await tx.run(_VERSIONS)
-    row = await tx.one(
-        "SELECT version FROM plugin_versions WHERE plugin = :plugin", {"plugin": plugin}
+    return int(
+        await tx.value(
+            "SELECT version FROM plugin_versions WHERE plugin = :plugin", {"plugin": plugin}
+        )
+        or 0
     )
-    return int(row["version"]) if row else 0
 
 
 async def _run(tx: Transaction, plugin: str, scripts: Sequence[str], version: int) -> None:

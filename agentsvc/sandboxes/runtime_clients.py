@@ -47,20 +47,18 @@ class ClientTable:
         self, user_id: str, client_id: str, reader: Queryable | None = None
     ) -> str | None:
         """Return the id of the sandbox that a user's client knows by its own id."""
-        row = await (reader or self._db).one(
+        return await (reader or self._db).value(
             "SELECT sandbox_id FROM client_sandboxes"
             " WHERE user_id = :user_id AND client_id = :client_id",
             {"user_id": user_id, "client_id": client_id},
         )
-        return row["sandbox_id"] if row else None
 
     async def ids(self, user_id: str) -> list[str]:
         """Return the ids of all sandboxes that a user's clients know by ids of their own."""
-        rows = await self._db.all(
+        return await self._db.column(
             "SELECT sandbox_id FROM client_sandboxes WHERE user_id = :user_id ORDER BY sandbox_id",
             {"user_id": user_id},
         )
-        return [row["sandbox_id"] for row in rows]
 
     async def env(self, sandbox_id: str) -> dict[str, Secret]:
         """Return the variables a client ordered for a sandbox."""

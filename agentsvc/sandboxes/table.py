@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.base import Secret, now, sha256, to_stored
-from agentsvc.plugin import Endpoint, Handle, Phase, Report, Spec
+from agentsvc.plugin import Handle, Phase, Report
 from agentsvc.sandboxes.state import Sandbox, SandboxSummary, Target
 from agentsvc.storage import Database, Page, Queryable, Row, Transaction, Vault, record_of, row_of
 
@@ -27,11 +27,6 @@ _OF_USER_BY_CLIENT_IDS: Final = """ WHERE user_id = :user_id AND target <> 'dele
 
 _MOST_DECODED: Final = 256
 
-_spec = msgspec.json.Decoder(Spec)
-_handle = msgspec.json.Decoder(Handle)
-_endpoints = msgspec.json.Decoder(tuple[Endpoint, ...])
-_enforced = msgspec.json.Decoder(tuple[str, ...])
-_facts = msgspec.json.Decoder(dict[str, str])
 _encode = msgspec.json.encode
 
 
@@ -174,8 +169,9 @@ class SandboxTable:
 
     async def find_owner(self, sandbox_id: str) -> str | None:
         """Return the id of the user whose sandbox this is."""
-        row = await self._db.one("SELECT user_id FROM sandboxes WHERE id = :id", {"id": sandbox_id})
-        return row["user_id"] if row else None
+        return await self._db.value(
+            "SELECT user_id FROM sandboxes WHERE id = :id", {"id": sandbox_id}
+        )
 
     async def find_by_key_hash(
         self, key_hash: str, reader: Queryable | None = None
@@ -220,19 +216,19 @@ class SandboxTable:
 
     async def bases(self) -> list[str]:
         """Return the images, other than those of their specs, in which sandboxes run."""
-        rows = await self._db.all(
+        return await self._db.column(
             "SELECT DISTINCT json_extract(spec, '$.base') AS base FROM sandboxes"
             " WHERE json_extract(spec, '$.base') <> ''"
         )
-        return [row["base"] for row in rows]
 
     async def awaited_layers(self) -> frozenset[str]:
         """Return the layers with which sandboxes are to begin that were not made yet."""
-        rows = await self._db.all(
-            "SELECT json_extract(spec, '$.layer') AS layer FROM sandboxes"
-            " WHERE phase IS NULL AND json_extract(spec, '$.layer') <> ''"
+        return frozenset(
+            await self._db.column(
+                "SELECT json_extract(spec, '$.layer') AS layer FROM sandboxes"
+                " WHERE phase IS NULL AND json_extract(spec, '$.layer') <> ''"
+            )
         )
-        return frozenset(row["layer"] for row in rows)
 
     async def search(self, user_id: str, page: Page, limit: int) -> list[Sandbox]:
         """Return so many of a user's sandboxes, from where a page begins."""
@@ -264,12 +260,11 @@ class SandboxTable:
             "SELECT id, backend, phase, handle FROM sandboxes WHERE backend = :backend",
             {"backend": backend},
         )
-        return [_to_standing(row) for row in rows]
+        return [record_of(row, SandboxSummary) for row in rows]
 
     async def backends(self) -> list[str]:
         """Return the names of the backends that sandboxes were made with."""
-        rows = await self._db.all("SELECT DISTINCT backend FROM sandboxes ORDER BY backend")
-        return [row["backend"] for row in rows]
+        return await self._db.column("SELECT DISTINCT backend FROM sandboxes ORDER BY backend")
 
     async def _set(
         self, tx: Transaction, sandbox_id: str, what: str, *, only: str = "", **params: Any
@@ -301,25 +296,7 @@ class SandboxTable:
 
     def _decode(self, row: Row) -> Sandbox:
         key = self._vault.unseal(row["session_key_sealed"], _context(row["id"]))
-        return record_of(
-            row,
-            Sandbox,
-            spec=_spec.decode(row["spec"]),
-            handle=_handle.decode(row["handle"]) if row["handle"] else None,
-            endpoints=_endpoints.decode(row["endpoints"]),
-            facts=_facts.decode(row["facts"]),
-            session_key=Secret(key.decode()),
-            enforced=_enforced.decode(row["enforced"]),
-        )
-
-
-def _to_standing(row: Row) -> SandboxSummary:
-    return SandboxSummary(
-        id=row["id"],
-        backend=row["backend"],
-        phase=Phase(row["phase"]) if row["phase"] else None,
-        handle=_handle.decode(row["handle"]) if row["handle"] else None,
-    )
+        return record_of(row, Sandbox, session_key=Secret(key.decode()))
 
 
 def _context(sandbox_id: str) -> str:

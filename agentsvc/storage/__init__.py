@@ -6,9 +6,7 @@ Begin with `database`. The SQL of a table stands with the package that owns it. 
 
 from agentsvc.storage.database import Database as Database
 from agentsvc.storage.database import IntegrityError as IntegrityError
-from agentsvc.storage.database import Queryable as Queryable
 from agentsvc.storage.database import Reader as Reader
-from agentsvc.storage.database import Row as Row
 from agentsvc.storage.database import Transaction as Transaction
 from agentsvc.storage.database_file import check_file as check_file
 from agentsvc.storage.database_file import check_schema as check_schema
@@ -21,6 +19,8 @@ from agentsvc.storage.installation import Installation as Installation
 from agentsvc.storage.installation import change_master_key as change_master_key
 from agentsvc.storage.paging import Page as Page
 from agentsvc.storage.paging import cut as cut
+from agentsvc.storage.queries import Queryable as Queryable
+from agentsvc.storage.queries import Row as Row
 from agentsvc.storage.records import record_of as record_of
 from agentsvc.storage.records import row_of as row_of
 from agentsvc.storage.request_effects import is_watched as is_watched

@@ -42,11 +42,10 @@ from agentsvc.storage.database_file import (
 )
 from agentsvc.storage.disk_faults import cannot_read, cannot_store, is_of_disk
 from agentsvc.storage.kept_reads import KeptReads
+from agentsvc.storage.queries import NO_PARAMS, Params, Queryable, Row
 
 log = logging.getLogger(__name__)
 
-type Params = Mapping[str, Any]
-Row = sqlite3.Row
 IntegrityError = sqlite3.IntegrityError
 
 _READERS = 3
@@ -60,7 +59,6 @@ It is no time on the clock, since on a busy machine all take longer, and a threa
 _SLOW_SECONDS = 10.0
 """How long a statement that took longer is not tried on the event loop again."""
 _LARGEST_BATCH = 64
-_NO_PARAMS: Params = {}
 
 
 class _Connection(Protocol):
@@ -106,18 +104,13 @@ class _Here:
         return _fetch_all(self._raw, sql, params)
 
 
-class Reader:
+class Reader(Queryable):
     """Queries in one snapshot of the database."""
 
     def __init__(self, fetch: Callable[[str, Params], Awaitable[Iterable[Row]]]) -> None:
         self._fetch = fetch
 
-    async def one(self, sql: str, params: Params = _NO_PARAMS) -> Row | None:
-        """Return the first row of a query, or None."""
-        rows = await self.all(sql, params)
-        return rows[0] if rows else None
-
-    async def all(self, sql: str, params: Params = _NO_PARAMS) -> list[Row]:
+    async def all(self, sql: str, params: Params = NO_PARAMS) -> list[Row]:
         """Return every row of a query."""
         return list(await self._fetch(sql, params))
 
@@ -243,7 +236,7 @@ class Transaction(Reader):
         self._connection = connection
         self.callbacks: list[Callable[[], None]] = []
 
-    async def run(self, sql: str, params: Params = _NO_PARAMS) -> int:
+    async def run(self, sql: str, params: Params = NO_PARAMS) -> int:
         """Run one statement and return how many rows it changed."""
         return await self._connection.call(lambda raw: raw.execute(sql, params).rowcount)
 
@@ -312,7 +305,7 @@ class _Batch:
             self.is_durable = True
 
 
-class Database:
+class Database(Queryable):
     """One SQLite file: a queue of writers that share commits, and a pool of readers."""
 
     def __init__(self, path: Path, writer: _Apart, readers: _Readers) -> None:
@@ -373,12 +366,7 @@ class Database:
         """
         return await self._read(self._readers.read(body))
 
-    async def one(self, sql: str, params: Params = _NO_PARAMS) -> Row | None:
-        """Return the first row of a query, or None."""
-        rows = await self.all(sql, params)
-        return rows[0] if rows else None
-
-    async def all(self, sql: str, params: Params = _NO_PARAMS) -> list[Row]:
+    async def all(self, sql: str, params: Params = NO_PARAMS) -> list[Row]:
         """Return every row of a query."""
         return await self._read(self._readers.all(sql, params))
 
@@ -508,10 +496,6 @@ class Database:
         jobs = list(self._jobs)
         self._jobs.clear()
         return jobs
-
-
-type Queryable = Reader | Database
-"""What answers a query: a snapshot, a transaction, or the database itself for just one."""
 
 
 async def _call[R: Reader, T](body: Callable[[R], Awaitable[T]], tx: R) -> T:

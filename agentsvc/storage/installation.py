@@ -12,7 +12,8 @@ from typing import Final, Self
 
 from agentsvc.base import StartFailed, hint_against, new_id
 from agentsvc.config import DataDirectory
-from agentsvc.storage.database import Database, Queryable, Transaction
+from agentsvc.storage.database import Database, Transaction
+from agentsvc.storage.queries import Queryable
 from agentsvc.storage.vault import Vault
 
 _KEY_ID: Final = "master_key_id"
@@ -175,8 +176,7 @@ async def _sealed_by(db: Queryable) -> set[str]:
 
 
 async def _recorded(db: Queryable) -> str | None:
-    row = await db.one("SELECT value FROM installation WHERE name = :name", {"name": _KEY_ID})
-    return row["value"] if row else None
+    return await db.value("SELECT value FROM installation WHERE name = :name", {"name": _KEY_ID})
 
 
 async def _record(database: Database, key_id: str) -> None:

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from agentsvc.base import moment_or_none, to_stored
-from agentsvc.extension.storage import Queryable, Row, Transaction, record_of, row_of
+from agentsvc.extension.storage import Queryable, Transaction, record_of, row_of
 
-from .model import Automation, Definition, Run, RunStatus
+from .model import Automation, Run, RunStatus
 
 MIGRATIONS: Final = (
     """
@@ -182,7 +182,7 @@ class AutomationTable:
     @staticmethod
     async def insert(tx: Transaction, automation: Automation, sealed: bytes | None) -> None:
         """Add an automation."""
-        row = {**_to_row(automation), "sealed": sealed, "sealed_as": secret_context(automation.id)}
+        row = {**row_of(automation), "sealed": sealed, "sealed_as": secret_context(automation.id)}
         await tx.insert("plugin_automations_automations", row)
 
     @staticmethod
@@ -195,7 +195,7 @@ class AutomationTable:
                 last_triggered_at = :last_triggered_at, updated_at = :updated_at
             WHERE id = :id
         """
-        await tx.run(sql, _to_row(automation))
+        await tx.run(sql, row_of(automation))
 
     @staticmethod
     async def set_secret(tx: Transaction, automation_id: str, sealed: bytes) -> None:
@@ -213,14 +213,13 @@ class AutomationTable:
     async def find(source: Queryable, automation_id: str) -> Automation | None:
         """Return an automation, whoever owns it."""
         row = await source.one(_AUTOMATION + " WHERE id = :id", {"id": automation_id})
-        return _to_automation(row) if row else None
+        return record_of(row, Automation) if row else None
 
     @staticmethod
     async def find_sealed(source: Queryable, automation_id: str) -> bytes | None:
         """Return the sealed secret of an automation."""
         sql = "SELECT sealed FROM plugin_automations_automations WHERE id = :id"
-        row = await source.one(sql, {"id": automation_id})
-        return row["sealed"] if row else None
+        return await source.value(sql, {"id": automation_id})
 
     @staticmethod
     async def of_user(
@@ -236,7 +235,7 @@ class AutomationTable:
         """
         )
         params = {"user_id": user_id, "limit": limit, "offset": offset}
-        return [_to_automation(row) for row in await source.all(sql, params)]
+        return [record_of(row, Automation) for row in await source.all(sql, params)]
 
     @staticmethod
     async def of_repository(source: Queryable, user_id: str, name: str) -> list[Automation]:
@@ -251,14 +250,13 @@ class AutomationTable:
         """
         )
         rows = await source.all(sql, {"user_id": user_id, "name": name})
-        return [_to_automation(row) for row in rows]
+        return [record_of(row, Automation) for row in rows]
 
     @staticmethod
     async def count(source: Queryable, user_id: str) -> int:
         """Return how many automations a user has."""
         sql = "SELECT COUNT(*) AS n FROM plugin_automations_automations WHERE user_id = :user_id"
-        row = await source.one(sql, {"user_id": user_id})
-        return int(row["n"]) if row else 0
+        return int(await source.value(sql, {"user_id": user_id}) or 0)
 
     @staticmethod
     async def due(source: Queryable, now: datetime, limit: int) -> list[Automation]:
@@ -272,7 +270,7 @@ class AutomationTable:
         """
         )
         params = {"now": to_stored(now), "limit": limit}
-        return [_to_automation(row) for row in await source.all(sql, params)]
+        return [record_of(row, Automation) for row in await source.all(sql, params)]
 
     @staticmethod
     async def waiting(source: Queryable, now: datetime) -> list[Automation]:
@@ -284,7 +282,9 @@ class AutomationTable:
               AND json_extract(definition, '$.trigger.type') = 'cron'
         """
         )
-        return [_to_automation(row) for row in await source.all(sql, {"now": to_stored(now)})]
+        return [
+            record_of(row, Automation) for row in await source.all(sql, {"now": to_stored(now)})
+        ]
 
     @staticmethod
     async def next_at(source: Queryable) -> datetime | None:
@@ -294,8 +294,7 @@ class AutomationTable:
             FROM plugin_automations_automations
             WHERE is_enabled AND next_at IS NOT NULL
         """
-        row = await source.one(sql)
-        return moment_or_none(row["moment"]) if row else None
+        return moment_or_none(await source.value(sql))
 
 
 class RunTable:
@@ -351,8 +350,7 @@ class RunTable:
     async def find_payload(source: Queryable, run_id: str) -> bytes | None:
         """Return what a webhook has sent for a run, sealed."""
         sql = "SELECT sealed FROM plugin_automations_runs WHERE id = :id"
-        row = await source.one(sql, {"id": run_id})
-        return row["sealed"] if row else None
+        return await source.value(sql, {"id": run_id})
 
     @staticmethod
     async def cancel_waiting(
@@ -377,8 +375,7 @@ class RunTable:
             WHERE status = 'PENDING'
               AND automation_id = :automation_id
         """
-        row = await source.one(sql, {"automation_id": automation_id})
-        return int(row["n"]) if row else 0
+        return int(await source.value(sql, {"automation_id": automation_id}) or 0)
 
     @staticmethod
     async def find(source: Queryable, run_id: str) -> Run | None:
@@ -432,8 +429,7 @@ class RunTable:
             WHERE status = 'PENDING'
               AND due_at > :now
         """
-        row = await source.one(sql, {"now": to_stored(now)})
-        return moment_or_none(row["moment"]) if row else None
+        return moment_or_none(await source.value(sql, {"now": to_stored(now)}))
 
     @staticmethod
     async def running(source: Queryable, automation_id: str | None = None) -> list[Run]:
@@ -485,14 +481,3 @@ def secret_context(automation_id: str) -> str:
 def payload_context(automation_id: str) -> str:
     """Return the context in which is sealed what a webhook of an automation gets."""
     return f"payload of automation {automation_id}"
-
-
-def _to_row(automation: Automation) -> dict[str, Any]:
-    return row_of(automation, definition=msgspec.json.encode(automation.definition).decode())
-
-
-def _to_automation(row: Row) -> Automation:
-    return record_of(row, Automation, definition=_definition.decode(row["definition"]))
-
-
-_definition = msgspec.json.Decoder(Definition)

@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.base import stored_or_none, to_stored
-from agentsvc.extension.storage import Queryable, Row, Transaction, record_of, row_of
+from agentsvc.extension.storage import Queryable, Transaction, record_of, row_of
 
 from .host_events import HostEvent
 from .hosts import Kind
@@ -36,7 +36,7 @@ class WorkTable:
     @staticmethod
     async def insert(tx: Transaction, work: Work) -> None:
         """Add what has begun."""
-        await tx.insert("plugin_automations_works", _to_row(work))
+        await tx.insert("plugin_automations_works", row_of(work))
 
     @staticmethod
     async def change(tx: Transaction, work_id: str, **changes: Any) -> None:
@@ -51,7 +51,7 @@ class WorkTable:
                 is_open = :is_open
             WHERE id = :id
         """
-        await tx.run(sql, _to_row(msgspec.structs.replace(found, **changes)))
+        await tx.run(sql, row_of(msgspec.structs.replace(found, **changes)))
 
     @staticmethod
     async def look_at(
@@ -77,20 +77,20 @@ class WorkTable:
     async def find(source: Queryable, work_id: str) -> Work | None:
         """Return one by its id."""
         row = await source.one(_WORK + " WHERE id = :id", {"id": work_id})
-        return _to_work(row) if row else None
+        return record_of(row, Work) if row else None
 
     @staticmethod
     async def of_conversation(source: Queryable, conversation_id: str) -> Work | None:
         """Return what a conversation works on."""
         sql = _WORK + " WHERE conversation_id = :id"
         row = await source.one(sql, {"id": conversation_id})
-        return _to_work(row) if row else None
+        return record_of(row, Work) if row else None
 
     @staticmethod
     async def all_open(source: Queryable, automation_id: str) -> list[Work]:
         """Return what of an automation has not ended."""
         sql = _WORK + " WHERE is_open AND automation_id = :id"
-        return [_to_work(row) for row in await source.all(sql, {"id": automation_id})]
+        return [record_of(row, Work) for row in await source.all(sql, {"id": automation_id})]
 
     @staticmethod
     async def find_open(source: Queryable, automation_id: str, event: HostEvent) -> Work | None:
@@ -113,13 +113,13 @@ class WorkTable:
             " ORDER BY rowid DESC LIMIT 1"
         )
         row = await source.one(sql, {"id": automation_id})
-        return _to_work(row) if row else None
+        return record_of(row, Work) if row else None
 
     @staticmethod
     async def due(source: Queryable, now: datetime) -> list[Work]:
         """Return those whose pull requests are to be looked at."""
         sql = _WORK + " WHERE due_at IS NOT NULL AND due_at <= :now"
-        return [_to_work(row) for row in await source.all(sql, {"now": to_stored(now)})]
+        return [record_of(row, Work) for row in await source.all(sql, {"now": to_stored(now)})]
 
 
 class PollTable:
@@ -159,11 +159,3 @@ class PollTable:
                 trouble = excluded.trouble
         """
         await tx.run(sql, {**msgspec.structs.asdict(poll), "due_at": to_stored(due_at)})
-
-
-def _to_row(work: Work) -> dict[str, Any]:
-    return row_of(work, told=msgspec.json.encode(work.told).decode())
-
-
-def _to_work(row: Row) -> Work:
-    return record_of(row, Work, told=tuple(msgspec.json.decode(row["told"])))

@@ -4,10 +4,9 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base import from_stored, moment_or_none, stored_or_none, to_stored
-from agentsvc.extension.storage import Database, Queryable, Row, Transaction
+from agentsvc.extension.storage import Database, Queryable, Transaction, record_of, row_of
 
-from .model import Container, Definition, Environment, Status
+from .model import Environment
 
 MIGRATIONS: Final = (
     """
@@ -50,26 +49,13 @@ MIGRATIONS: Final = (
     """,
 )
 
-_COLUMNS: Final = (
-    *("id", "user_id", "definition", "status", "attempt", "reason", "log", "sandbox_id"),
-    *("layer_id", "backend", "spec_id", "fingerprint", "size_bytes", "prepared_at"),
-    *("earlier_layer_id", "container", "made_from"),
-    *("created_at", "updated_at"),
-)
+_COLUMNS: Final = Environment.__struct_fields__
 _SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM plugin_environments_environments"  # noqa: S608  # names of columns
-_INSERT: Final = (
-    f"INSERT INTO plugin_environments_environments ({', '.join(_COLUMNS)})"  # noqa: S608
-    f" VALUES ({', '.join(f':{name}' for name in _COLUMNS)})"
-)
 _UPDATE: Final = (
     "UPDATE plugin_environments_environments SET "  # noqa: S608
     + ", ".join(f"{name} = :{name}" for name in _COLUMNS if name != "id")
     + " WHERE id = :id AND attempt = :since"
 )
-
-_definition = msgspec.json.Decoder(Definition)
-_made_from = msgspec.json.Decoder(Definition | None)
-_container = msgspec.json.Decoder(Container)
 
 
 class EnvironmentTable:
@@ -80,7 +66,7 @@ class EnvironmentTable:
 
     async def insert(self, tx: Transaction, one: Environment) -> None:
         """Insert an environment."""
-        await tx.run(_INSERT, _to_row(one))
+        await tx.insert("plugin_environments_environments", _to_row(one))
 
     async def change(self, tx: Transaction, one: Environment, *, since: str) -> bool:
         """Store an environment if its attempt is still that one; say whether it was."""
@@ -107,15 +93,14 @@ class EnvironmentTable:
         """Return the environments of a user, the newest first."""
         end = " WHERE user_id = :user_id ORDER BY created_at DESC, id DESC"
         rows = await (reader or self._db).all(_SELECT + end, {"user_id": user_id})
-        return [_from_row(row) for row in rows]
+        return [record_of(row, Environment) for row in rows]
 
     async def unfinished(self) -> list[str]:
         """Return the ids of those that are to be prepared, or are being prepared."""
-        rows = await self._db.all(
+        return await self._db.column(
             "SELECT id FROM plugin_environments_environments"
             " WHERE status IN ('waiting', 'preparing') ORDER BY id"
         )
-        return [row["id"] for row in rows]
 
     async def layers(self) -> dict[str, set[str]]:
         """Return the layers that are in use, by their backends."""
@@ -137,45 +122,21 @@ class EnvironmentTable:
 
     async def total_bytes(self, tx: Transaction, *, without: str) -> int:
         """Return how much disk the files of all environments but one take."""
-        row = await tx.one(
-            "SELECT total(size_bytes) AS bytes FROM plugin_environments_environments"
-            " WHERE layer_id <> '' AND id <> :id",
-            {"id": without},
+        return int(
+            await tx.value(
+                "SELECT total(size_bytes) AS bytes FROM plugin_environments_environments"
+                " WHERE layer_id <> '' AND id <> :id",
+                {"id": without},
+            )
+            or 0
         )
-        return int(row["bytes"]) if row else 0
 
     async def _one(
         self, end: str, params: dict[str, Any], reader: Queryable | None = None
     ) -> Environment | None:
         row = await (reader or self._db).one(_SELECT + end, params)
-        return _from_row(row) if row else None
+        return record_of(row, Environment) if row else None
 
 
 def _to_row(one: Environment) -> dict[str, Any]:
-    return {
-        **msgspec.structs.asdict(one),
-        "definition": msgspec.json.encode(one.definition).decode(),
-        "container": msgspec.json.encode(one.container).decode(),
-        "made_from": msgspec.json.encode(one.made_from).decode(),
-        "prepared_at": stored_or_none(one.prepared_at),
-        "created_at": to_stored(one.created_at),
-        "updated_at": to_stored(one.updated_at),
-    }
-
-
-def _from_row(row: Row) -> Environment:
-    return Environment(
-        **{name: row[name] for name in _COLUMNS if name not in _CONVERTED},
-        definition=_definition.decode(row["definition"]),
-        container=_container.decode(row["container"]),
-        made_from=_made_from.decode(row["made_from"]),
-        status=Status(row["status"]),
-        prepared_at=moment_or_none(row["prepared_at"]),
-        created_at=from_stored(row["created_at"]),
-        updated_at=from_stored(row["updated_at"]),
-    )
-
-
-_CONVERTED: Final = frozenset(
-    {"definition", "container", "made_from", "status", "prepared_at", "created_at", "updated_at"}
-)
+    return row_of(one, made_from=msgspec.json.encode(one.made_from).decode())

@@ -11,7 +11,7 @@ from agentsvc.base import Conflict, InvalidRequest, NotFound, new_id, now, parse
 from agentsvc.extension.history import ConversationView, EventQuery
 from agentsvc.extension.preferences import SecretStore, SettingsStore
 from agentsvc.extension.server import Server
-from agentsvc.extension.storage import Row, Transaction, note_effect, record_of, row_of
+from agentsvc.extension.storage import Transaction, note_effect, record_of, row_of
 
 from .redaction import SHOWN_KINDS, Redaction, show
 from .settings import SharingConfig
@@ -90,7 +90,7 @@ class Links:
             row = await tx.one(sql, params)
             if row is not None and row["count"] >= MOST_LINKS:
                 raise Conflict(f"There are {MOST_LINKS} links; revoke some of them first")
-            await tx.insert("plugin_sharing_links", _to_row(link))
+            await tx.insert("plugin_sharing_links", row_of(link))
             await note_effect(tx, link)
             return link
 
@@ -101,7 +101,7 @@ class Links:
         where = "" if conversation_id is None else " AND conversation_id = :conversation_id"
         sql = f"{_COLUMNS} FROM plugin_sharing_links WHERE user_id = :user_id AND {_LIVE}{where} ORDER BY created_at, id"
         params = {"user_id": user_id, "now": to_stored(now()), "conversation_id": conversation_id}
-        return [_to_link(row) for row in await self._db.all(sql, params)]
+        return [record_of(row, Link) for row in await self._db.all(sql, params)]
 
     async def revoke(self, user_id: str, link_id: str) -> None:
         """Remove a link, which shows nothing from then on; raises NotFound."""
@@ -119,7 +119,7 @@ class Links:
         row = await self._db.one(_FIND, params)
         if row is None and self._config.public_flag:
             row = await self._db.one(_FIND_PUBLIC, params)
-        return None if row is None else _to_link(row)
+        return None if row is None else record_of(row, Link)
 
 
 class Reading:
@@ -191,12 +191,3 @@ _FIND_PUBLIC: Final = f"""
     FROM conversations
     WHERE id = :id AND is_public = 1 AND {_OWNER}
 """  # noqa: S608  # constants
-_redactions = msgspec.json.Decoder(tuple[Redaction, ...])
-
-
-def _to_row(link: Link) -> dict[str, Any]:
-    return row_of(link, redact=msgspec.json.encode(link.redact).decode())
-
-
-def _to_link(row: Row) -> Link:
-    return record_of(row, Link, redact=_redactions.decode(row["redact"]))

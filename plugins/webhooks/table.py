@@ -1,15 +1,11 @@
 """The SQL of subscriptions and deliveries. Deliveries are made by triggers: see the migration."""
 
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
-
-import msgspec
 
 from agentsvc.base import to_stored
-from agentsvc.extension.storage import Queryable, Row, Transaction, record_of, row_of
+from agentsvc.extension.storage import Queryable, Transaction, record_of, row_of
 
-from .model import Change, Delivery, DeliveryState, Subscription
+from .model import Delivery, DeliveryState, Subscription
 
 
 class SubscriptionTable:
@@ -18,7 +14,7 @@ class SubscriptionTable:
     @staticmethod
     async def insert(tx: Transaction, subscription: Subscription, sealed: bytes) -> None:
         """Add a subscription."""
-        await tx.insert("webhook_subscriptions", {**_to_row(subscription), "sealed": sealed})
+        await tx.insert("webhook_subscriptions", {**row_of(subscription), "sealed": sealed})
 
     @staticmethod
     async def update(tx: Transaction, subscription: Subscription) -> None:
@@ -30,7 +26,7 @@ class SubscriptionTable:
                 disabled_reason = :disabled_reason, quiet_until = :quiet_until
             WHERE id = :id
         """
-        await tx.run(sql, _to_row(subscription))
+        await tx.run(sql, row_of(subscription))
 
     @staticmethod
     async def rotate(
@@ -101,7 +97,7 @@ class SubscriptionTable:
         """Return a subscription, whoever owns it."""
         sql = _SUBSCRIPTION + " WHERE id = :id"
         row = await source.one(sql, {"id": subscription_id})
-        return _to_subscription(row) if row else None
+        return record_of(row, Subscription) if row else None
 
     @staticmethod
     async def find_sealed(source: Queryable, subscription_id: str, now: datetime) -> list[bytes]:
@@ -118,13 +114,13 @@ class SubscriptionTable:
     async def of_user(source: Queryable, user_id: str) -> list[Subscription]:
         """Return a user's subscriptions in the order they were made."""
         sql = _SUBSCRIPTION + " WHERE user_id = :user_id ORDER BY created_at, id"
-        return [_to_subscription(row) for row in await source.all(sql, {"user_id": user_id})]
+        return [record_of(row, Subscription) for row in await source.all(sql, {"user_id": user_id})]
 
     @staticmethod
     async def all(source: Queryable) -> list[Subscription]:
         """Return every subscription in the order they were made."""
         sql = _SUBSCRIPTION + " ORDER BY created_at, id"
-        return [_to_subscription(row) for row in await source.all(sql)]
+        return [record_of(row, Subscription) for row in await source.all(sql)]
 
 
 class DeliveryTable:
@@ -267,23 +263,3 @@ _HEADS = """
     ORDER BY d.due_at, d.number
     LIMIT :limit
 """
-
-
-def _to_row(subscription: Subscription) -> Mapping[str, Any]:
-    kinds = subscription.event_kinds
-    shown = None if kinds is None else _to_json(kinds)
-    return row_of(subscription, event_kinds=shown, changes=_to_json(subscription.changes))
-
-
-def _to_json(items: tuple[str, ...]) -> str:
-    return msgspec.json.encode(items).decode()
-
-
-def _to_subscription(row: Row) -> Subscription:
-    kinds = None if row["event_kinds"] is None else _kinds.decode(row["event_kinds"])
-    changes = _changes.decode(row["changes"])
-    return record_of(row, Subscription, event_kinds=kinds, changes=changes)
-
-
-_kinds = msgspec.json.Decoder(tuple[str, ...])
-_changes = msgspec.json.Decoder(tuple[Change, ...])

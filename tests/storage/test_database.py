@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from agentsvc.base.errors import CapacityExceeded
-from agentsvc.storage.database import Database, IntegrityError, Reader, Row, Transaction
+from agentsvc.storage.database import Database, IntegrityError, Reader, Transaction
+from agentsvc.storage.queries import Row
 from tests.storage.users import COUNT, INSERT, LONG, adding, user_ids
 
 

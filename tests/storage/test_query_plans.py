@@ -19,8 +19,9 @@ from agentsvc.conversations.table import ConversationTable
 from agentsvc.domain.orders import ConversationSort, StartSort
 from agentsvc.extension.tables import migrate
 from agentsvc.sandboxes.table import SandboxTable
-from agentsvc.storage.database import Database, Row
+from agentsvc.storage.database import Database
 from agentsvc.storage.paging import Page
+from agentsvc.storage.queries import Row
 from agentsvc.storage.vault import Vault
 from tests.plugin_loading import part
 

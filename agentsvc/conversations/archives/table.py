@@ -57,10 +57,9 @@ class ArchiveTable:
 
     async def unfinished(self) -> list[str]:
         """Return the ids of the archives that are still to be saved."""
-        rows = await self._db.all(
+        return await self._db.column(
             "SELECT id FROM archives WHERE state = 'saving' ORDER BY created_at"
         )
-        return [row["id"] for row in rows]
 
     async def all_ids(self) -> set[str]:
         """Return the ids of all archives."""
@@ -68,13 +67,11 @@ class ArchiveTable:
 
     async def older_than(self, moment: datetime) -> list[str]:
         """Return the ids of the archives that were made before a moment."""
-        rows = await self._db.all(
+        return await self._db.column(
             "SELECT id FROM archives WHERE state <> 'saving' AND created_at < :moment",
             {"moment": to_stored(moment)},
         )
-        return [row["id"] for row in rows]
 
     async def beyond(self, most_bytes: int) -> list[str]:
         """Return the ids of the oldest archives, those without which the others fit."""
-        rows = await self._db.all(_OVER, {"most": most_bytes})
-        return [row["id"] for row in rows]
+        return await self._db.column(_OVER, {"most": most_bytes})

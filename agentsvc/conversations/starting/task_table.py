@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.base import EventBus, Notice, Secret, Subject, to_stored
-from agentsvc.conversations.model import Stage, StartTask
+from agentsvc.conversations.model import StartTask
 from agentsvc.conversations.sorting import page_of
 from agentsvc.domain import StartOrder, StartSort
 from agentsvc.storage import Database, Queryable, Row, Transaction, Vault, cut, record_of, row_of
@@ -29,7 +29,6 @@ _TASKS_BY_IDS: Final = """ WHERE user_id = :user_id
     AND id IN (SELECT value FROM json_each(:ids))"""
 
 _encode = msgspec.json.encode
-_stages = msgspec.json.Decoder(tuple[Stage, ...])
 
 
 def _hide(value: object) -> str:
@@ -95,12 +94,11 @@ class StartTaskTable:
 
     async def ids_of_conversations(self, reader: Queryable, ids: Sequence[str]) -> list[str]:
         """Return the ids of the tasks that start these conversations."""
-        rows = await reader.all(
+        return await reader.column(
             "SELECT id FROM start_tasks"
             " WHERE conversation_id IN (SELECT value FROM json_each(:ids))",
             {"ids": _encode(list(ids)).decode()},
         )
-        return [row["id"] for row in rows]
 
     async def find_of_user(self, user_id: str, ids: Sequence[str]) -> dict[str, StartTask]:
         """Return those of the named tasks that are this user's, by id."""
@@ -120,10 +118,9 @@ class StartTaskTable:
 
     async def unfinished(self) -> list[str]:
         """Return the ids of the tasks that are not at their end, oldest first."""
-        rows = await self._db.all(
+        return await self._db.column(
             "SELECT id FROM start_tasks WHERE status NOT IN ('READY', 'ERROR') ORDER BY created_at"
         )
-        return [row["id"] for row in rows]
 
     async def search(
         self,
@@ -156,11 +153,13 @@ class StartTaskTable:
     ) -> int:
         """Return how many start tasks a user has."""
         where, params = _task_conditions(user_id, conversation_id, created_at_gte)
-        row = await self._db.one(
-            _COUNT_TASKS + " AND ".join(where),
-            params,
+        return int(
+            await self._db.value(
+                _COUNT_TASKS + " AND ".join(where),
+                params,
+            )
+            or 0
         )
-        return int(row["n"]) if row else 0
 
     def _announce(self, tx: Transaction, task: StartTask) -> None:
         news = Notice(
@@ -173,8 +172,7 @@ class StartTaskTable:
 
     def _from_row(self, row: Row) -> StartTask:
         plain = self._vault.unseal(row["sealed"], _context(row["id"]))
-        order, stages = _order_decoder.decode(plain), _stages.decode(row["stages"])
-        return record_of(row, StartTask, request=order, stages=stages)
+        return record_of(row, StartTask, request=_order_decoder.decode(plain))
 
 
 def _context(task_id: str) -> str:

@@ -42,8 +42,6 @@ _REMOVALS: Final = """SELECT b.id, b.user_id, b.backend, b.spec_id, b.reason, b.
     FROM sandbox_uses AS u JOIN sandboxes AS b ON b.id = u.sandbox_id
     WHERE b.target = 'deleted' AND u.removal_tries > 0 ORDER BY b.updated_at, b.id LIMIT :limit"""
 
-_spec = msgspec.json.Decoder(Spec)
-
 
 class Unused(msgspec.Struct, frozen=True, kw_only=True):
     """A sandbox in which no agent runs and nothing starts, as far as is stored."""
@@ -110,10 +108,7 @@ class UseTable:
 
     async def unused(self, reader: Queryable) -> list[Unused]:
         """Return the sandboxes in which no agent runs and nothing starts."""
-        return [
-            record_of(row, Unused, spec=_spec.decode(row["spec"]))
-            for row in await reader.all(_IDLE)
-        ]
+        return [record_of(row, Unused) for row in await reader.all(_IDLE)]
 
     async def failed_removals(self, limit: int) -> list[Removal]:
         """Return the sandboxes whose removal has failed so far, the oldest first."""
@@ -138,10 +133,11 @@ class UseTable:
 
     async def find_removal_due(self, sandbox_id: str) -> datetime | None:
         """Return when the removal of a sandbox may be tried again, None for at once."""
-        row = await self._db.one(
-            "SELECT removal_due_at FROM sandbox_uses WHERE sandbox_id = :id", {"id": sandbox_id}
+        return moment_or_none(
+            await self._db.value(
+                "SELECT removal_due_at FROM sandbox_uses WHERE sandbox_id = :id", {"id": sandbox_id}
+            )
         )
-        return moment_or_none(row["removal_due_at"]) if row else None
 
     async def set_queued(
         self, tx: Transaction, sandbox_id: str, queued_at: datetime, *, may_pause_idle: bool
@@ -156,10 +152,11 @@ class UseTable:
 
     async def ids_wanting(self, reader: Queryable) -> set[str]:
         """Return the sandboxes for which an idle one may be paused."""
-        rows = await reader.all(
-            "SELECT sandbox_id FROM sandbox_uses WHERE queued_at IS NOT NULL AND may_pause_idle"
+        return set(
+            await reader.column(
+                "SELECT sandbox_id FROM sandbox_uses WHERE queued_at IS NOT NULL AND may_pause_idle"
+            )
         )
-        return {row["sandbox_id"] for row in rows}
 
     async def clear_queued(self, tx: Transaction, sandbox_id: str) -> None:
         """Let a sandbox wait no more."""
@@ -202,10 +199,12 @@ class UseTable:
 
     async def count_tries(self, reader: Queryable, sandbox_id: str) -> int:
         """Return how often the removal of a sandbox has failed."""
-        row = await reader.one(
-            "SELECT removal_tries FROM sandbox_uses WHERE sandbox_id = :id", {"id": sandbox_id}
+        return int(
+            await reader.value(
+                "SELECT removal_tries FROM sandbox_uses WHERE sandbox_id = :id", {"id": sandbox_id}
+            )
+            or 0
         )
-        return int(row["removal_tries"]) if row else 0
 
 
 def _to_held(row: Row) -> Held:

@@ -11,9 +11,6 @@ from agentsvc.base import Secret
 from agentsvc.plugin import Endpoint, Handle, Spec
 from agentsvc.storage import Database, Queryable, Row, Transaction, Vault, record_of, row_of
 
-_spec = msgspec.json.Decoder(Spec)
-_handle = msgspec.json.Decoder(Handle)
-_endpoints = msgspec.json.Decoder(tuple[Endpoint, ...])
 _encode = msgspec.json.encode
 
 _SELECT: Final = """SELECT id, state, spec, backend, made_of, key_sealed, handle, endpoints, created_at
@@ -122,11 +119,12 @@ class WarmPoolTable:
 
     async def ids_of_backend(self, backend: str) -> set[str]:
         """Return the ids of all that a backend has and nobody else has a record of."""
-        rows = await self._db.all(
-            "SELECT id FROM spares WHERE backend = :backend AND state IN ('making', 'ready', 'leaving')",
-            {"backend": backend},
+        return set(
+            await self._db.column(
+                "SELECT id FROM spares WHERE backend = :backend AND state IN ('making', 'ready', 'leaving')",
+                {"backend": backend},
+            )
         )
-        return {row["id"] for row in rows}
 
     async def find(self, spare_id: str) -> WarmSandbox | None:
         """Return one, whoever has it."""
@@ -143,14 +141,7 @@ class WarmPoolTable:
 
     def _from_row(self, row: Row) -> WarmSandbox:
         key = self._vault.unseal(row["key_sealed"], _context(row["id"]))
-        return record_of(
-            row,
-            WarmSandbox,
-            spec=_spec.decode(row["spec"]),
-            key=Secret(key.decode()),
-            handle=_handle.decode(row["handle"]) if row["handle"] else None,
-            endpoints=_endpoints.decode(row["endpoints"]),
-        )
+        return record_of(row, WarmSandbox, key=Secret(key.decode()))
 
 
 def _context(spare_id: str) -> str:
