@@ -1,0 +1,34 @@
+"""What asks a git hosting service that the server does not know by itself."""
+
+from agentsvc.domain import Provider as Provider
+from agentsvc.domain import SuggestedTask as SuggestedTask
+from agentsvc.domain import TaskType as TaskType
+from agentsvc.domain import check_host as check_host
+from agentsvc.domain import check_repository as check_repository
+from agentsvc.git import PAGE_MAX as PAGE_MAX
+from agentsvc.git import REPOSITORY_LOC as REPOSITORY_LOC
+from agentsvc.git import Answer as Answer
+from agentsvc.git import Api as Api
+from agentsvc.git import Branch as Branch
+from agentsvc.git import BranchQuery as BranchQuery
+from agentsvc.git import Checkout as Checkout
+from agentsvc.git import File as File
+from agentsvc.git import GitAccount as GitAccount
+from agentsvc.git import GitProviders as GitProviders
+from agentsvc.git import Head as Head
+from agentsvc.git import Hosting as Hosting
+from agentsvc.git import Listing as Listing
+from agentsvc.git import Number as Number
+from agentsvc.git import OwnerType as OwnerType
+from agentsvc.git import Places as Places
+from agentsvc.git import Repository as Repository
+from agentsvc.git import RepositoryQuery as RepositoryQuery
+from agentsvc.git import SortBy as SortBy
+from agentsvc.git import bad_cursor as bad_cursor
+from agentsvc.git import next_number as next_number
+from agentsvc.git import number_of as number_of
+from agentsvc.git import page_in as page_in
+from agentsvc.git import quoted as quoted
+from agentsvc.git import quoted_path as quoted_path
+from agentsvc.git import refused as refused
+from agentsvc.settings import ProviderToken as ProviderToken
