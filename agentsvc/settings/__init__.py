@@ -38,6 +38,7 @@ from agentsvc.settings.user_secrets import SecretsStoreBody as SecretsStoreBody
 from agentsvc.settings.user_secrets import VariableName as VariableName
 from agentsvc.settings.user_secrets import VariableValue as VariableValue
 from agentsvc.settings.user_secrets import check_secret_name as check_secret_name
+from agentsvc.settings.user_secrets import is_reserved as is_reserved
 from agentsvc.settings.user_secrets import merge_token as merge_token
 from agentsvc.settings.user_secrets import read_secrets as read_secrets
 from agentsvc.settings.user_secrets import to_secrets_patch as to_secrets_patch

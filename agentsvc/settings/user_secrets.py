@@ -45,7 +45,7 @@ RESERVED_NAMES: Final = frozenset(
 )
 """Variables the agent server is set up with; a secret of that name would break it."""
 
-RESERVED_PREFIX: Final = "LLM_"
+_RESERVED_PREFIX: Final = "LLM_"
 
 _NAME_PATTERN: Final = r"\A[A-Za-z_][A-Za-z0-9_]*\Z"
 _NAME = re.compile(_NAME_PATTERN)
@@ -113,13 +113,18 @@ def merge_secret(old: CustomSecret | None, patch: CustomSecretPatch) -> CustomSe
     return CustomSecret(value=value, description=description)
 
 
+def is_reserved(name: str) -> bool:
+    """Say whether a sandbox has a variable of this name for itself."""
+    return name in RESERVED_NAMES or name.startswith(_RESERVED_PREFIX)
+
+
 def check_secret_name(name: str, *, loc: Sequence[str | int] = ("body", "name")) -> None:
     """Raise InvalidRequest unless a secret of this name can be a variable in a sandbox."""
     if len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
         raise InvalidRequest(
             "The name of a secret has letters, digits and `_`, and no digit in front", loc=loc
         )
-    if name in RESERVED_NAMES or name.startswith(RESERVED_PREFIX):
+    if is_reserved(name):
         raise InvalidRequest(f"The name is reserved for the sandbox itself: `{name}`", loc=loc)
 
 
@@ -135,7 +140,7 @@ def check_secret_value(value: Secret, *, loc: Sequence[str | int] = ("body", "va
 
 type Loc = tuple[str | int, ...]
 
-_RESERVED: Final = {"pattern": rf"\A(?:{RESERVED_PREFIX}.*|{'|'.join(sorted(RESERVED_NAMES))})\Z"}
+_RESERVED: Final = {"pattern": rf"\A(?:{_RESERVED_PREFIX}.*|{'|'.join(sorted(RESERVED_NAMES))})\Z"}
 
 
 def _check_value(raw: str, *, loc: Loc) -> None:

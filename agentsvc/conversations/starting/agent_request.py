@@ -32,7 +32,7 @@ from agentsvc.domain import (
     reveal_options,
 )
 from agentsvc.domain import to_agent as to_agent_mcp
-from agentsvc.settings import Settings, get_profile, llm_of
+from agentsvc.settings import Settings, get_profile, is_reserved, llm_of
 
 DEFAULT_MAX_ITERATIONS: Final = 500
 DEFAULT_CONDENSER_SIZE: Final = 240
@@ -44,22 +44,6 @@ SEARCH_KEY_PREFIX: Final = "tvly-"
 _WORK_TOOLS: Final = ("terminal", "file_editor", "task_tracker", "browser_tool_set")
 _SUB_AGENT_TOOL: Final = "task_tool_set"
 _PLAN_TOOLS: Final = ("glob", "grep", "planning_file_editor")
-_RESERVED_PREFIX: Final = "LLM_"
-_RESERVED_NAMES: Final = frozenset(
-    {
-        "OPENVSCODE_SERVER_ROOT",
-        "OH_ENABLE_VNC",
-        "LOG_JSON",
-        "OH_CONVERSATIONS_PATH",
-        "OH_BASH_EVENTS_DIR",
-        "PYTHONUNBUFFERED",
-        "ENV_LOG_LEVEL",
-        "OH_WEBHOOKS_0_BASE_URL",
-        "OH_ALLOW_CORS_ORIGINS_0",
-        "WORKER_1",
-        "WORKER_2",
-    }
-)
 
 
 class AgentInputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +88,7 @@ def require_model(order: StartOrder, settings: Settings) -> str:
 def check_secret_names(order: StartOrder) -> None:
     """Raise BadRequest for a secret whose name the sandbox itself uses."""
     for name in order.secrets:
-        if name in _RESERVED_NAMES or name.startswith(_RESERVED_PREFIX):
+        if is_reserved(name):
             raise BadRequest(
                 f"A secret cannot be called `{name}`, because the sandbox uses that name."
                 " Choose another one"

@@ -62,67 +62,41 @@ _TAGS: Final = {
     "server": "The server itself",
 }
 
+
+def _key(name: str, text: str, *, place: str = "header") -> Json:
+    return {"type": "apiKey", "in": place, "name": name, "description": text}
+
+
+def _http(scheme: str, text: str) -> Json:
+    return {"type": "http", "scheme": scheme, "description": text}
+
+
+_OF_USER: Final = "API key of a user"
 _SCHEMES: Final[dict[str, Json]] = {
-    "apiKey": {
-        "type": "apiKey",
-        "in": "header",
-        "name": "X-Session-API-Key",
-        "description": "API key of a user",
-    },
-    "bearer": {"type": "http", "scheme": "bearer", "description": "API key of a user"},
-    "accessToken": {
-        "type": "apiKey",
-        "in": "header",
-        "name": "X-Access-Token",
-        "description": "API key of a user",
-    },
-    "sandboxKey": {
-        "type": "apiKey",
-        "in": "header",
-        "name": "X-Session-API-Key",
-        "description": "Session key of a running sandbox",
-    },
-    "pass": {
-        "type": "apiKey",
-        "in": "header",
-        "name": "X-Access-Token",
-        "description": "Signed pass for one secret, which the server has given to a sandbox",
-    },
-    "basic": {
-        "type": "http",
-        "scheme": "basic",
-        "description": "API key of a user as the password; the name is not read",
-    },
-    "login": {
-        "type": "apiKey",
-        "in": "header",
-        "name": LOGIN_HEADER,
-        "description": "Login of a browser, for pages of this server: what a page got when it logged"
+    "apiKey": _key("X-Session-API-Key", _OF_USER),
+    "bearer": _http("bearer", _OF_USER),
+    "accessToken": _key("X-Access-Token", _OF_USER),
+    "sandboxKey": _key("X-Session-API-Key", "Session key of a running sandbox"),
+    "pass": _key(
+        "X-Access-Token", "Signed pass for one secret, which the server has given to a sandbox"
+    ),
+    "basic": _http("basic", f"{_OF_USER} as the password; the name is not read"),
+    "login": _key(
+        LOGIN_HEADER,
+        "Login of a browser, for pages of this server: what a page got when it logged"
         " in. It counts together with the cookie that the browser got then",
-    },
-    "modelToken": {
-        "type": "http",
-        "scheme": "bearer",
-        "description": "Token for the model of one conversation, which its sandbox has",
-    },
-    "runtimeKey": {
-        "type": "apiKey",
-        "in": "header",
-        "name": "X-API-Key",
-        "description": "API key of a user, as clients of the remote runtime API send it",
-    },
-    "serviceKey": {
-        "type": "apiKey",
-        "in": "header",
-        "name": SERVICE_HEADER,
-        "description": "API key of the scope `service`, which an administrator made for a service",
-    },
-    "queryKey": {
-        "type": "apiKey",
-        "in": "query",
-        "name": KEY_PARAMETER,
-        "description": "API key of a user, for browsers, which send no headers with a stream",
-    },
+    ),
+    "modelToken": _http("bearer", "Token for the model of one conversation, which its sandbox has"),
+    "runtimeKey": _key("X-API-Key", f"{_OF_USER}, as clients of the remote runtime API send it"),
+    "serviceKey": _key(
+        SERVICE_HEADER,
+        "API key of the scope `service`, which an administrator made for a service",
+    ),
+    "queryKey": _key(
+        KEY_PARAMETER,
+        f"{_OF_USER}, for browsers, which send no headers with a stream",
+        place="query",
+    ),
 }
 
 
