@@ -3,6 +3,7 @@
 The defaults are what a user without settings has, and are not repeated here.
 """
 
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -75,7 +76,7 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True):
     """The sections in the order a page shows them"""
 
 
-class _Entry(msgspec.Struct, frozen=True, kw_only=True):
+class _Entry(msgspec.Struct, frozen=True):
     key: str
     label: str
     text: str = ""
@@ -86,25 +87,11 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
     is_secret: bool = False
 
 
-def _text(key: str, label: str, text: str = "", **more: Any) -> _Entry:
-    return _Entry(key=key, label=label, text=text, **more)
-
-
-def _whole(key: str, label: str, text: str = "", **more: Any) -> _Entry:
-    return _Entry(key=key, label=label, text=text, kind="integer", **more)
-
-
-def _number(key: str, label: str, text: str = "", **more: Any) -> _Entry:
-    return _Entry(key=key, label=label, text=text, kind="number", **more)
-
-
-def _flag(key: str, label: str, text: str = "", **more: Any) -> _Entry:
-    return _Entry(key=key, label=label, text=text, kind="boolean", **more)
-
-
-def _object(key: str, label: str, text: str = "", **more: Any) -> _Entry:
-    return _Entry(key=key, label=label, text=text, kind="object", **more)
-
+_text: Final = _Entry
+_whole: Final = partial(_Entry, kind="integer")
+_number: Final = partial(_Entry, kind="number")
+_flag: Final = partial(_Entry, kind="boolean")
+_object: Final = partial(_Entry, kind="object")
 
 _CONDENSER_ON: Final = ("condenser.enabled",)
 _CRITIC_ON: Final = ("verification.critic_enabled",)
