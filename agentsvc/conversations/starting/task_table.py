@@ -193,4 +193,5 @@ def _task_conditions(
 
 
 def _task_row(task: StartTask) -> dict[str, Any]:
-    return row_of(task, stages=_encode(task.stages))
+    # What was asked for is sealed, and in no column.
+    return row_of(task, request=None, stages=_encode(task.stages))
