@@ -10,10 +10,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 import msgspec
@@ -127,7 +127,7 @@ def command(
                 masker=masker,
             )
             reload = Reload(manager, loaded, read)
-            _run(config, places, listener, manager, reload=reload, greet=greet)
+            _run(_serve(config, places, listener, manager, reload=reload, greet=greet))
 
 
 def _warn_of_vulnerabilities() -> None:
@@ -300,16 +300,7 @@ async def _note_unused(keys: KeyRing, bootstrap_key: Secret) -> None:
         )
 
 
-def _run(
-    config: Config,
-    places: DataDirectory,
-    listener: socket.socket,
-    manager: Manager,
-    *,
-    reload: Callable[[], None],
-    greet: Greet,
-) -> None:
-    serving = _serve(config, places, listener, manager, reload=reload, greet=greet)
+def _run(serving: Coroutine[Any, Any, None]) -> None:
     try:
         asyncio.run(serving, loop_factory=_loop_factory())
     except asyncio.CancelledError:
