@@ -10,6 +10,8 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Callable, Iterator
+from functools import cached_property
+from types import ModuleType
 from typing import Any, Final
 
 _AGENT_SERVER: Final = "openhands.agent_server"
@@ -26,10 +28,9 @@ _DEFAULTS: Final = (
 """Modules and their functions that return what they have made of the environment the first time."""
 
 _LATER: Final = (
-    "openhands.tools.browser_use.impl",
     *("uvicorn.loops.auto", "uvicorn.loops.asyncio"),
     *("httpcore", "openai.resources", "openai.lib.streaming.chat"),
-    "litellm.litellm_core_utils.default_encoding",
+    "litellm.integrations.prometheus_services",
     "litellm.llms.litellm_proxy.chat.transformation",
     "litellm.llms.openai.chat.gpt_audio_transformation",
     "litellm.llms.openai_like.dynamic_config",
@@ -40,6 +41,15 @@ _LATER: Final = (
 )
 """What is imported when the agent server says what tools it has, be there a browser or not, when it
 listens, and when a model is asked for the first time."""
+
+_ANSWERS: Final = (
+    *("litellm.types.utils", "openai.types.chat", "openai.types.completion_usage"),
+    "openhands.sdk.settings",
+)
+"""How the names of modules begin whose models Pydantic otherwise builds when they are first used."""
+
+_BROWSER_TOOLS: Final = "openhands.tools.browser_use.impl"
+_BROWSER: Final = "openhands.tools.browser_use.server"
 
 _NOWHERE: Final = {
     "type": "http",
@@ -58,6 +68,7 @@ def load() -> None:
     with _without_defaults():
         api: Any = importlib.import_module(_API)
     importlib.import_module(f"{_AGENT_SERVER}.__main__")
+    _leave_for_later()
     for name in _LATER:
         # One that is not there any more only costs time.
         with contextlib.suppress(ImportError):
@@ -65,6 +76,9 @@ def load() -> None:
     # What has another name now only costs memory.
     with contextlib.suppress(ImportError, AttributeError):
         _make_action_types()
+    _build_models()
+    anyio: Any = importlib.import_module("anyio")
+    anyio.run(anyio.sleep, 0)
     # It imports the protocols.
     sys.modules["uvicorn"].Config(api.api, ws="wsproto", log_config=None).load()
     for route in api.api.routes:
@@ -90,6 +104,71 @@ def set_up() -> None:
     api.api = app
 
 
+def _leave_for_later() -> None:
+    """Load what is rarely used without its larger part, which is loaded where it is used first.
+
+    A browser's package is imported to say what tools there are, and the way to count tokens is passed
+    with each question to a model.
+    """
+    # What has another name now only costs memory.
+    with contextlib.suppress(ImportError, AttributeError):
+        _leave_browser()
+    with contextlib.suppress(ImportError, AttributeError):
+        _leave_tokens()
+    # It has been written as a text, which is what is used.
+    vars(sys.modules["litellm.utils"]).pop("json_data", None)
+
+
+def _leave_browser() -> None:
+    stand_in: Any = ModuleType(_BROWSER)
+    stand_in.CustomBrowserUseServer = _Browser
+    sys.modules[_BROWSER] = stand_in
+    try:
+        executor: Any = importlib.import_module(_BROWSER_TOOLS).BrowserToolExecutor
+    finally:
+        del sys.modules[_BROWSER]
+    cleanup = executor.cleanup
+
+    async def clean_up(self: Any) -> None:
+        if _BROWSER in sys.modules:
+            await cleanup(self)
+
+    executor.cleanup = clean_up
+
+
+class _Browser:
+    """What a browser is used through, which is imported and made when it is asked for anything."""
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+
+    @cached_property
+    def _made(self) -> Any:
+        return importlib.import_module(_BROWSER).CustomBrowserUseServer(**self._options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._made, name)
+
+
+def _leave_tokens() -> None:
+    tiktoken: Any = importlib.import_module("tiktoken")
+    get_encoding = tiktoken.get_encoding
+
+    def name_it(self: Any, name: str) -> None:
+        self.name = name
+
+    def fill(self: Any, name: str) -> Any:
+        vars(self).update(vars(get_encoding(self.name)))
+        return vars(self)[name]
+
+    methods = {"__init__": name_it, "__getattr__": fill}
+    tiktoken.get_encoding = type("Encoding", (tiktoken.Encoding,), methods)
+    try:
+        importlib.import_module("litellm.litellm_core_utils.default_encoding")
+    finally:
+        tiktoken.get_encoding = get_encoding
+
+
 def _make_action_types() -> None:
     """Make what a conversation makes of its tools' actions, as the agent server itself can do ahead."""
     schema: Any = importlib.import_module("openhands.sdk.tool.schema")
@@ -97,6 +176,15 @@ def _make_action_types() -> None:
     models: Any = importlib.import_module("openhands.sdk.utils.models")
     for action in models.get_known_concrete_subclasses(schema.Action):
         tool.create_action_type_with_risk(action)
+
+
+def _build_models() -> None:
+    """Have Pydantic build what it has put off."""
+    models: list[Any] = [importlib.import_module("pydantic").BaseModel]
+    for model in models:
+        models += model.__subclasses__()
+        if model.__module__.startswith(_ANSWERS):
+            model.model_rebuild(raise_errors=False)
 
 
 @contextlib.contextmanager

@@ -70,17 +70,33 @@ os.wait()
 """
 
 
+LATER = """
+import json, sys
+from process import preload
+
+preload.load()
+import litellm
+from openhands.tools.browser_use import impl
+
+encoding = sys.modules["litellm.litellm_core_utils.default_encoding"].encoding
+before = [name for name in ("browser_use", "cdp_use") if name in sys.modules] + list(vars(encoding))
+tokens = litellm.token_counter(model="openai/gpt-4o", text="hello you")
+browser = impl.CustomBrowserUseServer(session_timeout_minutes=7)
+closing = impl.BrowserToolExecutor.__new__(impl.BrowserToolExecutor)
+import asyncio
+asyncio.run(closing.cleanup())
+unused = "browser_use" in sys.modules
+inject = browser.set_inject_scripts.__func__
+real = sys.modules["openhands.tools.browser_use.server"].CustomBrowserUseServer
+print(json.dumps([before, tokens, unused, inject is real.set_inject_scripts]), flush=True)
+"""
+
+
 def run(directory: Path) -> tuple[int, list[str], dict[str, Any], dict[str, Any]]:
     """Return how many threads there were before the fork, what was imported after it to say what tools
     there are, and what the application is in it and anew.
     """
     env = {
-        **DEFAULT_SPEC.env,
-        "PYTHONPATH": str(Path(process.__file__).parent.parent),
-        "PATH": os.environ["PATH"],
-        "HOME": str(directory),
-        "TMPDIR": str(directory),
-        "LOG_LEVEL": "ERROR",
         "OH_ENABLE_BROWSER": "false",
         "OH_SESSION_API_KEYS_0": "key-of-the-sandbox",
         "OH_SECRET_KEY": "secret-of-the-sandbox",
@@ -88,8 +104,23 @@ def run(directory: Path) -> tuple[int, list[str], dict[str, Any], dict[str, Any]
         "OH_WEB_URL": "https://example.org/below",
         "OH_BASH_EVENTS_DIR": str(directory / "events"),
     }
+    threads, imported, fork, plain = told_by(PROGRAM, directory, env)
+    return threads, imported, fork, plain
+
+
+def told_by(program: str, directory: Path, more: dict[str, str]) -> list[Any]:
+    """Return what a program that loads the agent server ahead has said last."""
+    env = {
+        **DEFAULT_SPEC.env,
+        "PYTHONPATH": str(Path(process.__file__).parent.parent),
+        "PATH": os.environ["PATH"],
+        "HOME": str(directory),
+        "TMPDIR": str(directory),
+        "LOG_LEVEL": "ERROR",
+        **more,
+    }
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", program],
         env=env,
         cwd=directory,
         capture_output=True,
@@ -98,8 +129,8 @@ def run(directory: Path) -> tuple[int, list[str], dict[str, Any], dict[str, Any]
     )
     assert done.returncode == 0, f"the agent server cannot be loaded ahead: {done.stderr}"
     assert done.stdout, f"the agent server cannot be set up in a fork: {done.stderr}"
-    threads, imported, fork, plain = json.loads(done.stdout.splitlines()[-1])
-    return threads, imported, fork, plain
+    told: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
 
 
 def test_a_fork_is_the_agent_server_of_its_environment(tmp_path: Path) -> None:
@@ -114,3 +145,11 @@ def test_a_fork_is_the_agent_server_of_its_environment(tmp_path: Path) -> None:
     )
     assert fork == plain, "something else of the application was made before the fork"
     assert fork["bash events"] == str(tmp_path / "events")
+
+
+def test_what_is_large_and_rarely_used_is_loaded_when_it_is_used(tmp_path: Path) -> None:
+    before, tokens, was_imported_to_close, is_real = told_by(LATER, tmp_path, {})
+    assert before == ["name"], "something else imports these: each takes up to 60 MB of the fork server"
+    assert tokens == 2
+    assert not was_imported_to_close, "a browser that was not used is imported to be closed"
+    assert is_real, "a browser is not what the agent server makes of it"

@@ -35,6 +35,9 @@ from .watch import hold
 
 _SHARE: Final = 0.5
 """How much of a processor it takes to load as long as nobody waits."""
+_COLLECT_EVERY: Final = 20_000
+"""How many objects more there may be while loading before garbage is looked for: what is freed early
+is used again by what is loaded next."""
 _MESSAGE_MAX: Final = 4096
 _FILES_MAX: Final = 8
 _PASSED: Final = 3
@@ -110,7 +113,8 @@ class Warm:
     def load(self, control: socket.socket) -> None:
         """Load all that is the same for each sandbox."""
         search_path = list(sys.path)
-        gc.disable()
+        thresholds = gc.get_threshold()
+        gc.set_threshold(_COLLECT_EVERY)
         throttle = _Throttle(control)
         sys.meta_path.insert(0, throttle)
         with self.asked.listening():
@@ -123,7 +127,7 @@ class Warm:
         sys.path_importer_cache.clear()
         importlib.invalidate_caches()
         ctypes.CDLL(None).malloc_trim(0)
-        gc.enable()
+        gc.set_threshold(*thresholds)
         gc.freeze()
 
     def problem(self, budget: int) -> str:
