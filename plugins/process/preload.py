@@ -68,14 +68,14 @@ def load() -> None:
     with _without_defaults():
         api: Any = importlib.import_module(_API)
     importlib.import_module(f"{_AGENT_SERVER}.__main__")
-    _leave_for_later()
+    for make in (_leave_browser, _leave_tokens, _make_action_types):
+        # What has another name now only costs memory.
+        with contextlib.suppress(ImportError, AttributeError):
+            make()
     for name in _LATER:
         # One that is not there any more only costs time.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    # What has another name now only costs memory.
-    with contextlib.suppress(ImportError, AttributeError):
-        _make_action_types()
     _build_models()
     anyio: Any = importlib.import_module("anyio")
     anyio.run(anyio.sleep, 0)
@@ -104,22 +104,8 @@ def set_up() -> None:
     api.api = app
 
 
-def _leave_for_later() -> None:
-    """Load what is rarely used without its larger part, which is loaded where it is used first.
-
-    A browser's package is imported to say what tools there are, and the way to count tokens is passed
-    with each question to a model.
-    """
-    # What has another name now only costs memory.
-    with contextlib.suppress(ImportError, AttributeError):
-        _leave_browser()
-    with contextlib.suppress(ImportError, AttributeError):
-        _leave_tokens()
-    # It has been written as a text, which is what is used.
-    vars(sys.modules["litellm.utils"]).pop("json_data", None)
-
-
 def _leave_browser() -> None:
+    """Load the browser's tools, which are imported to say what tools there are, without what drives one."""
     stand_in: Any = ModuleType(_BROWSER)
     stand_in.CustomBrowserUseServer = _Browser
     sys.modules[_BROWSER] = stand_in
@@ -151,6 +137,7 @@ class _Browser:
 
 
 def _leave_tokens() -> None:
+    """Have what counts tokens, which is passed with each question to a model, be loaded when it counts."""
     tiktoken: Any = importlib.import_module("tiktoken")
     get_encoding = tiktoken.get_encoding
 
@@ -159,7 +146,7 @@ def _leave_tokens() -> None:
 
     def fill(self: Any, name: str) -> Any:
         vars(self).update(vars(get_encoding(self.name)))
-        return vars(self)[name]
+        return object.__getattribute__(self, name)
 
     methods = {"__init__": name_it, "__getattr__": fill}
     tiktoken.get_encoding = type("Encoding", (tiktoken.Encoding,), methods)
@@ -167,15 +154,21 @@ def _leave_tokens() -> None:
         importlib.import_module("litellm.litellm_core_utils.default_encoding")
     finally:
         tiktoken.get_encoding = get_encoding
+    # It has been written as a text, which is what is used.
+    vars(sys.modules["litellm.utils"]).pop("json_data", None)
 
 
 def _make_action_types() -> None:
-    """Make what a conversation makes of its tools' actions, as the agent server itself can do ahead."""
+    """Make what the first question makes of the tools' actions: each with a risk and a summary."""
     schema: Any = importlib.import_module("openhands.sdk.tool.schema")
-    tool: Any = importlib.import_module("openhands.sdk.tool.tool")
+    builtins: Any = importlib.import_module("openhands.sdk.tool.builtins")
     models: Any = importlib.import_module("openhands.sdk.utils.models")
-    for action in models.get_known_concrete_subclasses(schema.Action):
-        tool.create_action_type_with_risk(action)
+    actions = list(models.get_known_concrete_subclasses(schema.Action))
+    (reading,) = builtins.FinishTool.create()
+    # What only reads gets no risk.
+    for tool in (reading, reading.model_copy(update={"annotations": None})):
+        for action in actions:
+            tool.to_openai_tool(add_security_risk_prediction=True, action_type=action)
 
 
 def _build_models() -> None:

@@ -149,7 +149,9 @@ def test_a_fork_is_the_agent_server_of_its_environment(tmp_path: Path) -> None:
 
 def test_what_is_large_and_rarely_used_is_loaded_when_it_is_used(tmp_path: Path) -> None:
     before, tokens, was_imported_to_close, is_real = told_by(LATER, tmp_path, {})
-    assert before == ["name"], "something else imports these: each takes up to 60 MB of the fork server"
+    assert before == ["name"], (
+        "something else imports these: each takes up to 60 MB of the fork server"
+    )
     assert tokens == 2
     assert not was_imported_to_close, "a browser that was not used is imported to be closed"
     assert is_real, "a browser is not what the agent server makes of it"
