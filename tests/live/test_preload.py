@@ -72,6 +72,7 @@ os.wait()
 
 LATER = """
 import json, sys
+from pathlib import Path
 from process import preload
 
 preload.load()
@@ -88,6 +89,9 @@ asyncio.run(closing.cleanup())
 unused = "browser_use" in sys.modules
 inject = browser.set_inject_scripts.__func__
 real = sys.modules["openhands.tools.browser_use.server"].CustomBrowserUseServer
+# Importing it makes a directory, which has a fixed place.
+profile = sys.modules["browser_use.browser.session"].DEFAULT_BROWSER_PROFILE
+Path(profile.downloads_path).rmdir()
 print(json.dumps([before, tokens, unused, inject is real.set_inject_scripts]), flush=True)
 """
 
