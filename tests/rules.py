@@ -5,6 +5,7 @@ and fails where a rule is broken.
 """
 
 import ast
+import functools
 import io
 import re
 import sys
@@ -58,6 +59,17 @@ def python_files() -> Iterator[Path]:
         yield from sorted((ROOT / name).rglob("*.py"))
 
 
+@functools.lru_cache(maxsize=1)
+def _parsed(source: bytes) -> ast.Module:
+    return ast.parse(source)
+
+
+@functools.lru_cache(maxsize=1)
+def _nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """Return all nodes of a module, for each of the checks that look at every one."""
+    return tuple(ast.walk(tree))
+
+
 def code_lines(source: bytes) -> int:
     """Count the lines that hold code: no blank ones, no comments, no docstrings."""
     no_code = {
@@ -68,7 +80,7 @@ def code_lines(source: bytes) -> int:
     for token in tokenize.tokenize(io.BytesIO(source).readline):
         if token.type not in no_code:
             lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(source)):
+    for node in _nodes(_parsed(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return len(lines)
@@ -92,7 +104,7 @@ def module_of(file: Path) -> str:
 def deep_imports(file: Path, tree: ast.Module) -> Iterator[str]:
     """Find imports that reach into another package, past its `__init__`."""
     own = ".".join(module_of(file).split(".")[:2])
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names = [node.module]
         elif isinstance(node, ast.Import):
@@ -107,7 +119,7 @@ def deep_imports(file: Path, tree: ast.Module) -> Iterator[str]:
 
 def private_members(file: Path, tree: ast.Module) -> Iterator[str]:
     """Find private names of other packages: imported, read off an object, or inherited."""
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.ImportFrom) and node.level == 0:
             for alias in node.names:
                 if _is_private(alias.name) and not (node.module or "").startswith("agentsvc"):
@@ -123,7 +135,7 @@ def private_members(file: Path, tree: ast.Module) -> Iterator[str]:
 def _inherited(kind: ast.ClassDef, tree: ast.Module) -> Iterator[str]:
     """Find private names that a class has from a parent of another package."""
     bases = {ast.unparse(base).partition("[")[0].partition(".")[0] for base in kind.bases}
-    foreign = {name for name in bases if name in _imported(tree, of_others=True)}
+    foreign = bases & _imported(tree, of_others=True)
     if not foreign:
         return
     known = {
@@ -149,9 +161,10 @@ def _inherited(kind: ast.ClassDef, tree: ast.Module) -> Iterator[str]:
             yield f"{item.lineno}: {kind.name} uses {item.attr} of {', '.join(sorted(foreign))}"
 
 
-def _imported(tree: ast.Module, *, of_others: bool = False) -> set[str]:
+@functools.lru_cache(maxsize=2)
+def _imported(tree: ast.Module, *, of_others: bool = False) -> frozenset[str]:
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.Import):
             names = [
                 (alias.name, alias.asname or alias.name.partition(".")[0]) for alias in node.names
@@ -163,7 +176,7 @@ def _imported(tree: ast.Module, *, of_others: bool = False) -> set[str]:
         found.update(
             name for module, name in names if not (of_others and module.startswith("agentsvc"))
         )
-    return found
+    return frozenset(found)
 
 
 def _is_private(name: str) -> bool:
@@ -172,7 +185,7 @@ def _is_private(name: str) -> bool:
 
 def collaborators(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """Return each class with the number of arguments of its constructor, itself not counted."""
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.ClassDef):
             for item in node.body:
                 if isinstance(item, ast.FunctionDef) and item.name == "__init__":
@@ -208,7 +221,7 @@ def main() -> int:
     large: set[str] = set()
     for file in python_files():
         source = file.read_bytes()
-        tree = ast.parse(source)
+        tree = _parsed(source)
         name = file.relative_to(ROOT).as_posix()
         lines[name.partition("/")[0]] += code_lines(source)
         found = [*deep_imports(file, tree), *long_functions(tree), *private_words(source.decode())]
