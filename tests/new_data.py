@@ -6,7 +6,9 @@ import tempfile
 from pathlib import Path
 
 from agentsvc.config.data_directory import DataDirectory
+from agentsvc.extension.tables import migrate
 from agentsvc.storage.database import Database
+from tests.plugin_loading import load_plugins
 
 
 def lay_database(data_dir: Path) -> None:
@@ -21,7 +23,10 @@ def lay_database(data_dir: Path) -> None:
 
 @functools.cache
 def _new_database() -> bytes:
-    """Return the bytes of a database that went through all migrations, once for all tests."""
+    """Return the bytes of a database that went through all migrations, once for all tests.
+
+    Those of the plugins that come with the server are among them, whether they are used or not.
+    """
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "new.db"
         asyncio.run(_make(file))
@@ -31,4 +36,8 @@ def _new_database() -> bytes:
 
 async def _make(file: Path) -> None:
     database = await Database.open(file)
-    await database.close()
+    try:
+        for name, extension in load_plugins().extensions():
+            await migrate(database, name, extension.migrations)
+    finally:
+        await database.close()
