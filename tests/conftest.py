@@ -1,5 +1,6 @@
 """Fixtures that most tests share: a whole server on a fake backend with a fake agent."""
 
+import gc
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -41,6 +42,13 @@ FAST = Config(
     backends={"fake": {}},
 )
 """A configuration in which nothing takes longer than a test may."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Keep the tests and their modules out of what garbage collection walks through from now on."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish() -> None:
