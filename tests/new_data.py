@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from agentsvc.config.data_directory import DataDirectory
+from agentsvc.extension.server import Extension
 from agentsvc.extension.tables import migrate
 from agentsvc.storage.database import Database
 from tests.plugin_loading import load_plugins
@@ -37,7 +38,8 @@ def _new_database() -> bytes:
 async def _make(file: Path) -> None:
     database = await Database.open(file)
     try:
-        for name, extension in load_plugins().extensions():
-            await migrate(database, name, extension.migrations)
+        for name, kind in load_plugins().extensions():
+            assert issubclass(kind, Extension)
+            await migrate(database, name, kind.migrations)
     finally:
         await database.close()
