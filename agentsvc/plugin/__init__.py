@@ -1,11 +1,12 @@
 """The public interface for plugins: runtime backends, hooks, and the values both sides exchange.
 
 Begin with `backend` (the contract) and `hookspecs` (the hooks). `egress` holds network policies and the
-proxy that enforces them; `files` finds plugins on disk; `copying`, `file_checkpoints` and `removal` are for
-backends that keep files of sandboxes. How plugins are loaded is in
+proxy that enforces them; `files` finds plugins on disk; `copying`, `checkpointing`, `file_checkpoints`,
+`checkpoints_program` and `removal` are for backends that keep files of sandboxes. How plugins are loaded is in
 `sandboxes.plugin_loader`; additions to the server itself are in `extension`. Imports `base` only.
 """
 
+from agentsvc.plugin import checkpoints_program as checkpoints_program
 from agentsvc.plugin.backend import API_VERSION as API_VERSION
 from agentsvc.plugin.backend import HANDLE_BYTES_MAX as HANDLE_BYTES_MAX
 from agentsvc.plugin.backend import NOT_CALLING as NOT_CALLING
@@ -18,10 +19,14 @@ from agentsvc.plugin.backend import StillFetching as StillFetching
 from agentsvc.plugin.backend import check_hosts as check_hosts
 from agentsvc.plugin.backend import fill as fill
 from agentsvc.plugin.backend import no_key as no_key
+from agentsvc.plugin.checkpointing import CHECKPOINT_OUTPUT_BYTES as CHECKPOINT_OUTPUT_BYTES
+from agentsvc.plugin.checkpointing import CHECKPOINT_SECONDS as CHECKPOINT_SECONDS
+from agentsvc.plugin.checkpointing import check_copied as check_copied
+from agentsvc.plugin.checkpointing import kept_directories as kept_directories
+from agentsvc.plugin.checkpointing import read_checkpoints as read_checkpoints
 from agentsvc.plugin.copying import Copy as Copy
 from agentsvc.plugin.copying import FilesRefused as FilesRefused
 from agentsvc.plugin.copying import copy_running as copy_running
-from agentsvc.plugin.copying import is_unchanged as is_unchanged
 from agentsvc.plugin.file_checkpoints import checkpoint_id_of as checkpoint_id_of
 from agentsvc.plugin.file_checkpoints import kept_checkpoints as kept_checkpoints
 from agentsvc.plugin.file_checkpoints import take_checkpoint as take_checkpoint

@@ -30,21 +30,47 @@ def take_checkpoint(
 
     Raises FilesRefused for files that take more than `most_bytes`, InterruptedError when broken off.
     """
+    copy_checkpoint(store, checkpoint_id, directories, most_bytes=most_bytes, broken_off=broken_off)
+    for one in excess_checkpoints(store, keep=keep, most_bytes=most_bytes):
+        remove_checkpoint(store, one)
+
+
+def copy_checkpoint(
+    store: Path,
+    checkpoint_id: str,
+    directories: Mapping[str, Path],
+    *,
+    most_bytes: int,
+    broken_off: Event,
+) -> None:
+    """Keep a checkpoint as `take_checkpoint` does, beside all that there are. Blocks."""
     if (size := disk_usage(directories.values())) > most_bytes:
         raise FilesRefused(f"The files take {size} bytes, and checkpoints at most {most_bytes}")
-    store.mkdir(mode=0o700, exist_ok=True)
+    store.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = store / _PART
     remove_directory(part)
     part.mkdir(mode=0o700)
     found = kept_checkpoints(store)
     copy = copy_running(directories, part, broken_off, found[-1] if found else None)
     copy.path.rename(store / f"{copy.begun}-{checkpoint_id}")
-    found = kept_checkpoints(store)
+    remove_directory(part)
+
+
+def excess_checkpoints(store: Path, *, keep: int, most_bytes: int) -> list[Copy]:
+    """Return the checkpoints that are too many, or with which they take too much, the oldest first."""
+    found, excess = kept_checkpoints(store), []
     while len(found) > keep or (
         len(found) > 1 and disk_usage(one.path for one in found) > most_bytes
     ):
-        remove_directory(part)
-        found.pop(0).path.rename(part)
+        excess.append(found.pop(0))
+    return excess
+
+
+def remove_checkpoint(store: Path, checkpoint: Copy) -> None:
+    """Remove a checkpoint; one of which only a part is removed is none."""
+    part = store / _PART
+    remove_directory(part)
+    checkpoint.path.rename(part)
     remove_directory(part)
 
 

@@ -31,6 +31,7 @@ _NOT_RUN: Final = 126
 
 
 _CHECKPOINTS: Final = Path(__file__).with_name("checkpointing")
+_ROLLBACK: Final = Path(__file__).with_name("rollback")
 
 
 class _Program(ctypes.Structure):
@@ -48,9 +49,12 @@ def fence() -> None:
 
 def put_files_back() -> int:
     """Have the files be those of a checkpoint, if that was asked for; return an exit code."""
-    if not _CHECKPOINTS.is_dir():
+    rollback = _ROLLBACK.read_text() if _ROLLBACK.exists() else ""
+    if not rollback:
         return 0
-    code: int = runpy.run_path(str(_CHECKPOINTS))["main"]([str(_CHECKPOINTS), "restore"])
+    store = str(_ROLLBACK.with_name("checkpoints"))
+    argv = [str(_CHECKPOINTS), "restore", store, rollback]
+    code: int = runpy.run_path(str(_CHECKPOINTS))["main"](argv)
     return code
 
 

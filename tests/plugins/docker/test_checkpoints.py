@@ -39,7 +39,8 @@ class Inside:
 
     def take(self, name: str, *, keep: int = 3, most_bytes: int = MANY) -> tuple[int, str]:
         paths = map(str, (self.work, self.home, self.work / "not-there"))
-        ended = self._run("checkpointing", "take", name, str(keep), str(most_bytes), *paths)
+        store = str(self.private / "checkpoints")
+        ended = self._run("checkpointing", "take", store, name, str(keep), str(most_bytes), *paths)
         return ended.returncode, ended.stderr
 
     def start(self) -> tuple[int, str]:

@@ -1,8 +1,8 @@
 """Keeps checkpoints of a sandbox's files, and puts those of one back; runs in the sandbox, by its Python.
 
-Beside it are the modules that it imports, and nothing else of this server. Checkpoints are kept by a
-process with a group that no other one has, so that the agent does not reach them; they are put back
-before anything else runs, by a process with the agent's own rights.
+Beside it are the modules that it imports, and nothing else of this server. Checkpoints are kept where the
+agent does not reach them; they are put back before anything else runs, by a process with the agent's own
+rights.
 """
 
 import contextlib
@@ -12,24 +12,28 @@ import os
 import shutil
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 from typing import Final
 from urllib.parse import quote, unquote
 
-from agentsvc.plugin import (
-    FilesRefused,
+from agentsvc.plugin.copying import FilesRefused, is_unchanged
+from agentsvc.plugin.file_checkpoints import (
     checkpoint_id_of,
-    is_unchanged,
+    copy_checkpoint,
+    excess_checkpoints,
     kept_checkpoints,
-    remove_directory,
-    take_checkpoint,
+    remove_checkpoint,
 )
+from agentsvc.plugin.removal import remove_directory
 
 REFUSED: Final = 3
 """The exit code for files of which no checkpoint is kept; what is written says why."""
+INDEX: Final = "index"
+"""The file of a store with what `copy` prints."""
 
-_RIGHTS: Final = 0o777
+_MODULES: Final = ("copying", "file_checkpoints", "removal")
 
 
 class Store:
@@ -37,27 +41,48 @@ class Store:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._index = directory / INDEX
         self._last = directory / "restored"
         """Says which rollback was done last, so that none is done twice."""
 
-    def take(self, checkpoint_id: str, paths: list[str], *, keep: int, most_bytes: int) -> None:
-        """Keep a checkpoint of what there is of some directories; raises FilesRefused."""
+    def copy(self, checkpoint_id: str, paths: list[str], *, keep: int, most_bytes: int) -> str:
+        """Keep a checkpoint of what there is of some directories; raises FilesRefused.
+
+        Returns those that are kept now, as JSON: when each was begun, in nanoseconds, by its id. Others
+        stay until `trim`.
+        """
         directories = {quote(path, safe=""): Path(path) for path in paths if Path(path).is_dir()}
-        with (self._directory / "lock").open("w") as lock:
-            # One that a server has begun which was killed goes on, and would be disturbed.
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            take_checkpoint(
+        with self._alone():
+            copy_checkpoint(
                 self._directory,
                 checkpoint_id,
                 directories,
-                keep=keep,
                 most_bytes=most_bytes,
                 broken_off=Event(),
             )
-            known = {checkpoint_id_of(one): one.begun for one in kept_checkpoints(self._directory)}
-            new = self._directory / "index.new"
-            new.write_text(json.dumps(known))
-            new.replace(self._directory / "index")
+            excess = excess_checkpoints(self._directory, keep=keep, most_bytes=most_bytes)
+            kept = [one for one in kept_checkpoints(self._directory) if one not in excess]
+            text = json.dumps({checkpoint_id_of(one): one.begun for one in kept})
+            new = self._directory / f"{INDEX}.new"
+            new.write_text(text)
+            new.replace(self._index)
+        return text
+
+    def trim(self) -> None:
+        """Remove the checkpoints that are not kept any more."""
+        with self._alone():
+            known = json.loads(self._index.read_text())
+            for one in kept_checkpoints(self._directory):
+                if checkpoint_id_of(one) not in known:
+                    remove_checkpoint(self._directory, one)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Have it for oneself: what a server has begun that was killed goes on, and would be disturbed."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (self._directory / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def put_back(self, rollback: str) -> None:
         """Have all files be those of a checkpoint, unless that was done; `rollback` is `ID CHECKPOINT`."""
@@ -118,16 +143,32 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def programs() -> dict[str, bytes]:
+    """Return the files of this program by their paths, in a directory that a Python runs. Blocks."""
+    package = Path(__file__).parent
+    modules = {
+        f"agentsvc/plugin/{name}.py": (package / f"{name}.py").read_bytes() for name in _MODULES
+    }
+    return {"__main__.py": Path(__file__).read_bytes(), **modules}
+
+
 def main(argv: list[str]) -> int:
-    """Do what the arguments say and return the exit code; `take ID KEEP MOST_BYTES PATH...`, or `restore`."""
-    home = Path(argv[0]).parent
-    store = Store(home / "checkpoints")
+    """Do what the arguments say and return the exit code.
+
+    They are the directory of the store after what is to be done: `copy`, or `take`, which trims, too, with
+    `ID KEEP MOST_BYTES PATH...`; `trim`; or `restore` with `ROLLBACK`.
+    """
+    what, directory, *more = argv[1:]
+    store = Store(Path(directory))
     try:
-        if argv[1] == "take":
-            checkpoint_id, keep, most_bytes, *paths = argv[2:]
-            store.take(checkpoint_id, paths, keep=int(keep), most_bytes=int(most_bytes))
-        elif (note := home / "rollback").exists() and (rollback := note.read_text()):
-            store.put_back(rollback)
+        if what in ("copy", "take"):
+            checkpoint_id, keep, most_bytes, *paths = more
+            text = store.copy(checkpoint_id, paths, keep=int(keep), most_bytes=int(most_bytes))
+            sys.stdout.write(text)
+        if what in ("trim", "take"):
+            store.trim()
+        if what == "restore":
+            store.put_back(more[0])
     except FilesRefused as exc:
         sys.stderr.write(f"{exc}\n")
         return REFUSED
