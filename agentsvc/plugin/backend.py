@@ -130,6 +130,8 @@ class BackendContext(msgspec.Struct, frozen=True, kw_only=True):
     """Where browsers reach the server; empty if that is not known."""
     owner_key: FindKey = no_key
     """Returns what the owner of a sandbox has stored as their `sandbox_api_key`, now."""
+    keeps_checkpoints: bool = False
+    """Whether the server is configured to ask for checkpoints of sandboxes."""
 
 
 type SaveHandle = Callable[[Handle], Awaitable[None]]
@@ -233,8 +235,8 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
     def why_no_copies(self) -> str:
         """Say why no files of sandboxes can be kept or copied now, or nothing where they can.
 
-        No I/O. For layers, copies and checkpoints alike; what needs them is refused by OrderRejected
-        meanwhile. It may change while the backend is open.
+        No I/O. Layers and copies are refused by OrderRejected meanwhile, and checkpoints may be. It may
+        change while the backend is open.
         """
         if self.capabilities & {Capability.LAYERS, Capability.COPIES, Capability.CHECKPOINTS}:
             return ""

@@ -78,6 +78,7 @@ class BackendRegistry:
             callback_url=config.server.internal_url,
             public_url=config.server.public_url,
             owner_key=owner_key,
+            keeps_checkpoints=config.sandboxes.checkpoints > 0,
         )
         backends = {name: _make(name, table, types, context) for name, table in tables.items()}
         default = config.sandboxes.default_backend

@@ -100,13 +100,14 @@ class Rig:
             finally:
                 await backend.close()
 
-    async def open(self, instance_id: str = "") -> Backend:
+    async def open(self, instance_id: str = "", *, keeps_checkpoints: bool = False) -> Backend:
         """Open a further backend: after a restart, or of another installation."""
         instance_id = instance_id or self.instance_id
         state_dir = self.directory / instance_id
-        backend = self.kind(
-            self.config, BackendContext(instance_id=instance_id, state_dir=state_dir)
+        context = BackendContext(
+            instance_id=instance_id, state_dir=state_dir, keeps_checkpoints=keeps_checkpoints
         )
+        backend = self.kind(self.config, context)
         self._backends.append(backend)
         await backend.open()
         return backend

@@ -44,7 +44,11 @@ class AgentSandboxBackend(backend.KubernetesBackend):
 
     name: ClassVar[str] = "agent_sandbox"
     # Claims are the controller's, which makes them of its templates.
-    capabilities = backend.KubernetesBackend.capabilities - {Capability.LAYERS, Capability.COPIES}
+    capabilities = backend.KubernetesBackend.capabilities - {
+        Capability.LAYERS,
+        Capability.COPIES,
+        Capability.CHECKPOINTS,
+    }
 
     def __init__(self, config: settings.KubernetesConfig, context: BackendContext) -> None:
         super().__init__(config, context)
@@ -102,9 +106,11 @@ class AgentSandboxBackend(backend.KubernetesBackend):
             ]
         return found
 
-    async def keep_layer(self, handle: Handle, layer_id: str, *, most_bytes: int) -> int:
-        """Raise Unsupported, as every backend that keeps none."""
-        return await RuntimeBackend.keep_layer(self, handle, layer_id, most_bytes=most_bytes)
+    # What it has no capability for is refused, as every backend refuses it.
+    keep_layer = RuntimeBackend.keep_layer
+    checkpoint = RuntimeBackend.checkpoint
+    checkpoints = RuntimeBackend.checkpoints
+    roll_back = RuntimeBackend.roll_back
 
     async def execute(
         self,

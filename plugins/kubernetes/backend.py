@@ -23,6 +23,7 @@ from agentsvc.plugin import (
     Advice,
     BackendContext,
     Capability,
+    Checkpoint,
     Endpoint,
     ExecResult,
     Fences,
@@ -42,7 +43,7 @@ from agentsvc.plugin import (
     finish,
 )
 
-from . import commands, look, names, plan, settings
+from . import checkpoints, commands, look, names, plan, settings
 from .api import Api
 from .logs import follow_log, read_log
 from .making import Maker
@@ -88,6 +89,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
             Capability.LOGS,
             Capability.LAYERS,
             Capability.COPIES,
+            Capability.CHECKPOINTS,
             Capability.SURVIVES_RESTART,
         }
     )
@@ -103,6 +105,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         self._meter = Meter(self._api, context.instance_id)
         self._tunnels = Tunnels(self._api, context.state_dir, context.instance_id)
         self._snapshots = Snapshots(self._api, config, context.instance_id)
+        self._checkpoints = checkpoints.Checkpoints(self._api)
         self._places: dict[str, str] = {}
 
     async def open(self) -> None:
@@ -117,6 +120,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
 
     async def close(self) -> None:
         """Let go of the connections; pods keep running."""
+        await self._checkpoints.close()
         await self._watch.stop()
         await self._tunnels.close()
         await self._api.close()
@@ -322,6 +326,35 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         if self._snapshots.has_any:
             await self._snapshots.remove_layer(layer_id)
 
+    async def checkpoint(
+        self, handle: Handle, checkpoint_id: str, *, keep: int, most_bytes: int
+    ) -> None:
+        """Have the container beside the agent's copy what has changed of the sandbox's files."""
+        maker, sandbox_id = self._maker(handle), handle.sandbox_id
+        pod = await maker.find_pod(sandbox_id)
+        if pod is None or not await maker.has_begun(sandbox_id):
+            raise Conflict("The sandbox does not run, and its files are not copied")
+        plan.check_id(checkpoint_id)
+        await self._checkpoints.take(
+            pod, sandbox_id, checkpoint_id, keep=keep, most_bytes=most_bytes
+        )
+
+    async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
+        """Return what is noted at the claim; what has lost that goes back to none."""
+        claim = await self._maker(handle).find_claim(handle.sandbox_id)
+        return checkpoints.listed(claim) if claim else ()
+
+    async def roll_back(self, handle: Handle, checkpoint_id: str) -> None:
+        """Note at the claim to what the next pod goes back."""
+        maker = self._maker(handle)
+        claim = await maker.find_claim(handle.sandbox_id)
+        pod = await maker.find_pod(handle.sandbox_id)
+        if claim is None:
+            raise Conflict("The sandbox does not exist any more")
+        if pod is not None and not names.is_ending(pod) and not look.is_over(pod):
+            raise Conflict("The sandbox is not stopped")
+        await self._checkpoints.roll_back(claim, handle.sandbox_id, checkpoint_id)
+
     async def execute(
         self,
         handle: Handle,
@@ -389,6 +422,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
             self.config,
             instance_id=self.context.instance_id,
             namespace=self._namespace(handle),
+            keeps_checkpoints=self.context.keeps_checkpoints,
         )
 
     async def _place(self, namespace: str) -> str:
@@ -539,6 +573,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         await maker.mark_paused(sandbox_id, is_paused=False)
 
     async def _delete(self, handle: Handle) -> None:
+        await self._checkpoints.abandon(handle.sandbox_id)
         await self._snapshots.forget_copy(self._namespace(handle), handle.sandbox_id)
         await self._maker(handle).remove(handle.sandbox_id)
         await self._tunnels.forget(self._namespace(handle), handle.sandbox_id)

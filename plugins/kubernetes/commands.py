@@ -85,8 +85,9 @@ async def execute(
     env: Mapping[str, str],
     time_limit: float,
     max_output: int,
+    container: str = CONTAINER,
 ) -> ExecResult:
-    """Run one command; see `RuntimeBackend.execute`."""
+    """Run one command in a container of a sandbox's pod; see `RuntimeBackend.execute`."""
     mark = new_id()
     variables = [f"{name}={value}" for name, value in {**env, _MARK: mark}.items()]
     command = [*_shell(_ENTRY), str(_limit_of(mark)), str(len(variables)), *variables, *argv]
@@ -94,20 +95,22 @@ async def execute(
     output = Output(limit=max_output)
     try:
         async with asyncio.timeout(time_limit):
-            await _attend(api, path, command, output)
+            await _attend(api, path, container, command, output)
     except TimeoutError:
-        await asyncio.shield(_end(api, path, mark))
+        await asyncio.shield(_end(api, path, container, mark))
         return output.result(timed_out=True)
     except asyncio.CancelledError:
-        await asyncio.shield(_end(api, path, mark))
+        await asyncio.shield(_end(api, path, container, mark))
         raise
     except OrderRejected as exc:
         raise Conflict("The sandbox runs no commands now", detail=exc.detail) from exc
     return output.result()
 
 
-async def _attend(api: Api, path: str, command: Sequence[str], output: Output) -> None:
-    query = [("container", CONTAINER), ("stdout", "true"), ("stderr", "true")]
+async def _attend(
+    api: Api, path: str, container: str, command: Sequence[str], output: Output
+) -> None:
+    query = [("container", container), ("stdout", "true"), ("stderr", "true")]
     query += [("command", part) for part in command]
     async with api.socket(path, query) as socket:
         async for message in socket:
@@ -136,12 +139,12 @@ def exit_code_of(said: bytes) -> int:
         ) from exc
 
 
-async def _end(api: Api, path: str, mark: str) -> None:
+async def _end(api: Api, path: str, container: str, mark: str) -> None:
     """Kill what carries the mark; a sandbox that is gone meanwhile has nothing left to kill."""
     command = [*_shell(_KILL), f"{_MARK}={mark}", str(_limit_of(mark) * _KIBIBYTE)]
     try:
         async with asyncio.timeout(_END_SECONDS):
-            await _attend(api, path, command, Output(limit=0))
+            await _attend(api, path, container, command, Output(limit=0))
     except (AgentsvcError, TimeoutError):
         return
 

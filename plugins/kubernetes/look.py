@@ -11,7 +11,7 @@ from agentsvc.plugin import NOT_CALLING, Cause, PausedAs, Phase, Report
 
 from . import names, plan
 from .failures import from_pull, one_line
-from .objects import CONTAINER
+from .objects import CONTAINER, RESTORE
 
 type Json = dict[str, Any]
 
@@ -203,7 +203,7 @@ def _ended(status: Json) -> Verdict:
     for container in _statuses(status, "initContainerStatuses"):
         ended = (container.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode"):
-            return _unprepared(ended)
+            return _unprepared(str(container.get("name") or ""), ended)
     if ended := ((_main(status) or {}).get("state") or {}).get("terminated"):
         return _terminated(ended)
     return _lost(f"its pod has ended: {message or reason or 'the cluster does not say why'}")
@@ -241,13 +241,16 @@ def _terminated(ended: Mapping[str, Any]) -> Verdict:
     return Verdict(phase=Phase.FAILED, cause=cause, reason=why, exit_code=code)
 
 
-def _unprepared(ended: Mapping[str, Any]) -> Verdict:
+def _unprepared(name: str, ended: Mapping[str, Any]) -> Verdict:
     if ended.get("reason") == "OOMKilled":
         return _failed(Cause.OUT_OF_MEMORY, _OOM)
     message = one_line(str(ended.get("message") or f"exit code {ended.get('exitCode')}"))
-    return _failed(
-        Cause.NOT_STARTED, f"its working directory cannot be made in its claim: {message}"
+    what = (
+        "its files cannot be put back"
+        if name == RESTORE
+        else "its working directory cannot be made in its claim"
     )
+    return _failed(Cause.NOT_STARTED, f"{what}: {message}")
 
 
 def _unscheduled(status: Json) -> Verdict | None:

@@ -11,9 +11,9 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.base import BackendUnavailable, Conflict, OrderRejected, monotonic
-from agentsvc.plugin import Order
+from agentsvc.plugin import Order, checkpoints_program
 
-from . import gateways, look, names, objects, plan
+from . import checkpoints, gateways, look, names, objects, plan
 from .api import APPLY, MERGE, Api
 from .names import Kind
 from .objects import Place
@@ -47,12 +47,14 @@ class Maker:
         *,
         instance_id: str,
         namespace: str,
+        keeps_checkpoints: bool = False,
     ) -> None:
         self._api = api
         self._watch = watch
         self._config = config
         self._instance_id = instance_id
         self._namespace = namespace
+        self._keeps_checkpoints = keeps_checkpoints
 
     async def make(self, order: Order) -> None:
         """Make everything; a pod that is there already stays."""
@@ -66,6 +68,10 @@ class Maker:
         if plan.needs_gateway(order.network):
             place, bodies["gateway"] = await self._gateway(order, place, owner)
         bodies["pod"] = objects.pod(order, place)
+        if self._keeps_checkpoints or checkpoints.is_going_back(owner):
+            files = await asyncio.to_thread(checkpoints_program.programs)
+            await self._apply("configmaps", checkpoints.program(order, place, owner, files))
+            bodies["pod"] = checkpoints.beside(bodies["pod"], order, files)
         await self._remember(owner, bodies)
         await self._apply("secrets", objects.secret(order, place, owner))
         await self._apply("services", objects.service(order, place, owner))
@@ -182,7 +188,8 @@ class Maker:
         for body in bodies.values():
             name = body["metadata"]["name"]
             await self._wait_for_end(sandbox_id, name)
-            self._watch.put(await self._apply("pods", objects.owned(body, owner)))
+            manifest = objects.owned(checkpoints.going_back(body, owner), owner)
+            self._watch.put(await self._apply("pods", manifest))
 
     async def _apply(self, kind: Kind, manifest: Json) -> Json:
         """Have an object be as it is described, whether there is one or not."""

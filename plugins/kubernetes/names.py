@@ -14,6 +14,8 @@ WORKDIR: Final = "agentsvc/workdir"
 LIMITS: Final = "agentsvc/limits"
 CALLBACK: Final = "agentsvc/callback"
 LAYER: Final = "agentsvc/layer"
+CHECKPOINTS: Final = "agentsvc/checkpoints"
+ROLLBACK: Final = "agentsvc/rollback"
 
 SNAPSHOTS: Final = "snapshot.storage.k8s.io"
 """The group of what volume snapshots are."""

@@ -19,6 +19,8 @@ from .settings import KubernetesConfig, Toleration
 type Json = dict[str, Any]
 
 CONTAINER: Final = "sandbox"
+RESTORE: Final = "restore"
+"""The init container that puts the files of a checkpoint back."""
 FIELD_MANAGER: Final = "agentsvc"
 
 _PREPARE: Final = "prepare"
@@ -56,7 +58,7 @@ def claim(order: Order, place: Place, source: Json | None = None) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": _metadata(order, place),
+        "metadata": metadata_of(order, place),
         "spec": {
             "accessModes": ["ReadWriteOnce"],
             "resources": {"requests": {"storage": size}},
@@ -71,7 +73,7 @@ def secret(order: Order, place: Place, owner: Json) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": _metadata(order, place, owner=owner),
+        "metadata": metadata_of(order, place, owner=owner),
         "type": "Opaque",
         "stringData": _revealed(order.secret_env),
     }
@@ -83,7 +85,7 @@ def service(order: Order, place: Place, owner: Json) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(order, place, owner=owner),
+        "metadata": metadata_of(order, place, owner=owner),
         "spec": {
             "type": "ClusterIP",
             "selector": _selector(order, place, "sandbox"),
@@ -114,7 +116,7 @@ def policy(order: Order, place: Place, owner: Json) -> Json:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": _metadata(order, place, owner=owner),
+        "metadata": metadata_of(order, place, owner=owner),
         "spec": {
             "podSelector": {"matchLabels": _selector(order, place, "sandbox")},
             "policyTypes": ["Ingress", "Egress"],
@@ -141,7 +143,7 @@ def pod(order: Order, place: Place) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": _metadata(order, place, annotations=annotations),
+        "metadata": metadata_of(order, place, annotations=annotations),
         "spec": {
             **pod_spec(options, config),
             "restartPolicy": "Never",
@@ -288,13 +290,14 @@ def _volumes(order: Order, options: plan.Options) -> list[Json]:
     ]
 
 
-def _metadata(
+def metadata_of(
     order: Order,
     place: Place,
     *,
     annotations: Mapping[str, str] | None = None,
     owner: Json | None = None,
 ) -> Json:
+    """Return what every object of a sandbox is called, and by what it is found."""
     found: Json = {
         "name": names.main(order.sandbox_id),
         "namespace": place.namespace,

@@ -65,7 +65,12 @@ def _here(reach: str) -> tuple[type[RuntimeBackend[Any]], Any]:
 
 
 OPTIONS: Final = KitOptions(
-    order_overrides={"image": "python:3.13-slim", "command": ("python3", "-c", WORKLOAD)},
+    order_overrides={
+        "image": "python:3.13-slim",
+        "command": ("python3", "-c", WORKLOAD),
+        # Where this node runs pods, nothing hides a sandbox's checkpoints from itself.
+        "working_dir": "project",
+    },
     enforced_limits=frozenset({"cpus", "memory_bytes"}),
     unreachable=unreachable,
     quiet_seconds=0.3,

@@ -352,14 +352,16 @@ class KubeApi:
     async def _exec(self, request: web.Request) -> web.StreamResponse:
         pod = self.store.get("pods", request.match_info["namespace"], request.match_info["name"])
         socket = await _socket(request)
-        place = self.node.place_of(pod, pod["spec"]["containers"][0]["workingDir"])
+        container = next(
+            one for one in pod["spec"]["containers"] if one["name"] == request.query["container"]
+        )
         process = await asyncio.create_subprocess_exec(
-            *(self.node.here(pod, part) for part in request.query.getall("command")),
+            *(self.node.here(pod, container, part) for part in request.query.getall("command")),
             stdin=PIPE if "stdin" in request.query else DEVNULL,
             stdout=PIPE,
             stderr=PIPE,
-            cwd=place,
-            env=self.node.environment_of(pod),
+            cwd=self.node.directory_in(pod, container),
+            env=self.node.environment_in(pod, container),
             start_new_session=True,
         )
 

@@ -94,9 +94,29 @@ class Node:
         mount = _mounts(pod)["workspace"]
         return self._directory / claim_of(pod) / Path(path).relative_to(mount)
 
-    def here(self, pod: Json, text: str) -> str:
-        """Return a text with the paths below a pod's workspace as they are on this machine."""
-        return text.replace(f"{_mounts(pod)['workspace']}/", f"{self._directory / claim_of(pod)}/")
+    def here(self, pod: Json, container: Json, text: str) -> str:
+        """Return a text with the paths of a container's volumes as they are on this machine."""
+        mounts = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
+        for path in sorted(mounts, key=len, reverse=True):
+            place = str(self._volume_of(pod, mounts[path]))
+            text = place if text == path else text.replace(f"{path}/", f"{place}/")
+        return text
+
+    def _volume_of(self, pod: Json, name: str) -> Path:
+        return self._directory / (
+            claim_of(pod) if name == "workspace" else Path(pod["metadata"]["uid"], name)
+        )
+
+    def environment_in(self, pod: Json, container: Json) -> dict[str, str]:
+        """Return the environment of any container of a pod."""
+        is_main = container is container_of(pod)
+        return self.environment_of(pod) if is_main else {"PATH": os.environ["PATH"]}
+
+    def directory_in(self, pod: Json, container: Json) -> Path:
+        """Return where the commands of a container begin."""
+        is_main = container is container_of(pod)
+        path = container["workingDir"] if is_main else _mounts(pod)["workspace"]
+        return self.place_of(pod, path)
 
     def _memory_of(self, pod: Json) -> dict[str, str]:
         """Return where the volumes of a pod that are in memory are on this machine, by their paths."""
@@ -117,6 +137,10 @@ class Node:
         for directory in (str(place), *self._memory_of(pod).values()):
             await asyncio.to_thread(os.makedirs, directory, exist_ok=True)
         address = f"127.83.{os.getpid() % 250}.{next(self._numbers)}"
+        self._write_files(pod)
+        if (failed := await self._prepare(pod)) is not None:
+            self._say(pod, failed)
+            return
         self.logs[uid] = []
         env = {**self.environment_of(pod), "KIT_HOST": address}
         argv = [*container.get("command", ()), *container["args"]]
@@ -145,6 +169,39 @@ class Node:
             ready.cancel()
             del self._processes[uid]
         self._say(pod, _ended(code if code >= 0 else 128 - code, "Error" if code else "Completed"))
+
+    def _write_files(self, pod: Json) -> None:
+        """Write the volumes of a pod that are made of texts."""
+        for volume in pod["spec"]["volumes"]:
+            if (told := volume.get("configMap")) is None:
+                continue
+            found = self._store.get("configmaps", pod["metadata"]["namespace"], told["name"])
+            for item in told["items"]:
+                path = self._volume_of(pod, volume["name"]) / item["path"]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(found["data"][item["key"]])
+
+    async def _prepare(self, pod: Json) -> Json | None:
+        """Run what comes before a pod's containers; return its status where that has failed."""
+        for container in pod["spec"].get("initContainers") or ():
+            argv = [self.here(pod, container, part) for part in container["command"]]
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                env=self.environment_in(pod, container),
+                stdout=PIPE,
+                stderr=STDOUT,
+                start_new_session=True,
+            )
+            said, _ = await process.communicate()
+            if process.returncode:
+                ended = {
+                    "exitCode": process.returncode,
+                    "reason": "Error",
+                    "message": said.decode(),
+                }
+                told = {"name": container["name"], "state": {"terminated": ended}}
+                return {"phase": "Failed", "initContainerStatuses": [told]}
+        return None
 
     async def _wait_for_files(self, pod: Json) -> None:
         """Wait until the claim of a pod is filled from what it is made of, if it is made of anything."""

@@ -9,7 +9,7 @@ import pytest
 from agentsvc.cli.sandbox_image import default_name
 from tests.live import engines
 from tests.live.client import LiveClient
-from tests.live.events import outputs
+from tests.live.events import outputs, said
 from tests.live.installation import Installation
 from tests.live.kube import manifests
 from tests.live.kube.cluster import Cluster
@@ -89,6 +89,51 @@ async def test_a_conversation_goes_on_after_its_pod_was_away_and_its_server_was_
 
     answer = await client.delete(f"/api/v1/app-conversations/{conversation_id}")
     assert answer.status == 200, answer.text
+    await asyncio.to_thread(
+        engines.wait,
+        lambda: manifests.left(cluster, own.instance_id) == [],
+        CLUSTER_SECONDS,
+        "nothing is left in the cluster",
+    )
+
+
+async def test_files_of_a_pod_go_back_also_where_the_server_is_killed(
+    start: Start, cluster: Cluster
+) -> None:
+    own = await start(**AGENT, AGENTSVC_SANDBOXES__CHECKPOINTS="3")
+    client = own.client()
+    conversation_id = await client.start_conversation(
+        run("mkdir deep; echo good >notes; echo kept >deep/file"), time_limit=START_SECONDS
+    )
+    await client.wait_for_execution(conversation_id, "finished", time_limit=START_SECONDS)
+    told = len(outputs(await client.events(conversation_id)))
+    # Who is inside neither sees checkpoints nor takes away what hides them.
+    hidden = "/workspace/.agentsvc"
+    attempts = f"rm -rf {hidden}; mv {hidden} /workspace/x; touch {hidden}/x; umount {hidden}"
+    spoil = f"({attempts}) 2>/dev/null; ls -A {hidden} | wc -l; echo bad >notes; rm -rf deep; ls /workspace"
+    await client.send(conversation_id, run(spoil))
+    events = await client.until(conversation_id, lambda events: len(outputs(events)) > told)
+    assert outputs(events)[-1].split() == ["0", "bash_events", "conversations", "project"]
+    await client.wait_for_execution(conversation_id, "finished", time_limit=START_SECONDS)
+    sandbox = await sandbox_of(client, conversation_id)
+    path = f"/api/v1/app-conversations/{conversation_id}"
+    kept = (await client.get(f"{path}/checkpoints")).json()["items"]
+    assert len(kept) == 2
+
+    answer = await client.post(f"{path}/rollback", json={"checkpoint_id": kept[0]["id"]})
+    assert answer.status == 200, answer.text
+    await own.kill()
+    await own.start()
+    client = own.client()
+    await client.post(f"/api/v1/sandboxes/{sandbox['id']}/resume")
+    await client.wait_for_sandbox(sandbox["id"], "RUNNING", time_limit=START_SECONDS)
+    await client.send(conversation_id, run("cat notes deep/file"))
+    events = await client.until(
+        conversation_id, lambda events: "good" in "".join(outputs(events)[-1:])
+    )
+    assert outputs(events)[-1].split() == ["good", "kept"]
+    assert any("put back to what they were" in text for text in said(events, "user"))
+    assert (await client.delete(path)).status == 200
     await asyncio.to_thread(
         engines.wait,
         lambda: manifests.left(cluster, own.instance_id) == [],

@@ -14,8 +14,9 @@ from tests.kube.standard import breaches
 from tests.plugin_loading import part
 
 if TYPE_CHECKING:
-    from kubernetes import gateways, names, objects, plan, settings
+    from kubernetes import checkpoints, gateways, names, objects, plan, settings
 else:
+    checkpoints = part("kubernetes.checkpoints")
     gateways, names = part("kubernetes.gateways"), part("kubernetes.names")
     objects, plan = part("kubernetes.objects"), part("kubernetes.plan")
     settings = part("kubernetes.settings")
@@ -107,6 +108,7 @@ def test_everything_carries_the_installation_and_goes_with_the_claim() -> None:
         objects.policy(order, place, OWNER),
         objects.owned(objects.pod(order, place), OWNER),
         gateways.program(order, place, OWNER, {}),
+        checkpoints.program(order, place, OWNER, {}),
         gateways.service(order, place, OWNER),
         gateways.policy(order, place, OWNER),
     ]
