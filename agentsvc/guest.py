@@ -24,7 +24,7 @@ _TEMP: Final = "/tmp"  # noqa: S108  # where the browser package puts downloads
 _DOWNLOADS: Final = ("downloads_path", "downloads_dir", "save_downloads_path")
 _OWN: Final = (
     *("OH_ALLOW_CORS_ORIGINS", "OH_ENABLE_VSCODE", "OH_LEASE_TTL_SECONDS", "OH_PRELOAD_TOOLS"),
-    "OH_WEBHOOKS",
+    *("OH_WEBHOOKS", "COLUMNS", "LOG_RICH_TRACEBACKS", "OPENHANDS_SUPPRESS_BANNER"),
 )
 """How the names of variables begin that are the agent server's alone, which reads them once."""
 

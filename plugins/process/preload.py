@@ -8,6 +8,7 @@ changed in these packages when it fails.
 
 import contextlib
 import importlib
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -65,6 +66,8 @@ _NOWHERE: Final = {
 
 def load() -> None:
     """Import all that is the same for every sandbox, and make the table of routes."""
+    # Where there is a handler the agent server adds none of its own, which lays out each line for a terminal.
+    logging.basicConfig(format="%(levelname)-8s %(name)s: %(message)s")
     with _without_defaults():
         api: Any = importlib.import_module(_API)
     importlib.import_module(f"{_AGENT_SERVER}.__main__")

@@ -19,7 +19,7 @@ from process.specs import DEFAULT_SPEC
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 
 PROGRAM = """
-import json, os, sys
+import json, logging, os, sys
 from pathlib import Path
 
 def told():
@@ -64,7 +64,8 @@ if os.fork() == 0:
     fork = told()
     api = sys.modules["openhands.agent_server.api"]
     api.api = api.create_app()
-    print(json.dumps([threads, imported, fork, told()]), flush=True)
+    handlers = [type(one).__name__ for one in logging.getLogger().handlers]
+    print(json.dumps([threads, imported, handlers, fork, told()]), flush=True)
     os._exit(0)
 os.wait()
 """
@@ -96,9 +97,9 @@ print(json.dumps([before, tokens, unused, inject is real.set_inject_scripts]), f
 """
 
 
-def run(directory: Path) -> tuple[int, list[str], dict[str, Any], dict[str, Any]]:
+def run(directory: Path) -> tuple[int, list[str], list[str], dict[str, Any], dict[str, Any]]:
     """Return how many threads there were before the fork, what was imported after it to say what tools
-    there are, and what the application is in it and anew.
+    there are, what writes its log, and what the application is in it and anew.
     """
     env = {
         "OH_ENABLE_BROWSER": "false",
@@ -108,8 +109,8 @@ def run(directory: Path) -> tuple[int, list[str], dict[str, Any], dict[str, Any]
         "OH_WEB_URL": "https://example.org/below",
         "OH_BASH_EVENTS_DIR": str(directory / "events"),
     }
-    threads, imported, fork, plain = told_by(PROGRAM, directory, env)
-    return threads, imported, fork, plain
+    threads, imported, handlers, fork, plain = told_by(PROGRAM, directory, env)
+    return threads, imported, handlers, fork, plain
 
 
 def told_by(program: str, directory: Path, more: dict[str, str]) -> list[Any]:
@@ -138,9 +139,12 @@ def told_by(program: str, directory: Path, more: dict[str, str]) -> list[Any]:
 
 
 def test_a_fork_is_the_agent_server_of_its_environment(tmp_path: Path) -> None:
-    threads, imported, fork, plain = run(tmp_path)
+    threads, imported, handlers, fork, plain = run(tmp_path)
     assert threads == 1, "a package starts a thread when it is imported: nothing can be forked"
     assert imported == [], "modules for the tools are not loaded ahead: see `preload._LATER`"
+    assert handlers == ["StreamHandler"], (
+        "the agent server adds a handler though there is one: its lines are laid out for a terminal"
+    )
     assert fork["key"] == "secret-of-the-sandbox", (
         "the configuration was made before the fork: `get_default_config` is not asked where it was"
     )
