@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from agentsvc.domain import Provider, SuggestedTask, TaskType
 from agentsvc.git.client import Answer
+from agentsvc.git.github import Entry
 from agentsvc.git.hosting import Hosting, Places, next_number, number_of, quoted, quoted_path
 from agentsvc.git.model import (
     PAGE_MAX,
@@ -65,12 +66,6 @@ class _Branch(Struct, frozen=True):
     name: str
     commit: _Commit
     protected: bool = False
-
-
-class _Entry(Struct, frozen=True):
-    name: str
-    path: str
-    type: str
 
 
 class _References(Struct, frozen=True):
@@ -229,7 +224,7 @@ class GitLab(Hosting):
         """Return the files of a directory on the main branch."""
         answer = await self._api.get(
             f"{self._project(repository)}/repository/tree",
-            list[_Entry],
+            list[Entry],
             path=directory,
             per_page=PAGE_MAX,
         )
