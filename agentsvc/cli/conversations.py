@@ -36,6 +36,7 @@ from agentsvc.cli.text import (
 )
 from agentsvc.cli.text import confirm as ask_to_confirm
 
+_TOLD: Final = ("MessageEvent", "ConversationErrorEvent")
 _SHOWN: Final = (
     "id",
     "title",
@@ -113,17 +114,16 @@ def _state(item: Record) -> str:
 @json_option
 @_of_conversation
 def show(*, as_json: bool, api: Api, found: Record) -> None:
-    """Show the conversation with this ID, and what was said in it; its beginning is enough."""
+    """Show the conversation with this ID, what was said in it and what went wrong; its beginning is enough."""
     if as_json:
         click.echo(json_text(found))
         return
-    for line in fields({name: found.get(name) for name in _SHOWN}):
-        click.echo(line)
-    click.echo()
+    click.echo("\n".join([*fields({name: found.get(name) for name in _SHOWN}), ""]))
     notes = importlib.import_module("agentsvc.cli.show.notes")
     screen = importlib.import_module("agentsvc.cli.show.screen").open_screen()
-    query = {"kind__eq": "MessageEvent", "sort_order": "TIMESTAMP"}
-    for event in api.pages(f"{V1}/conversation/{found['id']}/events/search", query):
+    url = f"{V1}/conversation/{found['id']}/events/search"
+    events = [event for kind in _TOLD for event in api.pages(url, {"kind__eq": kind})]
+    for event in sorted(events, key=lambda event: str(event.get("timestamp"))):
         screen.note(notes.to_note(event))
 
 

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.cli import cli
 from agentsvc.storage.database_file import lock_data_dir
+from agentsvc.testing.llm import call, fail
 from tests.fake_agent import FakeAgent
 from tests.github_app_host import APP, HOOK, AppHost
 from tests.live.scripts import SCRIPTS
@@ -25,7 +26,8 @@ from tests.service import Client, Service
 
 @pytest.fixture
 async def fake_agent() -> AsyncIterator[FakeAgent]:
-    async with FakeAgent(scripts=SCRIPTS) as agent:
+    refused = (call("terminal", command="true"), fail(401))
+    async with FakeAgent(scripts={**SCRIPTS, "refused": refused}) as agent:
         yield agent
 
 
@@ -78,6 +80,13 @@ async def test_conversations_are_listed_shown_exported_and_deleted(
     assert gone.exit_code == 1
     assert gone.stdout == ""
     assert "hint: run `agentsvc conversations list`" in gone.stderr
+
+
+async def test_why_an_agent_has_stopped_is_shown(commands: Commands, client: Client) -> None:
+    conversation_id = await client.start_conversation("[script:refused] please work")
+    await client.wait_for_execution(conversation_id, "error")
+    shown = await commands.good("conversations", "show", conversation_id)
+    assert "The model answered 401" in shown.rpartition("please work")[2]
 
 
 async def test_a_message_is_sent_and_followed(commands: Commands, client: Client) -> None:
