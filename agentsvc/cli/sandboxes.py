@@ -79,7 +79,7 @@ def pause(*, api: Api, found: dict[str, Any]) -> None:
 @command.command(epilog=example("agentsvc sandboxes resume 5WPXcz"))
 @_of_sandbox
 def resume(*, api: Api, found: dict[str, Any]) -> None:
-    """Let the paused sandbox with this ID go on."""
+    """Let the paused sandbox with this ID go on, or start one that failed again on its files."""
     _steer(api, found, "resume", "is being resumed")
 
 

@@ -69,7 +69,9 @@ def wake(api: Api, conversation: Record) -> Record:
     return conversation
 
 
-_LOG_HINT: Final = "run `agentsvc sandboxes list`, and `agentsvc sandboxes logs ID`"
+_LOG_HINT: Final = (
+    "run `agentsvc sandboxes logs ID`; `agentsvc sandboxes resume ID` starts it again if it failed"
+)
 
 
 def send_message(api: Api, conversation_id: str, text: str) -> None:

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.cli import cli
 from agentsvc.storage.database_file import lock_data_dir
+from agentsvc.testing.backend import FakeWorld
 from agentsvc.testing.llm import call, fail
 from tests.fake_agent import FakeAgent
 from tests.github_app_host import APP, HOOK, AppHost
@@ -87,6 +88,22 @@ async def test_why_an_agent_has_stopped_is_shown(commands: Commands, client: Cli
     await client.wait_for_execution(conversation_id, "error")
     shown = await commands.good("conversations", "show", conversation_id)
     assert "The model answered 401" in shown.rpartition("please work")[2]
+
+
+async def test_a_sandbox_that_failed_is_started_again_as_the_hint_says(
+    commands: Commands, client: Client, fake_world: FakeWorld
+) -> None:
+    conversation_id = await client.start_conversation("please work")
+    await client.wait_for_execution(conversation_id, "finished")
+    [sandbox] = await commands.json("sandboxes", "list")
+    fake_world.end(sandbox["id"])
+    await client.wait_for_sandbox(sandbox["id"], "ERROR")
+    refused = await commands("conversations", "send", conversation_id, "and then?")
+    assert refused.exit_code == 1
+    assert "`agentsvc sandboxes resume ID` starts it again" in refused.stderr
+    await commands.good("sandboxes", "resume", sandbox["id"])
+    await client.wait_for_sandbox(sandbox["id"], "RUNNING")
+    await commands.good("conversations", "send", conversation_id, "and then?")
 
 
 async def test_a_message_is_sent_and_followed(commands: Commands, client: Client) -> None:
