@@ -69,9 +69,7 @@ def wake(api: Api, conversation: Record) -> Record:
     return conversation
 
 
-_LOG_HINT: Final = (
-    "run `agentsvc sandboxes logs ID`; `agentsvc sandboxes resume ID` starts it again if it failed"
-)
+_LOG_HINT: Final = "see `agentsvc sandboxes logs ID`; `sandboxes resume ID` starts one that failed"
 
 
 def send_message(api: Api, conversation_id: str, text: str) -> None:
