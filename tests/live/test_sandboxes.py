@@ -148,9 +148,12 @@ async def test_a_sandbox_whose_process_died_is_an_error_and_can_be_brought_back(
     events = await client.until(conversation_id, lambda events: bool(finishes(events)))
     assert outputs(events) == ["first", "goes on"]
 
+    # A server that sees only a part of this says that the sandbox has failed, and looks no more.
+    await own.kill()
     # What has been killed may still write until it has ended, and the directory is then not empty.
     await eventually(lambda: not killed(own.processes(sandbox_id)), "its processes have ended")
     await asyncio.to_thread(shutil.rmtree, own.sandbox_dir(sandbox_id))
+    await own.start()
     await client.wait_for_sandbox(sandbox_id, "MISSING", time_limit=30)
     lost = await client.conversation(conversation_id)
     assert (lost["sandbox_status"], lost["execution_status"]) == ("MISSING", None)
