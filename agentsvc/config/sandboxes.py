@@ -68,10 +68,10 @@ class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Longest time a sandbox may take to become ready"""
     call_seconds: Annotated[float, Meta(gt=0)] = 60.0
     """Longest time one call to a backend may take"""
-    checkpoints: Annotated[int, Meta(ge=0, le=100)] = 0
+    checkpoints: Annotated[int, Meta(ge=0, le=100)] = 10
     """Most checkpoints of the files of a sandbox, one before each message to its agent, which waits
     for it; 0 for none"""
-    checkpoint_bytes: Annotated[int, Meta(ge=1)] = 2 * 1024**3
+    checkpoint_bytes: Annotated[int, Meta(ge=1)] = 1024**3
     """Most disk that the checkpoints of one sandbox may take"""
     model_hosts: tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...] = ()
     """Hosts that are not public and at which users' models may be, for sandboxes that are not

@@ -31,12 +31,7 @@ type Lane = tuple[PendingKind, ...]
 ANSWERS: Final = (PendingKind.ACCEPT, PendingKind.REJECT)
 STOPS: Final = (PendingKind.PAUSE, PendingKind.INTERRUPT)
 
-ORDERED: Final[Lane] = (
-    PendingKind.MESSAGE,
-    *ANSWERS,
-    PendingKind.RUN,
-    PendingKind.ROLLBACK,
-)
+ORDERED: Final[Lane] = (PendingKind.MESSAGE, *ANSWERS, PendingKind.RUN, PendingKind.ROLLBACK)
 """What is told one after the other. Each other kind waits for its own."""
 
 LANES: Final[tuple[Lane, ...]] = (

@@ -4,6 +4,7 @@ Standard library only, so that it can be run inside of a sandbox, too.
 """
 
 import contextlib
+import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -28,7 +29,8 @@ def take_checkpoint(
 ) -> None:
     """Keep a checkpoint of directories that may be written to meanwhile, and few of the older ones. Blocks.
 
-    Raises FilesRefused for files that take more than `most_bytes`, InterruptedError when broken off.
+    Raises FilesRefused for files that take more than `most_bytes` or half of what is free,
+    InterruptedError when broken off.
     """
     copy_checkpoint(store, checkpoint_id, directories, most_bytes=most_bytes, broken_off=broken_off)
     for one in excess_checkpoints(store, keep=keep, most_bytes=most_bytes):
@@ -44,9 +46,10 @@ def copy_checkpoint(
     broken_off: Event,
 ) -> None:
     """Keep a checkpoint as `take_checkpoint` does, beside all that there are. Blocks."""
-    if (size := disk_usage(directories.values())) > most_bytes:
-        raise FilesRefused(f"The files take {size} bytes, and checkpoints at most {most_bytes}")
     store.mkdir(mode=0o700, parents=True, exist_ok=True)
+    free = shutil.disk_usage(store).free
+    if (size := disk_usage(directories.values())) > min(most_bytes, free // 2):
+        raise FilesRefused(f"The files take {size} bytes, over {most_bytes} or half of {free} free")
     part = store / _PART
     remove_directory(part)
     part.mkdir(mode=0o700)

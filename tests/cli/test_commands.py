@@ -276,13 +276,16 @@ async def test_a_conversation_is_forked(commands: Commands, client: Client) -> N
 async def test_files_of_a_conversation_are_put_back(
     commands: Commands, client: Client, service: Service
 ) -> None:
+    usual = service.config
+    sandboxes = msgspec.structs.replace(usual.sandboxes, checkpoints=0)
+    service.config = msgspec.structs.replace(usual, sandboxes=sandboxes)
+    await service.restart()
     conversation_id = await client.start_conversation("[script:say] Hello?")
     await client.wait_for_execution(conversation_id, "finished")
     refused = await commands("conversations", "rollback", conversation_id, "--yes")
     assert refused.exit_code == 1
     assert "sandboxes.checkpoints" in refused.output
-    sandboxes = msgspec.structs.replace(service.config.sandboxes, checkpoints=2)
-    service.config = msgspec.structs.replace(service.config, sandboxes=sandboxes)
+    service.config = usual
     await service.restart()
     conversation_id = await client.start_conversation("[script:say] Hello?")
     await client.wait_for_execution(conversation_id, "finished")

@@ -363,7 +363,7 @@ async def test_a_conversation_runs_in_the_image_of_its_environment(
 
 
 async def test_files_in_a_container_go_back_also_where_the_server_is_killed(start: Start) -> None:
-    own = await start(AGENTSVC_SANDBOXES__CHECKPOINTS="3")
+    own = await start()
     client = own.client()
     order = {"name": "Deep", "setup_script": "mkdir -p deep/er; echo kept >deep/er/file"}
     made = (await client.post(ENVIRONMENTS, json=order)).json()

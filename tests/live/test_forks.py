@@ -92,7 +92,7 @@ async def test_a_copy_that_was_killed_is_made_again(own: Installation) -> None:
 async def test_files_go_back_to_what_they_were_before_a_turn(
     make_installation: MakeInstallation,
 ) -> None:
-    own = await make_installation(AGENTSVC_SANDBOXES__CHECKPOINTS="3")
+    own = await make_installation()
     client = own.client()
     conversation_id = await client.start_conversation(run("echo good >notes", "echo x >~/own"))
     seen = await client.wait_for_execution(conversation_id, "finished")
@@ -125,7 +125,7 @@ async def test_files_go_back_to_what_they_were_before_a_turn(
 async def test_a_kill_while_files_go_back_leaves_one_or_the_other(
     make_installation: MakeInstallation, moment: str
 ) -> None:
-    own = await make_installation(AGENTSVC_SANDBOXES__CHECKPOINTS="3")
+    own = await make_installation()
     client = own.client()
     conversation_id = await client.start_conversation(run(f"({MANY})", "echo good >~/notes"))
     seen = await client.wait_for_execution(conversation_id, "finished")

@@ -26,7 +26,7 @@ async def say(client: LiveClient, conversation_id: str, text: str) -> None:
 async def test_files_are_put_back_to_before_a_message(
     browser: Browser, make_installation: MakeInstallation
 ) -> None:
-    own = await make_installation(AGENTSVC_SANDBOXES__CHECKPOINTS="3")
+    own = await make_installation()
     client = own.client()
     conversation_id = await client.start_conversation(run("echo good >notes"))
     seen = await client.wait_for_execution(conversation_id, "finished")
@@ -67,10 +67,15 @@ async def test_files_are_put_back_to_before_a_message(
         await picture(page, "put-back-done")
 
 
-async def test_where_there_are_no_checkpoints_nothing_is_put_back(console: Console) -> None:
-    conversation_id = await console.client.start_conversation("[script:say]")
-    page = await console.page(f"c/{conversation_id}")
-    await expect(page.locator(".bubble.agent", has_text="Hello.")).to_be_visible()
-    await page.locator(".bubble.user").first.hover()
-    await expect(page.get_by_role("button", name="Fork from here").first).to_be_visible()
-    await expect(page.get_by_role("button", name=BUTTON)).to_have_count(0)
+async def test_where_there_are_no_checkpoints_nothing_is_put_back(
+    browser: Browser, make_installation: MakeInstallation
+) -> None:
+    own = await make_installation(AGENTSVC_SANDBOXES__CHECKPOINTS="0")
+    client = own.client()
+    conversation_id = await client.start_conversation("[script:say]")
+    async with Console.opened(browser, client) as console:
+        page = await console.page(f"c/{conversation_id}")
+        await expect(page.locator(".bubble.agent", has_text="Hello.")).to_be_visible()
+        await page.locator(".bubble.user").first.hover()
+        await expect(page.get_by_role("button", name="Fork from here").first).to_be_visible()
+        await expect(page.get_by_role("button", name=BUTTON)).to_have_count(0)

@@ -10,7 +10,7 @@ import pytest
 
 from agentsvc.base.errors import CapacityExceeded, OrderRejected
 from agentsvc.plugin import StillFetching
-from tests.live.disks import Disk
+from tests.live.disks import Disk, mounted
 from tests.plugin_loading import part
 
 if TYPE_CHECKING:
@@ -159,3 +159,14 @@ async def test_a_full_disk_is_told_and_leaves_no_half_of_a_layer(tmp_path: Path)
         assert await layers.ids() == ["c"]
     finally:
         disk.remove()
+
+
+async def test_a_checkpoint_takes_at_most_half_of_what_is_free(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk") as disk:
+        layers, place = Layers(disk.seen_at), make_place(disk.seen_at, "first")
+        (place.workspace / "large").write_bytes(os.urandom(3 * 2**20))
+        with pytest.raises(OrderRejected, match="half of"):
+            await whole(lambda: layers.take(place, "c0", keep=3, most_bytes=MANY))
+        (place.workspace / "large").write_bytes(os.urandom(2**20))
+        await whole(lambda: layers.take(place, "c1", keep=3, most_bytes=MANY))
+        assert [name for name, _ in await layers.checkpoints(place)] == ["c1"]
