@@ -289,8 +289,10 @@ def load(
     )
     values = dict(found.values)
     of_plugins = {name: values.pop(name) for name in own if name in values}
+    values["extensions"] = extensions = dict(values.get("extensions", {}))
     # Tables inside of them, too, are what was set; their plugin reads them.
-    values["extensions"] = {**values.get("extensions", {}), **msgspec.to_builtins(of_plugins)}
+    for name, table in msgspec.to_builtins(of_plugins).items():
+        extensions[name] = {**extensions.get(name, {}), **table}
     config = _with_spec_ids(msgspec.convert(values, Config))
     return Loaded(config=config, origins=found.origins, path=path, sections=own)
 

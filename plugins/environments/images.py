@@ -17,7 +17,7 @@ from .source import Found, Source
 _MOST_CONTEXT: Final = 256 * 1024**2
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,255}")
 _SWITCH: Final = (
-    "set `build_images = true` in `[extensions.environments]` of the server's config,"
+    "set `build_images = true` in `[environments]` of the server's config,"
     " or the environment's `devcontainer` to `none`"
 )
 
@@ -74,7 +74,7 @@ class ImageMaker:
         if not is_name or not any(fnmatchcase(full, one) for one in self._config.images):
             raise StartRefused(
                 f"The image {image[:256]!a} may not be used: it is none of"
-                " `images` in `[extensions.environments]` of the server's config"
+                " `images` in `[environments]` of the server's config"
             )
         return image
 

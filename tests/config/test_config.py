@@ -9,7 +9,7 @@ from agentsvc.base.errors import StartFailed
 from agentsvc.config import layers
 from agentsvc.config.layers import Origin
 from agentsvc.config.sandboxes import SpecConfig
-from agentsvc.config.schema import Config, LogLevel, data_dir, find_file, load
+from agentsvc.config.schema import Config, LogLevel, data_dir, find_file, load, settings_of
 
 NO_HOME = {"HOME": "/nonexistent"}
 
@@ -49,6 +49,21 @@ def test_each_layer_wins_over_the_ones_before_it(tmp_path: Path) -> None:
     assert result.origins["server.max_body_bytes"] is Origin.FILE
     assert result.origins["server.data_dir"] is Origin.DEFAULT
     assert result.path == file
+
+
+def test_both_tables_of_a_plugin_are_read(tmp_path: Path) -> None:
+    class Own(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+        size: int = 1
+        colour: str = "red"
+
+    file = tmp_path / "any.toml"
+    file.write_text("[own]\nsize = 2\n[extensions.own]\nsize = 3\ncolour = 'blue'\n")
+    config = load(file, NO_HOME, {}, sections={"own": Own}).config
+    assert settings_of(config, "own", Own) == Own(size=2, colour="blue")
+    file.write_text("[own]\nsize = 2\n[extensions.own]\nwrong = 3\n")
+    config = load(file, NO_HOME, {}, sections={"own": Own}).config
+    with pytest.raises(StartFailed, match="wrong"):
+        settings_of(config, "own", Own)
 
 
 @pytest.mark.parametrize(

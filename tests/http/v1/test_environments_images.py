@@ -90,7 +90,7 @@ async def test_an_image_is_what_the_environment_says(
     for name in ("localhost/agentsvc-environment:1", "registry.internal:5000/a"):
         failed = await wait_for(client, await create(client, image=name), "failed")
         assert failed["detail"].startswith(f"The image '{name}' may not be used")
-        assert "`images` in `[extensions.environments]`" in failed["detail"]
+        assert "`images` in `[environments]`" in failed["detail"]
     for bad in ("a\nUSER root", "", "../x", "a b", "x" * 300):
         assert (await client.post(PATH, json={"name": "x", "image": bad})).status == 422
     assert (await client.post(PATH, json={"name": "x", "devcontainer": "../x"})).status == 422
@@ -151,7 +151,7 @@ async def test_nothing_is_built_unless_the_operator_says_so(
     file = json.dumps({"build": {"dockerfile": "Dockerfile"}})
     order = await repository(client, git, {".devcontainer.json": file, "Dockerfile": DOCKERFILE})
     failed = await wait_for(client, await create(client, **order), "failed")
-    assert "`build_images = true` in `[extensions.environments]`" in failed["detail"]
+    assert "`build_images = true` in `[environments]`" in failed["detail"]
     assert fake_world.images == {}
     without = await client.patch(f"{PATH}/{failed['id']}", json={"devcontainer": "none"})
     await wait_for(client, without.json(), "ready")
