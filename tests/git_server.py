@@ -4,6 +4,7 @@ import asyncio
 import base64
 import binascii
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -58,6 +59,9 @@ class GitServer(Listening):
         """
         bare = self.root / f"{name}.git"
         work = self.root / f"{name}.work"
+        # Another try of a test has made it, too.
+        for path in (bare, work):
+            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
         await run_git("init", "--quiet", "--bare", "--initial-branch=main", str(bare))
         await run_git("init", "--quiet", "--initial-branch=main", str(work))
         await self._commit(work, files)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agentsvc.base.values import new_id
 from tests.live.client import LiveClient
 from tests.live.events import errors, finishes, outputs, said, states
 from tests.live.installation import Installation, eventually
@@ -111,7 +112,7 @@ async def test_a_rejected_action_is_not_carried_out(
     client: LiveClient, shared: Installation, sandbox_id: str
 ) -> None:
     await client.save_settings(confirmation_mode=True)
-    mark = shared.at_home("mark")
+    mark = shared.at_home(f"mark-{new_id()}")
     conversation_id = await client.start_conversation(run(f"touch {mark}"), sandbox_id=sandbox_id)
     await client.wait_for_execution(conversation_id, "waiting_for_confirmation")
 
@@ -141,7 +142,7 @@ async def test_only_risky_actions_wait_where_the_model_rates_them(
 async def test_an_interrupted_run_stops_at_once_and_can_go_on(
     client: LiveClient, shared: Installation, sandbox_id: str
 ) -> None:
-    begun = shared.at_home("begun")
+    begun = shared.at_home(f"begun-{new_id()}")
     text = run(f"touch {begun}; sleep 60", "echo never")
     conversation_id = await client.start_conversation(text, sandbox_id=sandbox_id)
     await eventually(begun.exists, "the command runs")
@@ -180,7 +181,9 @@ async def test_a_message_after_the_end_sets_the_agent_to_work_again(
 async def test_a_run_is_stopped_at_its_budget(client: LiveClient, sandbox_id: str) -> None:
     # The agent's library knows what this one costs; 1,000 tokens in and 100 out are 0.0035.
     await client.save_settings(llm_model="openai/gpt-4o", max_budget_per_task=0.01)
-    text = run(*["sleep 1.5; echo costly"] * 20)
+    # What another try of this test has left may still be at work.
+    costly = f"echo costly-{new_id()}"
+    text = run(*[f"sleep 1.5; {costly}"] * 20)
     conversation_id = await client.start_conversation(text, sandbox_id=sandbox_id)
     seen = await client.wait_for_execution(conversation_id, "paused")
     metrics = seen["metrics"]
@@ -192,9 +195,9 @@ async def test_a_run_is_stopped_at_its_budget(client: LiveClient, sandbox_id: st
     assert {stop["code"] for stop in stops} == {"MaxBudgetReached"}
     assert "max_budget_per_task" in stops[0]["detail"]
 
-    asked = len(client.asked("echo costly"))
+    asked = len(client.asked(costly))
     await asyncio.sleep(2)
-    assert len(client.asked("echo costly")) == asked
+    assert len(client.asked(costly)) == asked
     await client.send(conversation_id, run(*["sleep 1.5"] * 20))
     events = await client.until(conversation_id, lambda events: len(errors(events)) > len(stops))
     assert finishes(events) == []

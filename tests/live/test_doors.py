@@ -8,8 +8,9 @@ import pytest
 
 from agentsvc.base.values import new_id
 from tests.http.v1.test_mcp_server import session_of, used
-from tests.live.client import LiveClient
 from tests.live.conftest import MakeInstallation
+from tests.live.console.users import new_user
+from tests.live.installation import Installation
 from tests.live.scripts import DONE, run
 from tests.plugins.acp_agent.test_agent import Editor, agent_for, prompt
 
@@ -108,8 +109,11 @@ for line in sys.stdin:
 
 
 async def test_another_agent_works_in_a_sandbox_with_a_token_for_the_model(
-    client: LiveClient,
+    shared: Installation,
 ) -> None:
+    # A user of its own, whose agents alone are others, whatever becomes of this.
+    client = await new_user(shared)
+    await client.save_settings()
     command = {"acp_server": "custom", "acp_command": [sys.executable, "-c", OTHER_AGENT]}
     diff = {"agent_settings_diff": {"agent_kind": "acp", **command}}
     assert (await client.post("/api/v1/settings", json=diff)).status == 200
@@ -130,5 +134,3 @@ async def test_another_agent_works_in_a_sandbox_with_a_token_for_the_model(
     await client.until(conversation_id, lambda events: "big asked with" in str(events))
     ended = await client.wait_for_execution(conversation_id, "finished")
     assert ended["metrics"]["accumulated_cost"] == 0.5
-    diff = {"agent_settings_diff": {"agent_kind": "openhands"}}
-    assert (await client.post("/api/v1/settings", json=diff)).status == 200

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from agentsvc.base.values import new_id
 from tests.live.client import LiveClient
 from tests.live.events import finishes, outputs, said
 from tests.live.installation import Installation
@@ -83,7 +84,7 @@ async def test_recorded_actions_are_done_again_and_the_model_goes_on_with_them_i
 async def test_what_was_recorded_is_not_asked_about_and_what_follows_is(
     client: LiveClient, shared: Installation
 ) -> None:
-    out = shared.at_home("out")
+    out = shared.at_home(f"out-{new_id()}")
     await client.save_settings(confirmation_mode=True)
     name = await start(
         client,

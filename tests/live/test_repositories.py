@@ -9,7 +9,7 @@ from typing import Any, Self
 import pytest
 import pytest_asyncio
 
-from agentsvc.base.values import Secret
+from agentsvc.base.values import Secret, new_id
 from tests.git_server import GitServer
 from tests.live.client import LiveClient
 from tests.live.events import errors, outputs
@@ -157,7 +157,7 @@ async def test_no_secret_is_seen_by_anyone_but_the_command_that_uses_it(
             "provider_tokens": {"github": {"token": token.reveal()}},
         },
     )
-    used = shared.at_home("used")
+    used = shared.at_home(f"used-{new_id()}")
     conversation_id = await client.start_conversation(
         run(
             f'echo "$DEPLOY_KEY" | tee -a {used}',

@@ -22,9 +22,12 @@ SETTINGS = "/api/v1/settings"
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def tuned(client: LiveClient) -> AsyncIterator[LiveClient]:
-    """Return a client whose tuning is taken back in the end."""
+    """Return a client whose tuning and saved models are taken back in the end."""
     yield client
     await save(client, llm=None, condenser=None, verification=None, agent_context=None)
+    await client.post(SETTINGS, json={"title_llm_profile": None})
+    for name in ("second", "titles"):
+        await client.delete(f"{SETTINGS}/profiles/{name}")
 
 
 async def save(client: LiveClient, **diff: Any) -> None:

@@ -3,14 +3,17 @@
 import asyncio
 import json
 import re
+import shutil
 import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.live.client import LiveClient
+from agentsvc.accounts.keys import Role
+from tests.live.client import PATIENCE, LiveClient
 from tests.live.clients.published import Client
+from tests.live.console.users import new_user, usual_settings
 from tests.live.events import outputs
 from tests.live.installation import Installation, eventually
 from tests.live.scripts import run
@@ -26,8 +29,15 @@ _STARTED = re.compile(r"Conversation ID: (\w+)")
 
 
 async def test_the_command_line_client_logs_in_and_starts_a_conversation(
-    command_line: Client, client: LiveClient, shared: Installation, sandbox_id: str, tmp_path: Path
+    command_line: Client, shared: Installation, tmp_path: Path
 ) -> None:
+    # Another try of this test has logged in, too.
+    shutil.rmtree(command_line.home / ".openhands", ignore_errors=True)
+    # A user of its own, who has one sandbox, and whose settings are changed.
+    client = await new_user(shared, Role.ADMIN)
+    await usual_settings(client)
+    sandbox_id = (await client.post("/api/v1/sandboxes")).json()["id"]
+    await client.wait_for_sandbox(sandbox_id, "RUNNING", time_limit=2 * PATIENCE)
     openhands = str(Path(command_line.command[0]).parent / "openhands")
     log = tmp_path / "login.log"
     login = f'exec {openhands} login --server-url {shared.url} >"{log}" 2>&1'
@@ -46,7 +56,6 @@ async def test_the_command_line_client_logs_in_and_starts_a_conversation(
     assert "User settings retrieved" in log.read_text()
     assert "LLM Model: openai/scripted" in log.read_text()
 
-    await client.post("/api/v1/settings", json={"sandbox_grouping_strategy": "ADD_TO_ANY"})
     said = await command_line.call(
         openhands, "cloud", "--server-url", shared.url, "--task", run("echo from afar")
     )

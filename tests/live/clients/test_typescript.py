@@ -2,8 +2,10 @@
 
 import pytest
 
-from tests.live.client import PATIENCE, LiveClient
+from agentsvc.accounts.keys import Role
+from tests.live.client import PATIENCE
 from tests.live.clients.published import Client
+from tests.live.console.users import new_user
 from tests.live.installation import Installation, eventually
 from tests.live.scripts import DONE, run
 
@@ -15,12 +17,15 @@ pytestmark = [
 
 
 async def test_the_typescript_client_does_its_whole_work(
-    javascript: Client, client: LiveClient, shared: Installation
+    javascript: Client, shared: Installation
 ) -> None:
+    # A user of its own: what other tests have saved, and another try of this, would be seen, too.
+    client = await new_user(shared, Role.ADMIN)
+    await client.save_settings()
     seen = await javascript.run(
         "typescript.mjs",
         url=shared.url,
-        key=shared.key.reveal(),
+        key=str(client.key),
         llm={"base_url": client.model.url, "api_key": client.model.key.reveal()},
         text=run("echo hello >a.txt"),
         more=run("echo streamed"),
