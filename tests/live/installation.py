@@ -151,12 +151,16 @@ class Installation:
         return [table[pid] for pid in found if table[pid].state not in ("Z", "X")]
 
     def agent_servers(self, sandbox_id: str = "") -> list[int]:
-        """Return the pids of the agent servers of a sandbox, or of all."""
-        return [
-            process.pid
+        """Return the pids of the agent servers of a sandbox, or of all.
+
+        What one has just started shows its command line until it is another program.
+        """
+        found = {
+            process.pid: process.parent
             for process in self.processes(sandbox_id)
             if _is_agent_server(command_line(process.pid))
-        ]
+        }
+        return [pid for pid, parent in found.items() if parent not in found]
 
     def sandbox_dir(self, sandbox_id: str) -> Path:
         return self.data.backends / "process" / sandbox_id

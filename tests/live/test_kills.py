@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from agentsvc.testing.llm import ScriptedModel
 from tests.live.client import LiveClient
-from tests.live.installation import Installation, eventually
+from tests.live.installation import Installation, command_line, eventually
 from tests.plugins.process.rig import SERVE
 
 pytestmark = [
@@ -156,8 +156,7 @@ class Life:
         return [
             one.pid
             for one in self.installation.processes()
-            if Path(f"/proc/{one.pid}/cmdline").read_bytes().split(b"\0")[1:3]
-            == [b"-Ic", SERVE.encode()]
+            if command_line(one.pid).split(b"\0")[1:3] == [b"-Ic", SERVE.encode()]
         ]
 
 

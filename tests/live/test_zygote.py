@@ -73,14 +73,21 @@ async def work(client: LiveClient, server: Installation, sandbox_id: str) -> str
 
 def children(parent: int) -> list[int]:
     files = Path(f"/proc/{parent}/task").glob("*/children")
-    return [int(pid) for file in files for pid in file.read_text().split()]
+    return [int(pid) for file in files for pid in read(file).split()]
+
+
+def read(file: Path) -> str:
+    """Return what a file of a process says, or nothing once that has ended."""
+    with contextlib.suppress(OSError):
+        return file.read_text()
+    return ""
 
 
 def zygotes(server: int) -> list[int]:
     """Return the processes below a server that are loaded agent servers; bubblewrap may hold them."""
     found = children(server)
     found += [pid for held in found for pid in children(held)]
-    return [pid for pid in found if Path(f"/proc/{pid}/comm").read_text() == "agentsvc-zygote\n"]
+    return [pid for pid in found if read(Path(f"/proc/{pid}/comm")) == "agentsvc-zygote\n"]
 
 
 def is_alive(pid: int) -> bool:
