@@ -213,6 +213,9 @@ async def test_what_a_set_up_leaves_running_keeps_nobody_waiting(
     own = await make_installation(**told)
     client = own.client()
     await client.save_settings(**provider(git_server))
+    # The first agent server takes longest, and may take longer than a set-up may here.
+    first = (await client.post("/api/v1/sandboxes")).json()
+    await client.wait_for_sandbox(first["id"], "RUNNING", time_limit=2 * PATIENCE)
     order = {"name": "Server", "setup_script": "sleep 987 & echo begun"}
     ready = await wait_for(client, (await client.post(PATH, json=order)).json(), "ready")
     assert ready["log"] == "begun"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.base.values import monotonic
 from tests.docs.pages import blocks_of
 from tests.github_app_host import APP, AppHost
 from tests.issue_hosts import BOT, GOOD, IssueHost
@@ -23,7 +22,6 @@ pytestmark = [
 ]
 
 WORK = run("echo fixed >fix.txt && git add fix.txt && git commit -qm Fix") + "\n"
-MOST_SECONDS = 240.0
 STEPS = {
     kind: [block.code for block in blocks_of("how-to/first-pull-request") if block.name == kind]
     for kind in ("github", "github-app", "gitlab", "forgejo", "bitbucket")
@@ -62,7 +60,6 @@ async def test_the_steps_lead_to_a_pull_request(
     make_installation: MakeInstallation, tmp_path: Path, kind: str
 ) -> None:
     installation = await make_installation()
-    began = monotonic()
     async with IssueHost(kind, tmp_path / "git") as host:
         host.writers.add(BOT)
         host.issue["text"] = WORK
@@ -73,7 +70,6 @@ async def test_the_steps_lead_to_a_pull_request(
         assert (len(host.hooks), len(host.pulls), host.unexpected) == (1, 1, [])
         [branch] = set(await host.branches()) - {"main"}
         assert await host.file(branch, "fix.txt") == "fixed\n"
-    assert monotonic() - began < MOST_SECONDS
 
 
 async def test_the_steps_lead_to_a_pull_request_of_a_github_app(
