@@ -82,7 +82,8 @@ async def test_the_workspace_claims_uses_pauses_and_gives_back_a_sandbox(
     with SandboxApi(tmp_path / "volumes") as api:
         api.put(template)
         api.put(pool)
-        async with asyncio.timeout(PATIENCE), router(api) as url:
+        # Agent servers are started three times, all of them plainly.
+        async with asyncio.timeout(4 * PATIENCE), router(api) as url:
             seen = await agent_sandbox_sdk.run(
                 "sdk_agent_sandbox.py",
                 kubeconfig=str(api.kubeconfig(tmp_path / "config")),

@@ -63,7 +63,8 @@ async def test_a_remote_conversation_takes_part_in_one_that_the_server_started(
             "api_key": client.model.key.reveal(),
         },
         text=run("echo hello >a.txt && echo second"),
-        slow=run("sleep 2; echo third", "echo fourth"),
+        # It is paused in the first of them.
+        slow=run("sleep 10; echo third", "echo fourth"),
         patience=PATIENCE,
     )
     assert seen["alive"]

@@ -37,7 +37,8 @@ async def take_part(
         key=shared.key.reveal(),
         conversation_id=name,
         text=run("echo second"),
-        slow=run("sleep 2; echo third", "echo fourth"),
+        # It is paused in the first of them.
+        slow=run("sleep 10; echo third", "echo fourth"),
         patience=PATIENCE,
     )
     assert seen["wrong_key"] == "invalid_session_api_key"
