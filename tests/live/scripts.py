@@ -16,6 +16,8 @@ _TERMINALS: dict[str, dict[str, Any]] = {
 """What agents call the tool that runs a command, and what else each wants to be told."""
 
 DONE = "Every command ran."
+BUSY = "while sleep 5; do date; done"
+"""A command that goes on until it is interrupted: what prints nothing for 30 s is not waited for."""
 WORDS = " ".join(f"word-{number}" for number in range(60))
 
 
@@ -49,6 +51,8 @@ SCRIPTS: dict[str, Script] = {
         call("terminal", text="First I look around, as always.", command="true"),
         say(WORDS, piece_seconds=0.05),
     ),
+    # Words that come for as long as it takes to look at a part of them.
+    "slowly": (say(WORDS, piece_seconds=0.5),),
     "lists": (say("Before:\n\n1. one\n2. two\n\nBetween.\n\n7. seven\n8. eight"),),
     "recall": (_first_words,),
     "slow": (say("That took a while.", delay_seconds=1),),

@@ -33,3 +33,12 @@ async def console(browser: Browser, somebody: LiveClient) -> AsyncIterator[Conso
     await usual_settings(somebody)
     async with Console.opened(browser, somebody) as console:
         yield console
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def own_console(browser: Browser, shared: Installation) -> AsyncIterator[Console]:
+    """Return the console of a user of the test's own, who has nothing that another try has left."""
+    client = await new_user(shared)
+    await usual_settings(client)
+    async with Console.opened(browser, client) as console:
+        yield console

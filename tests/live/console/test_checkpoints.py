@@ -7,7 +7,7 @@ from tests.live.browser import Console, picture, serious, state_of, the_end
 from tests.live.client import LiveClient
 from tests.live.conftest import MakeInstallation
 from tests.live.installation import eventually
-from tests.live.scripts import run
+from tests.live.scripts import BUSY, run
 
 pytestmark = [
     pytest.mark.live,
@@ -50,7 +50,7 @@ async def test_files_are_put_back_to_before_a_message(
         assert notes.read_text() == "spoilt\n"
 
         # An agent at work keeps its files, and that is said.
-        await client.send(conversation_id, run("sleep 600"))
+        await client.send(conversation_id, run(BUSY))
         await expect(state_of(page)).to_have_text("Working")
         await said.get_by_role("button", name=BUTTON).click()
         await dialog.get_by_role("button", name="Put files back").click()

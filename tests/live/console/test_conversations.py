@@ -14,7 +14,7 @@ from tests.live.browser import Console, picture, serious, state_of, the_end
 from tests.live.client import PATIENCE
 from tests.live.console.users import new_user, usual_settings
 from tests.live.installation import Installation
-from tests.live.scripts import run
+from tests.live.scripts import BUSY, run
 
 pytestmark = [
     pytest.mark.live,
@@ -110,11 +110,14 @@ async def test_a_start_that_fails_says_why_and_can_be_tried_again(console: Conso
 
 
 async def test_a_conversation_is_interrupted_and_goes_on_and_its_sandbox_sleeps_and_wakes(
-    console: Console,
+    own_console: Console,
 ) -> None:
-    page = await console.page("new")
-    await start(page, run("sleep 600", "echo went-$((8 + 1))"))
-    await expect(page.locator(".fold-head").filter(has_text="sleep 600")).to_be_visible()
+    page = await own_console.page("new")
+    await start(page, run(BUSY, "echo went-$((8 + 1))"))
+    # Its sandbox may be the first of all, which takes longest.
+    await expect(page.locator(".fold-head").filter(has_text=BUSY)).to_be_visible(
+        timeout=2 * PATIENCE * 1000
+    )
     await page.get_by_role("button", name="Interrupt").click()
     await expect(state_of(page)).to_have_text("Paused")
     # So the agent server answers as long as what was interrupted has not ended.

@@ -1,15 +1,17 @@
 """Messages in the console, from the composer to the agent: a real browser, real agents, a scripted model."""
 
+import asyncio
 import re
 
 import pytest
 from playwright.async_api import Browser, Page, Route, WebSocketRoute, expect
 
+from agentsvc.base.values import new_id
 from tests.live.browser import Console, picture, serious, state_of
 from tests.live.client import LiveClient
 from tests.live.console.users import new_user, usual_settings
 from tests.live.installation import Installation
-from tests.live.scripts import WORDS, run
+from tests.live.scripts import BUSY, WORDS, run
 
 pytestmark = [
     pytest.mark.live,
@@ -42,14 +44,22 @@ async def sent(client: LiveClient, conversation_id: str, text: str) -> int:
 async def test_a_message_is_shown_at_once_and_sent_once_while_the_agent_works(
     console: Console,
 ) -> None:
-    page, conversation_id = await opened(console, run("sleep 600"))
-    await expect(page.locator(".fold-head", has_text="sleep 600")).to_be_visible()
+    page, conversation_id = await opened(console, run(BUSY))
+    await expect(page.locator(".fold-head", has_text=BUSY)).to_be_visible()
+    is_shown = asyncio.Event()
+
+    async def send_when_shown(route: Route) -> None:
+        await is_shown.wait()
+        await route.continue_()
+
+    await page.route("**/send-message", send_when_shown, times=1)
     field = page.get_by_label(FIELD)
     await field.fill("and then this")
     await field.press("Enter")
-    await expect(field).to_have_value("", timeout=1000)
+    await expect(field).to_have_value("")
     pending = page.locator(".bubble.pending", has_text="and then this")
-    await expect(pending).to_be_visible(timeout=1000)
+    await expect(pending).to_be_visible()
+    is_shown.set()
     await expect(pending.get_by_role("status")).to_have_text(re.compile("Queued|Delivered"))
     # What is behind it waits on the server, and is taken back.
     for text in ("never this", "one more thing"):
@@ -75,11 +85,14 @@ async def test_a_message_is_shown_at_once_and_sent_once_while_the_agent_works(
 
 
 async def test_a_message_that_nobody_answered_is_tried_again_and_is_there_once(
-    console: Console,
+    console: Console, shared: Installation
 ) -> None:
     # The agent has the message when its tool is done, so the page cannot see before that it arrived.
-    page, conversation_id = await opened(console, run("sleep 15"))
-    await expect(page.locator(".fold-head", has_text="sleep 15")).to_be_visible()
+    go = f"go-{new_id()}"
+    page, conversation_id = await opened(
+        console, run(f"until [ -e ~/{go} ]; do sleep 1; echo .; done")
+    )
+    await expect(page.locator(".fold-head", has_text="until")).to_be_visible()
 
     async def answer_is_lost(route: Route) -> None:
         await route.fetch()
@@ -91,6 +104,9 @@ async def test_a_message_that_nobody_answered_is_tried_again_and_is_there_once(
     await field.press("Enter")
     failed = page.locator(".bubble.failed", has_text="once")
     await failed.get_by_role("button", name="Try again").click()
+    await expect(failed).to_have_count(0)
+    sandbox_id = (await console.client.conversation(conversation_id))["sandbox_id"]
+    (shared.sandbox_dir(sandbox_id) / "home" / go).touch()
     await expect(page.locator(".bubble.user:not(.pending)", has_text="once")).to_be_visible()
     await expect(page.locator(".bubble.pending")).to_have_count(0)
     await expect(page.locator(".bubble.agent", has_text="Hello.")).to_have_count(1)
@@ -140,7 +156,7 @@ async def test_the_words_of_the_model_are_shown_as_they_come(console: Console) -
     page, _ = await opened(console)
     await expect(state_of(page)).to_have_text("Finished")
     field = page.get_by_label(FIELD)
-    await field.fill("[script:words]")
+    await field.fill("[script:slowly]")
     await field.press("Enter")
     draft = page.locator(".bubble.draft")
     await expect(draft.get_by_text("word-3", exact=False)).to_be_visible()
@@ -182,7 +198,7 @@ async def test_many_tabs_of_one_browser_all_show_what_happens(console: Console) 
     others = [await console.page(f"c/{conversation_id}") for _ in range(MANY_TABS - 1)]
     pages = [first, *others]
     for page in pages:
-        await expect(page.locator(".bubble.agent", has_text="Hello.")).to_be_visible(timeout=10_000)
+        await expect(page.locator(".bubble.agent", has_text="Hello.")).to_be_visible()
     # The first one has the connection of all, and is asked for it when it sleeps, as tabs do that
     # nobody sees; another takes its place.
     assert len(sockets) == 1, sockets
@@ -232,7 +248,7 @@ async def test_what_is_typed_is_kept_over_other_pages_and_reloads(console: Conso
 
 
 async def test_that_the_server_does_not_answer_is_shown_until_it_does(console: Console) -> None:
-    page, _ = await opened(console, run("sleep 20"))
+    page, _ = await opened(console, run(BUSY))
     await expect(page.get_by_role("button", name="Pause")).to_be_visible()
     await page.route("**/pause", lambda route: route.abort(), times=1)
     await page.route("**/alive", lambda route: route.abort(), times=1)
@@ -248,8 +264,12 @@ async def test_that_the_server_does_not_answer_is_shown_until_it_does(console: C
 async def test_that_the_model_refuses_is_shown_while_it_is_asked_again(
     console: Console, shared: Installation
 ) -> None:
-    page, _ = await opened(console)
+    page, conversation_id = await opened(console)
     await expect(state_of(page)).to_have_text("Finished")
+    # Whoever asks next is refused, which the question for a title would be, too.
+    await console.client.wait_for_conversation(
+        conversation_id, lambda seen: not seen["title"].startswith("Conversation ")
+    )
     shared.model.fail_next(429)
     field = page.get_by_label(FIELD)
     await field.fill("[script:say] again")

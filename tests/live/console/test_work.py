@@ -187,13 +187,15 @@ async def test_what_the_agent_runs_with_is_chosen_beside_the_message(console: Co
     await expect(the_end(page)).to_be_visible()
 
 
-async def test_a_repository_and_a_branch_are_picked(console: Console, git_hosts: GitHosts) -> None:
+async def test_a_repository_and_a_branch_are_picked(
+    own_console: Console, git_hosts: GitHosts
+) -> None:
     tokens = {"forgejo": {"token": "good", "host": git_hosts.url}}
-    answer = await console.client.post(
+    answer = await own_console.client.post(
         "/api/v1/secrets/git-providers", json={"provider_tokens": tokens}
     )
     assert answer.status == 200, answer.text
-    page = await console.page("new")
+    page = await own_console.page("new")
     repository = page.get_by_role("combobox", name="Repository")
     await repository.click()
     await expect(page.get_by_role("option", name="earl/garden")).to_be_visible()
@@ -210,7 +212,6 @@ async def test_a_repository_and_a_branch_are_picked(console: Console, git_hosts:
     await expect(branch).to_have_value("fix/roses")
     await branch.fill("")
     await repository.fill("")
-    await console.client.delete("/api/v1/secrets/git-providers")
 
 
 async def test_what_models_and_sandboxes_have_used_is_drawn_and_listed(console: Console) -> None:
