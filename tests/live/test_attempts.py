@@ -104,7 +104,10 @@ async def test_forks_go_on_after_a_kill_and_their_tests_run_once(own: Installati
     go, tested = own.at_home("go"), own.at_home("tested")
     made = await create(
         client,
-        message=run("cat ~/own >copied; until [ -e ~/go ]; do sleep 0.1; done; echo more >>begun"),
+        # What prints nothing for 30 s is not waited for.
+        message=run(
+            "cat ~/own >copied; until [ -e ~/go ]; do echo .; sleep 0.5; done; echo more >>begun"
+        ),
         count=2,
         conversation_id=first,
         test_command="echo one >>~/tested; until [ -e ~/on ]; do sleep 0.1; done; cat ~/tested",

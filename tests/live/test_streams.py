@@ -57,7 +57,7 @@ async def test_a_run_is_followed_without_a_gap_over_a_kill_of_the_server(
     conversation_id = await client.start_conversation(
         run(
             "echo first",
-            f"for i in $(seq 40); do echo $i >>{count}; sleep 0.1; done; echo slow",
+            f"for i in $(seq 100); do echo $i >>{count}; sleep 0.1; done; echo slow",
             "echo last",
         )
     )

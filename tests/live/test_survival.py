@@ -45,7 +45,7 @@ async def test_a_killed_server_finds_its_sandbox_and_what_it_missed(
     conversation_id = await client.start_conversation(
         run(
             "echo first",
-            f"for i in $(seq 40); do echo $i >>{count}; sleep 0.1; done; echo slow",
+            f"for i in $(seq 100); do echo $i >>{count}; sleep 0.1; done; echo slow",
             f"echo last && touch {done}",
         )
     )
@@ -56,7 +56,7 @@ async def test_a_killed_server_finds_its_sandbox_and_what_it_missed(
     at_kill = size(count)
     await eventually(done.exists, "the agent went on without the server")
     assert size(count) > at_kill
-    assert count.read_text().split() == [str(number) for number in range(1, 41)]
+    assert count.read_text().split() == [str(number) for number in range(1, 101)]
     await asyncio.sleep(1)
     await own.start()
 
@@ -79,8 +79,8 @@ async def test_a_server_that_is_told_to_stop_ends_requests_but_leaves_sandboxes_
     own: Installation,
 ) -> None:
     client = own.client()
-    count = own.at_home("count")
-    text = run(f"for i in $(seq 60); do echo $i >>{count}; sleep 0.1; done; echo slow")
+    count, enough = own.at_home("count"), own.at_home("enough")
+    text = run(f"until [ -e {enough} ]; do echo x >>{count}; sleep 0.1; done; echo slow")
     conversation_id = await client.start_conversation(text)
     await eventually(lambda: size(count) > 5, "the command runs")
     [agent] = own.agent_servers()
@@ -88,6 +88,7 @@ async def test_a_server_that_is_told_to_stop_ends_requests_but_leaves_sandboxes_
     at_stop = size(count)
     await eventually(lambda: size(count) > at_stop + 10, "the agent goes on")
     assert own.agent_servers() == [agent]
+    count.path.with_name("enough").touch()
     await own.start()
     seen = await client.wait_for_execution(conversation_id, "finished")
     assert own.agent_servers() == [agent]
