@@ -71,7 +71,7 @@ class Rig:
 
     async def until[T](self, look: Callable[[], Awaitable[T]]) -> T:
         """Look again and again until there is something to see, and return it."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(45):
             while True:
                 if seen := await look():
                     return seen
@@ -244,7 +244,8 @@ async def check_only_risky_actions_need_an_answer(rig: Rig) -> None:
 async def check_an_interrupt_ends_a_command_at_once(rig: Rig) -> None:
     conversation_id = await rig.start("[script:slow] go")
     await rig.wait_for_kind(conversation_id, "ActionEvent")
-    async with asyncio.timeout(5):
+    # Sooner than the command ends by itself.
+    async with asyncio.timeout(25):
         await rig.server.interrupt(conversation_id)
         await rig.wait(conversation_id, "paused")
     await rig.wait_for_kind(conversation_id, "InterruptEvent")

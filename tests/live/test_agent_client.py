@@ -14,11 +14,12 @@ import pytest
 
 from agentsvc.agentserver.client import AgentClient
 from agentsvc.base.errors import AgentRefused, AgentUnavailable
-from agentsvc.base.values import Secret, new_key
+from agentsvc.base.values import Secret, new_id, new_key
 from agentsvc.testing.llm import ScriptedModel
 from tests.agent_checks import CHECKS, SCRIPTS, Rig
+from tests.live.client import PATIENCE
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,13 +89,17 @@ async def client() -> AsyncIterator[AgentClient]:
 @pytest.fixture
 async def rig(running: Running, client: AgentClient) -> AsyncIterator[Rig]:
     server = client.at(running.url, running.key)
-    await server.wait_ready(50)
+    # The first test waits for it to be loaded.
+    await server.wait_ready(PATIENCE)
+    # What another test, or another try, has written is in another directory.
+    path = running.path / "work" / new_id()
+    path.mkdir()
     async with ScriptedModel(scripts=SCRIPTS) as model:
         yield Rig(
             server,
             model_url=model.url,
             model_key=model.key.reveal(),
-            path=str(running.path / "work"),
+            path=str(path),
         )
 
 
@@ -117,34 +122,34 @@ async def test_the_demo_script_works_in_a_real_sandbox(rig: Rig) -> None:
 
 
 async def test_a_command_has_both_outputs_and_its_exit_code(rig: Rig) -> None:
-    result = await rig.server.run_command("echo out; echo err >&2; exit 3", time_limit=10)
+    result = await rig.server.run_command("echo out; echo err >&2; exit 3", time_limit=60)
     assert (result.exit_code, result.stdout, result.stderr) == (3, "out\n", "err\n")
     assert not result.timed_out
 
 
 async def test_a_command_is_stopped_at_its_time_limit(rig: Rig) -> None:
-    result = await rig.server.run_command("echo begun; sleep 60", time_limit=1)
+    result = await rig.server.run_command("echo begun; sleep 60", time_limit=5)
     assert result.timed_out
     assert result.stdout == "begun\n"
 
 
 async def test_a_command_runs_where_it_is_told(rig: Rig) -> None:
-    result = await rig.server.run_command("pwd", cwd=rig.path, time_limit=10)
+    result = await rig.server.run_command("pwd", cwd=rig.path, time_limit=60)
     assert result.stdout.strip() == rig.path
-    result = await rig.server.run_command("pwd", cwd="/nowhere", time_limit=10)
+    result = await rig.server.run_command("pwd", cwd="/nowhere", time_limit=60)
     assert result.exit_code == -1
     assert "No such file" in result.stderr
 
 
 async def test_a_long_output_keeps_its_end(rig: Rig) -> None:
     command = "head -c 3000000 /dev/zero | tr '\\0' x; echo END"
-    result = await rig.server.run_command(command, time_limit=20)
+    result = await rig.server.run_command(command, time_limit=60)
     assert result.truncated
     assert result.stdout.endswith("xEND\n")
 
 
 async def test_a_command_does_not_see_the_session_key(rig: Rig, running: Running) -> None:
-    result = await rig.server.run_command("env", time_limit=10)
+    result = await rig.server.run_command("env", time_limit=60)
     assert running.key.reveal() not in result.stdout
 
 

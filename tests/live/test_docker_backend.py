@@ -353,7 +353,8 @@ async def test_a_child_that_clears_its_environment_ends_with_its_command(engine:
         beat = "while :; do echo x >> /tmp/beats; sleep 0.05; done"
         script = f"env -i setsid sh -c '{beat}' & exec sleep 100"
         command = ["sh", "-c", f"(true &); {script}"]
-        result = await rig.backend.execute(handle, command, env={}, time_limit=3, max_output=100)
+        # Long enough for the child to begin, on a busy machine, too.
+        result = await rig.backend.execute(handle, command, env={}, time_limit=10, max_output=100)
         assert result.timed_out
         count = "import os, time; n = os.stat('/tmp/beats').st_size; time.sleep(0.5);"
         assert await python(

@@ -25,12 +25,16 @@ from agentsvc.plugin.backend import BackendContext, Handle, Order, Phase, Report
 from agentsvc.testing.llm import ScriptedModel, call, finish
 from tests.agent_checks import Rig
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 
-LAST = 60
+LAST = 120
 SCRIPTS = {
     "count": [
-        call("terminal", command=f"for n in $(seq {LAST}); do echo >> count; sleep 0.05; done"),
+        # What prints nothing for 30 s is not waited for.
+        call(
+            "terminal",
+            command=f"for n in $(seq {LAST}); do echo $n; echo >> count; sleep 0.05; done",
+        ),
         finish("Counted."),
     ],
 }
@@ -134,7 +138,6 @@ async def client() -> AsyncIterator[AgentClient]:
     await client.close()
 
 
-@pytest.mark.timeout(240)
 @BOTH_WAYS
 async def test_an_agent_at_work_is_paused_resumed_and_removed_without_trace(
     tmp_path: Path, client: AgentClient, use_cgroups: bool
