@@ -1,7 +1,7 @@
 """Repositories cloned with a token, and that no secret is where it should not be."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -54,7 +54,7 @@ async def test_a_repository_is_cloned_and_set_up(
 ) -> None:
     identity = {"git_user_name": "Grace", "git_user_email": "grace@example.com"}
     await client.save_settings(**provider(git_server), **identity)
-    async with Watch(git_server.token) as watch:
+    async with Watch(lambda: _command_lines_with(git_server.token)) as watch:
         conversation_id = await client.start_conversation(
             run("git commit --allow-empty -qm x && git log -1 --format='%an %ae'", "git remote -v")
             + "\nPrepare the deployment.",
@@ -196,13 +196,13 @@ async def test_no_secret_is_seen_by_anyone_but_the_command_that_uses_it(
 # What the tests share
 
 
-class Watch:
-    """Looks all the time whether a secret is in a command line of any process."""
+class Watch[T]:
+    """Looks all the time for what is not to be; `found` is all that was seen of it."""
 
-    def __init__(self, wanted: Secret) -> None:
+    def __init__(self, look: Callable[[], list[T]]) -> None:
         self.looks = 0
-        self.found: list[bytes] = []
-        self._wanted = wanted.reveal().encode()
+        self.found: list[T] = []
+        self._see = look
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -217,13 +217,15 @@ class Watch:
 
     async def _look(self) -> None:
         while True:
-            self.found += [line for line in _command_lines() if self._wanted in line]
+            self.found += self._see()
             self.looks += 1
             await asyncio.sleep(0.01)
 
 
-def _command_lines() -> list[bytes]:
-    return [command_line(int(folder.name)) for folder in Path("/proc").glob("[0-9]*")]
+def _command_lines_with(wanted: Secret) -> list[bytes]:
+    """Return the command lines of processes in which a secret is."""
+    lines = [command_line(int(folder.name)) for folder in Path("/proc").glob("[0-9]*")]
+    return [line for line in lines if wanted.reveal().encode() in line]
 
 
 def credentials_of(sandbox: Path) -> Path:
