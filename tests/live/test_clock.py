@@ -15,7 +15,7 @@ from agentsvc.testing.llm import Script, say
 from tests.http.v1.test_automations import BASE, create, runs, soon, wait_for_runs
 from tests.resilience.server import Server, serving
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 
 SOURCE = Path(__file__).with_name("clock.c")
 YEARS = timedelta(days=3653)
@@ -62,7 +62,7 @@ async def made_at(server: Server, automation_id: str) -> list[str]:
 
 
 async def wait_for_more(server: Server, made: dict[str, Any], count: int) -> list[str]:
-    await wait_for_runs(server.client, made["id"], lambda seen: len(seen) > count, seconds=30)
+    await wait_for_runs(server.client, made["id"], lambda seen: len(seen) > count, seconds=60)
     return await made_at(server, made["id"])
 
 
@@ -94,7 +94,10 @@ async def test_an_agent_keeps_its_time_when_the_clock_is_put_forward(
 ) -> None:
     made = await create(server.client, soon(), prompt="[script:wait]", timeout=20)
     [run] = await wait_for_runs(
-        server.client, made["id"], lambda seen: seen[:1] != [] and seen[0]["status"] == "RUNNING"
+        server.client,
+        made["id"],
+        lambda seen: seen[:1] != [] and seen[0]["status"] == "RUNNING",
+        seconds=60,
     )
     await server.client.wait_for_conversation(
         run["conversation_id"], lambda one: bool(one and one["execution_status"] == "running")
@@ -106,6 +109,6 @@ async def test_an_agent_keeps_its_time_when_the_clock_is_put_forward(
         [run] = await runs(server.client, made["id"])
         assert run["status"] == "RUNNING"
     [run] = await wait_for_runs(
-        server.client, made["id"], lambda seen: seen[0]["status"] == "FAILED", seconds=30
+        server.client, made["id"], lambda seen: seen[0]["status"] == "FAILED", seconds=60
     )
     assert "longer than" in run["error_detail"]

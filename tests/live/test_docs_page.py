@@ -14,8 +14,11 @@ from tests.live.browser import Console, chromium
 from tests.live.chromium import showing
 from tests.live.client import LiveClient
 
+# Whichever is the first has the server and the browser started.
+pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
+
 FLAGS = ("--enable-logging=stderr", "--virtual-time-budget=10000", "--dump-dom")
-BROWSE_SECONDS = 50
+BROWSE_SECONDS = 90
 POLICY = "default-src 'none'; script-src 'self'"
 
 

@@ -12,14 +12,14 @@ import msgspec
 import pytest
 
 from tests.description import METHODS
-from tests.live.client import LiveClient
+from tests.live.client import PATIENCE, LiveClient
 from tests.live.clients.published import Client
 from tests.live.conftest import MakeInstallation
 from tests.live.installation import Installation
 
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
@@ -152,9 +152,10 @@ async def test_the_server_is_as_its_description_says(
         *schemathesis.command,
         *("-m", "schemathesis.cli", "--config-file", str(settings), "--no-color"),
         *("run", str(document), "--url", installation.url, "--report-json-path", str(report)),
-        *("--phases", "examples,coverage", "--max-time", "300", "--request-timeout", "60"),
+        *("--phases", "examples,coverage", "--max-time", "800", "--request-timeout", "60"),
         *("--generation-deterministic", "--no-shrink"),
         *("--checks", ",".join(_CHECKS), "--continue-on-failure"),
+        time_limit=10 * PATIENCE,
     )
     seen = json.loads(report.read_text())
     described = [
