@@ -98,9 +98,12 @@ async def test_a_server_that_is_told_to_stop_ends_requests_but_leaves_sandboxes_
     # A message that comes while a tool is used is taken when the tool has ended.
     await client.send(conversation_id, run("sleep 3; echo waited"))
     await client.wait_for_execution(conversation_id, "running")
+    waiting = f"/api/v1/conversations/{conversation_id}/pending-messages"
     async with asyncio.TaskGroup() as group:
-        group.create_task(client.send(conversation_id, "[script:say] And another thing."))
-        await asyncio.sleep(0.3)
+        sent = group.create_task(client.send(conversation_id, "[script:say] And another thing."))
+        while not sent.done():
+            if "another thing" in (await client.get(waiting)).text:
+                break
         assert await own.stop() == 0
     await own.start()
     events = await client.until(conversation_id, lambda events: bool(said(events, "agent")))

@@ -242,6 +242,7 @@ async def test_an_automation_is_made_run_changed_and_deleted(console: Console) -
 async def test_an_automation_of_a_git_host_is_shown_and_keeps_what_is_not_in_the_form(
     console: Console,
 ) -> None:
+    await _delete_automations(console)
     trigger = {"type": "git", "on": "pull_request", "workflows": True}
     repos = [{"url": "octo/demo", "provider": "github"}]
     body = {"name": "Look", "prompt": "any", "trigger": trigger, "repos": repos}
