@@ -4,6 +4,7 @@ All of it lives on one event loop for the whole run, so that a server, a model a
 serve many tests. Tests that end a server, or count on nobody else using it, take their own.
 """
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -188,20 +189,19 @@ async def make_installation(
     tmp_path_factory: pytest.TempPathFactory, model: ScriptedModel, git_server: GitServer
 ) -> AsyncIterator[MakeInstallation]:
     """Return a function that starts a server of the test's own."""
-    made: list[Installation] = []
     usual = {**FORKS, "AGENTSVC_GIT__PRIVATE_HOSTS": json.dumps([git_server.host])}
+    # None is left to the other tests because another one could not be closed.
+    async with contextlib.AsyncExitStack() as made:
 
-    async def make(**environment: str) -> Installation:
-        environment = usual | environment
-        installation = Installation(tmp_path_factory.mktemp("own"), model, environment)
-        made.append(installation)
-        await installation.start()
-        await installation.client().save_settings()
-        return installation
+        async def make(**environment: str) -> Installation:
+            environment = usual | environment
+            installation = Installation(tmp_path_factory.mktemp("own"), model, environment)
+            made.push_async_callback(_close, installation)
+            await installation.start()
+            await installation.client().save_settings()
+            return installation
 
-    yield make
-    for installation in made:
-        await _close(installation)
+        yield make
 
 
 @pytest_asyncio.fixture(loop_scope="session")

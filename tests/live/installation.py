@@ -269,7 +269,8 @@ async def _delete_all(client: LiveClient) -> None:
         if not page["items"]:
             return
         paths = [f"/api/v1/sandboxes/{sandbox['id']}" for sandbox in page["items"]]
-        await asyncio.gather(*map(client.delete, paths))
+        # Many at once may take longer than anybody waits, and what is left is looked for again.
+        await asyncio.gather(*map(client.delete, paths), return_exceptions=True)
 
 
 def _is_removed(group: Path) -> bool:

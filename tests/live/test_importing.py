@@ -20,7 +20,7 @@ pytestmark = [
 
 
 def said_last(events: list[Event]) -> str:
-    return said(events, "agent")[-1]
+    return "".join(said(events, "agent")[-1:])
 
 
 async def test_an_agent_goes_on_with_the_history_of_an_imported_conversation(

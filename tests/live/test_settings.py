@@ -13,7 +13,7 @@ from tests.live.scripts import run
 
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="session"),
 ]
 

@@ -14,7 +14,7 @@ from tests.streams import Lines, Socket, Told, open_lines, open_socket, path_of
 
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="session"),
 ]
 

@@ -15,7 +15,7 @@ from tests.live.scripts import WORDS, run
 
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
