@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from process.cgroup import is_frozen
+from process.tree import Process, look_up
 
 from tests.live.client import LiveClient
 from tests.live.conftest import MakeInstallation
@@ -38,9 +39,10 @@ async def fork(client: LiveClient, conversation_id: str, text: str) -> dict[str,
     return task
 
 
-def stopped(own: Installation, sandbox_id: str, groups: list[Path]) -> list[str]:
+def stopped(processes: list[Process], groups: list[Path]) -> list[str]:
     """Name what of a sandbox stands still."""
-    found = [str(one) for one in own.processes(sandbox_id) if one.state in ("T", "t")]
+    seen = [again for one in processes if (again := look_up(one.pid)) is not None]
+    found = [str(one) for one in seen if one.state in ("T", "t")]
     return found + [str(group) for group in groups if is_frozen(group)]
 
 
@@ -52,9 +54,10 @@ async def test_a_fork_has_all_files_and_the_first_one_is_not_disturbed(own: Inst
     workspace = own.sandbox_dir(first["sandbox_id"]) / "workspace"
     await eventually((workspace / "ticks").exists, "the first one is at work")
 
+    processes = own.processes(first["sandbox_id"])
     groups = [path for path in own.groups() if first["sandbox_id"] in str(path)]
     written = size(workspace / "ticks")
-    async with Watch(lambda: stopped(own, first["sandbox_id"], groups)) as watch:
+    async with Watch(lambda: stopped(processes, groups)) as watch:
         task = await fork(client, first_id, run("cat same ~/own"))
         begun = await client.end_of_start(task["id"])
     assert begun["status"] == "READY", begun["detail"]
