@@ -10,7 +10,7 @@ import pytest
 from agentsvc.plugin import Capability
 from tests.http.gateway.steps import until
 from tests.service import Client, Service
-from tests.troubles import TroubledWorld
+from tests.troubles import TroubledWorld, reconfigure
 
 PATH = "/api/v1/app-conversations"
 
@@ -75,9 +75,10 @@ async def test_files_go_back_to_what_they_were_before_a_message(
     await until(is_told)
 
 
-async def test_none_is_kept_unless_it_is_configured(
-    client: Client, fake_world: TroubledWorld
+async def test_none_is_kept_where_that_is_configured(
+    client: Client, service: Service, fake_world: TroubledWorld
 ) -> None:
+    await reconfigure(service, sandboxes={"checkpoints": 0})
     conversation_id, _ = await start(client)
     assert await checkpoints(client, conversation_id) == []
     assert fake_world.count("checkpoint") == 0
