@@ -1,6 +1,6 @@
 """The data directory: what lies where in it, and that nobody else reads it.
 
-That one server at a time uses it is seen to by `db.lock_data_dir`.
+That one server at a time uses it is seen to by `storage.lock_data_dir`.
 """
 
 import fcntl
