@@ -47,6 +47,8 @@ WORDS: Final = {
 }
 """Words that are no terms of the field, and what to say instead; see the glossary."""
 
+_VAGUE: Final = re.compile(r"(What|Which|Who|How|Whether)\b")
+"""How no docstring of a module begins: it says what the module does or is."""
 _SELF: Final = ("self", "cls")
 _DUNDER: Final = re.compile(r"__\w+__$")
 _PUBLIC: Final = ("_exit",)
@@ -204,6 +206,13 @@ def long_functions(tree: ast.AST, within: str = "") -> Iterator[str]:
         yield from long_functions(node, f"{name}." if isinstance(node, ast.ClassDef) else within)
 
 
+def vague_docstring(tree: ast.Module) -> Iterator[str]:
+    """Find a docstring of a module that begins with a question word."""
+    found = _VAGUE.match(ast.get_docstring(tree) or "")
+    if found:
+        yield f"1: the docstring begins with `{found[1]}`; say what the module does or is"
+
+
 def private_words(source: str) -> Iterator[str]:
     """Find words that the glossary replaces."""
     if not WORDS:
@@ -225,6 +234,7 @@ def main() -> int:
         name = file.relative_to(ROOT).as_posix()
         lines[name.partition("/")[0]] += code_lines(source)
         found = [*deep_imports(file, tree), *long_functions(tree), *private_words(source.decode())]
+        found += vague_docstring(tree)
         found += [
             one for one in private_members(file, tree) if f"{name}:{one.split()[-1]}" not in PRIVATE
         ]

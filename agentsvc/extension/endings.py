@@ -1,4 +1,4 @@
-"""Whether what an agent was told to do is done, as its conversation says."""
+"""Tells from a conversation whether its agent has finished its task."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""What a plugin may add to the server, and what it gets of it for that."""
+"""The interface of extensions: the parts a plugin may add, and the services it gets."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext

@@ -1,4 +1,4 @@
-"""Which language model hosts the server may call: public ones, and those the operator lists.
+"""Language model hosts that the server may call: public ones, and those the operator lists.
 
 That is where sandboxes reach them as well.
 """

@@ -1,4 +1,4 @@
-"""Which operations a sandbox allows, by its phase and its backend's capabilities."""
+"""Operations that a sandbox allows, by its phase and its backend's capabilities."""
 
 from agentsvc.base import BackendUnavailable, Unsupported
 from agentsvc.plugin import Capability, Phase

@@ -1,4 +1,4 @@
-"""What SQLite says of a disk that is full, fails or is damaged, as errors for callers."""
+"""Errors for callers when the disk is full, fails or is damaged, as SQLite reports it."""
 
 import logging
 import sqlite3

@@ -1,4 +1,4 @@
-"""What was read and is asked for again, kept until anything is stored."""
+"""A cache of query results, valid until anything is stored."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""What the stand-ins of the test kit share: each listens on a port that it keeps over a stop."""
+"""The base of the test kit's servers: each listens on a port that it keeps over a stop."""
 
 import abc
 from typing import Self

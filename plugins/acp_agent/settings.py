@@ -1,4 +1,4 @@
-"""What an operator can set for editors that reach the server by the Agent Client Protocol."""
+"""Configuration of editors that reach the server by the Agent Client Protocol."""
 
 from typing import Annotated
 

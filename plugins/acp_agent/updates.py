@@ -1,4 +1,4 @@
-"""What an editor is told of events, and how what it says becomes a message. Pure."""
+"""Translates events into updates for an editor, and its prompts into messages. Pure."""
 
 from collections.abc import Iterator
 from typing import Any, Final

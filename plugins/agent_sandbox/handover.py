@@ -1,4 +1,4 @@
-"""What a pod out of a warm pool is told once it has been claimed: who it is, by a script of its own.
+"""Configures a pod of a warm pool once it has been claimed, by a script in the pod.
 
 It goes to the pod over the standard input of a command: what is in a command line is kept in the
 logs of API servers. A pod that has been told keeps what it was told first.

@@ -1,4 +1,4 @@
-"""What an attempt has changed, compared with the files it began with.
+"""Measures the changes of an attempt, compared with the files it began with.
 
 The files of both are stored as trees of git, beside the repository and not in it: nothing that the
 agent sees is changed, and what it has not committed counts.

@@ -1,4 +1,4 @@
-"""What an operator can set for attempts."""
+"""Configuration of attempts."""
 
 from typing import Annotated, Final
 

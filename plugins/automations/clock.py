@@ -1,4 +1,4 @@
-"""What becomes of times that were stored by a clock that was wrong.
+"""Corrects times that were stored while the system clock was wrong.
 
 A clock that was put forward makes what is due then; once it is put back, nothing may wait for the times it has
 shown. What was made already is known by its key, and is not made again.

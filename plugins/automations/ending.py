@@ -1,4 +1,4 @@
-"""How runs end: what a conversation says of it, and what is stored."""
+"""Ends of runs: read from the conversation, and stored."""
 
 import contextlib
 from datetime import timedelta

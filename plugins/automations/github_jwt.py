@@ -1,4 +1,4 @@
-"""What shows to GitHub that one is an App: JSON signed with its key (RS256). Imported with the first App."""
+"""Signs the JSON web token of a GitHub App (RS256). Imported with the first App."""
 
 from base64 import urlsafe_b64encode
 from datetime import datetime

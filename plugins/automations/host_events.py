@@ -1,4 +1,4 @@
-"""What a delivery of a git host, or a look at it, says has happened. Pure."""
+"""Reads events out of a git host's webhook deliveries and polled lists. Pure."""
 
 import hmac
 import re

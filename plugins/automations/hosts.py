@@ -1,4 +1,4 @@
-"""How git hosts tell of issues and pull requests, and how they are asked: one table.
+"""A table of git hosts: their webhook events and API calls for issues and pull requests.
 
 A name of a part is that of a prompt's place, `issue.user.login`. In a path, `{repo}` is the
 repository, `{number}` an issue or a pull request, and so on; what is put in is quoted.

@@ -1,4 +1,4 @@
-"""What the agent of a run is told: the prompt of its automation, filled in. Pure."""
+"""Fills in the prompt of an automation for the agent of a run. Pure."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What an operator can set for automations."""
+"""Configuration of automations."""
 
 from typing import Annotated
 

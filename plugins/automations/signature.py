@@ -1,4 +1,4 @@
-"""Who has sent a delivery: signatures as Standard Webhooks and as GitHub, Forgejo and others have them.
+"""Verifies signatures of deliveries: Standard Webhooks, GitHub, Forgejo and others.
 
 The key of a delivery is what it is known by when it comes again: its signed id, or else its body,
 since an id that is not signed could be any other.

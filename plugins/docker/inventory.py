@@ -1,4 +1,4 @@
-"""What an engine has of an installation: its sandboxes, and all that says its id."""
+"""Lists an installation's objects at an engine: its sandboxes, and all that bears its id."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""Which directories of a container are the files of its sandbox: its home and its working directory."""
+"""The directories of a container that hold its sandbox's files: home and working directory."""
 
 from agentsvc.plugin import kept_directories
 

@@ -1,4 +1,4 @@
-"""What an operator can set for prepared environments."""
+"""Configuration of prepared environments."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""What agents are told of conversations, in few words."""
+"""Summarizes conversations for agents, in few words."""
 
 import json
 from collections.abc import Iterable, Iterator

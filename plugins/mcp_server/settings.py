@@ -1,4 +1,4 @@
-"""What an operator can set for the MCP server."""
+"""Configuration of the MCP server."""
 
 from msgspec import Struct
 

@@ -1,4 +1,4 @@
-"""What an operator can set for the remote runtime API."""
+"""Configuration of the remote runtime API."""
 
 from msgspec import Struct
 

@@ -1,4 +1,4 @@
-"""What of an event is shown to whoever has a link. Pure."""
+"""Redacts events for visitors who have a link. Pure."""
 
 import json
 import re

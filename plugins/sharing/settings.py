@@ -1,4 +1,4 @@
-"""What an operator can set for shared conversations."""
+"""Configuration of shared conversations."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""What an operator can set for sign-in."""
+"""Configuration of sign-in."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""Whether a token is good: its signature and its claims, by joserfc. Imported with the first token."""
+"""Verifies a token's signature and claims, with joserfc. Imported with the first token."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache

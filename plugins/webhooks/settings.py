@@ -1,4 +1,4 @@
-"""What an operator can set for outgoing webhooks."""
+"""Configuration of outgoing webhooks."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""How starts end: ready, failed, or deleted meanwhile."""
+"""Ends of starts: ready, failed, or deleted meanwhile."""
 
 import logging
 from collections.abc import Sequence

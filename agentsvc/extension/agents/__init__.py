@@ -1,4 +1,4 @@
-"""What starts and steers conversations, beside the services that every extension gets."""
+"""Starts and steers conversations, beside the services that every extension gets."""
 
 from agentsvc.accounts import Principal as Principal
 from agentsvc.conversations import ConversationFiles as ConversationFiles

@@ -1,4 +1,4 @@
-"""What asks a git hosting service that the server does not know by itself."""
+"""Types for clients of git hosting services that the server does not know by itself."""
 
 from agentsvc.domain import Provider as Provider
 from agentsvc.domain import SuggestedTask as SuggestedTask

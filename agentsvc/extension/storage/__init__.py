@@ -1,4 +1,4 @@
-"""What plugins keep things with: the database, the vault, the audit log, pages of lists."""
+"""Storage for plugins: the database, the vault, the audit log, pages of lists."""
 
 from agentsvc.accounts import note_by_server as note_by_server
 from agentsvc.storage import Database as Database

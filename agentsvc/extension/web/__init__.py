@@ -1,4 +1,4 @@
-"""What the routes of plugins are made of: tables of routes, requests read, answers written."""
+"""HTTP for plugins: tables of routes, decoding of requests, writing of responses."""
 
 from agentsvc.http import AUDITED as AUDITED
 from agentsvc.http import CONFIG as CONFIG

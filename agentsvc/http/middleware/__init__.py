@@ -1,4 +1,4 @@
-"""What every request passes through: request id, access log, errors, authentication, limits.
+"""Middleware of every request: request id, access log, errors, authentication, limits.
 
 Begin with `pipeline`.
 """

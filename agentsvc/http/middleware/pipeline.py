@@ -1,4 +1,4 @@
-"""What every request passes: its id and log line, its errors, its caller.
+"""The pipeline of every request: its id and log line, its errors, its caller.
 
 The order is that of the functions: `trace_request`, `answer`, `_check_sender`, what stands before
 callers (the gateway), `_check_caller`, the handler. This is the one place where an error becomes a

@@ -1,4 +1,4 @@
-"""What one client's connection may cost: how many there are, and how long one may be of no use.
+"""Limits of client connections: how many there are, and how long one may be idle or slow.
 
 A connection stands between the socket and aiohttp's protocol. A client that sends no request, sends
 one too slowly or does not take its answer is let go, so that it does not hold up the others.

@@ -1,4 +1,4 @@
-"""How much memory this machine, or the control group of this server, still has. Linux only; blocks."""
+"""Free memory of this machine, or of the server's control group. Linux only; blocks."""
 
 import contextlib
 from pathlib import Path
