@@ -1,7 +1,7 @@
 """The client for the agent servers inside sandboxes, and its calls about conversations.
 
 One AgentClient lives as long as the process; `client.at(url, key)` gives the calls to one agent
-server. What a call about files, commands, git or skills is, is in `agent_workspace`.
+server. What a call about files, commands, git or skills is, is in `workspace`.
 """
 
 import asyncio

@@ -177,7 +177,7 @@ class Subscription:
     async def take(self) -> list[Notice]:
         """Wait until there is something, and return all of it in its order.
 
-        Raises Overrun once when too much was waiting, and listens on. Returns nothing once the
+        Raises Overflow once when too much was waiting, and listens on. Returns nothing once the
         subscription is closed.
         """
         await self._some.wait()

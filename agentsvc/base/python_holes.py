@@ -1,7 +1,7 @@
 """Known holes of the Python that runs this server, where they matter to what it does.
 
-What the server no longer uses is not here: it reads tar files by itself (`tarstream`), and knows
-public addresses by itself (`egress.addresses`).
+What the server no longer uses is not here: it reads tar files by itself (`storage.tar_reader`), and knows
+public addresses by itself (`plugin.egress.addresses`).
 """
 
 import sys

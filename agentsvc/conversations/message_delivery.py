@@ -57,7 +57,7 @@ async def deliver_once(agent: AgentServer, pending: Pending, begin: Begin) -> No
     """Tell an agent something, unless an earlier try that seemed to fail got through.
 
     Waits as long as the agent uses a tool, but for an interruption. Raises AgentUnavailable when it
-    is to be tried again, PlaceLost when nobody can know, Conflict when an answer is one to nothing
+    is to be tried again, DeliveryUnknown when nobody can know, Conflict when an answer is one to nothing
     any more, and AgentRefused or NotFound when it can never be told.
     """
     if pending.is_tried and pending.kind is not PendingKind.INTERRUPT:

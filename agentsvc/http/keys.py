@@ -89,7 +89,7 @@ REFUSED_FOR: Final[web.RequestKey[Refusal]] = web.RequestKey("refused_for", Refu
 REQUEST_ID: Final[web.RequestKey[str]] = web.RequestKey("request_id", str)
 """The id of the request, also in its log lines, its error body and its X-Request-Id header."""
 PRINCIPAL: Final[web.RequestKey[Principal]] = web.RequestKey("principal")
-"""Who is calling; set on routes of scope USER and ADMIN."""
+"""Who is calling; set on the routes that a user's key opens."""
 SANDBOX: Final[web.RequestKey[Sandbox]] = web.RequestKey("sandbox")
 """The sandbox that is calling; set on routes of scope SANDBOX."""
 MODEL_TOKEN: Final[web.RequestKey[ModelToken]] = web.RequestKey("grant")

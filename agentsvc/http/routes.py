@@ -96,7 +96,7 @@ type GoOn = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
     """What an operation makes, by its type, and how that is answered.
 
-    The service notes it in its transaction (`effects.note_effect`), so that the answer is stored
+    The service notes it in its transaction (`note_effect`), so that the answer is stored
     together with it for who repeats the request.
     """
 

@@ -1,6 +1,6 @@
 """User secrets and provider tokens: validation and merging of changes.
 
-Pure; `secretstore` keeps them. Everything stored reaches the user's sandboxes, so the names are
+Pure; `secret_store` keeps them. Everything stored reaches the user's sandboxes, so the names are
 checked on the way in.
 """
 

@@ -2,7 +2,7 @@
 
 A FakeWorld is the place where the sandboxes are; it outlives the backends made on it, as a real
 place would outlive the server. It runs the kit's workload in each sandbox, or, with `on_create`,
-whatever the test serves at the URLs it returns, such as a FakeAgent.
+whatever the test serves at the URLs it returns.
 """
 
 import asyncio

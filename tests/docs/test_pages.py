@@ -267,7 +267,7 @@ def test_the_event_flow_names_every_kind_that_plugins_hear() -> None:
 
 
 def test_the_architecture_lists_every_loop() -> None:
-    loops = set(re.findall(r'(?:supervisor\.loop\(\s*|yield )"([a-z ]+)",', source_of_package()))
+    loops = set(re.findall(r'(?:\.loop\(\s*|yield )"([a-z ]+)",', source_of_package()))
     assert len(loops) > 10
     section = text_of("explanation/architecture").partition("Background loops")[2]
     listed = re.findall(r"`([^`]+)`", section.partition("\n## ")[0])

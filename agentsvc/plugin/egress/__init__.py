@@ -5,7 +5,7 @@ Standard library only, so that the folder runs in any container that has Python 
 In the server: `Proxy(Policy(...), name=sandbox_id)` and `await proxy.listen_unix(path)`, or
 `listen_tcp(host, port)`; `proxy.policy` may be replaced at any time, `proxy.counts` says what it
 has decided, `await proxy.close()` ends it. `Resolver` is what several proxies share.
-Elsewhere, such as in a gateway container: `python -m agentsvc.egress --policy FILE`, where
+In a gateway container, to which this package is copied: `python -m agentsvc.egress --policy FILE`, where
 FILE is the JSON that `to_json(policy)` returns, read again at SIGHUP.
 Inside the sandbox: `python -I -S relay.py` (one file) offers the proxy's socket on a port of the
 loopback interface; the variables of `proxy_environment(port)` send programs there.

@@ -1,4 +1,4 @@
-"""Runs the proxy by itself, such as in a gateway container: `python -m agentsvc.egress`."""
+"""Runs the proxy by itself in a gateway container: `python -m agentsvc.egress`, as it is copied there."""
 
 import argparse
 import asyncio
