@@ -6,8 +6,6 @@ from agentsvc.conversations import ConversationView
 from agentsvc.domain import ExecutionStatus
 from agentsvc.sandboxes import SandboxStatus
 
-__all__ = ["AT_WORK", "DONE", "cost_of", "find_end"]
-
 AT_WORK: Final = (ExecutionStatus.RUNNING, ExecutionStatus.WAITING_FOR_CONFIRMATION)
 DONE: Final = ""
 """What `find_end` says of an agent that has done its work."""

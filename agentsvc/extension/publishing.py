@@ -10,11 +10,7 @@ from agentsvc.sandboxes import Notifier, Sandbox, Sandboxes
 
 
 def publish_to(
-    notifier: Notifier,
-    *,
-    event_bus: EventBus,
-    conversations: Conversations,
-    sandboxes: Sandboxes,
+    notifier: Notifier, *, event_bus: EventBus, conversations: Conversations, sandboxes: Sandboxes
 ) -> None:
     """Have the notifier told of all kinds of events, if any plugin listens."""
     if not notifier.has_listeners:
@@ -23,15 +19,9 @@ def publish_to(
     def tell(kind: str, subject_id: str, **data: Any) -> None:
         notifier.publish(Event(id=new_id(), kind=kind, at=now(), subject_id=subject_id, data=data))
 
-    def on_sandbox(before: Sandbox, after: Sandbox | None) -> None:
-        status = str(after.status if after else "DELETED")
-        tell(
-            "sandbox.changed",
-            before.id,
-            status=status,
-            backend=before.backend,
-            spec_id=before.spec_id,
-        )
+    def on_sandbox(was: Sandbox, now: Sandbox | None) -> None:
+        facts = {"backend": was.backend, "spec_id": was.spec_id}
+        tell("sandbox.changed", was.id, status=str(now.status if now else "DELETED"), **facts)
 
     def on_start(task: StartTask) -> None:
         if task.status is StartStatus.READY:

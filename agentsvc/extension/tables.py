@@ -39,12 +39,8 @@ async def migrate(database: Database, plugin: str, scripts: Sequence[str]) -> No
 
 async def _read_version(tx: Transaction, plugin: str) -> int:
     await tx.run(_VERSIONS)
-    return int(
-        await tx.value(
-            "SELECT version FROM plugin_versions WHERE plugin = :plugin", {"plugin": plugin}
-        )
-        or 0
-    )
+    sql = "SELECT version FROM plugin_versions WHERE plugin = :plugin"
+    return int(await tx.value(sql, {"plugin": plugin}) or 0)
 
 
 async def _run(tx: Transaction, plugin: str, scripts: Sequence[str], version: int) -> None:

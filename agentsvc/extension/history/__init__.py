@@ -3,52 +3,24 @@
 from collections.abc import Sequence
 
 from agentsvc.base import EventBus
-from agentsvc.conversations import (
-    IMPORTED_KEY,
-    Conversation,
-    ConversationTable,
-    ConversationView,
-    EventLog,
-    EventQuery,
-    Facts,
-    Generation,
-    Metrics,
-    Stage,
-    StartTask,
-    StartTaskTable,
-    TitleSource,
-    TokenUsage,
-    default_title,
-)
-from agentsvc.domain import (
-    ExecutionStatus,
-    Provider,
-    StartOrder,
-    StartStatus,
-    Trigger,
-    check_branch,
-    check_repository,
-)
+from agentsvc.conversations import IMPORTED_KEY as IMPORTED_KEY
+from agentsvc.conversations import Conversation as Conversation
+from agentsvc.conversations import ConversationTable, EventLog, Stage, StartTask, StartTaskTable
+from agentsvc.conversations import ConversationView as ConversationView
+from agentsvc.conversations import EventQuery as EventQuery
+from agentsvc.conversations import Facts as Facts
+from agentsvc.conversations import Generation as Generation
+from agentsvc.conversations import Metrics as Metrics
+from agentsvc.conversations import TitleSource as TitleSource
+from agentsvc.conversations import TokenUsage as TokenUsage
+from agentsvc.conversations import default_title as default_title
+from agentsvc.domain import ExecutionStatus as ExecutionStatus
+from agentsvc.domain import Provider as Provider
+from agentsvc.domain import StartOrder, StartStatus
+from agentsvc.domain import Trigger as Trigger
+from agentsvc.domain import check_branch as check_branch
+from agentsvc.domain import check_repository as check_repository
 from agentsvc.storage import Database, Transaction, Vault
-
-__all__ = [
-    "IMPORTED_KEY",
-    "Conversation",
-    "ConversationView",
-    "Conversations",
-    "EventQuery",
-    "ExecutionStatus",
-    "Facts",
-    "Generation",
-    "Metrics",
-    "Provider",
-    "TitleSource",
-    "TokenUsage",
-    "Trigger",
-    "check_branch",
-    "check_repository",
-    "default_title",
-]
 
 
 class Conversations:

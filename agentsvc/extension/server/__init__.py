@@ -7,55 +7,35 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 from aiohttp import web
-from aiohttp.typedefs import Middleware
+from aiohttp.typedefs import Middleware as Middleware
 
 from agentsvc import __version__
 from agentsvc.agentserver import AgentClient
-from agentsvc.base import EventBus, Notice, StartFailed, Subject, Supervisor
+from agentsvc.base import EventBus as EventBus
+from agentsvc.base import Notice as Notice
+from agentsvc.base import StartFailed
+from agentsvc.base import Subject as Subject
+from agentsvc.base import Supervisor as Supervisor
 from agentsvc.config import Config, settings_of
-from agentsvc.conversations import Conversations, EventLog, MessageQueue, StartTask
-from agentsvc.domain import Provider, StartStatus
+from agentsvc.conversations import Conversations as Conversations
+from agentsvc.conversations import EventLog as EventLog
+from agentsvc.conversations import MessageQueue
+from agentsvc.conversations import StartTask as StartTask
+from agentsvc.domain import Provider
+from agentsvc.domain import StartStatus as StartStatus
 from agentsvc.git import GitProviders, Hosting
-from agentsvc.http import Handler, Route, mount, mounted, trace_request
+from agentsvc.http import Handler as Handler
+from agentsvc.http import Route, mount, mounted, trace_request
 from agentsvc.plugin import bundled
-from agentsvc.sandboxes import (
-    ClientOrder,
-    PluginHost,
-    Sandbox,
-    Sandboxes,
-    SandboxStatus,
-    Target,
-    listed,
-    status_of,
-)
+from agentsvc.sandboxes import ClientOrder as ClientOrder
+from agentsvc.sandboxes import PluginHost, listed
+from agentsvc.sandboxes import Sandbox as Sandbox
+from agentsvc.sandboxes import Sandboxes as Sandboxes
+from agentsvc.sandboxes import SandboxStatus as SandboxStatus
+from agentsvc.sandboxes import Target as Target
+from agentsvc.sandboxes import status_of as status_of
 from agentsvc.settings import SecretStore
 from agentsvc.storage import Database, Vault
-
-__all__ = [
-    "VERSION",
-    "ClientOrder",
-    "Conversations",
-    "EventBus",
-    "EventLog",
-    "Extension",
-    "Handler",
-    "Middleware",
-    "NoSettings",
-    "Notice",
-    "Sandbox",
-    "SandboxStatus",
-    "Sandboxes",
-    "Server",
-    "StartStatus",
-    "StartTask",
-    "Subject",
-    "Supervisor",
-    "Target",
-    "git_hosts_of",
-    "make_extensions",
-    "mount_extension",
-    "status_of",
-]
 
 VERSION: Final = __version__
 """The version of the server."""
@@ -140,9 +120,7 @@ def make_extensions(host: PluginHost, config: Config) -> list[tuple[str, Extensi
     return [(name, one) for name, one in made if getattr(one.config, "enabled", True)]
 
 
-def git_hosts_of(
-    extensions: list[tuple[str, Extension[Any]]],
-) -> dict[Provider, type[Hosting]]:
+def git_hosts_of(extensions: list[tuple[str, Extension[Any]]]) -> dict[Provider, type[Hosting]]:
     """Return the git hosting services that plugins know."""
     return {
         provider: kind
