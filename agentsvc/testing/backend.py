@@ -246,21 +246,10 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
 
     name: ClassVar[str] = "fake"
     api_version: ClassVar[int] = API_VERSION
-    capabilities: ClassVar[frozenset[Capability]] = frozenset(
-        {
-            Capability.PAUSE,
-            Capability.RECLAIM,
-            Capability.HIBERNATE,
-            Capability.RESTART,
-            Capability.STOP,
-            Capability.LOGS,
-            Capability.LAYERS,
-            Capability.IMAGES,
-            Capability.COPIES,
-            Capability.CHECKPOINTS,
-            Capability.SURVIVES_RESTART,
-        }
-    )
+    capabilities: ClassVar[frozenset[Capability]] = frozenset(Capability) - {
+        Capability.EXECUTE,
+        Capability.LIMITS,
+    }
     Config = FakeConfig
     world: ClassVar[FakeWorld]
 

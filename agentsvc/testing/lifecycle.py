@@ -3,20 +3,13 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
 
 from agentsvc.base import Conflict, new_id, new_key
-from agentsvc.plugin import (
-    HANDLE_BYTES_MAX,
-    Capability,
-    Endpoint,
-    Handle,
-    PausedAs,
-    Phase,
-)
+from agentsvc.plugin import HANDLE_BYTES_MAX, Capability, Endpoint, Handle, PausedAs, Phase
 from agentsvc.testing.looks import check_usage, is_served, stopped_and_started
 from agentsvc.testing.promises import check, needs
 from agentsvc.testing.rig import Rig, expect, expect_error, together, web_endpoint, web_url
@@ -91,9 +84,7 @@ async def the_same_order_twice_gives_one_sandbox(rig: Rig) -> None:
     _, first = await rig.run(order)
     again = await rig.create(order)
     second = await rig.wait(again, Phase.RUNNING)
-    found = [
-        item for item in await rig.backend.scan() if item.handle.sandbox_id == order.sandbox_id
-    ]
+    found = [one for one in await rig.backend.scan() if one.handle.sandbox_id == order.sandbox_id]
     expect(len(found) == 1, f"scan lists it {len(found)} times")
     expect(first.endpoints == second.endpoints, "the second order moved it elsewhere")
 
@@ -147,8 +138,7 @@ async def a_save_that_fails_makes_create_fail_and_delete_cleans_up(rig: Rig) -> 
     for handle in found or handles:
         await rig.backend.delete(handle)
     expect(not await rig.is_listed(order.sandbox_id), "delete left something")
-    heard = await rig.is_heard(order.sandbox_id)
-    expect(not heard, "delete left the workload running")
+    expect(not await rig.is_heard(order.sandbox_id), "delete left the workload running")
 
 
 @check()
@@ -228,8 +218,7 @@ async def after_delete_nothing_answers_and_scan_is_empty(rig: Rig) -> None:
     await rig.backend.delete(handle)
     expect(not await rig.backend.scan(), "scan still lists it")
     expect(not await is_served(rig, report), "its port still answers")
-    heard = await rig.is_heard(handle.sandbox_id)
-    expect(not heard, "its workload still runs")
+    await rig.expect_unheard(handle, "its workload still runs")
 
 
 @check()
@@ -329,8 +318,7 @@ async def a_paused_sandbox_rests_and_goes_on_with_its_files(rig: Rig) -> None:
         await rig.backend.pause(handle)
         phase = (await rig.backend.inspect(handle)).phase
         expect(phase is Phase.PAUSED, f"it is {phase} after pause")
-    heard = await rig.is_heard(handle.sandbox_id)
-    expect(not heard, "its workload runs although it is paused")
+    await rig.expect_unheard(handle, "its workload runs although it is paused")
     for _ in range(2):
         handle = await rig.backend.resume(handle)
         report = await rig.wait(handle, Phase.RUNNING)
@@ -376,8 +364,7 @@ async def a_sandbox_on_disk_goes_on_where_it_was(rig: Rig) -> None:
     report = await rig.wait(handle, Phase.RUNNING)
     keeps_memory = await rig.ask(report, "GET", "/run") == begun
     await _hibernated(rig, handle)
-    heard = await rig.is_heard(handle.sandbox_id)
-    expect(not heard, "its workload runs although it is on disk")
+    await rig.expect_unheard(handle, "its workload runs although it is on disk")
     rig.backend = await rig.open()
     for _ in range(2):
         handle = await rig.backend.resume(handle)
@@ -438,22 +425,13 @@ async def _hibernated(rig: Rig, handle: Handle) -> None:
 async def execute_gives_code_streams_and_environment(rig: Rig) -> None:
     """Check that execute runs in the sandbox's environment and reports what cannot run."""
     handle, _ = await rig.run(rig.order(env={"KIT_OWN": "own"}))
-
-    async def sh(script: str, max_output: int = 1000) -> Any:
-        return await rig.backend.execute(
-            handle,
-            ["sh", "-c", script],
-            env={"KIT_GIVEN": "given"},
-            time_limit=rig.options.time_limit,
-            max_output=max_output,
-        )
-
-    result = await sh('echo "$KIT_OWN $KIT_GIVEN"; echo problem >&2; exit 3')
+    script = 'echo "$KIT_OWN $KIT_GIVEN"; echo problem >&2; exit 3'
+    result = await rig.sh(handle, script, env={"KIT_GIVEN": "given"}, max_output=1000)
     expect(result.exit_code == 3, f"the exit code is {result.exit_code}, not 3")  # noqa: PLR2004
     expect(result.stdout == b"own given\n", f"stdout is {result.stdout!r}")
     expect(result.stderr == b"problem\n", f"stderr is {result.stderr!r}")
     expect(not (result.truncated or result.timed_out), "it claims to have been cut short")
-    result = await sh("head -c 100000 /dev/zero", max_output=100)
+    result = await rig.sh(handle, "head -c 100000 /dev/zero", max_output=100)
     expect(len(result.stdout) <= 100, "the output is longer than asked for")  # noqa: PLR2004
     expect(result.truncated, "it does not say that the output was cut")
     result = await rig.backend.execute(
@@ -471,20 +449,12 @@ async def execute_ends_the_command_and_its_children_in_time(rig: Rig) -> None:
     script = (
         f"{here}; beat() {{ {beat}; }}; beat child & (setsid sh -c '{beat}' sh daemon &) ; wait"
     )
-
-    async def sh(script: str, time_limit: float) -> Any:
-        argv = ["sh", "-c", script]
-        return await rig.backend.execute(
-            handle, argv, env={}, time_limit=time_limit, max_output=10_000
-        )
-
-    result = await sh(script, 0.5)
+    result = await rig.sh(handle, script, time_limit=0.5)
     expect(result.timed_out, "it does not say that time was up")
     expect(result.exit_code is None, "a command that was stopped has an exit code")
     count = f"{here}; sleep 0.2; cat kit-$KIT_NAME-* | wc -l"
-    before = await sh(count, rig.options.time_limit)
-    after = await sh(count, rig.options.time_limit)
-    await sh(f"{here}; rm -f kit-$KIT_NAME-*", rig.options.time_limit)
+    before, after = await rig.sh(handle, count), await rig.sh(handle, count)
+    await rig.sh(handle, f"{here}; rm -f kit-$KIT_NAME-*")
     expect(int(before.stdout) > 0, "the command never ran")
     expect(before.stdout == after.stdout, "what the command started still runs")
 

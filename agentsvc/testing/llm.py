@@ -22,6 +22,7 @@ from agentsvc.testing.listening import Listening
 MODEL: Final = "scripted"
 """The name the model has in `GET /v1/models`; agents call it `openai/scripted`."""
 
+_MODEL: Final = {"id": MODEL, "object": "model", "created": 1_700_000_000, "owned_by": "agentsvc"}
 _MARKER: Final = re.compile(r"\[script:([A-Za-z0-9_-]+)\]")
 _MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 _PIECE_CHARS: Final = 24
@@ -203,14 +204,14 @@ class ScriptedModel(Listening):
     async def _get_models(self, request: web.Request) -> web.StreamResponse:
         if not self._is_allowed(request):
             return self._refuse(401)
-        return web.json_response({"object": "list", "data": [_model(MODEL)]})
+        return web.json_response({"object": "list", "data": [_MODEL]})
 
     async def _get_model(self, request: web.Request) -> web.StreamResponse:
         if not self._is_allowed(request):
             return self._refuse(401)
         if request.match_info["model"] != MODEL:
             return self._refuse(404)
-        return web.json_response(_model(MODEL))
+        return web.json_response(_MODEL)
 
     async def _post_completion(self, request: web.Request) -> web.StreamResponse:
         if not self._is_allowed(request):
@@ -354,15 +355,8 @@ def _to_wire(one: ToolCall, tools: Mapping[str, Mapping[str, Any]]) -> dict[str,
     }
 
 
-def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 1_700_000_000, "owned_by": "agentsvc"}
-
-
 async def _stream(
-    request: web.Request,
-    body: Mapping[str, Any],
-    answer: Mapping[str, Any],
-    piece_seconds: float,
+    request: web.Request, body: Mapping[str, Any], answer: Mapping[str, Any], piece_seconds: float
 ) -> web.StreamResponse:
     response = web.StreamResponse(
         headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}

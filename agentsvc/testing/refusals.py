@@ -37,14 +37,8 @@ async def limits_that_are_not_enforced_are_refused(rig: Rig) -> None:
     for limits in LIMITS:
         field = next(name for name, value in set_fields(limits))
         order = rig.order(limits=limits)
-        spec = Spec(
-            id="kit",
-            image=order.image,
-            command=order.command,
-            ports=order.ports,
-            limits=limits,
-            options=order.options,
-        )
+        asked = {name: getattr(order, name) for name in ("image", "command", "ports", "options")}
+        spec = Spec(id="kit", limits=limits, **asked)
         if field in rig.backend.fences(order).limits | rig.options.enforced_limits:
             making.append(enforced(order, spec, field))
             continue
@@ -157,16 +151,5 @@ async def _check_spec(rig: Rig, spec: Spec) -> None:
 
 
 def _undeclared(kind: type[Backend]) -> list[Capability]:
-    with_method = (
-        Capability.PAUSE,
-        Capability.RECLAIM,
-        Capability.HIBERNATE,
-        Capability.RESTART,
-        Capability.STOP,
-        Capability.EXECUTE,
-        Capability.LOGS,
-        Capability.LAYERS,
-        Capability.IMAGES,
-        Capability.CHECKPOINTS,
-    )
-    return [capability for capability in with_method if capability not in kind.capabilities]
+    without_method = {Capability.LIMITS, Capability.COPIES, Capability.SURVIVES_RESTART}
+    return [one for one in Capability if one not in kind.capabilities | without_method]

@@ -20,6 +20,7 @@ from agentsvc.base import AgentsvcError, Secret, monotonic, new_id
 from agentsvc.plugin import (
     BackendContext,
     Endpoint,
+    ExecResult,
     Handle,
     Order,
     Phase,
@@ -199,6 +200,18 @@ class Rig:
         if self.options.leftovers is not None:
             found += await self.options.leftovers(self.instance_id)
         return found
+
+    async def expect_unheard(self, handle: Handle, otherwise: str) -> None:
+        """Fail the check if the workload of a sandbox is heard."""
+        expect(not await self.is_heard(handle.sandbox_id), otherwise)
+
+    async def sh(
+        self, handle: Handle, script: str, *, time_limit: float = 0.0, **changes: Any
+    ) -> ExecResult:
+        """Run a script in a sandbox, within a time that is long unless it is said."""
+        asked = {"env": {}, "max_output": 10_000, **changes}
+        limit = time_limit or self.options.time_limit
+        return await self.backend.execute(handle, ["sh", "-c", script], time_limit=limit, **asked)
 
     async def is_heard(self, *names: str) -> bool:
         """Listen for the beacons of workloads for a while; False where none can be heard."""

@@ -116,10 +116,7 @@ async def _read_note(rig: Rig, handle: Handle) -> bytes:
 
 
 async def _sh(rig: Rig, handle: Handle, script: str) -> bytes:
-    limit = rig.options.time_limit
-    result = await rig.backend.execute(
-        handle, ["sh", "-c", script], env={}, time_limit=limit, max_output=1000
-    )
+    result = await rig.sh(handle, script)
     expect(result.exit_code == 0, f"`{script}` failed: {result.stderr!r}")
     return result.stdout
 
