@@ -214,7 +214,7 @@ def _add_routes(app: web.Application, config: Config) -> None:
 
 
 async def _database(app: web.Application) -> AsyncIterator[None]:
-    places = app[_PLACES]
+    config, places = app[keys.CONFIG], app[_PLACES]
     places.prepare()
     app[_INSTALLATION] = installation = await Installation.open(places)
     app[_VAULT] = vault = installation.vault
@@ -224,21 +224,17 @@ async def _database(app: web.Application) -> AsyncIterator[None]:
     app[keys.SERVICE_KEYS] = ServiceKeys(database, vault)
     app[keys.QUOTAS] = QuotaStore(database)
     app[keys.AUDIT] = AuditLog(database)
-    app[keys.IDEMPOTENCY] = IdempotencyStore(database, vault, app[keys.CONFIG].idempotency)
+    app[keys.IDEMPOTENCY] = IdempotencyStore(database, vault, config.idempotency)
     app[keys.DEVICES] = DeviceLogins(database)
-    lifetime = timedelta(seconds=app[keys.CONFIG].server.login_seconds)
+    lifetime = timedelta(seconds=config.server.login_seconds)
     app[keys.LOGINS] = Logins(database, app[keys.KEYRING], lifetime=lifetime)
     app[keys.OPEN_CONNECTIONS] = OpenConnections(app[keys.KEYRING], app[keys.LOGINS])
     app[keys.SETTINGS] = SettingsStore(database, vault)
-    app[keys.MODEL_HOSTS] = model_hosts = ModelHosts(
-        database, app[keys.CONFIG].sandboxes.model_hosts
-    )
+    app[keys.MODEL_HOSTS] = model_hosts = ModelHosts(database, config.sandboxes.model_hosts)
     await model_hosts.load()
     app[keys.SECRETS] = SecretStore(database, vault)
     app[keys.EVENT_BUS] = event_bus = EventBus()
-    app[keys.EVENTS] = EventLog(
-        database, event_bus, store_deltas=app[keys.CONFIG].events.store_deltas
-    )
+    app[keys.EVENTS] = EventLog(database, event_bus, store_deltas=config.events.store_deltas)
     app[_STORES] = ConversationStores(database, vault, event_bus)
     yield
     await installation.close()
@@ -333,9 +329,7 @@ async def _sandboxes(app: web.Application) -> AsyncIterator[None]:
 async def _models(app: web.Application) -> AsyncIterator[None]:
     config, model_hosts = app[keys.CONFIG], app[keys.MODEL_HOSTS]
     app[keys.MODELS] = models = ModelProxy(
-        model_hosts,
-        silence_seconds=config.models.silence_seconds,
-        own=config.server.own_urls(),
+        model_hosts, silence_seconds=config.models.silence_seconds, own=config.server.own_urls()
     )
     app[keys.MODEL_TOKENS] = ModelTokens(
         app[_STORES],
@@ -526,20 +520,15 @@ async def _plugin_events(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _loops(app: web.Application) -> AsyncIterator[None]:
-    for name, every_seconds, body in (*_loops_of_sandboxes(app), *_loops_of_conversations(app)):
-        app[keys.SUPERVISOR].loop(name, body, every_seconds=every_seconds)
-    for name, every_seconds, body in _loops_that_forget(app):
+    loops = (*_loops_of_sandboxes(app), *_loops_of_conversations(app), *_loops_that_forget(app))
+    for name, every_seconds, body in loops:
         app[keys.SUPERVISOR].loop(name, body, every_seconds=every_seconds)
     yield
 
 
 def _loops_of_sandboxes(app: web.Application) -> Iterator[_Loop]:
-    config, registry, sandboxes = (
-        app[keys.CONFIG].sandboxes,
-        app[keys.BACKENDS],
-        app[keys.SANDBOXES],
-    )
-    every = config.sweep_seconds
+    config, registry = app[keys.CONFIG].sandboxes, app[keys.BACKENDS]
+    sandboxes, every = app[keys.SANDBOXES], config.sweep_seconds
     yield "backends", every, registry.open
     yield "health of backends", every, lambda: registry.check_health(config.call_seconds)
     yield "sandboxes", every, sandboxes.sweep
@@ -570,10 +559,8 @@ def _loops_that_forget(app: web.Application) -> Iterator[_Loop]:
         yield "old entries of the audit log", _FORGET_AUDIT_SECONDS, forget
 
 
-def _news(before: Sandbox, after: Sandbox | None) -> Notice:
-    return Notice(
-        subject=Subject.SANDBOX, user_id=before.user_id, id=before.id, is_deleted=after is None
-    )
+def _news(was: Sandbox, now: Sandbox | None) -> Notice:
+    return Notice(subject=Subject.SANDBOX, user_id=was.user_id, id=was.id, is_deleted=now is None)
 
 
 async def _gateway(app: web.Application) -> AsyncIterator[None]:

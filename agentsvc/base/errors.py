@@ -6,7 +6,7 @@ into a response. `message` is written for the caller; `detail` goes to the log o
 
 import errno
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self, TypedDict, Unpack
 
 import msgspec
 
@@ -20,6 +20,13 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """Where: `body`, `query`, `path` or `header`, then names of members and places in arrays."""
     msg: str
     """What would fit, for people."""
+
+
+class _More(TypedDict, total=False):
+    """What an error may carry beside its message."""
+
+    detail: str
+    extra: Mapping[str, Any] | None
 
 
 class AgentsvcError(Exception):
@@ -133,14 +140,8 @@ class UnsupportedMediaType(AgentsvcError, code="unsupported_media_type", status=
 class NotAuthenticated(AgentsvcError, code="not_authenticated", status=401):
     """No key, an unknown key or a revoked key: one answer for all three."""
 
-    def __init__(
-        self,
-        message: str = "Unauthorized",
-        *,
-        detail: str = "",
-        extra: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(message, detail=detail, extra=extra)
+    def __init__(self, message: str = "Unauthorized", **more: Unpack[_More]) -> None:
+        super().__init__(message, **more)
 
 
 class NotAllowed(AgentsvcError, code="not_allowed", status=403):
@@ -154,14 +155,8 @@ class GitTokenMissing(NotAllowed):
 class NotFound(AgentsvcError, code="not_found", status=404):
     """No such record, one the caller may not see, or no such path."""
 
-    def __init__(
-        self,
-        message: str = "Not Found",
-        *,
-        detail: str = "",
-        extra: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(message, detail=detail, extra=extra)
+    def __init__(self, message: str = "Not Found", **more: Unpack[_More]) -> None:
+        super().__init__(message, **more)
 
 
 class MethodNotAllowed(AgentsvcError, code="method_not_allowed", status=405):

@@ -11,7 +11,7 @@ import re
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, TextIO
@@ -44,12 +44,9 @@ _PARTS_OF_KEYS: Final = ("asvc_", "k-", "tvly-", "gh", "glpat-", "earer ", "://"
 """Of these each text that `_KEYS` matches has one."""
 _UNSAFE = re.compile(r'[\s"=\0-\x1f\x7f]')
 _CONTROL = re.compile(r"[\0-\x1f\x7f-\x9f]")
-_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {
-    "asctime",
-    "message",
-    "request_id",
-    "taskName",
-}
+_STANDARD: Final = frozenset(
+    {*vars(logging.makeLogRecord({})), "asctime", "message", "request_id", "taskName"}
+)
 
 
 class Masker:
@@ -101,12 +98,7 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
     """
 
     def __init__(
-        self,
-        stream: TextIO,
-        formatter: "LineFormatter",
-        *,
-        most: int = 5,
-        seconds: float = 60.0,
+        self, stream: TextIO, formatter: "LineFormatter", *, most: int = 5, seconds: float = 60.0
     ) -> None:
         super().__init__(stream)
         self.setFormatter(formatter)
@@ -260,12 +252,11 @@ class TextFormatter(LineFormatter):
 
     def line(self, said: _Said) -> str:
         """Return the line."""
-        pairs = "".join(
-            [
-                f" {key}={value if type(value) in _NUMBERS else _plain(value)}"
-                for key, value in said.facts.items()
-            ]
-        )
+        texts = [
+            f" {key}={value if type(value) in _NUMBERS else _plain(value)}"
+            for key, value in said.facts.items()
+        ]
+        pairs = "".join(texts)
         line = f"{self._moment(said.created)} {said.level:<7} {_one_line(said.message)}{pairs}"
         if said.logger != _OURS and not said.logger.startswith(_BELOW_OURS):
             line += f" logger={said.logger}"
@@ -304,11 +295,8 @@ def configure(level: str, format: str, *, stream: TextIO | None = None) -> Maske
     Called once, before anything is logged; a second call replaces the first.
     """
     masker = Masker()
-    formatters: dict[str, Callable[[Masker], LineFormatter]] = {
-        "text": TextFormatter,
-        "json": JsonFormatter,
-    }
-    handler = RepeatHandler(stream or sys.stderr, formatters[format](masker))
+    formatter = JsonFormatter(masker) if format == "json" else TextFormatter(masker)
+    handler = RepeatHandler(stream or sys.stderr, formatter)
     handler.addFilter(RequestFilter())
     root = logging.getLogger()
     for old in list(root.handlers):

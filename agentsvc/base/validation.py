@@ -167,10 +167,9 @@ def refusal(
 
 def in_text(error: InvalidRequest) -> str:
     """Return what is wrong on one line, for answers that have no list of it."""
-    parts = (one for one in error.problems[:_MOST_IN_TEXT])
     told = (
         f"{'.'.join(str(step) for step in one.loc if step != 'body')}: {one.msg}".removeprefix(": ")
-        for one in parts
+        for one in error.problems[:_MOST_IN_TEXT]
     )
     left_out = len(error.problems) - _MOST_IN_TEXT
     return "; ".join(told) + (f"; and {left_out} more" if left_out > 0 else "")
@@ -240,7 +239,7 @@ class _Search:
         if name not in value:
             self._add("missing", "Field required", (*loc, name))
         elif not isinstance(tag, str | int) or tag not in tags:
-            self._add("enum", _expected_one_of(tags), (*loc, name))
+            self._add("enum", f"Expected one of {_listed(tuple(tags))}", (*loc, name))
         return [tags[tag]] if isinstance(tag, str | int) and tag in tags else []
 
     def _look_at_members(self, value: dict[str, Any], kind: type[Struct], loc: Loc) -> None:
@@ -428,10 +427,6 @@ def _expected(options: list[_Option], *, is_whole: bool = True) -> str:
     # What bounds a text is said last, so that it is clear what it is said of.
     words = [*null, *words] if is_whole else [*words, *null]
     return f"Expected {' or '.join(dict.fromkeys(words))}"
-
-
-def _expected_one_of(values: Any) -> str:
-    return f"Expected one of {_listed(tuple(values))}"
 
 
 def _listed(values: tuple[Any, ...]) -> str:

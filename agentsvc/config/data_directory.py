@@ -16,65 +16,43 @@ _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _CHOOSE_ANOTHER = "choose another directory with --data-dir"
 
 
+class _Below:
+    """A path below the data directory, as an attribute of that."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, directory: "DataDirectory", _kind: object = None) -> Path:
+        return directory.path / self._name
+
+
 class DataDirectory(msgspec.Struct, frozen=True, kw_only=True):
     """A directory that holds all the server keeps."""
 
     path: Path
 
-    @property
-    def database(self) -> Path:
-        """The SQLite file."""
-        return self.path / "agentsvc.db"
-
-    @property
-    def master_key(self) -> Path:
-        """The key that seals stored secrets."""
-        return self.path / "master.key"
-
-    @property
-    def next_master_key(self) -> Path:
-        """The key that a change of the master key leads to, until that is done."""
-        return self.path / "master.key.next"
-
-    @property
-    def instance_id(self) -> Path:
-        """The id of this installation, which labels all that its backends make."""
-        return self.path / "instance-id"
-
-    @property
-    def callback_addresses(self) -> Path:
-        """Where the server listened, for sandboxes that know no other address."""
-        return self.path / "callback-addresses"
-
-    @property
-    def url(self) -> Path:
-        """Where the server that runs is reached on this machine, for commands beside it."""
-        return self.path / "url"
-
-    @property
-    def command_key(self) -> Path:
-        """The API key of commands that are called beside the server."""
-        return self.path / "command-key"
-
-    @property
-    def first_key(self) -> Path:
-        """The first API key and a login link, where there was no terminal to show them on."""
-        return self.path / "first-key"
-
-    @property
-    def backends(self) -> Path:
-        """The directory in which each backend has one of its own."""
-        return self.path / "backends"
-
-    @property
-    def archives(self) -> Path:
-        """The directory of saved workspaces."""
-        return self.path / "archives"
-
-    @property
-    def checkouts(self) -> Path:
-        """The directory of what the server itself fetches of repositories, for a moment."""
-        return self.path / "checkouts"
+    database = _Below("agentsvc.db")
+    """The SQLite file."""
+    master_key = _Below("master.key")
+    """The key that seals stored secrets."""
+    next_master_key = _Below("master.key.next")
+    """The key that a change of the master key leads to, until that is done."""
+    instance_id = _Below("instance-id")
+    """The id of this installation, which labels all that its backends make."""
+    callback_addresses = _Below("callback-addresses")
+    """Where the server listened, for sandboxes that know no other address."""
+    url = _Below("url")
+    """Where the server that runs is reached on this machine, for commands beside it."""
+    command_key = _Below("command-key")
+    """The API key of commands that are called beside the server."""
+    first_key = _Below("first-key")
+    """The first API key and a login link, where there was no terminal to show them on."""
+    backends = _Below("backends")
+    """The directory in which each backend has one of its own."""
+    archives = _Below("archives")
+    """The directory of saved workspaces."""
+    checkouts = _Below("checkouts")
+    """The directory of what the server itself fetches of repositories, for a moment."""
 
     def is_in_use(self) -> bool:
         """Whether a server runs on it."""

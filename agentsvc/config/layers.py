@@ -49,7 +49,7 @@ class _EmptyTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """What may stand where only tables can: one with nothing in it."""
 
 
-class _Given(Struct, frozen=True, kw_only=True):
+class _Given(Struct, frozen=True):
     """A value as one layer gives it."""
 
     key: tuple[str, ...]
@@ -156,20 +156,14 @@ def _all_given(
             yield _from_variable(variable, environ[variable], tables)
     for name, value in overrides.items():
         if value is not None:
-            yield _Given(
-                key=tuple(name.split(".", _SECTION_KEY)),
-                value=value,
-                origin=Origin.COMMAND_LINE,
-                source="the command line",
-            )
+            key = tuple(name.split(".", _SECTION_KEY))
+            yield _Given(key, value, origin=Origin.COMMAND_LINE, source="the command line")
 
 
 def _from_file(schema: type[Struct], file: Path) -> Iterator[_Given]:
     for section, table in _parsed(file).items():
         for key, value in _leaves((section,), table, _length(schema, section) - _SECTION):
-            yield _Given(
-                key=key, value=value, origin=Origin.FILE, source=str(file), base=file.parent
-            )
+            yield _Given(key, value, origin=Origin.FILE, source=str(file), base=file.parent)
 
 
 def _leaves(key: tuple[str, ...], value: Any, depth: int) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -209,10 +203,8 @@ def _from_variable(variable: str, text: str, tables: set[tuple[str, ...]]) -> _G
 def _checked(schema: type[Struct], given: _Given) -> Any:
     kind = _kind_of(schema, given.key)
     if kind is None:
-        raise StartFailed(
-            f"`{given.name}` in {given.source} is not a known key",
-            hint=_nearest(schema, given) or _HINT,
-        )
+        hint = _nearest(schema, given) or _HINT
+        raise StartFailed(f"`{given.name}` in {given.source} is not a known key", hint=hint)
     try:
         value = _converted(given, kind)
     except msgspec.ValidationError as exc:

@@ -10,6 +10,11 @@ from agentsvc.plugin import Isolation, Network
 from agentsvc.plugin.egress import parse_policy
 
 
+def _expects(words: str, example: Any = None) -> Meta:
+    """Return what messages say that a key takes, and what the default config file shows of it."""
+    return Meta(extra={"expected": words} | ({"example": example} if example else {}))
+
+
 class OnShutdown(StrEnum):
     """What becomes of running sandboxes when the server stops."""
 
@@ -57,8 +62,7 @@ class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     start: default (what the backend is made for: bubblewrap for processes), none, landlock,
     bubblewrap, container, gvisor, vm"""
     limits: Annotated[
-        DefaultLimits,
-        Meta(extra={"expected": "a table such as `{ pids = 2048, memory_bytes = 4294967296 }`"}),
+        DefaultLimits, _expects("a table such as `{ pids = 2048, memory_bytes = 4294967296 }`")
     ] = DefaultLimits()
     """What a sandbox may use whose spec does not say, as far as its backend can enforce it, and of
     memory at most half of this machine's; 0 is no limit"""
@@ -187,10 +191,7 @@ class SpecConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     image: str = ""
     """Image, where the backend has images"""
     command: Annotated[
-        tuple[str, ...] | None,
-        Meta(
-            extra={"expected": "a list of strings", "example": ["agent-server", "--port", "8000"]}
-        ),
+        tuple[str, ...] | None, _expects("a list of strings", ["agent-server", "--port", "8000"])
     ] = None
     """Command that starts the agent server; absent means the backend's own"""
     env: dict[str, str] = {}
@@ -199,21 +200,17 @@ class SpecConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Directory in which the agent works"""
     ports: Annotated[
         tuple[PortConfig, ...],
-        Meta(
-            extra={
-                "expected": 'a list of tables such as `{ name = "agent", number = 8000 }`',
-                "example": [{"name": "agent", "number": 8000, "awaited": True}],
-            }
+        _expects(
+            'a list of tables such as `{ name = "agent", number = 8000 }`',
+            [{"name": "agent", "number": 8000, "awaited": True}],
         ),
     ] = ()
     """Ports it listens on: name, number (0 lets the backend choose), awaited"""
     limits: Annotated[
         LimitsConfig,
-        Meta(
-            extra={
-                "expected": "a table such as `{ cpus = 2.0, memory_bytes = 4294967296 }`",
-                "example": {"cpus": 2.0, "memory_bytes": 4 * 1024**3},
-            }
+        _expects(
+            "a table such as `{ cpus = 2.0, memory_bytes = 4294967296 }`",
+            {"cpus": 2.0, "memory_bytes": 4 * 1024**3},
         ),
     ] = LimitsConfig()
     """What it may use: cpus, memory_bytes, disk_bytes, pids, open_files; what is not said is as in
@@ -224,16 +221,14 @@ class SpecConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where it may connect to: open, allowlist, or none but this server"""
     allow_hosts: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...],
-        Meta(extra={"expected": "a list of host names", "example": ["pypi.org", "*.example.org"]}),
+        _expects("a list of host names", ["pypi.org", "*.example.org"]),
     ] = ()
     """Hosts an `allowlist` lets through; "*." before one for all below it"""
     idle: Annotated[
         IdleConfig,
-        Meta(
-            extra={
-                "expected": "a table such as `{ pause_after_seconds = 1800.0 }`",
-                "example": {"pause_after_seconds": 1800.0, "delete_after_seconds": 0.0},
-            }
+        _expects(
+            "a table such as `{ pause_after_seconds = 1800.0 }`",
+            {"pause_after_seconds": 1800.0, "delete_after_seconds": 0.0},
         ),
     ] = IdleConfig()
     """When one that nobody uses is paused, reclaimed, hibernated, stopped or deleted, in place of

@@ -346,10 +346,8 @@ def data_dir(config: Config, environ: Mapping[str, str]) -> Path:
 
 def _existing(path: Path, source: str) -> Path:
     if not path.is_file():
-        raise StartFailed(
-            f"the config file named by {source} does not exist: {path}",
-            hint=f"name an existing file, or leave {source} out to run with the defaults",
-        )
+        hint = f"name an existing file, or leave {source} out to run with the defaults"
+        raise StartFailed(f"the config file named by {source} does not exist: {path}", hint=hint)
     return path.absolute()
 
 

@@ -53,9 +53,7 @@ def kept_directories(
     """
     paths = sorted({one for one in (work, posixpath.normpath(home)) if one not in ("", "/", ".")})
     for path in paths:
-        if not may_have_state and any(
-            env.get(name) and is_below(env[name], path) for name in _STATE
-        ):
+        if not may_have_state and any(env.get(key) and is_below(env[key], path) for key in _STATE):
             raise OrderRejected(
                 f"The agent server's own files are in {path}, which would be kept:"
                 " have the spec's `working_dir` beside them"

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from .addresses import Address, BadHost
 from .http_head import HEAD_MAX, BadHead, Head, parse_head, refusal
@@ -26,6 +26,7 @@ _LOG_LINES_MAX: Final = 300
 _LOG_SECONDS: Final = 60.0
 _ADDRESSES_MAX: Final = 4
 _LOOPBACK: Final = ipaddress.IPv4Network("127.0.0.0/8")
+_SERVER: Final[Mapping[str, Any]] = {"limit": HEAD_MAX, "start_serving": False}
 _NO_SOURCES: Final[Mapping[int, str]] = {}
 
 
@@ -94,25 +95,17 @@ class Proxy:
 
     async def listen_unix(self, path: Path) -> None:
         """Take requests on a unix socket; one that is left there from before is replaced."""
-        server = await asyncio.start_unix_server(
-            self._serve, path, limit=HEAD_MAX, start_serving=False
-        )
-        await self._start(server)
+        await self._start(await asyncio.start_unix_server(self._serve, path, **_SERVER))
 
     async def listen_tcp(self, host: str, port: int) -> int:
         """Take requests on a port, 0 for a free one; return its number."""
-        server = await asyncio.start_server(
-            self._serve, host, port, limit=HEAD_MAX, start_serving=False
-        )
+        server = await asyncio.start_server(self._serve, host, port, **_SERVER)
         await self._start(server)
         return int(server.sockets[0].getsockname()[1])
 
     async def listen_on(self, listener: socket.socket) -> None:
         """Take requests on a socket that is bound already."""
-        server = await asyncio.start_server(
-            self._serve, sock=listener, limit=HEAD_MAX, start_serving=False
-        )
-        await self._start(server)
+        await self._start(await asyncio.start_server(self._serve, sock=listener, **_SERVER))
 
     async def close(self) -> None:
         """Stop listening for good and cut every connection. Safe to call twice."""
@@ -217,12 +210,10 @@ class Proxy:
         last: OSError | None = None
         for address in open_to:
             source = self._sources.get(head.port, "") if address in _LOOPBACK else ""
+            local = (source, 0) if source else None
             try:
                 return await asyncio.open_connection(
-                    str(address),
-                    head.port,
-                    limit=_CHUNK,
-                    local_addr=(source, 0) if source else None,
+                    str(address), head.port, limit=_CHUNK, local_addr=local
                 )
             except OSError as exc:
                 last = exc

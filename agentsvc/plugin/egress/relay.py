@@ -42,9 +42,8 @@ class Side:
     def wanted(self) -> int:
         """Return what to wait for here."""
         reads = self.is_open and len(self.other.waiting) < _BUFFER_MAX
-        return (selectors.EVENT_READ if reads else 0) | (
-            selectors.EVENT_WRITE if self.waiting else 0
-        )
+        reading = selectors.EVENT_READ if reads else 0
+        return reading | (selectors.EVENT_WRITE if self.waiting else 0)
 
 
 class Relay:
