@@ -14,7 +14,7 @@ import click
 from agentsvc import __version__
 from agentsvc.base import now
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.options import Where, example, where_options
+from agentsvc.cli.options import FILE, Where, example, where_options
 from agentsvc.config import DataDirectory
 from agentsvc.storage import check_file, copy_running
 
@@ -28,7 +28,7 @@ ABOUT: Final = "about.json"
 
 
 @click.command("backup", epilog=example("agentsvc backup /mnt/backups/agentsvc-monday.tar.gz"))
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
+@click.argument("file", type=FILE, metavar="FILE")
 @click.option(
     "--without-key",
     is_flag=True,
@@ -50,10 +50,8 @@ def command(*, file: Path, without_key: bool, archives: bool, where: Where) -> N
             copy = Path(scratch, DATABASE)
             copy_running(places.database, copy)
             if problems := check_file(copy):
-                raise CommandFailed(
-                    f"the database is damaged: {problems[0]}",
-                    "run `agentsvc db check`; restore an older backup if that says the same",
-                )
+                hint = "run `agentsvc db check`; restore an older backup if that says the same"
+                raise CommandFailed(f"the database is damaged: {problems[0]}", hint)
             draft.unlink(missing_ok=True)
             descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
             with os.fdopen(descriptor, "wb") as opened:

@@ -75,17 +75,7 @@ def _start(api: Api, task: str, repository: str | None) -> Record:
     run: Any = importlib.import_module("agentsvc.cli.run")
     carrying: Any = importlib.import_module("agentsvc.cli.run.conversation")
     watching: Any = importlib.import_module("agentsvc.cli.run.watch")
-    wanted = run.Wanted(
-        task=task,
-        repository=repository,
-        branch=None,
-        directory=None,
-        model=None,
-        base_url=None,
-        title=None,
-        agrees=False,
-        as_json=False,
-    )
+    wanted = run.Wanted(task=task, repository=repository)
     started: Record = carrying.start(api, wanted, watching.View(as_json=False))
     return started
 

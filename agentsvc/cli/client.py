@@ -20,6 +20,7 @@ from agentsvc.cli import CommandFailed
 V1: Final = "/api/v1"
 KEY_HEADER: Final = "X-Session-API-Key"
 PAGE: Final = 100
+type Query = Mapping[str, str | int]
 BEAT: Final = "beat"
 
 _ANSWER_SECONDS: Final = 150.0
@@ -59,14 +60,7 @@ class Api:
         self._key = key
         self._renew = renew
 
-    def call(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str | int] | None = None,
-        body: Any = None,
-    ) -> Any:
+    def call(self, method: str, path: str, *, query: Query | None = None, body: Any = None) -> Any:
         """Return what the server answers, decoded; raises Refused for an error of its."""
         sent = None if body is None else json.dumps(body).encode()
         kind = {"Content-Type": "application/json"} if body is not None else {}
@@ -74,7 +68,7 @@ class Api:
             text = response.read()
         return json.loads(text) if text else None
 
-    def pages(self, path: str, query: Mapping[str, str | int] | None = None) -> Iterator[Any]:
+    def pages(self, path: str, query: Query | None = None) -> Iterator[Any]:
         """Yield every item of a search, page after page."""
         asked: dict[str, str | int] = {"limit": PAGE, **(query or {})}
         while True:
@@ -90,11 +84,9 @@ class Api:
         Signs of life are `beat`, for who wants them.
         Raises OSError when it breaks off; the caller goes on behind the last id that it saw.
         """
-        headers = {"Accept": "text/event-stream"}
+        kind = {"Accept": "text/event-stream"}
         asked = {} if after < 0 else {"after": after}
-        with self.open(
-            "GET", path, query=asked, headers=headers, silence=_SILENCE_SECONDS
-        ) as lines:
+        with self.open("GET", path, query=asked, headers=kind, silence=_SILENCE_SECONDS) as lines:
             for message in read_messages(iter(lines.readline, b"")):
                 if beats or message.type != BEAT:
                     yield message
@@ -144,10 +136,8 @@ class Api:
             connection.request(method, target, body=body, headers={**headers, **key})
             return connection.getresponse()
         except (OSError, http.client.HTTPException) as exc:
-            raise CommandFailed(
-                f"no server answers at {self.url}: {exc}",
-                "see whether it runs, and whether --url is right",
-            ) from exc
+            hint = "see whether it runs, and whether --url is right"
+            raise CommandFailed(f"no server answers at {self.url}: {exc}", hint) from exc
 
 
 def read_messages(lines: Iterator[bytes]) -> Iterator[Told]:

@@ -94,11 +94,8 @@ def list_conversations(
         )
         for item in items
     ]
-    print_found(
-        items,
-        columns(("ID", "STATE", "COST", "UPDATED", "TITLE"), rows, width=width),
-        as_json=as_json,
-    )
+    table = columns(("ID", "STATE", "COST", "UPDATED", "TITLE"), rows, width=width)
+    print_found(items, table, as_json=as_json)
 
 
 _STATES: Final = {"waiting_for_confirmation": "asks"}

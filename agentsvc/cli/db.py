@@ -27,10 +27,8 @@ def check(where: Where) -> None:
     for problem in problems:
         click.echo(problem)
     if problems:
-        raise CommandFailed(
-            f"the database is damaged: {places.database}",
-            "keep it, and restore the last good backup with `agentsvc restore`",
-        )
+        hint = "keep it, and restore the last good backup with `agentsvc restore`"
+        raise CommandFailed(f"the database is damaged: {places.database}", hint)
     click.echo(f"fine: {places.database}", err=True)
 
 

@@ -1,7 +1,6 @@
 """`agentsvc keys`: makes, lists and revokes API keys, lets programs in; also while the server runs."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 import click
@@ -13,7 +12,6 @@ from agentsvc.cli.options import Where, example, json_option, where_options
 from agentsvc.cli.secretoutput import output_option, secret_output
 from agentsvc.cli.stored import run_on
 from agentsvc.cli.text import print_table
-from agentsvc.config import DataDirectory
 from agentsvc.storage import Database, change_master_key, lock_data_dir
 
 _ROLES = click.Choice([role.value for role in Role])
@@ -58,7 +56,8 @@ def create(
 ) -> None:
     """Make a key and show it on the terminal; it cannot be shown again."""
 
-    async def body(keys: KeyRing) -> tuple[ApiKey, Secret]:
+    async def body(database: Database) -> tuple[ApiKey, Secret]:
+        keys = KeyRing(database)
         user_id = await keys.find_user(user)
         if user_id is not None and role is not None:
             raise CommandFailed(f"user `{user}` exists already", "leave out --role")
@@ -70,7 +69,7 @@ def create(
 
     places = where.places()
     with secret_output(output, places.path, "key") as shown:
-        key, value = _run(places, body, noted=("keys create", f"user {user}, {name}"))
+        key, value = run_on(places, body, noted=("keys create", f"user {user}, {name}"))
         shown.tell(f"key {key.id} of user `{user}`", value.reveal())
 
 
@@ -90,7 +89,7 @@ def list_keys(*, as_json: bool, where: Where) -> None:
             f"{key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never",
             _state(key),
         )
-        for key in _run(where.places(), KeyRing.list_keys)
+        for key in run_on(where.places(), lambda database: KeyRing(database).list_keys())
     ]
     titles = ("ID", "USER", "NAME", "SCOPE", "KEY", "CREATED (UTC)", "LAST USED", "STATE")
     print_table(titles, rows, as_json=as_json)
@@ -102,15 +101,15 @@ def list_keys(*, as_json: bool, where: Where) -> None:
 def revoke(key_id: int, where: Where) -> None:
     """Revoke the key with an ID of `agentsvc keys list`; from then on it opens nothing."""
 
-    async def body(keys: KeyRing) -> None:
+    async def body(database: Database) -> None:
         try:
-            await keys.revoke_key(key_id)
+            await KeyRing(database).revoke_key(key_id)
         except NotFound as exc:
             raise CommandFailed(
                 f"there is no key {key_id}", "run `agentsvc keys list` to see them"
             ) from exc
 
-    _run(where.places(), body, noted=("keys revoke", f"{key_id}"))
+    run_on(where.places(), body, noted=("keys revoke", f"{key_id}"))
     click.echo(f"key {key_id} is revoked", err=True)
 
 
@@ -170,12 +169,3 @@ async def _only_user(keys: KeyRing) -> str:
     if len(names) != 1:
         raise CommandFailed(f"there are {len(names)} users", "say whose login it is with --user")
     return names[0]
-
-
-def _run[T](
-    places: DataDirectory,
-    body: Callable[[KeyRing], Awaitable[T]],
-    *,
-    noted: tuple[str, str] | None = None,
-) -> T:
-    return run_on(places, lambda database: body(KeyRing(database)), noted=noted)

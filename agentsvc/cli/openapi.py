@@ -7,16 +7,13 @@ import msgspec
 
 from agentsvc.app import published_routes
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.options import config_option, example, load_config
+from agentsvc.cli.options import FILE, config_option, example, load_config
 from agentsvc.http import describe, prefix_of
 
 
 @click.command("openapi", epilog=example("agentsvc openapi --output openapi.json"))
 @click.option(
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="File to write; otherwise standard output.",
+    "--output", type=FILE, metavar="FILE", help="File to write; otherwise standard output."
 )
 @config_option
 def command(output: Path | None, config_file: Path | None) -> None:

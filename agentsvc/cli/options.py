@@ -4,7 +4,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
@@ -15,6 +15,10 @@ from agentsvc.config import schema as config
 from agentsvc.plugin import sections
 
 type Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+FILE: Final = click.Path(path_type=Path, dir_okay=False)
+"""A file that is written, or need not be there."""
+EXISTING_FILE: Final = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 config_option: Decorator = click.option(
     "--config",
@@ -57,10 +61,8 @@ def existing_data_dir(loaded: Loaded) -> DataDirectory:
     """Return the data directory; raises StartFailed unless a server has made its database."""
     data_dir = data_dir_of(loaded)
     if not data_dir.database.is_file():
-        raise StartFailed(
-            f"there is no database in {data_dir.path}",
-            hint="start the server once, or name its data directory with --data-dir",
-        )
+        hint = "start the server once, or name its data directory with --data-dir"
+        raise StartFailed(f"there is no database in {data_dir.path}", hint=hint)
     return data_dir
 
 
@@ -79,12 +81,28 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
         return existing_data_dir(self.load())
 
 
-def where_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that name the configuration and data directory, as `where`."""
+def pop_struct[T: msgspec.Struct](kind: type[T], given: dict[str, Any]) -> T:
+    """Take the options out of those given that the fields of a struct are encoded as."""
+    fields = msgspec.structs.fields(kind)
+    return kind(**{field.name: given.pop(field.encode_name, None) for field in fields})
 
-    @functools.wraps(command)
-    def called(*, data_dir: str | None, config_file: Path | None, **options: Any) -> Any:
-        where = Where(data_dir=data_dir, config_file=config_file)
-        return command(where=where, **options)
 
-    return data_dir_option(config_option(called))
+def as_struct(name: str, kind: type[msgspec.Struct], *options: Decorator) -> Decorator:
+    """Give a command several options as one argument of this name, a struct."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def called(*arguments: Any, **given: Any) -> Any:
+            chosen = pop_struct(kind, given)
+            return command(*arguments, **given, **{name: chosen})
+
+        made: Callable[..., Any] = called
+        for option in options:
+            made = option(made)
+        return made
+
+    return decorate
+
+
+where_options: Final = as_struct("where", Where, config_option, data_dir_option)
+"""Gives a command the options that name the configuration and data directory, as `where`."""

@@ -175,10 +175,8 @@ def _options(image: str | None, spec: str | None) -> KitOptions:
 def _names(words: Iterable[str]) -> frozenset[str]:
     """Return the checks that are meant; raises CommandFailed for one that does not exist."""
     names = frozenset(text.strip().replace(" ", "_") for text in words)
-    if unknown := names - {check.name for check in CHECKS}:
-        raise CommandFailed(
-            f"there is no check `{min(unknown)}`", "see what `plugins check` prints"
-        )
+    if wrong := names - {check.name for check in CHECKS}:
+        raise CommandFailed(f"there is no check `{min(wrong)}`", "see what `plugins check` prints")
     return names
 
 
@@ -204,10 +202,8 @@ async def opened(
 
     What they need a directory for is in one of its own, `within` another if that is given.
     """
-    with tempfile.TemporaryDirectory(prefix="agentsvc-plugins-", dir=within) as directory:
-        registry = BackendRegistry.build(
-            host, config, instance_id=new_id(), state_dir=Path(directory)
-        )
+    with tempfile.TemporaryDirectory(prefix="agentsvc-plugins-", dir=within) as folder:
+        registry = BackendRegistry.build(host, config, instance_id=new_id(), state_dir=Path(folder))
         try:
             await registry.open()
             yield registry

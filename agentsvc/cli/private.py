@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -26,10 +27,22 @@ from agentsvc.config import BOOTSTRAP_KEY_FILE_VARIABLE, PREFIX, Config, Minimum
 from agentsvc.plugin import PACKAGE, Isolation
 from agentsvc.sandboxes import find_protections
 
+_NEEDED: Final = ("openhands-agent-server", "openhands-tools")
 _READY: Final = re.compile(r"is ready: (\S+)")
 _LOG_LINES: Final = 15
 _STOP_SECONDS: Final = 75.0
 """More than a server takes for what is being started as it is told to stop."""
+
+
+def check_installed(what: str, hint: str) -> None:
+    """Raise CommandFailed, saying what needs it, unless what runs in a sandbox is installed."""
+    try:
+        for name in _NEEDED:
+            metadata.version(name)
+    except metadata.PackageNotFoundError as exc:
+        raise CommandFailed(
+            f"{what} needs the package {exc.name}, which is not installed", hint
+        ) from exc
 
 
 class PrivateServer:

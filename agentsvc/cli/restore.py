@@ -17,7 +17,7 @@ import msgspec
 from agentsvc.base import ArchiveRefused
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.backup import ABOUT, ARCHIVE, ARCHIVES, DATABASE, INSTANCE_ID, MASTER_KEY
-from agentsvc.cli.options import Where, data_dir_of, example, where_options
+from agentsvc.cli.options import EXISTING_FILE, Where, data_dir_of, example, where_options
 from agentsvc.config import DataDirectory
 from agentsvc.conversations import Bounds
 from agentsvc.conversations import check as check_archive
@@ -55,15 +55,12 @@ class _About(msgspec.Struct, frozen=True):
 
 
 @click.command(
-    "restore",
-    epilog=example("agentsvc restore agentsvc-monday.tar.gz --data-dir /srv/agents"),
+    "restore", epilog=example("agentsvc restore agentsvc-monday.tar.gz --data-dir /srv/agents")
 )
-@click.argument(
-    "file", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE"
-)
+@click.argument("file", type=EXISTING_FILE, metavar="FILE")
 @click.option(
     "--key-file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=EXISTING_FILE,
     metavar="FILE",
     help="The master key, where the backup was made without it.",
 )
@@ -79,10 +76,8 @@ def command(*, file: Path, key_file: Path | None, where: Where) -> None:
     places, limits = data_dir_of(loaded), loaded.config.archives
     bounds = Bounds(unpacked_bytes=limits.max_unpacked_bytes, files=limits.max_files)
     if places.database.exists():
-        raise CommandFailed(
-            f"there is a database in {places.path} already",
-            "name another directory with --data-dir, or move that database away",
-        )
+        hint = "name another directory with --data-dir, or move that database away"
+        raise CommandFailed(f"there is a database in {places.path} already", hint)
     with (
         _prepared(places),
         tempfile.TemporaryDirectory(dir=places.path, prefix="restore-") as scratch,
@@ -244,10 +239,8 @@ def _move_in(restored: Path, there: Path) -> None:
     # An empty directory is no loss.
     taken = [name for name in names if _is_taken(there / name)]
     if taken:
-        raise CommandFailed(
-            f"there is something in {there} already: {', '.join(taken)}",
-            "name another directory with --data-dir, or move that away",
-        )
+        hint = "name another directory with --data-dir, or move that away"
+        raise CommandFailed(f"there is something in {there} already: {', '.join(taken)}", hint)
     with contextlib.ExitStack() as undo:
         for name in names:
             (restored / name).rename(there / name)

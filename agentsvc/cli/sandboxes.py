@@ -14,13 +14,11 @@ _HIDDEN: Final = ("session_api_key",)
 
 
 def _find(api: Api, sandbox_id: str) -> dict[str, Any]:
-    asked = api.call("GET", SANDBOXES, query={"id": sandbox_id})
-    if found := [one for one in asked if one]:
-        return only(found, "sandboxes", sandbox_id)
-    everything = api.pages(f"{SANDBOXES}/search")
-    return only(
-        [one for one in everything if one["id"].startswith(sandbox_id)], "sandboxes", sandbox_id
-    )
+    found = [one for one in api.call("GET", SANDBOXES, query={"id": sandbox_id}) if one]
+    if not found:
+        everything = api.pages(f"{SANDBOXES}/search")
+        found = [one for one in everything if one["id"].startswith(sandbox_id)]
+    return only(found, "sandboxes", sandbox_id)
 
 
 _of_sandbox: Final = found_options(_find, Id(SANDBOXES))
@@ -52,11 +50,8 @@ def list_sandboxes(*, limit: int, as_json: bool, server: ServerChoice) -> None:
         )
         for item in items
     ]
-    print_found(
-        items,
-        columns(("ID", "STATUS", "SPEC", "ISOLATION", "CREATED (UTC)", "DETAIL"), rows),
-        as_json=as_json,
-    )
+    table = columns(("ID", "STATUS", "SPEC", "ISOLATION", "CREATED (UTC)", "DETAIL"), rows)
+    print_found(items, table, as_json=as_json)
 
 
 @command.command(epilog=example("agentsvc sandboxes show 5WPXcz"))

@@ -12,7 +12,7 @@ import click
 
 from agentsvc import __version__
 from agentsvc.base import dashed, new_id, now
-from agentsvc.cli.options import example
+from agentsvc.cli.options import EXISTING_FILE, FILE, example
 
 _SPEC: Final = "1.6"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
@@ -25,15 +25,12 @@ type _Hashes = Mapping[tuple[str, str], list[str]]
 @click.command("sbom", epilog=example("agentsvc sbom --output sbom.cdx.json"))
 @click.option(
     "--lock",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=EXISTING_FILE,
     metavar="FILE",
     help="Requirements with the hashes that were installed from; they are written, too.",
 )
 @click.option(
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Where to write it; otherwise standard output.",
+    "--output", type=FILE, metavar="FILE", help="Where to write it; otherwise standard output."
 )
 def command(lock: Path | None, output: Path | None) -> None:
     """Write which packages are installed beside the server, in CycloneDX 1.6."""

@@ -118,14 +118,7 @@ def command(
         places.prepare()
         with lock_data_dir(places.path):
             config = with_addresses(loaded.config, listener)
-            greet = partial(
-                _greet,
-                places=places,
-                listener=listener,
-                config_file=loaded.path,
-                bootstrap_key=bootstrap_key,
-                masker=masker,
-            )
+            greet = partial(_greet, loaded, listener, bootstrap_key, masker)
             reload = Reload(manager, loaded, read)
             _run(_serve(config, places, listener, manager, reload=reload, greet=greet))
 
@@ -182,10 +175,8 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as exc:
-        raise StartFailed(
-            f"`{host}` is not an address of this machine",
-            hint="use --host 127.0.0.1, or --host 0.0.0.0 for every address",
-        ) from exc
+        hint = "use --host 127.0.0.1, or --host 0.0.0.0 for every address"
+        raise StartFailed(f"`{host}` is not an address of this machine", hint=hint) from exc
     # Where a name has addresses of both kinds, sandboxes and clients try the IPv4 one first.
     family, kind, protocol, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
     listener = socket.socket(family, kind, protocol)
@@ -238,15 +229,14 @@ async def _first_key(keys: KeyRing, bootstrap_key: Secret | None) -> Secret | No
 
 
 async def _greet(
-    app: web.Application,
-    *,
-    places: DataDirectory,
+    loaded: Loaded,
     listener: socket.socket,
-    config_file: Path | None,
     bootstrap_key: Secret | None,
     masker: Masker,
+    app: web.Application,
 ) -> None:
     """Say where everything is, and at the first start how to get in."""
+    places = data_dir_of(loaded)
     first_key = await _first_key(app[KEYRING], bootstrap_key)
     if first_key is not None:
         masker.add(first_key)
@@ -259,7 +249,7 @@ async def _greet(
     click.echo(f"  database    {places.database}")
     click.echo(f"  master key  {places.master_key} (keep a copy: it opens the stored secrets)")
     click.echo("  logs        standard error")
-    click.echo(f"  config      {config_file or 'defaults, no file was read'}\n")
+    click.echo(f"  config      {loaded.path or 'defaults, no file was read'}\n")
 
 
 def _hand_over(places: DataDirectory, key: Secret, link: str) -> None:
@@ -294,10 +284,8 @@ async def _note_unused(keys: KeyRing, bootstrap_key: Secret) -> None:
     try:
         await keys.identify(bootstrap_key.reveal())
     except NotAuthenticated:
-        click.echo(
-            "note: the bootstrap key is not used, this installation has other keys already",
-            err=True,
-        )
+        note = "note: the bootstrap key is not used, this installation has other keys already"
+        click.echo(note, err=True)
 
 
 def _run(serving: Coroutine[Any, Any, None]) -> None:

@@ -5,7 +5,7 @@ import importlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
@@ -14,7 +14,15 @@ from click.shell_completion import CompletionItem
 from agentsvc.base import AgentsvcError, Secret
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import Api
-from agentsvc.cli.options import Decorator, config_option, data_dir_of, data_dir_option, load_config
+from agentsvc.cli.options import (
+    Decorator,
+    as_struct,
+    config_option,
+    data_dir_of,
+    data_dir_option,
+    load_config,
+    pop_struct,
+)
 from agentsvc.cli.text import SHORT_ID, short
 from agentsvc.config import KEY_VARIABLE, URL_VARIABLE, DataDirectory, schema
 
@@ -23,31 +31,9 @@ class ServerChoice(msgspec.Struct, frozen=True, kw_only=True):
     """What the options of a command say of the server it is for."""
 
     url: str | None
-    key: str | None
+    key: str | None = msgspec.field(name="api_key")
     data_dir: str | None
     config_file: Path | None
-
-
-def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that choose a server, as one argument `server`."""
-
-    def called(
-        *arguments: Any,
-        url: str | None,
-        api_key: str | None,
-        data_dir: str | None,
-        config_file: Path | None,
-        **options: Any,
-    ) -> Any:
-        chosen = ServerChoice(url=url, key=api_key, data_dir=data_dir, config_file=config_file)
-        return command(*arguments, server=chosen, **options)
-
-    called.__doc__ = command.__doc__
-    called.__name__ = command.__name__
-    called.__dict__.update(command.__dict__)
-    for option in (config_option, data_dir_option, _key_option, _url_option):
-        called = option(called)
-    return called
 
 
 _url_option: Decorator = click.option(
@@ -62,6 +48,10 @@ _key_option: Decorator = click.option(
     metavar="KEY",
     help=f"API key; otherwise {KEY_VARIABLE}, then that of the login, then one of the data directory.",
 )
+server_options: Final = as_struct(
+    "server", ServerChoice, config_option, data_dir_option, _key_option, _url_option
+)
+"""Gives a command the options that choose a server, as `server`."""
 
 
 class Id(click.ParamType[str]):
@@ -76,15 +66,8 @@ class Id(click.ParamType[str]):
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         """Return the latest ones, with their titles; none where no server answers."""
-        given = ctx.params
-        chosen = ServerChoice(
-            url=given.get("url"),
-            key=given.get("api_key"),
-            data_dir=given.get("data_dir"),
-            config_file=given.get("config_file"),
-        )
         try:
-            api = find_api(chosen)
+            api = find_api(pop_struct(ServerChoice, dict(ctx.params)))
             found = api.call("GET", f"{self._path}/search")["items"] if api else []
         except (AgentsvcError, click.ClickException):
             return []
@@ -162,10 +145,8 @@ def get_api(chosen: ServerChoice) -> Api:
     """Return the server to talk to; raises CommandFailed where there is none."""
     api = find_api(chosen)
     if api is None:
-        raise CommandFailed(
-            "no server runs on the data directory",
-            "start one with `agentsvc serve`, or log in to one with `agentsvc login URL`",
-        )
+        hint = "start one with `agentsvc serve`, or log in to one with `agentsvc login URL`"
+        raise CommandFailed("no server runs on the data directory", hint)
     return api
 
 

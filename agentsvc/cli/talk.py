@@ -47,8 +47,7 @@ def only(
     if len(found) != 1:
         many = "more than one" if found else "none"
         raise CommandFailed(
-            f"{many} of the {what} has {by} `{wanted}`",
-            f"run `agentsvc {what} list` to see them",
+            f"{many} of the {what} has {by} `{wanted}`", f"run `agentsvc {what} list` to see them"
         )
     return found[0]
 
@@ -99,10 +98,8 @@ def agent_path(conversation: Record) -> str:
     tail = str(conversation["conversation_url"] or "").partition("/api/conversations/")[2]
     if not tail:
         state = str(conversation["sandbox_status"]).lower()
-        raise CommandFailed(
-            f"the sandbox of this conversation is {state}",
-            f"run `agentsvc sandboxes resume {conversation['sandbox_id']}`",
-        )
+        hint = f"run `agentsvc sandboxes resume {conversation['sandbox_id']}`"
+        raise CommandFailed(f"the sandbox of this conversation is {state}", hint)
     return f"/sandboxes/{conversation['sandbox_id']}/agent/api/conversations/{tail}"
 
 

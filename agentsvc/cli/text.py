@@ -85,6 +85,11 @@ def clean(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)
 
 
+def words(status: str) -> str:
+    """Return the status of a start as people write it."""
+    return status.lower().replace("_", " ")
+
+
 def short(text: str | None) -> str:
     """Return as much of a text as a column has room for."""
     known = clean(text or "")

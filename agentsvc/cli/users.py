@@ -1,13 +1,14 @@
 """`agentsvc users`: makes users, changes what they may do, blocks and deletes them; also while the server runs."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from typing import Any
 
 import click
 import msgspec
 from msgspec import UNSET
 
 from agentsvc.accounts import Quotas, QuotaStore, Role, Used, User, UserPatch, Users
-from agentsvc.cli.options import Where, example, json_option, where_options, yes_option
+from agentsvc.cli.options import Decorator, Where, example, json_option, where_options, yes_option
 from agentsvc.cli.stored import run_on
 from agentsvc.cli.text import columns, confirm, print_found, print_table
 from agentsvc.conversations import PendingUserDeletion, let_go
@@ -41,6 +42,10 @@ def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
     return int(number)
 
 
+def _limit_option(name: str, read: Callable[..., Any], text: str) -> Decorator:
+    return click.option(name, metavar="LIMIT", callback=read, help=text)
+
+
 @click.group("users", epilog=example("agentsvc users create ann --role viewer"))
 def command() -> None:
     """Make users, change what they may do, block and delete them.
@@ -57,7 +62,8 @@ def command() -> None:
 @where_options
 def create(name: str, role: str, where: Where) -> None:
     """Add a user; `agentsvc keys create --user NAME` makes a key for the user."""
-    _run(where, lambda users: users.create(name, Role(role)), noted=("users create", name))
+    noted = ("users create", name)
+    run_on(where.places(), lambda database: Users(database).create(name, Role(role)), noted=noted)
     click.echo(f"user `{name}` is added as {role}", err=True)
 
 
@@ -67,14 +73,8 @@ def create(name: str, role: str, where: Where) -> None:
 def list_users(*, as_json: bool, where: Where) -> None:
     """List all users."""
     rows = [
-        (
-            user.id,
-            user.name,
-            user.role.value,
-            f"{user.created_at:%Y-%m-%d %H:%M}",
-            _state_of(user),
-        )
-        for user in _run(where, Users.list_all)
+        (user.id, user.name, user.role.value, f"{user.created_at:%Y-%m-%d %H:%M}", _state_of(user))
+        for user in run_on(where.places(), lambda database: Users(database).list_all())
     ]
     print_table(("ID", "NAME", "ROLE", "CREATED (UTC)", "STATE"), rows, as_json=as_json)
 
@@ -83,21 +83,10 @@ def list_users(*, as_json: bool, where: Where) -> None:
 @click.argument("name", metavar="NAME")
 @click.option("--role", type=_ROLES, help="What the user may do from now on.")
 @click.option("--name", "new_name", metavar="TEXT", help="What the user is called from now on.")
-@click.option(
-    "--running-sandboxes",
-    metavar="LIMIT",
-    callback=_whole,
-    help="How many may run at the same time.",
-)
-@click.option(
-    "--conversations-per-hour", metavar="LIMIT", callback=_whole, help="How many may be started."
-)
-@click.option(
-    "--spend-per-day", metavar="LIMIT", callback=_limit, help="US dollars, of a day of UTC."
-)
-@click.option(
-    "--spend-per-month", metavar="LIMIT", callback=_limit, help="US dollars, of a month of UTC."
-)
+@_limit_option("--running-sandboxes", _whole, "How many may run at the same time.")
+@_limit_option("--conversations-per-hour", _whole, "How many may be started.")
+@_limit_option("--spend-per-day", _limit, "US dollars, of a day of UTC.")
+@_limit_option("--spend-per-month", _limit, "US dollars, of a month of UTC.")
 @where_options
 def change(
     *, name: str, role: str | None, new_name: str | None, where: Where, **limits: float | str | None
@@ -208,15 +197,9 @@ def _shown(limit: float | None) -> str:
 
 
 def _block(where: Where, name: str, *, noted: str, is_blocked: bool) -> None:
-    async def body(users: Users) -> User:
+    async def body(database: Database) -> User:
+        users = Users(database)
         user = await users.get_named(name)
         return await users.change(user.id, UserPatch(is_blocked=is_blocked))
 
-    _run(where, body, noted=(noted, name))
-
-
-def _run[T](
-    where: Where, body: Callable[[Users], Awaitable[T]], *, noted: tuple[str, str] | None = None
-) -> T:
-    places = where.places()
-    return run_on(places, lambda database: body(Users(database)), noted=noted)
+    run_on(where.places(), body, noted=(noted, name))

@@ -8,7 +8,7 @@ from rich.console import Console
 from agentsvc.cli.demo import commands_to_try
 from agentsvc.cli.show.colour import ColourScreen
 from agentsvc.cli.show.notes import Note, Tone, find_created_file, find_outcome, to_note
-from agentsvc.cli.show.screen import PlainScreen, Screen, open_screen
+from agentsvc.cli.show.screen import Screen, open_screen
 
 
 def event(kind: str, source: str = "agent", **fields: Any) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def show_all(screen: Screen) -> None:
 
 
 def test_plain_text_is_aligned_and_has_no_colour(capsys: pytest.CaptureFixture[str]) -> None:
-    show_all(PlainScreen())
+    show_all(Screen())
     assert capsys.readouterr().out == (
         "\nTitle\n\n"
         "a line\n"
@@ -211,9 +211,9 @@ def test_colour_says_the_same() -> None:
     ("is_terminal", "variables", "expected"),
     [
         (True, {"TERM": "xterm", "NO_COLOR": ""}, ColourScreen),
-        (True, {"TERM": "xterm", "NO_COLOR": "1"}, PlainScreen),
-        (True, {"TERM": "dumb", "NO_COLOR": ""}, PlainScreen),
-        (False, {"TERM": "xterm", "NO_COLOR": ""}, PlainScreen),
+        (True, {"TERM": "xterm", "NO_COLOR": "1"}, Screen),
+        (True, {"TERM": "dumb", "NO_COLOR": ""}, Screen),
+        (False, {"TERM": "xterm", "NO_COLOR": ""}, Screen),
     ],
 )
 def test_colour_is_for_terminals_whose_owner_wants_it(

@@ -8,7 +8,6 @@ import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,14 +16,15 @@ import click
 
 from agentsvc.base import Secret, monotonic, new_key
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.demo.api import KEY_HEADER, V0, V1, DemoApi
+from agentsvc.cli.client import KEY_HEADER, V1
+from agentsvc.cli.demo.api import V0, DemoApi
 from agentsvc.cli.options import example
-from agentsvc.cli.private import PrivateServer, choose_isolation
+from agentsvc.cli.private import PrivateServer, check_installed, choose_isolation
 from agentsvc.cli.show.notes import Event, find_created_file, find_outcome, to_note
 from agentsvc.cli.show.screen import Screen, open_screen
+from agentsvc.cli.text import words
 from agentsvc.testing import MODEL, ScriptedModel
 
-_NEEDED: Final = ("openhands-agent-server", "openhands-tools")
 _TASK: Final = "Look around, write a small program, and run it."
 _LONGEST_SECONDS: Final = 240.0
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -47,7 +47,11 @@ def command(*, keep: bool, port: int) -> None:
     The agent, its sandbox and its tools are real. Only the language model plays a script, so
     neither a key nor the network is needed.
     """
-    check_installed()
+    check_installed(
+        "the demo",
+        "install the extra `agent`: pip install 'agentsvc[agent]',"
+        " or in a checkout: bash .ci/setup install agent,cli",
+    )
     directory = Path(tempfile.mkdtemp(prefix="agentsvc-demo-"))
     try:
         asyncio.run(_Demo(open_screen(), directory, port=port).run(keep=keep))
@@ -58,19 +62,6 @@ def command(*, keep: bool, port: int) -> None:
         raise CommandFailed(f"the server went away: {exc}") from exc
     finally:
         shutil.rmtree(directory)
-
-
-def check_installed() -> None:
-    """Raise CommandFailed, saying what to install, unless what runs in a sandbox is installed."""
-    try:
-        for name in _NEEDED:
-            metadata.version(name)
-    except metadata.PackageNotFoundError as exc:
-        raise CommandFailed(
-            f"the demo needs the package {exc.name}, which is not installed",
-            "install the extra `agent`: pip install 'agentsvc[agent]',"
-            " or in a checkout: bash .ci/setup install agent,cli",
-        ) from exc
 
 
 class _Demo:
@@ -90,13 +81,8 @@ class _Demo:
         key = new_key("asvc_")
         async with ScriptedModel() as model, self._server(key) as url, DemoApi(url, key) as api:
             with self._measured("settings, by V0"):
-                await api.save_settings(
-                    {
-                        "llm_model": f"openai/{MODEL}",
-                        "llm_base_url": model.url,
-                        "llm_api_key": model.key.reveal(),
-                    }
-                )
+                llm = {"llm_model": f"openai/{MODEL}", "llm_base_url": model.url}
+                await api.save_settings({**llm, "llm_api_key": model.key.reveal()})
             conversation_id = await self._start(api)
             await self._watch(api, conversation_id)
             if keep:
@@ -132,9 +118,9 @@ class _Demo:
         began, task = monotonic(), await api.start_conversation(_TASK)
         async for seen in api.follow_start(task):
             if seen["status"] != task["status"]:
-                self._end_stage(_words(task["status"]), began)
+                self._end_stage(words(task["status"]), began)
                 began, task = monotonic(), seen
-            self._screen.busy(_words(task["status"]))
+            self._screen.busy(words(task["status"]))
         if task["status"] == "ERROR":
             raise CommandFailed(f"the conversation did not start: {task['detail']}")
         self._screen.busy("")
@@ -191,10 +177,6 @@ class _Demo:
         self._screen.table(("Stage", "Time"), [*rows, ("all of it", total)])
 
 
-def _words(status: str) -> str:
-    return status.lower().replace("_", " ")
-
-
 def commands_to_try(url: str, key_file: Path, conversation_id: str) -> list[tuple[str, str]]:
     """Return shell commands for both generations of the API, each with what it does.
 
@@ -205,9 +187,8 @@ def commands_to_try(url: str, key_file: Path, conversation_id: str) -> list[tupl
     key = f"$(cat {shlex.quote(str(key_file))})"
 
     def curl(path: str, body: Any = None) -> str:
-        sent = (
-            "" if body is None else f" -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
-        )
+        data = f" -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+        sent = "" if body is None else data
         return f"curl -sS -H \"{KEY_HEADER}: {key}\"{sent} '{url}{path}'"
 
     return [

@@ -8,11 +8,10 @@ import aiohttp
 
 from agentsvc.base import Secret
 from agentsvc.cli import CommandFailed
+from agentsvc.cli.client import KEY_HEADER, V1
 from agentsvc.cli.show.notes import Event
 
 V0: Final = "/api"
-V1: Final = "/api/v1"
-KEY_HEADER: Final = "X-Session-API-Key"
 _LOOK_SECONDS: Final = 0.1
 _PAGE: Final = 100
 

@@ -99,10 +99,14 @@ def check_models(_config: Config, places: DataDirectory) -> Iterator[Finding]:
         yield note("clock", text, "timedatectl")
 
 
+def _address_of(proxy: str) -> tuple[str, int]:
+    parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    return parts.hostname or "", parts.port or 8080
+
+
 def _check_proxy(name: str, url: str) -> Finding:
     try:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        host, port = parts.hostname or "", parts.port or 8080
+        host, port = _address_of(url)
         with closing(socket.create_connection((host, port), timeout=_ANSWER_SECONDS)):
             return fine(name, f"{host}:{port} answers")
     except (OSError, ValueError) as exc:
@@ -143,21 +147,14 @@ def _ask(host: str, port: int) -> str:
     proxy = next((os.environ[name] for name in _PROXIES if os.environ.get(name)), "")
     direct = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
     is_plain = port in _HTTP_PORTS or _is_here(host)
-    if proxy and not is_plain and host not in direct.split(","):
-        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        connection = http.client.HTTPSConnection(
-            parts.hostname or "", parts.port or 8080, timeout=_ANSWER_SECONDS
-        )
+    connection: http.client.HTTPConnection
+    if is_plain:
+        connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_SECONDS)
+    elif proxy and host not in direct.split(","):
+        connection = http.client.HTTPSConnection(*_address_of(proxy), timeout=_ANSWER_SECONDS)
         connection.set_tunnel(host, port)
-    elif is_plain:
-        plain = http.client.HTTPConnection(host, port, timeout=_ANSWER_SECONDS)
-        return _date_of(plain)
     else:
         connection = http.client.HTTPSConnection(host, port, timeout=_ANSWER_SECONDS)
-    return _date_of(connection)
-
-
-def _date_of(connection: http.client.HTTPConnection) -> str:
     with closing(connection):
         connection.request("HEAD", "/")
         return connection.getresponse().getheader("Date", "")

@@ -92,9 +92,7 @@ async def _protections(
     async with opened(load_plugins(config), config) as registry:
         told = await registry.probe()
         backends = {name: registry.get(name) for name in told}
-        kept = {
-            name: (one.why_no_reclaim(), one.why_no_hibernate()) for name, one in backends.items()
-        }
+        kept = {name: (it.why_no_reclaim(), it.why_no_hibernate()) for name, it in backends.items()}
         return find_protections(registry, config.sandboxes), told, kept
 
 
@@ -123,29 +121,20 @@ def check_cgroups(_config: Config, _places: DataDirectory) -> Iterator[Finding]:
     """See whether limits of memory, processor and processes can be enforced."""
     own = _own_group()
     if own is None:
-        yield note(
-            "cgroups",
-            "there is no cgroup of version 2, so limits of sandboxes may not be enforced",
-            "boot with systemd.unified_cgroup_hierarchy=1",
-        )
+        text = "there is no cgroup of version 2, so limits of sandboxes may not be enforced"
+        yield note("cgroups", text, "boot with systemd.unified_cgroup_hierarchy=1")
         return
     try:
         known = frozenset((own / "cgroup.controllers").read_text().split())
     except OSError:
         known = frozenset()
-    missing = _CONTROLLERS - known
+    remedy = "run the server as a systemd service with Delegate=yes"
     if not os.access(own, os.W_OK):
-        yield note(
-            "cgroups",
-            f"{own} cannot be written, so limits of sandboxes are not enforced",
-            "run the server as a systemd service with Delegate=yes",
-        )
-    elif missing:
-        yield note(
-            "cgroups",
-            f"{own} has no controller for: {', '.join(sorted(missing))}",
-            "run the server as a systemd service with Delegate=yes",
-        )
+        text = f"{own} cannot be written, so limits of sandboxes are not enforced"
+        yield note("cgroups", text, remedy)
+    elif missing := _CONTROLLERS - known:
+        text = f"{own} has no controller for: {', '.join(sorted(missing))}"
+        yield note("cgroups", text, remedy)
     else:
         yield fine("cgroups", str(own))
 

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -22,7 +21,6 @@ from agentsvc.cli.client import V1, Api
 from agentsvc.cli.options import example, json_option
 from agentsvc.cli.server import ServerChoice, find_api, server_options
 
-_NEEDED: Final = ("openhands-agent-server", "openhands-tools")
 _MODEL_HINT: Final = (
     "name it with --model and put its key into LLM_API_KEY,"
     " or start a server with `agentsvc serve` and use `agentsvc settings set`"
@@ -33,14 +31,14 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """What the options say of the conversation."""
 
     task: str
-    repository: str | None
-    branch: str | None
-    directory: Path | None
-    model: str | None
-    base_url: str | None
-    title: str | None
-    agrees: bool
-    as_json: bool
+    repository: str | None = None
+    branch: str | None = None
+    directory: Path | None = None
+    model: str | None = None
+    base_url: str | None = None
+    title: str | None = None
+    agrees: bool = False
+    as_json: bool = False
 
 
 @click.command(
@@ -52,10 +50,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.argument("task", metavar="TASK")
 @click.option(
-    "--repo",
-    "repository",
-    metavar="URL",
-    help="Repository to clone first: its URL, or OWNER/NAME.",
+    "--repo", "repository", metavar="URL", help="Repository to clone first: its URL, or OWNER/NAME."
 )
 @click.option("--branch", metavar="NAME", help="Branch to begin with.")
 @click.option(
@@ -76,12 +71,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 @json_option
 @server_options
 def command(
-    *,
-    task: str,
-    private: bool,
-    delete: bool,
-    server: ServerChoice,
-    **options: Any,
+    *, task: str, private: bool, delete: bool, server: ServerChoice, **options: Any
 ) -> None:
     """Let an agent do TASK, and show what it does; `-` reads it from standard input.
 
@@ -99,10 +89,8 @@ def command(
     api = None if private else find_api(server)
     conversations = importlib.import_module("agentsvc.cli.run.conversation")
     if api is not None and wanted.base_url:
-        raise CommandFailed(
-            f"--base-url is for a private server, and {api.url} runs",
-            "add --private, or run `agentsvc settings set llm_base_url URL`",
-        )
+        hint = "add --private, or run `agentsvc settings set llm_base_url URL`"
+        raise CommandFailed(f"--base-url is for a private server, and {api.url} runs", hint)
     if api is not None:
         conversations.carry_out(api, wanted, is_removed=delete)
         return
@@ -130,7 +118,9 @@ def _private_server() -> Iterator[Api]:
     """Give a server of its own; nothing of it is left afterwards."""
     private: Any = importlib.import_module("agentsvc.cli.private")
     values: Any = importlib.import_module("agentsvc.base.values")
-    _check_installed()
+    private.check_installed(
+        "a server for this task", "install the extra `agent`, or name a server with --url and --key"
+    )
     directory = Path(tempfile.mkdtemp(prefix="agentsvc-run-"))
     key = values.new_key("asvc_")
     server = private.PrivateServer(directory, key, port=0)
@@ -146,17 +136,6 @@ def _private_server() -> Iterator[Api]:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         server.stop()
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _check_installed() -> None:
-    try:
-        for name in _NEEDED:
-            metadata.version(name)
-    except metadata.PackageNotFoundError as exc:
-        raise CommandFailed(
-            f"a server for this task needs the package {exc.name}, which is not installed",
-            "install the extra `agent`, or name a server with --url and --key",
-        ) from exc
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:

@@ -12,7 +12,7 @@ from agentsvc.cli.run import Wanted
 from agentsvc.cli.run.files import bring_back, send_directory
 from agentsvc.cli.run.watch import Outcome, View, Watch, end
 from agentsvc.cli.talk import CONVERSATIONS, Record, find_conversation, send_message
-from agentsvc.cli.text import clean
+from agentsvc.cli.text import clean, words
 
 _LOOK_SECONDS: Final = 0.2
 _NOTABLE_PART: Final = 10
@@ -65,7 +65,7 @@ def wait_until_ready(api: Api, task: Record, view: View) -> Record:
     while True:
         if task["status"] != status:
             status = task["status"]
-            view.busy(_words(status))
+            view.busy(words(status))
             view.line({"type": "start", "status": status, "detail": task["detail"]})
         if status == "READY":
             view.say(took(task.get("stages", [])))
@@ -82,12 +82,8 @@ def took(stages: list[Record]) -> str:
     times = {stage["status"]: stage["duration_ms"] or 0 for stage in stages}
     whole = sum(times.values())
     long = {name: ms for name, ms in times.items() if ms * _NOTABLE_PART >= whole > 0}
-    listed = ", ".join(f"{_words(name)} {ms / 1000:.1f} s" for name, ms in long.items())
+    listed = ", ".join(f"{words(name)} {ms / 1000:.1f} s" for name, ms in long.items())
     return f"ready after {whole / 1000:.1f} s ({listed})" if listed else "ready"
-
-
-def _words(status: str) -> str:
-    return status.lower().replace("_", " ")
 
 
 def _show_changes(api: Api, conversation: Record, view: View) -> None:

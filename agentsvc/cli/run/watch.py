@@ -247,14 +247,8 @@ def end(api: Api, conversation: Record, outcome: Outcome, view: View) -> None:
     known = (
         conversation if outcome is Outcome.DELETED else find_conversation(api, conversation["id"])
     )
-    view.line(
-        {
-            "type": "result",
-            "conversation_id": conversation["id"],
-            "outcome": str(outcome),
-            "metrics": known.get("metrics"),
-        }
-    )
+    result = {"type": "result", "conversation_id": conversation["id"], "outcome": str(outcome)}
+    view.line({**result, "metrics": known.get("metrics")})
     used = spent(known)
     click.echo(f"conversation {conversation['id']}" + (f", {used}" if used else ""), err=True)
     if outcome is not Outcome.DELETED:
@@ -263,9 +257,7 @@ def end(api: Api, conversation: Record, outcome: Outcome, view: View) -> None:
         short_id = conversation["id"][:SHORT_ID]
         click.echo(f"go on:  agentsvc conversations send {short_id} TEXT --follow", err=True)
     if outcome is Outcome.LEFT:
-        raise CommandFailed(
-            "the agent is not done",
-            f"it can go on with `agentsvc conversations send {conversation['id']} TEXT --follow`",
-        )
+        hint = f"it can go on with `agentsvc conversations send {conversation['id']} TEXT --follow`"
+        raise CommandFailed("the agent is not done", hint)
     if outcome is not Outcome.FINISHED:
         raise CommandFailed(f"the agent has not done its work, its run ended with: {outcome}")

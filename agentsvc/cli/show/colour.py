@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentsvc.cli.show.notes import Note, Part, Tone
+from agentsvc.cli.show.screen import Screen
 
 _STYLES: Final = {
     Tone.USER: "bold magenta",
@@ -33,7 +34,7 @@ def _rendered(part: Part) -> RenderableType:
     return Text(part.text, style=_STYLES[part.tone])
 
 
-class ColourScreen:
+class ColourScreen(Screen):
     """A screen for terminals, drawn by rich."""
 
     def __init__(self, console: Console | None = None) -> None:
@@ -93,9 +94,8 @@ class ColourScreen:
         # Not guessed: that would load every language there is.
         lexer = "python" if path.endswith(".py") else "text"
         shown = Syntax(text.rstrip("\n"), lexer, background_color="default", word_wrap=True)
-        self._console.print(
-            Panel(shown, title=Text(path), title_align="left", border_style="green")
-        )
+        panel = Panel(shown, title=Text(path), title_align="left", border_style="green")
+        self._console.print(panel)
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Show a table; the last row is the sum of the others."""

@@ -11,7 +11,7 @@ import msgspec
 
 _ESCAPE: Final = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _MOST_LINES: Final = 12
-_LONGEST_LINE: Final = 160
+_WIDTH: Final = 160
 
 
 class Tone(StrEnum):
@@ -27,7 +27,7 @@ class Tone(StrEnum):
     REMOVED = "removed"
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class Part(msgspec.Struct, frozen=True):
     """A text in one tone; it may have several lines."""
 
     tone: Tone
@@ -49,7 +49,7 @@ def to_note(event: Event) -> Note:
     """Return the note of any event; one of an unknown kind is told by its kind."""
     kind = str(event.get("kind"))
     who, parts = _TELLERS.get(kind, _tell_other)(event)
-    shown = tuple(Part(tone=part.tone, text=_shown(part)) for part in parts if part.text.strip())
+    shown = tuple(Part(part.tone, _shown(part)) for part in parts if part.text.strip())
     return Note(at=str(event.get("timestamp"))[11:19], who=who, parts=shown)
 
 
@@ -75,36 +75,34 @@ type Told = tuple[str, list[Part]]
 
 
 def _tell_prompt(event: Event) -> Told:
-    tools = ", ".join(
-        str(tool.get("name") or tool.get("title")) for tool in event.get("tools") or ()
-    )
-    return "agent", [_part(Tone.STATE, f"is ready, with the tools {tools}")]
+    tools = ", ".join(str(it.get("name") or it.get("title")) for it in event.get("tools") or ())
+    return "agent", [Part(Tone.STATE, f"is ready, with the tools {tools}")]
 
 
 def _tell_message(event: Event) -> Told:
     tone = Tone.USER if event.get("source") == "user" else Tone.AGENT
     message = event.get("llm_message") or {}
-    return str(event.get("source")), [_part(tone, _text_of(message.get("content")))]
+    return str(event.get("source")), [Part(tone, _text_of(message.get("content")))]
 
 
 def _tell_action(event: Event) -> Told:
     action = event.get("action") or {}
-    thought = _part(Tone.AGENT, _text_of(event.get("thought")))
+    thought = Part(Tone.AGENT, _text_of(event.get("thought")))
     return "agent", [thought, *_tell_tool(str(event.get("tool_name")), action)]
 
 
 def _tell_tool(tool: str, action: Event) -> list[Part]:
     match tool:
         case "terminal":
-            return [_part(Tone.COMMAND, f"$ {action.get('command')}")]
+            return [Part(Tone.COMMAND, f"$ {action.get('command')}")]
         case "file_editor":
-            head = _part(Tone.COMMAND, f"{action.get('command')} {action.get('path')}")
-            return [head, _part(Tone.OUTPUT, str(action.get("file_text") or ""))]
+            head = Part(Tone.COMMAND, f"{action.get('command')} {action.get('path')}")
+            return [head, Part(Tone.OUTPUT, str(action.get("file_text") or ""))]
         case "finish":
-            return [_part(Tone.AGENT, str(action.get("message")))]
+            return [Part(Tone.AGENT, str(action.get("message")))]
         case _:
             given = {name: value for name, value in action.items() if name != "kind"}
-            return [_part(Tone.COMMAND, f"{tool} {msgspec.json.encode(given).decode()}")]
+            return [Part(Tone.COMMAND, f"{tool} {msgspec.json.encode(given).decode()}")]
 
 
 def _tell_observation(event: Event) -> Told:
@@ -113,11 +111,11 @@ def _tell_observation(event: Event) -> Told:
     if changed := list(_tell_change(observation)):
         parts.extend(changed)
     elif event.get("tool_name") != "finish":
-        parts.append(_part(Tone.OUTPUT, _text_of(observation.get("content"))))
+        parts.append(Part(Tone.OUTPUT, _text_of(observation.get("content"))))
     exit_code = observation.get("exit_code")
     if exit_code is not None:
-        parts.append(_part(Tone.STATE if exit_code == 0 else Tone.ERROR, f"exit code {exit_code}"))
-    return "sandbox", parts or [_part(Tone.STATE, "the agent is done")]
+        parts.append(Part(Tone.STATE if exit_code == 0 else Tone.ERROR, f"exit code {exit_code}"))
+    return "sandbox", parts or [Part(Tone.STATE, "the agent is done")]
 
 
 def _tell_change(observation: Event) -> Iterator[Part]:
@@ -130,7 +128,7 @@ def _tell_change(observation: Event) -> Iterator[Part]:
     for tone, group in itertools.groupby(
         itertools.islice(lines, 2, None), lambda line: tones.get(line[:1], Tone.OUTPUT)
     ):
-        yield _part(tone, "\n".join(group))
+        yield Part(tone, "\n".join(group))
 
 
 def _tell_state(event: Event) -> Told:
@@ -147,16 +145,16 @@ def _tell_state(event: Event) -> Told:
         case _:
             # The agent server's own bookkeeping.
             text = ""
-    return "state", [_part(Tone.STATE, text)]
+    return "state", [Part(Tone.STATE, text)]
 
 
 def _tell_error(event: Event) -> Told:
     text = event.get("error") or event.get("detail") or event.get("code") or event.get("kind")
-    return str(event.get("source")), [_part(Tone.ERROR, str(text))]
+    return str(event.get("source")), [Part(Tone.ERROR, str(text))]
 
 
 def _tell_other(event: Event) -> Told:
-    return str(event.get("source")), [_part(Tone.STATE, str(event.get("kind")))]
+    return str(event.get("source")), [Part(Tone.STATE, str(event.get("kind")))]
 
 
 _TELLERS: Final[Mapping[str, Callable[[Event], Told]]] = {
@@ -169,10 +167,6 @@ _TELLERS: Final[Mapping[str, Callable[[Event], Told]]] = {
     "ConversationErrorEvent": _tell_error,
     "ServerErrorEvent": _tell_error,
 }
-
-
-def _part(tone: Tone, text: str) -> Part:
-    return Part(tone=tone, text=text)
 
 
 def _text_of(content: object) -> str:
@@ -192,6 +186,4 @@ def _shown(part: Part) -> str:
     more = len(lines) - _MOST_LINES
     if more > 1:
         lines = [*lines[:_MOST_LINES], f"… {more} more lines"]
-    return "\n".join(
-        line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in lines
-    )
+    return "\n".join(line if len(line) <= _WIDTH else f"{line[:_WIDTH]}…" for line in lines)

@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Protocol
 
 import click
 
@@ -13,47 +12,19 @@ from agentsvc.cli.show.notes import Note, Tone
 from agentsvc.cli.text import columns
 
 
-class Screen(Protocol):
-    """What can be shown."""
-
-    def title(self, text: str) -> None:
-        """Show the heading of a part."""
-
-    def line(self, text: str) -> None:
-        """Show one line of explanation; it is never wrapped or cut, so that it can be copied."""
-
-    def busy(self, text: str) -> None:
-        """Show what is going on, where the screen can take it back; with no text, stop that."""
-
-    def stage(self, name: str, took: str) -> None:
-        """Show one step that is done."""
-
-    def note(self, note: Note) -> None:
-        """Show one event."""
-
-    def draft(self, text: str) -> None:
-        """Show what the model has said so far, where that can be taken back; with no text, do so."""
-
-    def file(self, path: str, text: str) -> None:
-        """Show a whole file."""
-
-    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Show a table; the last row is the sum of the others."""
-
-
-class PlainScreen:
-    """A screen for pipes, files and people who want no colour."""
+class Screen:
+    """A screen for pipes, files and people who want no colour; what it prints stays."""
 
     def title(self, text: str) -> None:
         """Show the heading of a part."""
         click.echo(f"\n{text}\n")
 
     def line(self, text: str) -> None:
-        """Show one line of explanation."""
+        """Show one line of explanation; it is never wrapped or cut, so that it can be copied."""
         click.echo(text)
 
     def busy(self, text: str) -> None:
-        """Show nothing: what is printed here stays."""
+        """Show what is going on, where the screen can take it back; with no text, stop that."""
 
     def stage(self, name: str, took: str) -> None:
         """Show one step that is done."""
@@ -69,7 +40,7 @@ class PlainScreen:
                 head = " " * len(head)
 
     def draft(self, text: str) -> None:
-        """Show nothing: what is printed here stays."""
+        """Show what the model has said so far, where that can be taken back; with no text, do so."""
 
     def file(self, path: str, text: str) -> None:
         """Show a whole file."""
@@ -78,7 +49,7 @@ class PlainScreen:
             click.echo(f"  | {line}".rstrip())
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Show a table."""
+        """Show a table; the last row is the sum of the others."""
         for line in columns(head, rows):
             click.echo(f"  {line}")
 
@@ -92,6 +63,6 @@ def open_screen() -> Screen:
         or find_spec("rich") is None
     )
     if plain:
-        return PlainScreen()
+        return Screen()
     screen: Screen = importlib.import_module("agentsvc.cli.show.colour").ColourScreen()
     return screen
