@@ -67,7 +67,7 @@ def command(*, file: Path, without_key: bool, archives: bool, where: Where) -> N
 
 
 def _pack(
-    opened: io.BufferedIOBase | io.BufferedWriter,
+    opened: io.BufferedWriter,
     copy: Path,
     places: DataDirectory,
     *,

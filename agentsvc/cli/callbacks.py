@@ -46,13 +46,11 @@ def remember(file: Path, current: Address, *, has_sandboxes: bool) -> list[Addre
 
 
 @contextlib.contextmanager
-def bound(
-    addresses: Sequence[Address], bind: Callable[[str, int], socket]
-) -> Iterator[list[socket]]:
+def bound(wanted: Sequence[Address], bind: Callable[[str, int], socket]) -> Iterator[list[socket]]:
     """Hold the addresses that can be had, and say which cannot."""
     with contextlib.ExitStack() as held:
         listeners = []
-        for host, port in addresses:
+        for host, port in wanted:
             try:
                 listener = held.enter_context(bind(host, port))
                 listener.listen()

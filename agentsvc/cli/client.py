@@ -142,24 +142,18 @@ class Api:
 
 def read_messages(lines: Iterator[bytes]) -> Iterator[Told]:
     """Yield the server-sent events among lines, and the signs of life."""
-    kind, number, data = "", "", ""
+    said: dict[str, str] = {}
     for line in lines:
         if line.startswith(b":"):
             yield Told(type=BEAT, id=None, data=None)
             continue
         name, _, value = line.decode().rstrip("\r\n").partition(": ")
-        match name:
-            case "event":
-                kind = value
-            case "id":
-                number = value
-            case "data":
-                data = value
-            case "" if kind:
-                yield Told(type=kind, id=int(number) if number else None, data=json.loads(data))
-                kind, number, data = "", "", ""
-            case _:
-                continue
+        if name:
+            said[name] = value
+        elif kind := said.get("event"):
+            number = int(said["id"]) if said.get("id") else None
+            yield Told(type=kind, id=number, data=json.loads(said.get("data", "")))
+            said = {}
 
 
 def _refusal(status: int, text: bytes) -> Refused:

@@ -1,12 +1,12 @@
 """The API key of commands that are called beside a server; made only where there is none yet."""
 
-import asyncio
 from typing import Final
 
 from agentsvc.accounts import KeyRing
 from agentsvc.base import Secret, StartFailed
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.secretoutput import replace_private
+from agentsvc.cli.stored import run_on
 from agentsvc.config import DataDirectory
 from agentsvc.storage import Database
 
@@ -20,7 +20,7 @@ def make_key(places: DataDirectory) -> Secret:
 
     Who can read that directory can make keys anyway.
     """
-    key = asyncio.run(_make_key(places))
+    key = run_on(places, _make_key)
     try:
         replace_private(places.command_key, f"{key.reveal()}\n")
     except OSError as exc:
@@ -30,15 +30,11 @@ def make_key(places: DataDirectory) -> Secret:
     return key
 
 
-async def _make_key(places: DataDirectory) -> Secret:
-    database = await Database.open(places.database)
-    try:
-        keys = KeyRing(database)
-        names = await keys.list_users()
-        name = names[0] if len(names) == 1 else _FIRST_USER
-        user_id = await keys.find_user(name)
-        if user_id is None:
-            raise CommandFailed(f"there are {len(names)} users, none of them is `{name}`", _HINT)
-        return (await keys.create_key(user_id, _NAME))[1]
-    finally:
-        await database.close()
+async def _make_key(database: Database) -> Secret:
+    keys = KeyRing(database)
+    names = await keys.list_users()
+    name = names[0] if len(names) == 1 else _FIRST_USER
+    user_id = await keys.find_user(name)
+    if user_id is None:
+        raise CommandFailed(f"there are {len(names)} users, none of them is `{name}`", _HINT)
+    return (await keys.create_key(user_id, _NAME))[1]

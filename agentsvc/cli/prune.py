@@ -53,14 +53,6 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """The configured rules for idle sandboxes, which users and specs may change, instead."""
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rules apply to."""
-
-    events: int
-    conversations: int
-    sandboxes: list[IdleSandbox]
-
-
 @click.command(
     "prune",
     epilog=example("agentsvc prune --events-older-than 90d --sandboxes-idle-for 4w --dry-run"),
@@ -104,15 +96,12 @@ def command(
             sandboxes_before=now() - sandboxes_idle_for if sandboxes_idle_for else None,
         )
     places = existing_data_dir(loaded)
-    found = asyncio.run(_look(places, rules))
-    rows = [(one.id, one.user_name, moment(one.used_at)) for one in found.sandboxes]
+    events, conversations, idle = asyncio.run(_look(places, rules))
+    rows = [(one.id, one.user_name, moment(one.used_at)) for one in idle]
     for line in columns(("SANDBOX", "USER", "USED LAST (UTC)"), rows) if rows else ():
         click.echo(line)
-    what = (
-        f"{found.events} events of {found.conversations} conversations"
-        f" and {len(found.sandboxes)} sandboxes"
-    )
-    if dry_run or not (found.events or found.sandboxes):
+    what = f"{events} events of {conversations} conversations and {len(idle)} sandboxes"
+    if dry_run or not (events or idle):
         click.echo(f"would delete {what}" if dry_run else "nothing is old enough", err=True)
         return
     confirm(f"Delete {what}?", is_agreed=yes)
@@ -129,14 +118,14 @@ def _configured(config: Config) -> Rules:
     )
 
 
-async def _look(places: DataDirectory, rules: Rules) -> Found:
+async def _look(places: DataDirectory, rules: Rules) -> tuple[int, int, list[IdleSandbox]]:
+    """Return how many events of how many conversations the rules apply to, and which sandboxes."""
     async with await Installation.open(places) as installation:
         database = installation.database
         events, conversations = (0, 0)
         if rules.events_before is not None:
             events, conversations = await count_old_events(database, rules.events_before)
-        sandboxes = await _find_sandboxes(installation, rules)
-        return Found(events=events, conversations=conversations, sandboxes=sandboxes)
+        return events, conversations, await _find_sandboxes(installation, rules)
 
 
 async def _find_sandboxes(installation: Installation, rules: Rules) -> list[IdleSandbox]:

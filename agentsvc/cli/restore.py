@@ -122,11 +122,8 @@ def unpack(file: Path, directory: Path) -> None:
 
     Nothing but plain files with the names that backups have is written.
     """
-    packed = file.stat().st_size
-    room = min(
-        shutil.disk_usage(directory).free - _ROOM_LEFT_BYTES,
-        packed * _RATIO_MAX + _RATIO_FREE_BYTES,
-    )
+    free = shutil.disk_usage(directory).free - _ROOM_LEFT_BYTES
+    room = min(free, file.stat().st_size * _RATIO_MAX + _RATIO_FREE_BYTES)
     try:
         with file.open("rb") as opened, _Unpacking(directory, room) as unpacking:
             archive = TarStream(Gunzip(opened))

@@ -44,7 +44,6 @@ def command(lock: Path | None, output: Path | None) -> None:
 def document(hashes: _Hashes) -> dict[str, Any]:
     """Return the document on what is installed in this environment."""
     found = {_canonical(one.name): one for one in distributions()}
-    own = _purl("agentsvc", __version__)
     others = [found[name] for name in sorted(found.keys() - {"agentsvc"})]
     python = {"type": "platform", "bom-ref": "python", "name": platform.python_implementation()}
     return {
@@ -54,13 +53,7 @@ def document(hashes: _Hashes) -> dict[str, Any]:
         "version": 1,
         "metadata": {
             "timestamp": now().isoformat(timespec="seconds"),
-            "component": {
-                "type": "application",
-                "bom-ref": own,
-                "name": "agentsvc",
-                "version": __version__,
-                "purl": own,
-            },
+            "component": _entry("application", "agentsvc", __version__),
         },
         "components": [
             {**python, "version": platform.python_version()},
@@ -73,22 +66,20 @@ def document(hashes: _Hashes) -> dict[str, Any]:
     }
 
 
+def _entry(kind: str, name: str, version: str) -> dict[str, Any]:
+    purl = _purl(name, version)
+    return {"type": kind, "bom-ref": purl, "name": name, "version": version, "purl": purl}
+
+
 def _component(one: Distribution, hashes: _Hashes) -> dict[str, Any]:
-    purl = _purl_of(one)
-    component: dict[str, Any] = {
-        "type": "library",
-        "bom-ref": purl,
-        "name": one.name,
-        "version": one.version,
-        "purl": purl,
-    }
+    component = _entry("library", one.name, one.version)
     if expression := one.metadata.get("License-Expression"):
         component["licenses"] = [{"expression": expression}]
     if known := hashes.get((_canonical(one.name), one.version)):
         component["externalReferences"] = [
             {
                 "type": "distribution",
-                "url": purl,
+                "url": component["purl"],
                 "comment": "the files of this release; one of them was installed",
                 "hashes": [{"alg": "SHA-256", "content": digest} for digest in known],
             }

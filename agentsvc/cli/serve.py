@@ -65,8 +65,6 @@ log = logging.getLogger(__name__)
 FIRST_USER: Final = "admin"
 LINK_MINUTES: Final = round(LINK_LIFETIME.total_seconds() / 60)
 _LONGEST_FILE: Final = 10_000
-type Greet = Callable[[web.Application], Awaitable[None]]
-
 _ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # only compared with
 
 
@@ -194,10 +192,9 @@ def with_addresses(config: Config, listener: socket.socket) -> Config:
 
     The URL for clients stays as it is: without one, each client's own request says it.
     """
+    url = config.server.internal_url or url_of(listener)
     server = msgspec.structs.replace(
-        config.server,
-        port=listener.getsockname()[1],
-        internal_url=config.server.internal_url or url_of(listener),
+        config.server, port=listener.getsockname()[1], internal_url=url
     )
     return msgspec.structs.replace(config, server=server)
 
@@ -311,7 +308,7 @@ async def _serve(
     manager: Manager,
     *,
     reload: Callable[[], None],
-    greet: Greet,
+    greet: Callable[[web.Application], Awaitable[None]],
 ) -> None:
     """Serve until a signal cancels this task; what was started is stopped on the way out."""
     _cancel_on_signal()
@@ -320,12 +317,9 @@ async def _serve(
     app = await build_app(config, data_dir=places.path)
     grace_seconds = config.server.shutdown_grace_seconds
     prefix = prefix_of(config.server.public_url)
+    most = config.limits.connections_per_sandbox
     runner = make_runner(
-        app,
-        grace_seconds=grace_seconds,
-        prefix=prefix,
-        limits=config.server,
-        most_of_sandbox=config.limits.connections_per_sandbox,
+        app, grace_seconds=grace_seconds, prefix=prefix, limits=config.server, most_of_sandbox=most
     )
     # What it listens at is closed by the runner, and by nobody before.
     with contextlib.ExitStack() as held:
@@ -354,14 +348,12 @@ async def _serve(
 def _held(app: web.Application, config: Config) -> str:
     """Say how sandboxes are held: at the default backend, and at others where they are held less."""
     found = find_protections(app[BACKENDS], config.sandboxes)
-    shown = [one for number, one in enumerate(found) if number == 0 or one.is_below_default]
-    return (
-        "; ".join(
-            one.describe() if one is found[0] else f"backend `{one.backend}`: {one.describe()}"
-            for one in shown
-        )
-        or "no backend can be reached"
-    )
+    texts = [
+        one.describe() if number == 0 else f"backend `{one.backend}`: {one.describe()}"
+        for number, one in enumerate(found)
+        if number == 0 or one.is_below_default
+    ]
+    return "; ".join(texts) or "no backend can be reached"
 
 
 def _stay_in_touch(app: web.Application, manager: Manager, reload: Callable[[], None]) -> None:

@@ -37,11 +37,9 @@ def columns(
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, as_json: bool) -> None:
     """Print rows as a table, or as JSON with the titles of the columns as names."""
-    if as_json:
-        click.echo(json_text(to_records(head, rows)))
-        return
-    for line in columns(head, rows, width=terminal_width()):
-        click.echo(line)
+    shown = list(rows)
+    lines = columns(head, shown, width=terminal_width())
+    print_found(to_records(head, shown), lines, as_json=as_json)
 
 
 def print_found(found: Any, lines: Iterable[str], *, as_json: bool) -> None:

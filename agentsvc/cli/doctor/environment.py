@@ -51,11 +51,8 @@ def check_proxies(_config: Config, _places: DataDirectory) -> Iterator[Finding]:
     direct = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
     hosts = {host.strip() for host in direct.split(",")}
     if hosts.isdisjoint({"127.0.0.1", "localhost", "*"}):
-        yield bad(
-            "NO_PROXY",
-            "programs would look for this machine behind the proxy",
-            f"export NO_PROXY=localhost,127.0.0.1{',' if direct else ''}{direct}",
-        )
+        remedy = f"export NO_PROXY=localhost,127.0.0.1{',' if direct else ''}{direct}"
+        yield bad("NO_PROXY", "programs would look for this machine behind the proxy", remedy)
     else:
         yield fine("NO_PROXY", direct)
 
@@ -127,16 +124,13 @@ def _check_model(address: str) -> Iterator[Finding]:
     try:
         date = _ask(host.strip("[]"), int(port))
     except ssl.SSLCertVerificationError as exc:
+        text = f"the certificate of {address} is not trusted: {exc.verify_message}"
         yield bad(
-            "model",
-            f"the certificate of {address} is not trusted: {exc.verify_message}",
-            "export SSL_CERT_FILE=FILE with the authority of your network in it",
+            "model", text, "export SSL_CERT_FILE=FILE with the authority of your network in it"
         )
     except (OSError, http.client.HTTPException) as exc:
-        remedy = (
-            f"look at the base URL with `agentsvc settings get llm_base_url`, or: curl -v {host}"
-        )
-        yield bad("model", f"{address} is not reached: {exc}", remedy)
+        look = "look at the base URL with `agentsvc settings get llm_base_url`"
+        yield bad("model", f"{address} is not reached: {exc}", f"{look}, or: curl -v {host}")
     else:
         yield fine("model", f"{address} answers")
         yield from _compare_clocks(address, date)
@@ -146,7 +140,7 @@ def _ask(host: str, port: int) -> str:
     """Return the time that a server says it is; whatever else it answers does not matter."""
     proxy = next((os.environ[name] for name in _PROXIES if os.environ.get(name)), "")
     direct = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
-    is_plain = port in _HTTP_PORTS or _is_here(host)
+    is_plain = port in _HTTP_PORTS or host == "localhost" or host.startswith("127.")
     connection: http.client.HTTPConnection
     if is_plain:
         connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_SECONDS)
@@ -158,10 +152,6 @@ def _ask(host: str, port: int) -> str:
     with closing(connection):
         connection.request("HEAD", "/")
         return connection.getresponse().getheader("Date", "")
-
-
-def _is_here(host: str) -> bool:
-    return host == "localhost" or host.startswith("127.")
 
 
 def _compare_clocks(address: str, date: str) -> Iterator[Finding]:

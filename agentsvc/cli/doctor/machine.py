@@ -45,11 +45,9 @@ def check_python(_config: Config, _places: DataDirectory) -> Iterator[Finding]:
     else:
         yield bad("python", f"{version} is not supported", "install it with Python 3.12 or 3.13")
     for hole in known_vulnerabilities():
-        yield note(
-            "python",
-            f"{version} has {hole.cve}, unless its distributor has patched it: {hole.matters}",
-            f"update Python to {'.'.join(map(str, hole.mended[sys.version_info[:2]]))} or later",
-        )
+        mended = ".".join(map(str, hole.mended[sys.version_info[:2]]))
+        text = f"{version} has {hole.cve}, unless its distributor has patched it: {hole.matters}"
+        yield note("python", text, f"update Python to {mended} or later")
 
 
 def check_extras(_config: Config, _places: DataDirectory) -> Iterator[Finding]:

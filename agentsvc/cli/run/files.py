@@ -50,11 +50,7 @@ def bring_back(
     A repository stays as it is here, also one within: git runs what its configuration names.
     """
     got = dict(read_files(_Place(api, conversation).download()))
-    changed = {
-        name: data
-        for name, data in got.items()
-        if hashlib.sha256(data[0]).hexdigest() != sent.get(name)
-    }
+    changed = {name: data for name, data in got.items() if _sum(data[0]) != sent.get(name)}
     gone = [name for name in sent if name not in got and not _is_git(name)]
     if not changed and not gone:
         click.echo("no file was changed", err=True)
@@ -124,6 +120,10 @@ def _safe(directory: Path, name: str) -> Path:
     return file
 
 
+def _sum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
 def _is_git(name: str) -> bool:
     return any(part.lower() == _GIT for part in PurePosixPath(name).parts)
 
@@ -165,7 +165,7 @@ def _pack(directory: Path, names: list[str]) -> tuple[bytes, Sums]:
             head = tarfile.TarInfo(name)
             head.size, head.mode = len(data), file.stat().st_mode & 0o777
             archive.addfile(head, io.BytesIO(data))
-            sums[name] = hashlib.sha256(data).hexdigest()
+            sums[name] = _sum(data)
     return packed.getvalue(), sums
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import re
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import msgspec
@@ -130,14 +130,11 @@ def _to_built(image: dict[str, Any], name: str) -> Built:
 
 
 def _note(line: dict[str, Any], last: list[str], tell: Tell) -> None:
-    for text in _lines(line):
+    for text in str(line.get("stream", "")).splitlines():
         if _STEP.match(text):
             tell(_short(_shown(text)))
-        last.append(text)
-
-
-def _lines(line: dict[str, Any]) -> Iterable[str]:
-    return [text for text in str(line.get("stream", "")).splitlines() if text.strip()]
+        if text.strip():
+            last.append(text)
 
 
 def _short(text: str) -> str:
