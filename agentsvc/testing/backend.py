@@ -538,5 +538,4 @@ def _check(asked: Spec | Order) -> None:
 def _free_port() -> int:
     with socket.socket() as trial:
         trial.bind(("127.0.0.1", 0))
-        port: int = trial.getsockname()[1]
-        return port
+        return int(trial.getsockname()[1])

@@ -81,16 +81,13 @@ async def check_backend(
         if only and check.name not in only:
             continue
         reason = check.why_skipped(kind, options)
-        if reason:
-            yield CheckResult(name=check.name, outcome=Outcome.SKIPPED, reason=reason)
-            continue
-        try:
-            await run_check(check, kind, config, options)
-        except Exception as exc:  # noqa: BLE001  # whatever a backend raises is the result
-            reason = f"{type(exc).__name__}: {exc}"
-            yield CheckResult(name=check.name, outcome=Outcome.FAILED, reason=reason)
-        else:
-            yield CheckResult(name=check.name, outcome=Outcome.PASSED)
+        outcome = Outcome.SKIPPED if reason else Outcome.PASSED
+        if not reason:
+            try:
+                await run_check(check, kind, config, options)
+            except Exception as exc:  # noqa: BLE001  # whatever a backend raises is the result
+                outcome, reason = Outcome.FAILED, f"{type(exc).__name__}: {exc}"
+        yield CheckResult(name=check.name, outcome=outcome, reason=reason)
 
 
 def _to_test(

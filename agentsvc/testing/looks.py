@@ -4,7 +4,6 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -12,7 +11,6 @@ from agentsvc.plugin import (
     Capability,
     Handle,
     ImageBuild,
-    Limits,
     Order,
     PausedAs,
     Phase,
@@ -115,13 +113,6 @@ def calls_of(
         ),
         Capability.CHECKPOINTS: lambda: rig.backend.roll_back(handle, "0"),
     }
-
-
-def set_fields(limits: Limits) -> list[tuple[str, Any]]:
-    """Return the limits that there are, by name."""
-    return [
-        (name, value) for name, value in msgspec.structs.asdict(limits).items() if value is not None
-    ]
 
 
 class Records(logging.Handler):

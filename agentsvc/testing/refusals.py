@@ -8,7 +8,7 @@ import msgspec
 
 from agentsvc.base import BackendUnavailable, HandleTooNew, OrderRejected, Unsupported, new_key
 from agentsvc.plugin import Capability, Isolation, Limits, Network, Order, Phase, Spec
-from agentsvc.testing.looks import Records, all_arguments, calls_of, set_fields, still_seconds
+from agentsvc.testing.looks import Records, all_arguments, calls_of, still_seconds
 from agentsvc.testing.promises import check
 from agentsvc.testing.rig import Backend, KitOptions, Rig, expect, expect_error, together
 
@@ -35,7 +35,7 @@ async def limits_that_are_not_enforced_are_refused(rig: Rig) -> None:
 
     making = []
     for limits in LIMITS:
-        field = next(name for name, value in set_fields(limits))
+        [field] = (name for name in limits.__struct_fields__ if getattr(limits, name) is not None)
         order = rig.order(limits=limits)
         asked = {name: getattr(order, name) for name in ("image", "command", "ports", "options")}
         spec = Spec(id="kit", limits=limits, **asked)
