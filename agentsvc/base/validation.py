@@ -78,6 +78,12 @@ _BOUNDS: Final = {
     "min_length": "too_short",
     "max_length": "too_long",
 }
+_OTHER_BOUNDS: Final = {
+    "gt": "greater than",
+    "lt": "less than",
+    "multiple_of": "that is a multiple of",
+}
+"""How bounds are told that are no range."""
 _ALL: Final = (Any, msgspec.Raw)
 """The types that take every value."""
 
@@ -443,14 +449,10 @@ def _bounded(option: _Option) -> str:
         texts = [_range(bounds.get("min_length"), bounds.get("max_length"), f" {unit}")]
     else:
         texts = [_range(bounds.get("ge"), bounds.get("le"), "", word="from")]
-        texts += [f" greater than {bounds['gt']}"] if "gt" in bounds else []
-        texts += [f" less than {bounds['lt']}"] if "lt" in bounds else []
-        texts += (
-            [f" that is a multiple of {bounds['multiple_of']}"] if "multiple_of" in bounds else []
-        )
-    texts += [
-        f" {meta.extra[_WORDS]}" for meta in option.metas if meta.extra and _WORDS in meta.extra
-    ]
+        texts += [
+            f" {words} {bounds[name]}" for name, words in _OTHER_BOUNDS.items() if name in bounds
+        ]
+    texts += [f" {one.extra[_WORDS]}" for one in option.metas if one.extra and _WORDS in one.extra]
     return "".join(texts)
 
 
