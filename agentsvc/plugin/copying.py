@@ -28,6 +28,10 @@ _CLOCK_NS: Final = 20_000_000
 """How far the times of files may be behind the clock."""
 
 
+_Within = tuple[int, int, int | None]
+"""A directory, that of its copy, and that of an earlier copy if there is one."""
+
+
 class Copy(NamedTuple):
     """A copy of directories, and when it was begun, by the clock in nanoseconds."""
 
@@ -91,39 +95,25 @@ class _Pass:
     def copy(self, source: Path, name: str) -> None:
         """Copy one directory into the target, under a name."""
         with contextlib.ExitStack() as opened:
-
-            def open_directory(path: Path) -> int:
-                descriptor = os.open(path, _DIRECTORY)
-                opened.callback(os.close, descriptor)
-                return descriptor
-
-            earlier = open_directory(self._earlier) if self._earlier else None
-            self._root = open_directory(self._target)
-            parent = open_directory(source.parent)
+            earlier = _open(opened, self._earlier, _DIRECTORY) if self._earlier else None
+            self._root = _open(opened, self._target, _DIRECTORY)
+            parent = _open(opened, source.parent, _DIRECTORY)
             self._copy_directory((parent, self._root, earlier), source.name, name, "", 0)
 
     def _copy_directory(
-        self,
-        within: tuple[int, int, int | None],
-        source_name: str,
-        name: str,
-        above: str,
-        depth: int,
+        self, within: _Within, source_name: str, name: str, above: str, depth: int
     ) -> None:
         if depth > _DEEPEST:
             raise FilesRefused(f"Directories of the sandbox are more than {_DEEPEST} levels deep")
         parent, new_parent, old_parent = within
         with contextlib.ExitStack() as opened:
-            source = os.open(source_name, _DIRECTORY, dir_fd=parent)
-            opened.callback(os.close, source)
+            source = _open(opened, source_name, _DIRECTORY, parent)
             os.mkdir(name, 0o700, dir_fd=new_parent)
-            target = os.open(name, _DIRECTORY, dir_fd=new_parent)
-            opened.callback(os.close, target)
+            target = _open(opened, name, _DIRECTORY, new_parent)
             earlier = None
             if old_parent is not None:
                 with contextlib.suppress(OSError):
-                    earlier = os.open(name, _DIRECTORY, dir_fd=old_parent)
-                    opened.callback(os.close, earlier)
+                    earlier = _open(opened, name, _DIRECTORY, old_parent)
             path = f"{above}{name}/"
             for entry in _entries(source):
                 if self._broken_off.is_set():
@@ -137,9 +127,7 @@ class _Pass:
             os.fchmod(target, seen.st_mode & _RIGHTS)
             os.utime(target, ns=(seen.st_atime_ns, seen.st_mtime_ns))
 
-    def _copy_entry(
-        self, within: tuple[int, int, int | None], name: str, path: str, depth: int
-    ) -> None:
+    def _copy_entry(self, within: _Within, name: str, path: str, depth: int) -> None:
         source, target, earlier = within
         seen = os.lstat(name, dir_fd=source)
         if stat.S_ISDIR(seen.st_mode):
@@ -154,12 +142,11 @@ class _Pass:
     def _copy_file(self, source: int, target: int, name: str, path: str) -> None:
         with contextlib.ExitStack() as opened:
             try:
-                file = os.open(name, _FILE, dir_fd=source)
+                file = _open(opened, name, _FILE, source)
             except OSError as exc:
                 if exc.errno in (errno.ELOOP, errno.ENXIO):  # it is a link or a socket now
                     raise _Replaced from exc
                 raise
-            opened.callback(os.close, file)
             seen = os.fstat(file)
             if not stat.S_ISREG(seen.st_mode):
                 raise _Replaced
@@ -168,8 +155,7 @@ class _Pass:
                 with contextlib.suppress(OSError):  # it is this one, or its path is too long
                     os.link(first, name, src_dir_fd=self._root, dst_dir_fd=target)
                     return
-            new = os.open(name, _NEW_FILE, 0o600, dir_fd=target)
-            opened.callback(os.close, new)
+            new = _open(opened, name, _NEW_FILE, target)
             _copy_data(file, new, seen.st_size)
             os.fchmod(new, seen.st_mode & _RIGHTS)
             os.utime(new, ns=(seen.st_atime_ns, seen.st_mtime_ns))
@@ -180,6 +166,15 @@ class _Pass:
         except FileNotFoundError:
             return False
         return is_unchanged(seen, old, self._since)
+
+
+def _open(
+    opened: contextlib.ExitStack, path: Path | str, flags: int, within: int | None = None
+) -> int:
+    """Return a descriptor, which is closed together with all that are opened."""
+    descriptor = os.open(path, flags, 0o600, dir_fd=within)
+    opened.callback(os.close, descriptor)
+    return descriptor
 
 
 class _Replaced(Exception):

@@ -78,12 +78,10 @@ def choose_ports(ports: Iterable[Port]) -> dict[str, int]:
 
     Raises OrderRejected where two have the same name or number.
     """
-    found: dict[str, int] = {}
     wanted = [port for port in ports if port.number]
     free = [port for port in ports if not port.number]
     used = {port.number for port in wanted}
-    for port in wanted:
-        found[port.name] = port.number
+    found = {port.name: port.number for port in wanted}
     following = _FIRST_PORT
     for port in free:
         number = _KNOWN_PORTS.get(port.name, 0)
