@@ -13,14 +13,7 @@ from typing import Final
 import msgspec
 
 from agentsvc.accounts import KEY_PREFIX, KeyRing, Logins, OpenConnections, Principal
-from agentsvc.base import (
-    Conflict,
-    Gone,
-    NotAllowed,
-    NotAuthenticated,
-    NotFound,
-    SandboxStarting,
-)
+from agentsvc.base import errors
 from agentsvc.config import GatewayConfig
 from agentsvc.http.gateway.port_cookies import port_token
 from agentsvc.http.gateway.target import Shown
@@ -89,7 +82,7 @@ class Admission:
         """
         sandbox = await self._sandboxes.find_any(sandbox_id)
         if sandbox is None or sandbox.target is Target.DELETED:
-            raise NotAuthenticated
+            raise errors.NotAuthenticated
         if _is_paused(sandbox):
             raise _paused(sandbox)
         return Visitor(sandbox=sandbox)
@@ -102,10 +95,10 @@ class Admission:
         """
         if visitor.sandbox is not None and visitor.sandbox.id == sandbox_id:
             if await self._admitted.is_barred(visitor.sandbox.user_id):
-                raise NotAllowed("The user of this sandbox may not use it")
+                raise errors.NotAllowed("The user of this sandbox may not use it")
             return visitor.sandbox
         if visitor.principal is None:
-            raise NotFound
+            raise errors.NotFound
         sandbox = await self._sandboxes.get(visitor.principal.user_id, sandbox_id)
         check_scope(Scope.RUN, visitor.principal)
         return sandbox
@@ -144,7 +137,7 @@ class Admission:
             time_limit=self._config.start_seconds,
         )
         if seen is None:
-            raise NotFound
+            raise errors.NotFound
         return _running(seen)
 
     async def _add(self, visitor: Visitor, key: str) -> Visitor:
@@ -154,24 +147,24 @@ class Admission:
             return _merge(visitor, Visitor(sandbox=sandbox, keys=keys))
         try:
             principal = await self._keyring.identify(key)
-        except NotAuthenticated:
+        except errors.NotAuthenticated:
             return visitor
         return _merge(visitor, Visitor(principal=principal, keys=keys))
 
     async def _add_login(self, visitor: Visitor, token: str) -> Visitor:
         try:
             principal = await self._logins.identify(token)
-        except NotAuthenticated:
+        except errors.NotAuthenticated:
             return visitor
         return _merge(visitor, Visitor(principal=principal))
 
     async def _find_by_token(self, shown: Shown, sandbox_id: str) -> Visitor:
         sandbox = await self._sandboxes.find_any(sandbox_id) if shown.port_token else None
         if sandbox is None or shown.origin is None or sandbox.target is Target.DELETED:
-            raise NotAuthenticated
+            raise errors.NotAuthenticated
         expected = port_token(shown.origin, sandbox.session_key.reveal())
         if not hmac.compare_digest(expected, shown.port_token):
-            raise NotAuthenticated
+            raise errors.NotAuthenticated
         return Visitor(sandbox=sandbox)
 
     async def _find(self, key: str) -> Sandbox | None:
@@ -199,9 +192,9 @@ def _is_paused(sandbox: Sandbox) -> bool:
     return not is_over and (sandbox.target.is_rest or sandbox.status is SandboxStatus.PAUSED)
 
 
-def _paused(sandbox: Sandbox) -> Conflict:
+def _paused(sandbox: Sandbox) -> errors.Conflict:
     path = f"/api/v1/sandboxes/{sandbox.id}/resume"
-    return Conflict(f"The sandbox is paused. Resume it with POST {path}")
+    return errors.Conflict(f"The sandbox is paused. Resume it with POST {path}")
 
 
 def _running(sandbox: Sandbox) -> Sandbox:
@@ -209,8 +202,10 @@ def _running(sandbox: Sandbox) -> Sandbox:
         case SandboxStatus.RUNNING:
             return sandbox
         case SandboxStatus.MISSING:
-            raise Gone("The sandbox does not exist any more; its stored events can still be read")
+            raise errors.Gone(
+                "The sandbox does not exist any more; its stored events can still be read"
+            )
         case SandboxStatus.ERROR:
             raise failure_of(sandbox)
         case SandboxStatus.STARTING | SandboxStatus.PAUSED:
-            raise SandboxStarting("The sandbox is starting")
+            raise errors.SandboxStarting("The sandbox is starting")

@@ -71,7 +71,7 @@ class Forwarder:
             else:
                 response = await self._answer_meanwhile(request, target, connection, life, body)
         except Broken as exc:
-            raise body.failure or _unavailable(exc) from exc
+            raise body.failure or unavailable(exc.__cause__ or exc) from exc
         finally:
             # What is left of the answer, or of the body, is wanted by nobody.
             if connection.finish(is_sent=body.is_sent):
@@ -102,7 +102,7 @@ class Forwarder:
                 connection.finish(is_sent=False)
                 raise
         except Broken as exc:
-            raise _unavailable(exc) from exc
+            raise unavailable(exc.__cause__ or exc) from exc
         return connection
 
     async def _answer_meanwhile(
@@ -130,11 +130,7 @@ class Forwarder:
         return response
 
     async def _answer(
-        self,
-        request: web.Request,
-        target: Target,
-        connection: Connection,
-        life: asyncio.Timeout,
+        self, request: web.Request, target: Target, connection: Connection, life: asyncio.Timeout
     ) -> web.StreamResponse:
         head = await connection.head()
         if target.reader is not None and _is_json(head):
@@ -246,8 +242,7 @@ async def _finish(
     await response.write_eof(rest)
 
 
-def _unavailable(exc: Exception) -> PortUnavailable:
-    cause = exc.__cause__ or exc
-    return PortUnavailable(
-        "Nothing answers at this port of the sandbox", detail=type(cause).__name__
-    )
+def unavailable(exc: BaseException) -> PortUnavailable:
+    """Return what is told where a port cannot be reached."""
+    name = type(exc).__name__
+    return PortUnavailable("Nothing answers at this port of the sandbox", detail=name)

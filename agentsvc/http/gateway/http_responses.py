@@ -5,7 +5,7 @@ Whatever leaves a doubt about where an answer ends is refused.
 
 import re
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -45,19 +45,6 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
         options = ",".join(self.headers.getall("Connection", ())).lower()
         is_final = self.status >= HTTPStatus.OK
         return is_final and not self.has_old_version and "close" not in options
-
-
-class Body(Protocol):
-    """Tells which of the bytes that come belong to a body."""
-
-    is_done: bool
-    trailers: tuple[tuple[str, str], ...]
-
-    def feed(self, data: bytes) -> tuple[list[bytes], bytes]:
-        """Return the parts of the body in these bytes and what comes after it; raises NotHttp."""
-
-    def feed_end(self) -> None:
-        """Take in that nothing more comes; raises NotHttp if that is too early."""
 
 
 class SizedBody:
@@ -124,6 +111,10 @@ class ChunkedBody:
         """Take in the end; raises NotHttp if it is early."""
         if not self.is_done:
             raise NotHttp("the last chunk is missing")
+
+
+type Body = SizedBody | EndlessBody | ChunkedBody
+"""Tells which of the bytes that come belong to a body; both of its methods raise NotHttp."""
 
 
 def find_end(raw: bytes | bytearray) -> tuple[int, int] | None:

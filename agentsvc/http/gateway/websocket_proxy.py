@@ -8,17 +8,17 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from http import HTTPStatus
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from aiohttp import hdrs, web
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDict
 
 from agentsvc.base import BadRequest, PortUnavailable
 from agentsvc.http.gateway import websocket_frames as frames
 from agentsvc.http.gateway.address import connect
 from agentsvc.http.gateway.headers import to_client
-from agentsvc.http.gateway.http_proxy import CLIENT_GONE
-from agentsvc.http.gateway.http_responses import NotHttp, read_head
+from agentsvc.http.gateway.http_proxy import CLIENT_GONE, unavailable
+from agentsvc.http.gateway.http_responses import Head, NotHttp, read_head
 from agentsvc.http.gateway.request_lifetime import Lifetimes, with_client
 from agentsvc.http.gateway.target import Target, head_of
 from agentsvc.http.keys import IS_FORWARDED
@@ -87,43 +87,39 @@ class Client:
                     pass
 
 
-class Upstream:
-    """The sandbox's side of a WebSocket, and what it said to the handshake."""
+class Upstream(NamedTuple):
+    """The sandbox's side of a WebSocket."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-        self.status = 0
-        self.reason = ""
-        self.headers: CIMultiDictProxy[str] = CIMultiDictProxy(CIMultiDict())
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the sandbox agreed."""
-        return self.status == HTTPStatus.SWITCHING_PROTOCOLS
-
-    async def shake_hands(self, target: Target) -> None:
-        """Ask for a WebSocket and read the answer; raises PortUnavailable for what is no HTTP."""
+    async def shake_hands(self, target: Target) -> Head:
+        """Ask for a WebSocket and return the answer; raises PortUnavailable for what is no HTTP."""
+        headers = target.headers.copy()
+        headers.popall(hdrs.TE, None)
+        headers[hdrs.CONNECTION] = "Upgrade"
+        headers[hdrs.UPGRADE] = "websocket"
         try:
-            self.writer.write(_handshake(target))
+            self.writer.write(head_of(hdrs.METH_GET, target, headers.items()))
             await self.writer.drain()
-            while self.status < HTTPStatus.OK and not self.is_open:
+            while True:
                 head = read_head((await self.reader.readuntil(b"\r\n\r\n"))[:-4])
-                self.status, self.reason, self.headers = head.status, head.reason, head.headers
+                if not head.is_interim:
+                    return head
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError) as exc:
-            raise _unavailable(exc) from exc
+            raise unavailable(exc) from exc
         except NotHttp as exc:
             raise PortUnavailable("The server in the sandbox does not answer in HTTP") from exc
 
-    async def refusal(self, target: Target) -> web.Response:
+    async def refusal(self, head: Head, target: Target) -> web.Response:
         """Return the answer of a sandbox that did not agree, as the client is to get it."""
-        headers = to_client(self.headers, target.confines)
-        length = self.headers.get(hdrs.CONTENT_LENGTH, "")
+        headers = to_client(head.headers, target.confines)
+        length = head.headers.get(hdrs.CONTENT_LENGTH, "")
         body = b""
         if length.isdecimal() and int(length) <= _REFUSAL_BYTES:
             with contextlib.suppress(asyncio.IncompleteReadError, OSError):
                 body = await self.reader.readexactly(int(length))
-        return web.Response(status=self.status, reason=self.reason, headers=headers, body=body)
+        return web.Response(status=head.status, reason=head.reason, headers=headers, body=body)
 
 
 class Tunnels:
@@ -153,13 +149,15 @@ class Tunnels:
 
     async def _join(self, client: Client, target: Target) -> web.StreamResponse:
         async with self._connect(target) as upstream:
-            if not upstream.is_open and client.response is None:
+            head = await upstream.shake_hands(target)
+            has_agreed = head.status == HTTPStatus.SWITCHING_PROTOCOLS
+            if not has_agreed and client.response is None:
                 client.request[IS_FORWARDED] = True
-                return await upstream.refusal(target)
-            if not upstream.is_open:
+                return await upstream.refusal(head, target)
+            if not has_agreed:
                 raise PortUnavailable("The server in the sandbox refuses this WebSocket")
             response = client.response or await client.open(
-                to_client(upstream.headers, target.confines)
+                to_client(head.headers, target.confines)
             )
             await _pump_both(client, upstream, target.reader)
         return response
@@ -176,12 +174,10 @@ class Tunnels:
                 time_limit=self._connect_seconds,
             )
         except (OSError, TimeoutError, ValueError) as exc:
-            raise _unavailable(exc) from exc
+            raise unavailable(exc) from exc
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         try:
-            upstream = Upstream(reader, writer)
-            await upstream.shake_hands(target)
-            yield upstream
+            yield Upstream(reader, writer)
         finally:
             writer.close()
 
@@ -200,14 +196,6 @@ class _Feed:
     def feed_eof(self) -> None:
         """Take in that the connection has ended."""
         self._reader.feed_eof()
-
-
-def _handshake(target: Target) -> bytes:
-    headers = target.headers.copy()
-    headers.popall(hdrs.TE, None)
-    headers[hdrs.CONNECTION] = "Upgrade"
-    headers[hdrs.UPGRADE] = "websocket"
-    return head_of(hdrs.METH_GET, target, headers.items())
 
 
 async def _pump_both(client: Client, upstream: Upstream, reader: Reader | None) -> None:
@@ -251,7 +239,3 @@ async def _pump_events(source: asyncio.StreamReader, client: Client, reader: Rea
                 await client.send(frame.raw)
             elif body is not None:
                 await client.send(frame.raw if body == frame.data else frames.text(body))
-
-
-def _unavailable(exc: Exception) -> PortUnavailable:
-    return PortUnavailable("Nothing answers at this port of the sandbox", detail=type(exc).__name__)
