@@ -49,14 +49,17 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
 def gauge(name: str, text: str, samples: Iterable[tuple[Labels, float]]) -> Family:
     """Return a figure that goes up and down."""
-    found = tuple(("", labels, value) for labels, value in samples)
-    return Family(name=f"agentsvc_{name}", kind="gauge", help=text, samples=found)
+    return _family("gauge", name, text, samples)
 
 
 def counter(name: str, text: str, samples: Iterable[tuple[Labels, float]]) -> Family:
     """Return a figure that only grows while the server runs."""
+    return _family("counter", name, text, samples)
+
+
+def _family(kind: str, name: str, text: str, samples: Iterable[tuple[Labels, float]]) -> Family:
     found = tuple(("", labels, value) for labels, value in samples)
-    return Family(name=f"agentsvc_{name}", kind="counter", help=text, samples=found)
+    return Family(name=f"agentsvc_{name}", kind=kind, help=text, samples=found)
 
 
 def to_text(families: Iterable[Family]) -> str:
