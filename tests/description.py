@@ -13,7 +13,7 @@ from aiohttp import web
 from agentsvc.base.values import parse_time
 from agentsvc.http.openapi import describe
 from agentsvc.http.openapi.operations import methods_of
-from agentsvc.http.openapi.parameters import plain_path
+from agentsvc.http.path_parts import plain_path
 from agentsvc.http.routes import Route, mounted, route_of
 
 type Json = dict[str, Any]

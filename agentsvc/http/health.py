@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from agentsvc import __version__
 from agentsvc.accounts import Role
-from agentsvc.base import AgentsvcError, BackendUnavailable
+from agentsvc.base import AgentsvcError, BackendUnavailable, copy_to
 from agentsvc.http.keys import BACKENDS, CONFIG, DATABASE
 from agentsvc.http.middleware.authentication import find_caller
 from agentsvc.http.middleware.pipeline import ACTIVITY, Activity
@@ -201,12 +201,7 @@ def _resources(activity: Activity) -> Resources:
     return Resources(
         cpu_percent=_percent(activity.cpu_seconds, activity.uptime_seconds),
         memory=_memory(),
-        disk=Disk(
-            total=disk.total,
-            used=disk.used,
-            free=disk.free,
-            percent=_percent(disk.used, disk.total),
-        ),
+        disk=copy_to(Disk, disk, percent=_percent(disk.used, disk.total)),
         io=_transfer(),
     )
 

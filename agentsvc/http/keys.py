@@ -118,3 +118,8 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
 
 AUDITED: Final[web.RequestKey[Audited]] = web.RequestKey("audited", Audited)
 """What a request was, of those that all come in at one path."""
+
+
+def user_of(request: web.Request) -> str:
+    """Return the id of the user who calls a route of scope USER or ADMIN."""
+    return request[PRINCIPAL].user_id

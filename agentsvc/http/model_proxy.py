@@ -9,7 +9,7 @@ from aiohttp import web
 from agentsvc.base import BadRequest, ModelBudgetReached, ModelUnavailable
 from agentsvc.conversations import PATH
 from agentsvc.http.keys import CONVERSATIONS, MODEL_TOKEN, MODEL_TOKENS, MODELS
-from agentsvc.http.routes import Routes, Scope
+from agentsvc.http.routes import Described, Routes, Scope
 from agentsvc.http.wire import read_text
 from agentsvc.models import Answer, BadQuestion, to_question
 
@@ -59,9 +59,11 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 ROUTES: Final = Routes(PATH, scope=Scope.MODEL)
 
-_ERRORS: Final = (BadRequest, ModelBudgetReached, ModelUnavailable)
-
-
+_ASKED: Final[Described] = {
+    "body": Question,
+    "errors": (BadRequest, ModelBudgetReached, ModelUnavailable),
+    "is_stream": True,
+}
 _QUESTION: Final[dict[str, Any]] = {
     "model": "scripted",
     "messages": [{"role": "user", "content": "Go on"}],
@@ -77,15 +79,7 @@ async def get_models(request: web.Request) -> ModelList:
     return ModelList(data=[ModelInfo(id=request[MODEL_TOKEN].upstream.model)])
 
 
-@ROUTES.add(
-    "POST",
-    "/chat/completions",
-    dict[str, Any],
-    body=Question,
-    errors=_ERRORS,
-    example=_QUESTION,
-    is_stream=True,
-)
+@ROUTES.add("POST", "/chat/completions", dict[str, Any], **_ASKED | {"example": _QUESTION})
 async def post_completion(request: web.Request) -> web.StreamResponse:
     """Ask the language model of a conversation, from its sandbox, with OpenAI's chat completions.
 
@@ -100,10 +94,7 @@ async def post_completion(request: web.Request) -> web.StreamResponse:
     "POST",
     "/responses",
     dict[str, Any],
-    body=Question,
-    errors=_ERRORS,
-    example={"model": "scripted", "input": "Go on"},
-    is_stream=True,
+    **_ASKED | {"example": {"model": "scripted", "input": "Go on"}},
 )
 async def post_response(request: web.Request) -> web.StreamResponse:
     """Ask the language model of a conversation, from its sandbox, with OpenAI's responses.

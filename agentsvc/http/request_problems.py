@@ -11,8 +11,7 @@ import msgspec
 from aiohttp import web
 
 from agentsvc.base import AgentsvcError, InvalidRequest, Problem
-from agentsvc.http.openapi.parameters import names_in, path_types
-from agentsvc.http.routes import JSON, Route, route_of
+from agentsvc.http.routes import JSON, Route, route_of, types_in
 from agentsvc.http.wire import BODY, path_id, read_json, read_query
 
 _ORDER: Final = ("header", "path", "query", "body")
@@ -46,7 +45,7 @@ async def _find_others(request: web.Request, route: Route, error: InvalidRequest
 
 def _in_path(request: web.Request, route: Route) -> list[Problem]:
     found: list[Problem] = []
-    for name, kind in zip(names_in(route.path), path_types(route), strict=True):
+    for name, kind in types_in(route).items():
         try:
             if kind is UUID:
                 path_id(request, name)

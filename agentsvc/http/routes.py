@@ -6,33 +6,24 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import StrEnum
 from http import HTTPStatus
 from typing import Any, Final, TypedDict, Unpack
+from uuid import UUID
 
 import msgspec
 from aiohttp import hdrs, web
 from msgspec import UNSET, Meta
 
 from agentsvc.accounts import Principal
-from agentsvc.base import (
-    AgentRefused,
-    AgentsvcError,
-    AgentUnavailable,
-    BackendBroken,
-    BackendUnavailable,
-    BadRequest,
-    Conflict,
-    GitProviderRateLimited,
-    GitProviderUnavailable,
-    Gone,
-    NotAllowed,
-    NotAuthenticated,
-    NotFound,
-    OrderRejected,
-    QuotaExceeded,
-    SandboxLimitReached,
-    SandboxNotUsable,
-    Unsupported,
+from agentsvc.base import AgentsvcError, errors
+from agentsvc.http.path_parts import names_in, part_of
+from agentsvc.http.wire import (
+    BODY_LIMIT,
+    CALLBACK_BODY_BYTES,
+    json_response,
+    path_id,
+    path_text,
+    read_json,
+    read_query,
 )
-from agentsvc.http.wire import BODY_LIMIT, CALLBACK_BODY_BYTES, json_response, read_json, read_query
 
 READS_ONLY: Final = "This key, or its user, may only read"
 """What is said to a caller who would change something."""
@@ -70,11 +61,11 @@ OF_USERS: Final = frozenset({Scope.READ, Scope.RUN, Scope.MANAGE, Scope.ADMIN_RE
 def check_scope(scope: Scope, caller: Principal) -> None:
     """Raise NotAllowed for a caller who may not use a route of this scope."""
     if scope in (Scope.ADMIN, Scope.ADMIN_READ) and not caller.is_admin:
-        raise NotAllowed("This is for administrators")
+        raise errors.NotAllowed("This is for administrators")
     if scope in (Scope.RUN, Scope.MANAGE, Scope.ADMIN) and not caller.may_run:
-        raise NotAllowed(READS_ONLY)
+        raise errors.NotAllowed(READS_ONLY)
     if scope in (Scope.MANAGE, Scope.ADMIN) and not caller.may_manage:
-        raise NotAllowed("This needs a key of the scope `admin`")
+        raise errors.NotAllowed("This needs a key of the scope `admin`")
 
 
 class Undescribed:
@@ -110,36 +101,43 @@ TEXT: Final = "text/plain"
 HTML: Final = "text/html"
 ZIP: Final = "application/zip"
 
-OF_AGENTS: Final = (NotFound, Conflict, Gone, SandboxNotUsable, AgentUnavailable, AgentRefused)
+OF_AGENTS: Final = (
+    errors.NotFound,
+    errors.Conflict,
+    errors.Gone,
+    errors.SandboxNotUsable,
+    errors.AgentUnavailable,
+    errors.AgentRefused,
+)
 """What stands in the way of an operation that asks the agent server of a conversation."""
 OF_GIT_PROVIDERS: Final = (
-    BadRequest,
-    NotAuthenticated,
-    NotAllowed,
-    NotFound,
-    GitProviderRateLimited,
-    GitProviderUnavailable,
+    errors.BadRequest,
+    errors.NotAuthenticated,
+    errors.NotAllowed,
+    errors.NotFound,
+    errors.GitProviderRateLimited,
+    errors.GitProviderUnavailable,
 )
 """What stands in the way of an operation that asks git providers."""
 OF_SANDBOXES: Final = (
-    NotFound,
-    Conflict,
-    Gone,
-    Unsupported,
-    SandboxNotUsable,
-    QuotaExceeded,
-    BackendUnavailable,
-    BackendBroken,
+    errors.NotFound,
+    errors.Conflict,
+    errors.Gone,
+    errors.Unsupported,
+    errors.SandboxNotUsable,
+    errors.QuotaExceeded,
+    errors.BackendUnavailable,
+    errors.BackendBroken,
 )
 """What stands in the way of an operation that wants another state of a sandbox."""
 OF_STARTS: Final = (
-    BadRequest,
-    NotFound,
-    Conflict,
-    OrderRejected,
-    QuotaExceeded,
-    SandboxLimitReached,
-    BackendUnavailable,
+    errors.BadRequest,
+    errors.NotFound,
+    errors.Conflict,
+    errors.OrderRejected,
+    errors.QuotaExceeded,
+    errors.SandboxLimitReached,
+    errors.BackendUnavailable,
 )
 """What stands in the way of the start of a conversation."""
 
@@ -280,8 +278,9 @@ class Routes(list[Route]):
 
         Where no scope is said, GET only looks at what is the user's own, and all else may change it.
         An example is the query of a GET, and the body of all else. What a handler takes as `query` and
-        `body` is read by the types it says of them, before it is called. One that returns no response
-        returns the answer, whose type it says, too.
+        `body` is read by the types it says of them, before it is called, and so is what it takes by the
+        name of a part of its path: a UUID as 32 hex digits, all else as a text. One that returns no
+        response returns the answer, whose type it says, too, or what its effect says how to answer.
         """
         is_get = method == hdrs.METH_GET
         said: dict[str, Any] = {
@@ -297,22 +296,27 @@ class Routes(list[Route]):
             first = summary or (handler.__doc__ or "").partition("\n")[0].removesuffix(".")
             is_told = said["answer"] is not Undescribed
             takes = _READ & handler.__annotations__.keys()
+            parts = [
+                name for name in names_in(self._prefix + path) if name in handler.__annotations__
+            ]
             # Those of a handler that says all here, as before there were others, are left alone.
             kinds = {} if is_told and not takes else inspect.get_annotations(handler, eval_str=True)
             read: dict[str, Any] = {name: kinds[name] for name in takes}
             is_response = _is_response(handler.__annotations__.get("return", web.StreamResponse))
             if not is_told and not is_response:
                 said["answer"] = kinds["return"]
-            self.append(
-                Route(
-                    method=method,
-                    path=self._prefix + path,
-                    handler=handler if is_response and not read else _serving(handler, read, said),
-                    summary=first,
-                    **said,
-                    **read,
-                )
+            route = Route(
+                method=method,
+                path=self._prefix + path,
+                handler=handler,
+                summary=first,
+                **said,
+                **read,
             )
+            if read or parts or not is_response:
+                serve = _serving(handler, route, parts, read)
+                route = msgspec.structs.replace(route, handler=serve)
+            self.append(route)
             return handler
 
         return put
@@ -325,10 +329,20 @@ def _is_response(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, web.StreamResponse)
 
 
+def types_in(route: Route) -> dict[str, Any]:
+    """Return the type of each part of a route's path by its name, in their order."""
+    return {name: route.path_types.get(name, part_of(name).kind) for name in names_in(route.path)}
+
+
 def _serving(
-    handler: Callable[..., Awaitable[Any]], kinds: Mapping[str, Any], said: Mapping[str, Any]
+    handler: Callable[..., Awaitable[Any]],
+    route: Route,
+    parts: Iterable[str],
+    kinds: Mapping[str, Any],
 ) -> Handler:
-    """Return what calls a handler with the query and the body it takes, and answers what it returns."""
+    """Return what calls a handler with all it takes of a request, and answers what it returns."""
+    types = types_in(route)
+    readers = {name: path_id if types[name] is UUID else path_text for name in parts}
 
     @functools.wraps(handler)
     async def serve(request: web.Request) -> web.StreamResponse:
@@ -337,10 +351,14 @@ def _serving(
             given["query"] = read_query(request, kinds["query"])
         if "body" in kinds:
             given["body"] = await read_json(request, kinds["body"])
+        for name, read in readers.items():
+            given[name] = read(request, name)
         answer = await handler(request, **given)
         if isinstance(answer, web.StreamResponse):
             return answer
-        return json_response(answer, status=said.get("status", HTTPStatus.OK))
+        if route.effect is not None and isinstance(answer, route.effect.kind):
+            return route.effect.answer(request, answer)
+        return json_response(answer, status=route.status)
 
     return serve
 
@@ -411,7 +429,7 @@ def _head_of(route: Route) -> Handler:
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if hdrs.UPGRADE in request.headers:
-            raise BadRequest("A WebSocket is opened with GET")
+            raise errors.BadRequest("A WebSocket is opened with GET")
         request[_WANTS_HEAD] = True
         try:
             return await route.handler(request)

@@ -9,7 +9,7 @@ agent servers of today write. A client says at the end of its key which version 
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import msgspec
 import yarl
@@ -101,7 +101,7 @@ class Reader:
         shown = {name: value for name, value in members.items() if name not in left_out}
         if kind == _PROMPT and not self._imports_tools:
             shown = _with_known_tools(shown)
-        return body if shown == members else _encode(shown)
+        return body if shown == members else msgspec.json.encode(shown)
 
     def events(self, bodies: Iterable[bytes]) -> list[bytes]:
         """Return those of some events that the version knows."""
@@ -115,12 +115,17 @@ class Reader:
         """
         try:
             if body.lstrip()[:1] == b"[":
-                return _encode([self._or_null(bytes(item)) for item in _LIST.decode(body)])
+                return msgspec.json.encode(
+                    [self._or_null(bytes(item)) for item in _LIST.decode(body)]
+                )
             members = _MEMBERS.decode(body)
             if "items" not in members:
                 return bytes(self._or_null(body))
             items = self.events(bytes(item) for item in _LIST.decode(members["items"]))
-            return _encode(members | {"items": msgspec.Raw(_encode(_raws(items)))})
+            return msgspec.json.encode(
+                members
+                | {"items": msgspec.Raw(msgspec.json.encode([msgspec.Raw(item) for item in items]))}
+            )
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return body
 
@@ -237,11 +242,11 @@ def _with_known_tools(prompt: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
         ]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError):
         return prompt
-    return prompt if len(known) == len(tools) else prompt | {"tools": msgspec.Raw(_encode(known))}
-
-
-def _raws(bodies: Iterable[bytes]) -> list[msgspec.Raw]:
-    return [msgspec.Raw(body) for body in bodies]
+    return (
+        prompt
+        if len(known) == len(tools)
+        else prompt | {"tools": msgspec.Raw(msgspec.json.encode(known))}
+    )
 
 
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -249,7 +254,3 @@ _LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _TOOLS: Final = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _KIND: Final = msgspec.json.Decoder(str)
 _START: Final = msgspec.json.Decoder(_Start)
-
-
-def _encode(value: Any) -> bytes:
-    return msgspec.json.encode(value)

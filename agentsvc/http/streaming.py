@@ -8,7 +8,7 @@ the client and with the server. What is told is decided elsewhere.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Final, Protocol
+from typing import Final
 
 from aiohttp import WSCloseCode, WSMsgType, hdrs, web
 
@@ -79,6 +79,10 @@ class LiveAnswers:
 LIVE: Final[web.AppKey[LiveAnswers]] = web.AppKey("live_answers", LiveAnswers)
 
 
+type _Line = _Lines | _Socket
+"""How items reach a client."""
+
+
 def resync(last: int | None) -> Ending:
     """Return the end after which a client has to go on behind this event, or begin anew."""
     shown = None if last is None or last < 0 else last
@@ -118,7 +122,7 @@ async def serve(
 
 async def _tell_late(
     request: web.Request,
-    line: "_Line",
+    line: _Line,
     find_items: Callable[[], Awaitable[Items]],
     find_more: Finder | None,
     over: asyncio.Event,
@@ -131,11 +135,12 @@ async def _tell_late(
     try:
         items = await find_items()
     except AgentsvcError as exc:
-        return Ending(message=None, code=_code_of(exc), reason=exc.code)
+        code = _GONE_CODE if isinstance(exc, NotFound) else WSCloseCode.INTERNAL_ERROR
+        return Ending(message=None, code=code, reason=exc.code)
     return await _tell_all(request, line, items, find_more, over)
 
 
-async def _meet(request: web.Request, line: "_Line") -> Ending | None:
+async def _meet(request: web.Request, line: _Line) -> Ending | None:
     """Note who a client is."""
     try:
         key = await request.app[FIRST_MESSAGE_AUTH].key_from(request, line.first_text())
@@ -155,11 +160,7 @@ async def _identify(request: web.Request, key: str) -> Principal:
 
 
 async def _tell_all(
-    request: web.Request,
-    line: "_Line",
-    items: Items,
-    find_more: Finder | None,
-    over: asyncio.Event,
+    request: web.Request, line: _Line, items: Items, find_more: Finder | None, over: asyncio.Event
 ) -> Ending | None:
     async with contextlib.aclosing(items):
         gone, lost = asyncio.Event(), asyncio.Event()
@@ -175,43 +176,13 @@ async def _tell_all(
             )
 
 
-async def _listen(line: "_Line", gone: asyncio.Event, find_more: Finder | None) -> Ending | None:
+async def _listen(line: _Line, gone: asyncio.Event, find_more: Finder | None) -> Ending | None:
     """Heed what a client asks for, until it has gone."""
     async with asyncio.TaskGroup() as group:
         followed = Followed(group, line.send, find_more)
         await line.listen(gone, followed.heed)
         followed.end()
     return None
-
-
-def _code_of(exc: AgentsvcError) -> int:
-    return _GONE_CODE if isinstance(exc, NotFound) else WSCloseCode.INTERNAL_ERROR
-
-
-class _Line(Protocol):
-    """How items reach a client."""
-
-    @property
-    def response(self) -> web.StreamResponse:
-        """The answer."""
-
-    async def open(self) -> None:
-        """Begin the answer."""
-
-    async def first_text(self) -> str:
-        """Return what the client says first; raises NotAuthenticated if it is no text."""
-
-    async def listen(self, gone: asyncio.Event, heed: Callable[[str], Awaitable[None]]) -> None:
-        """Return once the client has gone; `heed` gets what it says."""
-
-    async def send(self, message: Message) -> None:
-        """Send a message, waiting while the client does not take it."""
-
-    async def beat(self) -> None:
-        """Show that the stream is alive; raises ConnectionError if the client seems not to be."""
-
-    async def end(self, ending: Ending) -> None:
-        """Say why it ends."""
 
 
 class _Lines:
@@ -223,22 +194,28 @@ class _Lines:
         self.response = web.StreamResponse(headers=headers)
 
     async def open(self) -> None:
+        """Begin the answer."""
         await self.response.prepare(self._request)
         await self.response.write(b"retry: %d\n\n" % _RETRY_MS)
 
     async def first_text(self) -> str:
+        """Return what the client says first; raises NotAuthenticated if it is no text."""
         raise NotAuthenticated
 
     async def listen(self, gone: asyncio.Event, heed: Callable[[str], Awaitable[None]]) -> None:
+        """Return once the client has gone; `heed` gets what it says."""
         await gone.wait()
 
     async def send(self, message: Message) -> None:
+        """Send a message, waiting while the client does not take it."""
         await self.response.write(_to_lines(message))
 
     async def beat(self) -> None:
+        """Show that the stream is alive; raises ConnectionError if the client seems not to be."""
         await self.response.write(b":\n\n")
 
     async def end(self, ending: Ending) -> None:
+        """Say why it ends."""
         if ending.message is not None:
             await self.send(ending.message)
         self.response.force_close()
@@ -255,10 +232,7 @@ class _Socket:
         self._missed = 0
         # Compression costs memory, for clients that offer it: browsers, one connection each.
         self.response = self._socket = web.WebSocketResponse(
-            autoping=False,
-            compress=True,
-            timeout=_LAST_SECONDS,
-            max_msg_size=LARGEST_FIRST_BYTES,
+            autoping=False, compress=True, timeout=_LAST_SECONDS, max_msg_size=LARGEST_FIRST_BYTES
         )
 
     async def open(self) -> None:

@@ -219,10 +219,7 @@ def _find_work_origin(
 ) -> WorkOrigin | None:
     public = urlsplit(public_url)
     # A page can make a browser send any header but Host.
-    schemes = {
-        LOCAL_DOMAIN: seen_scheme,
-        domain_of(sandbox_domain): public.scheme or seen_scheme,
-    }
+    schemes = {LOCAL_DOMAIN: seen_scheme, domain_of(sandbox_domain): public.scheme or seen_scheme}
     for host in hosts:
         name = name_of(host)
         if public_url and name == name_of(public.netloc):

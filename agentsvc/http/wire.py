@@ -26,7 +26,9 @@ from agentsvc.base import (
     Problem,
     UnsupportedMediaType,
     convert,
+    decode_cursor,
     decoder_of,
+    encode_cursor,
     matching,
     new_id,
     parse_time,
@@ -108,6 +110,18 @@ class Success(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SUCCESS: Final = Success()
+
+
+def page_offset(page_id: str | None) -> int:
+    """Return where a page of a list that is all here begins; raises InvalidRequest."""
+    return 0 if page_id is None else max(decode_cursor(page_id, int)[0], 0)
+
+
+def page_at[T](items: Sequence[T], offset: int, limit: int) -> Page[T]:
+    """Return the page of such a list that begins there."""
+    end = offset + limit
+    next_page_id = encode_cursor(end) if end < len(items) else None
+    return Page(items=list(items[offset:end]), next_page_id=next_page_id)
 
 
 # Answers
@@ -332,12 +346,12 @@ def to_id(text: str, loc: Sequence[str | int]) -> str:
     return found
 
 
-def find_time(text: str | None, name: str) -> datetime | None:
+def find_time(text: str | None, name: str, *, place: str = "query") -> datetime | None:
     """Return the moment a parameter names in ISO 8601, None if not given; raises InvalidRequest."""
     moment = parse_time(text) if text is not None else None
     if text is not None and moment is None:
         raise InvalidRequest(
-            "Input should be a valid datetime", loc=("query", name), kind="datetime_parsing"
+            "Input should be a valid datetime", loc=(place, name), kind="datetime_parsing"
         )
     return moment
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 import msgspec
 from aiohttp import web
 
-from agentsvc.http.v1.types_conversations import AppConversation
+from agentsvc.http.v1.conversations import AppConversation
 from agentsvc.http.wire import Page
 
 _PART = bytes(range(32, 127)) * 11

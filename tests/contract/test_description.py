@@ -22,7 +22,7 @@ from agentsvc.base.errors import AgentsvcError
 from agentsvc.base.values import new_id
 from agentsvc.http.keys import LOGINS
 from agentsvc.http.openapi.fields import SHARED
-from agentsvc.http.openapi.parameters import PATH_PARTS, names_in
+from agentsvc.http.path_parts import PATH_PARTS, names_in
 from agentsvc.http.routes import EXAMPLE_ID, Route, Scope, Undescribed, mounted
 from agentsvc.http.streaming import EVENT_STREAM
 from agentsvc.settings.fields import GroupingStrategy

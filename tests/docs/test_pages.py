@@ -17,7 +17,7 @@ from agentsvc.base.bus import Subject
 from agentsvc.cli import cli
 from agentsvc.config.layers import known_keys
 from agentsvc.config.schema import Config, with_sections
-from agentsvc.http.openapi.parameters import plain_path
+from agentsvc.http.path_parts import plain_path
 from agentsvc.plugin import EVENT_KINDS
 from agentsvc.plugin.files import sections
 from agentsvc.sandboxes.plugin_loader import PluginHost

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from agentsvc.app import published_routes
 from agentsvc.cli import cli
 from agentsvc.config.schema import Config
-from agentsvc.http.openapi.parameters import plain_path
+from agentsvc.http.path_parts import plain_path
 from agentsvc.http.routes import mounted
 from tests.conftest import FAST
 from tests.service import Client, Service

@@ -13,7 +13,6 @@ from agentsvc.base.values import Secret, SentSecret
 from agentsvc.http.openapi import describe
 from agentsvc.http.openapi.answers import errors_of
 from agentsvc.http.openapi.fields import SHARED
-from agentsvc.http.openapi.parameters import names_in, plain_path
 from agentsvc.http.openapi.schemas import (
     as_answer,
     name_components,
@@ -21,6 +20,7 @@ from agentsvc.http.openapi.schemas import (
     to_ecma,
     without_null,
 )
+from agentsvc.http.path_parts import names_in, plain_path
 from agentsvc.http.routes import FORM, HTML, JSON, Example, Route, Scope, shown_as
 
 

@@ -4,6 +4,7 @@ This is the one place that reads a key header.
 """
 
 import contextlib
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from aiohttp import BasicAuth, hdrs, web
@@ -11,22 +12,10 @@ from multidict import istr
 
 from agentsvc.accounts import Principal
 from agentsvc.base import NotAuthenticated
-from agentsvc.conversations import ModelToken, ProviderPass
-from agentsvc.http.keys import (
-    CALLBACKS,
-    KEYRING,
-    LOGINS,
-    MODEL_TOKEN,
-    MODEL_TOKENS,
-    PASS,
-    PRINCIPAL,
-    SANDBOX,
-    SANDBOXES,
-)
+from agentsvc.http import keys
 from agentsvc.http.middleware.login_cookie import login_token
 from agentsvc.http.middleware.websocket_auth import wants_socket
 from agentsvc.http.routes import SERVICE_HEADER, Scope, is_page, query_keys, route_of
-from agentsvc.sandboxes import Sandbox
 
 _SESSION_KEY: Final = istr("X-Session-API-Key")
 _ACCESS_TOKEN: Final = istr("X-Access-Token")
@@ -35,13 +24,17 @@ _ACCESS_TOKEN: Final = istr("X-Access-Token")
 async def identify(request: web.Request, scope: Scope) -> None:
     """Attach who is calling, if that has to be known yet; raises NotAuthenticated."""
     if scope is Scope.SANDBOX:
-        request[SANDBOX] = await _identify_sandbox(request)
+        find = request.app[keys.SANDBOXES].identify
+        request[keys.SANDBOX] = await _first_good(request, find, "Invalid session API key")
     elif scope is Scope.PASS:
-        request[PASS] = await _identify_pass(request)
+        request[keys.PASS] = await _first_good(request, request.app[keys.CALLBACKS].identify_pass)
     elif scope is Scope.MODEL:
-        request[MODEL_TOKEN] = await _identify_grant(request)
+        tokens = request.app[keys.MODEL_TOKENS]
+        request[keys.MODEL_TOKEN] = await _first_good(
+            request, tokens.identify, "Invalid model token"
+        )
     elif not _shows_key_later(request):
-        request[PRINCIPAL] = await _identify_user(request)
+        request[keys.PRINCIPAL] = await _identify_user(request)
 
 
 def keys_of(request: web.Request) -> tuple[str, ...]:
@@ -55,8 +48,8 @@ def keys_of(request: web.Request) -> tuple[str, ...]:
         scheme, _, token = headers[hdrs.AUTHORIZATION].partition(" ")
         if scheme.lower() == "bearer":
             given.insert(1, token)
-    keys = [key.strip() for key in given if key and key.isascii()]
-    return tuple(dict.fromkeys(filter(None, keys)))
+    shown = [key.strip() for key in given if key and key.isascii()]
+    return tuple(dict.fromkeys(filter(None, shown)))
 
 
 async def find_caller(request: web.Request) -> Principal | None:
@@ -71,12 +64,12 @@ async def has_good_key(request: web.Request) -> bool:
     """Whether a request has a key that is good for anything, and that no browser adds by itself."""
     app = request.app
     for key in dict.fromkeys((*keys_of(request), *query_keys(request), *_own_keys(request))):
-        if await app[SANDBOXES].find_by_key(key) is not None:
+        if await app[keys.SANDBOXES].find_by_key(key) is not None:
             return True
         for identify in (
-            app[KEYRING].identify_maker,
-            app[MODEL_TOKENS].identify,
-            app[CALLBACKS].identify_pass,
+            app[keys.KEYRING].identify_maker,
+            app[keys.MODEL_TOKENS].identify,
+            app[keys.CALLBACKS].identify_pass,
         ):
             with contextlib.suppress(NotAuthenticated):
                 await identify(key)
@@ -123,7 +116,7 @@ def _own_keys(request: web.Request) -> tuple[str, ...]:
 
 
 async def _identify_user(request: web.Request) -> Principal:
-    keyring, route = request.app[KEYRING], route_of(request)
+    keyring, route = request.app[keys.KEYRING], route_of(request)
     makes_keys = route is not None and route.key_header == SERVICE_HEADER
     for find in (keys_of, _password, _query_keys, _own_keys):
         is_maker = makes_keys and find is _own_keys
@@ -135,31 +128,16 @@ async def _identify_user(request: web.Request) -> Principal:
     token = login_token(request)
     if not token:
         raise NotAuthenticated
-    return await request.app[LOGINS].identify(token)
+    return await request.app[keys.LOGINS].identify(token)
 
 
-async def _identify_sandbox(request: web.Request) -> Sandbox:
+async def _first_good[T](
+    request: web.Request, identify: Callable[[str], Awaitable[T]], *message: str
+) -> T:
+    """Return what the first key in the headers that is good opens; raises NotAuthenticated."""
     for key in keys_of(request):
         try:
-            return await request.app[SANDBOXES].identify(key)
+            return await identify(key)
         except NotAuthenticated:
             continue
-    raise NotAuthenticated("Invalid session API key")
-
-
-async def _identify_pass(request: web.Request) -> ProviderPass:
-    for key in keys_of(request):
-        try:
-            return await request.app[CALLBACKS].identify_pass(key)
-        except NotAuthenticated:
-            continue
-    raise NotAuthenticated
-
-
-async def _identify_grant(request: web.Request) -> ModelToken:
-    for key in keys_of(request):
-        try:
-            return await request.app[MODEL_TOKENS].identify(key)
-        except NotAuthenticated:
-            continue
-    raise NotAuthenticated("Invalid model token")
+    raise NotAuthenticated(*message)

@@ -52,9 +52,7 @@ def known_hosts(config: Config, *, machine: str = "") -> KnownHosts:
         ),
         domains=frozenset(
             _present(
-                LOCAL_DOMAIN,
-                domain_of(config.gateway.sandbox_domain),
-                *map(domain_of, wildcards),
+                LOCAL_DOMAIN, domain_of(config.gateway.sandbox_domain), *map(domain_of, wildcards)
             )
         ),
     )

@@ -12,7 +12,7 @@ from multidict import istr
 
 from agentsvc.accounts import IdempotencySlot, Kept
 from agentsvc.base import AgentsvcError, BadRequest
-from agentsvc.http.keys import IDEMPOTENCY, PRINCIPAL
+from agentsvc.http.keys import IDEMPOTENCY, user_of
 from agentsvc.http.routes import Handler, Route, route_of, takes_repeats
 from agentsvc.http.wire import BODY, ON_STREAMED, read_text
 from agentsvc.storage import Transaction, watched_by
@@ -144,7 +144,7 @@ async def _slot_of(request: web.Request, route: Route) -> IdempotencySlot:
     parts = (request.method, request.rel_url.raw_path_qs, request.content_type)
     fingerprint = hashlib.sha256("\n".join(parts).encode() + b"\n" + request.get(BODY, b""))
     return IdempotencySlot(
-        user_id=request[PRINCIPAL].user_id,
+        user_id=user_of(request),
         operation=f"{route.method} {route.path}",
         key_hash=hashlib.sha256(key.encode()).digest(),
         fingerprint=fingerprint.digest(),

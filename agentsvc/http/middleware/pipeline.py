@@ -17,36 +17,9 @@ from typing import Final, NoReturn
 from aiohttp import hdrs, web
 from multidict import istr
 
-from agentsvc.base import (
-    CURRENT_REQUEST,
-    AgentsvcError,
-    BadRequest,
-    BodyTooLarge,
-    InvalidRequest,
-    MalformedBody,
-    MethodNotAllowed,
-    NotAuthenticated,
-    NotFound,
-    QuotaExceeded,
-    TooManyRequests,
-    UnknownHost,
-    monotonic,
-    new_id,
-    now,
-    write_fast,
-)
+from agentsvc.base import CURRENT_REQUEST, errors, monotonic, new_id, now, write_fast
 from agentsvc.config import LimitsConfig
-from agentsvc.http.keys import (
-    AWAITS_CONTINUE,
-    IS_FORWARDED,
-    MEASURES,
-    MODEL_TOKEN,
-    PASS,
-    PRINCIPAL,
-    REFUSED_FOR,
-    REQUEST_ID,
-    SANDBOX,
-)
+from agentsvc.http import keys
 from agentsvc.http.middleware.audit import SAFE_METHODS, note_change
 from agentsvc.http.middleware.authentication import has_good_key, identify
 from agentsvc.http.middleware.host_names import EVERY, KnownHosts
@@ -122,10 +95,7 @@ _HAS_BEGUN: Final[web.RequestKey[bool]] = web.RequestKey("has_begun", bool)
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _EVERY_HOST: Final = KnownHosts(names=frozenset({EVERY}), domains=frozenset())
 _HEALTH_PATHS: Final = frozenset({"/alive", "/health", "/ready"})
-_BUDGETS: Final = {
-    Budget.REQUESTS: Refusal.SANDBOX_RATE,
-    Budget.BYTES: Refusal.SANDBOX_BYTES,
-}
+_BUDGETS: Final = {Budget.REQUESTS: Refusal.SANDBOX_RATE, Budget.BYTES: Refusal.SANDBOX_BYTES}
 _RATES: Final = {"key": Refusal.KEY_RATE, "address": Refusal.ADDRESS_RATE}
 _PAGE_CHALLENGE: Final = 'Basic realm="agentsvc: any name, and an API key", charset="UTF-8"'
 _CHALLENGE: Final = 'Bearer realm="agentsvc"'
@@ -163,7 +133,7 @@ def install(
     answers to those who are turned away may be kept back at a time.
     """
     app[ACTIVITY] = Activity()
-    app[MEASURES] = Measures()
+    app[keys.MEASURES] = Measures()
     app[LIMITS] = Limits(limits)
     app[REFUSAL_DELAY], app[LOG_THROTTLE] = RefusalDelay(most_held), LogThrottle()
     app[_CORS_ORIGINS] = frozenset(cors_origins)
@@ -179,9 +149,9 @@ def install(
 async def trace_request(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give the request an id, count it, and write one access line when it is over."""
     request_id = new_id()
-    request[REQUEST_ID] = request_id
+    request[keys.REQUEST_ID] = request_id
     # To look for what is not there costs more than this.
-    request[IS_FORWARDED] = False
+    request[keys.IS_FORWARDED] = False
     CURRENT_REQUEST.set(request_id)
     if (task := asyncio.current_task()) is not None:
         # What is said of a task says for whom it works.
@@ -189,7 +159,7 @@ async def trace_request(request: web.Request, handler: Handler) -> web.StreamRes
     app = request.app
     if request.path not in _HEALTH_PATHS:
         app[ACTIVITY].note()
-    measures = app[MEASURES]
+    measures = app[keys.MEASURES]
     measures.running += 1
     began = monotonic()
     status = 0
@@ -253,9 +223,9 @@ async def _check_caller(request: web.Request, handler: Handler) -> web.StreamRes
         return await handler(request)
     if route.scope is not Scope.OPEN:
         await identify(request, route.scope)
-        if PRINCIPAL in request:
+        if keys.PRINCIPAL in request:
             show_key(request)
-            caller = request[PRINCIPAL]
+            caller = request[keys.PRINCIPAL]
             enforce(request, request.app[LIMITS].keys.take(caller.key_id))
             check_scope(route.scope, caller)
         else:
@@ -266,7 +236,7 @@ async def _check_caller(request: web.Request, handler: Handler) -> web.StreamRes
         ask_for_body(request)
         try:
             return await handler(request)
-        except InvalidRequest as exc:
+        except errors.InvalidRequest as exc:
             raise await with_all_problems(request, exc) from exc.__cause__
 
 
@@ -290,7 +260,7 @@ async def _check_unknown_host(request: web.Request, host: str) -> None:
     it passes on. The key is checked here, since a page of that name can send any that it makes up.
     """
     if request.path not in _HEALTH_PATHS and not await has_good_key(request):
-        raise UnknownHost(
+        raise errors.UnknownHost(
             "The server does not go by this name; `server.public_url` or `server.allowed_hosts`"
             " in its configuration can name it",
             detail=host,
@@ -326,7 +296,7 @@ def _answer_failure(request: web.Request, exc: Exception) -> web.Response:
 
     Raises what is no failure but a redirection, and ConnectionError where no answer can be given.
     """
-    if isinstance(exc, NotAuthenticated | UnknownHost):
+    if isinstance(exc, errors.NotAuthenticated | errors.UnknownHost):
         exc = _count_stranger(request) or exc
     elif isinstance(exc, web.HTTPException) and exc.status < HTTPStatus.BAD_REQUEST:
         raise exc
@@ -344,7 +314,7 @@ async def _count_sandbox(request: web.Request) -> None:
     show_key(request, sandbox_id)
     allowance = Allowance(request.app[LIMITS], sandbox_id)
     await _wait_for(request, allowance, Budget.REQUESTS, 1)
-    if SANDBOX in request:
+    if keys.SANDBOX in request:
         # Before any of it is read, so that what waits is not in memory.
         announced = min(request.content_length or 0, CALLBACK_BODY_BYTES)
         await _wait_for(request, allowance, Budget.BYTES, announced)
@@ -354,81 +324,81 @@ async def _count_sandbox(request: web.Request) -> None:
 
 def _sandbox_of(request: web.Request) -> str:
     """Return the sandbox whose key a request has shown, or an empty text."""
-    if SANDBOX in request:
-        return request[SANDBOX].id
-    if PASS in request:
-        return request[PASS].sandbox_id
-    return request[MODEL_TOKEN].sandbox_id if MODEL_TOKEN in request else ""
+    if keys.SANDBOX in request:
+        return request[keys.SANDBOX].id
+    if keys.PASS in request:
+        return request[keys.PASS].sandbox_id
+    return request[keys.MODEL_TOKEN].sandbox_id if keys.MODEL_TOKEN in request else ""
 
 
 async def _wait_for(request: web.Request, allowance: Allowance, budget: Budget, count: int) -> None:
     """Wait until so much may be had of a budget; raises TooManyRequests."""
     try:
         await allowance.take(budget, count)
-    except TooManyRequests:
-        request[REFUSED_FOR] = _BUDGETS[budget]
+    except errors.TooManyRequests:
+        request[keys.REFUSED_FOR] = _BUDGETS[budget]
         raise
 
 
-def _count_stranger(request: web.Request) -> TooManyRequests | None:
+def _count_stranger(request: web.Request) -> errors.TooManyRequests | None:
     """Count a request without a good key; return what to answer if its address sends too many."""
-    if PRINCIPAL in request:
+    if keys.PRINCIPAL in request:
         return None
     state = request.app[LIMITS].addresses.take(address_of(request))
     request[IS_HELD] = state is not None and is_many(state)
     try:
         enforce(request, state)
-    except TooManyRequests as exc:
+    except errors.TooManyRequests as exc:
         return exc
     return None
 
 
 def _answer(request: web.Request, failure: Exception) -> web.Response:
-    error = failure if isinstance(failure, AgentsvcError) else _foreseen(failure)
+    error = failure if isinstance(failure, errors.AgentsvcError) else _foreseen(failure)
     request[_ERROR_CODE] = error.code
     if _is_flood(request, error):
         request[IS_HELD] = True
     _write_failure(error, failure)
     reason = _refusal_of(request, error)
     if reason is not None:
-        request.app[MEASURES].refuse(reason)
+        request.app[keys.MEASURES].refuse(reason)
         _write_sandbox_line(request, error, reason)
     response = web.Response(
-        body=error_body(error, request[REQUEST_ID]),
+        body=error_body(error, request[keys.REQUEST_ID]),
         status=error.status,
         content_type="application/json",
     )
     if error.retryable:
         response.headers[hdrs.RETRY_AFTER] = str(error.retry_after_seconds)
-    if isinstance(error, MalformedBody | BodyTooLarge):
+    if isinstance(error, errors.MalformedBody | errors.BodyTooLarge):
         # What is left of the body is of no use, and may hide where the next request begins.
         response.force_close()
-    if isinstance(error, MethodNotAllowed):
+    if isinstance(error, errors.MethodNotAllowed):
         response.headers[hdrs.ALLOW] = ", ".join(error.allowed)
     return response
 
 
-def _is_flood(request: web.Request, error: AgentsvcError) -> bool:
+def _is_flood(request: web.Request, error: errors.AgentsvcError) -> bool:
     """Whether a caller that is turned away has come too often."""
-    is_quota = isinstance(error, QuotaExceeded) and SANDBOX in request
-    return is_quota or isinstance(error, TooManyRequests)
+    is_quota = isinstance(error, errors.QuotaExceeded) and keys.SANDBOX in request
+    return is_quota or isinstance(error, errors.TooManyRequests)
 
 
-def _refusal_of(request: web.Request, error: AgentsvcError) -> Refusal | None:
+def _refusal_of(request: web.Request, error: errors.AgentsvcError) -> Refusal | None:
     """Return why a caller was turned away, if that is what an error says."""
-    if REFUSED_FOR in request:
-        return request[REFUSED_FOR]
+    if keys.REFUSED_FOR in request:
+        return request[keys.REFUSED_FOR]
     match error:
-        case UnknownHost():
+        case errors.UnknownHost():
             return Refusal.HOST
-        case NotAuthenticated():
+        case errors.NotAuthenticated():
             route = route_of(request)
             # Where no key is asked for, what was not good was a login.
             is_login = route is not None and route.scope is Scope.OPEN
             return Refusal.LOGIN if is_login else Refusal.KEY
-        case QuotaExceeded() if SANDBOX in request:
+        case errors.QuotaExceeded() if keys.SANDBOX in request:
             return Refusal.SANDBOX_QUOTA
-        case TooManyRequests():
+        case errors.TooManyRequests():
             state = request.get(STATE)
             is_over = state is not None and state.retry_seconds > 0
             return _RATES[state.name] if state and is_over else Refusal.OTHER_RATE
@@ -436,22 +406,22 @@ def _refusal_of(request: web.Request, error: AgentsvcError) -> Refusal | None:
             return None
 
 
-def _foreseen(failure: Exception) -> AgentsvcError:
+def _foreseen(failure: Exception) -> errors.AgentsvcError:
     """Return the error class for what aiohttp raised; a bug is an internal error."""
     match failure:
         case web.HTTPNotFound():
-            return NotFound()
+            return errors.NotFound()
         case web.HTTPMethodNotAllowed():
-            return MethodNotAllowed(allowed={*failure.allowed_methods, hdrs.METH_OPTIONS})
+            return errors.MethodNotAllowed(allowed={*failure.allowed_methods, hdrs.METH_OPTIONS})
         case web.HTTPRequestEntityTooLarge():
-            return BodyTooLarge("The body is too large")
+            return errors.BodyTooLarge("The body is too large")
         case web.HTTPClientError():
-            return BadRequest(failure.reason)
+            return errors.BadRequest(failure.reason)
         case _:
-            return AgentsvcError("Internal Server Error")
+            return errors.AgentsvcError("Internal Server Error")
 
 
-def _write_failure(error: AgentsvcError, failure: Exception) -> None:
+def _write_failure(error: errors.AgentsvcError, failure: Exception) -> None:
     is_ours = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
     if is_ours and error is not failure:
         log.error("request failed with an unexpected error", exc_info=failure)
@@ -460,7 +430,7 @@ def _write_failure(error: AgentsvcError, failure: Exception) -> None:
         log.log(level, "request refused", extra={"code": error.code, "reason": error.detail})
 
 
-def _write_sandbox_line(request: web.Request, error: AgentsvcError, reason: Refusal) -> None:
+def _write_sandbox_line(request: web.Request, error: errors.AgentsvcError, reason: Refusal) -> None:
     """Say of a sandbox that it is turned away, now and then."""
     sandbox_id = _sandbox_of(request)
     if sandbox_id and request.app[LOG_THROTTLE].is_due(sandbox_id):
@@ -483,9 +453,9 @@ def _note_end(request: web.Request, status: int, seconds: float) -> None:
     Whatever a client makes up is one route, and one method.
     """
     app, route = request.app, route_of(request)
-    is_forwarded = request.get(IS_FORWARDED, False)
+    is_forwarded = request.get(keys.IS_FORWARDED, False)
     name = "sandbox" if is_forwarded else "none"
-    app[MEASURES].note(
+    app[keys.MEASURES].note(
         method=request.method if route or request.method in _METHODS else "other",
         route=name if route is None else route.path,
         status=status,
@@ -523,13 +493,13 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
         end_head(request, response)
     headers = response.headers
     request[_HAS_BEGUN] = True
-    headers[_REQUEST_ID_HEADER] = request.get(REQUEST_ID, "")
+    headers[_REQUEST_ID_HEADER] = request.get(keys.REQUEST_ID, "")
     if STATE in request:
         headers.update(request[STATE].headers())
-    if not request.get(IS_FORWARDED, False):
+    if not request.get(keys.IS_FORWARDED, False):
         for name, value in _ALWAYS:
             headers.setdefault(name, value)
-        if response.status == NotAuthenticated.status:
+        if response.status == errors.NotAuthenticated.status:
             # Browsers ask for a password where Basic is named, which is right for pages only.
             challenge = _PAGE_CHALLENGE if is_page(request) else _CHALLENGE
             headers.setdefault(hdrs.WWW_AUTHENTICATE, challenge)
@@ -539,7 +509,7 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
             headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
             headers[hdrs.ACCESS_CONTROL_ALLOW_CREDENTIALS] = "true"
             headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = _EXPOSED
-    if request.get(AWAITS_CONTINUE, False) or is_last(request):
+    if request.get(keys.AWAITS_CONTINUE, False) or is_last(request):
         # A client that waits to be told to send its body may send it all the same, and then the
         # body would be taken for the next request.
         response.force_close()

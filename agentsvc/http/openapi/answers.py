@@ -25,8 +25,8 @@ from agentsvc.base import (
     TooManyRequests,
     UnsupportedMediaType,
 )
-from agentsvc.http.openapi.parameters import names_in
 from agentsvc.http.openapi.schemas import Json, find
+from agentsvc.http.path_parts import names_in
 from agentsvc.http.routes import HTML, JSON, OF_USERS, Route, Scope, takes_repeats
 
 _SCHEMAS: Final = "#/components/schemas/"
@@ -112,31 +112,20 @@ _OF_THEIR_OWN: Final[dict[type[AgentsvcError], type[msgspec.Struct]]] = {
 }
 """The errors whose body is not the usual one."""
 
+
+def _header(text: str, **schema: Any) -> Json:
+    return {"description": text, "schema": schema or {"type": "string"}}
+
+
 HEADERS: Final[dict[str, Json]] = {
-    _REQUEST: {
-        "description": "Id of the request, which is in the server's log as well",
-        "schema": {"type": "string"},
-    },
-    _RETRY: {
-        "description": "Seconds after which to try again",
-        "schema": {"type": "integer", "minimum": 0},
-    },
-    _DEPRECATION: {
-        "description": "Since when the operation is deprecated (RFC 9745)",
-        "schema": {"type": "string"},
-    },
-    _RATE_LIMIT: {
-        "description": "What is left of the limit on requests, and in how many seconds all of it is",
-        "schema": {"type": "string"},
-    },
-    _RATE_POLICY: {
-        "description": "The limit on requests, and of how many seconds it is",
-        "schema": {"type": "string"},
-    },
-    _LINK: {
-        "description": "Where the newer generation is (RFC 8288)",
-        "schema": {"type": "string"},
-    },
+    _REQUEST: _header("Id of the request, which is in the server's log as well"),
+    _RETRY: _header("Seconds after which to try again", type="integer", minimum=0),
+    _DEPRECATION: _header("Since when the operation is deprecated (RFC 9745)"),
+    _RATE_LIMIT: _header(
+        "What is left of the limit on requests, and in how many seconds all of it is"
+    ),
+    _RATE_POLICY: _header("The limit on requests, and of how many seconds it is"),
+    _LINK: _header("Where the newer generation is (RFC 8288)"),
 }
 """The headers that answers carry."""
 
@@ -186,17 +175,16 @@ def success(route: Route, schema: Json, told: str) -> Json:
     names = (*names, _RATE_LIMIT, _RATE_POLICY) if route.scope in OF_USERS else names
     return {
         "description": f"{HTTPStatus(route.status).phrase}: {told}",
-        "headers": {name: {"$ref": _HEADERS + name} for name in names},
+        "headers": _refs(*names),
         "content": {route.media: content},
     }
 
 
 def accepted(route: Route) -> Json:
     """Describe the answer without a body to what was taken."""
-    names = (_REQUEST, _RATE_LIMIT, _RATE_POLICY)
     return {
         "description": f"{HTTPStatus.ACCEPTED.phrase}: {route.accepted}.",
-        "headers": {name: {"$ref": _HEADERS + name} for name in names},
+        "headers": _refs(_REQUEST, _RATE_LIMIT, _RATE_POLICY),
     }
 
 
@@ -208,8 +196,6 @@ def stream_answers(route: Route, message: Json) -> dict[str, Json]:
         "contentSchema": message,
         "description": _LINES,
     }
-    names = (_REQUEST, _RATE_LIMIT, _RATE_POLICY)
-    headers = {name: {"$ref": _HEADERS + name} for name in names}
     return {
         "101": {
             "description": f"Switching Protocols: {_FRAMES}",
@@ -217,7 +203,7 @@ def stream_answers(route: Route, message: Json) -> dict[str, Json]:
         },
         "200": {
             "description": "OK: server-sent events, without an end of their own",
-            "headers": headers,
+            "headers": _refs(_REQUEST, _RATE_LIMIT, _RATE_POLICY),
             "content": {route.media: {"schema": lines}},
         },
     }
@@ -236,6 +222,10 @@ def about(schema: Json, components: dict[str, Json]) -> str:
     if "enum" in schema:
         return " or ".join(f"`{value}`" for value in schema["enum"]) + "."
     return _IN_WORDS.get(schema.get("type", ""), "bytes.")
+
+
+def _refs(*headers: str) -> Json:
+    return {name: {"$ref": _HEADERS + name} for name in headers}
 
 
 def _raw(route: Route) -> Json:
@@ -266,7 +256,7 @@ def _answer_of(errors: list[type[AgentsvcError]], route: Route) -> Json:
     names = [_REQUEST, _RETRY] if any(error.retryable for error in errors) else [_REQUEST]
     return {
         "description": "\n".join(f"`{error.code}`: {_text(error)}" for error in errors),
-        "headers": {name: {"$ref": _HEADERS + name} for name in names},
+        "headers": _refs(*names),
         "content": content,
     }
 

@@ -14,9 +14,9 @@ from agentsvc.http.openapi.operations import (
     tag_of,
     types_of,
 )
-from agentsvc.http.openapi.parameters import plain_path
 from agentsvc.http.openapi.schemas import Json, as_answer, reachable, schemas_of
 from agentsvc.http.openapi.sockets import socket_item, socket_types, sockets_of
+from agentsvc.http.path_parts import plain_path
 from agentsvc.http.routes import KEY_PARAMETER, LOGIN_HEADER, SERVICE_HEADER, Route
 
 _ABOUT: Final = """\
@@ -89,8 +89,7 @@ _SCHEMES: Final[dict[str, Json]] = {
     "modelToken": _http("bearer", "Token for the model of one conversation, which its sandbox has"),
     "runtimeKey": _key("X-API-Key", f"{_OF_USER}, as clients of the remote runtime API send it"),
     "serviceKey": _key(
-        SERVICE_HEADER,
-        "API key of the scope `service`, which an administrator made for a service",
+        SERVICE_HEADER, "API key of the scope `service`, which an administrator made for a service"
     ),
     "queryKey": _key(
         KEY_PARAMETER,

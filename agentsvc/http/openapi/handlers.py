@@ -6,6 +6,7 @@ same for everybody, works without any other server, and brings no code of its ow
 
 import asyncio
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,11 +67,7 @@ ROUTES: Final = Routes()
 
 
 _CSS: Final = "text/css"
-
-
 _SCRIPT: Final = "text/javascript"
-
-
 _SVG: Final = "image/svg+xml"
 
 
@@ -128,9 +125,11 @@ async def _answer_file(request: web.Request, name: str, media: str) -> web.Respo
     return answer_document(request, to_document(body), media)
 
 
-def answer_document(request: web.Request, document: Document, media: str) -> web.Response:
+def answer_document(
+    request: web.Request, document: Document, media: str, more: Mapping[str, str] = _HEADERS
+) -> web.Response:
     """Answer with a document, or that a browser has it already."""
-    headers = {**_HEADERS, hdrs.ETAG: f'"{document.tag}"'}
+    headers = {**more, hdrs.ETAG: f'"{document.tag}"'}
     known = {tag.value for tag in request.if_none_match or ()}
     if known & {document.tag, "*"}:
         return web.Response(status=304, headers=headers)

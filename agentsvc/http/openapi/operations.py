@@ -9,12 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from agentsvc.http.openapi.answers import about, accepted, error_answers, stream_answers, success
-from agentsvc.http.openapi.parameters import (
-    IDEMPOTENCY_KEY,
-    path_parameters,
-    path_types,
-    query_parameters,
-)
+from agentsvc.http.openapi.parameters import IDEMPOTENCY_KEY, path_parameters, query_parameters
 from agentsvc.http.openapi.schemas import Json, without_null
 from agentsvc.http.routes import (
     JSON,
@@ -24,6 +19,7 @@ from agentsvc.http.routes import (
     Scope,
     Undescribed,
     takes_repeats,
+    types_in,
 )
 
 V0_TAG: Final = "V0"
@@ -78,7 +74,7 @@ class RouteSchemas(msgspec.Struct, frozen=True, kw_only=True):
 
 def types_of(route: Route) -> list[Any]:
     """Return the types of a route in the order in which `assign` expects their schemas."""
-    kinds = [*path_types(route), route.query, route.body, answer_type(route), route.message]
+    kinds = [*types_in(route).values(), route.query, route.body, answer_type(route), route.message]
     return [kind for kind in kinds if kind is not None]
 
 
@@ -91,7 +87,7 @@ def answer_type(route: Route) -> Any:
 def assign(route: Route, schemas: Iterator[Json]) -> RouteSchemas:
     """Take the schemas of a route's types from an iterator."""
     return RouteSchemas(
-        path=[next(schemas) for _ in path_types(route)],
+        path=[next(schemas) for _ in types_in(route)],
         query=next(schemas) if route.query is not None else None,
         body=next(schemas) if route.body is not None else None,
         answer=next(schemas),

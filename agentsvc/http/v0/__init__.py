@@ -18,7 +18,6 @@ from agentsvc.http.v0 import (
     conversations,
     events,
     files,
-    lifecycle,
     options,
     secrets,
     settings,
@@ -26,8 +25,8 @@ from agentsvc.http.v0 import (
     user,
 )
 from agentsvc.http.v0.retirement import add_headers, refuse
+from agentsvc.http.v0.socket_door import FOLLOWERS, SOCKET_PATHS
 from agentsvc.http.v0.transcripts import TRANSCRIPTS, Transcripts
-from agentsvc.http.v0.types_socket import FOLLOWERS, SOCKET_PATHS
 
 __all__ = ["ROUTES", "install"]
 
@@ -40,7 +39,6 @@ ROUTES: Final[tuple[Route, ...]] = tuple(
         *secrets.ROUTES,
         *options.ROUTES,
         *conversations.ROUTES,
-        *lifecycle.ROUTES,
         *events.ROUTES,
         *files.ROUTES,
         *user.ROUTES,

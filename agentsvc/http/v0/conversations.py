@@ -1,37 +1,415 @@
-"""Handlers of the older generation for conversations."""
+"""Conversations in the words of the older generation: their types, their mapping, and handlers.
 
-from typing import Final
+To stop one is to interrupt its agent and pause its sandbox, to start it is to resume that.
+"""
 
+import contextlib
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Final, Literal
+
+import msgspec
 from aiohttp import web
+from msgspec import UNSET, Meta, UnsetType
 
-from agentsvc.base import BadRequest, NotFound
+from agentsvc.base import (
+    AgentRefused,
+    AgentUnavailable,
+    BadRequest,
+    Conflict,
+    Gone,
+    InvalidRequest,
+    NotFound,
+    Problems,
+    ShownSecret,
+    copy_to,
+    matching,
+    parse_uuid,
+    to_stored,
+)
 from agentsvc.conversations import (
+    SANDBOX_GONE,
     ConversationPatch,
+    ConversationQuery,
     ConversationView,
     Generation,
     StartTask,
+    default_title,
     first_message,
 )
-from agentsvc.domain import StartOrder
-from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
-from agentsvc.http.routes import OF_STARTS, Effect, Routes
-from agentsvc.http.urls import links_of
-from agentsvc.http.v0.types_conversations import (
-    ConversationInfo,
-    ConversationPage,
-    ConversationSearch,
-    ConversationStatus,
-    StartAnswer,
-    StartBody,
-    TitleBody,
-    from_known,
-    from_view,
-    to_limit,
-    to_order,
-    to_query,
+from agentsvc.domain import (
+    Content,
+    ContentKind,
+    ExecutionStatus,
+    McpListsBody,
+    Message,
+    Provider,
+    StartOrder,
+    SuggestedTask,
+    TaskType,
+    Trigger,
+    to_mcp_config,
 )
-from agentsvc.http.v0.types_socket import FOLLOWERS
-from agentsvc.http.wire import json_response, read_json
+from agentsvc.domain import repositories as git
+from agentsvc.http.keys import CONVERSATIONS, SANDBOXES, user_of
+from agentsvc.http.routes import OF_SANDBOXES, OF_STARTS, Effect, Routes, shown_as
+from agentsvc.http.urls import Links, links_of
+from agentsvc.http.v0.replay import read_recording
+from agentsvc.http.v0.socket_door import FOLLOWERS
+from agentsvc.http.wire import PAGE_MAX, Int64, Time, json_response, read_json
+from agentsvc.sandboxes import SandboxStatus
+
+TITLE_MAX: Final = 200
+
+type Name = Annotated[str, Meta(max_length=1024)]
+type ImageUrls = Annotated[
+    list[
+        Annotated[
+            str,
+            matching(
+                r"\A(?i:https?://|data:)", "that begins with `http://`, `https://` or `data:`"
+            ),
+        ]
+    ],
+    Meta(max_length=100),
+]
+
+
+class ConversationStatus(StrEnum):
+    """The state of a conversation, in the words of the older generation."""
+
+    STARTING = "STARTING"
+    """It is being started or resumed"""
+    RUNNING = "RUNNING"
+    """It can be used"""
+    STOPPED = "STOPPED"
+    """Its sandbox rests; `start` wakes it"""
+    ARCHIVED = "ARCHIVED"
+    """Its sandbox does not exist any more; its history can be read"""
+    ERROR = "ERROR"
+    """Its start, or its sandbox, has failed"""
+
+
+type StartedStatus = Literal["STARTING", "RUNNING", "STOPPED"]
+type RuntimeStatus = Literal["STATUS$READY", "STATUS$ERROR"]
+
+
+class SuggestedTaskBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of work found at a git provider."""
+
+    git_provider: Provider
+    """Where it was found"""
+    task_type: TaskType
+    """What there is to do"""
+    repo: Name
+    """The repository it is in, as `owner/name`"""
+    issue_number: Int64
+    """Number of the issue or pull request"""
+    title: Annotated[str, Meta(max_length=4096)]
+    """Title of the issue or pull request, at most 4096 characters"""
+
+
+class CreateMicroagentBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The repository a new skill is written for."""
+
+    repo: Name
+    """The repository, as `owner/name`; it is cloned unless `repository` names another one"""
+    git_provider: Provider | None = None
+    """Where it is; null: where the user has a token for and it is found"""
+    title: str | None = None
+    """Read, and without effect; null: not said"""
+
+
+class StartBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """InitSessionRequest: a conversation to start; all of it is optional."""
+
+    repository: git.SentRepository | None = None
+    """Repository to clone into the workspace: `owner/name`, or a URL; null or empty: an empty
+    workspace"""
+    git_provider: Provider | None = None
+    """Where the repository is; null: where the user has a token for and it is found"""
+    selected_branch: git.SentBranch | None = None
+    """Branch to check out; null or empty: the default branch"""
+    initial_user_msg: str | None = None
+    """What the user says first, which starts the agent; null or empty: the agent waits for a
+    message"""
+    image_urls: ImageUrls | None = None
+    """Images of that message, by http(s) or data URL; null: none"""
+    replay_json: str | None = None
+    """Recorded trajectory, as JSON in a text, which the agent does again before its model goes on;
+    null or empty: none"""
+    suggested_task: SuggestedTaskBody | None = None
+    """Something to do that was found at a git provider; it becomes the first message instead of
+    `initial_user_msg`. Null: none"""
+    create_microagent: CreateMicroagentBody | None = None
+    """Repository for which a skill is to be written; null: none"""
+    conversation_instructions: str | None = None
+    """Text behind the system prompt of the agent; null: none"""
+    mcp_config: McpListsBody | None = None
+    """Tool servers of this conversation instead of those of the settings; null: those of the
+    settings"""
+    conversation_id: (
+        Annotated[
+            str, matching(r"\A[A-Za-z0-9_-]{1,100}\Z", "of 1 to 100 letters, digits, `_` and `-`")
+        ]
+        | UnsetType
+    ) = UNSET
+    """Name to give the conversation: 1 to 100 letters, digits, `_` and `-`; left out: a random id.
+    With a name that is known, the answer tells how that conversation is"""
+
+
+class StartAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """ConversationResponse: the conversation that was asked for."""
+
+    status: str = "ok"
+    """Always `ok`"""
+    conversation_id: str
+    """Id of the conversation, or the name it was given"""
+    message: str | None = None
+    """Always null"""
+    conversation_status: Annotated[ConversationStatus, shown_as(StartedStatus)]
+    """State of the conversation; one that has failed or is gone counts as `STOPPED`"""
+
+
+class TitleBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """UpdateConversationRequest: a new title."""
+
+    title: Annotated[str, Meta(min_length=1, max_length=TITLE_MAX)]
+    """New title, 1 to 200 characters"""
+
+
+class ConversationInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation as clients of the older generation see it."""
+
+    conversation_id: str
+    """Id of the conversation, 32 hex digits, or the name it was given"""
+    title: str
+    """Title; `Conversation` and five digits until it has a better one"""
+    last_updated_at: Time | None
+    """When it last changed, in UTC; never null"""
+    status: ConversationStatus
+    """State of the conversation"""
+    runtime_status: RuntimeStatus | None
+    """Whether its agent has failed, for front ends; null unless it runs"""
+    selected_repository: str | None
+    selected_branch: str | None
+    git_provider: Provider | None
+    trigger: Trigger | None
+    num_connections: int = 0
+    """Connections to the event socket that follow it"""
+    url: str | None
+    """Where clients find the operations of the conversation; null unless it runs"""
+    session_api_key: ShownSecret | None
+    """Key for that URL, for a conversation of V1; null otherwise"""
+    created_at: Time
+    pr_number: list[int]
+    conversation_version: Literal["V0", "V1"]
+    """Generation of the API that started it"""
+    sub_conversation_ids: list[str]
+    """Conversations that are parts of it, 32 hex digits each"""
+
+
+class ConversationPage(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of conversations."""
+
+    results: list[ConversationInfo]
+    """The conversations, newest first"""
+    next_page_id: str | None
+
+
+class ConversationSearch(msgspec.Struct, frozen=True, kw_only=True):
+    """The query of the list of conversations; a limit above the largest page means that."""
+
+    page_id: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=2**63 - 1)] = 20
+    """Most conversations on the page; more than 100 is 100"""
+    selected_repository: str | None = None
+    """Only conversations with this repository; left out: all"""
+    conversation_trigger: Trigger | None = None
+    """Only conversations started from there; left out: all"""
+    include_sub_conversations: bool = False
+    """Whether conversations that are parts of another one are listed, too"""
+
+
+_STATUSES: Final = {
+    SandboxStatus.STARTING: ConversationStatus.STARTING,
+    SandboxStatus.RUNNING: ConversationStatus.RUNNING,
+    SandboxStatus.PAUSED: ConversationStatus.STOPPED,
+    SandboxStatus.ERROR: ConversationStatus.ERROR,
+    SandboxStatus.MISSING: ConversationStatus.ARCHIVED,
+}
+_FAILED: Final = frozenset({ExecutionStatus.ERROR, ExecutionStatus.STUCK})
+
+
+def to_order(body: StartBody) -> StartOrder:
+    """Return the order in the core's words; raises InvalidRequest or BadRequest."""
+    replay = read_recording(body.replay_json) if body.replay_json else ()
+    microagent = body.create_microagent
+    repository = body.repository or (microagent.repo if microagent else None) or None
+    provider = body.git_provider or (microagent.git_provider if microagent else None)
+    servers = None
+    problems = Problems()
+    with problems.noted():
+        _check_source(repository, body.selected_branch or None, provider)
+    with problems.noted():
+        servers = to_mcp_config(body.mcp_config)
+    problems.refuse()
+    name = None if body.conversation_id is UNSET else body.conversation_id
+    known = parse_uuid(name) if name else None
+    return StartOrder(
+        conversation_id=known,
+        alias=None if known else name,
+        initial_message=_first_message(body),
+        system_message_suffix=body.conversation_instructions or None,
+        repository=repository,
+        branch=body.selected_branch or None,
+        provider=provider,
+        suggested_task=_to_task(body.suggested_task),
+        trigger=_trigger(body),
+        mcp_config=servers,
+        settings_required=True,
+        replay=replay,
+    )
+
+
+def to_message(text: str, image_urls: list[str]) -> Message | None:
+    """Return what a user says, or None if it is nothing."""
+    content = []
+    if text:
+        content.append(Content(kind=ContentKind.TEXT, text=text))
+    if image_urls:
+        content.append(Content(kind=ContentKind.IMAGE, image_urls=tuple(image_urls)))
+    return Message(content=tuple(content)) if content else None
+
+
+def to_query(wanted: ConversationSearch) -> ConversationQuery:
+    """Return the filters in the core's words."""
+    return ConversationQuery(
+        repository=wanted.selected_repository,
+        trigger=wanted.conversation_trigger,
+        include_children=wanted.include_sub_conversations,
+        include_starting=True,
+    )
+
+
+def shown_id(view: ConversationView) -> str:
+    """Return the id a client knows a conversation by: its own name for it, if it gave one."""
+    return view.conversation.alias or view.conversation.id
+
+
+def from_view(
+    view: ConversationView, links: Links, followers: Mapping[str, int]
+) -> ConversationInfo:
+    """Return a conversation as clients see it."""
+    conversation = view.conversation
+    is_ours = conversation.generation is Generation.V0
+    # Clients send this key to that URL, and ours answers their own key only.
+    key = None if is_ours else view.session_api_key
+    return copy_to(
+        ConversationInfo,
+        conversation,
+        conversation_id=shown_id(view),
+        title=conversation.title or default_title(conversation.id),
+        last_updated_at=to_stored(conversation.updated_at),
+        status=status_of(view),
+        runtime_status=_runtime_status(view),
+        num_connections=followers.get(conversation.id, 0),
+        url=(
+            _own_url(view, links) if is_ours else links.conversation(view.sandbox, conversation.id)
+        ),
+        session_api_key=links.shown(key),
+        created_at=to_stored(conversation.created_at),
+        pr_number=list(conversation.pr_number),
+        conversation_version="V0" if is_ours else "V1",
+        sub_conversation_ids=list(conversation.sub_ids),
+    )
+
+
+def from_known(view: ConversationView, *, is_ignored: bool = False) -> StartAnswer:
+    """Return the answer to an order for a conversation that exists: nothing new was started.
+
+    `is_ignored` is whether a first message came with it that the conversation has not got. In this
+    place clients know three states only; what has failed or is gone counts as stopped.
+    """
+    status = status_of(view)
+    if status not in (ConversationStatus.STARTING, ConversationStatus.RUNNING):
+        status = ConversationStatus.STOPPED
+    name = shown_id(view)
+    message = (
+        "The conversation exists, and the message was not taken. Send it with"
+        f" POST /api/conversations/{name}/message"
+    )
+    return StartAnswer(
+        conversation_id=name, message=message if is_ignored else None, conversation_status=status
+    )
+
+
+def status_of(view: ConversationView) -> ConversationStatus:
+    """Return the state of a conversation."""
+    if view.conversation.start_failed:
+        return ConversationStatus.ERROR
+    status = _STATUSES[view.sandbox_status]
+    is_running = status is ConversationStatus.RUNNING
+    return ConversationStatus.STARTING if is_running and not view.conversation.is_ready else status
+
+
+def _runtime_status(view: ConversationView) -> RuntimeStatus | None:
+    if status_of(view) is not ConversationStatus.RUNNING:
+        return None
+    return "STATUS$ERROR" if view.execution_status in _FAILED else "STATUS$READY"
+
+
+def _own_url(view: ConversationView, links: Links) -> str | None:
+    is_running = status_of(view) is ConversationStatus.RUNNING
+    return f"{links.prefix}/api/conversations/{shown_id(view)}" if is_running else None
+
+
+def _first_message(body: StartBody) -> Message | None:
+    if body.suggested_task is not None:
+        # The task is turned into a message; what else was to be said gives way to it.
+        return None
+    text = body.initial_user_msg
+    message = to_message(text or "", body.image_urls or [])
+    if (message is None or message.is_empty) and text is not None and not _says_why(body):
+        raise InvalidRequest(
+            "The message is empty: leave it out to start a conversation that waits for one",
+            loc=("body", "initial_user_msg"),
+            kind="too_short",
+        )
+    return None if message is None or message.is_empty else message
+
+
+def _says_why(body: StartBody) -> bool:
+    """Whether something else than a first message tells what a conversation is for."""
+    return bool(body.create_microagent or body.replay_json)
+
+
+def _to_task(body: SuggestedTaskBody | None) -> SuggestedTask | None:
+    if body is None:
+        return None
+    return copy_to(SuggestedTask, body, provider=body.git_provider)
+
+
+def _trigger(body: StartBody) -> Trigger:
+    if body.suggested_task is not None:
+        return Trigger.SUGGESTED_TASK
+    return Trigger.MICROAGENT_MANAGEMENT if body.create_microagent is not None else Trigger.GUI
+
+
+def _check_source(repository: str | None, branch: str | None, provider: Provider | None) -> None:
+    """Refuse, under the names this generation has for them, what git would not take."""
+    loc = ("body", "repository")
+    problems = Problems()
+    with problems.noted():
+        if repository is not None and "://" in repository:
+            git.locate(repository, provider, loc=loc)
+        elif repository is not None:
+            git.check_repository(repository, provider, loc=loc)
+    with problems.noted():
+        if branch is not None:
+            git.check_branch(branch, loc=("body", "selected_branch"))
+    problems.refuse()
+
 
 _ID_MAX = 100
 
@@ -70,10 +448,7 @@ async def get_conversations(request: web.Request, query: ConversationSearch) -> 
     Newest first, those of V1 among them. One sees only conversations of one's own.
     """
     views, next_page_id = await request.app[CONVERSATIONS].search(
-        request[PRINCIPAL].user_id,
-        to_query(query),
-        page_id=query.page_id,
-        limit=to_limit(query),
+        user_of(request), to_query(query), page_id=query.page_id, limit=min(query.limit, PAGE_MAX)
     )
     links, followers = links_of(request), request.app[FOLLOWERS]
     results = [from_view(view, links, followers) for view in views]
@@ -109,7 +484,7 @@ async def patch_conversation(request: web.Request) -> bool:
     if view is None:
         raise NotFound("Conversation not found", extra=_UNKNOWN)
     await request.app[CONVERSATIONS].update(
-        request[PRINCIPAL].user_id, view.conversation.id, ConversationPatch(title=body.title)
+        user_of(request), view.conversation.id, ConversationPatch(title=body.title)
     )
     return True
 
@@ -124,7 +499,7 @@ async def delete_conversation(request: web.Request) -> bool:
     view = await find_view(request, conversation_id_of(request))
     if view is None:
         return False
-    await request.app[CONVERSATIONS].delete(request[PRINCIPAL].user_id, view.conversation.id)
+    await request.app[CONVERSATIONS].delete(user_of(request), view.conversation.id)
     return True
 
 
@@ -140,7 +515,7 @@ def conversation_id_of(request: web.Request) -> str:
 
 async def find_view(request: web.Request, name: str) -> ConversationView | None:
     """Return the caller's conversation of an id or a name of their own, or None."""
-    conversations, user_id = request.app[CONVERSATIONS], request[PRINCIPAL].user_id
+    conversations, user_id = request.app[CONVERSATIONS], user_of(request)
     conversation_id = await conversations.resolve(user_id, name)
     if conversation_id is None:
         return None
@@ -160,7 +535,7 @@ async def get_view(request: web.Request) -> ConversationView:
 async def _known(request: web.Request, order: StartOrder, view: ConversationView) -> StartAnswer:
     """Answer for a conversation that exists; a message of an order that is repeated has been taken."""
     tasks, _ = await request.app[CONVERSATIONS].starts.search(
-        request[PRINCIPAL].user_id, conversation_id=view.conversation.id, limit=1
+        user_of(request), conversation_id=view.conversation.id, limit=1
     )
     taken = [first_message(task.request) for task in tasks]
     message = first_message(order)
@@ -168,11 +543,8 @@ async def _known(request: web.Request, order: StartOrder, view: ConversationView
 
 
 async def _start(request: web.Request, order: StartOrder) -> StartAnswer:
-    return _from_task(
-        await request.app[CONVERSATIONS].start(
-            request[PRINCIPAL].user_id, order, generation=Generation.V0
-        )
-    )
+    conversations, user_id = request.app[CONVERSATIONS], user_of(request)
+    return _from_task(await conversations.start(user_id, order, generation=Generation.V0))
 
 
 def _from_task(task: StartTask) -> StartAnswer:
@@ -187,3 +559,97 @@ _UNKNOWN = {
     "message": "Conversation not found",
     "msg_id": "CONVERSATION$NOT_FOUND",
 }
+
+
+class StartAgainBody(msgspec.Struct, frozen=True, kw_only=True):
+    """ProvidersSetModel: which git providers a front end knows of; nothing depends on it."""
+
+    providers_set: (
+        Annotated[list[Annotated[str, Meta(max_length=100)]], Meta(max_length=100)] | None
+    ) = None
+    """Names of git providers; read, and without effect. Null: none"""
+
+
+class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a conversation runs: the ids of its sandbox and of itself."""
+
+    runtime_id: str | None
+    """Id of its sandbox; null if there is none"""
+    session_id: str
+    """Id of the conversation"""
+
+
+@ROUTES.add(
+    "POST",
+    "/{conversation_id}/start",
+    body=StartAgainBody,
+    errors=(BadRequest, *OF_SANDBOXES),
+    example={"providers_set": ["github"]},
+)
+async def post_start(request: web.Request) -> StartAnswer:
+    """Let a stopped conversation run again.
+
+    Its sandbox is resumed; one that runs is left alone. The body may be left out.
+    """
+    name = conversation_id_of(request)
+    await read_json(request, StartAgainBody)
+    view = await find_view(request, name)
+    if view is None:
+        extra = {"status": "error", "conversation_id": name}
+        raise NotFound(f"Conversation {name} not found", extra=extra)
+    await _resume(request, view)
+    return from_known(await get_view(request))
+
+
+@ROUTES.add("POST", "/{conversation_id}/stop", errors=(BadRequest, *OF_SANDBOXES))
+async def post_stop(request: web.Request) -> StartAnswer:
+    """Stop a conversation.
+
+    Its sandbox is paused, with all conversations in it. One that does not run is left alone.
+    """
+    name = conversation_id_of(request)
+    view = await find_view(request, name)
+    status = ConversationStatus.STOPPED if view is None else status_of(view)
+    if view is None or status not in (ConversationStatus.STARTING, ConversationStatus.RUNNING):
+        message, status = "Conversation was not running", ConversationStatus.STOPPED
+    else:
+        # What is told is the state the conversation was in before.
+        await _pause(request, view)
+        name, message = shown_id(view), "Conversation stopped successfully"
+    return StartAnswer(conversation_id=name, message=message, conversation_status=status)
+
+
+@ROUTES.add("GET", "/{conversation_id}/config", errors=(BadRequest,))
+async def get_config(request: web.Request) -> RuntimeConfig:
+    """Tell where a conversation runs.
+
+    For clients that look into the sandbox.
+    """
+    view = await get_view(request)
+    return RuntimeConfig(runtime_id=view.conversation.sandbox_id, session_id=shown_id(view))
+
+
+async def _resume(request: web.Request, view: ConversationView) -> None:
+    """Ask for the sandbox of a conversation to run; one that is still being made needs no asking.
+
+    Raises Conflict if the start had failed, Gone if the sandbox is, or as a resume does.
+    """
+    conversation = view.conversation
+    if conversation.start_failed:
+        raise Conflict(f"The conversation did not start: {conversation.start_detail}")
+    if not conversation.is_ready:
+        return
+    if view.sandbox is None:
+        raise Gone(SANDBOX_GONE)
+    await request.app[SANDBOXES].resume(user_of(request), view.sandbox.id)
+
+
+async def _pause(request: web.Request, view: ConversationView) -> None:
+    """Interrupt the agent and ask for a paused sandbox; raises Conflict during the start."""
+    if not view.conversation.is_ready or view.sandbox is None:
+        raise Conflict("The conversation is still being started")
+    user_id = user_of(request)
+    # An agent that cannot be told is stopped all the same, with its sandbox.
+    with contextlib.suppress(AgentUnavailable, AgentRefused, Conflict, NotFound):
+        await request.app[CONVERSATIONS].interrupt(user_id, view.conversation.id)
+    await request.app[SANDBOXES].pause(user_id, view.sandbox.id)

@@ -1,5 +1,6 @@
 """Types and handlers of the older generation for what happens in a conversation."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -9,13 +10,12 @@ from msgspec import UNSET, Meta, UnsetType
 from agentsvc.base import BadRequest, QuotaExceeded, TooManyRequests, stated
 from agentsvc.conversations import Queued
 from agentsvc.domain import Message
-from agentsvc.http.keys import PENDING, PRINCIPAL
+from agentsvc.http.keys import PENDING, user_of
 from agentsvc.http.routes import OF_AGENTS, Effect, Routes, Socket, shown_as
-from agentsvc.http.v0.conversations import get_view
+from agentsvc.http.v0.conversations import get_view, to_message
 from agentsvc.http.v0.frames import ErrorFrame, StateFrame, StatusFrame
+from agentsvc.http.v0.socket_door import SOCKET_PATHS, SocketQuery
 from agentsvc.http.v0.transcripts import TRANSCRIPTS, Range, select
-from agentsvc.http.v0.types_conversations import to_message
-from agentsvc.http.v0.types_socket import SOCKET_PATHS, SocketQuery
 from agentsvc.http.v0.user_actions import (
     ACTION_BODY,
     ActionBody,
@@ -107,15 +107,6 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     """The events, the earliest first"""
 
 
-def to_range(wanted: EventSearch) -> Range:
-    """Return which events are wanted; raises BadRequest for a limit out of its bounds."""
-    if not 0 <= wanted.limit <= LIMIT_MAX:
-        raise BadRequest("Invalid limit")
-    return Range(
-        start=wanted.start_id, end=wanted.end_id, reverse=wanted.reverse, limit=wanted.limit
-    )
-
-
 ROUTES: Final = Routes("/api/conversations/{conversation_id}")
 
 
@@ -151,10 +142,12 @@ async def get_events(request: web.Request, query: EventSearch) -> web.Response:
     Numbers from `start_id` to `end_id`, both belonging to it. Events of V1 in the words of this
     generation: each is an action or an observation.
     """
-    wanted = to_range(query)
-    conversation = (await get_view(request)).conversation
-    history = await request.app[TRANSCRIPTS].read(conversation.id, conversation.created_at)
-    events, has_more = select(history, wanted)
+    if not 0 <= query.limit <= LIMIT_MAX:
+        raise BadRequest("Invalid limit")
+    events, has_more = select(
+        await _history(request),
+        Range(start=query.start_id, end=query.end_id, reverse=query.reverse, limit=query.limit),
+    )
     body = b'{"events":' + raw_array(events) + b',"has_more":' + encode(has_more) + b"}"
     return raw_json_response(body)
 
@@ -168,7 +161,7 @@ async def get_events(request: web.Request, query: EventSearch) -> web.Response:
     errors=(BadRequest, *OF_AGENTS, QuotaExceeded, TooManyRequests),
     example={"action": "message", "args": {"content": "Add a test for it"}},
 )
-async def post_event(request: web.Request) -> web.Response:
+async def post_event(request: web.Request) -> Success:
     """Say something in a conversation, or tell its agent what to do, as an action.
 
     The actions are those of the event socket: `message`, and `change_agent_state` to run, pause,
@@ -185,7 +178,7 @@ async def post_event(request: web.Request) -> web.Response:
     errors=(BadRequest, *OF_AGENTS, QuotaExceeded, TooManyRequests),
     example={"message": "Add a test for it"},
 )
-async def post_message(request: web.Request, body: MessageBody) -> web.Response:
+async def post_message(request: web.Request, body: MessageBody) -> Success:
     """Say something in a conversation.
 
     One that rests because nobody used it is woken; one that was stopped has to be started first
@@ -201,17 +194,15 @@ async def get_trajectory(request: web.Request) -> web.Response:
     Events of V1 in the words of this generation: each is an action or an observation. `replay_json`
     of a start takes it.
     """
-    conversation = (await get_view(request)).conversation
-    history = await request.app[TRANSCRIPTS].read(conversation.id, conversation.created_at)
-    return raw_json_response(b'{"trajectory":' + raw_array(history) + b"}")
+    return raw_json_response(b'{"trajectory":' + raw_array(await _history(request)) + b"}")
 
 
-async def _pass_on(request: web.Request, action: UserAction) -> web.Response:
+async def _pass_on(request: web.Request, action: UserAction) -> Success:
     conversation = (await get_view(request)).conversation
-    await perform(
-        request.app[PENDING],
-        request[PRINCIPAL].user_id,
-        conversation.id,
-        action,
-    )
-    return json_response(SUCCESS)
+    await perform(request.app[PENDING], user_of(request), conversation.id, action)
+    return SUCCESS
+
+
+async def _history(request: web.Request) -> Sequence[bytes]:
+    conversation = (await get_view(request)).conversation
+    return await request.app[TRANSCRIPTS].read(conversation.id, conversation.created_at)

@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import BodyPartReader, web
 from msgspec import Meta
 
-from agentsvc.agentserver import AgentServer, GitChange, GitDiff
+from agentsvc.agentserver import AgentServer
 from agentsvc.base import (
     AgentsvcError,
     BadRequest,
@@ -19,13 +19,11 @@ from agentsvc.base import (
     NotFound,
     UnsupportedMediaType,
 )
-from agentsvc.conversations import ConversationView
-from agentsvc.http.keys import CONFIG, CONVERSATIONS, PRINCIPAL
+from agentsvc.http.keys import CONFIG, CONVERSATIONS, user_of
 from agentsvc.http.routes import MULTIPART, OF_AGENTS, ZIP, Routes
-from agentsvc.http.urls import Links, links_of
+from agentsvc.http.urls import links_of
 from agentsvc.http.v0.conversations import get_view
 from agentsvc.http.v0.workspaces import Skipped, Workspace
-from agentsvc.http.wire import json_response
 
 type Path = Annotated[str, Meta(max_length=4096)]
 
@@ -138,16 +136,6 @@ class Microagents(msgspec.Struct, frozen=True, kw_only=True):
     """The skills"""
 
 
-def from_changes(changes: list[GitChange]) -> list[Change]:
-    """Return what differs as it is shown."""
-    return [Change(status=_STATUSES.get(one.status, "M"), path=one.path) for one in changes]
-
-
-def from_diff(diff: GitDiff) -> Diff:
-    """Return both sides of a difference; one that does not exist is empty."""
-    return Diff(modified=diff.modified or "", original=diff.original or "")
-
-
 def from_skills(skills: list[dict[str, Any]]) -> Microagents:
     """Return what an agent has learned as it is shown."""
     found = [
@@ -162,39 +150,22 @@ def from_skills(skills: list[dict[str, Any]]) -> Microagents:
     return Microagents(microagents=found)
 
 
-def vscode_of(view: ConversationView, links: Links) -> VscodeUrl:
-    """Return where the editor is, null where there is none or nothing runs."""
-    folder = view.conversation.working_dir
-    return VscodeUrl(vscode_url=links.editor(view.sandbox, folder) if view.sandbox else None)
-
-
-def web_hosts_of(view: ConversationView, links: Links) -> WebHosts:
-    """Return where what the agent serves can be seen, nowhere unless the sandbox runs."""
-    sandbox = view.sandbox if view.agent_url else None
-    if sandbox is None:
-        return WebHosts(hosts={})
-    workers = [end for end in sandbox.endpoints if end.name.startswith(_WORKER)]
-    return WebHosts(hosts={links.worker(sandbox, end.name): end.port for end in workers})
-
-
-PREFIX: Final = "/api/conversations/{conversation_id}"
 NOT_RUNNING: Final = "Runtime not yet initialized"
 _FIELD: Final = "files"
 _CHUNK_BYTES: Final = 64 * 1024
 
-ROUTES: Final = Routes(PREFIX)
+ROUTES: Final = Routes("/api/conversations/{conversation_id}", errors=(BadRequest, *OF_AGENTS))
 
 
-@ROUTES.add("GET", "/list-files", errors=(BadRequest, *OF_AGENTS))
+@ROUTES.add("GET", "/list-files")
 async def get_list(request: web.Request, query: ListQuery) -> list[str]:
     """List a directory of the workspace.
 
     Names in the directory, relative to the workspace: directories first, with a slash behind. What
     git ignores is left out. Not found (404) unless the sandbox runs.
     """
-    path = query.path
     with _error_member():
-        return await (await _workspace(request)).list_files(path)
+        return await (await _workspace(request)).list_files(query.path)
 
 
 @ROUTES.add(
@@ -208,22 +179,19 @@ async def get_file(request: web.Request, query: FileQuery) -> Code:
 
     Refused (415) for a file that is no text. Not found (404) unless the sandbox runs.
     """
-    path = query.file
     with _error_member():
-        return Code(code=await (await _workspace(request)).read_text(path))
+        return Code(code=await (await _workspace(request)).read_text(query.file))
 
 
 @ROUTES.add(
     "POST",
     "/upload-files",
-    Uploaded,
     body=Upload,
     reads=(MULTIPART,),
-    errors=(BadRequest, *OF_AGENTS),
     example={"files": ["some text"]},
     is_stream=True,
 )
-async def post_files(request: web.Request) -> web.Response:
+async def post_files(request: web.Request) -> Uploaded:
     """Write files into the workspace.
 
     A file of the same name is replaced. What cannot be written is told in `skipped_files`.
@@ -236,7 +204,7 @@ async def post_files(request: web.Request) -> web.Response:
         written.append(result) if isinstance(result, str) else skipped.append(result)
     if not written and not skipped:
         raise InvalidRequest("Field required", loc=("body", _FIELD), kind="missing")
-    return json_response(Uploaded(uploaded_files=written, skipped_files=skipped))
+    return Uploaded(uploaded_files=written, skipped_files=skipped)
 
 
 @ROUTES.add(
@@ -258,7 +226,7 @@ async def get_zip(request: web.Request) -> web.Response:
     return web.Response(body=packed, content_type="application/zip", headers=headers)
 
 
-@ROUTES.add("GET", "/git/changes", errors=(BadRequest, *OF_AGENTS))
+@ROUTES.add("GET", "/git/changes")
 async def get_changes(request: web.Request) -> list[Change]:
     """List the files that differ from the remote branch.
 
@@ -266,24 +234,23 @@ async def get_changes(request: web.Request) -> list[Change]:
     """
     root = (await get_view(request)).conversation.working_dir
     with _error_member():
-        agent = await _agent(request)
-        return from_changes(await agent.git_changes(root))
+        found = await (await _agent(request)).git_changes(root)
+        return [Change(status=_STATUSES.get(one.status, "M"), path=one.path) for one in found]
 
 
-@ROUTES.add("GET", "/git/diff", errors=(BadRequest, *OF_AGENTS), example={"path": "README.md"})
+@ROUTES.add("GET", "/git/diff", example={"path": "README.md"})
 async def get_diff(request: web.Request, query: DiffQuery) -> Diff:
     """Return a file as it is and as it was.
 
     The other side is the file in the remote branch, else in the last commit.
     """
-    path = query.path
     with _error_member():
-        place = (await _workspace(request)).locate(path)
+        place = (await _workspace(request)).locate(query.path)
         try:
             diff = await (await _agent(request)).git_diff(place)
         except BadRequest as exc:
-            raise BadRequest(f"Error getting diff: {path}", detail=exc.detail) from exc
-    return from_diff(diff)
+            raise BadRequest(f"Error getting diff: {query.path}", detail=exc.detail) from exc
+    return Diff(modified=diff.modified or "", original=diff.original or "")
 
 
 @ROUTES.add("GET", "/vscode-url", errors=(BadRequest,))
@@ -292,7 +259,9 @@ async def get_vscode_url(request: web.Request) -> VscodeUrl:
 
     The URL goes through this server.
     """
-    return vscode_of(await get_view(request), links_of(request))
+    view = await get_view(request)
+    folder, links = view.conversation.working_dir, links_of(request)
+    return VscodeUrl(vscode_url=links.editor(view.sandbox, folder) if view.sandbox else None)
 
 
 @ROUTES.add("GET", "/web-hosts", errors=(BadRequest,))
@@ -301,10 +270,15 @@ async def get_web_hosts(request: web.Request) -> WebHosts:
 
     The URLs go through this server.
     """
-    return web_hosts_of(await get_view(request), links_of(request))
+    view, links = await get_view(request), links_of(request)
+    sandbox = view.sandbox if view.agent_url else None
+    if sandbox is None:
+        return WebHosts(hosts={})
+    workers = [end for end in sandbox.endpoints if end.name.startswith(_WORKER)]
+    return WebHosts(hosts={links.worker(sandbox, end.name): end.port for end in workers})
 
 
-@ROUTES.add("GET", "/microagents", errors=(BadRequest, *OF_AGENTS))
+@ROUTES.add("GET", "/microagents")
 async def get_microagents(request: web.Request) -> Microagents:
     """List what the agent has learned.
 
@@ -325,7 +299,7 @@ async def _workspace(request: web.Request) -> Workspace:
 async def _agent(request: web.Request) -> AgentServer:
     conversation = (await get_view(request)).conversation
     try:
-        return await request.app[CONVERSATIONS].agent(request[PRINCIPAL].user_id, conversation.id)
+        return await request.app[CONVERSATIONS].agent(user_of(request), conversation.id)
     except Conflict as exc:
         raise NotFound(NOT_RUNNING, detail=exc.message, extra={"error": NOT_RUNNING}) from exc
 

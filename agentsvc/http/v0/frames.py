@@ -11,8 +11,8 @@ from msgspec import UNSET, UnsetType
 
 from agentsvc.conversations import SANDBOX_GONE, ConversationView
 from agentsvc.domain import ExecutionStatus, StartStatus
+from agentsvc.http.v0.conversations import ConversationStatus, shown_id, status_of
 from agentsvc.http.v0.event_types import AgentState
-from agentsvc.http.v0.types_conversations import ConversationStatus, shown_id, status_of
 from agentsvc.http.wire import encode
 
 _STATE_CHANGED: Final = "agent_state_changed"
@@ -141,10 +141,7 @@ def status_frame(view: ConversationView, stage: StartStatus | None) -> bytes:
         case ConversationStatus.STOPPED:
             return _info("STATUS$STOPPED")
         case ConversationStatus.ARCHIVED:
-            return _failure(
-                "STATUS$ERROR_RUNTIME_DISCONNECTED",
-                SANDBOX_GONE,
-            )
+            return _failure("STATUS$ERROR_RUNTIME_DISCONNECTED", SANDBOX_GONE)
         case ConversationStatus.ERROR:
             reason = conversation.start_detail or (sandbox.reason if sandbox else "")
             return _failure("STATUS$ERROR", reason)

@@ -12,17 +12,10 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from agentsvc.base import (
-    AgentsvcError,
-    BadRequest,
-    EventBus,
-    NotAuthenticated,
-    Notice,
-    Overflow,
-    Subject,
-)
+from agentsvc.base import EventBus, Notice, Overflow, Subject, errors
 from agentsvc.conversations import Conversations, ConversationView, MessageQueue
 from agentsvc.domain import StartStatus
+from agentsvc.http.v0.conversations import ConversationStatus, status_of
 from agentsvc.http.v0.frames import (
     READY,
     error_frame,
@@ -33,7 +26,6 @@ from agentsvc.http.v0.frames import (
     waiting_frame,
 )
 from agentsvc.http.v0.transcripts import Transcripts
-from agentsvc.http.v0.types_conversations import ConversationStatus, status_of
 from agentsvc.http.v0.user_actions import ACTION_BODY, ActionBody, perform, to_user_action
 from agentsvc.sandboxes import Sandboxes
 
@@ -131,10 +123,10 @@ class Listener:
             self._inbox_bytes -= len(raw)
             try:
                 await self._pass_on(raw)
-            except AgentsvcError as exc:
+            except errors.AgentsvcError as exc:
                 await self._note(exc.status)
                 await self._complain(exc.message)
-                if isinstance(exc, NotAuthenticated):
+                if isinstance(exc, errors.NotAuthenticated):
                     await self._line.hang_up()
             else:
                 await self._note(_DONE)
@@ -158,7 +150,7 @@ class Listener:
             return
         try:
             await self._services.sandboxes.resume(self._user_id, sandbox.id)
-        except AgentsvcError as exc:
+        except errors.AgentsvcError as exc:
             await self._complain(exc.message)
 
     def close(self) -> None:
@@ -255,4 +247,4 @@ def _to_body(raw: bytes) -> ActionBody:
     try:
         return ACTION_BODY.decode(raw)
     except (msgspec.DecodeError, RecursionError) as exc:
-        raise BadRequest(f"This is no action: {exc}") from exc
+        raise errors.BadRequest(f"This is no action: {exc}") from exc

@@ -138,14 +138,10 @@ def _thought(event: ObservationEvent, _asked: ShownAction | None) -> ShownObserv
 
 def _tracked_tasks(event: ObservationEvent, _asked: ShownAction | None) -> ShownObservation:
     content = _content(event.observation)
+    tasks = event.observation.get("task_list") or []
+    extras = {"command": string_of(event.observation, "command"), "task_list": tasks}
     return ShownObservation(
-        observation="task_tracking",
-        content=content,
-        message=content,
-        extras={
-            "command": string_of(event.observation, "command"),
-            "task_list": event.observation.get("task_list") or [],
-        },
+        observation="task_tracking", content=content, message=content, extras=extras
     )
 
 
@@ -175,15 +171,9 @@ def _browsed(event: ObservationEvent, asked: ShownAction | None) -> ShownObserva
 
 def _answer_tool(event: ObservationEvent, asked: ShownAction | None) -> ShownObservation:
     content = _content(event.observation)
-    return ShownObservation(
-        observation="mcp",
-        content=content,
-        message=content,
-        extras={
-            "name": event.tool_name,
-            "arguments": asked.args.get("arguments", {}) if asked else {},
-        },
-    )
+    arguments = asked.args.get("arguments", {}) if asked else {}
+    extras = {"name": event.tool_name, "arguments": arguments}
+    return ShownObservation(observation="mcp", content=content, message=content, extras=extras)
 
 
 def _hidden(_event: ObservationEvent, _asked: ShownAction | None) -> None:

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from agentsvc.http.keys import CATALOGUE
 from agentsvc.http.routes import Routes
-from agentsvc.http.v0.types_settings import WebConfig, from_models
+from agentsvc.http.v0.settings import WebConfig, from_models
 from agentsvc.settings import AGENTS, SECURITY_ANALYZERS
 
 ROUTES: Final = Routes("/api/options")

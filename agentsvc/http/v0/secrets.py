@@ -10,9 +10,9 @@ from aiohttp import web
 from msgspec import Meta
 
 from agentsvc.base import BadRequest, Conflict, NotFound, Secret
-from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SECRETS
+from agentsvc.http.keys import GIT_PROVIDERS, SECRETS, user_of
 from agentsvc.http.routes import Effect, Routes
-from agentsvc.http.wire import json_response, path_text
+from agentsvc.http.wire import json_response
 from agentsvc.settings import ProviderTokens, VariableName, VariableValue, to_token_patches
 
 type Description = Annotated[str, Meta(max_length=4096)]
@@ -88,7 +88,7 @@ async def get_secrets(request: web.Request) -> SecretList:
 
     Without their values.
     """
-    names = await request.app[SECRETS].custom_secret_names(request[PRINCIPAL].user_id)
+    names = await request.app[SECRETS].custom_secret_names(user_of(request))
     return from_names(names)
 
 
@@ -101,15 +101,15 @@ async def get_secrets(request: web.Request) -> SecretList:
     errors=(BadRequest,),
     example={"name": "DEPLOY_KEY", "value": "not so secret", "description": "For the staging host"},
 )
-async def post_secret(request: web.Request, body: SecretBody) -> web.Response:
+async def post_secret(request: web.Request, body: SecretBody) -> str:
     """Keep a new secret.
 
     Refused (400) if there is one of that name. Conversations that are started from now on have it.
     """
-    user_id, value = request[PRINCIPAL].user_id, Secret(body.value)
+    user_id, value = user_of(request), Secret(body.value)
     with _in_words_of_clients():
         await request.app[SECRETS].add_custom_secret(user_id, body.name, value, body.description)
-    return _answer_created(request, body.name)
+    return body.name
 
 
 @ROUTES.add(
@@ -118,27 +118,25 @@ async def post_secret(request: web.Request, body: SecretBody) -> web.Response:
     errors=(BadRequest,),
     example={"name": "API_TOKEN", "description": "Of the issue tracker"},
 )
-async def put_secret(request: web.Request, body: SecretChangeBody) -> Said:
+async def put_secret(request: web.Request, secret_id: str, body: SecretChangeBody) -> Said:
     """Change the name and the description of a secret.
 
     Its value stays. Without a description it has an empty one.
     """
-    name = path_text(request, "secret_id")
-    user_id = request[PRINCIPAL].user_id
+    secrets, user_id = request.app[SECRETS], user_of(request)
     with _in_words_of_clients():
-        await request.app[SECRETS].rename_custom_secret(user_id, name, body.name, body.description)
+        await secrets.rename_custom_secret(user_id, secret_id, body.name, body.description)
     return Said(message="Secret updated successfully")
 
 
 @ROUTES.add("DELETE", "/api/secrets/{secret_id}")
-async def delete_secret(request: web.Request) -> Said:
+async def delete_secret(request: web.Request, secret_id: str) -> Said:
     """Forget a secret.
 
     What asks for it from now on does not get it, running conversations included.
     """
-    name = path_text(request, "secret_id")
-    if not await request.app[SECRETS].delete_custom_secret(request[PRINCIPAL].user_id, name):
-        message = f"Secret with ID {name} not found"
+    if not await request.app[SECRETS].delete_custom_secret(user_of(request), secret_id):
+        message = f"Secret with ID {secret_id} not found"
         raise NotFound(message, extra={"error": message})
     return Said(message="Secret deleted successfully")
 
@@ -155,7 +153,7 @@ async def post_providers(request: web.Request, body: ProvidersBody) -> Said:
     tried at its provider first, and refused (401) if it is not good there.
     """
     tokens = to_token_patches(body.provider_tokens)
-    await request.app[GIT_PROVIDERS].store_tokens(request[PRINCIPAL].user_id, tokens)
+    await request.app[GIT_PROVIDERS].store_tokens(user_of(request), tokens)
     return Said(message="Git providers stored")
 
 
@@ -165,7 +163,7 @@ async def post_unset_providers(request: web.Request) -> Said:
 
     What asks for them from now on does not get them, running conversations included.
     """
-    await request.app[SECRETS].delete_provider_tokens(request[PRINCIPAL].user_id)
+    await request.app[SECRETS].delete_provider_tokens(user_of(request))
     return Said(message="Unset Git provider tokens")
 
 

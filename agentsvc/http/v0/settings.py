@@ -1,21 +1,130 @@
-"""Handlers of the older generation for settings."""
+"""Settings of the older generation, their mapping to and from the core's, and handlers."""
 
+from collections.abc import Iterable
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 from aiohttp import web
+from msgspec import UNSET, UnsetType
 
-from agentsvc.base import Gone, NotFound
-from agentsvc.http.keys import PRINCIPAL, SECRETS, SETTINGS
+from agentsvc.base import Gone, NotFound, Problems, Secret
+from agentsvc.domain import McpListsBody, to_mcp_config
+from agentsvc.http.keys import SECRETS, SETTINGS, user_of
 from agentsvc.http.routes import Routes
-from agentsvc.http.v0.types_settings import (
-    SettingsBody,
-    SettingsStored,
-    SettingsView,
-    from_settings,
-    to_patch,
-)
 from agentsvc.http.wire import json_response
+from agentsvc.models import Model
+from agentsvc.settings import (
+    SECRET_FIELDS,
+    SecretsStoreBody,
+    SentSettings,
+    Settings,
+    SettingsPatch,
+    ShownFields,
+    check_patch,
+    show_settings,
+    to_secrets_patch,
+)
+
+
+class SettingsBody(SentSettings, frozen=True, kw_only=True):
+    """What a client stores; it is merged with what is stored: what is not sent stays.
+
+    That is a decision of this server: earlier ones of this generation replaced the whole record. Null
+    puts a field back to its default, but leaves `llm_model`, `llm_base_url` and the three keys alone,
+    since clients send back what they read; an empty text puts any text back, these included. A new
+    `agent`, `security_analyzer` or `llm_base_url` that can never work is refused.
+    """
+
+    secrets_store: SecretsStoreBody | UnsetType | None = UNSET
+    """Secrets and provider tokens to keep. What it does not name stays; null or left out: unchanged
+    """
+    mcp_config: McpListsBody | UnsetType | None = UNSET
+    """Tool servers in three lists. They replace all that are stored, stars stand for a stored
+    secret; null: none, left out: unchanged"""
+
+
+class SettingsView(ShownFields, frozen=True, kw_only=True):
+    """Settings as they are read; null means not set, and secrets are never shown."""
+
+    llm_api_key: None
+    search_api_key: None
+    sandbox_api_key: None
+    provider_tokens_set: dict[str, str | None]
+    llm_api_key_set: bool
+    search_api_key_set: bool
+
+
+class SettingsStored(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer once settings are stored."""
+
+    message: str = "Settings stored"
+    """What was done, in words"""
+
+
+class FeatureFlags(msgspec.Struct, frozen=True, kw_only=True, rename=str.upper):
+    """What a front end should leave out."""
+
+    enable_billing: bool = False
+    """Always false: there is nobody to bill"""
+    hide_llm_settings: bool = False
+    """Always false: users choose their own models"""
+
+
+class WebConfig(msgspec.Struct, frozen=True, kw_only=True, rename=str.upper):
+    """What a front end reads before it shows anything; no analytics, no login by a provider."""
+
+    app_mode: str = "oss"
+    """Always `oss`: users log in with API keys"""
+    github_client_id: str = ""
+    """Always empty: nobody logs in by GitHub"""
+    posthog_client_key: str = ""
+    """Always empty: nothing is measured about users"""
+    feature_flags: FeatureFlags = FeatureFlags()
+    """What a front end shows or leaves out"""
+
+
+_SHOWN: Final = [
+    name for name in SettingsBody.__struct_fields__ if name in show_settings(Settings())
+]
+
+
+def to_patch(body: SettingsBody) -> SettingsPatch:
+    """Return the change a body asks for; raises InvalidRequest for what is wrong in it."""
+    given = {name: getattr(body, name) for name in SettingsBody.__struct_fields__}
+    for name in SECRET_FIELDS:
+        if isinstance(given[name], str):
+            given[name] = Secret(given[name])
+    servers, secrets = given.pop("mcp_config"), given.pop("secrets_store")
+    problems = Problems()
+    with problems.noted():
+        check_patch(SettingsPatch(**given))
+    with problems.noted():
+        servers = servers if servers is UNSET else to_mcp_config(servers)
+    with problems.noted():
+        secrets = secrets if secrets is UNSET else to_secrets_patch(secrets)
+    problems.refuse()
+    return SettingsPatch(**given, mcp_config=servers, secrets_store=secrets)
+
+
+def from_settings(settings: Settings, provider_hosts: dict[str, str | None]) -> dict[str, Any]:
+    """Return the settings as they are read; instead of secrets, whether they are set."""
+    shown = show_settings(settings)
+    return {
+        **{name: shown[name] for name in _SHOWN},
+        # Front ends between the generations start conversations of the newer one if this says so.
+        "v1_enabled": settings.v1_enabled is not False,
+        "secrets_store": {"provider_tokens": {}},
+        "provider_tokens_set": provider_hosts,
+        "llm_api_key_set": bool(settings.llm_api_key),
+        "search_api_key_set": bool(settings.search_api_key),
+    }
+
+
+def from_models(models: Iterable[Model]) -> list[str]:
+    """Return the names by which settings call language models, in the order of the alphabet."""
+    return sorted({f"{model.provider}/{model.name}" for model in models})
+
 
 RESET_REMOVED: Final = "Reset settings functionality has been removed."
 
@@ -33,7 +142,7 @@ async def post_settings(request: web.Request, body: SettingsBody) -> SettingsSto
     It merges: what is not sent stays. Null puts a field back to its default, but leaves
     `llm_model`, `llm_base_url` and the three keys alone, which an empty text clears.
     """
-    await request.app[SETTINGS].patch(request[PRINCIPAL].user_id, to_patch(body))
+    await request.app[SETTINGS].patch(user_of(request), to_patch(body))
     return SettingsStored()
 
 
@@ -43,7 +152,7 @@ async def get_settings(request: web.Request) -> web.Response:
 
     Not found (404) before they are saved for the first time. Secrets are never shown.
     """
-    user_id = request[PRINCIPAL].user_id
+    user_id = user_of(request)
     settings = await request.app[SETTINGS].find(user_id)
     if settings is None:
         raise NotFound("Settings not found", extra={"error": "Settings not found"})

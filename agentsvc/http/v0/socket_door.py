@@ -1,15 +1,69 @@
-"""Loads the Socket.IO server when its first client connects.
+"""What a client of the event socket asks for, and the Socket.IO server, loaded when the first one connects.
 
 It brings some hundred modules along, which a server that nobody asks for it has no use for.
 """
 
 import asyncio
 import importlib
-from typing import TYPE_CHECKING, Final
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Final
 
+import msgspec
 from aiohttp import hdrs, web
 
-from agentsvc.http.v0.types_socket import SOCKET_PATHS
+from agentsvc.base import MAX_INT, BadRequest, SentSecret
+
+SOCKET_PATHS: Final = ("/socket.io/", "/socket.io")
+NOTHING_SEEN: Final = -1
+
+FOLLOWERS: Final[web.AppKey[Counter[str]]] = web.AppKey("followers", Counter)
+"""How many connections follow each conversation."""
+
+_NAME_MAX: Final = 100
+
+
+class SocketQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client asks for when it connects, for the description; `to_wish` reads it."""
+
+    conversation_id: Annotated[str, msgspec.Meta(min_length=1, max_length=_NAME_MAX)]
+    """Id of the conversation to follow, or the name it was given"""
+    latest_event_id: Annotated[int, msgspec.Meta(ge=NOTHING_SEEN, le=MAX_INT)] = NOTHING_SEEN
+    """Number of the last event the client has; later ones are told first. -1, and what is no number:
+    it has none"""
+    session_api_key: SentSecret | None = None
+    """API key of the user, for clients that can send no header; left out where a header has it"""
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """Which conversation a client wants to see, and behind which event."""
+
+    name: str
+    latest_event_id: int = NOTHING_SEEN
+
+
+def to_wish(request: web.Request) -> Wish:
+    """Return what the query asks for; raises BadRequest.
+
+    Clients that have seen nothing say so in many ways: what is no number means that.
+    """
+    name = request.query.get("conversation_id", "")
+    if not name:
+        raise BadRequest("No conversation_id in query params")
+    if len(name) > _NAME_MAX or not name.isprintable():
+        raise BadRequest("The conversation_id can be no id")
+    return Wish(name=name, latest_event_id=_to_number(request.query.get("latest_event_id", "")))
+
+
+def _to_number(text: str) -> int:
+    digits = text.strip()
+    if not digits.removeprefix("-").isdecimal():
+        return NOTHING_SEEN
+    # Numbers this long are not converted at all, and are no ids either.
+    number = int(digits) if len(digits) < len(str(MAX_INT)) else MAX_INT + 1
+    if not NOTHING_SEEN <= number <= MAX_INT:
+        raise BadRequest("The latest_event_id should be the id of an event, or -1")
+    return number
+
 
 if TYPE_CHECKING:
     from agentsvc.http.v0.sockets import Sockets
@@ -29,7 +83,7 @@ class SocketDoor:
         async with self._opening:
             if self._sockets is None:
                 module = await asyncio.to_thread(importlib.import_module, _MODULE)
-                self._sockets = module.make_sockets(app)
+                self._sockets = module.Sockets(app)
             return self._sockets
 
     async def close(self) -> None:

@@ -20,31 +20,10 @@ import socketio
 from aiohttp import hdrs, web
 from socketio.exceptions import ConnectionRefusedError as Refused
 
-from agentsvc.accounts import AuditLog, KeyRing, Logins, OpenConnections, Principal, of_caller
-from agentsvc.base import (
-    AgentsvcError,
-    BadRequest,
-    NotAuthenticated,
-    NotFound,
-    Supervisor,
-    TimedOut,
-    TooManyRequests,
-    monotonic,
-)
+from agentsvc.accounts import Principal, of_caller
+from agentsvc.base import errors, monotonic
 from agentsvc.conversations import ConversationView
-from agentsvc.http.keys import (
-    AUDIT,
-    CONFIG,
-    CONVERSATIONS,
-    EVENT_BUS,
-    KEYRING,
-    LOGINS,
-    OPEN_CONNECTIONS,
-    PENDING,
-    REQUEST_ID,
-    SANDBOXES,
-    SUPERVISOR,
-)
+from agentsvc.http import keys
 from agentsvc.http.middleware.authentication import keys_of
 from agentsvc.http.middleware.login_cookie import login_token
 from agentsvc.http.routes import Scope, check_scope, query_keys
@@ -53,8 +32,8 @@ from agentsvc.http.urls import address_of
 from agentsvc.http.v0.frames import error_frame
 from agentsvc.http.v0.listeners import Listener, Services
 from agentsvc.http.v0.packets import Packet, check_payload, event_packet
+from agentsvc.http.v0.socket_door import FOLLOWERS, Wish, to_wish
 from agentsvc.http.v0.transcripts import TRANSCRIPTS
-from agentsvc.http.v0.types_socket import FOLLOWERS, Wish, to_wish
 
 log = logging.getLogger(__name__)
 
@@ -103,25 +82,23 @@ _CALLER: Final[web.RequestKey[_Caller]] = web.RequestKey("socket_caller", _Calle
 class SocketCallers:
     """Knows who calls, what they may do now, and notes what they have asked for."""
 
-    def __init__(
-        self, *, keyring: KeyRing, logins: Logins, admitted: OpenConnections, audit: AuditLog
-    ) -> None:
-        self._keyring = keyring
-        self._logins = logins
-        self._admitted = admitted
-        self._audit = audit
+    def __init__(self, app: web.Application) -> None:
+        self._keyring = app[keys.KEYRING]
+        self._logins = app[keys.LOGINS]
+        self._admitted = app[keys.OPEN_CONNECTIONS]
+        self._audit = app[keys.AUDIT]
 
     async def identify(self, request: web.Request) -> _Caller:
         """Return who sends a request; raises NotAuthenticated where it has no key at all."""
         in_query = (key.strip() for key in query_keys(request))
-        keys = [*keys_of(request), *(key for key in in_query if key)]
-        for key in keys:
-            with contextlib.suppress(NotAuthenticated):
+        shown = [*keys_of(request), *(key for key in in_query if key)]
+        for key in shown:
+            with contextlib.suppress(errors.NotAuthenticated):
                 return _known(request, await self._keyring.identify(key))
         if token := login_token(request):
             return _known(request, await self._logins.identify(token))
-        if not keys:
-            raise NotAuthenticated
+        if not shown:
+            raise errors.NotAuthenticated
         return _Caller(principal=None, came_at=monotonic())
 
     def held(self, caller: Principal, end: Callable[[], None]) -> AbstractContextManager[None]:
@@ -132,7 +109,7 @@ class SocketCallers:
         """Raise NotAuthenticated, or NotAllowed where the caller may only read."""
         now = await self._admitted.find(caller)
         if now is None:
-            raise NotAuthenticated
+            raise errors.NotAuthenticated
         check_scope(Scope.RUN, now)
 
     async def note(
@@ -145,7 +122,7 @@ class SocketCallers:
             f"conversation_id={conversation_id}",
             status=status,
             address=address_of(request),
-            request_id=request[REQUEST_ID],
+            request_id=request[keys.REQUEST_ID],
         )
         await self._audit.note(entry)
 
@@ -153,32 +130,32 @@ class SocketCallers:
 class Sockets:
     """Every connection to the event socket of a server.
 
-    A client that sends or reads nothing for `patience_seconds` where it should is let go of.
+    A client that sends or reads nothing for as long as a request may take, where it should, is let
+    go of. It is kept tidy from the beginning.
     """
 
-    def __init__(
-        self,
-        services: Services,
-        followers: Counter[str],
-        callers: SocketCallers,
-        *,
-        supervisor: Supervisor,
-        most_bytes: int,
-        patience_seconds: float,
-    ) -> None:
-        self._services = services
-        self._followers = followers
-        self._auth = callers
-        self._supervisor = supervisor
-        self._most_bytes = most_bytes
-        self._patience_seconds = patience_seconds
+    def __init__(self, app: web.Application) -> None:
+        config = app[keys.CONFIG].server
+        self._services = Services(
+            conversations=app[keys.CONVERSATIONS],
+            pending=app[keys.PENDING],
+            sandboxes=app[keys.SANDBOXES],
+            transcripts=app[TRANSCRIPTS],
+            event_bus=app[keys.EVENT_BUS],
+        )
+        self._followers = app[FOLLOWERS]
+        self._auth = SocketCallers(app)
+        self._supervisor = app[keys.SUPERVISOR]
+        self._most_bytes = config.max_body_bytes
+        self._patience_seconds = config.request_seconds
         self._connections: dict[str, _Connection] = {}
         self._streams: dict[str, web.Request] = {}
-        self._server = _make_server(most_bytes)
+        self._server = _make_server(config.max_body_bytes)
         self._server.on("connect", self._connect)
         self._server.on("disconnect", self._disconnect)
         self._server.on("oh_user_action", self._take)
         self._server.on("oh_action", self._take)
+        self._supervisor.loop("event sockets", self.tidy, every_seconds=TIDY_SECONDS)
 
     # Requests
 
@@ -187,10 +164,10 @@ class Sockets:
         request[_CALLER] = caller = await self._auth.identify(request)
         query = parse_qs(request.query_string)
         if "j" in query:
-            raise BadRequest("JSONP is not supported")
+            raise errors.BadRequest("JSONP is not supported")
         eio_sid = query["sid"][0] if "sid" in query else None
         if eio_sid is None and request.method == hdrs.METH_POST:
-            raise BadRequest("The session is missing in the query")
+            raise errors.BadRequest("The session is missing in the query")
         if eio_sid is None:
             self._make_room(caller)
         else:
@@ -206,7 +183,7 @@ class Sockets:
             async with asyncio.timeout(self._patience_seconds):
                 body = await request.read()
         except TimeoutError as exc:
-            raise TimedOut("The request took too long") from exc
+            raise errors.TimedOut("The request took too long") from exc
         check_payload(body)
         return await self._answer(_ReadRequest(request, body))
 
@@ -226,24 +203,24 @@ class Sockets:
     async def _answer(self, request: "web.Request | _ReadRequest") -> web.StreamResponse:
         response = await self._server.handle_request(request)
         if not isinstance(response, web.StreamResponse):
-            raise BadRequest("This is neither a poll nor a WebSocket")
-        if isinstance(response, web.Response) and response.status == BadRequest.status:
+            raise errors.BadRequest("This is neither a poll nor a WebSocket")
+        if isinstance(response, web.Response) and response.status == errors.BadRequest.status:
             # The protocol has no form for this; clients go by the status.
-            raise BadRequest(msgspec.json.decode(response.text or '""', type=str))
+            raise errors.BadRequest(msgspec.json.decode(response.text or '""', type=str))
         return response
 
     def _check_session(self, eio_sid: str, caller: _Caller) -> None:
         opened = self._callers().get(eio_sid)
         socket = self._server.eio.sockets.get(eio_sid)
         if opened is None or socket is None or socket.closed:
-            raise BadRequest("The session is over or was never begun")
+            raise errors.BadRequest("The session is over or was never begun")
         if opened.user_id != caller.user_id:
-            raise NotAuthenticated
+            raise errors.NotAuthenticated
 
     def _make_room(self, caller: _Caller) -> None:
         known = sum(other.user_id == caller.user_id for other in self._callers().values())
         if known >= MOST_OF_USER:
-            raise TooManyRequests("Too many connections to the event socket")
+            raise errors.TooManyRequests("Too many connections to the event socket")
 
     def _callers(self) -> dict[str, _Caller]:
         opened = self._server.environ.items()
@@ -261,7 +238,7 @@ class Sockets:
         try:
             principal = _require(caller)
             wish, view = await self._read_wish(request, principal.user_id)
-        except AgentsvcError as exc:
+        except errors.AgentsvcError as exc:
             eio_sid = self._server.manager.eio_sid_from_sid(sid, "/")
             if self._find_stream(eio_sid) is None:
                 # It leaves when its poll is answered; a WebSocket is its own to close.
@@ -320,7 +297,7 @@ class Sockets:
             user_id, [conversation_id or ""], include_starting=True
         )
         if view is None:
-            raise NotFound(f"Conversation {wish.name} not found")
+            raise errors.NotFound(f"Conversation {wish.name} not found")
         return wish, view
 
     # Ends
@@ -443,33 +420,6 @@ class _ReadRequest:
         return self._body[:size]
 
 
-def make_sockets(app: web.Application) -> Sockets:
-    """Return the event socket of a running server, and keep it tidy from now on."""
-    config = app[CONFIG].server
-    services = Services(
-        conversations=app[CONVERSATIONS],
-        pending=app[PENDING],
-        sandboxes=app[SANDBOXES],
-        transcripts=app[TRANSCRIPTS],
-        event_bus=app[EVENT_BUS],
-    )
-    sockets = Sockets(
-        services,
-        app[FOLLOWERS],
-        SocketCallers(
-            keyring=app[KEYRING],
-            logins=app[LOGINS],
-            admitted=app[OPEN_CONNECTIONS],
-            audit=app[AUDIT],
-        ),
-        supervisor=app[SUPERVISOR],
-        most_bytes=config.max_body_bytes,
-        patience_seconds=config.request_seconds,
-    )
-    app[SUPERVISOR].loop("event sockets", sockets.tidy, every_seconds=TIDY_SECONDS)
-    return sockets
-
-
 def _known(request: web.Request, principal: Principal) -> _Caller:
     show_key(request)
     return _Caller(principal=principal, came_at=monotonic())
@@ -477,7 +427,7 @@ def _known(request: web.Request, principal: Principal) -> _Caller:
 
 def _require(caller: _Caller) -> Principal:
     if caller.principal is None:
-        raise NotAuthenticated(_WRONG_KEY)
+        raise errors.NotAuthenticated(_WRONG_KEY)
     return caller.principal
 
 

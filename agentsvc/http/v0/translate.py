@@ -23,32 +23,8 @@ import msgspec
 from msgspec import UNSET
 
 from agentsvc.conversations import IMPORTED_KEY, TOOL_SERVER_FAILED, WISH_KEY
+from agentsvc.http.v0 import agent_events as agent
 from agentsvc.http.v0.actions import UNKNOWN_RISK, ShownAction, show_action, show_tool_call
-from agentsvc.http.v0.agent_events import (
-    ActionEvent,
-    AgentErrorEvent,
-    AgentEvent,
-    Condensation,
-    CondensationRequest,
-    ConfirmationPolicy,
-    ConversationErrorEvent,
-    ConversationStateUpdateEvent,
-    InterruptEvent,
-    MessageEvent,
-    ObservationEvent,
-    PauseEvent,
-    Reported,
-    ServerErrorEvent,
-    Stats,
-    SystemPromptEvent,
-    UserRejectObservation,
-    decode_event,
-    decode_imported,
-    decode_stats,
-    decode_status,
-    find_policy,
-    text_of,
-)
 from agentsvc.http.v0.event_types import (
     AccumulatedUsage,
     AgentState,
@@ -108,8 +84,8 @@ class Translator:
         self._numbers: dict[str, int] = {}
         self._twins: set[str] = set()
         self._open: dict[str, _OpenAction] = {}
-        self._held: list[ActionEvent] = []
-        self._policy = ConfirmationPolicy()
+        self._held: list[agent.ActionEvent] = []
+        self._policy = agent.ConfirmationPolicy()
         self._answered_early: set[str] = set()
         self._state: AgentState | None = None
         self._has_run = False
@@ -122,19 +98,19 @@ class Translator:
 
     def feed(self, body: bytes) -> list[Event | msgspec.Raw]:
         """Return what one more stored event adds; often nothing, sometimes several events."""
-        event = decode_event(body)
+        event = agent.decode_event(body)
         if event is None:
             return []
         if event.id in self._twins:
             self._twins.discard(event.id)
             return []
-        if isinstance(event, ConversationStateUpdateEvent) and event.key == IMPORTED_KEY:
+        if isinstance(event, agent.ConversationStateUpdateEvent) and event.key == IMPORTED_KEY:
             return list(self._take_over(event))
         return list(self._steps(event))
 
-    def _take_over(self, event: ConversationStateUpdateEvent) -> Iterable[msgspec.Raw]:
+    def _take_over(self, event: agent.ConversationStateUpdateEvent) -> Iterable[msgspec.Raw]:
         """Tell an event that was imported from this generation as it was."""
-        imported = decode_imported(event.value)
+        imported = agent.decode_imported(event.value)
         if imported is None or imported.number != self._next_number:
             return
         number = self._take_number()
@@ -147,28 +123,33 @@ class Translator:
         self._state = self._state or AgentState.LOADING
         yield imported.event
 
-    def _steps(self, event: AgentEvent) -> Iterable[Event]:
-        if not isinstance(event, ActionEvent | ConversationStateUpdateEvent):
+    def _steps(self, event: agent.AgentEvent) -> Iterable[Event]:
+        if not isinstance(event, agent.ActionEvent | agent.ConversationStateUpdateEvent):
             yield from self._release(event)
         match event:
-            case ConversationStateUpdateEvent():
+            case agent.ConversationStateUpdateEvent():
                 yield from self._update(event)
-            case SystemPromptEvent():
+            case agent.SystemPromptEvent():
                 yield from self._begin(event)
                 yield self._system(event)
-            case MessageEvent():
+            case agent.MessageEvent():
                 yield from self._begin(event)
                 yield from self._say(event)
-            case ActionEvent():
+            case agent.ActionEvent():
                 yield from self._begin(event)
                 yield from self._act(event)
-            case ObservationEvent() | UserRejectObservation() | AgentErrorEvent():
+            case agent.ObservationEvent() | agent.UserRejectObservation() | agent.AgentErrorEvent():
                 yield from self._begin(event)
                 yield from self._answer(event)
-            case ConversationErrorEvent() | ServerErrorEvent():
+            case agent.ConversationErrorEvent() | agent.ServerErrorEvent():
                 yield from self._begin(event)
                 yield from self._fail(event)
-            case PauseEvent() | InterruptEvent() | Condensation() | CondensationRequest():
+            case (
+                agent.PauseEvent()
+                | agent.InterruptEvent()
+                | agent.Condensation()
+                | agent.CondensationRequest()
+            ):
                 yield from self._begin(event)
                 yield from self._note(event)
             case _:
@@ -176,29 +157,29 @@ class Translator:
 
     # States
 
-    def _begin(self, event: Reported) -> Iterable[Event]:
+    def _begin(self, event: agent.Reported) -> Iterable[Event]:
         """Tell that the agent is loading, before anything else is told."""
         if self._state is None:
             yield self._enter(event, AgentState.LOADING)
 
-    def _enter(self, event: Reported, state: AgentState, reason: str = "") -> Event:
+    def _enter(self, event: agent.Reported, state: AgentState, reason: str = "") -> Event:
         self._state = state
         extras = {"agent_state": state, "reason": reason}
         shown = ShownObservation(observation=_STATE_CHANGED, content="", message="", extras=extras)
         return self._observe(event, "environment", shown)
 
-    def _update(self, event: ConversationStateUpdateEvent) -> Iterable[Event]:
+    def _update(self, event: agent.ConversationStateUpdateEvent) -> Iterable[Event]:
         if event.key == "stats":
-            stats = decode_stats(event.value)
+            stats = agent.decode_stats(event.value)
             self._metrics = self._metrics if stats is None else _sum_up(stats)
         elif event.key == "execution_status":
-            yield from self._change(event, decode_status(event.value) or "")
+            yield from self._change(event, agent.decode_status(event.value) or "")
         elif event.key == WISH_KEY:
-            yield from self._hear(event, decode_status(event.value) or "")
+            yield from self._hear(event, agent.decode_status(event.value) or "")
         else:
-            self._policy = find_policy(event) or self._policy
+            self._policy = agent.find_policy(event) or self._policy
 
-    def _change(self, event: Reported, status: str) -> Iterable[Event]:
+    def _change(self, event: agent.Reported, status: str) -> Iterable[Event]:
         state = self._state_for(status)
         if state is None:
             return
@@ -231,7 +212,7 @@ class Translator:
 
     # Actions
 
-    def _system(self, event: SystemPromptEvent) -> Event:
+    def _system(self, event: agent.SystemPromptEvent) -> Event:
         content = event.system_prompt.text or ""
         args = {
             "content": content,
@@ -243,11 +224,11 @@ class Translator:
             event, "agent", ShownAction(action="system", args=args, message=content)
         )
 
-    def _say(self, event: MessageEvent) -> Iterable[Event]:
+    def _say(self, event: agent.MessageEvent) -> Iterable[Event]:
         is_agent = event.source == "agent"
         parts = event.llm_message.content
         images = [url for part in parts for url in part.image_urls or ()]
-        content = text_of(parts)
+        content = agent.text_of(parts)
         args = {
             "content": content,
             "file_urls": None,
@@ -263,14 +244,14 @@ class Translator:
             if self._state is AgentState.FINISHED:
                 yield self._enter(event, AgentState.AWAITING_USER_INPUT)
 
-    def _act(self, event: ActionEvent) -> Iterable[Event]:
+    def _act(self, event: agent.ActionEvent) -> Iterable[Event]:
         self._ended_on_message = False
         if self._held or self._will_ask(event):
             self._held.append(event)
         else:
             yield self._show(event, event)
 
-    def _will_ask(self, event: ActionEvent) -> bool:
+    def _will_ask(self, event: agent.ActionEvent) -> bool:
         return (
             self._state is not AgentState.AWAITING_USER_CONFIRMATION
             and event.id not in self._answered_early
@@ -278,13 +259,13 @@ class Translator:
             and show_action(event).needs_confirmation
         )
 
-    def _release(self, because: Reported) -> Iterable[Event]:
+    def _release(self, because: agent.Reported) -> Iterable[Event]:
         """Publish what was held back, as of the event that ends the wait."""
         held, self._held = self._held, []
         for event in held:
             yield self._show(event, because)
 
-    def _show(self, event: ActionEvent, because: Reported) -> Event:
+    def _show(self, event: agent.ActionEvent, because: agent.Reported) -> Event:
         shown = show_action(event)
         confirmation = Confirmation.CONFIRMED
         if self._state is AgentState.AWAITING_USER_CONFIRMATION and shown.needs_confirmation:
@@ -304,21 +285,25 @@ class Translator:
         return self._publish_action(because, action)
 
     def _note(
-        self, event: PauseEvent | InterruptEvent | Condensation | CondensationRequest
+        self,
+        event: agent.PauseEvent
+        | agent.InterruptEvent
+        | agent.Condensation
+        | agent.CondensationRequest,
     ) -> Iterable[Event]:
         match event:
-            case PauseEvent() | InterruptEvent():
-                is_stop = isinstance(event, InterruptEvent)
+            case agent.PauseEvent() | agent.InterruptEvent():
+                is_stop = isinstance(event, agent.InterruptEvent)
                 # What was asked through this generation has been told when it was asked.
                 if self._rest is None:
                     yield self._wish(event, AgentState.STOPPED if is_stop else AgentState.PAUSED)
-            case Condensation():
+            case agent.Condensation():
                 yield self._publish(event, "agent", self._condense(event))
-            case CondensationRequest():
+            case agent.CondensationRequest():
                 shown = ShownAction(action="condensation_request", args={}, message="")
                 yield self._publish(event, "agent", shown)
 
-    def _hear(self, event: Reported, asked: str) -> Iterable[Event]:
+    def _hear(self, event: agent.Reported, asked: str) -> Iterable[Event]:
         """Tell what the user has asked the agent to do."""
         if asked not in set(AgentState):
             return
@@ -331,7 +316,7 @@ class Translator:
             yield from self._release(event)
             yield self._enter(event, state)
 
-    def _wish(self, event: Reported, state: AgentState) -> Event:
+    def _wish(self, event: agent.Reported, state: AgentState) -> Event:
         shown = ShownAction(
             action="change_agent_state",
             args={"agent_state": state, "thought": ""},
@@ -339,7 +324,7 @@ class Translator:
         )
         return self._publish(event, "user", shown)
 
-    def _condense(self, event: Condensation) -> ShownAction:
+    def _condense(self, event: agent.Condensation) -> ShownAction:
         numbers = (self._numbers.get(key) for key in event.forgotten_event_ids)
         forgotten = sorted(number for number in numbers if number is not None)
         return ShownAction(
@@ -356,13 +341,13 @@ class Translator:
 
     # Confirmation
 
-    def _ask(self, event: Reported) -> Iterable[Event]:
+    def _ask(self, event: agent.Reported) -> Iterable[Event]:
         for key, action in list(self._open.items()):
             if action.shown.needs_confirmation:
                 yield self._republish(event, key, Confirmation.AWAITING)
         yield from self._release(event)
 
-    def _confirm(self, event: Reported) -> Iterable[Event]:
+    def _confirm(self, event: agent.Reported) -> Iterable[Event]:
         waiting = [
             key
             for key, action in self._open.items()
@@ -373,7 +358,7 @@ class Translator:
         for key in waiting:
             yield self._republish(event, key, Confirmation.CONFIRMED)
 
-    def _republish(self, event: Reported, key: str, confirmation: Confirmation) -> Event:
+    def _republish(self, event: agent.Reported, key: str, confirmation: Confirmation) -> Event:
         action = msgspec.structs.replace(
             self._open[key], number=self._next_number, confirmation=confirmation
         )
@@ -383,22 +368,22 @@ class Translator:
     # Observations
 
     def _answer(
-        self, event: ObservationEvent | UserRejectObservation | AgentErrorEvent
+        self, event: agent.ObservationEvent | agent.UserRejectObservation | agent.AgentErrorEvent
     ) -> Iterable[Event]:
         match event:
-            case ObservationEvent():
+            case agent.ObservationEvent():
                 action = self._close(event.action_id)
                 shown = show_observation(event, action.shown if action else None)
                 if shown is not None:
                     yield self._observe(event, "agent", shown, action)
-            case UserRejectObservation():
+            case agent.UserRejectObservation():
                 yield from self._reject(event)
-            case AgentErrorEvent():
+            case agent.AgentErrorEvent():
                 key = self._find_by_tool_call(event.tool_call_id)
                 action = self._close(key) if key else None
                 yield self._observe(event, "agent", show_error(event.error), action)
 
-    def _reject(self, event: UserRejectObservation) -> Iterable[Event]:
+    def _reject(self, event: agent.UserRejectObservation) -> Iterable[Event]:
         before = self._state
         if event.action_id in self._open:
             yield self._republish(event, event.action_id, Confirmation.REJECTED)
@@ -411,7 +396,9 @@ class Translator:
         if before not in (None, AgentState.AWAITING_USER_CONFIRMATION, AgentState.USER_REJECTED):
             yield self._enter(event, before)
 
-    def _fail(self, event: ConversationErrorEvent | ServerErrorEvent) -> Iterable[Event]:
+    def _fail(
+        self, event: agent.ConversationErrorEvent | agent.ServerErrorEvent
+    ) -> Iterable[Event]:
         shown = show_run_error(event)
         yield self._observe(event, "environment", shown)
         if event.code == TOOL_SERVER_FAILED:
@@ -434,7 +421,7 @@ class Translator:
 
     # Making events
 
-    def _publish_action(self, event: Reported, action: _OpenAction) -> Event:
+    def _publish_action(self, event: agent.Reported, action: _OpenAction) -> Event:
         args = dict(action.shown.args)
         if action.shown.needs_confirmation:
             args["confirmation_state"] = action.confirmation
@@ -448,7 +435,7 @@ class Translator:
 
     def _publish(
         self,
-        event: Reported,
+        event: agent.Reported,
         source: str,
         shown: ShownAction,
         *,
@@ -459,7 +446,7 @@ class Translator:
 
     def _make_action(
         self,
-        event: Reported,
+        event: agent.Reported,
         source: str,
         shown: ShownAction,
         *,
@@ -480,7 +467,7 @@ class Translator:
 
     def _observe(
         self,
-        event: Reported,
+        event: agent.Reported,
         source: str,
         shown: ShownObservation,
         action: _OpenAction | None = None,
@@ -509,7 +496,7 @@ class Translator:
         return self._metrics if is_agent else None
 
 
-def _source(event: Reported) -> str:
+def _source(event: agent.Reported) -> str:
     return event.source if event.source in ("agent", "user") else "environment"
 
 
@@ -522,7 +509,7 @@ def _show_tool(tool: dict[str, object]) -> dict[str, object]:
     return {"type": "function", "function": function}
 
 
-def _sum_up(stats: Stats) -> LlmMetrics:
+def _sum_up(stats: agent.Stats) -> LlmMetrics:
     metrics = list(stats.usage_to_metrics.values())
     usages = [use.accumulated_token_usage for use in metrics if use.accumulated_token_usage]
     budgets = [use.max_budget_per_task for use in metrics if use.max_budget_per_task is not None]

@@ -9,22 +9,19 @@ from aiohttp import web
 from msgspec import Meta
 
 from agentsvc.base import GitTokenMissing, NotAuthenticated, copy_to, now, stated, to_stored
-from agentsvc.domain import Provider, SuggestedTask, TaskType
+from agentsvc.domain import Provider, SuggestedTask
 from agentsvc.git import (
     Branch,
     BranchQuery,
-    File,
-    GitAccount,
     Listing,
-    Microagent,
     OwnerType,
     Repository,
     RepositoryQuery,
     SortBy,
 )
-from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL
+from agentsvc.http.git_views import Account, BranchFields, TaskFields
+from agentsvc.http.keys import GIT_PROVIDERS, user_of
 from agentsvc.http.routes import OF_GIT_PROVIDERS, Routes
-from agentsvc.http.wire import path_text
 
 PAGE_MAX: Final = 100
 _SHORT_PAGE: Final = 30
@@ -104,21 +101,8 @@ class ContentQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Path of the microagent in the repository, as the list of microagents has it"""
 
 
-class UserView(msgspec.Struct, frozen=True, kw_only=True):
+class UserView(Account, frozen=True, kw_only=True):
     """User: who somebody is at the git provider."""
-
-    id: str
-    """Id of the account at the provider"""
-    login: str
-    """Name of the account"""
-    avatar_url: str
-    """URL of the account's picture; empty if it has none"""
-    company: str | None
-    """Company the account names; null if none"""
-    name: str | None
-    """Name the account shows; null if none"""
-    email: str | None
-    """E-mail address the account shows; null if none"""
 
 
 class RepositoryView(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,17 +128,8 @@ class RepositoryView(msgspec.Struct, frozen=True, kw_only=True):
     """Name of its default branch; null: not told"""
 
 
-class BranchView(msgspec.Struct, frozen=True, kw_only=True):
+class BranchView(BranchFields, frozen=True, kw_only=True):
     """Branch: null stands for what its provider does not tell."""
-
-    name: str
-    """Name of the branch, which `selected_branch` takes"""
-    commit_sha: str
-    """Its latest commit"""
-    protected: bool
-    """Whether the provider protects it from pushes"""
-    last_push_date: str | None
-    """When it was last pushed to, ISO 8601; null: not told"""
 
 
 class BranchPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,19 +147,8 @@ class BranchPage(msgspec.Struct, frozen=True, kw_only=True):
     """Number of all branches; null where the provider does not tell"""
 
 
-class SuggestedTaskView(msgspec.Struct, frozen=True, kw_only=True):
+class SuggestedTaskView(TaskFields, frozen=True, kw_only=True):
     """SuggestedTask: something to do, with which a conversation can start."""
-
-    git_provider: Provider
-    """Where it was found"""
-    task_type: TaskType
-    """What there is to do"""
-    repo: str
-    """The repository it is in, as `owner/name`"""
-    issue_number: int
-    """Number of the issue or pull request"""
-    title: str
-    """Title of the issue or pull request"""
 
 
 class MicroagentView(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,37 +175,6 @@ class MicroagentContent(msgspec.Struct, frozen=True, kw_only=True):
     """Where the repository is"""
 
 
-def to_list_query(query: RepositoriesQuery) -> RepositoryQuery:
-    """Return which repositories to list."""
-    sort = SortBy(query.sort)
-    return RepositoryQuery(
-        installation_id=query.installation_id or None,
-        sort=sort,
-        is_ascending=sort is SortBy.NAME,
-        limit=query.per_page or PAGE_MAX,
-    )
-
-
-def to_search_query(query: SearchQuery) -> RepositoryQuery:
-    """Return which repositories to find."""
-    return RepositoryQuery(
-        text=query.query.strip(),
-        sort=SortBy(query.sort),
-        is_ascending=query.order == "asc",
-        limit=query.per_page,
-    )
-
-
-def to_branch_search(query: BranchSearchQuery) -> BranchQuery:
-    """Return which branches to find."""
-    return BranchQuery(repository=query.repository, text=query.query.strip(), limit=query.per_page)
-
-
-def from_account(account: GitAccount) -> UserView:
-    """Return somebody as shown."""
-    return UserView(**msgspec.structs.asdict(account))
-
-
 def from_repository(one: Repository, link_header: str | None = None) -> RepositoryView:
     """Return a repository as shown; the link is the one to the next page, if there is one."""
     return copy_to(
@@ -255,12 +188,7 @@ def from_repository(one: Repository, link_header: str | None = None) -> Reposito
 
 def from_branch(one: Branch) -> BranchView:
     """Return a branch as shown."""
-    return BranchView(
-        name=one.name,
-        commit_sha=one.commit_sha,
-        protected=one.is_protected,
-        last_push_date=one.pushed_at,
-    )
+    return copy_to(BranchView, one, protected=one.is_protected, last_push_date=one.pushed_at)
 
 
 def to_branch_query(query: BranchesQuery) -> tuple[BranchQuery, int | None]:
@@ -294,18 +222,6 @@ def from_task(one: SuggestedTask) -> SuggestedTaskView:
     return copy_to(SuggestedTaskView, one, git_provider=Provider(one.provider))
 
 
-def from_files(files: list[File], created_at: str) -> list[MicroagentView]:
-    """Return microagents as shown."""
-    return [MicroagentView(name=one.name, path=one.path, created_at=created_at) for one in files]
-
-
-def from_microagent(one: Microagent, path: str, provider: Provider) -> MicroagentContent:
-    """Return a microagent with its content as shown."""
-    return MicroagentContent(
-        content=one.content, path=path, triggers=one.triggers, git_provider=provider
-    )
-
-
 PREFIX: Final = "/api/user"
 
 _REPOSITORY: Final = f"{PREFIX}/repository/{{repository_name:.+}}"
@@ -320,8 +236,8 @@ async def get_info(request: web.Request) -> UserView:
     At the first provider that knows the user's token.
     """
     with _in_words_of_clients():
-        account = await request.app[GIT_PROVIDERS].get_account(request[PRINCIPAL].user_id)
-    return from_account(account)
+        account = await request.app[GIT_PROVIDERS].get_account(user_of(request))
+    return copy_to(UserView, account)
 
 
 @ROUTES.add("GET", f"{PREFIX}/installations", example={"provider": "gitlab"})
@@ -330,11 +246,8 @@ async def get_installations(request: web.Request, query: InstallationsQuery) -> 
 
     Names that `installation_id` of the list of repositories takes.
     """
-    provider = query.provider
     with _in_words_of_clients():
-        return await request.app[GIT_PROVIDERS].all_installations(
-            request[PRINCIPAL].user_id, provider
-        )
+        return await request.app[GIT_PROVIDERS].all_installations(user_of(request), query.provider)
 
 
 @ROUTES.add(
@@ -347,7 +260,13 @@ async def get_repositories(request: web.Request, query: RepositoriesQuery) -> li
 
     Not allowed (403) without any token of a provider.
     """
-    user_id, wanted = request[PRINCIPAL].user_id, to_list_query(query)
+    user_id, sort = user_of(request), SortBy(query.sort)
+    wanted = RepositoryQuery(
+        installation_id=query.installation_id or None,
+        sort=sort,
+        is_ascending=sort is SortBy.NAME,
+        limit=query.per_page or PAGE_MAX,
+    )
     with _in_words_of_clients():
         found = await request.app[GIT_PROVIDERS].repositories_page(
             user_id, query.selected_provider, wanted, query.page
@@ -362,7 +281,9 @@ async def search_repositories(request: web.Request, query: SearchQuery) -> list[
 
     Not allowed (403) without any token of a provider.
     """
-    user_id, wanted = request[PRINCIPAL].user_id, to_search_query(query)
+    user_id, text, sort = user_of(request), query.query.strip(), SortBy(query.sort)
+    is_ascending, limit = query.order == "asc", query.per_page
+    wanted = RepositoryQuery(text=text, sort=sort, is_ascending=is_ascending, limit=limit)
     with _in_words_of_clients():
         found = await request.app[GIT_PROVIDERS].repositories_page(
             user_id, query.selected_provider, wanted, 1
@@ -380,7 +301,8 @@ async def search_branches(request: web.Request, query: BranchSearchQuery) -> lis
 
     At the provider where the repository is.
     """
-    user_id, wanted = request[PRINCIPAL].user_id, to_branch_search(query)
+    user_id, text = user_of(request), query.query.strip()
+    wanted = BranchQuery(repository=query.repository, text=text, limit=query.per_page)
     with _in_words_of_clients():
         found = await request.app[GIT_PROVIDERS].search_branches(
             user_id, query.selected_provider, wanted
@@ -396,7 +318,7 @@ async def get_suggested_tasks(request: web.Request) -> list[SuggestedTaskView]:
     providers tell.
     """
     with _in_words_of_clients():
-        tasks = await request.app[GIT_PROVIDERS].suggested_tasks(request[PRINCIPAL].user_id)
+        tasks = await request.app[GIT_PROVIDERS].suggested_tasks(user_of(request))
     return [from_task(one) for one in tasks]
 
 
@@ -408,24 +330,22 @@ async def get_branches(request: web.Request, query: BranchesQuery) -> list[Branc
     """
     wanted, page = to_branch_query(query)
     with _in_words_of_clients():
-        found = await request.app[GIT_PROVIDERS].branches_page(
-            request[PRINCIPAL].user_id, wanted, page
-        )
+        found = await request.app[GIT_PROVIDERS].branches_page(user_of(request), wanted, page)
     return from_branches(found, query)
 
 
 @ROUTES.add("GET", f"{_REPOSITORY}/microagents")
-async def get_microagents(request: web.Request) -> list[MicroagentView]:
+async def get_microagents(request: web.Request, repository_name: str) -> list[MicroagentView]:
     """List the microagents of a repository.
 
     The files in `.openhands/microagents` of the default branch.
     """
-    name = path_text(request, "repository_name")
     with _in_words_of_clients():
         found, changed_at = await request.app[GIT_PROVIDERS].microagents(
-            request[PRINCIPAL].user_id, name
+            user_of(request), repository_name
         )
-    return from_files(found, changed_at or to_stored(now()))
+    created_at = changed_at or to_stored(now())
+    return [copy_to(MicroagentView, one, created_at=created_at) for one in found]
 
 
 @ROUTES.add(
@@ -433,18 +353,19 @@ async def get_microagents(request: web.Request) -> list[MicroagentView]:
     f"{_REPOSITORY}/microagents/content",
     example={"file_path": ".openhands/microagents/testing.md"},
 )
-async def get_microagent(request: web.Request, query: ContentQuery) -> MicroagentContent:
+async def get_microagent(
+    request: web.Request, repository_name: str, query: ContentQuery
+) -> MicroagentContent:
     """Read a microagent of a repository.
 
     A file of the default branch.
     """
-    name = path_text(request, "repository_name")
     path = query.file_path
     with _in_words_of_clients():
         found, provider = await request.app[GIT_PROVIDERS].get_microagent(
-            request[PRINCIPAL].user_id, name, path
+            user_of(request), repository_name, path
         )
-    return from_microagent(found, path, provider)
+    return copy_to(MicroagentContent, found, path=path, git_provider=provider)
 
 
 def _link(request: web.Request, page: int | None) -> str:

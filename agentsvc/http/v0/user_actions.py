@@ -7,8 +7,8 @@ import msgspec
 from agentsvc.base import BadRequest, InvalidRequest, convert, in_text, stated
 from agentsvc.conversations import MessageQueue, PendingKind
 from agentsvc.domain import Message
+from agentsvc.http.v0.conversations import ImageUrls, to_message
 from agentsvc.http.v0.event_types import AgentState
-from agentsvc.http.v0.types_conversations import ImageUrls, to_message
 
 type UserAction = Message | AgentState
 

@@ -15,14 +15,7 @@ from typing import Final
 import msgspec
 
 from agentsvc.agentserver import AgentServer
-from agentsvc.base import (
-    AgentRefused,
-    AgentUnavailable,
-    BadRequest,
-    Conflict,
-    NotFound,
-    UnsupportedMediaType,
-)
+from agentsvc.base import errors
 from agentsvc.storage import (
     SPARSE,
     BadTar,
@@ -90,7 +83,7 @@ class Workspace:
         """Return the absolute path of what a client names; raises BadRequest for one outside."""
         found = posixpath.normpath(posixpath.join(self._root, path))
         if found != self._root and not found.startswith(self._root.rstrip("/") + "/"):
-            raise BadRequest("The path is outside of the workspace")
+            raise errors.BadRequest("The path is outside of the workspace")
         return found
 
     async def list_files(self, path: str) -> list[str]:
@@ -107,16 +100,16 @@ class Workspace:
         """Return a text file; raises NotFound, BadRequest or, if it is none, UnsupportedMediaType."""
         try:
             data = await self._agent.download(self.locate(path))
-        except NotFound as exc:
-            raise NotFound(f"Error opening file: File not found: {path}") from exc
-        except AgentRefused as exc:
-            raise BadRequest(f"Error opening file: {path}", detail=exc.message) from exc
+        except errors.NotFound as exc:
+            raise errors.NotFound(f"Error opening file: File not found: {path}") from exc
+        except errors.AgentRefused as exc:
+            raise errors.BadRequest(f"Error opening file: {path}", detail=exc.message) from exc
         try:
             text = data.decode()
         except UnicodeDecodeError:
             text = "\0"
         if "\0" in text:
-            raise UnsupportedMediaType(f"Unable to open binary file: {path}")
+            raise errors.UnsupportedMediaType(f"Unable to open binary file: {path}")
         return text
 
     async def write(self, name: str, parts: AsyncIterable[bytes]) -> str | Skipped:
@@ -131,7 +124,7 @@ class Workspace:
         meter = _Meter(parts)
         try:
             await self._agent.upload(path, meter.parts())
-        except AgentUnavailable:
+        except errors.AgentUnavailable:
             if not meter.is_over:
                 raise
             reason = f"The file has more than {UPLOAD_MAX_BYTES} bytes"
@@ -143,9 +136,9 @@ class Workspace:
         command = _PACK.format(folder=quote(self._root), limit=PACKED_MAX_BYTES)
         result = await self._agent.run_command(command, time_limit=_PACK_SECONDS)
         if result.exit_code == _TOO_LARGE:
-            raise Conflict("The workspace is too large to be downloaded as a whole")
+            raise errors.Conflict("The workspace is too large to be downloaded as a whole")
         if result.exit_code != 0:
-            raise AgentRefused("The workspace cannot be packed", detail=result.stderr)
+            raise errors.AgentRefused("The workspace cannot be packed", detail=result.stderr)
         try:
             packed = await self._agent.download(result.stdout)
         finally:
@@ -177,21 +170,17 @@ def to_zip(packed: bytes) -> bytes:
                 left -= member.size
                 names_left -= len(member.name)
                 if min(left, names_left) < 0 or number >= _MEMBERS_MAX:
-                    raise Conflict("The workspace is too large to be downloaded as a whole")
+                    raise errors.Conflict("The workspace is too large to be downloaded as a whole")
                 name = safe_name(member.name)
                 if name is not None and name not in names:
                     names.add(name)
                     _copy(member, name, source, target)
     except BadTar as exc:
-        raise AgentRefused("The workspace cannot be packed", detail=str(exc)) from exc
+        raise errors.AgentRefused("The workspace cannot be packed", detail=str(exc)) from exc
     return out.getvalue()
 
 
-_MODES: Final = {
-    Kind.FILE: stat.S_IFREG,
-    Kind.DIRECTORY: stat.S_IFDIR,
-    Kind.SYMLINK: stat.S_IFLNK,
-}
+_MODES: Final = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: stat.S_IFLNK}
 
 
 def _copy(member: Member, name: str, source: TarStream, target: zipfile.ZipFile) -> None:

@@ -7,9 +7,8 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from agentsvc.accounts import KeyScope, Role, User, UserPatch
-from agentsvc.base import BadRequest, Conflict, NotFound, view_of
-from agentsvc.conversations import PendingUserDeletion
+from agentsvc.accounts import ApiKey, KeyScope, Role, User, UserPatch
+from agentsvc.base import BadRequest, Conflict, NotFound, Secret, copy_to, view_of
 from agentsvc.http.keys import KEYRING, OPEN_CONNECTIONS, USER_DELETIONS, USERS
 from agentsvc.http.routes import Effect, Routes, Scope
 from agentsvc.http.v1.api_keys import (
@@ -18,10 +17,9 @@ from agentsvc.http.v1.api_keys import (
     NewKeyInfo,
     answer_key,
     create_key,
-    from_key,
     key_id_of,
 )
-from agentsvc.http.wire import SUCCESS, Success, Time, json_response, path_text, path_user
+from agentsvc.http.wire import SUCCESS, Success, Time, json_response, path_user
 
 PREFIX: Final = "/api/v1/users"
 
@@ -102,7 +100,7 @@ ROUTES: Final = Routes(PREFIX)
 
 
 def _answer_user(_request: web.Request, user: User) -> web.Response:
-    return json_response(_from_user(user), status=HTTPStatus.CREATED)
+    return json_response(view_of(UserInfo, user), status=HTTPStatus.CREATED)
 
 
 @ROUTES.add("GET", "", scope=Scope.ADMIN_READ)
@@ -111,7 +109,7 @@ async def get_users(request: web.Request) -> list[UserInfo]:
 
     Also those who are blocked or being deleted.
     """
-    return [_from_user(user) for user in await request.app[USERS].list_all()]
+    return [view_of(UserInfo, user) for user in await request.app[USERS].list_all()]
 
 
 @ROUTES.add(
@@ -124,13 +122,12 @@ async def get_users(request: web.Request) -> list[UserInfo]:
     errors=(BadRequest, Conflict),
     example={"name": "ann", "role": "member"},
 )
-async def post_user(request: web.Request, body: UserOrder) -> web.Response:
+async def post_user(request: web.Request, body: UserOrder) -> User:
     """Add a user.
 
     The user has no key yet: make one for them.
     """
-    user = await request.app[USERS].create(body.name, body.role)
-    return _answer_user(request, user)
+    return await request.app[USERS].create(body.name, body.role)
 
 
 @ROUTES.add("GET", "/{user_id}", scope=Scope.ADMIN_READ)
@@ -139,7 +136,7 @@ async def get_user(request: web.Request) -> UserInfo:
 
     As the list has them.
     """
-    return _from_user(await request.app[USERS].get(path_user(request)))
+    return view_of(UserInfo, await request.app[USERS].get(path_user(request)))
 
 
 @ROUTES.add(
@@ -158,7 +155,7 @@ async def patch_user(request: web.Request, body: UserChange) -> UserInfo:
     patch = UserPatch(name=body.name, role=body.role, is_blocked=body.is_blocked)
     user = await request.app[USERS].change(path_user(request), patch)
     await request.app[OPEN_CONNECTIONS].look()
-    return _from_user(user)
+    return view_of(UserInfo, user)
 
 
 @ROUTES.add("DELETE", "/{user_id}", scope=Scope.ADMIN, errors=(Conflict,))
@@ -168,11 +165,11 @@ async def delete_user(request: web.Request, query: DeletionQuery) -> UserDeletio
     Keys, settings, secrets and tokens go, too. Conversations, sandboxes and archives are in the way
     (409) unless `with_owned` says that they go. It cannot be undone.
     """
-    departure = await request.app[USER_DELETIONS].let_go(
-        path_user(request), with_owned=query.with_owned
-    )
+    deletions, user_id = request.app[USER_DELETIONS], path_user(request)
+    departure = await deletions.let_go(user_id, with_owned=query.with_owned)
     await request.app[OPEN_CONNECTIONS].look()
-    return _from_departure(departure)
+    owned = copy_to(OwnedCounts, departure.owned)
+    return copy_to(UserDeletion, departure.user, is_over=departure.is_over, owned=owned)
 
 
 @ROUTES.add("GET", "/{user_id}/keys", scope=Scope.ADMIN_READ)
@@ -182,7 +179,7 @@ async def get_keys(request: web.Request) -> list[KeyInfo]:
     What may be shown of those that are not revoked.
     """
     user = await request.app[USERS].get(path_user(request))
-    return [from_key(key) for key in await request.app[KEYRING].list_keys_of(user.id)]
+    return [view_of(KeyInfo, key) for key in await request.app[KEYRING].list_keys_of(user.id)]
 
 
 @ROUTES.add(
@@ -195,35 +192,21 @@ async def get_keys(request: web.Request) -> list[KeyInfo]:
     errors=(BadRequest,),
     example={"name": "build server", "scope": KeyScope.RUN},
 )
-async def post_key(request: web.Request) -> web.Response:
+async def post_key(request: web.Request) -> tuple[ApiKey, Secret]:
     """Make an API key for a user.
 
     The answer is the only one that has the key itself.
     """
     user = await request.app[USERS].get(path_user(request))
-    return answer_key(request, await create_key(request, user.id))
+    return await create_key(request, user.id)
 
 
 @ROUTES.add("DELETE", "/{user_id}/keys/{key_id}", scope=Scope.ADMIN, errors=(NotFound,))
-async def delete_key(request: web.Request) -> Success:
+async def delete_key(request: web.Request, key_id: str) -> Success:
     """Revoke an API key of a user.
 
     It opens nothing from now on; streams and connections with it end.
     """
-    key_id = key_id_of(path_text(request, "key_id"))
-    await request.app[KEYRING].revoke_key(key_id, user_id=path_user(request))
+    await request.app[KEYRING].revoke_key(key_id_of(key_id), user_id=path_user(request))
     await request.app[OPEN_CONNECTIONS].look()
     return SUCCESS
-
-
-def _from_user(user: User) -> UserInfo:
-    return view_of(UserInfo, user)
-
-
-def _from_departure(departure: PendingUserDeletion) -> UserDeletion:
-    return UserDeletion(
-        id=departure.user.id,
-        name=departure.user.name,
-        is_over=departure.is_over,
-        owned=OwnedCounts(**msgspec.structs.asdict(departure.owned)),
-    )

@@ -16,12 +16,11 @@ from agentsvc.base import (
     ShownSecret,
     dashed,
     now,
-    parse_time,
     view_of,
 )
-from agentsvc.http.keys import KEYRING, OPEN_CONNECTIONS, PRINCIPAL
+from agentsvc.http.keys import KEYRING, OPEN_CONNECTIONS, PRINCIPAL, user_of
 from agentsvc.http.routes import Effect, Routes, Scope
-from agentsvc.http.wire import Time, json_response, path_text, read_json
+from agentsvc.http.wire import Time, find_time, json_response, read_json
 
 PREFIX: Final = "/api/keys"
 
@@ -117,8 +116,7 @@ ROUTES: Final = Routes(PREFIX)
 def answer_key(_request: web.Request, made: tuple[ApiKey, Secret]) -> web.Response:
     """Answer with a key at the only moment it can be seen."""
     key, secret = made
-    info = msgspec.structs.asdict(from_key(key))
-    return json_response(NewKeyInfo(**info, key=secret.reveal()))
+    return json_response(view_of(NewKeyInfo, key, key=secret.reveal()))
 
 
 @ROUTES.add("GET", "")
@@ -127,8 +125,8 @@ async def get_keys(request: web.Request) -> list[KeyInfo]:
 
     What may be shown of those that are not revoked, never the keys themselves.
     """
-    keys = await request.app[KEYRING].list_keys_of(request[PRINCIPAL].user_id)
-    return [from_key(key) for key in keys]
+    keys = await request.app[KEYRING].list_keys_of(user_of(request))
+    return [view_of(KeyInfo, key) for key in keys]
 
 
 @ROUTES.add(
@@ -141,12 +139,12 @@ async def get_keys(request: web.Request) -> list[KeyInfo]:
     errors=(BadRequest,),
     example={"name": "build server"},
 )
-async def post_key(request: web.Request) -> web.Response:
+async def post_key(request: web.Request) -> tuple[ApiKey, Secret]:
     """Make an API key for yourself.
 
     The answer is the only one that has the key itself.
     """
-    return answer_key(request, await create_key(request, request[PRINCIPAL].user_id))
+    return await create_key(request, user_of(request))
 
 
 async def create_key(request: web.Request, user_id: str) -> tuple[ApiKey, Secret]:
@@ -156,7 +154,7 @@ async def create_key(request: web.Request, user_id: str) -> tuple[ApiKey, Secret
         user_id,
         order.name or _DEFAULT_NAME,
         scope=order.scope,
-        not_before=_time(order.not_before, "not_before"),
+        not_before=find_time(order.not_before, "not_before", place="body"),
         expires_at=_future(order.expires_at, "expires_at"),
     )
 
@@ -181,24 +179,19 @@ async def get_model_key(_request: web.Request) -> ModelKey:
 
 
 @ROUTES.add("DELETE", "/{key_id}", scope=Scope.MANAGE)
-async def delete_key(request: web.Request) -> Message:
+async def delete_key(request: web.Request, key_id: str) -> Message:
     """Revoke one of your API keys.
 
     It opens nothing from now on; logins, streams and connections with it end. It may be the key of
     the request.
     """
-    key_id = key_id_of(path_text(request, "key_id"))
+    number = key_id_of(key_id)
     try:
-        await request.app[KEYRING].revoke_key(key_id, user_id=request[PRINCIPAL].user_id)
+        await request.app[KEYRING].revoke_key(number, user_id=user_of(request))
     except NotFound as exc:
         raise NotFound("API key not found") from exc
     await request.app[OPEN_CONNECTIONS].look()
     return Message(message="API key deleted successfully")
-
-
-def from_key(key: ApiKey) -> KeyInfo:
-    """Return what may be shown of a key."""
-    return view_of(KeyInfo, key)
 
 
 def _from_caller(caller: Principal, key: ApiKey) -> CurrentKey:
@@ -214,17 +207,8 @@ def _from_caller(caller: Principal, key: ApiKey) -> CurrentKey:
     )
 
 
-def _time(text: str | None, field: str) -> datetime | None:
-    moment = None if text is None else parse_time(text)
-    if text is not None and moment is None:
-        raise InvalidRequest(
-            "Input should be a valid datetime", loc=("body", field), kind="datetime_parsing"
-        )
-    return moment
-
-
 def _future(text: str | None, field: str) -> datetime | None:
-    moment = _time(text, field)
+    moment = find_time(text, field, place="body")
     if moment is not None and moment <= now():
         raise InvalidRequest("Expiration date cannot be in the past", loc=("body", field))
     return moment

@@ -1,4 +1,4 @@
-"""Handlers of archives: workspaces that are saved, and conversations that begin with one."""
+"""Saved workspaces, conversations that begin with one, and checkpoints to which files go back."""
 
 from http import HTTPStatus
 from typing import Annotated, Final
@@ -7,25 +7,16 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from agentsvc.base import Conflict, Gone, NotFound, copy_to, view_of
+from agentsvc.base import Conflict, Gone, NotFound, Unsupported, copy_to, to_stored, view_of
 from agentsvc.conversations import Archive, ArchiveState, StartTask
-from agentsvc.domain import WhenFull
-from agentsvc.http.keys import ARCHIVES, CONVERSATIONS, PRINCIPAL
+from agentsvc.domain import Content, ContentKind, Message, WhenFull
+from agentsvc.http.keys import ARCHIVES, CONVERSATIONS, PENDING, user_of
 from agentsvc.http.routes import OF_STARTS, Effect, Routes
 from agentsvc.http.v1.conversations import PREFIX as CONVERSATIONS_PREFIX
 from agentsvc.http.v1.conversations import answer_task
+from agentsvc.http.v1.start_tasks import Name, StartBody, StartTaskView, to_order
 from agentsvc.http.v1.types_messages import MessageBody
-from agentsvc.http.v1.types_start import Name, StartBody, StartTaskView, to_order
-from agentsvc.http.wire import (
-    SUCCESS,
-    Page,
-    PageQuery,
-    Success,
-    Time,
-    json_response,
-    path_id,
-    read_json,
-)
+from agentsvc.http.wire import SUCCESS, Page, PageQuery, Success, Time, json_response, read_json
 
 PREFIX: Final = "/api/v1/archives"
 
@@ -91,17 +82,14 @@ def _answer(_request: web.Request, archive: Archive) -> web.Response:
     effect=Effect(kind=Archive, answer=_answer),
     errors=(NotFound, Conflict, Gone),
 )
-async def post_archive(request: web.Request) -> web.Response:
+async def post_archive(request: web.Request, conversation_id: str) -> Archive:
     """Save the workspace of a conversation, in the background.
 
     The answer comes at once, in the state `saving`; ask for the archive until it is `ready` or
     `failed`. It stays when the sandbox and the conversation are deleted, as long as the operator
     keeps archives.
     """
-    conversation_id = path_id(request, "conversation_id")
-    user_id = request[PRINCIPAL].user_id
-    archive = await request.app[CONVERSATIONS].save_workspace(user_id, conversation_id)
-    return _answer(request, archive)
+    return await request.app[CONVERSATIONS].save_workspace(user_of(request), conversation_id)
 
 
 @ROUTES.add(
@@ -113,7 +101,7 @@ async def post_archive(request: web.Request) -> web.Response:
     errors=(Gone, *OF_STARTS),
     example={"title": "Another way"},
 )
-async def post_fork(request: web.Request) -> web.Response:
+async def post_fork(request: web.Request, conversation_id: str) -> StartTask:
     """Start another conversation on a copy of a conversation's workspace and history.
 
     The answer is a start task, as for any start. The copy begins with the files and the history of
@@ -121,13 +109,10 @@ async def post_fork(request: web.Request) -> web.Response:
     `up_to_event_id` the history ends with that event, and the files are those of now all the same.
     The body may be left out.
     """
-    conversation_id = path_id(request, "conversation_id")
     body = await read_json(request, _FORK, default=None) or ForkBody()
-    order = to_order(copy_to(StartBody, body))
-    task = await request.app[CONVERSATIONS].fork(
-        request[PRINCIPAL].user_id, conversation_id, order, up_to=body.up_to_event_id
-    )
-    return answer_task(request, task)
+    order, up_to = to_order(copy_to(StartBody, body)), body.up_to_event_id
+    conversations, user_id = request.app[CONVERSATIONS], user_of(request)
+    return await conversations.fork(user_id, conversation_id, order, up_to=up_to)
 
 
 @ROUTES.add("GET", PREFIX, example={"limit": 10})
@@ -137,32 +122,96 @@ async def search_archives(request: web.Request, query: PageQuery) -> Page[Archiv
     Archives of one's own, also failed ones.
     """
     found, next_page_id = await request.app[ARCHIVES].search(
-        request[PRINCIPAL].user_id, page_id=query.page_id, limit=query.limit
+        user_of(request), page_id=query.page_id, limit=query.limit
     )
     return Page(items=[_from_archive(one) for one in found], next_page_id=next_page_id)
 
 
 @ROUTES.add("GET", f"{PREFIX}/{{archive_id}}", errors=(NotFound,))
-async def get_archive(request: web.Request) -> ArchiveView:
+async def get_archive(request: web.Request, archive_id: str) -> ArchiveView:
     """Get one saved workspace.
 
     As far as it has come.
     """
-    archive_id = path_id(request, "archive_id")
-    archive = await request.app[ARCHIVES].get(request[PRINCIPAL].user_id, archive_id)
-    return _from_archive(archive)
+    return _from_archive(await request.app[ARCHIVES].get(user_of(request), archive_id))
 
 
 @ROUTES.add("DELETE", f"{PREFIX}/{{archive_id}}", errors=(NotFound, Conflict))
-async def delete_archive(request: web.Request) -> Success:
+async def delete_archive(request: web.Request, archive_id: str) -> Success:
     """Delete a saved workspace.
 
     Its file goes, too. Refused (409) while it is being saved.
     """
-    archive_id = path_id(request, "archive_id")
-    await request.app[ARCHIVES].delete(request[PRINCIPAL].user_id, archive_id)
+    await request.app[ARCHIVES].delete(user_of(request), archive_id)
     return SUCCESS
 
 
 def _from_archive(archive: Archive) -> ArchiveView:
     return view_of(ArchiveView, archive, detail=archive.reason or None)
+
+
+_TOLD: Final = (
+    "The files in this sandbox were put back to what they were at {moment} UTC: what was changed"
+    " after that is undone, and what was running has ended. Look at them before you rely on them."
+)
+
+
+class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
+    """Files of a sandbox, as they were before a turn of its agent."""
+
+    id: str
+    """Id of the checkpoint, 32 hex digits"""
+    created_at: Time
+    """When they were like that, in UTC"""
+
+
+class CheckpointList(msgspec.Struct, frozen=True, kw_only=True):
+    """The checkpoints of a conversation."""
+
+    items: list[CheckpointView]
+    """The checkpoints, newest first; none where the server is not configured to keep any"""
+
+
+class RollbackBody(msgspec.Struct, frozen=True, kw_only=True):
+    """To what a conversation is to go back."""
+
+    checkpoint_id: Annotated[str, Meta(min_length=1, max_length=64)]
+    """Id of one of its checkpoints"""
+
+
+@ROUTES.add("GET", f"{CONVERSATIONS_PREFIX}/{{conversation_id}}/checkpoints", errors=(NotFound,))
+async def get_checkpoints(request: web.Request, conversation_id: str) -> CheckpointList:
+    """List the checkpoints of a conversation's files.
+
+    One is kept before each message to an agent that rests, where `sandboxes.checkpoints` says so and
+    the backend can. They go with the sandbox.
+    """
+    found = await request.app[CONVERSATIONS].checkpoints(user_of(request), conversation_id)
+    items = [CheckpointView(id=one.id, created_at=to_stored(one.created_at)) for one in found]
+    return CheckpointList(items=items[::-1])
+
+
+@ROUTES.add(
+    "POST",
+    f"{CONVERSATIONS_PREFIX}/{{conversation_id}}/rollback",
+    errors=(NotFound, Conflict, Gone, Unsupported),
+    example={"checkpoint_id": "0" * 32},
+)
+async def post_rollback(request: web.Request, conversation_id: str, body: RollbackBody) -> Success:
+    """Put the files of a conversation back to a checkpoint.
+
+    All files of its sandbox are those of the checkpoint then, and what runs there ends; its agent
+    server is started anew, unless its user had the sandbox rest. The history stays, and the agent is
+    told. Refused (409) while the agent works or messages wait for it, and where other conversations
+    live in the sandbox.
+    """
+    user_id, wanted = user_of(request), body.checkpoint_id
+    known = await request.app[CONVERSATIONS].checkpoints(user_id, conversation_id)
+    texts = (
+        _TOLD.format(moment=f"{one.created_at:%Y-%m-%d %H:%M:%S}")
+        for one in known
+        if one.id == wanted
+    )
+    message = Message(content=tuple(Content(kind=ContentKind.TEXT, text=text) for text in texts))
+    await request.app[PENDING].roll_back(user_id, conversation_id, wanted, message)
+    return SUCCESS

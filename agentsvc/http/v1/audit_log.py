@@ -7,7 +7,7 @@ from aiohttp import web
 
 from agentsvc.accounts import Entry, EntryQuery
 from agentsvc.base import copy_to, to_stored
-from agentsvc.http.keys import AUDIT, PRINCIPAL
+from agentsvc.http.keys import AUDIT, user_of
 from agentsvc.http.routes import Routes, Scope
 from agentsvc.http.wire import PAGE_MAX, Limit, Page, Time, find_time, json_response
 
@@ -89,17 +89,12 @@ async def search_my_audit_log(request: web.Request, query: MyAuditQuery) -> web.
 
     Every request with a key of the user that may change something, refused ones included.
     """
-    return await _answer(request, query, request[PRINCIPAL].user_id)
+    return await _answer(request, query, user_of(request))
 
 
 async def _answer(request: web.Request, query: MyAuditQuery, user_id: str | None) -> web.Response:
-    wanted = EntryQuery(
-        user_id=user_id,
-        text=query.text,
-        is_refused=query.is_refused,
-        at_gte=find_time(query.at_gte, "at__gte"),
-        at_lt=find_time(query.at_lt, "at__lt"),
-    )
+    since, before = find_time(query.at_gte, "at__gte"), find_time(query.at_lt, "at__lt")
+    wanted = copy_to(EntryQuery, query, user_id=user_id, at_gte=since, at_lt=before)
     found, next_page_id = await request.app[AUDIT].search(
         wanted, page_id=query.page_id, limit=query.limit
     )

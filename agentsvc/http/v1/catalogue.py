@@ -1,15 +1,13 @@
 """Handlers of the catalogue of language models."""
 
-from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
 from aiohttp import web
 
-from agentsvc.base import decode_cursor, encode_cursor
 from agentsvc.http.keys import CATALOGUE
 from agentsvc.http.routes import Routes
-from agentsvc.http.wire import Limit, Page
+from agentsvc.http.wire import Limit, Page, page_at, page_offset
 from agentsvc.models import Model, ModelProvider
 
 PREFIX: Final = "/api/v1/config"
@@ -71,7 +69,12 @@ async def search_models(request: web.Request, query: ModelQuery) -> Page[ModelIn
     What this server knows; a model that is not here can be used as well.
     """
     models = (await request.app[CATALOGUE].get()).models
-    return _page([_from_model(one) for one in models if _fits(one, query)], query)
+    found = [
+        ModelInfo(provider=one.provider, name=one.name, verified=one.is_verified)
+        for one in models
+        if _fits(one, query)
+    ]
+    return page_at(found, page_offset(query.page_id), query.limit)
 
 
 @ROUTES.add("GET", "/providers/search", example={"limit": 10})
@@ -81,7 +84,9 @@ async def search_providers(request: web.Request, query: ProviderQuery) -> Page[P
     What this server knows; a provider that is not here can be used as well.
     """
     providers = (await request.app[CATALOGUE].get()).providers
-    return _page([_from_provider(one) for one in providers if _fits(one, query)], query)
+    fitting = [one for one in providers if _fits(one, query)]
+    found = [ProviderInfo(name=one.name, verified=one.is_verified) for one in fitting]
+    return page_at(found, page_offset(query.page_id), query.limit)
 
 
 def _fits(entry: Model | ModelProvider, query: ProviderQuery) -> bool:
@@ -91,20 +96,3 @@ def _fits(entry: Model | ModelProvider, query: ProviderQuery) -> bool:
         and query.verified in (None, entry.is_verified)
         and (provider is None or (isinstance(entry, Model) and entry.provider == provider))
     )
-
-
-def _page[T](items: Sequence[T], query: ProviderQuery) -> Page[T]:
-    [offset] = (0,) if query.page_id is None else decode_cursor(query.page_id, int)
-    end = max(offset, 0) + query.limit
-    return Page(
-        items=list(items[end - query.limit : end]),
-        next_page_id=encode_cursor(end) if end < len(items) else None,
-    )
-
-
-def _from_model(model: Model) -> ModelInfo:
-    return ModelInfo(provider=model.provider, name=model.name, verified=model.is_verified)
-
-
-def _from_provider(provider: ModelProvider) -> ProviderInfo:
-    return ProviderInfo(name=provider.name, verified=provider.is_verified)

@@ -106,13 +106,12 @@ _BEGINNING = msgspec.json.Decoder(Beginning | None)
 _DECISION = msgspec.json.Decoder(Decision, strict=False)
 _PAGE_FORM = msgspec.json.Decoder(PageForm, strict=False)
 
-ROUTES: Final = Routes(PREFIX)
+ROUTES: Final = Routes(PREFIX, scope=Scope.OPEN)
 
 
 @ROUTES.add(
     "POST",
     "/authorize",
-    scope=Scope.OPEN,
     body=Beginning | None,
     reads=(JSON, FORM),
     errors=(BadRequest, TooManyRequests),
@@ -133,7 +132,6 @@ async def post_authorize(request: web.Request) -> Authorization:
 @ROUTES.add(
     "POST",
     "/token",
-    scope=Scope.OPEN,
     body=TokenRequest,
     reads=(JSON, FORM),
     errors=(BadRequest, TooManyRequests),
@@ -173,7 +171,7 @@ async def post_decision(request: web.Request) -> Decided:
     return Decided(message="Device authorized" if decision.approve else "Device refused")
 
 
-@ROUTES.add("GET", "/verify", str, scope=Scope.OPEN, media=HTML, example={"user_code": "WDJB-MJHT"})
+@ROUTES.add("GET", "/verify", str, media=HTML, example={"user_code": "WDJB-MJHT"})
 async def get_page(request: web.Request, query: CodeQuery) -> web.Response:
     """Show the page on which a user lets a program in.
 
@@ -186,7 +184,6 @@ async def get_page(request: web.Request, query: CodeQuery) -> web.Response:
     "POST",
     "/verify",
     str,
-    scope=Scope.OPEN,
     body=PageForm,
     reads=(FORM, JSON),
     media=HTML,
@@ -212,7 +209,7 @@ async def post_page(request: web.Request) -> web.Response:
     return _page("", f"The program is {outcome}. This page can be closed")
 
 
-@ROUTES.add("GET", "/verify.css", str, scope=Scope.OPEN, media="text/css")
+@ROUTES.add("GET", "/verify.css", str, media="text/css")
 async def get_style(_request: web.Request) -> web.Response:
     """Show how that page looks.
 

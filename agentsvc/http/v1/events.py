@@ -1,32 +1,148 @@
-"""Handlers of stored events. They are sent as the bytes that were stored, but to older clients."""
+"""Stored events: their types, and handlers that send the bytes that were stored, but to older clients."""
 
-from typing import Final
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, Final
+from uuid import UUID
 
+import msgspec
 from aiohttp import web
 
-from agentsvc.base import BadRequest
-from agentsvc.http.keys import CONVERSATIONS, EVENTS, PRINCIPAL, SDK_VERSION
-from agentsvc.http.routes import EXAMPLE_ID, Routes
+from agentsvc.base import BadRequest, InvalidRequest, copy_to
+from agentsvc.conversations import EventQuery
+from agentsvc.http.keys import CONVERSATIONS, EVENTS, SDK_VERSION, user_of
+from agentsvc.http.routes import EXAMPLE_ID, Routes, shown_as
 from agentsvc.http.sdk_versions import reader_of
-from agentsvc.http.v1.types_events import (
-    EventFilter,
-    EventSearch,
-    OfConversation,
-    OldEventFilter,
-    OldEventSearch,
-    StoredEvent,
-    to_query,
-)
-from agentsvc.http.v1.types_sandboxes import Ids, check_ids
+from agentsvc.http.v1.sandboxes import Ids, check_ids
 from agentsvc.http.wire import (
+    PAGE_MAX,
+    Limit,
     Page,
+    Time,
+    find_time,
     json_response,
-    path_id,
     raw_array,
     raw_json_response,
     raw_page,
     read_query,
 )
+
+WEBHOOK_EVENTS_MAX: Final = 10_000
+
+
+class EventKind(StrEnum):
+    """The kinds of events an agent server writes."""
+
+    ACTION = "ActionEvent"
+    OBSERVATION = "ObservationEvent"
+    MESSAGE = "MessageEvent"
+    SYSTEM_PROMPT = "SystemPromptEvent"
+    USER_REJECT = "UserRejectObservation"
+    AGENT_ERROR = "AgentErrorEvent"
+    CONVERSATION_ERROR = "ConversationErrorEvent"
+    STATE_UPDATE = "ConversationStateUpdateEvent"
+    PAUSE = "PauseEvent"
+    INTERRUPT = "InterruptEvent"
+    CONDENSATION = "Condensation"
+    CONDENSATION_REQUEST = "CondensationRequest"
+    CONDENSATION_SUMMARY = "CondensationSummaryEvent"
+    HOOK_EXECUTION = "HookExecutionEvent"
+    COMPLETION_LOG = "LLMCompletionLogEvent"
+    STREAMING_DELTA = "StreamingDeltaEvent"
+    TOKEN = "TokenEvent"  # noqa: S105  # the name of a kind, no secret
+    ACP_TOOL_CALL = "ACPToolCallEvent"
+    SECURITY_ANALYSIS = "SecurityAnalysisEvent"
+    SERVER_ERROR = "ServerErrorEvent"
+
+
+class EventSort(StrEnum):
+    """The orders in which events can be listed."""
+
+    TIMESTAMP = "TIMESTAMP"
+    TIMESTAMP_DESC = "TIMESTAMP_DESC"
+
+
+class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """The filters of events."""
+
+    kind: EventKind | None = msgspec.field(name="kind__eq", default=None)
+    """Only events of this kind; left out: of all kinds"""
+    timestamp_gte: Time | None = msgspec.field(name="timestamp__gte", default=None)
+    """Only events of this moment or later, compared as text with their `timestamp`, so in the same
+    form; left out: all"""
+    timestamp_lt: Time | None = msgspec.field(name="timestamp__lt", default=None)
+    """Only events before this moment, compared as text with their `timestamp`, so in the same form;
+    left out: all"""
+
+
+class EventSearch(EventFilter, frozen=True, kw_only=True):
+    """The query of the search of events."""
+
+    sort_order: EventSort = EventSort.TIMESTAMP
+    """`TIMESTAMP` lists the earliest first, `TIMESTAMP_DESC` the latest"""
+    page_id: str | None = None
+    limit: Limit = PAGE_MAX
+
+
+class OfConversation(msgspec.Struct, frozen=True, kw_only=True):
+    """The conversation, where the query names it and not the path."""
+
+    conversation_id: UUID = msgspec.field(name="conversation_id__eq")
+
+
+class OldEventFilter(EventFilter, frozen=True, kw_only=True):
+    """The filters of events, where the query names the conversation."""
+
+    conversation_id: UUID = msgspec.field(name="conversation_id__eq")
+    """Id of the conversation, with or without dashes"""
+
+
+class OldEventSearch(EventSearch, frozen=True, kw_only=True):
+    """The query of the search of events, where it names the conversation."""
+
+    conversation_id: UUID = msgspec.field(name="conversation_id__eq")
+    """Id of the conversation, with or without dashes"""
+
+
+class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What every event has; the rest depends on its kind, and is what the agent server wrote."""
+
+    id: str
+    """Id of the event, as the agent server made it"""
+    timestamp: str
+    """When it happened, ISO 8601 by the clock of the sandbox, without an offset"""
+    source: str
+    """Where it comes from: `agent`, `user`, `environment` or `hook`"""
+    kind: str
+    """What it is, such as `MessageEvent`; it says which further fields there are"""
+
+
+type EventsBody = Annotated[
+    list[Annotated[msgspec.Raw, shown_as(StoredEvent)]], msgspec.Meta(max_length=WEBHOOK_EVENTS_MAX)
+]
+
+
+def to_query(
+    wanted: EventFilter, *, sort: EventSort = EventSort.TIMESTAMP, logged: bool = False
+) -> EventQuery:
+    """Return the filters in the core's words; raises InvalidRequest.
+
+    Times stay texts, since they compare as texts; they only have to be times.
+    """
+    find_time(wanted.timestamp_gte, "timestamp__gte")
+    find_time(wanted.timestamp_lt, "timestamp__lt")
+    is_descending = sort is EventSort.TIMESTAMP_DESC
+    return copy_to(EventQuery, wanted, descending=is_descending, logged=logged)
+
+
+def to_raw_events(body: Sequence[msgspec.Raw]) -> list[bytes]:
+    """Return each event as it came; raises InvalidRequest for what is no object."""
+    events = [bytes(raw) for raw in body]
+    for i, event in enumerate(events):
+        if not event.startswith(b"{"):
+            raise InvalidRequest("Input should be an object", loc=("body", i), kind="dict_type")
+    return events
+
 
 PREFIX: Final = "/api/v1/conversation/{conversation_id}/events"
 OLD_PREFIX: Final = "/api/v1/events"
@@ -43,22 +159,22 @@ ROUTES: Final = Routes()
     query=EventSearch,
     example={"kind__eq": "MessageEvent", "limit": 10},
 )
-async def search_events(request: web.Request) -> web.Response:
+async def search_events(request: web.Request, conversation_id: str) -> web.Response:
     """Search the events of a conversation.
 
     In the form the agent server wrote them. An unknown conversation has no events: the page is
     empty.
     """
-    return await _search(request, path_id(request, "conversation_id"))
+    return await _search(request, conversation_id)
 
 
 @ROUTES.add("GET", f"{PREFIX}/count", int, query=EventFilter)
-async def count_events(request: web.Request) -> web.Response:
+async def count_events(request: web.Request, conversation_id: str) -> web.Response:
     """Count the events of a conversation.
 
     With the filters of the search; 0 for an unknown conversation.
     """
-    return await _count(request, path_id(request, "conversation_id"))
+    return await _count(request, conversation_id)
 
 
 @ROUTES.add(
@@ -69,14 +185,14 @@ async def count_events(request: web.Request) -> web.Response:
     errors=(BadRequest,),
     example={"id": ["08cd748d-de9f-40da-ad3a-a06df58cf5bf"]},
 )
-async def get_events(request: web.Request) -> web.Response:
+async def get_events(request: web.Request, conversation_id: str) -> web.Response:
     """Get events of a conversation by id.
 
     A list of as many items as `id` is given, in their order, null for each that is unknown.
     """
-    conversation_id = await _readable(request, path_id(request, "conversation_id"))
+    readable = await _readable(request, conversation_id)
     ids = check_ids(read_query(request, Ids).ids)
-    events = await request.app[EVENTS].find_many(conversation_id, ids)
+    events = await request.app[EVENTS].find_many(readable, ids)
     reader = reader_of(request.get(SDK_VERSION))
     bodies = (event.body if event else None for event in events)
     shown = (reader.event(body) if reader and body else body for body in bodies)
@@ -122,10 +238,7 @@ async def _search(request: web.Request, conversation_id: str) -> web.Response:
     wanted = read_query(request, EventSearch)
     query = to_query(wanted, sort=wanted.sort_order)
     bodies, next_page_id = await request.app[EVENTS].search_bodies(
-        await _readable(request, conversation_id),
-        query,
-        page_id=wanted.page_id,
-        limit=wanted.limit,
+        await _readable(request, conversation_id), query, page_id=wanted.page_id, limit=wanted.limit
     )
     reader = reader_of(request.get(SDK_VERSION))
     shown = bodies if reader is None else reader.events(bodies)
@@ -142,6 +255,6 @@ async def _count(
 
 async def _readable(request: web.Request, conversation_id: str) -> str:
     """Return the id if the conversation is the caller's, else one that has no events."""
-    user_id = request[PRINCIPAL].user_id
+    user_id = user_of(request)
     is_own = await request.app[CONVERSATIONS].is_of_user(user_id, conversation_id)
     return conversation_id if is_own else _NO_CONVERSATION

@@ -11,12 +11,12 @@ from aiohttp import web
 from agentsvc.agentserver import GitChange, GitDiff
 from agentsvc.base import AgentsvcError, BadRequest, Conflict, ExportTooLarge, NotFound, dashed
 from agentsvc.conversations import USUAL_ROOT, ConversationView, HookEvent, Skill
-from agentsvc.http.keys import CONFIG, CONVERSATIONS, EXPORTS, FILES, PRINCIPAL
+from agentsvc.http.keys import CONFIG, CONVERSATIONS, EXPORTS, FILES, user_of
 from agentsvc.http.routes import OF_AGENTS, ZIP, Routes
 from agentsvc.http.urls import Links
 from agentsvc.http.v1.conversations import PREFIX as CONVERSATIONS_PREFIX
-from agentsvc.http.v1.types_conversations import from_view
-from agentsvc.http.wire import encode, path_id
+from agentsvc.http.v1.conversations import from_view
+from agentsvc.http.wire import encode
 
 DEFAULT_FILE: Final = "/workspace/project/PLAN.md"
 
@@ -75,40 +75,36 @@ ROUTES: Final = Routes(PREFIX)
 
 
 @ROUTES.add("GET", "/file", example={"file_path": "README.md"})
-async def get_file(request: web.Request, query: FileQuery) -> str:
+async def get_file(request: web.Request, conversation_id: str, query: FileQuery) -> str:
     """Read a text file in the sandbox; an empty text if that cannot be done.
 
     The text as a JSON string. An empty one, and never an error, where there is no such file, it is
     no text, or the sandbox does not run.
     """
-    conversation_id = path_id(request, "conversation_id")
-    path = query.file_path
-    user_id = request[PRINCIPAL].user_id
-    return await request.app[FILES].read_text(user_id, conversation_id, path)
+    files, user_id = request.app[FILES], user_of(request)
+    return await files.read_text(user_id, conversation_id, query.file_path)
 
 
 @ROUTES.add("GET", "/files", errors=OF_AGENTS, example={"path": "."})
-async def get_files(request: web.Request, query: FilesQuery) -> list[str]:
+async def get_files(request: web.Request, conversation_id: str, query: FilesQuery) -> list[str]:
     """List the files below a directory in the sandbox, relative to it.
 
     At most 2000 paths, sorted; directories of tools, such as `.git` and `node_modules`, are left
     out.
     """
-    conversation_id = path_id(request, "conversation_id")
-    path = query.path
-    user_id = request[PRINCIPAL].user_id
-    return await request.app[FILES].list_files(user_id, conversation_id, path)
+    return await request.app[FILES].list_files(user_of(request), conversation_id, query.path)
 
 
 @ROUTES.add("GET", "/git/changes", errors=(BadRequest, *OF_AGENTS), example={"path": "."})
-async def get_git_changes(request: web.Request, query: GitQuery) -> list[GitChange]:
+async def get_git_changes(
+    request: web.Request, conversation_id: str, query: GitQuery
+) -> list[GitChange]:
     """List the files that differ from a git ref.
 
     Paths are relative to the one that is asked for. Refused (409) while the sandbox does not run.
     """
-    conversation_id = path_id(request, "conversation_id")
     return await request.app[FILES].git_changes(
-        request[PRINCIPAL].user_id, conversation_id, query.path, ref=query.ref
+        user_of(request), conversation_id, query.path, ref=query.ref
     )
 
 
@@ -118,61 +114,53 @@ async def get_git_changes(request: web.Request, query: GitQuery) -> list[GitChan
     errors=(BadRequest, *OF_AGENTS),
     example={"path": "README.md", "ref": "HEAD"},
 )
-async def get_git_diff(request: web.Request, query: GitQuery) -> GitDiff:
+async def get_git_diff(request: web.Request, conversation_id: str, query: GitQuery) -> GitDiff:
     """Get a file as it is and as it is in a git ref.
 
     Both sides are null where the path is in no repository. Refused (409) while the sandbox does not
     run.
     """
-    conversation_id = path_id(request, "conversation_id")
     return await request.app[FILES].git_diff(
-        request[PRINCIPAL].user_id, conversation_id, query.path, ref=query.ref
+        user_of(request), conversation_id, query.path, ref=query.ref
     )
 
 
 @ROUTES.add("GET", "/skills", errors=OF_AGENTS)
-async def get_skills(request: web.Request) -> SkillsView:
+async def get_skills(request: web.Request, conversation_id: str) -> SkillsView:
     """List the skills of a conversation; none unless its sandbox runs.
 
     Those of the repository, of the user and published ones, without those the user has disabled.
     """
-    conversation_id = path_id(request, "conversation_id")
     with _error_member():
-        found = await request.app[FILES].skills(request[PRINCIPAL].user_id, conversation_id)
+        found = await request.app[FILES].skills(user_of(request), conversation_id)
     return SkillsView(skills=found)
 
 
 @ROUTES.add("GET", "/hooks", errors=OF_AGENTS)
-async def get_hooks(request: web.Request) -> HooksView:
+async def get_hooks(request: web.Request, conversation_id: str) -> HooksView:
     """List the hooks of a conversation's project; none unless its sandbox runs.
 
     As the agent server reads them from the project.
     """
-    conversation_id = path_id(request, "conversation_id")
     with _error_member():
-        found = await request.app[FILES].hooks(request[PRINCIPAL].user_id, conversation_id)
+        found = await request.app[FILES].hooks(user_of(request), conversation_id)
     return HooksView(hooks=found)
 
 
 @ROUTES.add("GET", "/download", bytes, media=ZIP, errors=(Conflict, ExportTooLarge), is_stream=True)
-async def get_download(request: web.Request) -> web.StreamResponse:
+async def get_download(request: web.Request, conversation_id: str) -> web.StreamResponse:
     """Download a conversation and its events as a zip file.
 
     `meta.json` and one file for each event, in the order of the events. Refused (413) for a
     conversation with too many of them, and (409) while another download of it goes on.
     """
-    view = await _get_view(request)
-    shown_id = dashed(view.conversation.id)
+    shown_id = dashed(conversation_id)
+    try:
+        view = await request.app[CONVERSATIONS].get(user_of(request), conversation_id)
+    except NotFound as exc:
+        raise NotFound(f"Conversation not found: {shown_id}") from exc
     async with request.app[EXPORTS].open(view.conversation.id, to_meta(view)) as parts:
         return await _send(request, parts, f"conversation_{shown_id}.zip")
-
-
-async def _get_view(request: web.Request) -> ConversationView:
-    conversation_id = path_id(request, "conversation_id")
-    try:
-        return await request.app[CONVERSATIONS].get(request[PRINCIPAL].user_id, conversation_id)
-    except NotFound as exc:
-        raise NotFound(f"Conversation not found: {dashed(conversation_id)}") from exc
 
 
 async def _send(

@@ -7,9 +7,8 @@ import msgspec
 from aiohttp import web
 
 from agentsvc.base import BadRequest
+from agentsvc.http.routes import FORM
 from agentsvc.http.wire import check_text, decode, encode, read_json, read_text
-
-FORM: Final = "application/x-www-form-urlencoded"
 
 _FIELDS_MAX: Final = 20
 

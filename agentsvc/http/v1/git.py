@@ -9,7 +9,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from agentsvc.base import BadRequest, copy_to, decode_cursor, encode_cursor
-from agentsvc.domain import Provider, SuggestedTask, TaskType
+from agentsvc.domain import Provider, SuggestedTask
 from agentsvc.git import (
     Branch,
     BranchQuery,
@@ -19,9 +19,10 @@ from agentsvc.git import (
     RepositoryQuery,
     SortBy,
 )
-from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL
+from agentsvc.http.git_views import BranchFields, TaskFields
+from agentsvc.http.keys import GIT_PROVIDERS, user_of
 from agentsvc.http.routes import OF_GIT_PROVIDERS, Routes
-from agentsvc.http.wire import Limit, Page, PageQuery
+from agentsvc.http.wire import Limit, Page, PageQuery, page_at, page_offset
 
 SHORT_PAGE: Final = 30
 
@@ -105,32 +106,12 @@ class RepositoryView(msgspec.Struct, frozen=True, kw_only=True):
     """Name of its default branch; null: not told"""
 
 
-class BranchView(msgspec.Struct, frozen=True, kw_only=True):
+class BranchView(BranchFields, frozen=True, kw_only=True):
     """A branch; null stands for what its provider does not tell."""
 
-    name: str
-    """Name of the branch, which `selected_branch` takes"""
-    commit_sha: str
-    """Its latest commit"""
-    protected: bool
-    """Whether the provider protects it from pushes"""
-    last_push_date: str | None
-    """When it was last pushed to, ISO 8601; null: not told"""
 
-
-class SuggestedTaskView(msgspec.Struct, frozen=True, kw_only=True):
+class SuggestedTaskView(TaskFields, frozen=True, kw_only=True):
     """Something to do, with which a conversation can start."""
-
-    git_provider: Provider
-    """Where it was found"""
-    task_type: TaskType
-    """What there is to do"""
-    repo: str
-    """The repository it is in, as `owner/name`"""
-    issue_number: int
-    """Number of the issue or pull request"""
-    title: str
-    """Title of the issue or pull request"""
 
 
 def to_query(query: RepositoriesQuery) -> RepositoryQuery:
@@ -160,12 +141,7 @@ def from_repository(one: Repository) -> RepositoryView:
 
 def from_branch(one: Branch) -> BranchView:
     """Return a branch as it is shown."""
-    return BranchView(
-        name=one.name,
-        commit_sha=one.commit_sha,
-        protected=one.is_protected,
-        last_push_date=one.pushed_at,
-    )
+    return copy_to(BranchView, one, protected=one.is_protected, last_push_date=one.pushed_at)
 
 
 def from_task(one: SuggestedTask) -> SuggestedTaskView:
@@ -186,7 +162,7 @@ async def search_installations(request: web.Request, query: InstallationsQuery) 
     token for the provider.
     """
     found = await request.app[GIT_PROVIDERS].search_installations(
-        request[PRINCIPAL].user_id, query.provider, to_cursor(query.page_id), query.limit
+        user_of(request), query.provider, to_cursor(query.page_id), query.limit
     )
     return _page(found, str)
 
@@ -206,7 +182,7 @@ async def search_repositories(
     if query.sort_order is not None and not query.query:
         raise BadRequest("`sort_order` needs a `query`")
     found = await request.app[GIT_PROVIDERS].search_repositories(
-        request[PRINCIPAL].user_id, query.provider, to_query(query)
+        user_of(request), query.provider, to_query(query)
     )
     return _page(found, from_repository)
 
@@ -228,7 +204,7 @@ async def search_branches(request: web.Request, query: BranchesQuery) -> Page[Br
         limit=query.limit,
     )
     found = await request.app[GIT_PROVIDERS].search_branches(
-        request[PRINCIPAL].user_id, query.provider, wanted
+        user_of(request), query.provider, wanted
     )
     return _page(found, from_branch)
 
@@ -242,12 +218,9 @@ async def search_suggested_tasks(
     Pull requests with conflicts, failing checks or open comments, and issues, as far as the
     providers tell.
     """
-    [first] = (0,) if query.page_id is None else decode_cursor(query.page_id, int)
-    tasks = await request.app[GIT_PROVIDERS].suggested_tasks(request[PRINCIPAL].user_id)
-    end = max(first, 0) + query.limit
-    items = [from_task(one) for one in tasks[end - query.limit : end]]
-    next_page_id = encode_cursor(end) if end < len(tasks) else None
-    return Page(items=items, next_page_id=next_page_id)
+    offset = page_offset(query.page_id)
+    tasks = await request.app[GIT_PROVIDERS].suggested_tasks(user_of(request))
+    return page_at([from_task(one) for one in tasks], offset, query.limit)
 
 
 def _page[T, S](found: Listing[T], show: Callable[[T], S]) -> Page[S]:

@@ -6,8 +6,8 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from agentsvc.base import NotFound, copy_to, to_stored
-from agentsvc.http.keys import PRINCIPAL, SANDBOXES, SETTINGS
+from agentsvc.base import NotFound, copy_to, stored_or_none
+from agentsvc.http.keys import SANDBOXES, SETTINGS, user_of
 from agentsvc.http.routes import Routes, Scope
 from agentsvc.http.wire import PAGE_MAX, Limit, Time
 from agentsvc.plugin import IdleRules
@@ -84,8 +84,8 @@ async def get_rules(request: web.Request) -> SandboxRules:
 
     Null leaves a rule to the spec of the sandbox, and then to the server.
     """
-    settings = await request.app[SETTINGS].get(request[PRINCIPAL].user_id)
-    return _from_rules(settings.sandbox_idle)
+    settings = await request.app[SETTINGS].get(user_of(request))
+    return copy_to(SandboxRules, settings.sandbox_idle)
 
 
 @ROUTES.add("PUT", RULES, errors=(NotFound,), example={"pause_after_seconds": 1800})
@@ -97,9 +97,9 @@ async def put_rules(request: web.Request, body: SandboxRules) -> SandboxRules:
     """
     rules = copy_to(IdleRules, body)
     settings = await request.app[SETTINGS].change(
-        request[PRINCIPAL].user_id, lambda old: _with_rules(old, rules)
+        user_of(request), lambda old: _with_rules(old, rules)
     )
-    return _from_rules(settings.sandbox_idle)
+    return copy_to(SandboxRules, settings.sandbox_idle)
 
 
 @ROUTES.add("GET", REMOVALS, scope=Scope.ADMIN_READ, example={"limit": 10})
@@ -109,8 +109,7 @@ async def get_removals(request: web.Request, query: RemovalQuery) -> Removals:
     Sandboxes whose removal has failed so far, with the backend's reason, the oldest first. Each is
     tried again by itself.
     """
-    limit = query.limit
-    found = await request.app[SANDBOXES].failed_removals(limit)
+    found = await request.app[SANDBOXES].failed_removals(query.limit)
     return Removals(items=[_from_removal(one) for one in found])
 
 
@@ -120,14 +119,10 @@ def _with_rules(old: Settings | None, rules: IdleRules) -> Settings:
     return msgspec.structs.replace(old, sandbox_idle=rules)
 
 
-def _from_rules(rules: IdleRules) -> SandboxRules:
-    return copy_to(SandboxRules, rules)
-
-
 def _from_removal(removal: Removal) -> RemovalView:
     return copy_to(
         RemovalView,
         removal,
         sandbox_spec_id=removal.spec_id,
-        next_try_at=to_stored(removal.due_at) if removal.due_at else None,
+        next_try_at=stored_or_none(removal.due_at),
     )

@@ -19,11 +19,11 @@ from agentsvc.base import (
     stated,
     view_of,
 )
-from agentsvc.http.keys import CONFIG, LOGIN_PROVIDERS, LOGINS, OPEN_CONNECTIONS, PRINCIPAL
+from agentsvc.http.keys import CONFIG, LOGIN_PROVIDERS, LOGINS, OPEN_CONNECTIONS, PRINCIPAL, user_of
 from agentsvc.http.middleware.login_cookie import expired_cookie, is_foreign, make_cookie
 from agentsvc.http.routes import Routes, Scope
 from agentsvc.http.urls import address_of, origin_of
-from agentsvc.http.wire import SUCCESS, Success, Time, json_response, path_text, read_json
+from agentsvc.http.wire import SUCCESS, Success, Time, json_response, read_json
 
 PREFIX: Final = "/api/v1/logins"
 
@@ -112,14 +112,16 @@ async def post_login(request: web.Request) -> web.Response:
     half, and sends it as `X-Agentsvc-Login`.
     """
     order = await read_json(request, LoginOrder)
+    check_login(request)
     login, token = await _begin(request, order)
+    await note_login(request, login)
     return answer_login(request, login, token)
 
 
 def answer_login(request: web.Request, login: Login, token: LoginToken) -> web.Response:
     """Return the answer that begins a login: half of it in a cookie, half in the body."""
-    shown = msgspec.structs.asdict(_from_login(login, login.id))
-    response = json_response(NewLogin(**shown, page_token=token.page.reveal()), status=201)
+    shown = view_of(NewLogin, login, is_current=True, page_token=token.page.reveal())
+    response = json_response(shown, status=201)
     lifetime = timedelta(seconds=request.app[CONFIG].server.login_seconds)
     cookie = make_cookie(origin_of(request), token.cookie, lifetime)
     response.headers.add(hdrs.SET_COOKIE, cookie)
@@ -141,8 +143,7 @@ async def post_link(request: web.Request) -> LinkInfo:
     """
     request.app[LOGINS].admit(address_of(request))
     order = await read_json(request, LinkOrder)
-    user_name = await request.app[LOGINS].find_user_of_link(Secret(order.token))
-    return LinkInfo(user_name=user_name)
+    return LinkInfo(user_name=await request.app[LOGINS].find_user_of_link(Secret(order.token)))
 
 
 @ROUTES.add("GET", "/providers", scope=Scope.OPEN)
@@ -163,7 +164,8 @@ async def get_logins(request: web.Request) -> list[LoginInfo]:
     """
     caller = request[PRINCIPAL]
     found = await request.app[LOGINS].list_of(caller.user_id)
-    return [_from_login(login, caller.login_id) for login in found]
+    current = caller.login_id
+    return [view_of(LoginInfo, login, is_current=login.id == current) for login in found]
 
 
 @ROUTES.add("DELETE", "/current", Success, scope=Scope.READ, errors=(NotFound,))
@@ -183,12 +185,12 @@ async def delete_current_login(request: web.Request) -> web.Response:
 
 
 @ROUTES.add("DELETE", "/{login_id}", scope=Scope.MANAGE, errors=(NotFound,))
-async def delete_login(request: web.Request) -> Success:
+async def delete_login(request: web.Request, login_id: str) -> Success:
     """Log another browser of yours out.
 
     It opens nothing from now on; its streams end.
     """
-    await request.app[LOGINS].end(request[PRINCIPAL].user_id, path_text(request, "login_id"))
+    await request.app[LOGINS].end(user_of(request), login_id)
     await request.app[OPEN_CONNECTIONS].look()
     return SUCCESS
 
@@ -214,20 +216,9 @@ async def note_login(request: web.Request, login: Login) -> None:
 
 
 async def _begin(request: web.Request, order: LoginOrder) -> tuple[Login, LoginToken]:
-    check_login(request)
-    login, token = await _begin_any(request, order)
-    await note_login(request, login)
-    return login, token
-
-
-async def _begin_any(request: web.Request, order: LoginOrder) -> tuple[Login, LoginToken]:
     client = browser_of(request)
     if order.api_key and not order.token:
         return await request.app[LOGINS].begin(order.api_key.strip(), client=client)
     if order.token and not order.api_key:
         return await request.app[LOGINS].begin_by_link(Secret(order.token), client=client)
     raise InvalidRequest("Input should have either `api_key` or `token`")
-
-
-def _from_login(login: Login, current: str | None) -> LoginInfo:
-    return view_of(LoginInfo, login, is_current=login.id == current)

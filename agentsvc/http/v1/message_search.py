@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import web
 
 from agentsvc.conversations import FoundMessage, find_messages
-from agentsvc.http.keys import DATABASE, PRINCIPAL
+from agentsvc.http.keys import DATABASE, user_of
 from agentsvc.http.routes import Routes
 from agentsvc.http.wire import Limit
 
@@ -33,5 +33,5 @@ async def search_messages(request: web.Request, query: MessageSearch) -> list[Fo
     The newest first, in your 200 latest conversations. Long histories are looked at in part.
     """
     return await find_messages(
-        request.app[DATABASE], request[PRINCIPAL].user_id, query.text_contains, limit=query.limit
+        request.app[DATABASE], user_of(request), query.text_contains, limit=query.limit
     )

@@ -8,7 +8,6 @@ from aiohttp import web
 from agentsvc.base import InvalidRequest
 from agentsvc.http.keys import MODEL_HOSTS
 from agentsvc.http.routes import Routes, Scope
-from agentsvc.http.wire import path_text
 from agentsvc.plugin.egress import BadHost, Mode, parse_policy
 
 PREFIX: Final = "/api/v1/model-hosts"
@@ -49,20 +48,19 @@ async def post_model_host(request: web.Request, body: ModelHost) -> ModelHostLis
 
     For all users and at once; a sandbox that is there already does not reach it.
     """
-    host = body.host
     try:
-        parse_policy(Mode.ALLOWLIST, [host])
+        parse_policy(Mode.ALLOWLIST, [body.host])
     except BadHost as exc:
         raise InvalidRequest(str(exc), loc=("body", "host")) from exc
-    await request.app[MODEL_HOSTS].add(host)
+    await request.app[MODEL_HOSTS].add(body.host)
     return await get_model_hosts(request)
 
 
 @ROUTES.add("DELETE", "/{model_host}", scope=Scope.ADMIN)
-async def delete_model_host(request: web.Request) -> ModelHostList:
+async def delete_model_host(request: web.Request, model_host: str) -> ModelHostList:
     """Allow a host of models no longer.
 
     Those of the configuration stay.
     """
-    await request.app[MODEL_HOSTS].remove(path_text(request, "model_host"))
+    await request.app[MODEL_HOSTS].remove(model_host)
     return await get_model_hosts(request)

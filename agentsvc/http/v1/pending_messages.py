@@ -20,7 +20,7 @@ from agentsvc.base import (
 from agentsvc.conversations import Pending as Waiting
 from agentsvc.conversations import Queued
 from agentsvc.domain import Message
-from agentsvc.http.keys import PENDING, PRINCIPAL
+from agentsvc.http.keys import PENDING, user_of
 from agentsvc.http.routes import Effect, Routes, shown_as
 from agentsvc.http.v1.types_messages import (
     SAYS_SOMETHING,
@@ -30,7 +30,7 @@ from agentsvc.http.v1.types_messages import (
     from_message,
     to_said,
 )
-from agentsvc.http.wire import SUCCESS, Success, json_response, path_id, path_text, read_json
+from agentsvc.http.wire import SUCCESS, Success, json_response, read_json
 
 _PARTS_MAX: Final = 1000
 
@@ -101,66 +101,58 @@ def to_pending(body: PendingBody) -> Message:
 
 def from_waiting(waiting: Waiting) -> WaitingMessage:
     """Return a message that waits as it is shown."""
-    return WaitingMessage(
-        id=dashed(waiting.id),
-        content=from_message(waiting.message).content,
-        is_sent=waiting.is_tried,
-    )
+    content = from_message(waiting.message).content
+    return WaitingMessage(id=dashed(waiting.id), content=content, is_sent=waiting.is_tried)
 
 
-def from_queued(queued: Queued) -> PendingView:
-    """Return what became of a message as it is shown."""
-    return PendingView(id=dashed(queued.id), position=queued.position)
-
-
-ROUTES: Final = Routes("/api/v1/conversations/{conversation_id}/pending-messages")
+ROUTES: Final = Routes(
+    "/api/v1/conversations/{conversation_id}/pending-messages", path_types={"conversation_id": str}
+)
 
 
 def _answer(_request: web.Request, queued: Queued) -> web.Response:
-    return json_response(from_queued(queued), status=201)
+    view = PendingView(id=dashed(queued.id), position=queued.position)
+    return json_response(view, status=201)
 
 
 @ROUTES.add(
     "POST",
     "",
     PendingView,
-    path_types={"conversation_id": str},
     body=Pending,
     status=HTTPStatus.CREATED,
     effect=Effect(kind=Queued, answer=_answer),
     errors=(BadRequest, Conflict, Gone, QuotaExceeded, TooManyRequests),
     example={"content": [{"type": "text", "text": "And then?"}]},
 )
-async def post_pending_message(request: web.Request) -> web.Response:
+async def post_pending_message(request: web.Request, conversation_id: str) -> Queued:
     """Queue a message; it is delivered once the conversation is ready.
 
     The path names a conversation, or with `task-` in front of its id a start task. Messages are
     delivered in their order once the conversation is ready, and start the agent; if it is ready, at
     once. At most 10 wait (429).
     """
-    reference = path_text(request, "conversation_id")
     message = to_pending(await read_json(request, PendingBody))
-    queued = await request.app[PENDING].queue(request[PRINCIPAL].user_id, reference, message)
-    return _answer(request, queued)
+    return await request.app[PENDING].queue(user_of(request), conversation_id, message)
 
 
-@ROUTES.add("GET", "", path_types={"conversation_id": str})
-async def get_pending_messages(request: web.Request) -> list[WaitingMessage]:
+@ROUTES.add("GET", "")
+async def get_pending_messages(request: web.Request, conversation_id: str) -> list[WaitingMessage]:
     """List the messages that wait for their agent.
 
     In their order. The path names a conversation, or with `task-` in front of its id a start task.
     """
-    reference = path_text(request, "conversation_id")
-    waiting = await request.app[PENDING].waiting(request[PRINCIPAL].user_id, reference)
+    waiting = await request.app[PENDING].waiting(user_of(request), conversation_id)
     return [from_waiting(one) for one in waiting]
 
 
-@ROUTES.add("DELETE", "/{message_id}", path_types={"conversation_id": str}, errors=(Conflict,))
-async def delete_pending_message(request: web.Request) -> Success:
+@ROUTES.add("DELETE", "/{message_id}", errors=(Conflict,))
+async def delete_pending_message(
+    request: web.Request, conversation_id: str, message_id: str
+) -> Success:
     """Cancel a message that waits for its agent.
 
     Its agent is never told it. Refused (409) once its agent was sent it, and 404 when it waits no more.
     """
-    reference, message_id = path_text(request, "conversation_id"), path_id(request, "message_id")
-    await request.app[PENDING].cancel(request[PRINCIPAL].user_id, reference, message_id)
+    await request.app[PENDING].cancel(user_of(request), conversation_id, message_id)
     return SUCCESS

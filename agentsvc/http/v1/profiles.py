@@ -9,7 +9,7 @@ from aiohttp import web
 
 from agentsvc.base import Conflict, NotFound, checked_by, stated
 from agentsvc.domain import Llm
-from agentsvc.http.keys import PRINCIPAL, SETTINGS
+from agentsvc.http.keys import SETTINGS, user_of
 from agentsvc.http.routes import Effect, Routes, shown_as
 from agentsvc.http.v1.types_agent_settings import StrictLlmBody, read_llm, show_llm, to_llm
 from agentsvc.http.wire import json_response, path_text, read_json
@@ -113,8 +113,14 @@ async def get_profiles(request: web.Request) -> ProfileList:
 
     Without their keys.
     """
-    settings = await request.app[SETTINGS].get(request[PRINCIPAL].user_id)
-    return _from_settings(settings)
+    settings = await request.app[SETTINGS].get(user_of(request))
+    found = [
+        ProfileInfo(
+            name=name, model=llm.model, base_url=llm.base_url, api_key_set=bool(llm.api_key)
+        )
+        for name, llm in settings.llm_profiles.items()
+    ]
+    return ProfileList(profiles=found, active_profile=profiles.active_profile(settings))
 
 
 @ROUTES.add("GET", "/{name}")
@@ -124,20 +130,20 @@ async def get_profile(request: web.Request) -> ProfileDetail:
     Every field spelled out; keys are null.
     """
     name = _path_name(request)
-    settings = await request.app[SETTINGS].find(request[PRINCIPAL].user_id)
-    return _detail(name, profiles.get_profile(settings, name))
+    settings = await request.app[SETTINGS].find(user_of(request))
+    llm = profiles.get_profile(settings, name)
+    return ProfileDetail(name=name, config=show_llm(llm), api_key_set=bool(llm.api_key))
 
 
 @ROUTES.add(
     "POST",
     "/{name}",
-    ProfileChanged,
     body=SaveProfile | None,
     status=HTTPStatus.CREATED,
     errors=(Conflict,),
     example={"llm": {"model": "openai/gpt-5-mini"}},
 )
-async def post_profile(request: web.Request) -> web.Response:
+async def post_profile(request: web.Request) -> ProfileChanged:
     """Save a language model under a name.
 
     One of the same name is replaced. The body may be left out: the model of the settings is saved.
@@ -147,9 +153,9 @@ async def post_profile(request: web.Request) -> web.Response:
     body = await read_json(request, _SAVE, default=None) or SaveProfile()
     made = _maker(name, body)
     await request.app[SETTINGS].change(
-        request[PRINCIPAL].user_id, lambda old: profiles.save_profile(_saved(old), name, made(old))
+        user_of(request), lambda old: profiles.save_profile(_saved(old), name, made(old))
     )
-    return json_response(ProfileChanged(name=name, message=f"Profile '{name}' saved"), status=201)
+    return ProfileChanged(name=name, message=f"Profile '{name}' saved")
 
 
 @ROUTES.add("DELETE", "/{name}")
@@ -159,7 +165,7 @@ async def delete_profile(request: web.Request) -> ProfileChanged:
     Fine if there is none of that name. The settings stay as they are.
     """
     name = _path_name(request)
-    user_id = request[PRINCIPAL].user_id
+    user_id = user_of(request)
     if await request.app[SETTINGS].find(user_id) is not None:
         await request.app[SETTINGS].change(
             user_id, lambda old: profiles.delete_profile(_saved(old), name)
@@ -176,7 +182,7 @@ async def post_activate(request: web.Request) -> ProfileActivated:
     """
     name = _path_name(request)
     settings = await request.app[SETTINGS].change(
-        request[PRINCIPAL].user_id, lambda old: profiles.activate_profile(_saved(old), name)
+        user_of(request), lambda old: profiles.activate_profile(_saved(old), name)
     )
     message = f"Profile '{name}' activated"
     return ProfileActivated(name=name, message=message, model=settings.llm_model)
@@ -191,7 +197,7 @@ async def post_activate(request: web.Request) -> ProfileActivated:
     errors=(Conflict,),
     example={"new_name": "thorough"},
 )
-async def post_rename(request: web.Request) -> web.Response:
+async def post_rename(request: web.Request) -> Settings:
     """Rename a saved language model.
 
     The settings stay as they are.
@@ -200,11 +206,9 @@ async def post_rename(request: web.Request) -> web.Response:
     body = await read_json(request, RenameProfile)
     new_name = profiles.check_profile_name(body.new_name, loc=("body", "new_name"))
     request[_NEW_NAME] = new_name
-    settings = await request.app[SETTINGS].change(
-        request[PRINCIPAL].user_id,
-        lambda old: profiles.rename_profile(_saved(old), name, new_name),
+    return await request.app[SETTINGS].change(
+        user_of(request), lambda old: profiles.rename_profile(_saved(old), name, new_name)
     )
-    return _answer_renamed(request, settings)
 
 
 def _path_name(request: web.Request) -> str:
@@ -230,19 +234,3 @@ def _maker(name: str, body: SaveProfile) -> Callable[[Settings | None], Llm]:
         return llm if body.include_secrets else profiles.without_secrets(llm)
 
     return make
-
-
-def _from_settings(settings: Settings) -> ProfileList:
-    return ProfileList(
-        profiles=[
-            ProfileInfo(
-                name=name, model=llm.model, base_url=llm.base_url, api_key_set=bool(llm.api_key)
-            )
-            for name, llm in settings.llm_profiles.items()
-        ],
-        active_profile=profiles.active_profile(settings),
-    )
-
-
-def _detail(name: str, llm: Llm) -> ProfileDetail:
-    return ProfileDetail(name=name, config=show_llm(llm), api_key_set=bool(llm.api_key))

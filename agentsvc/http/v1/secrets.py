@@ -17,9 +17,9 @@ from agentsvc.base import (
     decode_cursor,
 )
 from agentsvc.domain import NamedServers, Provider, read_mcp_map
-from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SECRETS, SETTINGS
+from agentsvc.http.keys import GIT_PROVIDERS, SECRETS, SETTINGS, user_of
 from agentsvc.http.routes import Routes, shown_as
-from agentsvc.http.wire import PAGE_MAX, Limit, Page, json_response, path_text
+from agentsvc.http.wire import PAGE_MAX, Limit, Page
 from agentsvc.settings import (
     ProviderTokenPatch,
     ProviderTokens,
@@ -110,27 +110,26 @@ async def search_secrets(request: web.Request, query: SecretQuery) -> Page[Secre
 
     Sorted by name, without their values.
     """
-    found = await request.app[SECRETS].custom_secret_names(request[PRINCIPAL].user_id)
+    found = await request.app[SECRETS].custom_secret_names(user_of(request))
     return _page(found, query)
 
 
 @ROUTES.add(
     "POST",
     "",
-    Edited,
     status=HTTPStatus.CREATED,
     example={"name": "DEPLOY_KEY", "value": "not so secret", "description": "For the staging host"},
 )
-async def post_secret(request: web.Request, body: NewSecret) -> web.Response:
+async def post_secret(request: web.Request, body: NewSecret) -> Edited:
     """Keep a secret.
 
     One of the same name is replaced. Conversations that are started from now on have it; a name
     that cannot be an environment variable is refused.
     """
     await request.app[SECRETS].set_custom_secret(
-        request[PRINCIPAL].user_id, body.name, Secret(body.value), body.description
+        user_of(request), body.name, Secret(body.value), body.description
     )
-    return json_response(Edited(message="Secret created successfully"), status=201)
+    return Edited(message="Secret created successfully")
 
 
 @ROUTES.add(
@@ -142,7 +141,7 @@ async def post_git_providers(request: web.Request, body: GitProviders) -> GitPro
     The whole set is replaced: the token of a provider that is not sent is forgotten. Each token is
     tried at its provider first, and refused (401) if it is not good there.
     """
-    user_id = request[PRINCIPAL].user_id
+    user_id = user_of(request)
     patch, tokens = _changes(body)
     unchecked = await request.app[GIT_PROVIDERS].store_tokens(user_id, tokens)
     if patch is not None:
@@ -156,7 +155,7 @@ async def delete_git_providers(request: web.Request) -> Edited:
 
     What asks for them from now on does not get them, running conversations included.
     """
-    await request.app[SECRETS].delete_provider_tokens(request[PRINCIPAL].user_id)
+    await request.app[SECRETS].delete_provider_tokens(user_of(request))
     return Edited(message="Unset Git provider tokens")
 
 
@@ -166,29 +165,27 @@ async def delete_git_providers(request: web.Request) -> Edited:
     errors=(BadRequest,),
     example={"name": "API_TOKEN", "description": "Of the issue tracker"},
 )
-async def put_secret(request: web.Request, body: SecretChange) -> Edited:
+async def put_secret(request: web.Request, secret_id: str, body: SecretChange) -> Edited:
     """Rename or describe a secret.
 
     Its value stays. Without a description it has an empty one.
     """
-    name = path_text(request, "secret_id")
-    user_id, description = request[PRINCIPAL].user_id, body.description or ""
+    user_id, description = user_of(request), body.description or ""
     try:
-        await request.app[SECRETS].rename_custom_secret(user_id, name, body.name, description)
+        await request.app[SECRETS].rename_custom_secret(user_id, secret_id, body.name, description)
     except Conflict as exc:
         raise BadRequest(exc.message) from exc
     return Edited(message="Secret updated successfully")
 
 
 @ROUTES.add("DELETE", "/{secret_id}")
-async def delete_secret(request: web.Request) -> Edited:
+async def delete_secret(request: web.Request, secret_id: str) -> Edited:
     """Forget a secret.
 
     What asks for it from now on does not get it, running conversations included.
     """
-    name = path_text(request, "secret_id")
-    if not await request.app[SECRETS].delete_custom_secret(request[PRINCIPAL].user_id, name):
-        raise NotFound(f"Secret with ID {name} not found")
+    if not await request.app[SECRETS].delete_custom_secret(user_of(request), secret_id):
+        raise NotFound(f"Secret with ID {secret_id} not found")
     return Edited(message="Secret deleted successfully")
 
 
@@ -203,9 +200,7 @@ def _page(found: dict[str, str | None], query: SecretQuery) -> Page[SecretInfo]:
     return Page(items=items, next_page_id=next_page_id)
 
 
-def _changes(
-    body: GitProviders,
-) -> tuple[SettingsPatch | None, dict[Provider, ProviderTokenPatch]]:
+def _changes(body: GitProviders) -> tuple[SettingsPatch | None, dict[Provider, ProviderTokenPatch]]:
     """Return the changes to the tool servers and the tokens; raises InvalidRequest."""
     problems = Problems()
     patch: SettingsPatch | None = None

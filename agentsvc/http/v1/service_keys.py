@@ -9,7 +9,6 @@ from aiohttp import web
 from agentsvc.base import BadRequest, NotAllowed, ShownSecret, dashed
 from agentsvc.http.keys import PRINCIPAL, SERVICE_KEYS
 from agentsvc.http.routes import SERVICE_HEADER, Routes, Scope
-from agentsvc.http.wire import path_id
 
 PREFIX: Final = "/api/service/users"
 
@@ -46,13 +45,14 @@ ROUTES: Final = Routes(PREFIX)
     errors=(BadRequest,),
     example={"name": "automation"},
 )
-async def post_key(request: web.Request, body: ServiceKeyOrder) -> ServiceKeyInfo:
+async def post_key(
+    request: web.Request, user_id: str, org_id: str, body: ServiceKeyOrder
+) -> ServiceKeyInfo:
     """Return a key of a user, for a service that acts for users.
 
     The same key each time, until the user revokes it; then another one. It ends with the service's own
     key, which is one of the scope `service` in `X-Service-API-Key`.
     """
-    user_id, org_id = path_id(request, "user_id"), path_id(request, "org_id")
     if org_id != user_id:
         raise NotAllowed("The user is not a member of this organization")
     key = await request.app[SERVICE_KEYS].make(request[PRINCIPAL].key_id, user_id, body.name)

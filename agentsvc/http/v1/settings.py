@@ -1,24 +1,303 @@
-"""Handlers of settings and of what a page needs to show them."""
+"""Settings in both shapes, their mapping to and from the core's one record, and handlers."""
 
-from typing import Final
+from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from aiohttp import web
+from msgspec import UNSET, UnsetType
 
-from agentsvc.base import BadRequest, NotFound
-from agentsvc.http.keys import CONFIG, MODEL_HOSTS, PRINCIPAL, SECRETS, SETTINGS
-from agentsvc.http.routes import Routes
+from agentsvc.accounts import Principal, Role
+from agentsvc.base import (
+    MASK,
+    BadRequest,
+    InvalidRequest,
+    NotFound,
+    Problem,
+    Problems,
+    Secret,
+    ShownSecret,
+    checked_by,
+    dashed,
+    stated,
+)
+from agentsvc.domain import NamedServers, read_mcp_map, show_mcp_config
+from agentsvc.http.keys import CONFIG, MODEL_HOSTS, SECRETS, SETTINGS, user_of
+from agentsvc.http.routes import Routes, shown_as
 from agentsvc.http.v1.settings_schema import AGENT_SCHEMA, CONVERSATION_SCHEMA, Schema
-from agentsvc.http.v1.types_settings import (
-    SettingsBody,
-    SettingsStored,
-    SettingsView,
-    from_settings,
-    to_change,
-    to_secrets,
+from agentsvc.http.v1.types_agent_settings import (
+    AgentBody,
+    Change,
+    ConversationBody,
+    show_agent_settings,
+    show_conversation_settings,
+    show_llm,
+    to_agent_change,
+    to_conversation_change,
 )
 from agentsvc.http.wire import json_response
 from agentsvc.models import Checked, check_model
-from agentsvc.settings import Settings, llm_of
+from agentsvc.settings import (
+    SECRET_FIELDS,
+    FlatText,
+    GroupingStrategy,
+    SecretsPatch,
+    SecretsStoreBody,
+    SentSettings,
+    Settings,
+    SettingsPatch,
+    ShownFields,
+    Skills,
+    UserVersion,
+    active_profile,
+    check_patch,
+    llm_of,
+    merge,
+    show_settings,
+    to_secrets_patch,
+)
+
+_WHOLE: Final = ("agent_settings", "conversation_settings")
+_USE_DIFFS: Final = "Use *_diff nested settings payloads instead of legacy keys"
+
+
+_NEVER: Final = stated(**{"not": {}})
+
+
+class SettingsBody(SentSettings, frozen=True, kw_only=True):
+    """What a client stores: parts of the nested settings, and fields under flat names.
+
+    It is merged with what is stored: what is not sent stays. Null puts a field back to its default,
+    but leaves `llm_model`, `llm_base_url` and the three keys alone, since clients send back what
+    they read; an empty text puts any text back, these included. Where a value is sent in both
+    forms, the nested one counts. The whole nested objects are refused, and so is a new `agent`,
+    `security_analyzer` or `llm_base_url` that can never work.
+    """
+
+    agent_settings_diff: Annotated[dict[str, Any], shown_as(AgentBody)] | None = None
+    """What to change of `agent_settings`: objects are merged deeply, `mcp_config` is replaced as a
+    whole, null puts a field back to its default"""
+    conversation_settings_diff: Annotated[dict[str, Any], shown_as(ConversationBody)] | None = None
+    """What to change of `conversation_settings`; null puts a field back to its default"""
+    agent_settings: Annotated[Any, _NEVER] = UNSET
+    """Refused (422): use `agent_settings_diff`"""
+    conversation_settings: Annotated[Any, _NEVER] = UNSET
+    """Refused (422): use `conversation_settings_diff`"""
+    secrets_store: SecretsStoreBody | None = None
+    """Secrets and provider tokens to keep. What it does not name stays; null or left out: unchanged
+    """
+    mcp_config: Annotated[Any, shown_as(NamedServers), checked_by(read_mcp_map)] = UNSET
+    """Tool servers by name. They replace all that are stored, stars stand for a stored secret;
+    null: none, left out: unchanged"""
+    user_version: UserVersion | UnsetType | None = UNSET
+    git_full_clone: bool | UnsetType | None = UNSET
+    disabled_skills: Skills | UnsetType | None = UNSET
+    sandbox_grouping_strategy: GroupingStrategy | UnsetType | None = UNSET
+    default_sandbox_spec_id: FlatText | UnsetType | None = UNSET
+    title_llm_profile: FlatText | UnsetType | None = UNSET
+
+
+type Nothing = Annotated[list[Any], msgspec.Meta(max_length=0)]
+"""A list of what there is none of here."""
+
+
+class ConversationSettingsView(msgspec.Struct, frozen=True, kw_only=True):
+    """How conversations run."""
+
+    schema_version: int
+    """Always 1"""
+    max_iterations: int
+    """Steps of the agent after which a run ends"""
+    confirmation_mode: bool
+    """Whether the agent asks before it acts"""
+    security_analyzer: Literal["llm", "none"] | None
+    """What rates the risk of an action; null if none of these is set"""
+
+
+class ProfilesView(msgspec.Struct, frozen=True, kw_only=True):
+    """The saved language models by name, and the one in use."""
+
+    profiles: dict[str, dict[str, Any]]
+    """The saved models by name, each as `LlmBody` describes it, keys as stars"""
+    active: str | None
+    """The one activated last, if the settings still are as it says; else null"""
+
+
+class RecordView(ShownFields, frozen=True, kw_only=True):
+    """Settings in both shapes; null means not set."""
+
+    user_version: int | None
+    llm_api_key: ShownSecret | None
+    search_api_key: ShownSecret | None
+    sandbox_api_key: ShownSecret | None
+    git_full_clone: bool
+    disabled_skills: list[str] | None
+    sandbox_grouping_strategy: GroupingStrategy
+    default_sandbox_spec_id: str | None
+    title_llm_profile: str | None
+    agent_settings: dict[str, Any]
+    """The agent as `AgentBody` describes it, every field spelled out; secrets are null unless they
+    were asked for"""
+    conversation_settings: ConversationSettingsView
+    """How conversations run"""
+    llm_profiles: ProfilesView
+    """The saved models"""
+    active_agent_profile_id: str | None
+    """Always null: there are no saved agents"""
+    active_agent_profile_revision: int | None
+    """Always null"""
+    registered_marketplaces: Nothing
+    """Always empty"""
+    inherited_marketplaces: Nothing
+    """Always empty"""
+
+
+class SettingsView(RecordView, frozen=True, kw_only=True):
+    """Settings as they are read; secrets are never shown, only whether they are set."""
+
+    provider_tokens_set: dict[str, str | None]
+    llm_api_key_set: bool
+    search_api_key_set: bool
+
+
+class UserView(RecordView, frozen=True, kw_only=True):
+    """A user with the settings."""
+
+    id: str
+    """Id of the user, with dashes"""
+    org_id: str
+    """Id of the user's organization, which is that of the user: each is an organization of one"""
+    org_name: str
+    """Name of the user"""
+    role: Role
+    """What the user may do"""
+    permissions: list[str]
+    """What the published automation service lets the user do: `view_automations`, and
+    `manage_automations` where user and key may change anything"""
+
+
+class SettingsStored(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer once settings are stored."""
+
+    message: str = "Settings stored"
+    """What was done, in words"""
+
+
+class Expose(msgspec.Struct, frozen=True, kw_only=True):
+    """The query of /users/me."""
+
+    expose_secrets: bool = False
+    """Whether keys and secrets are shown. Needs, beside the user's key, the key of a running
+    sandbox of the user in `X-Session-API-Key`"""
+
+
+def to_change(body: SettingsBody) -> Change:
+    """Return the change a body asks for; raises InvalidRequest for what is wrong in it.
+
+    The change, when it is made, raises BadRequest for nested values that do not fit.
+    """
+    _refuse_whole(body)
+    patch = SettingsPatch()
+    problems = Problems()
+    with problems.noted():
+        patch = _to_patch(body)
+    with problems.noted():
+        to_secrets(body)
+    problems.refuse()
+    nested = (
+        to_conversation_change(body.conversation_settings_diff or {}),
+        to_agent_change(body.agent_settings_diff or {}),
+    )
+
+    def change(settings: Settings) -> Settings:
+        settings = merge(settings, patch)
+        for part in nested:
+            settings = part(settings)
+        return settings
+
+    return change
+
+
+def to_secrets(body: SettingsBody) -> SecretsPatch:
+    """Return the secrets a body stores; raises InvalidRequest for what does not fit."""
+    return to_secrets_patch(body.secrets_store)
+
+
+def from_settings(settings: Settings, provider_hosts: dict[str, str | None]) -> dict[str, Any]:
+    """Return the settings as they are read; instead of secrets, whether they are set."""
+    return {
+        **_record(settings, is_revealed=False),
+        "provider_tokens_set": provider_hosts,
+        "llm_api_key_set": bool(settings.llm_api_key),
+        "search_api_key_set": bool(settings.search_api_key),
+    }
+
+
+def from_user(user: Principal, settings: Settings, *, is_revealed: bool) -> dict[str, Any]:
+    """Return a user with the settings, secrets only if they are to be seen."""
+    return {
+        "id": dashed(user.user_id),
+        "org_id": dashed(user.user_id),
+        "org_name": user.user_name,
+        "role": user.role.value,
+        "permissions": ["view_automations", *["manage_automations"] * user.may_run],
+        **_record(settings, is_revealed=is_revealed),
+    }
+
+
+def _refuse_whole(body: SettingsBody) -> None:
+    found = [name for name in _WHOLE if getattr(body, name) is not UNSET]
+    if found:
+        problems = [
+            Problem(type="value_error", loc=("body", name), msg=_USE_DIFFS) for name in found
+        ]
+        raise InvalidRequest.of(problems, extra={"error": _USE_DIFFS, "keys": found})
+
+
+def _to_patch(body: SettingsBody) -> SettingsPatch:
+    # The secrets are no part of the record.
+    names = set(SettingsPatch.__struct_fields__) - {"secrets_store"}
+    given = {name: getattr(body, name) for name in names if hasattr(body, name)}
+    for name in SECRET_FIELDS:
+        if isinstance(given[name], str):
+            given[name] = Secret(given[name])
+    servers = given.pop("mcp_config")
+    problems = Problems()
+    with problems.noted():
+        check_patch(SettingsPatch(**given))
+    with problems.noted():
+        if servers is not UNSET:
+            servers = read_mcp_map(servers, loc=("body", "mcp_config"))
+    problems.refuse()
+    return SettingsPatch(**given, mcp_config=servers)
+
+
+def _record(settings: Settings, *, is_revealed: bool) -> dict[str, Any]:
+    """Return the record in both shapes."""
+    flat = show_settings(settings)
+    if is_revealed:
+        secrets = {name: getattr(settings, name) for name in SECRET_FIELDS}
+        flat |= {name: secret.reveal() if secret else None for name, secret in secrets.items()}
+        servers = settings.mcp_config
+        flat["mcp_config"] = show_mcp_config(servers, is_revealed=True) if servers else None
+    return {
+        **flat,
+        "v1_enabled": settings.v1_enabled is not False,
+        "secrets_store": {"provider_tokens": {}},
+        "agent_settings": show_agent_settings(settings, is_revealed=is_revealed),
+        "conversation_settings": show_conversation_settings(settings),
+        "llm_profiles": {
+            "profiles": {
+                name: show_llm(llm, is_revealed=is_revealed, key_mask=MASK)
+                for name, llm in settings.llm_profiles.items()
+            },
+            "active": active_profile(settings),
+        },
+        "active_agent_profile_id": None,
+        "active_agent_profile_revision": None,
+        "registered_marketplaces": [],
+        "inherited_marketplaces": [],
+    }
+
 
 PREFIX: Final = "/api/v1/settings"
 
@@ -32,7 +311,7 @@ async def get_settings(request: web.Request) -> web.Response:
     Settings in both shapes: nested as V1 has them, and flat as V0 had. Not found (404) before they
     are saved for the first time. Secrets are never shown.
     """
-    user_id = request[PRINCIPAL].user_id
+    user_id = user_of(request)
     settings = await request.app[SETTINGS].find(user_id)
     if settings is None:
         raise NotFound("Settings not found", extra={"error": "Settings not found"})
@@ -55,9 +334,7 @@ async def post_settings(request: web.Request, body: SettingsBody) -> SettingsSto
     """
     change = to_change(body)
     await request.app[SETTINGS].change(
-        request[PRINCIPAL].user_id,
-        lambda old: change(old or Settings()),
-        secrets=to_secrets(body),
+        user_of(request), lambda old: change(old or Settings()), secrets=to_secrets(body)
     )
     return SettingsStored()
 
@@ -68,7 +345,7 @@ async def post_test_model(request: web.Request) -> Checked:
 
     It costs a few tokens. The answer is 200 also where the model does not answer: `outcome` tells.
     """
-    settings = await request.app[SETTINGS].find(request[PRINCIPAL].user_id) or Settings()
+    settings = await request.app[SETTINGS].find(user_of(request)) or Settings()
     config, hosts = request.app[CONFIG], request.app[MODEL_HOSTS]
     return await check_model(llm_of(settings), hosts, own=config.server.own_urls())
 

@@ -99,25 +99,13 @@ _REFINEMENT_ON: Final = (*_CRITIC_ON, "verification.enable_iterative_refinement"
 
 _AGENT: Final = {
     ("general", "General"): (
-        _Entry(
-            key="tools",
-            label="Tools",
-            text="Tools of the agent; not set means the usual ones",
-            kind="array",
-            prominence="major",
-        ),
-        _flag(
-            "enable_sub_agents",
-            "Sub-agents",
-            "Let the agent hand work to agents of its own",
-            prominence="major",
-        ),
-        _whole(
-            "tool_concurrency_limit",
-            "Parallel tool calls",
-            "How many tools run at a time; they share files, so more than one may race",
-            prominence="major",
-        ),
+        _Entry("tools", "Tools", "Tools of the agent; not set means the usual ones",
+               kind="array", prominence="major"),
+        _flag("enable_sub_agents", "Sub-agents", "Let the agent hand work to agents of its own",
+              prominence="major"),
+        _whole("tool_concurrency_limit", "Parallel tool calls",
+               "How many tools run at a time; they share files, so more than one may race",
+               prominence="major"),
         _object("mcp_config", "MCP servers", "Tool servers of the agent, by name"),
         _text("persona", "Persona", "Text that replaces the agent's own idea of who it is"),
     ),
@@ -232,10 +220,7 @@ _AGENT: Final = {
 _CONVERSATION: Final = {
     ("general", "General"): (
         _whole(
-            "max_iterations",
-            "Max iterations",
-            "Steps after which a run stops",
-            prominence="major",
+            "max_iterations", "Max iterations", "Steps after which a run stops", prominence="major"
         ),
     ),
     ("verification", "Verification"): (

@@ -7,9 +7,9 @@ from aiohttp import web
 
 from agentsvc.base import AgentRefused, AgentUnavailable, BadRequest, decode_cursor
 from agentsvc.conversations import UserSkill
-from agentsvc.http.keys import LIVE_SETTINGS, PRINCIPAL
+from agentsvc.http.keys import LIVE_SETTINGS, user_of
 from agentsvc.http.routes import OF_AGENTS, Routes
-from agentsvc.http.wire import SUCCESS, Page, PageQuery, Success, path_id
+from agentsvc.http.wire import SUCCESS, Page, PageQuery, Success
 from agentsvc.storage import cut
 
 
@@ -53,7 +53,7 @@ async def search_skills(request: web.Request, query: PageQuery) -> Page[SkillInf
     Sorted by name. An agent server has to tell, so there are none while no sandbox of the user
     runs.
     """
-    skills = await request.app[LIVE_SETTINGS].user_skills(request[PRINCIPAL].user_id)
+    skills = await request.app[LIVE_SETTINGS].user_skills(user_of(request))
     return _page(skills, query)
 
 
@@ -63,16 +63,16 @@ async def search_skills(request: web.Request, query: PageQuery) -> Page[SkillInf
     errors=OF_AGENTS,
     example={"profile_name": "fast"},
 )
-async def post_switch_profile(request: web.Request, body: SwitchProfile) -> Success:
+async def post_switch_profile(
+    request: web.Request, conversation_id: str, body: SwitchProfile
+) -> Success:
     """Let a conversation go on with a saved language model.
 
     From its next step on. The settings stay as they are. Refused (409) while the sandbox does not
     run.
     """
-    conversation_id = path_id(request, "conversation_id")
-    name = body.profile_name
-    user_id = request[PRINCIPAL].user_id
-    await request.app[LIVE_SETTINGS].switch_profile(user_id, conversation_id, name)
+    live, user_id = request.app[LIVE_SETTINGS], user_of(request)
+    await live.switch_profile(user_id, conversation_id, body.profile_name)
     return SUCCESS
 
 
@@ -82,16 +82,16 @@ async def post_switch_profile(request: web.Request, body: SwitchProfile) -> Succ
     errors=(BadRequest, *OF_AGENTS),
     example={"model": "default"},
 )
-async def post_switch_acp_model(request: web.Request, body: SwitchAcpModel) -> Success:
+async def post_switch_acp_model(
+    request: web.Request, conversation_id: str, body: SwitchAcpModel
+) -> Success:
     """Let another agent go on with another of its models.
 
     For a conversation whose agent is of the kind `acp`, from its next turn on. Refused (409) while
     the sandbox does not run.
     """
-    conversation_id = path_id(request, "conversation_id")
-    model = body.model
-    user_id = request[PRINCIPAL].user_id
-    await request.app[LIVE_SETTINGS].switch_acp_model(user_id, conversation_id, model)
+    live, user_id = request.app[LIVE_SETTINGS], user_of(request)
+    await live.switch_acp_model(user_id, conversation_id, body.model)
     return SUCCESS
 
 
@@ -104,8 +104,5 @@ def _page(skills: list[UserSkill], query: PageQuery) -> Page[SkillInfo]:
 
 def _from_skill(skill: UserSkill) -> SkillInfo:
     return SkillInfo(
-        name=skill.name,
-        type=skill.type,
-        source=skill.source or "",
-        triggers=skill.triggers or None,
+        name=skill.name, type=skill.type, source=skill.source or "", triggers=skill.triggers or None
     )

@@ -1,7 +1,7 @@
-"""Handlers of streams: the events of a conversation, and whatever changes for a user."""
+"""Streams: the events of a conversation, and whatever changes for a user."""
 
 from contextlib import aclosing
-from typing import Annotated, Any, Final, assert_never
+from typing import Annotated, Any, Final, Literal, assert_never
 
 import msgspec
 from aiohttp import web
@@ -19,17 +19,155 @@ from agentsvc.conversations import (
     UserStream,
 )
 from agentsvc.http.following import Follow, Item, Items, Message
-from agentsvc.http.keys import PRINCIPAL, SDK_VERSION, STREAMS
+from agentsvc.http.keys import SDK_VERSION, STREAMS, user_of
 from agentsvc.http.routes import Routes
 from agentsvc.http.sdk_versions import Reader, reader_of
 from agentsvc.http.streaming import DELETED, EVENT_STREAM, resync, serve
 from agentsvc.http.urls import Links, links_of
-from agentsvc.http.v1.types_conversations import from_view
-from agentsvc.http.v1.types_sandboxes import from_sandbox
-from agentsvc.http.v1.types_start import from_start_task
-from agentsvc.http.v1.types_streams import OfConversation, OfUser
-from agentsvc.http.wire import encode, path_id, read_query
+from agentsvc.http.v1.conversations import AppConversation, from_view
+from agentsvc.http.v1.events import StoredEvent as ShownEvent
+from agentsvc.http.v1.sandboxes import SandboxInfo, from_sandbox
+from agentsvc.http.v1.start_tasks import StartTaskView, from_start_task
+from agentsvc.http.wire import encode, read_query
 from agentsvc.sandboxes import Sandbox
+
+
+class Nothing(msgspec.Struct, frozen=True, kw_only=True):
+    """An object without members."""
+
+
+class Id(msgspec.Struct, frozen=True, kw_only=True):
+    """What was deleted."""
+
+    id: str
+    """Its id, as the operations have it"""
+
+
+class Last(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a client has to go on."""
+
+    last_event_id: int | None
+    """Number of the last event that is sure; go on behind it. Null: begin anew"""
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a stream is over."""
+
+    reason: Literal["deleted", "not_authenticated", "not_found", "too_many_streams"]
+    """The conversation was deleted, or the key counts no more; or why what was asked for in a
+    WebSocket is refused"""
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """What is told."""
+
+
+class _OfStream(_Message, frozen=True, kw_only=True):
+    """What is told of one of several streams, perhaps."""
+
+    stream: str | UnsetType = UNSET
+    """Which stream it belongs to, where several are in one WebSocket"""
+
+
+class ReadyMessage(_OfStream, frozen=True, kw_only=True, tag="ready"):
+    """All that was stored has been told; what follows is new."""
+
+    data: Nothing
+    """Nothing"""
+
+
+class ResyncMessage(_OfStream, frozen=True, kw_only=True, tag="resync"):
+    """The last message: the client was too slow, or is ahead of the server, and may miss something.
+
+    A WebSocket has no such message for its own stream: it is closed with 4008, and the number as the
+    reason.
+    """
+
+    data: Last
+    """Where to go on"""
+
+
+class EndMessage(_OfStream, frozen=True, kw_only=True, tag="end"):
+    """The last message; a WebSocket's own stream ends by a close with 4004 or 4001 instead."""
+
+    data: Reason
+    """Why the stream is over"""
+
+
+class EventMessage(_Message, frozen=True, kw_only=True, tag="event"):
+    """An event of the conversation."""
+
+    id: int
+    """Number of the event in its conversation, counted from 0; `after` takes it"""
+    stream: str | UnsetType = UNSET
+    """Which stream it belongs to, where several are in one WebSocket"""
+    data: ShownEvent
+    """The event"""
+
+
+class DeltaMessage(_OfStream, frozen=True, kw_only=True, tag="delta"):
+    """A piece of what the model is saying, told live only; the event with all of it comes later."""
+
+    data: dict[str, Any]
+    """The piece, as the agent server sends it in a `StreamingDeltaEvent`"""
+
+
+class ConversationMessage(_Message, frozen=True, kw_only=True, tag="conversation"):
+    """A conversation that is new or has changed."""
+
+    data: AppConversation
+    """The conversation as it is now"""
+
+
+class StartTaskMessage(_Message, frozen=True, kw_only=True, tag="start_task"):
+    """A start task that is new or has changed."""
+
+    data: StartTaskView
+    """The task as it is now"""
+
+
+class SandboxMessage(_Message, frozen=True, kw_only=True, tag="sandbox"):
+    """A sandbox that is new or has changed."""
+
+    data: SandboxInfo
+    """The sandbox as it is now; `usage` is null"""
+
+
+class ConversationDeletedMessage(_Message, frozen=True, kw_only=True, tag="conversation_deleted"):
+    """A conversation that was deleted."""
+
+    data: Id
+    """Which one"""
+
+
+class StartTaskDeletedMessage(_Message, frozen=True, kw_only=True, tag="start_task_deleted"):
+    """A start task that was deleted."""
+
+    data: Id
+    """Which one"""
+
+
+class SandboxDeletedMessage(_Message, frozen=True, kw_only=True, tag="sandbox_deleted"):
+    """A sandbox that was deleted."""
+
+    data: Id
+    """Which one"""
+
+
+type OfConversation = EventMessage | DeltaMessage | ReadyMessage | ResyncMessage | EndMessage
+type OfUser = (
+    ConversationMessage
+    | StartTaskMessage
+    | SandboxMessage
+    | ConversationDeletedMessage
+    | StartTaskDeletedMessage
+    | SandboxDeletedMessage
+    | EventMessage
+    | DeltaMessage
+    | ReadyMessage
+    | ResyncMessage
+    | EndMessage
+)
 
 _LAST_EVENT_ID: Final = "Last-Event-ID"
 _NUMBER_DIGITS: Final = 19
@@ -62,19 +200,19 @@ ROUTES: Final = Routes()
     message=OfConversation,
     takes_query_key=True,
 )
-async def stream_events(request: web.Request) -> web.StreamResponse:
+async def stream_events(request: web.Request, conversation_id: str) -> web.StreamResponse:
     """Follow the events of a conversation, as server-sent events or over a WebSocket.
 
     First what is stored, then what happens, to the end of the conversation, of the key or of the
     server. Server-sent events, or a WebSocket if the client asks for one. A client that connects
     again sends the last `id` it has, as `Last-Event-ID` or `after`.
     """
-    conversation_id, after = path_id(request, "conversation_id"), _after(request)
+    after = _after(request)
     wanted = read_query(request, Resumption).latest
     latest = None if wanted is UNSET else wanted
 
     async def find() -> Items:
-        user_id, streams = request[PRINCIPAL].user_id, request.app[STREAMS]
+        user_id, streams = user_of(request), request.app[STREAMS]
         stream = await streams.of_conversation(
             user_id, conversation_id, after=after, latest=latest if after < 0 else None
         )
@@ -105,14 +243,14 @@ async def stream_changes(request: web.Request) -> web.StreamResponse:
     """
 
     async def find() -> Items:
-        stream = request.app[STREAMS].of_user(request[PRINCIPAL].user_id)
+        stream = request.app[STREAMS].of_user(user_of(request))
         return _changes(stream, links_of(request))
 
     async def find_more(wanted: Follow) -> Items:
         after = -1 if wanted.after is UNSET else wanted.after
         latest = None if wanted.latest is UNSET or after >= 0 else wanted.latest
         stream = await request.app[STREAMS].of_conversation(
-            request[PRINCIPAL].user_id, wanted.conversation_id.hex, after=after, latest=latest
+            user_of(request), wanted.conversation_id.hex, after=after, latest=latest
         )
         return _events(stream, reader_of(request.get(SDK_VERSION)))
 

@@ -20,6 +20,7 @@ from agentsvc.base import (
     Secret,
     SentSecret,
     convert,
+    copy_to,
     in_text,
 )
 from agentsvc.conversations import DEFAULT_CONDENSER_SIZE, DEFAULT_MAX_ITERATIONS
@@ -251,7 +252,7 @@ def show_agent_settings(settings: Settings, *, is_revealed: bool = False) -> dic
     }
     if options.agent_kind == "acp":
         # Clients take the settings of a model here for a mistake.
-        acp = _shown(_only(options, AcpOptions), _ACP_DEFAULTS, is_revealed=is_revealed)
+        acp = _shown(copy_to(AcpOptions, options), _ACP_DEFAULTS, is_revealed=is_revealed)
         kind = {"schema_version": AGENT_SCHEMA_VERSION, "agent_kind": "acp"}
         return {**kind, **acp, **shared}
     own = _shown(options, _AGENT_DEFAULTS, is_revealed=is_revealed)
@@ -347,14 +348,7 @@ _NESTED: Final[dict[str | int, str]] = {
 
 def _with_conversation(settings: Settings, diff: Diff) -> Settings:
     body = convert(_news(diff, show_conversation_settings(settings)), ConversationBody, loc=())
-    return merge(
-        settings,
-        SettingsPatch(
-            max_iterations=body.max_iterations,
-            confirmation_mode=body.confirmation_mode,
-            security_analyzer=body.security_analyzer,
-        ),
-    )
+    return merge(settings, copy_to(SettingsPatch, body))
 
 
 def _with_agent(settings: Settings, whole: Diff) -> Settings:
@@ -366,13 +360,13 @@ def _with_agent(settings: Settings, whole: Diff) -> Settings:
     patch = _flat_patch(diff)
     check_patch(patch, loc=())
     options = {name: getattr(body, name) for name in AgentOptions.__struct_fields__}
-    options["condenser"] = _only(body.condenser, CondenserOptions)
+    options["condenser"] = copy_to(CondenserOptions, body.condenser)
     options["agent_kind"] = "acp" if body.agent_kind == "acp" else None
     if body.agent_kind == "acp" and body.acp_server == "custom" and not body.acp_command:
         raise InvalidRequest("`custom` needs a command", loc=("acp_command",))
     return msgspec.structs.replace(
         merge(settings, patch),
-        llm_options=_only(body.llm, LlmOptions),
+        llm_options=copy_to(LlmOptions, body.llm),
         agent_options=AgentOptions(**options),
     )
 
@@ -393,10 +387,6 @@ def _flat_patch(diff: Diff) -> SettingsPatch:
     if "mcp_config" in diff:
         given["mcp_config"] = read_mcp_map(diff["mcp_config"], loc=("body", "mcp_config"))
     return SettingsPatch(**given)
-
-
-def _only[T: msgspec.Struct](body: msgspec.Struct, kind: type[T]) -> T:
-    return kind(**{name: getattr(body, name) for name in kind.__struct_fields__})
 
 
 def _news(diff: Diff, shown: Diff) -> Diff:

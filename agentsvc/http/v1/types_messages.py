@@ -17,8 +17,7 @@ _CONTENT_MAX: Final = 1000
 _IMAGES_MAX: Final = 100
 
 type ImageUrl = Annotated[
-    str,
-    matching(r"\A(?i:https?://|data:)", "that begins with `http://`, `https://` or `data:`"),
+    str, matching(r"\A(?i:https?://|data:)", "that begins with `http://`, `https://` or `data:`")
 ]
 
 

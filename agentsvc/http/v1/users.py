@@ -1,36 +1,24 @@
-"""Handlers of the user who asks."""
+"""Handlers of the user who asks, and of what users may use at most and have used."""
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from aiohttp import web
 
-from agentsvc.base import NotAllowed, NotAuthenticated
+from agentsvc.accounts import DayOfUse, Quotas
+from agentsvc.base import NotAllowed, NotAuthenticated, copy_to
 from agentsvc.domain import Provider
-from agentsvc.git import GitAccount
-from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SANDBOXES, SETTINGS
-from agentsvc.http.routes import OF_GIT_PROVIDERS, READS_ONLY, Routes
-from agentsvc.http.v1.types_settings import Expose, UserView, from_user
-from agentsvc.http.wire import json_response
+from agentsvc.http.git_views import Account
+from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, QUOTAS, SANDBOXES, SETTINGS, USERS, user_of
+from agentsvc.http.routes import OF_GIT_PROVIDERS, READS_ONLY, Routes, Scope
+from agentsvc.http.v1.settings import Expose, UserView, from_user
+from agentsvc.http.wire import json_response, path_user
 
 PREFIX: Final = "/api/v1/users"
 
 
-class UserGitInfo(msgspec.Struct, frozen=True, kw_only=True):
+class UserGitInfo(Account, frozen=True, kw_only=True):
     """The user at the git provider."""
-
-    id: str
-    """Id of the account at the provider"""
-    login: str
-    """Name of the account"""
-    avatar_url: str
-    """URL of the account's picture; empty if it has none"""
-    company: str | None
-    """Company the account names; null if none"""
-    name: str | None
-    """Name the account shows; null if none"""
-    email: str | None
-    """E-mail address the account shows; null if none"""
 
 
 class GitOrganizations(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,41 +30,39 @@ class GitOrganizations(msgspec.Struct, frozen=True, kw_only=True):
     """Their names"""
 
 
-ROUTES: Final = Routes(PREFIX)
+ROUTES: Final = Routes()
 
 
-@ROUTES.add("GET", "/me", UserView, errors=(NotAllowed,))
+@ROUTES.add("GET", f"{PREFIX}/me", UserView, errors=(NotAllowed,))
 async def get_me(request: web.Request, query: Expose) -> web.Response:
     """Return yourself with your settings.
 
     The same as the settings, with who one is. Secrets are shown only to somebody who asks for them
     and also has the key of a running sandbox of the user.
     """
-    is_revealed = query.expose_secrets
-    if is_revealed:
+    if query.expose_secrets:
         await _require_sandbox(request)
     user = request[PRINCIPAL]
     settings = await request.app[SETTINGS].get(user.user_id)
-    return json_response(from_user(user, settings, is_revealed=is_revealed))
+    return json_response(from_user(user, settings, is_revealed=query.expose_secrets))
 
 
-@ROUTES.add("GET", "/git-info", errors=OF_GIT_PROVIDERS)
+@ROUTES.add("GET", f"{PREFIX}/git-info", errors=OF_GIT_PROVIDERS)
 async def get_git_info(request: web.Request) -> UserGitInfo:
     """Return who you are at your git provider.
 
     At the first provider that knows the user's token.
     """
-    account = await request.app[GIT_PROVIDERS].get_account(request[PRINCIPAL].user_id)
-    return _from_account(account)
+    return copy_to(UserGitInfo, await request.app[GIT_PROVIDERS].get_account(user_of(request)))
 
 
-@ROUTES.add("GET", "/git-organizations", errors=OF_GIT_PROVIDERS)
+@ROUTES.add("GET", f"{PREFIX}/git-organizations", errors=OF_GIT_PROVIDERS)
 async def get_git_organizations(request: web.Request) -> GitOrganizations:
     """List your organizations, groups or workspaces at your git provider.
 
     At the first provider that knows the user's token.
     """
-    provider, names = await request.app[GIT_PROVIDERS].get_organizations(request[PRINCIPAL].user_id)
+    provider, names = await request.app[GIT_PROVIDERS].get_organizations(user_of(request))
     return GitOrganizations(provider=provider, organizations=names)
 
 
@@ -88,9 +74,109 @@ async def _require_sandbox(request: web.Request) -> None:
     if not key or not key.isascii():
         raise NotAuthenticated("X-Session-API-Key of a running sandbox is required")
     sandbox = await request.app[SANDBOXES].identify(key)
-    if sandbox.user_id != request[PRINCIPAL].user_id:
+    if sandbox.user_id != user_of(request):
         raise NotAllowed("The sandbox belongs to another user")
 
 
-def _from_account(account: GitAccount) -> UserGitInfo:
-    return UserGitInfo(**msgspec.structs.asdict(account))
+type Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+type Dollars = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+
+
+class QuotaLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user may use at most: null, or what is left out, is no limit; amounts are US dollars."""
+
+    running_sandboxes: Count | None = None
+    """Most sandboxes that run at a time; null: no limit"""
+    conversations_per_hour: Count | None = None
+    """Most conversations started in 60 minutes; null: no limit"""
+    spend_per_day: Dollars | None = None
+    """Most US dollars spent on models in a day of UTC; null: no limit"""
+    spend_per_month: Dollars | None = None
+    """Most US dollars spent on models in a month of UTC; null: no limit"""
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user has used of the quotas, which are of UTC's days and months."""
+
+    quotas: QuotaLimits
+    """What the user may use at most"""
+    running_sandboxes: int
+    """Sandboxes that run or start at present"""
+    conversations_last_hour: int
+    """Conversations started in the last 60 minutes"""
+    spent_today: float
+    """US dollars spent on models since midnight UTC"""
+    spent_this_month: float
+    """US dollars spent on models since the first of the month, UTC"""
+
+
+class Days(msgspec.Struct, frozen=True, kw_only=True):
+    """How far back to look."""
+
+    days: Annotated[int, msgspec.Meta(ge=1, le=366)] = 30
+    """How many days of UTC, today included"""
+
+
+@ROUTES.add("GET", f"{PREFIX}/me/usage")
+async def get_my_usage(request: web.Request) -> Usage:
+    """Return your quotas and what you have used of them.
+
+    Null in `quotas` is no limit. Days and months are those of UTC.
+    """
+    return await _usage_of(request, user_of(request))
+
+
+@ROUTES.add("GET", f"{PREFIX}/me/usage/days", example={"days": 7})
+async def get_my_days(request: web.Request, query: Days) -> list[DayOfUse]:
+    """Return what you have used of models, by day.
+
+    The first day first. Days without use are left out, and so is what was used before this server
+    told models apart.
+    """
+    return await request.app[QUOTAS].days(query.days, user_of(request))
+
+
+@ROUTES.add("GET", "/api/v1/usage/days", scope=Scope.ADMIN_READ, example={"days": 7})
+async def get_days(request: web.Request, query: Days) -> list[DayOfUse]:
+    """Return what all users have used of models, by day.
+
+    Of all users; otherwise as `users/me/usage/days`.
+    """
+    return await request.app[QUOTAS].days(query.days)
+
+
+@ROUTES.add("GET", f"{PREFIX}/{{user_id}}/usage", scope=Scope.ADMIN_READ)
+async def get_usage(request: web.Request) -> Usage:
+    """Return the quotas of a user and what was used of them.
+
+    Null in `quotas` is no limit. Days and months are those of UTC.
+    """
+    user = await request.app[USERS].get(path_user(request))
+    return await _usage_of(request, user.id)
+
+
+@ROUTES.add(
+    "PUT",
+    f"{PREFIX}/{{user_id}}/quotas",
+    scope=Scope.ADMIN,
+    example={"running_sandboxes": 5, "spend_per_day": 20.0},
+)
+async def put_quotas(request: web.Request, body: QuotaLimits) -> Usage:
+    """Set what a user may use at most.
+
+    All four are set: one that is left out, or null, is no limit. What runs already goes on. The
+    answer tells what the user has used.
+    """
+    user = await request.app[USERS].get(path_user(request))
+    await request.app[QUOTAS].set(user.id, copy_to(Quotas, body))
+    return await _usage_of(request, user.id)
+
+
+async def _usage_of(request: web.Request, user_id: str) -> Usage:
+    quotas = await request.app[QUOTAS].get(user_id)
+    used = await request.app[QUOTAS].used(user_id)
+    return Usage(
+        quotas=copy_to(QuotaLimits, quotas),
+        running_sandboxes=await request.app[SANDBOXES].gate.count_of(user_id),
+        **msgspec.structs.asdict(used),
+    )

@@ -131,8 +131,7 @@ async def get_config(request: web.Request) -> WebClientConfig:
 
     What published front ends ask for at page load, before they have a key.
     """
-    started_at = to_stored(request.app[ACTIVITY].started_at)
-    return WebClientConfig(updated_at=started_at)
+    return WebClientConfig(updated_at=to_stored(request.app[ACTIVITY].started_at))
 
 
 @ROUTES.add("GET", "/api/agent-profiles")

@@ -16,9 +16,9 @@ from agentsvc.base import (
 )
 from agentsvc.conversations import Question
 from agentsvc.http.keys import CALLBACKS, PASS, REPLAYS
-from agentsvc.http.routes import EXAMPLE_ID, TEXT, Example, Routes, Scope
+from agentsvc.http.routes import EXAMPLE_ID, TEXT, Described, Routes, Scope
+from agentsvc.http.v1.events import EventsBody, to_raw_events
 from agentsvc.http.v1.sandboxes import calling_sandbox
-from agentsvc.http.v1.types_events import EventsBody, to_raw_events
 from agentsvc.http.wire import SUCCESS, Success, decode, path_id, read_json, text_response
 
 PREFIX: Final = "/api/v1/webhooks"
@@ -26,18 +26,26 @@ PREFIX: Final = "/api/v1/webhooks"
 _INFO = msgspec.json.Decoder(ConversationInfo)
 _EVENTS = msgspec.json.Decoder(EventsBody)
 
-ROUTES: Final = Routes(PREFIX)
+ROUTES: Final = Routes(PREFIX, scope=Scope.SANDBOX)
 
-_EVENTS_EXAMPLE: Final = Example(
-    body=[
-        {
-            "id": "0d2b5f0e-6c3f-4b8e-9d7a-2f1e5c8b7a6d",
-            "timestamp": "2026-01-31T12:00:00.000000",
-            "source": "agent",
-            "kind": "PauseEvent",
-        }
-    ]
-)
+_EVENT: Final = {
+    "id": "0d2b5f0e-6c3f-4b8e-9d7a-2f1e5c8b7a6d",
+    "timestamp": "2026-01-31T12:00:00.000000",
+    "source": "agent",
+    "kind": "PauseEvent",
+}
+_OF_CONVERSATION: Final[Described] = {
+    "body": ConversationInfo,
+    "answer": Success,
+    "errors": (BadRequest, NotAllowed, NotFound, QuotaExceeded),
+    "example": {"id": EXAMPLE_ID, "execution_status": "running"},
+}
+_OF_EVENTS: Final[Described] = {
+    "body": EventsBody,
+    "answer": Success,
+    "errors": (NotAllowed, QuotaExceeded),
+    "example": [_EVENT],
+}
 
 
 @ROUTES.add("GET", "/secrets", str, scope=Scope.PASS, media=TEXT, errors=(NotFound,))
@@ -51,14 +59,7 @@ async def get_provider_token(request: web.Request) -> web.Response:
     return text_response(token.reveal())
 
 
-@ROUTES.add(
-    "POST",
-    "/conversations",
-    scope=Scope.SANDBOX,
-    body=ConversationInfo,
-    errors=(BadRequest, NotAllowed, NotFound, QuotaExceeded),
-    example={"id": EXAMPLE_ID, "execution_status": "running"},
-)
+@ROUTES.add("POST", "/conversations", **_OF_CONVERSATION)
 async def post_conversation(request: web.Request) -> Success:
     """Tell about a conversation.
 
@@ -72,14 +73,7 @@ async def post_conversation(request: web.Request) -> Success:
     return SUCCESS
 
 
-@ROUTES.add(
-    "POST",
-    "/events/{conversation_id}",
-    scope=Scope.SANDBOX,
-    body=EventsBody,
-    errors=(NotAllowed, QuotaExceeded),
-    example=_EVENTS_EXAMPLE,
-)
+@ROUTES.add("POST", "/events/{conversation_id}", **_OF_EVENTS)
 async def post_events(request: web.Request) -> Success:
     """Deliver events of a conversation.
 
@@ -96,7 +90,6 @@ async def post_events(request: web.Request) -> Success:
 @ROUTES.add(
     "POST",
     "/replays/{conversation_id}/chat/completions",
-    scope=Scope.SANDBOX,
     body=Question,
     errors=(NotAllowed, NotFound, AgentUnavailable, AgentRefused),
     example={"model": "openai/replay", "messages": [{"role": "user", "content": "Go on"}]},
@@ -116,20 +109,12 @@ async def post_replay(request: web.Request) -> dict[str, Any]:
 ROUTES.add(
     "POST",
     "/{sandbox_id}/conversations",
-    scope=Scope.SANDBOX,
     summary="Tell about a conversation, as agent servers of 2025 do",
-    body=ConversationInfo,
-    answer=Success,
-    errors=(BadRequest, NotAllowed, NotFound, QuotaExceeded),
-    example=Example(body={"id": EXAMPLE_ID, "execution_status": "running"}),
+    **_OF_CONVERSATION,
 )(post_conversation)
 ROUTES.add(
     "POST",
     "/{sandbox_id}/events/{conversation_id}",
-    scope=Scope.SANDBOX,
     summary="Deliver events of a conversation, as agent servers of 2025 do",
-    body=EventsBody,
-    answer=Success,
-    errors=(NotAllowed, QuotaExceeded),
-    example=_EVENTS_EXAMPLE,
+    **_OF_EVENTS,
 )(post_events)

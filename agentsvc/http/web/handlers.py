@@ -9,7 +9,8 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from agentsvc.http.routes import LOGIN_PATH
+from agentsvc.http.openapi.handlers import Document, answer_document
+from agentsvc.http.routes import HTML, LOGIN_PATH
 from agentsvc.http.web import read_console
 
 _POLICY: Final = (
@@ -39,13 +40,8 @@ def mount_console(app: web.Application, *, prefix: str) -> None:
 async def get_page(request: web.Request) -> web.Response:
     """GET / and GET /login."""
     console = await asyncio.to_thread(read_console)
-    headers = {**_HEADERS, hdrs.CACHE_CONTROL: "no-cache", hdrs.ETAG: f'"{console.tag}"'}
-    known = {tag.value for tag in request.if_none_match or ()}
-    if known & {console.tag, "*"}:
-        return web.Response(status=304, headers=headers)
-    return web.Response(
-        body=console.page, content_type="text/html", charset="utf-8", headers=headers
-    )
+    page = Document(body=console.page, tag=console.tag)
+    return answer_document(request, page, HTML, {**_HEADERS, hdrs.CACHE_CONTROL: "no-cache"})
 
 
 async def get_part(request: web.Request) -> web.Response:

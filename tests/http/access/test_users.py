@@ -7,7 +7,7 @@ import pytest
 from agentsvc.accounts.keys import KeyScope, Role
 from agentsvc.app import published_routes
 from agentsvc.base.values import dashed, new_id, parse_uuid
-from agentsvc.http.openapi.parameters import names_in
+from agentsvc.http.path_parts import names_in
 from agentsvc.http.routes import EXAMPLE_ID, Scope
 from tests.conftest import FAST
 from tests.description import Operation, description_of, example_body, example_path

@@ -17,9 +17,9 @@ from agentsvc.domain.orders import (
     TaskType,
     Trigger,
 )
+from agentsvc.http.v0.conversations import StartBody, to_order
+from agentsvc.http.v0.settings import SettingsBody, from_settings, to_patch
 from agentsvc.http.v0.transcripts import Range, select
-from agentsvc.http.v0.types_conversations import StartBody, to_order
-from agentsvc.http.v0.types_settings import SettingsBody, from_settings, to_patch
 from agentsvc.http.v0.user_actions import ActionBody, to_user_action
 from agentsvc.http.wire import decode
 from agentsvc.settings.fields import Settings, SettingsPatch

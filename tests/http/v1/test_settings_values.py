@@ -17,7 +17,7 @@ from agentsvc.domain.agent_options import (
     Tool,
     VerificationOptions,
 )
-from agentsvc.http.v1.types_settings import SettingsBody, from_settings, to_change
+from agentsvc.http.v1.settings import SettingsBody, from_settings, to_change
 from agentsvc.settings.fields import Settings
 from tests.settings.test_settings import for_every, secrets, settings_records, words
 

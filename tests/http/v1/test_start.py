@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agentsvc.http.v1.types_start import SECRETS_MAX
+from agentsvc.http.v1.start_tasks import SECRETS_MAX
 from tests.fake_agent import FakeAgent
 from tests.service import Client, Service
 

@@ -7,7 +7,7 @@ import pytest
 from agentsvc.base.errors import InvalidRequest
 from agentsvc.base.values import Secret, encode_cursor, now
 from agentsvc.http.urls import Links
-from agentsvc.http.v1.types_sandboxes import from_sandbox, page_of_specs
+from agentsvc.http.v1.sandboxes import from_sandbox, page_of_specs
 from agentsvc.plugin.backend import Endpoint, Phase, Spec
 from agentsvc.sandboxes import Sandbox, Target
 
