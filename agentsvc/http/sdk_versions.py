@@ -101,7 +101,7 @@ class Reader:
         shown = {name: value for name, value in members.items() if name not in left_out}
         if kind == _PROMPT and not self._imports_tools:
             shown = _with_known_tools(shown)
-        return body if shown == members else msgspec.json.encode(shown)
+        return body if shown == members else _encode(shown)
 
     def events(self, bodies: Iterable[bytes]) -> list[bytes]:
         """Return those of some events that the version knows."""
@@ -115,17 +115,13 @@ class Reader:
         """
         try:
             if body.lstrip()[:1] == b"[":
-                return msgspec.json.encode(
-                    [self._or_null(bytes(item)) for item in _LIST.decode(body)]
-                )
+                return _encode([self._or_null(bytes(item)) for item in _LIST.decode(body)])
             members = _MEMBERS.decode(body)
             if "items" not in members:
                 return bytes(self._or_null(body))
             items = self.events(bytes(item) for item in _LIST.decode(members["items"]))
-            return msgspec.json.encode(
-                members
-                | {"items": msgspec.Raw(msgspec.json.encode([msgspec.Raw(item) for item in items]))}
-            )
+            shown = _encode([msgspec.Raw(item) for item in items])
+            return _encode(members | {"items": msgspec.Raw(shown)})
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return body
 
@@ -242,11 +238,7 @@ def _with_known_tools(prompt: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
         ]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError):
         return prompt
-    return (
-        prompt
-        if len(known) == len(tools)
-        else prompt | {"tools": msgspec.Raw(msgspec.json.encode(known))}
-    )
+    return prompt if len(known) == len(tools) else prompt | {"tools": msgspec.Raw(_encode(known))}
 
 
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -254,3 +246,4 @@ _LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _TOOLS: Final = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _KIND: Final = msgspec.json.Decoder(str)
 _START: Final = msgspec.json.Decoder(_Start)
+_encode: Final = msgspec.json.encode

@@ -48,7 +48,13 @@ from agentsvc.http.server.delayed_refusal import (
 from agentsvc.http.server.metrics_registry import Measures, Refusal
 from agentsvc.http.server.time_limit import TimeLimit
 from agentsvc.http.urls import address_of, is_from_proxy
-from agentsvc.http.wire import CALLBACK_BODY_BYTES, ON_MORE_BODY, OnMoreBody, error_body
+from agentsvc.http.wire import (
+    CALLBACK_BODY_BYTES,
+    ON_MORE_BODY,
+    OnMoreBody,
+    error_body,
+    raw_json_response,
+)
 
 log = logging.getLogger(__name__)
 
@@ -363,11 +369,8 @@ def _answer(request: web.Request, failure: Exception) -> web.Response:
     if reason is not None:
         request.app[keys.MEASURES].refuse(reason)
         _write_sandbox_line(request, error, reason)
-    response = web.Response(
-        body=error_body(error, request[keys.REQUEST_ID]),
-        status=error.status,
-        content_type="application/json",
-    )
+    body = error_body(error, request[keys.REQUEST_ID])
+    response = raw_json_response(body, status=error.status)
     if error.retryable:
         response.headers[hdrs.RETRY_AFTER] = str(error.retry_after_seconds)
     if isinstance(error, errors.MalformedBody | errors.BodyTooLarge):

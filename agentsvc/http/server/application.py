@@ -25,7 +25,7 @@ from agentsvc.http.server.connection_limit import LOOPBACK, ConnectionLimit, Net
 from agentsvc.http.server.connections import ClientConnection, Shared, connection_of
 from agentsvc.http.server.metrics_registry import Measures
 from agentsvc.http.urls import to_networks
-from agentsvc.http.wire import error_body
+from agentsvc.http.wire import error_body, raw_json_response
 
 log = logging.getLogger(__name__)
 
@@ -241,9 +241,7 @@ def _answer(request: web.BaseRequest, error: AgentsvcError, status: int) -> web.
     request_id = request.get(REQUEST_ID) or new_id()
     request[REQUEST_ID] = request_id
     CURRENT_REQUEST.set(request_id)
-    response = web.Response(
-        body=error_body(error, request_id), status=status, content_type="application/json"
-    )
+    response = raw_json_response(error_body(error, request_id), status=status)
     response.headers["X-Request-Id"] = request_id
     response.headers[hdrs.CACHE_CONTROL] = "no-store"
     response.headers["X-Content-Type-Options"] = "nosniff"

@@ -5,7 +5,7 @@ What has no effect and is said to nobody is left out; an action that cannot be d
 was done is refused by name, before anything starts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -47,19 +47,14 @@ def read_recording(text: str) -> tuple[RecordedStep, ...]:
         raise _refusal(NO_TRAJECTORY)
     is_newer = any(isinstance(event.get("kind"), str) for event in events)
     reader = _Newer(events) if is_newer else _Older()
-    steps = _read(events, reader.add, reader.steps)
-    reader.steps.flush()
-    return _checked(tuple(steps.done))
-
-
-def _read(events: Sequence[Fields], add: Callable[[Fields], None], steps: "_Steps") -> "_Steps":
     for number, event in enumerate(events):
         try:
-            add(event)
+            reader.add(event)
         except NotReplayableError as exc:
             text = f"replay_json cannot be replayed: event {number} {exc}"
             raise _refusal(text) from exc
-    return steps
+    reader.steps.flush()
+    return _checked(tuple(reader.steps.done))
 
 
 def _checked(steps: tuple[RecordedStep, ...]) -> tuple[RecordedStep, ...]:

@@ -1,6 +1,6 @@
 """Types and handlers of the older generation for secrets and the tokens of git providers."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Annotated, Final
@@ -69,12 +69,6 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     """What was done, in words"""
 
 
-def from_names(names: Mapping[str, str | None]) -> SecretList:
-    """Return the secrets of these names and descriptions as they are shown."""
-    views = [SecretView(name=name, description=text or "") for name, text in names.items()]
-    return SecretList(custom_secrets=views)
-
-
 ROUTES: Final = Routes()
 
 
@@ -89,7 +83,8 @@ async def get_secrets(request: web.Request) -> SecretList:
     Without their values.
     """
     names = await request.app[SECRETS].custom_secret_names(user_of(request))
-    return from_names(names)
+    views = [SecretView(name=name, description=text or "") for name, text in names.items()]
+    return SecretList(custom_secrets=views)
 
 
 @ROUTES.add(

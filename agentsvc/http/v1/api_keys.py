@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.accounts import ApiKey, KeyScope, Principal, Role
+from agentsvc.accounts import ApiKey, KeyScope, Role
 from agentsvc.base import (
     MAX_INT,
     BadRequest,
@@ -166,7 +166,17 @@ async def get_current_key(request: web.Request) -> CurrentKey:
     Whose key it is, and what it opens.
     """
     caller = request[PRINCIPAL]
-    return _from_caller(caller, await request.app[KEYRING].get_key(caller.key_id))
+    key = await request.app[KEYRING].get_key(caller.key_id)
+    return CurrentKey(
+        id=key.id,
+        name=key.name,
+        org_id=dashed(caller.user_id),
+        bound_org_id=None,
+        user_id=dashed(caller.user_id),
+        user_name=caller.user_name,
+        role=caller.role,
+        scope=key.scope,
+    )
 
 
 @ROUTES.add("GET", "/llm/byor")
@@ -192,19 +202,6 @@ async def delete_key(request: web.Request, key_id: str) -> Message:
         raise NotFound("API key not found") from exc
     await request.app[OPEN_CONNECTIONS].look()
     return Message(message="API key deleted successfully")
-
-
-def _from_caller(caller: Principal, key: ApiKey) -> CurrentKey:
-    return CurrentKey(
-        id=key.id,
-        name=key.name,
-        org_id=dashed(caller.user_id),
-        bound_org_id=None,
-        user_id=dashed(caller.user_id),
-        user_name=caller.user_name,
-        role=caller.role,
-        scope=key.scope,
-    )
 
 
 def _future(text: str | None, field: str) -> datetime | None:
