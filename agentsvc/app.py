@@ -343,7 +343,7 @@ async def _models(app: web.Application) -> AsyncIterator[None]:
 
 async def _conversations(app: web.Application) -> AsyncIterator[None]:
     config = app[keys.CONFIG]
-    recorder = EventIngestor(
+    ingestor = EventIngestor(
         app[_STORES],
         events=app[keys.EVENTS],
         sandboxes=app[keys.SANDBOXES],
@@ -352,7 +352,7 @@ async def _conversations(app: web.Application) -> AsyncIterator[None]:
         config=config.conversations,
         most_event_bytes=config.limits.event_bytes_per_sandbox,
     )
-    remover = ConversationDeletion(
+    deletion = ConversationDeletion(
         app[_STORES],
         sandboxes=app[keys.SANDBOXES],
         agents=app[_AGENTS],
@@ -360,14 +360,14 @@ async def _conversations(app: web.Application) -> AsyncIterator[None]:
         supervisor=app[keys.SUPERVISOR],
         keep_failed_seconds=config.conversations.keep_failed_seconds,
     )
-    app[keys.CALLBACKS] = _make_callbacks(app, recorder, remover)
+    app[keys.CALLBACKS] = _make_callbacks(app, ingestor, deletion)
     app[keys.CONVERSATIONS] = Conversations(
         app[_STORES],
         sandboxes=app[keys.SANDBOXES],
         agents=app[_AGENTS],
         archives=app[keys.ARCHIVES],
-        recorder=recorder,
-        remover=remover,
+        ingestor=ingestor,
+        deletion=deletion,
         starts=make_starts(
             app[_STORES],
             app[_VAULT],
@@ -378,9 +378,9 @@ async def _conversations(app: web.Application) -> AsyncIterator[None]:
                 settings=app[keys.SETTINGS],
                 secrets=app[keys.SECRETS],
                 events=app[keys.EVENTS],
-                grants=app[keys.MODEL_TOKENS],
-                recorder=recorder,
-                remover=remover,
+                model_tokens=app[keys.MODEL_TOKENS],
+                ingestor=ingestor,
+                deletion=deletion,
                 supervisor=app[keys.SUPERVISOR],
                 git=app[keys.GIT_PROVIDERS],
                 config=config.conversations,
@@ -392,22 +392,22 @@ async def _conversations(app: web.Application) -> AsyncIterator[None]:
         sandboxes=app[keys.SANDBOXES],
         agents=app[_AGENTS],
         events=app[keys.EVENTS],
-        recorder=recorder,
+        ingestor=ingestor,
         supervisor=app[keys.SUPERVISOR],
     )
     yield
 
 
 def _make_callbacks(
-    app: web.Application, recorder: EventIngestor, remover: ConversationDeletion
+    app: web.Application, ingestor: EventIngestor, deletion: ConversationDeletion
 ) -> SandboxCallbacks:
     return SandboxCallbacks(
         app[_STORES],
         lookup_tokens=LookupTokens(app[_VAULT]),
         sandboxes=app[keys.SANDBOXES],
         secrets=app[keys.SECRETS],
-        recorder=recorder,
-        remover=remover,
+        ingestor=ingestor,
+        deletion=deletion,
         most_adopted=app[keys.CONFIG].limits.adopted_per_sandbox,
     )
 
@@ -428,7 +428,7 @@ async def _messages(app: web.Application) -> AsyncIterator[None]:
         app[_STORES],
         agents=app[_AGENTS],
         settings=app[keys.SETTINGS],
-        grants=app[keys.MODEL_TOKENS],
+        model_tokens=app[keys.MODEL_TOKENS],
         say_later=pending.say_later,
     )
     app[keys.FILES] = ConversationFiles(
@@ -443,7 +443,7 @@ async def _messages(app: web.Application) -> AsyncIterator[None]:
         agents=app[_AGENTS],
         settings=app[keys.SETTINGS],
         has_public_skills=has_public_skills,
-        grants=app[keys.MODEL_TOKENS],
+        model_tokens=app[keys.MODEL_TOKENS],
     )
     app[keys.EXPORTS] = Exports(app[keys.EVENTS])
     app[keys.STREAMS] = Streams(
@@ -474,7 +474,7 @@ async def _recovery(app: web.Application) -> AsyncIterator[None]:
     await app[keys.ARCHIVES].go_on()
     await conversations.recover()
     yield
-    await sandboxes.spares.drain()
+    await sandboxes.warm_pool.drain()
     match app[keys.CONFIG].sandboxes.on_shutdown:
         case OnShutdown.PAUSE:
             await sandboxes.stop_all(Target.PAUSED)
@@ -532,7 +532,7 @@ def _loops_of_sandboxes(app: web.Application) -> Iterator[_Loop]:
     yield "backends", every, registry.open
     yield "health of backends", every, lambda: registry.check_health(config.call_seconds)
     yield "sandboxes", every, sandboxes.sweep
-    yield "spare sandboxes", min(every, SPARES_SECONDS), sandboxes.spares.look
+    yield "spare sandboxes", min(every, SPARES_SECONDS), sandboxes.warm_pool.look
     yield "idle sandboxes", every, app[_CULLER].look
     yield "users who go", every, app[keys.USER_DELETIONS].look
 

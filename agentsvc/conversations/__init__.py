@@ -80,10 +80,10 @@ from agentsvc.conversations.statistics import Figures as Figures
 from agentsvc.conversations.statistics import quantile as quantile
 from agentsvc.conversations.statistics import read_figures as read_figures
 from agentsvc.conversations.stores import ConversationStores as ConversationStores
-from agentsvc.conversations.streams import Change as Change
 from agentsvc.conversations.streams import ConversationStream as ConversationStream
 from agentsvc.conversations.streams import Delta as Delta
 from agentsvc.conversations.streams import Mark as Mark
+from agentsvc.conversations.streams import StreamedChange as StreamedChange
 from agentsvc.conversations.streams import Streams as Streams
 from agentsvc.conversations.streams import UserStream as UserStream
 from agentsvc.conversations.table import ConversationTable as ConversationTable

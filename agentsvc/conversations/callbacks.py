@@ -32,8 +32,8 @@ class SandboxCallbacks:
         lookup_tokens: LookupTokens,
         sandboxes: Sandboxes,
         secrets: SecretStore,
-        recorder: EventIngestor,
-        remover: ConversationDeletion,
+        ingestor: EventIngestor,
+        deletion: ConversationDeletion,
         most_adopted: int = 0,
     ) -> None:
         self._db = stores.db
@@ -41,8 +41,8 @@ class SandboxCallbacks:
         self._sandboxes = sandboxes
         self._secrets = secrets
         self._table = stores.conversations
-        self._recorder = recorder
-        self._remover = remover
+        self._ingestor = ingestor
+        self._deletion = deletion
         self._most_adopted = most_adopted
 
     async def receive_events(
@@ -54,7 +54,7 @@ class SandboxCallbacks:
         for a conversation that is not this sandbox's.
         """
         try:
-            await self._recorder.record(conversation_id, raw, sandbox_id=sandbox.id)
+            await self._ingestor.record(conversation_id, raw, sandbox_id=sandbox.id)
         except NotFound:
             if not await self._is_removed(sandbox, conversation_id):
                 raise NotFound(f"Conversation {shown(conversation_id)} not found") from None
@@ -75,7 +75,7 @@ class SandboxCallbacks:
         if await self._table.find(conversation_id) is None:
             await self._adopt(sandbox, conversation_id, told.workspace.working_dir)
         await self._require_own(sandbox, conversation_id)
-        await self._recorder.receive_info(conversation_id, told)
+        await self._ingestor.receive_info(conversation_id, told)
 
     async def sandbox_secrets(self, sandbox: Sandbox) -> dict[str, tuple[str | None, Secret]]:
         """Return the secrets a sandbox may ask for: by name, the description and the value.
@@ -128,7 +128,7 @@ class SandboxCallbacks:
         )
 
         async def body(tx: Transaction) -> None:
-            is_removed = await self._remover.is_removed(conversation_id, sandbox.id, tx)
+            is_removed = await self._deletion.is_removed(conversation_id, sandbox.id, tx)
             if not is_removed and await self._table.find(conversation_id, tx) is None:
                 await self._check_adopted(tx, sandbox)
                 await quotas.note_start(tx, sandbox.user_id)
@@ -147,7 +147,7 @@ class SandboxCallbacks:
     async def _is_removed(self, sandbox: Sandbox, conversation_id: str) -> bool:
         if await self._table.find(conversation_id) is not None:
             return False
-        if not await self._remover.is_removed(conversation_id, sandbox.id):
+        if not await self._deletion.is_removed(conversation_id, sandbox.id):
             return False
-        await self._remover.tell_again(conversation_id)
+        await self._deletion.tell_again(conversation_id)
         return True

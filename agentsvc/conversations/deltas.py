@@ -39,14 +39,14 @@ class DeltaSubscriptions:
         sandboxes: Sandboxes,
         agents: AgentClient,
         events: EventLog,
-        recorder: EventIngestor,
+        ingestor: EventIngestor,
         supervisor: Supervisor,
     ) -> None:
         self._table = stores.conversations
         self._sandboxes = sandboxes
         self._agents = agents
         self._events = events
-        self._recorder = recorder
+        self._ingestor = ingestor
         self._followers: Counter[str] = Counter()
         self._supervisor = supervisor
         self._ended: dict[str, asyncio.Event] = {}
@@ -127,7 +127,7 @@ class DeltaSubscriptions:
 
     async def _pass_on(self, conversation_id: str, deltas: Sequence[bytes], last: int) -> None:
         if deltas and self._events.store_deltas:
-            await self._recorder.record(conversation_id, deltas)
+            await self._ingestor.record(conversation_id, deltas)
         elif deltas:
             await self._events.announce_deltas(conversation_id, deltas, after=last)
 

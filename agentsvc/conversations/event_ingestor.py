@@ -81,7 +81,7 @@ class EventIngestor:
         self._stale: set[str] = set()
         self._failing: set[str] = set()
         self._syncing: set[str] = set()
-        self.silence = AgentLiveness(config.silent_seconds)
+        self.liveness = AgentLiveness(config.silent_seconds)
 
     async def record(
         self, conversation_id: str, raw: Sequence[bytes], *, sandbox_id: str | None = None
@@ -250,7 +250,7 @@ class EventIngestor:
 
     async def watch(self) -> None:
         """Ask the agent servers of runs whether they are there; called every few seconds."""
-        asked = self.silence.all()
+        asked = self.liveness.all()
         for conversation_id in self._stale | self._syncing:
             found = await self._table.find(conversation_id)
             if found is not None and found.execution_status is ExecutionStatus.RUNNING:
@@ -260,10 +260,10 @@ class EventIngestor:
     async def _listen(self, sandbox_id: str) -> None:
         agent = await self._agent_of(sandbox_id)
         if agent is None:
-            self.silence.forget(sandbox_id)
+            self.liveness.forget(sandbox_id)
         else:
             asked_at = monotonic()
-            self.silence.note(sandbox_id, is_alive=await agent.is_alive(), asked_at=asked_at)
+            self.liveness.note(sandbox_id, is_alive=await agent.is_alive(), asked_at=asked_at)
 
     def sync_soon(self, conversation_id: str, *, wait_seconds: float = 0.0) -> None:
         """Sync in the background; one that does not work out is tried again later."""
@@ -299,7 +299,7 @@ class EventIngestor:
     def sandbox_changed(self, before: Sandbox, after: Sandbox | None) -> None:
         """Sync the conversations of a sandbox that has begun to run."""
         if after is None or after.status is not before.status:
-            self.silence.forget(before.id)
+            self.liveness.forget(before.id)
         is_up = after is not None and after.status is SandboxStatus.RUNNING
         if is_up and before.status is not SandboxStatus.RUNNING:
             self._supervisor.spawn(f"sync sandbox {before.id}", lambda: self._sync_sandbox(before))

@@ -36,9 +36,9 @@ class LiveSettings:
         agents: AgentClient,
         settings: SettingsStore,
         has_public_skills: bool,
-        grants: ModelTokens,
+        model_tokens: ModelTokens,
     ) -> None:
-        self._grants = grants
+        self._model_tokens = model_tokens
         self._conversations = conversations
         self._sandboxes = sandboxes
         self._agents = agents
@@ -60,7 +60,9 @@ class LiveSettings:
         agent = await self._conversations.agent(user_id, conversation_id)
         view = await self._conversations.get(user_id, conversation_id)
         if view.sandbox is not None:
-            hidden += secrets_of(llm := await self._grants.lend(view.sandbox, conversation_id, llm))
+            hidden += secrets_of(
+                llm := await self._model_tokens.lend(view.sandbox, conversation_id, llm)
+            )
         body = llm_to_agent(llm, usage_id="", stream=True)
         # The agent server keeps one model for each usage id, so another key is another id.
         digest = sha256(msgspec.json.encode(body, order="sorted").decode())

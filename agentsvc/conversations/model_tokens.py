@@ -41,7 +41,7 @@ from agentsvc.conversations.model_usage import (
 )
 from agentsvc.conversations.stores import ConversationStores
 from agentsvc.domain import Llm
-from agentsvc.models import Upstream, Usage, guess_usage, through, upstream_of
+from agentsvc.models import CallUsage, Upstream, guess_usage, through, upstream_of
 from agentsvc.plugin import NOT_CALLING
 from agentsvc.sandboxes import Sandbox, Sandboxes
 from agentsvc.storage import Queryable, Row, Transaction, Vault
@@ -181,7 +181,7 @@ class ModelTokens:
                 self._loads.pop(grant.user_id, None)
 
     @contextlib.asynccontextmanager
-    async def _noted(self, grant: ModelToken, guess: Usage) -> AsyncIterator[Call]:
+    async def _noted(self, grant: ModelToken, guess: CallUsage) -> AsyncIterator[Call]:
         call = Call(id=new_id(), grant=grant)
         try:
             await self._db.write(lambda tx: note_call(tx, call.id, grant.conversation_id, guess))
@@ -213,7 +213,7 @@ class ModelTokens:
         if conversation is not None and conversation.facts.budget_stop_cost is not None:
             await asyncio.sleep(_STOP_SECONDS)
 
-    async def count(self, call: Call, usage: Usage) -> None:
+    async def count(self, call: Call, usage: CallUsage) -> None:
         """Count what a call has used; nothing is left of it if the conversation is gone."""
         call.is_open = False
         load = self._loads[call.grant.user_id]
@@ -238,7 +238,7 @@ class ModelTokens:
         if noted is not None:
             await self._book(tx, conversation_id, noted)
 
-    async def _book(self, tx: Transaction, conversation_id: str, usage: Usage) -> None:
+    async def _book(self, tx: Transaction, conversation_id: str, usage: CallUsage) -> None:
         conversation = await self._table.find(conversation_id, tx)
         if conversation is None:
             return

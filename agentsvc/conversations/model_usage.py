@@ -6,11 +6,11 @@ server ended meanwhile is not forgotten.
 
 from agentsvc.accounts import quotas
 from agentsvc.conversations.model import Conversation
-from agentsvc.models import Usage
+from agentsvc.models import CallUsage
 from agentsvc.storage import Queryable, Row, Transaction
 
 
-async def find_usage(reader: Queryable, conversation_id: str) -> Usage:
+async def find_usage(reader: Queryable, conversation_id: str) -> CallUsage:
     """Return what a conversation has used so far; nothing for one that was never counted."""
     sql = """
         SELECT prompt_tokens, completion_tokens, dollars
@@ -19,26 +19,28 @@ async def find_usage(reader: Queryable, conversation_id: str) -> Usage:
     """
     row = await reader.one(sql, {"conversation_id": conversation_id})
     if row is None:
-        return Usage(dollars=0.0)
-    return Usage(
+        return CallUsage(dollars=0.0)
+    return CallUsage(
         prompt_tokens=row["prompt_tokens"],
         completion_tokens=row["completion_tokens"],
         dollars=row["dollars"],
     )
 
 
-def used_of(conversation: Conversation, counted: Usage) -> Usage:
+def used_of(conversation: Conversation, counted: CallUsage) -> CallUsage:
     """Return what a conversation has used: what its agent reports, or what was counted here."""
     metrics = conversation.metrics
     tokens = metrics.accumulated_token_usage if metrics else None
-    return Usage(
+    return CallUsage(
         prompt_tokens=max(tokens.prompt_tokens if tokens else 0, counted.prompt_tokens),
         completion_tokens=max(tokens.completion_tokens if tokens else 0, counted.completion_tokens),
         dollars=max(metrics.accumulated_cost if metrics else 0.0, counted.dollars or 0.0),
     )
 
 
-async def note_use(tx: Transaction, conversation: Conversation, before: Usage, after: Usage) -> str:
+async def note_use(
+    tx: Transaction, conversation: Conversation, before: CallUsage, after: CallUsage
+) -> str:
     """Count what was used since; return why no more may be spent, or an empty text.
 
     An agent server that was restarted may have begun to count anew: less than before is nothing.
@@ -54,7 +56,7 @@ async def note_use(tx: Transaction, conversation: Conversation, before: Usage, a
     return await quotas.note_spend(tx, conversation.user_id, dollars, used)
 
 
-async def add_usage(tx: Transaction, conversation_id: str, usage: Usage) -> None:
+async def add_usage(tx: Transaction, conversation_id: str, usage: CallUsage) -> None:
     """Add what one call of a conversation, which exists, has used."""
     sql = """
         INSERT INTO model_usage
@@ -78,7 +80,7 @@ async def add_usage(tx: Transaction, conversation_id: str, usage: Usage) -> None
     )
 
 
-async def note_call(tx: Transaction, call_id: str, conversation_id: str, guess: Usage) -> None:
+async def note_call(tx: Transaction, call_id: str, conversation_id: str, guess: CallUsage) -> None:
     """Note a call that is about to be made: at what the dearest one so far has cost, if any has.
 
     Nothing is noted for a conversation that is gone.
@@ -101,7 +103,7 @@ async def note_call(tx: Transaction, call_id: str, conversation_id: str, guess: 
     )
 
 
-async def forget_call(tx: Transaction, call_id: str) -> Usage | None:
+async def forget_call(tx: Transaction, call_id: str) -> CallUsage | None:
     """Forget a call that is over, and return what was noted of it."""
     row = await tx.one(
         "SELECT prompt_tokens, dollars FROM model_calls WHERE id = :id", {"id": call_id}
@@ -109,7 +111,7 @@ async def forget_call(tx: Transaction, call_id: str) -> Usage | None:
     if row is None:
         return None
     await tx.run("DELETE FROM model_calls WHERE id = :id", {"id": call_id})
-    return Usage(prompt_tokens=row["prompt_tokens"], dollars=row["dollars"])
+    return CallUsage(prompt_tokens=row["prompt_tokens"], dollars=row["dollars"])
 
 
 async def open_calls(reader: Queryable) -> list[Row]:

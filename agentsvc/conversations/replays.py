@@ -62,10 +62,10 @@ class Replays:
         *,
         agents: AgentClient,
         settings: SettingsStore,
-        grants: ModelTokens,
+        model_tokens: ModelTokens,
         say_later: SayLater,
     ) -> None:
-        self._grants = grants
+        self._model_tokens = model_tokens
         self._tasks = stores.tasks
         self._agents = agents
         self._settings = settings
@@ -95,7 +95,7 @@ class Replays:
         if is_last_turn(steps, at):
             settings = await self._settings.get(task.user_id)
             chosen = chosen_model(task.request, settings)
-            lent = await self._grants.lend(sandbox, conversation_id, chosen)
+            lent = await self._model_tokens.lend(sandbox, conversation_id, chosen)
             hidden = [*secrets_of(chosen), *secrets_of(lent)]
             model = llm_to_agent(lent, usage_id="agent", stream=True)
             await agent.switch_llm(conversation_id, model, hide=hidden)

@@ -55,8 +55,8 @@ class Conversations:
         sandboxes: Sandboxes,
         agents: AgentClient,
         archives: Archives,
-        recorder: EventIngestor,
-        remover: ConversationDeletion,
+        ingestor: EventIngestor,
+        deletion: ConversationDeletion,
         starts: Starts,
     ) -> None:
         self._db = stores.db
@@ -64,10 +64,10 @@ class Conversations:
         self._sandboxes = sandboxes
         self._agents = agents
         self._archives = archives
-        self._recorder = recorder
-        self._remover = remover
+        self._ingestor = ingestor
+        self._deletion = deletion
         self.starts = starts
-        sandboxes.on_change(recorder.sandbox_changed)
+        sandboxes.on_change(ingestor.sandbox_changed)
 
     async def start(
         self, user_id: str, order: StartOrder, *, generation: Generation = Generation.V1
@@ -81,7 +81,7 @@ class Conversations:
         self, user_id: str, ids: Sequence[str], *, include_starting: bool = False
     ) -> list[ConversationView | None]:
         """Return a user's conversations in the order of the ids, None for each unknown one."""
-        silent = frozenset(self._recorder.silence.lasting())
+        silent = frozenset(self._ingestor.liveness.lasting())
 
         async def read() -> list[ConversationView | None]:
             found = await self._table.find_of_user(user_id, ids, include_starting=include_starting)
@@ -116,7 +116,7 @@ class Conversations:
         self, user_id: str, query: ConversationQuery, *, page_id: str | None, limit: int
     ) -> tuple[list[ConversationView], str | None]:
         """Return a page of a user's conversations and the id of the next page."""
-        silent = frozenset(self._recorder.silence.lasting())
+        silent = frozenset(self._ingestor.liveness.lasting())
 
         async def read() -> tuple[list[ConversationView], str | None]:
             found, next_page_id = await self._table.search(
@@ -134,7 +134,7 @@ class Conversations:
     async def note_refusal(self, grant: ModelToken, status: int, message: str) -> None:
         """Tell, in the conversation itself, that its model does not answer now."""
         with contextlib.suppress(NotFound, QuotaExceeded):
-            await self._recorder.record(
+            await self._ingestor.record(
                 grant.conversation_id,
                 [refusal_event(status, message)],
                 sandbox_id=grant.sandbox_id,
@@ -167,7 +167,7 @@ class Conversations:
         The sandbox goes in the background, tried until it works. Raises NotFound.
         """
         await self.get(user_id, conversation_id, include_starting=True)
-        self.starts.forget(await self._remover.remove(conversation_id))
+        self.starts.forget(await self._deletion.remove(conversation_id))
 
     async def save_workspace(self, user_id: str, conversation_id: str) -> Archive:
         """Ask for an archive of a conversation's workspace, which is saved in the background.
@@ -206,7 +206,7 @@ class Conversations:
         """
         view = await self.get(user_id, conversation_id, include_starting=True)
         if up_to is not None:
-            number = await self._recorder.number_of(view.conversation.id, up_to)
+            number = await self._ingestor.number_of(view.conversation.id, up_to)
             order = msgspec.structs.replace(order, fork_until=number)
         if view.conversation.is_ready and view.sandbox_status is SandboxStatus.MISSING:
             order = await self._without_files(view.conversation, order)
@@ -220,7 +220,7 @@ class Conversations:
             order = msgspec.structs.replace(order, copied=copied, spec_id=spec_id)
         # What the agent server does not tell now is not in the copy.
         with contextlib.suppress(AgentsvcError):
-            await self._recorder.sync(view.conversation.id)
+            await self._ingestor.sync(view.conversation.id)
         order = msgspec.structs.replace(order, fork_of=view.conversation.id)
         return await self.starts.start(user_id, order, claim=claim)
 
@@ -281,7 +281,7 @@ class Conversations:
 
     async def _without_files(self, conversation: Conversation, order: StartOrder) -> StartOrder:
         """Return the order of a fork of which there is no workspace to copy."""
-        if not await self._recorder.has_events(conversation.id):
+        if not await self._ingestor.has_events(conversation.id):
             raise Gone("Neither the sandbox nor the history of this conversation exists any more")
         return msgspec.structs.replace(
             order,
@@ -293,7 +293,7 @@ class Conversations:
 
     async def remove_failed(self) -> None:
         """Delete the sandboxes of starts that failed long ago, where nobody else lives."""
-        await self._remover.remove_failed()
+        await self._deletion.remove_failed()
 
     # Talking to the agent
 
@@ -309,29 +309,29 @@ class Conversations:
     def was_told(self, view: ConversationView) -> None:
         """Take in that an agent was told something: its sandbox is used, and there is news."""
         self._sandboxes.usage.note(view.conversation.sandbox_id)
-        self._recorder.was_told(view.conversation.id)
+        self._ingestor.was_told(view.conversation.id)
 
     # What goes on by itself
 
     async def recover(self) -> None:
         """Fetch what was missed and go on with what was unfinished; called once at the start."""
-        await self._recorder.sync_all()
+        await self._ingestor.sync_all()
         await self.starts.go_on()
-        await self._remover.tell_all()
+        await self._deletion.tell_all()
 
     async def sync(self) -> None:
         """Fetch what was not delivered and go on with what got stuck; called now and then."""
-        await self._recorder.sync_stale()
+        await self._ingestor.sync_stale()
         await self.starts.go_on()
-        await self._remover.tell_all()
+        await self._deletion.tell_all()
 
     async def poll(self) -> None:
         """Fetch the events of sandboxes that cannot reach this server."""
-        await self._recorder.sync_uncalled()
+        await self._ingestor.sync_uncalled()
 
     async def watch(self) -> None:
         """Ask the agent servers of runs whether they are there."""
-        await self._recorder.watch()
+        await self._ingestor.watch()
 
     # Inside
 

@@ -50,7 +50,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class StreamedChange(msgspec.Struct, frozen=True, kw_only=True):
     """What something of a user's is now; None if it was deleted."""
 
     subject: Subject
@@ -218,7 +218,7 @@ class UserStream:
         self._user_id = user_id
         self._beat_seconds = beat_seconds
 
-    async def read(self) -> AsyncGenerator[Change | Mark, None]:
+    async def read(self) -> AsyncGenerator[StreamedChange | Mark, None]:
         """Be READY at once, then tell each change; of several of one thing perhaps only the last.
 
         A conversation is told of when its sandbox changes, too, and not before it is ready.
@@ -239,7 +239,7 @@ class UserStream:
                 if not heard:
                     yield Mark.BEAT
 
-    async def _look(self, heard: Sequence[Notice]) -> list[Change]:
+    async def _look(self, heard: Sequence[Notice]) -> list[StreamedChange]:
         gone = [_change(one, None) for one in heard if one.is_deleted]
         left = [one for one in heard if not one.is_deleted]
         sandboxes = [one for one in left if one.subject is Subject.SANDBOX]
@@ -265,18 +265,18 @@ class UserStream:
     def _named(self, heard: Sequence[Notice]) -> tuple[str, list[str]]:
         return self._user_id, [one.id for one in heard]
 
-    async def _inside(self, sandbox_id: str) -> list[Change]:
+    async def _inside(self, sandbox_id: str) -> list[StreamedChange]:
         """Return the conversations that live in a sandbox."""
         query = ConversationQuery(sandbox_id=sandbox_id, include_children=True)
         views, _ = await self._conversations.search(self._user_id, query, page_id=None, limit=_PAGE)
         return [
-            Change(subject=Subject.CONVERSATION, id=view.conversation.id, value=view)
+            StreamedChange(subject=Subject.CONVERSATION, id=view.conversation.id, value=view)
             for view in views
         ]
 
 
-def _change(news: Notice, value: ConversationView | StartTask | Sandbox | None) -> Change:
-    return Change(subject=news.subject, id=news.id, value=value)
+def _change(news: Notice, value: ConversationView | StartTask | Sandbox | None) -> StreamedChange:
+    return StreamedChange(subject=news.subject, id=news.id, value=value)
 
 
 async def _within[T](seconds: float, heard: Awaitable[list[T]]) -> list[T]:

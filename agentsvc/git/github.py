@@ -132,7 +132,7 @@ class CommitBody(Struct, frozen=True):
     committer: Author | None = None
 
 
-class Change(Struct, frozen=True):
+class CommitDetail(Struct, frozen=True):
     """A commit with what is in it."""
 
     commit: CommitBody
@@ -276,7 +276,7 @@ FOUND: Final = msgspec.json.Decoder(FoundRepositories)
 BRANCHES: Final = msgspec.json.Decoder(list[BranchWire])
 ENTRIES: Final = msgspec.json.Decoder(list[Entry])
 CONTENT: Final = msgspec.json.Decoder(Content | list[Entry])
-CHANGES: Final = msgspec.json.Decoder(list[Change])
+CHANGES: Final = msgspec.json.Decoder(list[CommitDetail])
 REFS: Final = msgspec.json.Decoder(RefsAnswer)
 TASKS: Final = msgspec.json.Decoder(TasksAnswer)
 

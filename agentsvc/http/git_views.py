@@ -1,4 +1,4 @@
-"""What both generations show of git providers, as far as it is the same."""
+"""Views of git providers and suggested tasks that both generations share."""
 
 import msgspec
 

@@ -107,7 +107,7 @@ async def post_response(request: web.Request) -> web.StreamResponse:
 
 
 async def _ask(request: web.Request, path: str, *, wants_usage: bool) -> web.StreamResponse:
-    grant, grants = request[MODEL_TOKEN], request.app[MODEL_TOKENS]
+    grant, model_tokens = request[MODEL_TOKEN], request.app[MODEL_TOKENS]
     conversations = request.app[CONVERSATIONS]
     try:
         body = to_question(await read_text(request), grant.upstream.model, wants_usage=wants_usage)
@@ -115,10 +115,10 @@ async def _ask(request: web.Request, path: str, *, wants_usage: bool) -> web.Str
         raise BadRequest(str(exc), extra={"error": {"message": str(exc), "code": None}}) from exc
     try:
         async with (
-            grants.calling(grant, len(body)) as call,
+            model_tokens.calling(grant, len(body)) as call,
             request.app[MODELS].ask(grant.upstream, path, body) as answer,
         ):
-            grants.hear(grant, answer.status)
+            model_tokens.hear(grant, answer.status)
             if answer.status in _PASSING:
                 await conversations.note_refusal(
                     grant, answer.status, HTTPStatus(answer.status).phrase
@@ -127,11 +127,11 @@ async def _ask(request: web.Request, path: str, *, wants_usage: bool) -> web.Str
                 return await _pass_on(request, answer)
             finally:
                 if answer.is_good:
-                    await grants.count(call, answer.usage)
+                    await model_tokens.count(call, answer.usage)
                 else:
-                    await grants.release(call)
+                    await model_tokens.release(call)
     except ModelUnavailable as exc:
-        grants.memory.hear(grant.conversation_id, grant.upstream, exc.message)
+        model_tokens.memory.hear(grant.conversation_id, grant.upstream, exc.message)
         await conversations.note_refusal(grant, exc.status, exc.message)
         raise
 

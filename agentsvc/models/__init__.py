@@ -13,8 +13,8 @@ from agentsvc.models.hosts import host_of as host_of
 from agentsvc.models.proxy import Answer as Answer
 from agentsvc.models.proxy import ModelProxy as ModelProxy
 from agentsvc.models.wire import BadQuestion as BadQuestion
+from agentsvc.models.wire import CallUsage as CallUsage
 from agentsvc.models.wire import Upstream as Upstream
-from agentsvc.models.wire import Usage as Usage
 from agentsvc.models.wire import guess_usage as guess_usage
 from agentsvc.models.wire import through as through
 from agentsvc.models.wire import to_question as to_question

@@ -49,7 +49,7 @@ _SERVERS: Final = frozenset({"custom_openai", "hosted_vllm", "litellm_proxy"})
 """What servers of one's own are called that take chat completions as OpenAI does."""
 
 
-class Outcome(StrEnum):
+class CheckOutcome(StrEnum):
     """What came of asking a model."""
 
     ANSWERS = "answers"
@@ -63,7 +63,7 @@ class Outcome(StrEnum):
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
     """What came of asking a model, in words for the user, and what the provider itself said."""
 
-    outcome: Outcome
+    outcome: CheckOutcome
     """What came of it"""
     message: str
     """The same in words for the user"""
@@ -198,7 +198,9 @@ def _judge(status: int, body: bytes, key: str) -> Checked:
     """Return what an answer means."""
     if status == HTTPStatus.OK:
         if _is_completion(body):
-            return Checked(outcome=Outcome.ANSWERS, message="The model answers.", status=status)
+            return Checked(
+                outcome=CheckOutcome.ANSWERS, message="The model answers.", status=status
+            )
         return _failed(
             "Something answers at that address, but not as OpenAI's models do. Check the base URL;"
             " it often ends with /v1.",
@@ -282,8 +284,8 @@ def _unreached(exc: Exception) -> Checked:
 
 
 def _failed(message: str, *, status: int | None = None, said: str = "") -> Checked:
-    return Checked(outcome=Outcome.FAILED, message=message, status=status, said=said)
+    return Checked(outcome=CheckOutcome.FAILED, message=message, status=status, said=said)
 
 
 def _untested(message: str) -> Checked:
-    return Checked(outcome=Outcome.UNTESTED, message=message)
+    return Checked(outcome=CheckOutcome.UNTESTED, message=message)

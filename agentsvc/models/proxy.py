@@ -13,7 +13,7 @@ from agentsvc.agentserver import Lookup, SafeConnector, refusal_in
 from agentsvc.base import ModelUnavailable
 from agentsvc.models.access import check_host, may_ask, reach_of_models
 from agentsvc.models.hosts import host_of_url
-from agentsvc.models.wire import Upstream, Usage, UsageReader
+from agentsvc.models.wire import CallUsage, Upstream, UsageReader
 from agentsvc.plugin.egress import BadHost
 
 _LARGEST_FAILURE_BYTES: Final = 256 * 1024
@@ -53,7 +53,7 @@ class Answer:
             raise _unavailable("The model's answer broke off", exc) from exc
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> CallUsage:
         """What the call has used, once its answer was read."""
         told = self._response.headers.get(_PRICE_HEADER, "")
         try:

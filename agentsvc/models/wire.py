@@ -31,7 +31,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
     output_cost_per_token: float | None = None
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class CallUsage(msgspec.Struct, frozen=True, kw_only=True):
     """What one call has used; the dollars are None where nobody says the price."""
 
     prompt_tokens: int = 0
@@ -89,13 +89,13 @@ def to_question(body: bytes, model: str, *, wants_usage: bool) -> bytes:
     return msgspec.json.encode(fields)
 
 
-def guess_usage(upstream: Upstream, asked_bytes: int) -> Usage:
+def guess_usage(upstream: Upstream, asked_bytes: int) -> CallUsage:
     """Return what a call is taken to use of which there is no answer.
 
     Its tokens are rather too many than too few, since what it is answered costs, too.
     """
     prompt = asked_bytes // _FEWEST_BYTES
-    return Usage(prompt_tokens=prompt, dollars=_price(upstream, prompt, 0, None))
+    return CallUsage(prompt_tokens=prompt, dollars=_price(upstream, prompt, 0, None))
 
 
 class UsageReader:
@@ -124,7 +124,7 @@ class UsageReader:
             self._rest.clear()
             self._is_skipping = not self._is_stream
 
-    def result(self, upstream: Upstream, told_dollars: float | None) -> Usage:
+    def result(self, upstream: Upstream, told_dollars: float | None) -> CallUsage:
         """Return what was used, by what was said or else by how much was sent and came.
 
         `told_dollars` is what a header said of the price.
@@ -140,7 +140,7 @@ class UsageReader:
         prompt = max(found.prompt_tokens or found.input_tokens, 0)
         completion = max(found.completion_tokens or found.output_tokens, 0)
         given = told_dollars if found.cost is None else found.cost
-        return Usage(
+        return CallUsage(
             prompt_tokens=prompt,
             completion_tokens=completion,
             dollars=_price(upstream, prompt, completion, given),

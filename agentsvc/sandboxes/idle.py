@@ -4,7 +4,7 @@ from datetime import datetime
 
 from agentsvc.base import now
 from agentsvc.sandboxes.admission.table import Unused
-from agentsvc.sandboxes.last_used import Usage
+from agentsvc.sandboxes.last_used import ActivityTracker
 from agentsvc.sandboxes.operations import can_hibernate, can_reclaim, possible
 from agentsvc.sandboxes.registry import BackendRegistry
 from agentsvc.sandboxes.state import TAKES_MEMORY, Sandbox, Target
@@ -20,7 +20,7 @@ class IdleSandboxes:
         self,
         stores: SandboxStores,
         registry: BackendRegistry,
-        usage: Usage,
+        usage: ActivityTracker,
         targets: Targets,
     ) -> None:
         self._db, self._table, self._uses = stores.db, stores.sandboxes, stores.uses

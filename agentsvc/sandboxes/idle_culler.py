@@ -48,7 +48,7 @@ class IdleCuller:
         self._config = config
         self._defaults = defaults_of(config)
         self._lock = asyncio.Lock()
-        sandboxes.gate.on_wanted(self.make_room_soon)
+        sandboxes.admission.on_wanted(self.make_room_soon)
 
     async def look(self) -> None:
         """Store what was used, and do what the rules say; called now and then."""
@@ -128,12 +128,12 @@ class IdleCuller:
 
     async def _make_room(self) -> None:
         async with self._lock:
-            for wanted in await self._db.read(self._sandboxes.gate.find_wanting):
+            for wanted in await self._db.read(self._sandboxes.admission.find_wanting):
                 await self._make_room_for(wanted)
 
     async def _make_room_for(self, wanted: Held) -> None:
         async def idle_ones(reader: Reader) -> list[Held]:
-            return await self._sandboxes.gate.find_idle(reader, wanted)
+            return await self._sandboxes.admission.find_idle(reader, wanted)
 
         for idle in await self._db.read(idle_ones):
             if await self._cull(idle.id, Target.PAUSED):

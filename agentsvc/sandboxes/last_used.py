@@ -12,7 +12,7 @@ from datetime import datetime
 from agentsvc.base import now
 
 
-class Usage:
+class ActivityTracker:
     """Remembers what was used, and knows what is in use."""
 
     def __init__(self) -> None:

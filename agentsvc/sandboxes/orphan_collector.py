@@ -46,15 +46,15 @@ class OrphanCollector:
         stores: SandboxStores,
         *,
         calls: BackendCalls,
-        driver: Reconciler,
+        reconciler: Reconciler,
         config: SandboxesConfig,
     ) -> None:
-        self._spares = stores.spares
+        self._warm_pool = stores.warm_pool
         self._db = stores.db
         self._table = stores.sandboxes
         self._registry = calls.registry
         self._calls = calls
-        self._driver = driver
+        self._reconciler = reconciler
         self._grace = timedelta(seconds=config.orphan_grace_seconds)
         self._silent: set[str] = set()
         self._orphans: dict[_Key, datetime] = {}
@@ -67,13 +67,13 @@ class OrphanCollector:
         """
         names = {*await self._table.backends(), *self._registry.names()}
         for name in sorted(names):
-            spares = await self._spares.ids_of_backend(name)
+            warm_pool = await self._warm_pool.ids_of_backend(name)
             known = await self._table.standing_of_backend(name)
             scan = await self._scan(name)
             if scan is None:
                 continue
             await self._look_at(known, scan.found)
-            await self._remove_orphans(name, scan, {sandbox.id for sandbox in known} | spares)
+            await self._remove_orphans(name, scan, {sandbox.id for sandbox in known} | warm_pool)
 
     def failed_removals(self) -> list[Removal]:
         """Return the orphans that could not be removed so far."""
@@ -113,12 +113,12 @@ class OrphanCollector:
         woken = 0
         for sandbox in known:
             if woken == at_once:
-                if not await self._driver.catch_up(patience):
+                if not await self._reconciler.catch_up(patience):
                     at_once, patience = _AT_ONCE_WHEN_SLOW, _PATIENCE_SECONDS
                 woken = 0
             if sandbox.handle is None and sandbox.id in found:
                 await self._add_handle(found[sandbox.id])
-            self._driver.wake(sandbox.id)
+            self._reconciler.wake(sandbox.id)
             woken += 1
 
     async def _add_handle(self, found: Found) -> None:
@@ -138,7 +138,7 @@ class OrphanCollector:
                 await self._remove_orphan(key, found[key[1]])
 
     async def _is_known(self, sandbox_id: str) -> bool:
-        is_spare = await self._spares.find(sandbox_id) is not None
+        is_spare = await self._warm_pool.find(sandbox_id) is not None
         return is_spare or await self._table.find(sandbox_id) is not None
 
     async def _remove_orphan(self, key: _Key, orphan: Found) -> None:

@@ -80,10 +80,10 @@ class Reconciler:
         supervisor: Supervisor,
         config: SandboxesConfig,
         callbacks: CallbackRules,
-        spares: WarmPool,
+        warm_pool: WarmPool,
         slots: StartSlots,
     ) -> None:
-        self._spares = spares
+        self._warm_pool = warm_pool
         self._slots = slots
         self._db = stores.db
         self._table = stores.sandboxes
@@ -267,7 +267,7 @@ class Reconciler:
         if report.session_key is not None and report.session_key != sandbox.session_key:
             await self._adopt_key(sandbox, report.session_key)
         if report.phase is Phase.RUNNING and sandbox.phase is not Phase.RUNNING:
-            report = await self._spares.awaken(sandbox, report)
+            report = await self._warm_pool.awaken(sandbox, report)
         # One that ran may have no time for an answer now, as others need the machine.
         is_start = report.phase is Phase.STARTING and sandbox.phase is not Phase.RUNNING
         if is_start and sandbox.ready_by < now():
@@ -311,7 +311,7 @@ class Reconciler:
         The sandbox is then made in the usual way.
         """
         has_failed = report.phase in (Phase.FAILED, Phase.GONE)
-        if not has_failed or not await self._spares.is_untold(sandbox.id):
+        if not has_failed or not await self._warm_pool.is_untold(sandbox.id):
             return False
         extra = {"sandbox_id": sandbox.id, "reason": report.reason.partition("\n")[0]}
         log.warning("warm pool sandbox failed, replacing it", extra=extra)
@@ -320,7 +320,7 @@ class Reconciler:
                 await backend.delete(sandbox.handle)
 
         async def forget(tx: Transaction) -> None:
-            await self._spares.table.forget(tx, sandbox.id)
+            await self._warm_pool.table.forget(tx, sandbox.id)
             ready_by = now() + timedelta(seconds=self._config.start_seconds)
             await self._table.set_unmade(tx, sandbox.id, ready_by)
 

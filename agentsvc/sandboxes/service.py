@@ -1,6 +1,6 @@
 """The sandboxes of all users: asked for here, brought about and watched in the background.
 
-Requests only change what is wanted. The driver brings one sandbox to its target, step by step;
+Requests only change what is wanted. The reconciler brings one sandbox to its target, step by step;
 the sweep looks at all of them now and then and is the only thing that knows orphans.
 """
 
@@ -31,7 +31,7 @@ from agentsvc.config import SandboxesConfig
 from agentsvc.domain import WhenFull
 from agentsvc.plugin import Capability, Phase, Spec
 from agentsvc.sandboxes.admission.capacity import Load
-from agentsvc.sandboxes.admission.placement import Place, choose, places_of
+from agentsvc.sandboxes.admission.placement import Placed, choose, places_of
 from agentsvc.sandboxes.admission.queue import AdmissionQueue
 from agentsvc.sandboxes.admission.slots import StartSlots
 from agentsvc.sandboxes.admission.table import Removal
@@ -42,7 +42,7 @@ from agentsvc.sandboxes.checkpoints import Checkpoints
 from agentsvc.sandboxes.identity import IdentityVerifier
 from agentsvc.sandboxes.idle import IdleSandboxes
 from agentsvc.sandboxes.images import Images
-from agentsvc.sandboxes.last_used import Usage
+from agentsvc.sandboxes.last_used import ActivityTracker
 from agentsvc.sandboxes.layers import Layers
 from agentsvc.sandboxes.operations import is_pausable, require
 from agentsvc.sandboxes.orders import CallbackRules, with_local_hosts, with_models
@@ -63,15 +63,15 @@ _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 class Sandboxes:
     """Starts, pauses, resumes, deletes and finds sandboxes."""
 
-    confirmer: IdentityVerifier
+    identity_verifier: IdentityVerifier
     """Who finds out whether connections lead to the sandboxes they are meant for."""
-    gate: AdmissionQueue
+    admission: AdmissionQueue
     """Who may run, and who waits for room."""
     slots: StartSlots
     """Who starts on this machine now, and who waits for that."""
-    spares: WarmPool
+    warm_pool: WarmPool
     """What is there before anybody asks for it."""
-    usage: Usage
+    usage: ActivityTracker
     """When each was last used."""
     meter: Meter
     """What each was last seen to use."""
@@ -102,9 +102,9 @@ class Sandboxes:
         self._config = config
         self._supervisor = supervisor
         self._calls = calls = BackendCalls(registry, config.call_seconds)
-        self.confirmer = IdentityVerifier(calls, self._table, agents)
-        self.usage, self.slots = Usage(), slots
-        self.gate = AdmissionQueue(
+        self.identity_verifier = IdentityVerifier(calls, self._table, agents)
+        self.usage, self.slots = ActivityTracker(), slots
+        self.admission = AdmissionQueue(
             stores,
             supervisor=supervisor,
             config=config,
@@ -112,38 +112,38 @@ class Sandboxes:
             usage=self.usage,
             let_in=self._let_in,
         )
-        self.spares = WarmPool(
+        self.warm_pool = WarmPool(
             stores,
             calls=calls,
             supervisor=supervisor,
             config=config,
             callbacks=callbacks,
-            connect=self.confirmer.connect,
-            fits=self.gate.has_room,
+            connect=self.identity_verifier.connect,
+            fits=self.admission.has_room,
         )
         self.meter, self.layers = Meter(calls), Layers(calls, self._table, config.default_backend)
         self.images = Images(calls, self._table, self.layers)
         self.checkpoints = Checkpoints(calls, config)
         self._priorities = PriorityManager(calls, slots)
-        self._driver = driver = Reconciler(
+        self._reconciler = reconciler = Reconciler(
             stores,
             calls=calls,
             supervisor=supervisor,
             config=config,
             callbacks=callbacks,
-            spares=self.spares,
+            warm_pool=self.warm_pool,
             slots=slots,
         )
         self._targets = Targets(
             stores,
             config=config,
             usage=self.usage,
-            gate=self.gate,
-            spares=self.spares,
-            driver=driver,
+            admission=self.admission,
+            warm_pool=self.warm_pool,
+            reconciler=reconciler,
         )
         self.idle = IdleSandboxes(stores, registry, self.usage, self._targets)
-        self._sweeper = OrphanCollector(stores, calls=calls, driver=driver, config=config)
+        self._orphans = OrphanCollector(stores, calls=calls, reconciler=reconciler, config=config)
 
     # What there is
 
@@ -273,7 +273,7 @@ class Sandboxes:
         async def insert(tx: Transaction) -> Sandbox:
             placed = await self._placed(tx, ordered, places)
             is_usual = is_plain and not (spec.layer or spec.copy_of or spec.base)
-            spare = await self.spares.claim(tx, placed.spec, placed.backend) if is_usual else None
+            spare = await self.warm_pool.claim(tx, placed) if is_usual else None
             stored = await self._targets.enter(tx, placed, spare, when_full)
             if start_id is not None:
                 tx.after_commit(lambda: self.hold(start_id, stored))
@@ -286,12 +286,12 @@ class Sandboxes:
 
         return await (insert(tx) if tx else self._db.write(body))
 
-    async def _placed(self, tx: Transaction, sandbox: Sandbox, places: Sequence[Place]) -> Sandbox:
+    async def _placed(self, tx: Transaction, sandbox: Sandbox, places: Sequence[Placed]) -> Sandbox:
         if len(places) == 1:
             return sandbox
         wanted = Load(sandboxes=1, memory_bytes=sandbox.spec.limits.memory_bytes or 0)
         held = await self._uses.held(tx)
-        place = choose(places, limits=self.gate.limits, held=held, wanted=wanted)
+        place = choose(places, limits=self.admission.limits, held=held, wanted=wanted)
         return msgspec.structs.replace(sandbox, backend=place.backend, spec=place.spec)
 
     async def start_any(
@@ -466,11 +466,11 @@ class Sandboxes:
 
     async def failed_removals(self, limit: int) -> list[Removal]:
         """Return what could not be removed so far, orphans included."""
-        return [*await self._uses.failed_removals(limit), *self._sweeper.failed_removals()][:limit]
+        return [*await self._uses.failed_removals(limit), *self._orphans.failed_removals()][:limit]
 
     def silent_backends(self) -> frozenset[str]:
         """Return the backends of which nothing was heard at the last look at all sandboxes."""
-        return self._sweeper.silent()
+        return self._orphans.silent()
 
     async def recover(self, waiting: Mapping[str, str] = _NONE) -> None:
         """Look at everything at once; called before the server listens.
@@ -482,11 +482,11 @@ class Sandboxes:
             if (found := await self._table.find(sandbox_id)) is not None:
                 self.hold(start_id, found)
         await self._db.write(lambda tx: self._table.set_deadlines(tx, self._targets.deadline()))
-        await self._sweeper.sweep()
+        await self._orphans.sweep()
 
     async def sweep(self) -> None:
         """Look at every sandbox and remove orphans; a backend out of reach changes nothing."""
-        await self._sweeper.sweep()
+        await self._orphans.sweep()
         self._supervisor.spawn("measuring sandboxes", self._measure)
 
     async def stop_all(self, target: Target) -> None:

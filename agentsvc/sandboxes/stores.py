@@ -26,6 +26,6 @@ class SandboxStores:
         self.uses = UseTable(db)
         """Who waits for room, who was used when, whose removal failed."""
         self.clients = ClientTable(db, vault)
-        self.spares = WarmPoolTable(db, vault)
+        self.warm_pool = WarmPoolTable(db, vault)
         self.changes = ChangeListeners()
         """Told of each change of a sandbox once it is stored."""

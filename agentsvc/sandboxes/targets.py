@@ -11,7 +11,7 @@ from agentsvc.plugin import Phase
 from agentsvc.sandboxes.admission.queue import AdmissionQueue, held_of
 from agentsvc.sandboxes.admission.warm_pool import WarmPool
 from agentsvc.sandboxes.admission.warm_pool_table import WarmSandbox
-from agentsvc.sandboxes.last_used import Usage
+from agentsvc.sandboxes.last_used import ActivityTracker
 from agentsvc.sandboxes.reconciler import Reconciler
 from agentsvc.sandboxes.state import Sandbox, Target, holds_room
 from agentsvc.sandboxes.stores import SandboxStores
@@ -26,10 +26,10 @@ class Targets:
         stores: SandboxStores,
         *,
         config: SandboxesConfig,
-        usage: Usage,
-        gate: AdmissionQueue,
-        spares: WarmPool,
-        driver: Reconciler,
+        usage: ActivityTracker,
+        admission: AdmissionQueue,
+        warm_pool: WarmPool,
+        reconciler: Reconciler,
     ) -> None:
         self._db = stores.db
         self._table = stores.sandboxes
@@ -37,9 +37,9 @@ class Targets:
         self._changes = stores.changes
         self._config = config
         self._usage = usage
-        self._gate = gate
-        self._spares = spares
-        self._driver = driver
+        self._admission = admission
+        self._warm_pool = warm_pool
+        self._reconciler = reconciler
 
     def deadline(self) -> datetime:
         """Return until when a sandbox may take that starts now."""
@@ -59,7 +59,7 @@ class Targets:
         entered = await self._entered(tx, sandbox, spare, when_full)
         stored = await self._table.find(entered.id, tx) or entered
         tx.after_commit(lambda: self._changes.announce(stored, stored))
-        tx.after_commit(lambda: self._driver.wake(entered.id))
+        tx.after_commit(lambda: self._reconciler.wake(entered.id))
         return stored
 
     async def set_known(
@@ -94,13 +94,13 @@ class Targets:
         await self._table.set_target(tx, sandbox_id, target, self.deadline())
         await self._uses.set_culled(tx, sandbox_id, None)
         if target.is_rest or target is Target.DELETED:
-            await self._gate.leave(tx, sandbox_id)
+            await self._admission.leave(tx, sandbox_id)
             return await self._told(tx, before)
         # To want it running is to use it.
         self._usage.note(sandbox_id)
         if not holds_room(before):
             await self._make_room(tx, before)
-            await self._gate.enter(tx, before, when_full)
+            await self._admission.enter(tx, before, when_full)
         return await self._told(tx, before)
 
     async def let_in(self, tx: Transaction, sandbox_id: str) -> None:
@@ -122,26 +122,26 @@ class Targets:
         if spare is not None:
             taken = _taken(sandbox, spare)
             await self._table.insert(tx, taken)
-            if await self._gate.enter(tx, taken, when_full):
+            if await self._admission.enter(tx, taken, when_full):
                 return taken
-            await self._spares.give_back(tx, spare)
+            await self._warm_pool.give_back(tx, spare)
             await self._table.delete(tx, taken.id)
         await self._table.insert(tx, sandbox)
         await self._make_room(tx, sandbox)
-        await self._gate.enter(tx, sandbox, when_full)
+        await self._admission.enter(tx, sandbox, when_full)
         return sandbox
 
     async def _make_room(self, tx: Transaction, sandbox: Sandbox) -> None:
         """Let go what is there for nobody, where somebody else would have no room."""
-        if not await self._gate.has_room(tx, held_of(sandbox)):
-            await self._spares.make_room(tx)
+        if not await self._admission.has_room(tx, held_of(sandbox)):
+            await self._warm_pool.make_room(tx)
 
     async def _told(self, tx: Transaction, before: Sandbox) -> Sandbox | None:
         """Tell of what is wanted now, once it is stored, and have it brought about."""
         sandbox_id = before.id
         after = await self._table.find(sandbox_id, tx)
         tx.after_commit(lambda: self._changes.announce(before, after))
-        tx.after_commit(lambda: self._driver.wake(sandbox_id))
+        tx.after_commit(lambda: self._reconciler.wake(sandbox_id))
         return after
 
 

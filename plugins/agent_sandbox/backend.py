@@ -53,7 +53,7 @@ class AgentSandboxBackend(backend.KubernetesBackend):
     def __init__(self, config: settings.KubernetesConfig, context: BackendContext) -> None:
         super().__init__(config, context)
         self._api: PodApi = PodApi(config)
-        self._watch = watch.Watch(self._api, context.instance_id)
+        self._watch = watch.PodWatch(self._api, context.instance_id)
         self._meter = usage.Meter(self._api, context.instance_id)
         self._tunnels = tunnels.Tunnels(self._api, context.state_dir, context.instance_id)
         self._told: dict[str, str] = {}

@@ -66,7 +66,7 @@ class SandboxMaker(making.Maker):
     def __init__(
         self,
         pods: PodApi,
-        known: watch.Watch,
+        known: watch.PodWatch,
         config: settings.KubernetesConfig,
         *,
         instance_id: str,
@@ -80,7 +80,7 @@ class SandboxMaker(making.Maker):
 
     async def make(self, order: Order) -> None:
         """Apply the resource, then what goes with it; the controller does the rest."""
-        place = objects.Place(
+        place = objects.Scope(
             instance_id=self._instance_id, namespace=self._namespace, config=self._config
         )
         known = await self._check_free(order.sandbox_id)

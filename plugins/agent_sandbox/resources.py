@@ -63,7 +63,7 @@ def path(resource: Resource, namespace: str, name: str = "") -> str:
     return "/".join(part for part in parts if part)
 
 
-def sandbox(order: Order, place: objects.Place, known: Json | None) -> Json:
+def sandbox(order: Order, place: objects.Scope, known: Json | None) -> Json:
     """Return a sandbox with a pod as the kubernetes backend has it, and a claim of its files.
 
     The claim of one that is known stays as it is: it cannot be changed.
@@ -88,7 +88,7 @@ def sandbox(order: Order, place: objects.Place, known: Json | None) -> Json:
     }
 
 
-def claim(order: Order, place: objects.Place, pool: str) -> Json:
+def claim(order: Order, place: objects.Scope, pool: str) -> Json:
     """Return a claim on a sandbox of a pool, whose pod is told what it is for by annotations.
 
     Labels of a pod are only for domains that the controller was told of, and variables would have
@@ -111,7 +111,7 @@ def claim(order: Order, place: objects.Place, pool: str) -> Json:
     }
 
 
-def secret(order: Order, place: objects.Place, owner: Json, *, is_claimed: bool) -> Json:
+def secret(order: Order, place: objects.Scope, owner: Json, *, is_claimed: bool) -> Json:
     """Return the variables that are secret; for a pod of a pool, the script by which it starts."""
     found = owned(objects.secret(order, place, owner), owner)
     return {**found, "stringData": {START: _start(order)}} if is_claimed else found
@@ -187,7 +187,7 @@ def _start(order: Order) -> str:
     )
 
 
-def _metadata(order: Order, place: objects.Place) -> Json:
+def _metadata(order: Order, place: objects.Scope) -> Json:
     return {
         "name": names.main(order.sandbox_id),
         "namespace": place.namespace,

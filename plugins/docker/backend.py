@@ -46,7 +46,7 @@ from .making import Maker
 from .reach import answers
 from .settings import DockerConfig, address_of, engines
 from .streams import follow_log
-from .watch import Watch, has_seen_the_end
+from .watch import EngineWatch, has_seen_the_end
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         self._copies = LongTasks()
         self._builds = Builds(context.instance_id)
         self._guard = Guard()
-        self._watches = {one.name: Watch(one, context.instance_id) for one in found}
+        self._watches = {one.name: EngineWatch(one, context.instance_id) for one in found}
 
     @property
     def runs_here(self) -> bool:

@@ -21,7 +21,7 @@ _NANO = 1_000_000_000
 _TOLD_SECONDS = 1.0
 
 
-class Watch:
+class EngineWatch:
     """Listens to one engine from `start` to `stop`, and again whenever it has been away."""
 
     def __init__(self, engine: Engine, instance_id: str) -> None:

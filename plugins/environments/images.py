@@ -12,7 +12,7 @@ from agentsvc.extension.server import Sandboxes
 from .devcontainer import MOST_BYTES, Build, beside, fill_args
 from .features import add_features, find_features, with_features
 from .settings import EnvironmentsConfig
-from .source import Found, Source
+from .source import DevcontainerFile, Source
 
 _MOST_CONTEXT: Final = 256 * 1024**2
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,255}")
@@ -30,7 +30,11 @@ class ImageMaker:
         self._config = config
 
     async def make(
-        self, image_id: str, spec: Spec, named: str | None, wanted: tuple[Source, Found] | None
+        self,
+        image_id: str,
+        spec: Spec,
+        named: str | None,
+        wanted: tuple[Source, DevcontainerFile] | None,
     ) -> str:
         """Return the image in which sandboxes run, empty for that of their spec; may take long.
 

@@ -16,7 +16,7 @@ class Source:
         self.checkout = checkout
         self.head = head
 
-    async def find_devcontainer(self, wanted: str) -> "Found | None":
+    async def find_devcontainer(self, wanted: str) -> "DevcontainerFile | None":
         """Return the file that is asked for as a definition does; None where that takes none.
 
         Raises StartRefused for one that is not there, or is none.
@@ -26,7 +26,7 @@ class Source:
         for path in PLACES if wanted == AUTO else (wanted,):
             content = await self.checkout.read(self.head.commit, path, MOST_BYTES)
             if content is not None:
-                return Found(path, *parse(content, path))
+                return DevcontainerFile(path, *parse(content, path))
         if wanted != AUTO:
             raise StartRefused(f"The repository has no file `{wanted}`")
         return None
@@ -39,7 +39,7 @@ class Source:
         return content.decode(errors="replace")
 
 
-class Found(msgspec.Struct, frozen=True):
+class DevcontainerFile(msgspec.Struct, frozen=True):
     """A `devcontainer.json` of a repository."""
 
     path: str

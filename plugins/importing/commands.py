@@ -24,7 +24,7 @@ from agentsvc.cli.extension import (
 from agentsvc.extension.storage import Database
 
 from .files import Tree
-from .model import Item, Outcome
+from .model import ImportResult, Item
 from .service import Importer, Plan
 
 
@@ -113,14 +113,14 @@ def _table(items: list[Item]) -> list[str]:
 
 
 def _sum_up(items: list[Item], *, is_dry: bool) -> None:
-    counts: dict[Any, int] = dict.fromkeys(Outcome, 0)
+    counts: dict[Any, int] = dict.fromkeys(ImportResult, 0)
     for item in items:
         counts[item.outcome] += 1
     said = "would be imported" if is_dry else "imported"
     click.echo(
-        f"{counts[Outcome.IMPORTED]} {said}, {counts[Outcome.PRESENT]} are here already,"
-        f" {counts[Outcome.SKIPPED]} skipped",
+        f"{counts[ImportResult.IMPORTED]} {said}, {counts[ImportResult.PRESENT]} are here already,"
+        f" {counts[ImportResult.SKIPPED]} skipped",
         err=True,
     )
-    if counts[Outcome.SKIPPED]:
+    if counts[ImportResult.SKIPPED]:
         raise CommandFailed("not everything could be taken over; the lines above say why")

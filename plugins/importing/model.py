@@ -8,7 +8,7 @@ import msgspec
 from agentsvc.extension.history import ExecutionStatus, Generation, Metrics, Provider, Trigger
 
 
-class Outcome(StrEnum):
+class ImportResult(StrEnum):
     """What became of one thing."""
 
     IMPORTED = "imported"
@@ -22,7 +22,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     name: str
-    outcome: Outcome
+    outcome: ImportResult
     title: str = ""
     events: int = 0
     notes: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class Unreadable(Exception):
     """Something cannot be taken over; the text says why, for people."""
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class ImportedConversation(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation of another server, without its events."""
 
     generation: Generation

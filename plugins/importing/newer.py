@@ -17,7 +17,7 @@ from agentsvc.extension.history import ExecutionStatus, Generation, Provider, Tr
 from agentsvc.extension.storage import read_foreign
 
 from .files import Entry, Tree
-from .model import Found, History, Unreadable
+from .model import History, ImportedConversation, Unreadable
 from .older import MOST_EVENT_BYTES, MOST_HISTORY_BYTES
 from .records import Reader, is_storable, shown
 
@@ -39,7 +39,7 @@ _head: Final = msgspec.json.Decoder(_Head)
 _object: Final = msgspec.json.Decoder(dict[str, Any])
 
 
-def find_newer(tree: Tree, user: str | None) -> Iterator[Found | tuple[str, str]]:
+def find_newer(tree: Tree, user: str | None) -> Iterator[ImportedConversation | tuple[str, str]]:
     """Yield each conversation of a user, parents first, or the name of one and why it is none."""
     parent = EVENTS if user is None else f"{user}/{EVENTS}"
     directories = {
@@ -57,7 +57,7 @@ def find_newer(tree: Tree, user: str | None) -> Iterator[Found | tuple[str, str]
             continue
         notes = (f"{DATABASE} does not know it",)
         found.append(
-            Found(
+            ImportedConversation(
                 generation=Generation.V1,
                 directory=directory,
                 source_id=known,
@@ -77,7 +77,7 @@ def newer_users(tree: Tree) -> list[str]:
     ]
 
 
-def read_newer(tree: Tree, found: Found) -> History:
+def read_newer(tree: Tree, found: ImportedConversation) -> History:
     """Return the events of a conversation; raises Unreadable where they are more than fits."""
     listed: list[tuple[datetime, int, str, bytes]] = []
     broken: list[str] = []
@@ -149,14 +149,14 @@ def _copied(tree: Tree, to: Path) -> bool:
     return DATABASE in names
 
 
-def _found(conversation_id: str, directory: str, row: Mapping[str, Any]) -> Found:
+def _found(conversation_id: str, directory: str, row: Mapping[str, Any]) -> ImportedConversation:
     reader = Reader(row)
     model = reader.text("llm_model")
     provider = reader.choice("git_provider", Provider)
     repository, branch = reader.repository(provider)
     parent = reader.text("parent_conversation_id")
     missing = () if directory else ("its events are not there",)
-    return Found(
+    return ImportedConversation(
         generation=Generation.V1,
         directory=directory,
         source_id=conversation_id,
@@ -181,13 +181,13 @@ def _found(conversation_id: str, directory: str, row: Mapping[str, Any]) -> Foun
     )
 
 
-def _parents_first(found: list[Found]) -> Iterator[Found]:
+def _parents_first(found: list[ImportedConversation]) -> Iterator[ImportedConversation]:
     """Yield the conversations so that each comes behind its parent; a ring of them is cut."""
     by_id = {one.id: one for one in found}
     seen: set[str] = set()
     for one in found:
-        line: list[Found] = []
-        at: Found | None = one
+        line: list[ImportedConversation] = []
+        at: ImportedConversation | None = one
         while at is not None and at.id not in seen:
             seen.add(at.id)
             line.append(at)

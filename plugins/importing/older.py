@@ -13,7 +13,7 @@ import msgspec
 from agentsvc.extension.history import Generation, Provider, Trigger
 
 from .files import Entry, Tree
-from .model import Found, History, Unreadable
+from .model import History, ImportedConversation, Unreadable
 from .older_events import Converter
 from .records import Reader, decode_object, id_of, shown
 
@@ -32,7 +32,7 @@ _KINDS: Final[Mapping[str, type]] = {
 }
 
 
-def find_older(tree: Tree, user: str | None) -> Iterator[Found | tuple[str, str]]:
+def find_older(tree: Tree, user: str | None) -> Iterator[ImportedConversation | tuple[str, str]]:
     """Yield each conversation of a user, or the name of a directory and why it is none."""
     parent = "sessions" if user is None else f"users/{user}/conversations"
     for entry in tree.entries(parent):
@@ -49,7 +49,7 @@ def users_of(tree: Tree) -> list[str]:
     return [entry.name for entry in tree.entries("users") if entry.is_directory]
 
 
-def read_older(tree: Tree, found: Found) -> History:
+def read_older(tree: Tree, found: ImportedConversation) -> History:
     """Return the events of a conversation; raises Unreadable where they are more than fits."""
     files = _numbered(tree.entries(f"{found.directory}/events"))
     last = len(files) * 2 + _MOST_MISSING
@@ -80,7 +80,7 @@ def read_older(tree: Tree, found: Found) -> History:
     )
 
 
-def _found(tree: Tree, directory: str, source_id: str) -> Found:
+def _found(tree: Tree, directory: str, source_id: str) -> ImportedConversation:
     try:
         data = tree.find(f"{directory}/metadata.json", most_bytes=MOST_RECORD_BYTES)
         record = {} if data is None else decode_object(data)
@@ -91,7 +91,7 @@ def _found(tree: Tree, directory: str, source_id: str) -> Found:
     model = reader.text("llm_model")
     provider = reader.choice("git_provider", Provider)
     repository, branch = reader.repository(provider)
-    return Found(
+    return ImportedConversation(
         generation=Generation.V0,
         directory=directory,
         source_id=source_id,

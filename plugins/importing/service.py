@@ -21,7 +21,7 @@ from agentsvc.extension.storage import Database, Vault
 
 from .credentials import SecretOpener
 from .files import Tree
-from .model import Found, History, Item, Outcome, Unreadable
+from .model import History, ImportedConversation, ImportResult, Item, Unreadable
 from .newer import find_newer, newer_users, read_newer
 from .older import find_older, read_older, users_of
 from .preferences import (
@@ -92,7 +92,7 @@ class Importer:
         if new != old and not self._plan.is_dry:
             # It may have been changed since.
             await store.change(user_id, lambda now_: apply_changes(now_ or Settings(), changes, []))
-        outcome = Outcome.PRESENT if new == old else Outcome.IMPORTED
+        outcome = ImportResult.PRESENT if new == old else ImportResult.IMPORTED
         return Item(kind="settings", name="settings.json", outcome=outcome, notes=tuple(notes))
 
     async def _secrets(self, opener: SecretOpener) -> AsyncIterator[Item]:
@@ -113,16 +113,16 @@ class Importer:
     async def _take_secret(self, store: SecretStore, one: NamedSecret, *, is_known: bool) -> Item:
         if not is_known and not self._plan.is_dry:
             await store.patch(self._plan.user_id, one.patch)
-        outcome = Outcome.PRESENT if is_known else Outcome.IMPORTED
+        outcome = ImportResult.PRESENT if is_known else ImportResult.IMPORTED
         return Item(kind=one.kind, name=one.name, outcome=outcome)
 
     # Conversations
 
-    def _find(self) -> list[Found | tuple[str, str]]:
+    def _find(self) -> list[ImportedConversation | tuple[str, str]]:
         user = self._plan.source_user
-        sources: list[Callable[[], Iterator[Found | tuple[str, str]]]]
+        sources: list[Callable[[], Iterator[ImportedConversation | tuple[str, str]]]]
         sources = [lambda: find_older(self._tree, user), lambda: find_newer(self._tree, user)]
-        listed: list[Found | tuple[str, str]] = []
+        listed: list[ImportedConversation | tuple[str, str]] = []
         for source in sources:
             try:
                 listed.extend(source())
@@ -130,8 +130,8 @@ class Importer:
                 listed.append(("directory", str(exc)))
         return listed
 
-    async def _take(self, found: Found | tuple[str, str]) -> Item:
-        if not isinstance(found, Found):
+    async def _take(self, found: ImportedConversation | tuple[str, str]) -> Item:
+        if not isinstance(found, ImportedConversation):
             return _skipped(_CONVERSATION, *found)
         known = await self._known(found)
         if known is not None:
@@ -146,7 +146,7 @@ class Importer:
             return _skipped(_CONVERSATION, found.source_id, *notes)
         return await self._store(found, history)
 
-    async def _known(self, found: Found) -> Item | None:
+    async def _known(self, found: ImportedConversation) -> Item | None:
         user_id = self._plan.user_id
         there = await self._conversations.find(found.id)
         if there is not None and there.user_id != user_id:
@@ -155,14 +155,14 @@ class Importer:
             return Item(
                 kind=_CONVERSATION,
                 name=found.source_id,
-                outcome=Outcome.PRESENT,
+                outcome=ImportResult.PRESENT,
                 title=there.title or "",
             )
         if found.alias and await self._conversations.find_by_alias(user_id, found.alias):
             return _skipped(_CONVERSATION, found.source_id, "has the name of another one here")
         return None
 
-    async def _store(self, found: Found, history: History) -> Item:
+    async def _store(self, found: ImportedConversation, history: History) -> Item:
         conversation, notes = await self._conversation(found, history)
         left_out = 0
         if not self._plan.is_dry:
@@ -173,14 +173,14 @@ class Importer:
         return Item(
             kind=_CONVERSATION,
             name=found.source_id,
-            outcome=Outcome.IMPORTED,
+            outcome=ImportResult.IMPORTED,
             title=conversation.title or "",
             events=history.count - left_out,
             notes=notes,
         )
 
     async def _conversation(
-        self, found: Found, history: History
+        self, found: ImportedConversation, history: History
     ) -> tuple[Conversation, tuple[str, ...]]:
         notes = tuple(chain(found.notes, history.notes))
         parent = await self._conversations.find(found.parent_id) if found.parent_id else None
@@ -211,4 +211,4 @@ class Importer:
 
 
 def _skipped(kind: str, name: str, *notes: str) -> Item:
-    return Item(kind=kind, name=name, outcome=Outcome.SKIPPED, notes=notes)
+    return Item(kind=kind, name=name, outcome=ImportResult.SKIPPED, notes=notes)

@@ -53,7 +53,7 @@ from .settings import KubernetesConfig
 from .snapshots import Snapshots, is_filled
 from .tunnels import Tunnels
 from .usage import Meter
-from .watch import Watch
+from .watch import PodWatch
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         settings.check(config, is_inside=is_inside)
         self._way = settings.way_to_pods(config, is_inside=is_inside)
         self._api = Api(config)
-        self._watch = Watch(self._api, context.instance_id)
+        self._watch = PodWatch(self._api, context.instance_id)
         self._meter = Meter(self._api, context.instance_id)
         self._tunnels = Tunnels(self._api, context.state_dir, context.instance_id)
         self._snapshots = Snapshots(self._api, config, context.instance_id)

@@ -23,7 +23,7 @@ from agentsvc.plugin import (
 
 from . import commands, names, objects, plan
 from .api import MERGE, Api
-from .objects import Place
+from .objects import Scope
 
 type Json = dict[str, Any]
 
@@ -107,7 +107,7 @@ def listed(claim: Json) -> list[Checkpoint]:
     return read_checkpoints(names.annotations_of(claim).get(names.CHECKPOINTS, ""))
 
 
-def program(order: Order, place: Place, owner: Json, files: Mapping[str, bytes]) -> Json:
+def program(order: Order, place: Scope, owner: Json, files: Mapping[str, bytes]) -> Json:
     """Return the files of the program that copies."""
     return {
         "apiVersion": "v1",

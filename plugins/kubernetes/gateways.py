@@ -12,7 +12,7 @@ from typing import Any, Final
 from agentsvc.plugin import Order, backend
 
 from . import names, objects, plan
-from .objects import Place
+from .objects import Scope
 
 type Json = dict[str, Any]
 
@@ -32,7 +32,7 @@ def sources() -> dict[str, str]:
     return {file.name: file.read_text(encoding="utf-8") for file in package.glob("*.py")}
 
 
-def program(order: Order, place: Place, owner: Json, modules: dict[str, str]) -> Json:
+def program(order: Order, place: Scope, owner: Json, modules: dict[str, str]) -> Json:
     """Return the files of a gateway: the proxy, and where the sandbox may go."""
     needed = [split(host) for host in order.reaches]
     if callback := plan.callback_of(order.env):
@@ -51,7 +51,7 @@ def program(order: Order, place: Place, owner: Json, modules: dict[str, str]) ->
     }
 
 
-def service(order: Order, place: Place, owner: Json) -> Json:
+def service(order: Order, place: Scope, owner: Json) -> Json:
     """Return the address of the gateway, which stays when its pod is another."""
     return {
         "apiVersion": "v1",
@@ -65,7 +65,7 @@ def service(order: Order, place: Place, owner: Json) -> Json:
     }
 
 
-def policy(order: Order, place: Place, owner: Json) -> Json:
+def policy(order: Order, place: Scope, owner: Json) -> Json:
     """Return what may connect to the gateway: its sandbox; where it goes, its proxy decides.
 
     It says so, since a namespace that lets nothing out unless told would hold the proxy, too.
@@ -85,7 +85,7 @@ def policy(order: Order, place: Place, owner: Json) -> Json:
     }
 
 
-def pod(order: Order, place: Place, modules: Iterable[str]) -> Json:
+def pod(order: Order, place: Scope, modules: Iterable[str]) -> Json:
     """Return the gateway's pod, but for its owner."""
     options, config = plan.to_options(order), place.config
     command = ["python3", "-B", "-m", "agentsvc.egress", "--policy", f"{_DIRECTORY}/{_POLICY}"]
@@ -142,11 +142,11 @@ def split(host: str) -> tuple[str, int]:
     return name, int(port)
 
 
-def _selector(order: Order, place: Place, role: str) -> dict[str, str]:
+def _selector(order: Order, place: Scope, role: str) -> dict[str, str]:
     return names.selector(place.instance_id, order.sandbox_id, role)
 
 
-def _metadata(order: Order, place: Place, owner: Json | None) -> Json:
+def _metadata(order: Order, place: Scope, owner: Json | None) -> Json:
     found: Json = {
         "name": names.gateway(order.sandbox_id),
         "namespace": place.namespace,

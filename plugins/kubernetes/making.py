@@ -16,9 +16,9 @@ from agentsvc.plugin import Order, checkpoints_program
 from . import checkpoints, gateways, look, names, objects, plan
 from .api import APPLY, MERGE, Api
 from .names import Kind
-from .objects import Place
+from .objects import Scope
 from .settings import KubernetesConfig
-from .watch import Watch
+from .watch import PodWatch
 
 type Json = dict[str, Any]
 
@@ -42,7 +42,7 @@ class Maker:
     def __init__(
         self,
         api: Api,
-        watch: Watch,
+        watch: PodWatch,
         config: KubernetesConfig,
         *,
         instance_id: str,
@@ -62,7 +62,7 @@ class Maker:
         if found is not None and not names.is_ending(found):
             return
         await self._check_names(order.sandbox_id)
-        place = Place(instance_id=self._instance_id, namespace=self._namespace, config=self._config)
+        place = Scope(instance_id=self._instance_id, namespace=self._namespace, config=self._config)
         owner = await self._claim(order, place)
         bodies: dict[str, Json] = {}
         if plan.needs_gateway(order.network):
@@ -81,7 +81,7 @@ class Maker:
     async def begin_with(self, order: Order, source: Json) -> None:
         """Make the claim of a sandbox with the files of a snapshot; `make` goes on from it."""
         await self._check_names(order.sandbox_id)
-        place = Place(instance_id=self._instance_id, namespace=self._namespace, config=self._config)
+        place = Scope(instance_id=self._instance_id, namespace=self._namespace, config=self._config)
         await self._claim(order, place, source)
 
     async def start_again(self, sandbox_id: str, claim: Json) -> None:
@@ -160,7 +160,7 @@ class Maker:
             if found is not None and not names.is_own(found, self._instance_id, sandbox_id):
                 raise OrderRejected(f"The namespace has {kind} `{name}` not of this server")
 
-    async def _claim(self, order: Order, place: Place, source: Json | None = None) -> Json:
+    async def _claim(self, order: Order, place: Scope, source: Json | None = None) -> Json:
         found = await self.find(
             "persistentvolumeclaims", names.main(order.sandbox_id), order.sandbox_id
         )
@@ -176,7 +176,7 @@ class Maker:
         body = {"metadata": {"annotations": {names.POD: text}}}
         await self._api.ask("PATCH", path, body=body, content_type=MERGE)
 
-    async def _gateway(self, order: Order, place: Place, owner: Json) -> tuple[Place, Json]:
+    async def _gateway(self, order: Order, place: Scope, owner: Json) -> tuple[Scope, Json]:
         sources = await asyncio.to_thread(gateways.sources)
         await self._apply("configmaps", gateways.program(order, place, owner, sources))
         service = await self._apply("services", gateways.service(order, place, owner))

@@ -28,7 +28,7 @@ _DNS: Final = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
 _UNREACHABLE: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class Scope(msgspec.Struct, frozen=True, kw_only=True):
     """Where and for whom a sandbox is made."""
 
     instance_id: str
@@ -38,7 +38,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Of the sandbox's gateway."""
 
 
-def claim(order: Order, place: Place, source: Json | None = None) -> Json:
+def claim(order: Order, place: Scope, source: Json | None = None) -> Json:
     """Return the claim with the sandbox's files, which begin as a snapshot has them."""
     options, config = plan.to_options(order), place.config
     size = options.storage_size or config.storage_size
@@ -68,7 +68,7 @@ def claim(order: Order, place: Place, source: Json | None = None) -> Json:
     }
 
 
-def secret(order: Order, place: Place, owner: Json) -> Json:
+def secret(order: Order, place: Scope, owner: Json) -> Json:
     """Return the variables that are secret, outside of the pod."""
     return {
         "apiVersion": "v1",
@@ -79,7 +79,7 @@ def secret(order: Order, place: Place, owner: Json) -> Json:
     }
 
 
-def service(order: Order, place: Place, owner: Json) -> Json:
+def service(order: Order, place: Scope, owner: Json) -> Json:
     """Return the name by which the sandbox is reached in the cluster, whichever its pod is."""
     ports = choose_ports(order.ports)
     return {
@@ -99,7 +99,7 @@ def service(order: Order, place: Place, owner: Json) -> Json:
     }
 
 
-def policy(order: Order, place: Place, owner: Json) -> Json:
+def policy(order: Order, place: Scope, owner: Json) -> Json:
     """Return what may connect to the sandbox, and what it may connect to: else nothing."""
     numbers = choose_ports(order.ports).values()
     config = place.config
@@ -126,7 +126,7 @@ def policy(order: Order, place: Place, owner: Json) -> Json:
     }
 
 
-def pod(order: Order, place: Place) -> Json:
+def pod(order: Order, place: Scope) -> Json:
     """Return the pod, but for its owner."""
     options, config = plan.to_options(order), place.config
     ports = choose_ports(order.ports)
@@ -213,7 +213,7 @@ def pod_spec(options: plan.Options, config: KubernetesConfig) -> Json:
 
 
 def _container(
-    order: Order, place: Place, ports: Mapping[str, int], directory: str, awaited: list[str]
+    order: Order, place: Scope, ports: Mapping[str, int], directory: str, awaited: list[str]
 ) -> Json:
     options = plan.to_options(order)
     env = plan.environment_of(order, options, place.proxy_url)
@@ -292,7 +292,7 @@ def _volumes(order: Order, options: plan.Options) -> list[Json]:
 
 def metadata_of(
     order: Order,
-    place: Place,
+    place: Scope,
     *,
     annotations: Mapping[str, str] | None = None,
     owner: Json | None = None,
@@ -322,7 +322,7 @@ def reference(owner: Json) -> Json:
     }
 
 
-def _selector(order: Order, place: Place, role: str) -> dict[str, str]:
+def _selector(order: Order, place: Scope, role: str) -> dict[str, str]:
     return names.selector(place.instance_id, order.sandbox_id, role)
 
 

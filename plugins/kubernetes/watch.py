@@ -35,7 +35,7 @@ _GONE: Final = 410
 _KEPT: Final = 10_000
 
 
-class Watch:
+class PodWatch:
     """Knows the pods of one installation in one namespace, from `start` to `stop`."""
 
     def __init__(self, api: Api, instance_id: str) -> None:

@@ -60,7 +60,7 @@ from .layers import Layers
 from .look import Look, look_at, state_of_this_boot
 from .means import Means
 from .meter import Meter
-from .places import LogFile, Pause, Place, mark_of
+from .places import LogFile, Pause, SandboxDirectory, mark_of
 from .priority import Priorities
 from .settings import OpenNetwork, ProcessConfig
 from .specs import AGENT_SERVER, ZYGOTE, agent_version, check
@@ -435,7 +435,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         place = places.find_place(self.context.state_dir, sandbox_id)
         return state_of_this_boot(place) if place is not None else None
 
-    def _records(self) -> list[tuple[Place, places.Record]]:
+    def _records(self) -> list[tuple[SandboxDirectory, places.Record]]:
         found = places.list_places(self.context.state_dir, self.context.instance_id)
         return [(place, record) for place, _ in found if (record := place.read_record())]
 
@@ -516,7 +516,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         self._why_no_reclaim = self._means.why_no_reclaim()
         return find_all(self.context.state_dir, self._temp_root, self.context.instance_id)
 
-    def _remove(self, place: Place, look: Look, handle: Handle) -> None:
+    def _remove(self, place: SandboxDirectory, look: Look, handle: Handle) -> None:
         mark = self._mark(handle)
         known = look.record.temp if look.record else told_temp(handle)
         places.remove_temps(mark, self._temp_root, known)
@@ -532,7 +532,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     # Shared parts
 
-    def _place(self, handle: Handle) -> Place:
+    def _place(self, handle: Handle) -> SandboxDirectory:
         return place_of(handle, self.context.state_dir)
 
     def _mark(self, handle: Handle) -> str:
@@ -541,11 +541,11 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     def _tree(self, look: Look, handle: Handle) -> Tree:
         return tree_of(look, handle, self._mark(handle), self._means.groups.unified)
 
-    async def _look(self, place: Place, handle: Handle) -> Look:
+    async def _look(self, place: SandboxDirectory, handle: Handle) -> Look:
         look = await reach(lambda: look_at(place, self._mark(handle)))
         return await self._finished(look, handle)
 
-    async def _look_and_knock(self, place: Place, handle: Handle) -> Look:
+    async def _look_and_knock(self, place: SandboxDirectory, handle: Handle) -> Look:
         """Look, and try its ports if that takes but a moment."""
 
         def take() -> Look:

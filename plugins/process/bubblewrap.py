@@ -131,7 +131,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Who it is outside; 0 for whoever starts it."""
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """Whether bubblewrap works here."""
 
     program: str = ""
@@ -145,37 +145,37 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """Why no sandbox can have a user of its own, if that was to be found out."""
 
 
-def find(hidden: Path, more: tuple[Path, ...] = (), *, user: int = 0) -> Found:
+def find(hidden: Path, more: tuple[Path, ...] = (), *, user: int = 0) -> Probe:
     """Find bubblewrap and try it; `hidden` is a directory that no sandbox may see as a whole.
 
     With a user, it is first tried as that one.
     """
     program = shutil.which("bwrap")
     if sys.platform != "linux":
-        return Found(reason="this is not Linux", remedy="use a container engine")
+        return Probe(reason="this is not Linux", remedy="use a container engine")
     if program is None:
-        return Found(reason="bubblewrap is not installed", remedy="apt install bubblewrap")
+        return Probe(reason="bubblewrap is not installed", remedy="apt install bubblewrap")
     readable = (*environment(), *more)
     if hidden.resolve().is_relative_to(_SYSTEM):
-        return Found(
+        return Probe(
             reason=_NOT_ALONE.format(path=_SYSTEM, inner=hidden),
             remedy="move the data directory to somewhere else",
         )
     for path in readable:
         for inner in (hidden, hidden.resolve(), Path.home()):
             if inner.is_relative_to(path):
-                return Found(
+                return Probe(
                     reason=_NOT_ALONE.format(path=path, inner=inner),
                     remedy="install the server into a virtual environment of its own",
                 )
     shared = _try_apart(program, readable, hidden, user) if user else ""
     reason = _try(program, readable) if shared or not user else ""
     if reason:
-        return Found(
+        return Probe(
             reason=f"bubblewrap does not work: {reason}",
             remedy=_namespace_remedy(),
         )
-    return Found(program=program, readable=readable, shared=shared)
+    return Probe(program=program, readable=readable, shared=shared)
 
 
 def _namespace_remedy() -> str:

@@ -26,7 +26,7 @@ from agentsvc.plugin.egress import (
 )
 
 from .bubblewrap import DOORS
-from .places import OLD_DOOR, Place, Record, WayOut
+from .places import OLD_DOOR, Record, SandboxDirectory, WayOut
 from .threads import finish
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Doors:
         self._proxies: dict[str, Proxy] = {}
         self._stuck: dict[str, str] = {}
 
-    async def open_again(self, place: Place, record: Record) -> None:
+    async def open_again(self, place: SandboxDirectory, record: Record) -> None:
         """Open the door of a sandbox that is there already, or note why it cannot be opened."""
         try:
             await self.open(place, record)
@@ -61,13 +61,13 @@ class Doors:
         else:
             self._stuck.pop(place.sandbox_id, None)
 
-    async def why_stuck(self, place: Place, record: Record | None) -> str:
+    async def why_stuck(self, place: SandboxDirectory, record: Record | None) -> str:
         """Try once more to open a door that could not be opened; return why it cannot, if so."""
         if place.sandbox_id in self._stuck and record is not None:
             await self.open_again(place, record)
         return self._stuck.get(place.sandbox_id, "")
 
-    async def open(self, place: Place, record: Record) -> None:
+    async def open(self, place: SandboxDirectory, record: Record) -> None:
         """Open a sandbox's door if it needs one; opening an open one is fine.
 
         It is for the user that the sandbox is now.

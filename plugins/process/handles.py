@@ -8,13 +8,13 @@ from agentsvc.plugin import Found, Handle
 
 from . import launch, places
 from .look import Look
-from .places import Place, Record
+from .places import Record, SandboxDirectory
 from .tree import Tree, marks, snapshot
 
 HANDLE_VERSION: Final = 1
 
 
-def to_handle(place: Place, record: Record | None) -> Handle:
+def to_handle(place: SandboxDirectory, record: Record | None) -> Handle:
     """Return the handle of a sandbox that has a directory."""
     state = place.read_state()
     return Handle(
@@ -27,7 +27,7 @@ def to_handle(place: Place, record: Record | None) -> Handle:
     )
 
 
-def place_of(handle: Handle, state_dir: Path) -> Place:
+def place_of(handle: Handle, state_dir: Path) -> SandboxDirectory:
     """Return where the files of a sandbox are; raises HandleTooNew and OrderRejected."""
     if handle.version > HANDLE_VERSION:
         raise HandleTooNew(

@@ -22,7 +22,7 @@ from agentsvc.plugin.egress import relay
 
 from . import bubblewrap, doors, landlock, overlays, places, uplink
 from .groups import Groups
-from .places import Place, Record, WayOut
+from .places import Record, SandboxDirectory, WayOut
 from .specs import AGENT_SERVER, DEFAULT_SPEC, current, passed_port
 from .tree import MARK
 from .users import Users
@@ -49,7 +49,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """One launch: for which sandbox, where, and with what."""
 
     instance_id: str
-    place: Place
+    place: SandboxDirectory
     order: Order
     group: Path | None
     temp_root: Path
@@ -57,7 +57,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     pass_env: tuple[str, ...]
     log_bytes: int
     time_limit: float
-    held_by: bubblewrap.Found = bubblewrap.Found()
+    held_by: bubblewrap.Probe = bubblewrap.Probe()
     """What holds it; nothing does where there is no program."""
     groups: Groups = Groups()
     """What limits it, where it is to be limited."""

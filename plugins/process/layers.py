@@ -34,7 +34,7 @@ from agentsvc.plugin import (
 )
 
 from .overlays import HELD, Overlays
-from .places import Place
+from .places import SandboxDirectory
 from .threads import finish, reach
 from .users import give
 
@@ -74,13 +74,13 @@ class Layers:
         with contextlib.suppress(OSError):  # there are some, or there never were any
             self._directory.rmdir()
 
-    def forget(self, place: Place) -> None:
+    def forget(self, place: SandboxDirectory) -> None:
         """Have no layer be used by a sandbox that is to go, in which nothing runs. Blocks."""
         place.leave()
         self.overlays.drop(place)
         self._remove_held()
 
-    async def attach(self, place: Place) -> None:
+    async def attach(self, place: SandboxDirectory) -> None:
         """Have all files of a sandbox be seen, also after the machine was restarted."""
         await finish(lambda: self.overlays.mount(place))
 
@@ -88,7 +88,7 @@ class Layers:
         """Return the ids of the layers there are."""
         return await reach(self._ids)
 
-    async def keep(self, place: Place, layer_id: str, most_bytes: int) -> int:
+    async def keep(self, place: SandboxDirectory, layer_id: str, most_bytes: int) -> int:
         """Make a layer of the files of a sandbox in which nothing runs; return its bytes.
 
         Raises StillFetching until it is done.
@@ -96,7 +96,7 @@ class Layers:
         layer = self._path(layer_id)
         return await self._copying.go_on(layer_id, lambda: self._keep(place, layer, most_bytes))
 
-    async def begin(self, place: Place, layer_id: str, user: int) -> None:
+    async def begin(self, place: SandboxDirectory, layer_id: str, user: int) -> None:
         """Give a sandbox that has never run the files of a layer; does nothing a second time.
 
         Raises StillFetching until they are there, OrderRejected where there is no such layer.
@@ -115,14 +115,16 @@ class Layers:
 
         await self._once(place, layer_id, begin)
 
-    async def begin_as(self, place: Place, other: Place, user: int) -> None:
+    async def begin_as(self, place: SandboxDirectory, other: SandboxDirectory, user: int) -> None:
         """Give a sandbox that has never run the files of another one; does nothing a second time.
 
         Raises StillFetching until they are there, OrderRejected where the other one is gone.
         """
         await self._once(place, other.sandbox_id, lambda: self._begin_as(place, other, user))
 
-    async def take(self, place: Place, checkpoint_id: str, *, keep: int, most_bytes: int) -> None:
+    async def take(
+        self, place: SandboxDirectory, checkpoint_id: str, *, keep: int, most_bytes: int
+    ) -> None:
         """Keep a checkpoint of a sandbox, and of the older ones as many as may be.
 
         Raises StillFetching until that is done, OrderRejected for files that are too large.
@@ -146,12 +148,12 @@ class Layers:
 
         await self._copying.go_on(f"{place.sandbox_id} checkpoint", take)
 
-    async def checkpoints(self, place: Place) -> list[tuple[str, int]]:
+    async def checkpoints(self, place: SandboxDirectory) -> list[tuple[str, int]]:
         """Return the checkpoints of a sandbox with when they were begun, the oldest first."""
         found = await reach(lambda: kept_checkpoints(place.checkpoints))
         return [(checkpoint_id_of(copy), copy.begun) for copy in found]
 
-    async def roll_back(self, place: Place, checkpoint_id: str) -> None:
+    async def roll_back(self, place: SandboxDirectory, checkpoint_id: str) -> None:
         """Have a sandbox that is stopped start with the files of a checkpoint."""
 
         def work() -> None:
@@ -165,7 +167,7 @@ class Layers:
 
         await finish(work)
 
-    async def finish_rollback(self, place: Place, user: int) -> None:
+    async def finish_rollback(self, place: SandboxDirectory, user: int) -> None:
         """Put the files of a checkpoint into a sandbox that is to start, if that was asked for.
 
         Raises StillFetching until they are there.
@@ -217,14 +219,14 @@ class Layers:
         return self._directory / layer_id
 
     async def _once(
-        self, place: Place, source: str, begin: Callable[[], Coroutine[None, None, int]]
+        self, place: SandboxDirectory, source: str, begin: Callable[[], Coroutine[None, None, int]]
     ) -> None:
         mark = place.directory / _MARK
         if not await reach(mark.exists):
             await self._copying.go_on(place.sandbox_id, begin)
             await reach(lambda: mark.write_text(source))
 
-    async def _keep(self, place: Place, layer: Path, most_bytes: int) -> int:
+    async def _keep(self, place: SandboxDirectory, layer: Path, most_bytes: int) -> int:
         await self.attach(place)
         parts = (place.home, place.workspace)
         size = await _size_of(parts)
@@ -245,13 +247,13 @@ class Layers:
             await finish(partial(remove_directory, part))
         return size
 
-    async def _begin(self, place: Place, layer: Path, user: int) -> int:
+    async def _begin(self, place: SandboxDirectory, layer: Path, user: int) -> int:
         part = await _new_part(place)
         await _copy((layer / place.home.name, layer / place.workspace.name), part)
         await finish(lambda: self._put(place, part, user))
         return 0
 
-    async def _begin_as(self, place: Place, other: Place, user: int) -> int:
+    async def _begin_as(self, place: SandboxDirectory, other: SandboxDirectory, user: int) -> int:
         await self.attach(other)
         part = await _new_part(place)
         copy = await _unless_cancelled(
@@ -267,7 +269,7 @@ class Layers:
         await finish(work)
         return 0
 
-    def _put(self, place: Place, part: Path, user: int) -> None:
+    def _put(self, place: SandboxDirectory, part: Path, user: int) -> None:
         """Have the sandbox's own directories be those that were copied, and lie over no layer."""
         copies = (part / place.home.name, part / place.workspace.name)
         if os.geteuid() == 0:
@@ -280,7 +282,7 @@ class Layers:
         self._remove_held()
 
 
-def _files_of(place: Place) -> dict[str, Path]:
+def _files_of(place: SandboxDirectory) -> dict[str, Path]:
     return {path.name: path for path in (place.home, place.workspace)}
 
 
@@ -305,7 +307,7 @@ async def _unless_cancelled[T](work: Callable[[Event], T]) -> T:
         raise
 
 
-async def _new_part(place: Place) -> Path:
+async def _new_part(place: SandboxDirectory) -> Path:
     part = place.directory / _PART
     await finish(partial(remove_directory, part))
     await reach(lambda: part.mkdir(mode=0o700))

@@ -17,7 +17,7 @@ from agentsvc.plugin import Cause, Isolation, Limits, PausedAs, Phase
 
 from . import cgroup
 from .bubblewrap import WORKSPACE
-from .places import Exit, Place, Record, State, WayOut
+from .places import Exit, Record, SandboxDirectory, State, WayOut
 from .programs.shim import ZYGOTE
 from .reclaiming import Memory
 from .tree import Tree, boot_id, is_alive, is_stopped, reap
@@ -51,7 +51,7 @@ _OVER: Final = {
 class Look(msgspec.Struct, frozen=True, kw_only=True):
     """What was seen, and the phase and reason that follow from it."""
 
-    place: Place
+    place: SandboxDirectory
     exists: bool
     record: Record | None = None
     state: State | None = None
@@ -142,7 +142,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         return str(top / self.record.working_dir)
 
 
-def look_at(place: Place, mark: str) -> Look:
+def look_at(place: SandboxDirectory, mark: str) -> Look:
     """Look at a sandbox; OSError if that is not possible now."""
     if not place.exists():
         return _without_directory(place, mark)
@@ -182,14 +182,14 @@ def describe_exit(code: int | None, reason: str, last_line: str) -> str:
     return f"{reason}: {last_line}" if last_line else reason
 
 
-def state_of_this_boot(place: Place) -> State | None:
+def state_of_this_boot(place: SandboxDirectory) -> State | None:
     """Return what the shim wrote, unless that was before this machine was started."""
     # The pids in an older one are other processes' by now.
     state = place.read_state()
     return state if state is not None and state.boot == boot_id() else None
 
 
-def _without_directory(place: Place, mark: str) -> Look:
+def _without_directory(place: SandboxDirectory, mark: str) -> Look:
     seen = Look(place=place, exists=False, phase=Phase.GONE)
     if not Tree(mark=mark).members():
         return seen
@@ -202,7 +202,7 @@ def _without_directory(place: Place, mark: str) -> Look:
     )
 
 
-def _without_state(place: Place, record: Record | None, mark: str) -> Look:
+def _without_state(place: SandboxDirectory, record: Record | None, mark: str) -> Look:
     seen = Look(place=place, exists=True, record=record, phase=Phase.STARTING)
     if Tree(mark=mark).members():
         return seen
@@ -213,7 +213,7 @@ def _without_state(place: Place, record: Record | None, mark: str) -> Look:
 
 
 def _look_at_processes(
-    place: Place, record: Record | None, state: State, *, is_last: bool
+    place: SandboxDirectory, record: Record | None, state: State, *, is_last: bool
 ) -> Look | None:
     if state.boot != boot_id():
         # The pids in the state are other processes' by now.

@@ -32,7 +32,7 @@ class Means:
         self._confines = False
         self.groups = groups.Groups()
         self.users = users.Users()
-        self.bubblewrap = bubblewrap.Found(reason="the backend is not open")
+        self.bubblewrap = bubblewrap.Probe(reason="the backend is not open")
 
     def find(self, state_dir: Path, taken: Mapping[str, int]) -> None:
         """Find out what can be used; sandboxes that there are already have the users `taken`. Blocks."""
@@ -173,9 +173,9 @@ class Means:
             return Isolation.BUBBLEWRAP
         return Isolation.LANDLOCK if self._confines else Isolation.NONE
 
-    def _find_bubblewrap(self, state_dir: Path) -> bubblewrap.Found:
+    def _find_bubblewrap(self, state_dir: Path) -> bubblewrap.Probe:
         if not self._config.use_bubblewrap:
-            return bubblewrap.Found(
+            return bubblewrap.Probe(
                 reason="`use_bubblewrap` is false", remedy="set `backends.process.use_bubblewrap`"
             )
         more = tuple(Path(path) for path in self._config.readable)

@@ -23,7 +23,7 @@ from agentsvc.base import BackendUnavailable, OrderRejected
 from agentsvc.plugin import Advice, remove_directory
 
 from . import bubblewrap
-from .places import Place
+from .places import SandboxDirectory
 
 HELD: Final = ".held"
 """What follows the id of a layer that is to be removed, and is not while sandboxes use it."""
@@ -78,7 +78,7 @@ class Overlays:
             text = f"each sandbox has a copy of its prepared environment: {self.why_not}"
             yield Advice(subject="layers", text=text)
 
-    def begin(self, place: Place, layer: Path, user: int) -> None:
+    def begin(self, place: SandboxDirectory, layer: Path, user: int) -> None:
         """Have a sandbox that has never run lie over a layer; raises OrderRejected if that is gone."""
         over = place.directory / f"{_OVER}{layer.name}"
         if _over(place) not in (None, over):
@@ -93,7 +93,7 @@ class Overlays:
             raise OrderRejected("The prepared files with which the sandbox is to begin are gone")
         self.mount(place)
 
-    def mount(self, place: Place) -> None:
+    def mount(self, place: SandboxDirectory) -> None:
         """Have the files of a sandbox be seen that lies over a layer, unless they are."""
         with self._lock:
             over = _over(place)
@@ -103,14 +103,14 @@ class Overlays:
             if unseen:
                 self._mount(over.name.removeprefix(_OVER), unseen)
 
-    def unmount(self, place: Place) -> None:
+    def unmount(self, place: SandboxDirectory) -> None:
         """Have only what a sandbox has changed be there; nothing may run in it."""
         with self._lock:
             for path in (place.home, place.workspace):
                 while path.is_mount():
                     _unmount(path)
 
-    def drop(self, place: Place) -> None:
+    def drop(self, place: SandboxDirectory) -> None:
         """Forget all that a sandbox has changed, and the layer; nothing may run in it."""
         self.unmount(place)
         old = place.directory / _OLD
@@ -125,7 +125,7 @@ class Overlays:
         with os.scandir(self._state_dir) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    over = _over(Place(directory=Path(entry.path)))
+                    over = _over(SandboxDirectory(directory=Path(entry.path)))
                     found |= {over.name.removeprefix(_OVER)} if over else set()
         return found
 
@@ -145,7 +145,7 @@ class Overlays:
             raise BackendUnavailable("The files of a layer cannot be mounted", detail=problem)
 
 
-def changes(place: Place) -> list[Part]:
+def changes(place: SandboxDirectory) -> list[Part]:
     """Return where a sandbox keeps what it has changed; nothing for one that has copies."""
     over = _over(place)
     return _parts(place, over) if over else []
@@ -185,13 +185,13 @@ def _shares_blocks(directory: Path) -> bool:
     return False
 
 
-def _over(place: Place) -> Path | None:
+def _over(place: SandboxDirectory) -> Path | None:
     with contextlib.suppress(FileNotFoundError), os.scandir(place.directory) as entries:
         return next((Path(one.path) for one in entries if one.name.startswith(_OVER)), None)
     return None
 
 
-def _parts(place: Place, over: Path) -> list[Part]:
+def _parts(place: SandboxDirectory, over: Path) -> list[Part]:
     return [Part(seen, over / seen.name / "changes") for seen in (place.home, place.workspace)]
 
 

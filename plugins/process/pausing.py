@@ -10,19 +10,19 @@ import msgspec
 from agentsvc.base import BackendUnavailable
 
 from . import reclaiming
-from .places import Pause, Place
+from .places import Pause, SandboxDirectory
 from .threads import reach
 from .tree import Tree
 
 
-def pause(place: Place, tree: Tree, time_limit: float) -> None:
+def pause(place: SandboxDirectory, tree: Tree, time_limit: float) -> None:
     """Freeze or stop every process."""
     if place.read_pause() is None:
         place.write_pause(Pause(is_done=False, kept=tuple(tree.stopped())))
     finish_pause(place, tree, time_limit)
 
 
-def finish_pause(place: Place, tree: Tree, time_limit: float) -> None:
+def finish_pause(place: SandboxDirectory, tree: Tree, time_limit: float) -> None:
     """Do what is left to do of a pause."""
     noted = place.read_pause() or Pause(is_done=False)
     try:
@@ -32,13 +32,13 @@ def finish_pause(place: Place, tree: Tree, time_limit: float) -> None:
     place.write_pause(msgspec.structs.replace(noted, is_done=True))
 
 
-def finish_stop(place: Place, tree: Tree) -> None:
+def finish_stop(place: SandboxDirectory, tree: Tree) -> None:
     """Do what is left to do where every process is to end."""
     if not tree.kill():
         place.write_pause(Pause(is_done=True, ends=True))
 
 
-def resume(place: Place, tree: Tree) -> None:
+def resume(place: SandboxDirectory, tree: Tree) -> None:
     """Let every process run again that ran before the pause."""
     noted = place.read_pause()
     if noted is None:
@@ -64,7 +64,7 @@ async def push_out(tree: Tree) -> reclaiming.Memory:
     return await reach(lambda: reclaiming.memory_of(one.pid for one in members))
 
 
-def note_memory(place: Place, memory: reclaiming.Memory) -> None:
+def note_memory(place: SandboxDirectory, memory: reclaiming.Memory) -> None:
     """Note where the memory of a paused sandbox is."""
     noted = place.read_pause()
     if noted is not None:

@@ -169,7 +169,7 @@ _state = msgspec.json.Decoder(State)
 _pause = msgspec.json.Decoder(Pause)
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class SandboxDirectory(msgspec.Struct, frozen=True, kw_only=True):
     """The directory of one sandbox and what is in it."""
 
     directory: Path
@@ -391,14 +391,14 @@ class LogFile:
             return whole
 
 
-def find_place(state_dir: Path, sandbox_id: str) -> Place | None:
+def find_place(state_dir: Path, sandbox_id: str) -> SandboxDirectory | None:
     """Return where a sandbox of that id is or would be, or None if no id looks like that."""
     if _ID.fullmatch(sandbox_id) is None:
         return None
-    return Place(directory=state_dir / sandbox_id)
+    return SandboxDirectory(directory=state_dir / sandbox_id)
 
 
-def list_places(state_dir: Path, instance_id: str) -> Iterator[tuple[Place, datetime]]:
+def list_places(state_dir: Path, instance_id: str) -> Iterator[tuple[SandboxDirectory, datetime]]:
     """Yield the sandboxes in a directory that are this instance's, and when they were made."""
     for directory in state_dir.iterdir():
         place = find_place(state_dir, directory.name)

@@ -15,7 +15,7 @@ from typing import Final
 
 from agentsvc.base import CapacityExceeded
 
-from .bubblewrap import Found
+from .bubblewrap import Probe
 
 _HIGHEST: Final = 2**32 - 3
 """The two numbers above mean nobody and no change."""
@@ -90,7 +90,7 @@ def parse(text: str) -> range:
     return range(int(first), int(last) + 1)
 
 
-def find(text: str, held_by: Found, taken: Mapping[str, int]) -> Users:
+def find(text: str, held_by: Probe, taken: Mapping[str, int]) -> Users:
     """Return the users that sandboxes can be here, and who some are already."""
     if os.geteuid() != 0:
         return Users(reason="it is not root")

@@ -22,12 +22,12 @@ from agentsvc.cli.extension import (
     where_options,
 )
 
-from .model import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft
+from .model import ChangeKind, Delivery, DeliveryState, Subscription, SubscriptionDraft
 from .service import Webhooks
 from .settings import WebhooksConfig
 
 _LIST_HINT: Final = "run `agentsvc webhooks list` to see them"
-_CHANGES: Final = click.Choice([change.value for change in Change])
+_CHANGES: Final = click.Choice([change.value for change in ChangeKind])
 _STATES: Final = click.Choice([state.value for state in DeliveryState])
 
 
@@ -89,7 +89,7 @@ def add(
         url=url,
         description=description,
         event_kinds=() if no_events else kind or None,
-        changes=() if no_changes else tuple(map(Change, change)) or tuple(Change),
+        changes=() if no_changes else tuple(map(ChangeKind, change)) or tuple(ChangeKind),
     )
 
     async def body(webhooks: Webhooks, users: KeyRing) -> tuple[Subscription, Secret]:

@@ -20,7 +20,7 @@ from agentsvc.extension.storage import Database, Transaction, Vault
 
 from .model import Delivery, DeliveryState, Subscription
 from .payload import make_body
-from .sender import Outcome, Sender
+from .sender import DeliveryResult, Sender
 from .service import context_of
 from .settings import WebhooksConfig
 from .signing import sign
@@ -153,7 +153,7 @@ class Courier:
         noted = after_try(head, outcome, self._config, values.now(), jitter)
         await self._note(noted, ends_lane=True)
 
-    async def _heed(self, told: Subscription, outcome: Outcome) -> None:
+    async def _heed(self, told: Subscription, outcome: DeliveryResult) -> None:
         """Leave a receiver alone that asks for it, for some time or for good."""
         now = values.now()
         if outcome.is_gone:
@@ -198,7 +198,11 @@ def may_send(subscription: Subscription, now: datetime) -> bool:
 
 
 def after_try(
-    delivery: Delivery, outcome: Outcome, config: WebhooksConfig, now: datetime, jitter: float
+    delivery: Delivery,
+    outcome: DeliveryResult,
+    config: WebhooksConfig,
+    now: datetime,
+    jitter: float,
 ) -> Delivery:
     """Return what a delivery is after a try; `jitter` is between 0 and 1."""
     tried = msgspec.structs.replace(

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 
-class Change(StrEnum):
+class ChangeKind(StrEnum):
     """What a subscriber may be told of beside events: that one of these changed or was deleted."""
 
     CONVERSATION = "conversation"
@@ -35,7 +35,7 @@ class SubscriptionDraft(msgspec.Struct, frozen=True, kw_only=True):
     url: str | UnsetType = UNSET
     description: str | UnsetType = UNSET
     event_kinds: tuple[str, ...] | UnsetType | None = UNSET
-    changes: tuple[Change, ...] | UnsetType = UNSET
+    changes: tuple[ChangeKind, ...] | UnsetType = UNSET
     is_enabled: bool | UnsetType = UNSET
 
 
@@ -51,7 +51,7 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     description: str
     event_kinds: tuple[str, ...] | None
-    changes: tuple[Change, ...]
+    changes: tuple[ChangeKind, ...]
     is_enabled: bool
     created_at: datetime
     updated_at: datetime

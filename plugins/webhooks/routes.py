@@ -22,7 +22,7 @@ from agentsvc.extension.web import (
 )
 
 from .courier import Courier
-from .model import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft
+from .model import ChangeKind, Delivery, DeliveryState, Subscription, SubscriptionDraft
 from .service import Webhooks
 from .targets import LONGEST_URL
 
@@ -40,7 +40,7 @@ type Url = Annotated[
 type Description = Annotated[str, Meta(max_length=255)]
 type Kind = Annotated[str, Meta(min_length=1, max_length=255)]
 type Kinds = Annotated[list[Kind], Meta(max_length=100)] | None
-type Changes = Annotated[list[Change], Meta(max_length=len(Change))] | None
+type Changes = Annotated[list[ChangeKind], Meta(max_length=len(ChangeKind))] | None
 
 
 class WebhookOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +89,7 @@ class WebhookInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What it is for; empty if that was not said"""
     event_kinds: list[str] | None
     """Kinds of events that are told of; null: all kinds"""
-    changes: list[Change]
+    changes: list[ChangeKind]
     """Kinds of things whose changes are told of"""
     is_enabled: bool
     """Whether anything is delivered"""
@@ -320,7 +320,7 @@ def _named(request: web.Request) -> tuple[str, str]:
 def to_draft(wanted: WebhookOrder | WebhookUpdate) -> SubscriptionDraft:
     """Return what the core is asked for."""
     kinds = wanted.event_kinds
-    changes = Change if wanted.changes is None else wanted.changes
+    changes = ChangeKind if wanted.changes is None else wanted.changes
     return SubscriptionDraft(
         url=wanted.url,
         description=wanted.description,

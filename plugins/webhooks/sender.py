@@ -25,7 +25,7 @@ _WAIT_DIGITS: Final = 9
 _REFUSAL: Final = "the name leads to an address that is not public"
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
     """How a try ended; `status` is the receiver's, if it answered.
 
     `wait_seconds` is how long the receiver wants to be left alone.
@@ -68,7 +68,7 @@ class Sender:
             await self._session.close()
             self._session = None
 
-    async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> Outcome:
+    async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> DeliveryResult:
         """Send one body and return how it went; never raises for what a receiver does."""
         try:
             check_url(url, allows_private=self._allows_private)
@@ -81,7 +81,7 @@ class Sender:
         except (aiohttp.ClientError, OSError, ValueError) as exc:
             return _failure(_reason(exc))
 
-    async def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Outcome:
+    async def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> DeliveryResult:
         if self._session is None:
             self._session = self._reach.session(limit=self._most, keepalive_seconds=5)
         sent = {"Content-Type": "application/json", "User-Agent": "agentsvc", **headers}
@@ -112,12 +112,12 @@ def wait_seconds(status: int, asked: str, now: datetime) -> float:
     return max(0.0, (moment.replace(tzinfo=moment.tzinfo or UTC) - now).total_seconds())
 
 
-def _outcome(status: int, asked: str) -> Outcome:
+def _outcome(status: int, asked: str) -> DeliveryResult:
     if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
-        return Outcome(is_delivered=True, status=status)
+        return DeliveryResult(is_delivered=True, status=status)
     is_redirect = status < HTTPStatus.BAD_REQUEST
     more = "; redirects are not followed" if is_redirect else ""
-    return Outcome(
+    return DeliveryResult(
         is_delivered=False,
         status=status,
         reason=f"the receiver answered {status}{more}",
@@ -125,8 +125,8 @@ def _outcome(status: int, asked: str) -> Outcome:
     )
 
 
-def _failure(reason: str) -> Outcome:
-    return Outcome(is_delivered=False, reason=reason[:_LONGEST_REASON])
+def _failure(reason: str) -> DeliveryResult:
+    return DeliveryResult(is_delivered=False, reason=reason[:_LONGEST_REASON])
 
 
 def _reason(exc: Exception) -> str:

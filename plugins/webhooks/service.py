@@ -9,7 +9,7 @@ from msgspec import UNSET
 from agentsvc.base import Conflict, NotFound, Secret, values
 from agentsvc.extension.storage import Database, Transaction, Vault, cut, note_effect
 
-from .model import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft
+from .model import ChangeKind, Delivery, DeliveryState, Subscription, SubscriptionDraft
 from .settings import WebhooksConfig
 from .signing import new_secret
 from .table import DeliveryTable, SubscriptionTable
@@ -40,7 +40,7 @@ class Webhooks:
             url="",
             description="",
             event_kinds=None,
-            changes=tuple(Change),
+            changes=tuple(ChangeKind),
             is_enabled=True,
             created_at=now,
             updated_at=now,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from process.backend import ProcessBackend
-from process.places import Place
+from process.places import SandboxDirectory
 from process.settings import ProcessConfig
 
 from agentsvc.base.values import new_id
@@ -86,7 +86,7 @@ async def cycles(count: int, *, use_cgroups: bool) -> dict[str, Any]:
     )
     handle = await backend.create(order, save)
     report = await running(backend, handle)
-    place = Place(directory=context.state_dir / order.sandbox_id)
+    place = SandboxDirectory(directory=context.state_dir / order.sandbox_id)
     seen: dict[str, list[Any]] = {
         "paused_as": [],
         "answers": [],

@@ -10,7 +10,7 @@ import pytest
 from agentsvc.agentserver.safe_connector import Found
 from agentsvc.base.values import Secret
 from agentsvc.domain.agent_options import Llm
-from agentsvc.models.check import Outcome, check_model
+from agentsvc.models.check import CheckOutcome, check_model
 from agentsvc.testing.llm import ScriptedModel
 from tests.receivers import Receiver
 
@@ -38,12 +38,12 @@ async def test_a_model_is_asked_as_an_agent_would() -> None:
         hosts = (model.url.removeprefix("http://").removesuffix("/v1"),)
         llm = Llm(model="openai/scripted", base_url=model.url, api_key=Secret(KEY))
         found = await check_model(llm, hosts)
-        assert (found.outcome, found.status) == (Outcome.ANSWERS, 200), found
+        assert (found.outcome, found.status) == (CheckOutcome.ANSWERS, 200), found
         [request] = model.requests
         assert request["model"] == "scripted"
         wrong = msgspec.structs.replace(llm, api_key=Secret("sk-other"))
         found = await check_model(wrong, hosts)
-        assert (found.outcome, found.status) == (Outcome.FAILED, 401)
+        assert (found.outcome, found.status) == (CheckOutcome.FAILED, 401)
         assert "does not accept the key" in found.message
         assert "wants a key" in (await check_model(Llm(**ask(llm, api_key=None)), hosts)).message
 
@@ -77,7 +77,7 @@ async def test_what_a_provider_answers_is_said_in_plain_words(
     provider.location = "http://169.254.169.254/"
     provider.answer_bytes = msgspec.json.encode(body)
     found = await check_model(at(provider), known(provider))
-    assert (found.outcome, found.status) == (Outcome.FAILED, status)
+    assert (found.outcome, found.status) == (CheckOutcome.FAILED, status)
     assert words in found.message
     assert len(provider.received) == 1
 
@@ -105,7 +105,7 @@ async def test_no_model_is_asked_inside_but_at_hosts_of_the_operator(
     provider: Receiver, host: str
 ) -> None:
     found = await check_model(at(provider, host=host), ("127.0.0.1:1", "10.0.0.0/8"))
-    assert found.outcome == Outcome.UNTESTED
+    assert found.outcome == CheckOutcome.UNTESTED
     assert "sandboxes.model_hosts" in found.message
     assert provider.received == []
 
@@ -122,34 +122,34 @@ async def test_a_name_that_leads_inside_is_not_followed(
 
     llm = at(provider, host="models.example")
     found = await check_model(llm, (), lookup=look_up)
-    assert (found.outcome, found.said) == (Outcome.UNTESTED, "")
+    assert (found.outcome, found.said) == (CheckOutcome.UNTESTED, "")
     assert not any(address in found.message for address in addresses)
     listed = (f"models.example:{provider.port}",)
     if addresses == ["127.0.0.1"]:
         provider.answer_bytes = msgspec.json.encode(ANSWER)
-        assert (await check_model(llm, listed, lookup=look_up)).outcome == Outcome.ANSWERS
+        assert (await check_model(llm, listed, lookup=look_up)).outcome == CheckOutcome.ANSWERS
     elif "169.254.169.254" in addresses:
-        assert (await check_model(llm, listed, lookup=look_up)).outcome == Outcome.UNTESTED
+        assert (await check_model(llm, listed, lookup=look_up)).outcome == CheckOutcome.UNTESTED
 
 
 @pytest.mark.parametrize(
     ("model", "base_url", "outcome", "words"),
     [
-        (None, None, Outcome.UNTESTED, "No model is named"),
-        ("some", "https://models.example", Outcome.FAILED, "lacks its provider"),
-        ("bedrock/x", None, Outcome.UNTESTED, "`bedrock` cannot be tested here"),
-        ("anthropic/x", "https://p.example", Outcome.UNTESTED, "behind a base URL cannot"),
-        ("hosted_vllm/x", None, Outcome.UNTESTED, "cannot be tested here"),
-        ("openai/x", "models.example/v1", Outcome.FAILED, "The base URL is none"),
-        ("openai/x", "ftp://models.example/v1", Outcome.FAILED, "The base URL is none"),
-        ("openai/x", "https://me:pw@models.example", Outcome.FAILED, "The base URL is none"),
-        ("openai/x", "http://[", Outcome.FAILED, "The base URL is none"),
-        ("openai/x", "http://300.1.1.1", Outcome.FAILED, "cannot be meant"),
-        ("openai/x", "http://[fe80::1%25lo]/", Outcome.FAILED, "cannot be meant"),
+        (None, None, CheckOutcome.UNTESTED, "No model is named"),
+        ("some", "https://models.example", CheckOutcome.FAILED, "lacks its provider"),
+        ("bedrock/x", None, CheckOutcome.UNTESTED, "`bedrock` cannot be tested here"),
+        ("anthropic/x", "https://p.example", CheckOutcome.UNTESTED, "behind a base URL cannot"),
+        ("hosted_vllm/x", None, CheckOutcome.UNTESTED, "cannot be tested here"),
+        ("openai/x", "models.example/v1", CheckOutcome.FAILED, "The base URL is none"),
+        ("openai/x", "ftp://models.example/v1", CheckOutcome.FAILED, "The base URL is none"),
+        ("openai/x", "https://me:pw@models.example", CheckOutcome.FAILED, "The base URL is none"),
+        ("openai/x", "http://[", CheckOutcome.FAILED, "The base URL is none"),
+        ("openai/x", "http://300.1.1.1", CheckOutcome.FAILED, "cannot be meant"),
+        ("openai/x", "http://[fe80::1%25lo]/", CheckOutcome.FAILED, "cannot be meant"),
     ],
 )
 async def test_what_cannot_be_asked_is_said(
-    model: str | None, base_url: str | None, outcome: Outcome, words: str
+    model: str | None, base_url: str | None, outcome: CheckOutcome, words: str
 ) -> None:
     found = await check_model(Llm(model=model, base_url=base_url), ())
     assert found.outcome == outcome
@@ -161,7 +161,7 @@ async def test_a_key_that_no_header_can_hold_is_a_fault_that_is_said(
     provider: Receiver, key: str
 ) -> None:
     found = await check_model(at(provider, api_key=Secret(key)), known(provider))
-    assert found.outcome == Outcome.FAILED
+    assert found.outcome == CheckOutcome.FAILED
     assert KEY not in found.said
 
 

@@ -9,7 +9,7 @@ from agentsvc.plugin.backend import IdleRules, PausedAs, Phase, Spec
 from agentsvc.sandboxes import Target
 from agentsvc.sandboxes.admission.table import Unused
 from agentsvc.sandboxes.idle_culler import due
-from agentsvc.sandboxes.last_used import Usage
+from agentsvc.sandboxes.last_used import ActivityTracker
 
 LONG_AGO = now() - timedelta(days=1)
 RULES = IdleRules(pause_after_seconds=60, delete_after_seconds=600)
@@ -121,7 +121,7 @@ def test_what_is_said_wins_over_what_is_said_more_generally() -> None:
 
 
 def test_use_that_was_taken_to_be_stored_still_counts() -> None:
-    usage = Usage()
+    usage = ActivityTracker()
     assert usage.latest("s", LONG_AGO) == LONG_AGO
     usage.note("s")
     noted = usage.latest("s", LONG_AGO)
@@ -133,7 +133,7 @@ def test_use_that_was_taken_to_be_stored_still_counts() -> None:
 
 
 def test_what_could_not_be_stored_is_taken_again() -> None:
-    usage = Usage()
+    usage = ActivityTracker()
     usage.note("s")
     taken = usage.take()
     usage.put_back(taken)
@@ -141,7 +141,7 @@ def test_what_could_not_be_stored_is_taken_again() -> None:
 
 
 def test_what_is_held_is_in_use_until_all_let_go() -> None:
-    usage = Usage()
+    usage = ActivityTracker()
     with usage.hold("s"):
         with usage.hold("s"):
             pass

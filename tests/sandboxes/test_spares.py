@@ -79,7 +79,7 @@ async def kill(service: Service, world: FakeWorld) -> None:
 
 
 async def spares(service: Service) -> list[WarmSandbox]:
-    return await service.app[SANDBOXES].spares.table.unclaimed()
+    return await service.app[SANDBOXES].warm_pool.table.unclaimed()
 
 
 async def all_ready(service: Service, count: int, but: str = "") -> list[str]:

@@ -10,7 +10,7 @@ from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import Api, Refused
 from agentsvc.cli.run import Wanted
 from agentsvc.cli.run.files import bring_back, send_directory
-from agentsvc.cli.run.watch import Outcome, View, Watch, end
+from agentsvc.cli.run.watch import ConversationWatch, RunOutcome, View, end
 from agentsvc.cli.talk import CONVERSATIONS, Record, find_conversation, send_message
 from agentsvc.cli.text import clean, words
 
@@ -23,7 +23,7 @@ def carry_out(api: Api, wanted: Wanted, *, is_removed: bool) -> None:
     """Let an agent do a task, show it, and say how it ended; raises CommandFailed if it failed."""
     view = View(as_json=wanted.as_json)
     conversation = start(api, wanted, view)
-    watch = Watch(api, conversation, view, agrees=wanted.agrees)
+    watch = ConversationWatch(api, conversation, view, agrees=wanted.agrees)
     try:
         sent = None
         if wanted.directory is not None:
@@ -31,10 +31,10 @@ def carry_out(api: Api, wanted: Wanted, *, is_removed: bool) -> None:
             sent = send_directory(api, conversation, wanted.directory)
             send_message(api, conversation["id"], wanted.task)
         outcome = watch.follow()
-        if wanted.directory is not None and sent is not None and outcome is not Outcome.DELETED:
+        if wanted.directory is not None and sent is not None and outcome is not RunOutcome.DELETED:
             view.busy("")
             bring_back(api, conversation, wanted.directory, sent, agrees=wanted.agrees)
-        elif wanted.repository and outcome is Outcome.FINISHED:
+        elif wanted.repository and outcome is RunOutcome.FINISHED:
             _show_changes(api, conversation, view)
         end(api, conversation, outcome, view)
     finally:

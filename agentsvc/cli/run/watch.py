@@ -29,7 +29,7 @@ _MOST_BREAKS: Final = 20
 _REJECTED: Final = "The user rejected this action."
 
 
-class Outcome(StrEnum):
+class RunOutcome(StrEnum):
     """How it ended."""
 
     FINISHED = "finished"
@@ -85,7 +85,7 @@ class View:
         click.echo(printable(text), err=True)
 
 
-class Watch:
+class ConversationWatch:
     """One conversation that is being followed."""
 
     def __init__(self, api: Api, conversation: Record, view: View, *, agrees: bool) -> None:
@@ -108,7 +108,7 @@ class Watch:
                 return
             self._last = self._last if message.id is None else message.id
 
-    def follow(self) -> Outcome:
+    def follow(self) -> RunOutcome:
         """Show the conversation until the agent is done, or whoever watches leaves."""
         breaks = 0
         while True:
@@ -127,7 +127,7 @@ class Watch:
                     return outcome
             time.sleep(_AGAIN_SECONDS)
 
-    def _read(self) -> Outcome | None:
+    def _read(self) -> RunOutcome | None:
         """Read the stream to its end; it goes on behind the last event when it is read again."""
         path = f"{V1}/conversation/{self._conversation['id']}/events/stream"
         self._is_live = False
@@ -137,7 +137,7 @@ class Watch:
                 return outcome
         return None
 
-    def _take(self, message: Told) -> Outcome | None:
+    def _take(self, message: Told) -> RunOutcome | None:
         match message.type:
             case "event":
                 self._last = self._last if message.id is None else message.id
@@ -148,7 +148,11 @@ class Watch:
             case "ready":
                 self._is_live = True
             case "end":
-                return Outcome.DELETED if message.data.get("reason") == "deleted" else Outcome.LEFT
+                return (
+                    RunOutcome.DELETED
+                    if message.data.get("reason") == "deleted"
+                    else RunOutcome.LEFT
+                )
             case _:
                 return None
         return self._react() if self._is_live and not self._is_settled else None
@@ -162,12 +166,12 @@ class Watch:
             self._status, self._is_settled = str(event.get("value")), False
         self._view.event(event)
 
-    def _react(self) -> Outcome | None:
+    def _react(self) -> RunOutcome | None:
         """Do what the state that the agent is in asks for."""
         self._is_settled = True
         match self._status:
             case "finished" | "error" | "stuck":
-                return Outcome(self._status)
+                return RunOutcome(self._status)
             case "waiting_for_confirmation":
                 return self._confirm()
             case "paused" if self._is_interrupted:
@@ -181,44 +185,44 @@ class Watch:
                 return None
         return None
 
-    def _confirm(self) -> Outcome | None:
+    def _confirm(self) -> RunOutcome | None:
         self._view.busy("")
         agreed = self._agrees
         if not agreed:
             if not sys.stdin.isatty():
                 self._view.say("the agent asks for a confirmation, and nobody is there to ask")
-                return Outcome.LEFT
+                return RunOutcome.LEFT
             names = ", ".join(str(event.get("tool_name")) for event in self._asked.values())
             agreed = click.confirm(f"Let the agent do this ({names})?", err=True)
         body = {"accept": agreed, **({} if agreed else {"reason": _REJECTED})}
         ask_agent(self._api, self._conversation, "events/respond_to_confirmation", body)
         return None if agreed else self._go_on()
 
-    def _interrupt(self) -> Outcome | None:
+    def _interrupt(self) -> RunOutcome | None:
         """Break off what the agent does; whoever interrupts it twice leaves."""
         if self._is_interrupted:
-            return Outcome.LEFT
+            return RunOutcome.LEFT
         self._is_interrupted = True
         self._view.say("\ninterrupting the agent; Ctrl-C again leaves")
         try:
             ask_agent(self._api, self._conversation, "interrupt")
         except KeyboardInterrupt:
-            return Outcome.LEFT
+            return RunOutcome.LEFT
         return None
 
-    def _go_on(self) -> Outcome | None:
+    def _go_on(self) -> RunOutcome | None:
         """Ask what to tell an agent that waits; with nothing to tell, leave."""
         self._view.busy("")
         if not sys.stdin.isatty():
-            return Outcome.LEFT
+            return RunOutcome.LEFT
         try:
             text = click.prompt(
                 "Tell the agent (nothing leaves)", default="", show_default=False, err=True
             )
         except click.Abort:
-            return Outcome.LEFT
+            return RunOutcome.LEFT
         if not text.strip():
-            return Outcome.LEFT
+            return RunOutcome.LEFT
         self._is_interrupted = False
         send_message(self._api, self._conversation["id"], text)
         return None
@@ -229,7 +233,7 @@ def follow(api: Api, conversation: Record, text: str, *, as_json: bool) -> None:
     check_text(text, "message")
     view = View(as_json=as_json)
     conversation = wake(api, conversation)
-    watch = Watch(api, conversation, view, agrees=False)
+    watch = ConversationWatch(api, conversation, view, agrees=False)
     watch.begin_behind_what_is_there()
     send_message(api, conversation["id"], text)
     end(api, conversation, watch.follow(), view)
@@ -238,26 +242,28 @@ def follow(api: Api, conversation: Record, text: str, *, as_json: bool) -> None:
 def follow_on(api: Api, conversation: Record, *, as_json: bool) -> None:
     """Follow a conversation from what has happened so far; raises CommandFailed unless it succeeds."""
     view = View(as_json=as_json)
-    end(api, conversation, Watch(api, conversation, view, agrees=False).follow(), view)
+    end(api, conversation, ConversationWatch(api, conversation, view, agrees=False).follow(), view)
 
 
-def end(api: Api, conversation: Record, outcome: Outcome, view: View) -> None:
+def end(api: Api, conversation: Record, outcome: RunOutcome, view: View) -> None:
     """Say how it ended and what it has cost; raises CommandFailed unless the agent is done."""
     view.busy("")
     known = (
-        conversation if outcome is Outcome.DELETED else find_conversation(api, conversation["id"])
+        conversation
+        if outcome is RunOutcome.DELETED
+        else find_conversation(api, conversation["id"])
     )
     result = {"type": "result", "conversation_id": conversation["id"], "outcome": str(outcome)}
     view.line({**result, "metrics": known.get("metrics")})
     used = spent(known)
     click.echo(f"conversation {conversation['id']}" + (f", {used}" if used else ""), err=True)
-    if outcome is not Outcome.DELETED:
+    if outcome is not RunOutcome.DELETED:
         click.echo(f"see it: {api.url}/#/c/{conversation['id']}", err=True)
-    if outcome is Outcome.FINISHED:
+    if outcome is RunOutcome.FINISHED:
         short_id = conversation["id"][:SHORT_ID]
         click.echo(f"go on:  agentsvc conversations send {short_id} TEXT --follow", err=True)
-    if outcome is Outcome.LEFT:
+    if outcome is RunOutcome.LEFT:
         hint = f"it can go on with `agentsvc conversations send {conversation['id']} TEXT --follow`"
         raise CommandFailed("the agent is not done", hint)
-    if outcome is not Outcome.FINISHED:
+    if outcome is not RunOutcome.FINISHED:
         raise CommandFailed(f"the agent has not done its work, its run ended with: {outcome}")

@@ -39,9 +39,9 @@ class StartParts(msgspec.Struct, frozen=True, kw_only=True):
     settings: SettingsStore
     secrets: SecretStore
     events: EventLog
-    grants: ModelTokens
-    recorder: EventIngestor
-    remover: ConversationDeletion
+    model_tokens: ModelTokens
+    ingestor: EventIngestor
+    deletion: ConversationDeletion
     supervisor: Supervisor
     git: GitProviders
     config: ConversationsConfig
@@ -58,8 +58,8 @@ def make_starts(stores: ConversationStores, vault: Vault, parts: StartParts) -> 
     ending = Ending(
         stores,
         sandboxes=sandboxes,
-        recorder=parts.recorder,
-        remover=parts.remover,
+        ingestor=parts.ingestor,
+        deletion=parts.deletion,
         on_change=told,
     )
     steps = _make_steps(
@@ -118,14 +118,14 @@ def _make_steps(
         sandboxes=sandboxes,
         secrets=parts.secrets,
         lookup_tokens=LookupTokens(vault),
-        grants=parts.grants,
+        model_tokens=parts.model_tokens,
         progress=progress,
         has_public_skills=config.public_skills,
     )
     opening = Opening(
         requests=requests,
-        carrier=HistoryTransfer(parts.events, time_limit=config.start_seconds),
-        health=parts.grants.memory,
+        transfer=HistoryTransfer(parts.events, time_limit=config.start_seconds),
+        health=parts.model_tokens.memory,
         checks=checks,
         progress=progress,
         ending=ending,

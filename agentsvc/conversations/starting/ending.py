@@ -27,16 +27,16 @@ class Ending:
         stores: ConversationStores,
         *,
         sandboxes: Sandboxes,
-        recorder: EventIngestor,
-        remover: ConversationDeletion,
+        ingestor: EventIngestor,
+        deletion: ConversationDeletion,
         on_change: OnTaskChange,
     ) -> None:
         self._db = stores.db
         self._table = stores.conversations
         self._tasks = stores.tasks
         self._sandboxes = sandboxes
-        self._recorder = recorder
-        self._remover = remover
+        self._ingestor = ingestor
+        self._deletion = deletion
         self._on_change = on_change
 
     async def finish(
@@ -68,13 +68,13 @@ class Ending:
             )
             await self._table.update(tx, start.conversation)
             for text in failed_servers:
-                await self._recorder.announce_failure(tx, conversation.id, TOOL_SERVER_FAILED, text)
+                await self._ingestor.announce_failure(tx, conversation.id, TOOL_SERVER_FAILED, text)
             detail = "\n".join(failed_servers) or None
             await self._end(tx, start, StartStatus.READY, detail)
 
         await self._db.write(body)
         self._sandboxes.usage.note(start.task.sandbox_id)
-        self._recorder.sync_soon(start.conversation.id)
+        self._ingestor.sync_soon(start.conversation.id)
         log.info(
             "conversation started",
             extra={
@@ -94,8 +94,8 @@ class Ending:
                 return False
             await self._end(tx, start, StartStatus.ERROR, text)
             if stage is StartStatus.WORKING:
-                await self._remover.give_back(tx, start.task)
-            await self._recorder.announce_failure(tx, start.conversation.id, "StartFailed", text)
+                await self._deletion.give_back(tx, start.task)
+            await self._ingestor.announce_failure(tx, start.conversation.id, "StartFailed", text)
             return True
 
         if not await self._db.write(body):
@@ -116,7 +116,7 @@ class Ending:
         """Have the agent server forget a conversation that was deleted while it started."""
         log.info("conversation deleted while starting", extra={"task_id": start.task.id})
         # The agent server may have got it after it was told to forget it.
-        await self._remover.tell_again(start.conversation.id)
+        await self._deletion.tell_again(start.conversation.id)
 
     async def _end(
         self, tx: Transaction, start: Start, status: StartStatus, detail: str | None

@@ -107,7 +107,7 @@ class Hosting:
         has_waited = False
         while True:
             seen = await self._sandboxes.find_any(sandbox_id)
-            position = await self._sandboxes.gate.find_position(sandbox_id)
+            position = await self._sandboxes.admission.find_position(sandbox_id)
             if seen is None or position is None:
                 break
             has_waited = True

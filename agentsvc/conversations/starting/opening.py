@@ -23,7 +23,7 @@ class Opening:
         self,
         *,
         requests: AgentRequests,
-        carrier: HistoryTransfer,
+        transfer: HistoryTransfer,
         health: ModelHealth,
         checks: SandboxChecks,
         progress: Progress,
@@ -31,7 +31,7 @@ class Opening:
         first_answer_seconds: float,
     ) -> None:
         self._requests = requests
-        self._carrier = carrier
+        self._transfer = transfer
         self._health = health
         self._checks = checks
         self._progress = progress
@@ -47,7 +47,7 @@ class Opening:
         history = await self._bring_history(ready.files)
         run_asked_at = "" if request.inputs.first_message is None else event_time()
         info = await self._begin(host, request)
-        await self._carrier.check(start.conversation.id, host.agent, history)
+        await self._transfer.check(start.conversation.id, host.agent, history)
         if request.inputs.first_message is not None and not request.is_of_other:
             await self._watch_first_answer(host, request)
         failures = await self._try_tool_servers(host, request.tool_servers)
@@ -112,7 +112,7 @@ class Opening:
         start = files.host.asked.start
         if start.task.request.fork_of is None:
             return None
-        return await self._carrier.bring(
+        return await self._transfer.bring(
             start.conversation.id,
             files.host.agent,
             old_dir=files.old_dir,

@@ -65,14 +65,14 @@ class AgentRequests:
         sandboxes: Sandboxes,
         secrets: SecretStore,
         lookup_tokens: LookupTokens,
-        grants: ModelTokens,
+        model_tokens: ModelTokens,
         progress: Progress,
         has_public_skills: bool,
     ) -> None:
         self._sandboxes = sandboxes
         self._secrets = secrets
         self._lookup_tokens = lookup_tokens
-        self._grants = grants
+        self._model_tokens = model_tokens
         self._progress = progress
         self._has_public_skills = has_public_skills
 
@@ -94,7 +94,7 @@ class AgentRequests:
         steps = recording_of(order)
         title_profile = await self._share_title_profile(host)
         model = chosen_model(order, settings)
-        lent = await self._grants.lend(sandbox, conversation_id, model)
+        lent = await self._model_tokens.lend(sandbox, conversation_id, model)
         if order.needs_lent_model and lent is model and secrets_of(model):
             raise StartRefused(_KEY_INSIDE)
         server = self._sandboxes.inside_url(sandbox)
@@ -137,7 +137,7 @@ class AgentRequests:
             await self._progress.note(start, f"title_llm_profile: there is no profile `{name}`")
             return None
         saved = msgspec.structs.replace(saved, api_key=saved.api_key or settings.llm_api_key)
-        lent = await self._grants.lend(host.sandbox, start.conversation.id, saved)
+        lent = await self._model_tokens.lend(host.sandbox, start.conversation.id, saved)
         llm = llm_to_agent(lent, usage_id="title", stream=False)
         try:
             await host.agent.save_profile(name, llm, hide=[*secrets_of(saved), *secrets_of(lent)])

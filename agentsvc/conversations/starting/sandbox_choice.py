@@ -49,7 +49,7 @@ class SandboxChooser:
         """
         start = asked.start
         user_id, order = start.task.user_id, start.task.request
-        if not await self._sandboxes.gate.is_limited_for(tx, user_id):
+        if not await self._sandboxes.admission.is_limited_for(tx, user_id):
             return
         named = order.sandbox_id or start.conversation.sandbox_id
         if named is not None:

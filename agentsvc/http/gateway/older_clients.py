@@ -16,7 +16,7 @@ from multidict import CIMultiDict
 
 from agentsvc.http.gateway import rewriting as rewrite
 from agentsvc.http.gateway import websocket_frames as frames
-from agentsvc.http.gateway.target import Place, Target
+from agentsvc.http.gateway.target import PortRequest, Target
 from agentsvc.http.keys import SDK_VERSION
 from agentsvc.http.sdk_versions import (
     HTTP_CLIENT,
@@ -45,7 +45,9 @@ class OlderClients:
     def __init__(self) -> None:
         self._seen: dict[str, Version] = {}
 
-    def adapt(self, request: web.Request, place: Place, sandbox_id: str, target: Target) -> Target:
+    def adapt(
+        self, request: web.Request, place: PortRequest, sandbox_id: str, target: Target
+    ) -> Target:
         """Return the target, changed if it is an older client's."""
         if place.port != AGENT_PORT:
             return target
@@ -77,7 +79,7 @@ class OlderClients:
         if len(self._seen) > _MOST_SANDBOXES:
             del self._seen[next(iter(self._seen))]
 
-    def _version(self, request: web.Request, place: Place, sandbox_id: str) -> Version | None:
+    def _version(self, request: web.Request, place: PortRequest, sandbox_id: str) -> Version | None:
         """Return which version reads the answer to a request; None where it is no older one's."""
         said = request.get(SDK_VERSION)
         if frames.is_upgrade(request) and place.path.startswith(_SOCKET):
@@ -91,7 +93,7 @@ def _is_sdk(request: web.Request) -> bool:
     return request.headers.get(hdrs.USER_AGENT, "").startswith(HTTP_CLIENT)
 
 
-def _is_old_socket(request: web.Request, place: Place) -> bool:
+def _is_old_socket(request: web.Request, place: PortRequest) -> bool:
     agent = request.headers.get(hdrs.USER_AGENT, "")
     has_key = bool(rewrite.find_parameters(place.query, rewrite.KEY_PARAMETER))
     return has_key and _SOCKET_CLIENT.match(agent) is not None

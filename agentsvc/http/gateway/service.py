@@ -17,7 +17,7 @@ from agentsvc.http.gateway.http_proxy import Forwarder
 from agentsvc.http.gateway.older_clients import OlderClients
 from agentsvc.http.gateway.request_lifetime import Lifetimes, with_client
 from agentsvc.http.gateway.target import (
-    Place,
+    PortRequest,
     Shown,
     Target,
     check,
@@ -72,7 +72,7 @@ class Gateway:
         return await self._admission.find_by_key(shown)
 
     async def serve(
-        self, request: web.Request, place: Place, sandbox_id: str
+        self, request: web.Request, place: PortRequest, sandbox_id: str
     ) -> web.StreamResponse:
         """Answer a request for a port of a sandbox."""
         check(request, place)
@@ -91,7 +91,7 @@ class Gateway:
             return await self._forwarder.forward(request, target)
 
     async def serve_late(
-        self, request: web.Request, place: Place, sandbox_id: str | None
+        self, request: web.Request, place: PortRequest, sandbox_id: str | None
     ) -> web.StreamResponse:
         """Answer a WebSocket whose first message has the key; it may name the sandbox, too."""
         client = Client(request)
@@ -113,7 +113,7 @@ class Gateway:
         return response
 
     async def _find_target(
-        self, request: web.Request, place: Place, sandbox_id: str, visitor: Visitor
+        self, request: web.Request, place: PortRequest, sandbox_id: str, visitor: Visitor
     ) -> Target:
         sandbox = await self._admission.get(visitor, sandbox_id)
         is_use = _is_use(request, place)
@@ -123,7 +123,7 @@ class Gateway:
 
     @contextlib.contextmanager
     def _in_use(
-        self, request: web.Request, place: Place, sandbox_id: str, visitor: Visitor
+        self, request: web.Request, place: PortRequest, sandbox_id: str, visitor: Visitor
     ) -> Iterator[None]:
         """Let the sandbox count as used while somebody works with it, as long as they may."""
         is_use = _is_use(request, place)
@@ -131,7 +131,7 @@ class Gateway:
         with using, self._admission.held(visitor, sandbox_id, lambda: _cut(request)):
             yield
 
-    async def _meet(self, client: Client, place: Place) -> Visitor | None:
+    async def _meet(self, client: Client, place: PortRequest) -> Visitor | None:
         """Return who a client is by its first message; one that says no key is let go."""
         life = with_client(client.request)
         try:
@@ -170,7 +170,7 @@ async def get_port(request: web.Request) -> web.StreamResponse:
     """Answer /sandboxes/{sandbox_id}/{port}/..., with any method."""
     _, _, sandbox_id, port, *path = request.rel_url.raw_path.split("/", 4)
     query = request.rel_url.raw_query_string
-    place = Place(port=port, path="/" + "".join(path), query=query)
+    place = PortRequest(port=port, path="/" + "".join(path), query=query)
     return await request.app[GATEWAY].serve(request, place, sandbox_id)
 
 
@@ -180,7 +180,7 @@ async def get_by_short_path(request: web.Request) -> web.StreamResponse:
     path = "".join(rest)
     first, _, inner = path.partition("/")
     port = _RUNTIME_PORTS.get(first, AGENT_PORT)
-    place = Place(
+    place = PortRequest(
         port=port,
         path=f"/{path if port == AGENT_PORT else inner}",
         query=request.rel_url.raw_query_string,
@@ -204,10 +204,12 @@ def divert(request: web.Request) -> Awaitable[web.StreamResponse | None] | None:
     query = request.rel_url.raw_query_string
     if not rewrite.is_agent_path(raw_path) or not (query or _may_be_for_sandbox(request)):
         return None
-    return _serve_root(request, Place(port=AGENT_PORT, path=raw_path, query=query, is_at_root=True))
+    return _serve_root(
+        request, PortRequest(port=AGENT_PORT, path=raw_path, query=query, is_at_root=True)
+    )
 
 
-async def _serve_root(request: web.Request, place: Place) -> web.StreamResponse | None:
+async def _serve_root(request: web.Request, place: PortRequest) -> web.StreamResponse | None:
     gateway = request.app[GATEWAY]
     shown = shown_keys(request, place)
     if shown.is_empty and _may_show_key_later(request, place):
@@ -229,7 +231,7 @@ def _show_key(request: web.Request, visitor: Visitor) -> None:
     show_key(request, sandbox.id if sandbox is not None else "")
 
 
-def _is_use(request: web.Request, place: Place) -> bool:
+def _is_use(request: web.Request, place: PortRequest) -> bool:
     """Whether somebody works with the sandbox; to look at its agent, or to follow it, is none."""
     if place.port != AGENT_PORT:
         return True
@@ -240,13 +242,13 @@ def _is_use(request: web.Request, place: Place) -> bool:
     return request.method not in (hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS)
 
 
-def _is_health_check(request: web.Request, place: Place) -> bool:
+def _is_health_check(request: web.Request, place: PortRequest) -> bool:
     """Whether this is what agent servers answer without a key, as published clients count on."""
     is_read = request.method in (hdrs.METH_GET, hdrs.METH_HEAD)
     return is_read and place.port == AGENT_PORT and place.path in _HEALTH_PATHS
 
 
-def _may_show_key_later(request: web.Request, place: Place) -> bool:
+def _may_show_key_later(request: web.Request, place: PortRequest) -> bool:
     """Whether the key may be the first message of a WebSocket.
 
     Not where sandbox and client would have to agree on a protocol first, nor at an origin of its

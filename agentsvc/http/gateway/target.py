@@ -40,7 +40,7 @@ _EDITOR_APART: Final = (
 )
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class PortRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a request is for: a port, and path and query there, all as they were sent."""
 
     port: str
@@ -93,7 +93,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
         return not (self.keys or self.sandbox_keys or self.login or self.port_token)
 
 
-def find_place(request: web.Request, origin: WorkOrigin) -> tuple[str, Place]:
+def find_place(request: web.Request, origin: WorkOrigin) -> tuple[str, PortRequest]:
     """Return the sandbox and the place that are meant at an origin; raises NotFound."""
     found = read_label(origin.label)
     target = request.get(SENT_TARGET, request.raw_path).partition("#")[0]
@@ -101,10 +101,10 @@ def find_place(request: web.Request, origin: WorkOrigin) -> tuple[str, Place]:
         raise NotFound
     sandbox_id, port = found
     path, _, query = target.partition("?")
-    return sandbox_id, Place(port=port, path=path, query=query, own_origin=origin)
+    return sandbox_id, PortRequest(port=port, path=path, query=query, own_origin=origin)
 
 
-def shown_keys(request: web.Request, place: Place) -> Shown:
+def shown_keys(request: web.Request, place: PortRequest) -> Shown:
     """Return every key a request shows, wherever published clients put one."""
     elsewhere = [*rewrite.find_parameters(place.query, rewrite.KEY_PARAMETER)]
     if place.port == EDITOR_PORT:
@@ -122,13 +122,13 @@ def shown_keys(request: web.Request, place: Place) -> Shown:
     )
 
 
-def shown_login(request: web.Request, place: Place, *, page_part: str = "") -> str:
+def shown_login(request: web.Request, place: PortRequest, *, page_part: str = "") -> str:
     """Return the token of the browser's login that a request shows, where logins count."""
     is_usual = not (place.own_origin or place.is_at_root or place.mount)
     return login_token(request, page_part=page_part) if is_usual else ""
 
 
-def check(request: web.Request, place: Place) -> None:
+def check(request: web.Request, place: PortRequest) -> None:
     """Refuse what cannot be passed on without a doubt about where it ends, or whom it shows a key."""
     if len(rewrite.find_parameters(place.query, rewrite.KEY_PARAMETER)) > MOST_QUERY_KEYS:
         raise BadRequest(f"There are more than {MOST_QUERY_KEYS} keys in the query")
@@ -151,7 +151,7 @@ def head_of(method: str, target: Target, fields: Iterable[tuple[str, str]]) -> b
 
 
 def make_target(
-    request: web.Request, sandbox: Sandbox, place: Place, *, keys: frozenset[str]
+    request: web.Request, sandbox: Sandbox, place: PortRequest, *, keys: frozenset[str]
 ) -> Target:
     """Return the request for a sandbox that runs; `keys` do not reach it.
 
@@ -190,7 +190,7 @@ def make_target(
             is_framed=_is_framed_editor(request, place),
             cookie=_cookie_of(sandbox, place),
         ),
-        confirm=request.app[SANDBOXES].confirmer.of(sandbox.backend, sandbox.handle, end),
+        confirm=request.app[SANDBOXES].identity_verifier.of(sandbox.backend, sandbox.handle, end),
         edit_body=_edit_of(request, sandbox, place.path) if is_agent else None,
     )
 
@@ -199,12 +199,12 @@ def _is_trusted(request: web.Request, port: str) -> bool:
     return port == EDITOR_PORT and request.app[CONFIG].gateway.trust_editors
 
 
-def _is_framed_editor(request: web.Request, place: Place) -> bool:
+def _is_framed_editor(request: web.Request, place: PortRequest) -> bool:
     own = place.own_origin
     return place.port == EDITOR_PORT and own is not None and own_origin.is_framed(request, own)
 
 
-def _cookie_of(sandbox: Sandbox, place: Place) -> str:
+def _cookie_of(sandbox: Sandbox, place: PortRequest) -> str:
     """Return the cookie that what a page loads next opens the port with; perhaps none."""
     key = sandbox.session_key.reveal()
     is_shown = key in rewrite.find_parameters(place.query, rewrite.KEY_PARAMETER)
@@ -221,7 +221,7 @@ def _edit_of(request: web.Request, sandbox: Sandbox, path: str) -> Callable[[byt
 
 
 def _inside(
-    request: web.Request, sandbox: Sandbox, place: Place, keys: frozenset[str]
+    request: web.Request, sandbox: Sandbox, place: PortRequest, keys: frozenset[str]
 ) -> tuple[str, str]:
     own = sandbox.session_key.reveal()
 

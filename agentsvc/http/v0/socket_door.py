@@ -1,4 +1,4 @@
-"""What a client of the event socket asks for, and the Socket.IO server, loaded when the first one connects.
+"""The Socket.IO server and the queries of its clients, loaded when the first one connects.
 
 It brings some hundred modules along, which a server that nobody asks for it has no use for.
 """

@@ -9,13 +9,13 @@ from msgspec import UNSET, UnsetType
 
 from agentsvc.base import MAX_INT, BadRequest, CapacityExceeded, InvalidRequest, NotFound
 from agentsvc.conversations import (
-    Change,
     ConversationStream,
     ConversationView,
     Delta,
     Mark,
     StartTask,
     StoredEvent,
+    StreamedChange,
     UserStream,
 )
 from agentsvc.http.following import Follow, Item, Items, Message
@@ -296,7 +296,7 @@ async def _changes(stream: UserStream, links: Links) -> Items:
     async with aclosing(stream.read()) as items:
         async for item in items:
             match item:
-                case Change():
+                case StreamedChange():
                     yield _from_change(item, links)
                 case Mark():
                     yield _from_mark(item, None)
@@ -318,7 +318,7 @@ def _from_mark(mark: Mark, last: int | None) -> Item:
             assert_never(mark)
 
 
-def _from_change(change: Change, links: Links) -> Message:
+def _from_change(change: StreamedChange, links: Links) -> Message:
     match change.value:
         case ConversationView():
             shown: Any = from_view(change.value, links)

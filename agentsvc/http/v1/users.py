@@ -177,6 +177,6 @@ async def _usage_of(request: web.Request, user_id: str) -> Usage:
     used = await request.app[QUOTAS].used(user_id)
     return Usage(
         quotas=copy_to(QuotaLimits, quotas),
-        running_sandboxes=await request.app[SANDBOXES].gate.count_of(user_id),
+        running_sandboxes=await request.app[SANDBOXES].admission.count_of(user_id),
         **msgspec.structs.asdict(used),
     )

@@ -15,7 +15,7 @@ from agentsvc.sandboxes.registry import BackendRegistry
 _NOT_ASKED: Final = Health(ok=False, reason="it was not asked yet")
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class Placed(msgspec.Struct, frozen=True, kw_only=True):
     """A backend, and the spec as it is there."""
 
     backend: str
@@ -24,7 +24,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 def places_of(
     registry: BackendRegistry, name: str, spec: Spec, config: SandboxesConfig
-) -> list[Place]:
+) -> list[Placed]:
     """Return where a sandbox of this spec may go; raises why it may go nowhere.
 
     The spec of each place asks for the isolation and the limits that are needed there.
@@ -33,7 +33,7 @@ def places_of(
     """
     members = registry.members(name)
     if members == (name,):
-        return [Place(backend=name, spec=checked(registry, name, spec, config))]
+        return [Placed(backend=name, spec=checked(registry, name, spec, config))]
     found, refusals = [], []
     is_down = False
     for member in members:
@@ -46,7 +46,7 @@ def places_of(
             is_down = is_down or exc.retryable
             refusals.append(f"`{member}`: {exc.message}")
         else:
-            found.append(Place(backend=member, spec=fitting))
+            found.append(Placed(backend=member, spec=fitting))
     if found:
         return found
     kind = BackendUnavailable if is_down else OrderRejected
@@ -54,8 +54,8 @@ def places_of(
 
 
 def choose(
-    places: Sequence[Place], *, limits: Limits, held: Collection[Held], wanted: Load
-) -> Place:
+    places: Sequence[Placed], *, limits: Limits, held: Collection[Held], wanted: Load
+) -> Placed:
     """Return the place with most room; where there is none, the one with fewest sandboxes."""
     by_name = {place.backend: place for place in places}
     state: Mapping[str, tuple[Room, Load]] = {

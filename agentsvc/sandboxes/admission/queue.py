@@ -18,7 +18,7 @@ from agentsvc.config import RoomConfig, SandboxesConfig
 from agentsvc.domain import WhenFull
 from agentsvc.sandboxes.admission import capacity
 from agentsvc.sandboxes.admission.capacity import Held, Limits, Load, Room
-from agentsvc.sandboxes.last_used import Usage
+from agentsvc.sandboxes.last_used import ActivityTracker
 from agentsvc.sandboxes.state import Sandbox
 from agentsvc.sandboxes.stores import SandboxStores
 from agentsvc.storage import Queryable, Transaction
@@ -40,7 +40,7 @@ class AdmissionQueue:
         supervisor: Supervisor,
         config: SandboxesConfig,
         rooms: Mapping[str, RoomConfig],
-        usage: Usage,
+        usage: ActivityTracker,
         let_in: LetIn,
     ) -> None:
         self._db = stores.db

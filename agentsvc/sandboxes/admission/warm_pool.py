@@ -83,7 +83,7 @@ class WarmPool:
         fits: Callable[[Transaction, Held], Awaitable[bool]],
     ) -> None:
         self._db = stores.db
-        self.table = stores.spares
+        self.table = stores.warm_pool
         self._registry = calls.registry
         self._calls = calls
         self._supervisor = supervisor
@@ -100,11 +100,11 @@ class WarmPool:
 
     # Giving away
 
-    async def claim(self, tx: Transaction, spec: Spec, backend: str) -> WarmSandbox | None:
-        """Give one away that is as a spec wants it, in the caller's transaction, or None."""
+    async def claim(self, tx: Transaction, sandbox: Sandbox) -> WarmSandbox | None:
+        """Give one away that is as this one is to be, in the caller's transaction, or None."""
         if not self._are_wanted():
             return None
-        wanted = core_of(spec)
+        spec, backend, wanted = sandbox.spec, sandbox.backend, core_of(sandbox.spec)
         for spare in await self.table.unclaimed(tx):
             if (
                 spare.state is WarmSandboxState.READY
@@ -179,12 +179,14 @@ class WarmPool:
             return
         async with self._lock:
             wanted = self._wanted()
-            spares = await self.table.unclaimed()
-            for spare in spares:
-                await self._look_at(spare, wanted, [one for one in spares if _is_like(one, spare)])
+            warm_pool = await self.table.unclaimed()
+            for spare in warm_pool:
+                await self._look_at(
+                    spare, wanted, [one for one in warm_pool if _is_like(one, spare)]
+                )
             for spec in wanted.values():
                 await self._fill(spec)
-            self._may_be_left = bool(spares)
+            self._may_be_left = bool(warm_pool)
 
     async def drain(self) -> None:
         """Remove all that nobody has; called when the server stops."""

@@ -47,7 +47,7 @@ from .children import (
     wake_on_child,
 )
 from .joining import let_in, limit_terminals, pid_of, way_in
-from .watch import Watch, be_expendable, expendable, hold
+from .watch import LimitWatch, be_expendable, expendable, hold
 
 VERSION: Final = 1
 """Of the orders, the state file and the socket's language."""
@@ -114,7 +114,7 @@ class Shim:
         self.state["cgroup"] = _join(self.orders["cgroup"])
         # What cannot be limited as ordered is not started: nobody is told that it is ready.
         hold(self.orders)
-        self.watch = Watch(self.orders, self._processes)
+        self.watch = LimitWatch(self.orders, self._processes)
         listener = _listen(self.orders["control"])
         wake = wake_on_child()
         try:

@@ -38,7 +38,7 @@ _SCORE: Final = Path("/proc/self/oom_score_adj")
 type Json = dict[str, Any]
 
 
-class Watch:
+class LimitWatch:
     """Looks after one sandbox's limits; `kills` is how many processes wanted too much memory.
 
     `processes` returns the pids of all that runs in it.

@@ -247,7 +247,7 @@ class Events:
 async def test_a_kill_for_want_of_memory_is_forgotten_when_its_container_starts_again() -> None:
     heard = {"Actor": {"ID": "c1"}, "time": 1767323046, "timeNano": 1767323046_000000001}
     events: Any = Events(heard)
-    listening = watch.Watch(events, new_id())
+    listening = watch.EngineWatch(events, new_id())
     listening.start()
     try:
         before = {"Id": "c1", "State": {"StartedAt": STARTED}}

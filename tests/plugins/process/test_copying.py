@@ -19,9 +19,9 @@ from tests.plugins.process.test_layers import make_place, whole
 
 if TYPE_CHECKING:
     from process.layers import Layers
-    from process.places import Place
+    from process.places import SandboxDirectory
 else:
-    Layers, Place = part("process.layers").Layers, part("process.places").Place
+    Layers, SandboxDirectory = part("process.layers").Layers, part("process.places").Place
 
 
 def copied(source: Path, tmp_path: Path) -> Path:
@@ -138,7 +138,7 @@ def test_directories_may_only_be_so_deep(tmp_path: Path) -> None:
         copied(tmp_path / "source", tmp_path)
 
 
-def make_other(tmp_path: Path) -> Place:
+def make_other(tmp_path: Path) -> SandboxDirectory:
     other = make_place(tmp_path, "other")
     (other.directory / "record.json").write_text(
         '{"instance_id":"i","sandbox_id":"other","created_at":"2026-01-01T00:00:00Z","temp":"",'

@@ -15,9 +15,9 @@ from tests.plugin_loading import part
 
 if TYPE_CHECKING:
     from process.layers import Layers
-    from process.places import Place
+    from process.places import SandboxDirectory
 else:
-    Layers, Place = part("process.layers").Layers, part("process.places").Place
+    Layers, SandboxDirectory = part("process.layers").Layers, part("process.places").Place
 
 MANY = 10**9
 
@@ -30,8 +30,8 @@ async def whole[T](ask: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(0.01)
 
 
-def make_place(top: Path, name: str) -> Place:
-    place = Place(directory=top / name)
+def make_place(top: Path, name: str) -> SandboxDirectory:
+    place = SandboxDirectory(directory=top / name)
     for path in (place.home, place.workspace):
         path.mkdir(parents=True)
     return place

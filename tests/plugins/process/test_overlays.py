@@ -19,10 +19,10 @@ from tests.plugins.process.test_layers import MANY, make_place, whole
 if TYPE_CHECKING:
     from process import overlays
     from process.layers import Layers
-    from process.places import Place
+    from process.places import SandboxDirectory
 else:
     overlays = part("process.overlays")
-    Layers, Place = part("process.layers").Layers, part("process.places").Place
+    Layers, SandboxDirectory = part("process.layers").Layers, part("process.places").Place
 
 FIRST, SECOND, THIRD = 1900000001, 1900000002, 1900000003
 
@@ -45,7 +45,7 @@ def layers(tmp_path: Path) -> Iterator[Layers]:
         pytest.skip(f"nothing can be mounted here: {found.overlays.why_not}")
     yield found
     for directory in tmp_path.iterdir():
-        found.overlays.unmount(Place(directory=directory))
+        found.overlays.unmount(SandboxDirectory(directory=directory))
     assert mounted(tmp_path) == []
 
 
@@ -65,13 +65,13 @@ async def keep(layers: Layers, top: Path, name: str = "a") -> Path:
     return top / ".layers" / name
 
 
-async def begun(layers: Layers, top: Path, name: str, user: int = SECOND) -> Place:
+async def begun(layers: Layers, top: Path, name: str, user: int = SECOND) -> SandboxDirectory:
     place = make_place(top, name)
     await whole(lambda: layers.begin(place, "a", user))
     return place
 
 
-def run_as(user: int, script: str, place: Place) -> str:
+def run_as(user: int, script: str, place: SandboxDirectory) -> str:
     """Run a script in the workspace of a sandbox as one who has no right of root's."""
     command = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "sh", "-ec"]
     # From within, since others may not go through the directories above.

@@ -114,7 +114,7 @@ async def test_a_pause_that_was_cut_short_is_finished_by_a_look(
     async with core_rig(tmp_path, use_cgroups=use_cgroups) as bench:
         handle = await bench.serve()
         await bench.run(handle, "sh", "-c", "(sleep 99 >/dev/null 2>&1 &)")
-        place = places.Place(directory=bench.directory(handle))
+        place = places.SandboxDirectory(directory=bench.directory(handle))
         place.write_pause(places.Pause(is_done=False))
         assert (await bench.backend.inspect(handle)).phase is Phase.PAUSED
         assert place.read_pause() == places.Pause(is_done=True)

@@ -64,7 +64,7 @@ async def test_a_create_that_was_cut_short_is_finished_by_the_next(
     bench: CoreRig, with_temp: bool
 ) -> None:
     sandbox_id = new_id()
-    place = places.Place(directory=bench.state_dir / sandbox_id)
+    place = places.SandboxDirectory(directory=bench.state_dir / sandbox_id)
     order = Order(sandbox_id=sandbox_id)
     record = places.new_record(bench.instance_id, order, root=places.temp_root(""), callback="")
     place.make(lambda: record)
@@ -82,7 +82,7 @@ async def test_a_temporary_directory_of_somebody_else_is_neither_used_nor_remove
     bench: CoreRig,
 ) -> None:
     sandbox_id = new_id()
-    place = places.Place(directory=bench.state_dir / sandbox_id)
+    place = places.SandboxDirectory(directory=bench.state_dir / sandbox_id)
     order = Order(sandbox_id=sandbox_id)
     record = places.new_record(bench.instance_id, order, root=places.temp_root(""), callback="")
     place.make(lambda: record)

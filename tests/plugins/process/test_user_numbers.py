@@ -86,7 +86,7 @@ def test_a_number_that_runs_something_on_this_machine_is_nobody_elses() -> None:
 
 
 def test_without_numbers_nobody_is_anybody_and_it_is_said_why() -> None:
-    found = bubblewrap.Found(program="/usr/bin/bwrap", shared="no namespaces")
+    found = bubblewrap.Probe(program="/usr/bin/bwrap", shared="no namespaces")
     there = users.find("7-9", found, {"a": 8})
     assert not there
     assert there.take("a", 8) == 0

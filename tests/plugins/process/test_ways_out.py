@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from process.backend import ProcessBackend
 from process.doors import Doors
-from process.places import Place, new_record
+from process.places import SandboxDirectory, new_record
 from process.users import Users
 
 from agentsvc.base.errors import BackendUnavailable, OrderRejected
@@ -141,7 +141,7 @@ async def test_nothing_inside_gets_to_the_door_itself(
         monkeypatch.setattr(Users, "take", lambda *_: 0)
     async with calling_back(tmp_path, "http://127.0.0.1:9") as bench:
         handle = await bench.create("sleep", "100", network=Network.NONE)
-        record = Place(directory=bench.directory(handle)).read_record()
+        record = SandboxDirectory(directory=bench.directory(handle)).read_record()
         assert record is not None
         if REFUSES_FILES:
             directory = os.open(bench.directory(handle) / "doors", os.O_PATH)
@@ -192,7 +192,7 @@ async def test_a_door_whose_opening_is_cancelled_at_any_moment_is_not_left_open(
     doors = Doors()
     for moment in itertools.count():
         order = Order(sandbox_id=new_id(), network=Network.NONE)
-        place = Place(directory=tmp_path / order.sandbox_id)
+        place = SandboxDirectory(directory=tmp_path / order.sandbox_id)
         record = place.make(partial(new_record, "bench", order, root=tmp_path, callback=""))
         async with asyncio.TaskGroup() as group:
             opening = group.create_task(doors.open(place, record))

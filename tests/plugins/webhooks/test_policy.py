@@ -16,7 +16,7 @@ from tests.plugin_loading import part
 if TYPE_CHECKING:
     from webhooks.courier import after_try, back_off, may_send
     from webhooks.model import Delivery, DeliveryState, Subscription
-    from webhooks.sender import Outcome, wait_seconds
+    from webhooks.sender import DeliveryResult, wait_seconds
     from webhooks.settings import WebhooksConfig
     from webhooks.signing import new_secret, sign
     from webhooks.targets import check_url
@@ -27,7 +27,7 @@ else:
     Delivery = part("webhooks.model").Delivery
     DeliveryState = part("webhooks.model").DeliveryState
     Subscription = part("webhooks.model").Subscription
-    Outcome = part("webhooks.sender").Outcome
+    DeliveryResult = part("webhooks.sender").Outcome
     wait_seconds = part("webhooks.sender").wait_seconds
     WebhooksConfig = part("webhooks.settings").WebhooksConfig
     new_secret = part("webhooks.signing").new_secret
@@ -53,7 +53,7 @@ DELIVERY = Delivery(
     due_at=NOW,
     settled_at=None,
 )
-FAILED = Outcome(is_delivered=False, status=500, reason="the receiver answered 500")
+FAILED = DeliveryResult(is_delivered=False, status=500, reason="the receiver answered 500")
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_delivery_is_given_up_at_an_age() -> None:
 
 
 def test_a_delivery_that_was_taken_is_done() -> None:
-    noted = after_try(DELIVERY, Outcome(is_delivered=True, status=204), CONFIG, NOW, 0.0)
+    noted = after_try(DELIVERY, DeliveryResult(is_delivered=True, status=204), CONFIG, NOW, 0.0)
     assert (noted.state, noted.status, noted.reason) == (DeliveryState.DELIVERED, 204, "")
 
 

@@ -12,9 +12,9 @@ from tests.plugin_loading import part
 from tests.receivers import Receiver
 
 if TYPE_CHECKING:
-    from webhooks.sender import Outcome, Sender
+    from webhooks.sender import DeliveryResult, Sender
 else:
-    Outcome = part("webhooks.sender").Outcome
+    DeliveryResult = part("webhooks.sender").Outcome
     Sender = part("webhooks.sender").Sender
 
 LOOPBACK = "127.0.0.1"
@@ -43,7 +43,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 
 async def send(
     names: Names, url: str, *, allows_private: bool = True, time_limit: float = 20
-) -> Outcome:
+) -> DeliveryResult:
     sender = Sender(
         time_limit=time_limit, allows_private=allows_private, most=4, lookup=names.look_up
     )
@@ -59,7 +59,7 @@ async def test_a_name_is_resolved_once_and_the_connection_goes_to_that_address(
 ) -> None:
     names = Names(LOOPBACK, "192.0.2.1")
     outcome = await send(names, f"http://receiver.example:{receiver.port}/hook")
-    assert outcome == Outcome(is_delivered=True, status=200)
+    assert outcome == DeliveryResult(is_delivered=True, status=200)
     assert names.asked == ["receiver.example"]
     assert receiver.received[0].headers["Host"] == f"receiver.example:{receiver.port}"
 
@@ -73,7 +73,7 @@ async def test_a_name_that_leads_inside_is_not_connected_to(
 ) -> None:
     url = f"http://receiver.example:{receiver.port}/hook"
     outcome = await send(Names(addresses), url, allows_private=False)
-    assert outcome == Outcome(
+    assert outcome == DeliveryResult(
         is_delivered=False, reason="the name leads to an address that is not public"
     )
     assert receiver.received == []
