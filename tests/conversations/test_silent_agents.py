@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tests.conversations.test_recorder import quiet, sandbox_of
+from tests.conversations.test_event_ingestor import quiet, sandbox_of
 from tests.service import Client, Service
 from tests.troubles import TroubledAgent, eventually
 
