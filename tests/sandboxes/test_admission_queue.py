@@ -17,6 +17,7 @@ from tests.service import Answer, Client, Service
 
 STARTS = "/api/v1/app-conversations"
 SANDBOXES = "/api/v1/sandboxes"
+SINCE = "in the queue, since the limit of the backend `fake` is reached"
 
 
 def limited(**fields: Any) -> Config:
@@ -102,7 +103,7 @@ async def test_a_pause_makes_room_and_a_resume_needs_it(full: Service) -> None:
     assert seen is not None
     assert (seen["status"], seen["status_detail"]) == (
         "STARTING",
-        "it waits for room: position 1 in the queue",
+        f"it waits for room: position 1 {SINCE}",
     )
     await client.delete(f"{SANDBOXES}/{second['id']}")
     await client.wait_for_sandbox(first["id"], "RUNNING")
@@ -116,7 +117,7 @@ async def test_starts_wait_in_turn_and_say_their_place_also_after_a_restart(
     tasks = [await client.start_task(when_full="queue") for _ in range(2)]
     waits = await position_of(client, tasks[1]["id"], 2)
     assert waits["status"] == "WAITING_FOR_SANDBOX"
-    assert waits["detail"] == "Waiting for room: position 2 in the queue"
+    assert waits["detail"] == f"Waiting for room: position 2 {SINCE}"
     await full.restart()
     assert (await position_of(client, tasks[0]["id"], 1))["status"] == "WAITING_FOR_SANDBOX"
     assert len(fake_world.sandboxes) == 1
@@ -142,7 +143,7 @@ async def test_one_that_waits_and_was_never_made_cannot_be_paused(full: Service)
     client = await admin(full)
     await start_sandbox(client)
     waits = await start_sandbox(client, when_full="queue")
-    assert waits["status_detail"] == "it waits for room: position 1 in the queue"
+    assert waits["status_detail"] == f"it waits for room: position 1 {SINCE}"
     answer = await client.post(f"{SANDBOXES}/{waits['id']}/pause")
     assert answer.status == 409
     assert "waits for room" in answer.json()["detail"]
@@ -164,7 +165,7 @@ async def test_a_limit_of_one_user_leaves_others_alone(
     await start_sandbox(bob)
     answer = await ann.post(SANDBOXES)
     assert (answer.status, answer.json()["code"]) == (429, "sandbox_limit_reached")
-    assert "yours" in answer.json()["detail"]
+    assert "your limit" in answer.json()["detail"]
     assert len(fake_world.sandboxes) <= 2
 
 

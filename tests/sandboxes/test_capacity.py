@@ -77,7 +77,7 @@ def test_each_limit_is_named_when_it_is_in_the_way() -> None:
     )
     wanted = held("new")
     assert limits.blocks([held("1")], wanted) is None
-    assert "yours" in (limits.blocks([held("1"), held("2", backend="c")], wanted) or "")
+    assert "your limit" in (limits.blocks([held("1"), held("2", backend="c")], wanted) or "")
     assert "`b`" in (limits.blocks([held("1", "bob"), held("2", "bob")], wanted) or "")
     others = [held(str(n), f"user {n}", backend="c") for n in range(3)]
     assert "server" in (limits.blocks(others, wanted) or "")

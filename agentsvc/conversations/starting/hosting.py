@@ -107,14 +107,15 @@ class Hosting:
         has_waited = False
         while True:
             seen = await self._sandboxes.find_any(sandbox_id)
-            position = await self._sandboxes.admission.find_position(sandbox_id)
-            if seen is None or position is None:
+            wait = await self._sandboxes.admission.find_wait(sandbox_id)
+            if seen is None or wait is None:
                 break
             has_waited = True
             # It does not keep others from working meanwhile.
             self._sandboxes.slots.leave(start.task.id)
             self._sandboxes.hold(start.task.id, seen)
-            await self._progress.set_position(start, position)
+            position, cause = wait
+            await self._progress.set_position(start, position, cause=cause)
             await self._sandboxes.wait_for(
                 sandbox_id,
                 partial(_differs_from, seen.reason),

@@ -76,12 +76,14 @@ class Progress:
         tx.after_commit(lambda: self._on_change(task))
 
     async def set_position(
-        self, start: Start, position: int | None, *, queue: str = "room"
+        self, start: Start, position: int | None, *, queue: str = "room", cause: str = ""
     ) -> None:
-        """Store the place in a queue, if it has changed; None is the end of the wait."""
-        if position == start.task.queue_position:
+        """Store the place in a queue and why, if they have changed; None is the end of the wait."""
+        since = f", since {cause}" if cause else ""
+        words = f"Waiting for {queue}: position {position} in the queue{since}"
+        detail = words if position else None
+        if position == start.task.queue_position and (not position or detail == start.task.detail):
             return
-        detail = f"Waiting for {queue}: position {position} in the queue" if position else None
         start.task = msgspec.structs.replace(
             start.task, queue_position=position, detail=detail, updated_at=now()
         )

@@ -99,13 +99,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """Return which limit stands in the way of one more, in words, or None if it fits."""
         of_user = total(one.load for one in held if one.user_id == wanted.user_id)
         if not fits(self.user, of_user, wanted.load):
-            return "as many sandboxes of yours run as may"
+            return "your limit of running sandboxes is reached"
         of_backend = total(one.load for one in held if one.backend == wanted.backend)
         if not fits(self.backends.get(wanted.backend, Room()), of_backend, wanted.load):
-            return f"the backend `{wanted.backend}` is full"
+            return f"the limit of the backend `{wanted.backend}` is reached"
         if not fits(self.server, total(one.load for one in held), wanted.load):
-            return "the server is full"
+            return "the server's limit of running sandboxes is reached"
         return None
+
+    def wait_reason(self, held: Collection[Held], waiting: Held) -> str:
+        """Return why one does not run yet, in words."""
+        return self.blocks(held, waiting) or "others are before it"
 
     def can_ever_hold(self, wanted: Held) -> bool:
         """Whether it would fit if nothing else ran."""

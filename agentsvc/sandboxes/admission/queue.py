@@ -119,7 +119,7 @@ class AdmissionQueue:
         waiting: Sequence[Held],
         when_full: WhenFull,
     ) -> None:
-        cause = self.limits.blocks(held, wanted) or "others wait for their turn"
+        cause = self.limits.wait_reason(held, wanted)
         if when_full is WhenFull.REJECT:
             raise SandboxLimitReached(f"No further sandbox may run now: {cause}")
         if when_full is WhenFull.PAUSE_IDLE and not await self.find_idle(tx, wanted):
@@ -176,14 +176,19 @@ class AdmissionQueue:
         """Let a sandbox wait no more, since nobody wants it to run."""
         await self._uses.clear_queued(tx, sandbox_id)
 
-    async def find_position(self, sandbox_id: str) -> int | None:
-        """Return the place of a sandbox among those that wait for its backend, or None."""
+    async def find_wait(self, sandbox_id: str) -> tuple[int, str] | None:
+        """Return the place of a sandbox among those that wait for its backend, and why it waits.
 
-        async def body(reader: Queryable) -> dict[str, int]:
-            waiting = await self._uses.waiting(reader)
-            return _places(waiting, await self._uses.held(reader))
+        None for one that does not wait.
+        """
 
-        return (await self._db.read(body)).get(sandbox_id) if self._may_wait else None
+        async def body(reader: Queryable) -> tuple[int, str] | None:
+            waiting, held = await self._uses.waiting(reader), await self._uses.held(reader)
+            place = _places(waiting, held).get(sandbox_id)
+            one = next((one for one in waiting if one.id == sandbox_id), None)
+            return (place, self.limits.wait_reason(held, one)) if place and one else None
+
+        return await self._db.read(body) if self._may_wait else None
 
     def look_soon(self) -> None:
         """Let in, in the background, whoever there is room for now."""
@@ -214,9 +219,11 @@ class AdmissionQueue:
         self, tx: Transaction, held: Sequence[Held], waiting: Sequence[Held]
     ) -> None:
         """Say in each record that waits which place it has, where that has changed."""
-        for sandbox_id, place in _places(waiting, held).items():
+        places = _places(waiting, held)
+        for one in waiting:
+            sandbox_id, cause = one.id, self.limits.wait_reason(held, one)
             before = await self._table.find(sandbox_id, tx)
-            reason = f"it waits for room: position {place} in the queue"
+            reason = f"it waits for room: position {places[sandbox_id]} in the queue, since {cause}"
             if before is None or before.reason == reason:
                 continue
             await self._table.set_reason(tx, sandbox_id, reason)
