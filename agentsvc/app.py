@@ -116,7 +116,7 @@ _FORGET_ARCHIVES_SECONDS: Final = 60.0
 _FORGET_ANSWERS_SECONDS: Final = 600.0
 _FORGET_EVENTS_SECONDS: Final = 600.0
 
-_PLACES: Final = web.AppKey("places", DataDirectory)
+_DATA_DIRECTORY: Final = web.AppKey("data_directory", DataDirectory)
 _INSTALLATION: Final = web.AppKey("installation", Installation)
 _VAULT: Final = web.AppKey("vault", Vault)
 _HOST: Final = web.AppKey("plugin_host", PluginHost)
@@ -145,7 +145,7 @@ async def build_app(
     app[keys.CATALOGUE] = Catalogue()
     app[LIVE] = LiveAnswers()
     app[FIRST_MESSAGE_AUTH] = FirstMessageAuth(time_limit=config.server.first_message_seconds)
-    app[_PLACES] = DataDirectory(path=data_dir)
+    app[_DATA_DIRECTORY] = DataDirectory(path=data_dir)
     app[_HOST] = plugins or _load_plugins(config)
     app[_EXTENSIONS] = make_extensions(app[_HOST], config)
     install(
@@ -214,9 +214,9 @@ def _add_routes(app: web.Application, config: Config) -> None:
 
 
 async def _database(app: web.Application) -> AsyncIterator[None]:
-    config, places = app[keys.CONFIG], app[_PLACES]
-    places.prepare()
-    app[_INSTALLATION] = installation = await Installation.open(places)
+    config, data_directory = app[keys.CONFIG], app[_DATA_DIRECTORY]
+    data_directory.prepare()
+    app[_INSTALLATION] = installation = await Installation.open(data_directory)
     app[_VAULT] = vault = installation.vault
     app[keys.DATABASE] = database = installation.database
     app[keys.KEYRING] = KeyRing(database)
@@ -241,12 +241,12 @@ async def _database(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _backends(app: web.Application) -> AsyncIterator[None]:
-    places = app[_PLACES]
+    data_directory = app[_DATA_DIRECTORY]
     app[keys.BACKENDS] = registry = BackendRegistry.build(
         app[_HOST],
         app[keys.CONFIG],
         instance_id=app[_INSTALLATION].read_id(),
-        state_dir=places.backends,
+        state_dir=data_directory.backends,
         owner_key=Owners(app[keys.DATABASE], app[_VAULT], app[keys.SETTINGS]).find_key,
     )
     try:
@@ -279,7 +279,7 @@ async def _git_providers(app: web.Application) -> AsyncIterator[None]:
         trusts=partial(_is_admin, app),
         more=git_hosts_of(app[_EXTENSIONS]),
     )
-    await providers.open(app[_PLACES].checkouts)
+    await providers.open(app[_DATA_DIRECTORY].checkouts)
     yield
     await providers.close()
 
@@ -309,7 +309,7 @@ async def _sandboxes(app: web.Application) -> AsyncIterator[None]:
     )
     app[keys.ARCHIVES] = Archives(
         db=app[keys.DATABASE],
-        directory=app[_PLACES].archives,
+        directory=app[_DATA_DIRECTORY].archives,
         sandboxes=sandboxes,
         agents=app[_AGENTS],
         supervisor=app[keys.SUPERVISOR],

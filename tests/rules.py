@@ -17,7 +17,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[1]
 CODE: Final = ("agentsvc", "plugins")
 
-MOST_LINES: Final = 75_270
+MOST_LINES: Final = 75_293
 """Lines of code without blank lines, comments and docstrings. The aim is 40,000: only a new feature may raise it."""
 MOST_PACKAGES: Final = 16
 MOST_MODULES: Final = 4

@@ -31,7 +31,7 @@ def command(
         query = EntryQuery(user_id=user_id, text=text, is_refused=refused or None)
         return (await AuditLog(database).search(query, limit=limit))[0]
 
-    rows = [_row(entry) for entry in run_on(where.places(), body)]
+    rows = [_row(entry) for entry in run_on(where.data_directory(), body)]
     print_table(_TITLES, rows, as_json=as_json)
 
 

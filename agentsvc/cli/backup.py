@@ -43,19 +43,19 @@ def command(*, file: Path, without_key: bool, archives: bool, where: Where) -> N
     the master key in it, who can read FILE can read all stored secrets. What is in sandboxes is not in
     it.
     """
-    places = where.places()
+    data_directory = where.data_directory()
     draft = file.with_name(f".{file.name}.new")
     try:
         with tempfile.TemporaryDirectory(dir=file.absolute().parent) as scratch:
             copy = Path(scratch, DATABASE)
-            copy_running(places.database, copy)
+            copy_running(data_directory.database, copy)
             if problems := check_file(copy):
                 hint = "run `agentsvc db check`; restore an older backup if that says the same"
                 raise CommandFailed(f"the database is damaged: {problems[0]}", hint)
             draft.unlink(missing_ok=True)
             descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
             with os.fdopen(descriptor, "wb") as opened:
-                _pack(opened, copy, places, has_key=not without_key, has_archives=archives)
+                _pack(opened, copy, data_directory, has_key=not without_key, has_archives=archives)
                 opened.flush()
                 os.fsync(opened.fileno())
             draft.replace(file)
@@ -69,7 +69,7 @@ def command(*, file: Path, without_key: bool, archives: bool, where: Where) -> N
 def _pack(
     opened: io.BufferedWriter,
     copy: Path,
-    places: DataDirectory,
+    data_directory: DataDirectory,
     *,
     has_key: bool,
     has_archives: bool,
@@ -81,11 +81,11 @@ def _pack(
         head.size = len(text)
         archive.addfile(head, io.BytesIO(text))
         archive.add(copy, DATABASE)
-        archive.add(places.instance_id, INSTANCE_ID)
+        archive.add(data_directory.instance_id, INSTANCE_ID)
         if has_key:
-            archive.add(places.master_key, MASTER_KEY)
-        if has_archives and places.archives.is_dir():
-            archive.add(places.archives, ARCHIVES, filter=_only_saved)
+            archive.add(data_directory.master_key, MASTER_KEY)
+        if has_archives and data_directory.archives.is_dir():
+            archive.add(data_directory.archives, ARCHIVES, filter=_only_saved)
 
 
 def _only_saved(member: tarfile.TarInfo) -> tarfile.TarInfo | None:

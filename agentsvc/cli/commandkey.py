@@ -15,17 +15,17 @@ _NAME: Final = "command line"
 _HINT: Final = "name a key with --key; `agentsvc keys create --user NAME` makes one"
 
 
-def make_key(places: DataDirectory) -> Secret:
+def make_key(data_directory: DataDirectory) -> Secret:
     """Make a key of this machine's administrator, and keep it in the data directory.
 
     Who can read that directory can make keys anyway.
     """
-    key = run_on(places, _make_key)
+    key = run_on(data_directory, _make_key)
     try:
-        replace_private(places.command_key, f"{key.reveal()}\n")
+        replace_private(data_directory.command_key, f"{key.reveal()}\n")
     except OSError as exc:
         raise StartFailed(
-            f"the key cannot be kept ({exc.strerror}): {places.command_key}", hint=_HINT
+            f"the key cannot be kept ({exc.strerror}): {data_directory.command_key}", hint=_HINT
         ) from exc
     return key
 

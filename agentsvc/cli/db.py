@@ -19,26 +19,26 @@ def command() -> None:
 @where_options
 def check(where: Where) -> None:
     """Check the database, on a copy of this moment; the server may run."""
-    places = where.places()
-    with tempfile.TemporaryDirectory(dir=places.path, prefix="check-") as scratch:
-        copy = Path(scratch, places.database.name)
-        copy_running(places.database, copy)
+    data_directory = where.data_directory()
+    with tempfile.TemporaryDirectory(dir=data_directory.path, prefix="check-") as scratch:
+        copy = Path(scratch, data_directory.database.name)
+        copy_running(data_directory.database, copy)
         problems = check_file(copy)
     for problem in problems:
         click.echo(problem)
     if problems:
         hint = "keep it, and restore the last good backup with `agentsvc restore`"
-        raise CommandFailed(f"the database is damaged: {places.database}", hint)
-    click.echo(f"fine: {places.database}", err=True)
+        raise CommandFailed(f"the database is damaged: {data_directory.database}", hint)
+    click.echo(f"fine: {data_directory.database}", err=True)
 
 
 @command.command(epilog=example("agentsvc db vacuum"))
 @where_options
 def vacuum(where: Where) -> None:
     """Write the database anew; the server has to be stopped, and the disk needs room for a copy."""
-    places = where.places()
-    with lock_data_dir(places.path):
-        before = places.database.stat().st_size
-        vacuum_file(places.database)
-    after = places.database.stat().st_size
-    click.echo(f"{before} bytes before, {after} bytes now: {places.database}", err=True)
+    data_directory = where.data_directory()
+    with lock_data_dir(data_directory.path):
+        before = data_directory.database.stat().st_size
+        vacuum_file(data_directory.database)
+    after = data_directory.database.stat().st_size
+    click.echo(f"{before} bytes before, {after} bytes now: {data_directory.database}", err=True)

@@ -67,9 +67,9 @@ def create(
         expires_at = now() + timedelta(days=days) if days else None
         return await keys.create_key(user_id, name, scope=KeyScope(scope), expires_at=expires_at)
 
-    places = where.places()
-    with secret_output(output, places.path, "key") as shown:
-        key, value = run_on(places, body, noted=("keys create", f"user {user}, {name}"))
+    data_directory = where.data_directory()
+    with secret_output(output, data_directory.path, "key") as shown:
+        key, value = run_on(data_directory, body, noted=("keys create", f"user {user}, {name}"))
         shown.tell(f"key {key.id} of user `{user}`", value.reveal())
 
 
@@ -89,7 +89,7 @@ def list_keys(*, as_json: bool, where: Where) -> None:
             f"{key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never",
             _state(key),
         )
-        for key in run_on(where.places(), lambda database: KeyRing(database).list_keys())
+        for key in run_on(where.data_directory(), lambda database: KeyRing(database).list_keys())
     ]
     titles = ("ID", "USER", "NAME", "SCOPE", "KEY", "CREATED (UTC)", "LAST USED", "STATE")
     print_table(titles, rows, as_json=as_json)
@@ -109,7 +109,7 @@ def revoke(key_id: int, where: Where) -> None:
                 f"there is no key {key_id}", "run `agentsvc keys list` to see them"
             ) from exc
 
-    run_on(where.places(), body, noted=("keys revoke", f"{key_id}"))
+    run_on(where.data_directory(), body, noted=("keys revoke", f"{key_id}"))
     click.echo(f"key {key_id} is revoked", err=True)
 
 
@@ -137,7 +137,7 @@ def approve(code: str, user: str | None, where: Where) -> None:
             ) from exc
         return name
 
-    name = run_on(where.places(), body, noted=("keys approve", code))
+    name = run_on(where.data_directory(), body, noted=("keys approve", code))
     click.echo(f"the program is logged in as `{name}`", err=True)
 
 
@@ -149,9 +149,9 @@ def rotate_master(where: Where) -> None:
     The server has to be stopped. The former key stays beside the new one: older backups need it.
     Sandboxes that run lose their access to tokens of git providers until they are resumed.
     """
-    places = where.places()
-    with lock_data_dir(places.path):
-        former = asyncio.run(change_master_key(places))
+    data_directory = where.data_directory()
+    with lock_data_dir(data_directory.path):
+        former = asyncio.run(change_master_key(data_directory))
     click.echo(f"the master key is a new one; the former one is {former}", err=True)
 
 

@@ -76,7 +76,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
         """Read the configuration."""
         return load_config(self.config_file, server__data_dir=self.data_dir)
 
-    def places(self) -> DataDirectory:
+    def data_directory(self) -> DataDirectory:
         """Return the data directory; raises StartFailed where there is none."""
         return existing_data_dir(self.load())
 

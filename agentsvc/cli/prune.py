@@ -95,8 +95,8 @@ def command(
             events_before=now() - events_older_than if events_older_than else None,
             sandboxes_before=now() - sandboxes_idle_for if sandboxes_idle_for else None,
         )
-    places = existing_data_dir(loaded)
-    events, conversations, idle = asyncio.run(_look(places, rules))
+    data_directory = existing_data_dir(loaded)
+    events, conversations, idle = asyncio.run(_look(data_directory, rules))
     rows = [(one.id, one.user_name, moment(one.used_at)) for one in idle]
     for line in columns(("SANDBOX", "USER", "USED LAST (UTC)"), rows) if rows else ():
         click.echo(line)
@@ -105,7 +105,7 @@ def command(
         click.echo(f"would delete {what}" if dry_run else "nothing is old enough", err=True)
         return
     confirm(f"Delete {what}?", is_agreed=yes)
-    events, sandboxes = asyncio.run(_delete(places, rules))
+    events, sandboxes = asyncio.run(_delete(data_directory, rules))
     click.echo(f"deleted {events} events; {sandboxes} sandboxes are being deleted", err=True)
 
 
@@ -118,9 +118,9 @@ def _configured(config: Config) -> Rules:
     )
 
 
-async def _look(places: DataDirectory, rules: Rules) -> tuple[int, int, list[IdleSandbox]]:
+async def _look(data_directory: DataDirectory, rules: Rules) -> tuple[int, int, list[IdleSandbox]]:
     """Return how many events of how many conversations the rules apply to, and which sandboxes."""
-    async with await Installation.open(places) as installation:
+    async with await Installation.open(data_directory) as installation:
         database = installation.database
         events, conversations = (0, 0)
         if rules.events_before is not None:
@@ -138,8 +138,8 @@ async def _find_sandboxes(installation: Installation, rules: Rules) -> list[Idle
     return []
 
 
-async def _delete(places: DataDirectory, rules: Rules) -> tuple[int, int]:
-    async with await Installation.open(places) as installation:
+async def _delete(data_directory: DataDirectory, rules: Rules) -> tuple[int, int]:
+    async with await Installation.open(data_directory) as installation:
         database = installation.database
         events = 0
         if rules.events_before is not None:

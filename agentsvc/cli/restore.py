@@ -73,14 +73,14 @@ def command(*, file: Path, key_file: Path | None, where: Where) -> None:
     Sandboxes of the former machine are shown as gone.
     """
     loaded = where.load()
-    places, limits = data_dir_of(loaded), loaded.config.archives
+    data_directory, limits = data_dir_of(loaded), loaded.config.archives
     bounds = Bounds(unpacked_bytes=limits.max_unpacked_bytes, files=limits.max_files)
-    if places.database.exists():
+    if data_directory.database.exists():
         hint = "name another directory with --data-dir, or move that database away"
-        raise CommandFailed(f"there is a database in {places.path} already", hint)
+        raise CommandFailed(f"there is a database in {data_directory.path} already", hint)
     with (
-        _prepared(places),
-        tempfile.TemporaryDirectory(dir=places.path, prefix="restore-") as scratch,
+        _prepared(data_directory),
+        tempfile.TemporaryDirectory(dir=data_directory.path, prefix="restore-") as scratch,
     ):
         restored = DataDirectory(path=Path(scratch))
         unpack(file, restored.path)
@@ -88,24 +88,26 @@ def command(*, file: Path, key_file: Path | None, where: Where) -> None:
             shutil.copyfile(key_file, restored.master_key)
             restored.master_key.chmod(0o600)
         _check(file, restored, bounds)
-        _move_in(restored.path, places.path)
-    click.echo(f"restored to {places.path}; start it with `agentsvc serve`", err=True)
+        _move_in(restored.path, data_directory.path)
+    click.echo(f"restored to {data_directory.path}; start it with `agentsvc serve`", err=True)
 
 
 @contextlib.contextmanager
-def _prepared(places: DataDirectory) -> Iterator[None]:
+def _prepared(data_directory: DataDirectory) -> Iterator[None]:
     """Make and lock a data directory; after a failure it is as it was before."""
-    made = [path for path in (places.path, *places.path.parents) if not path.exists()]
-    mode = None if made else stat.S_IMODE(places.path.stat().st_mode)
-    lock = places.path / "lock"
+    made = [
+        path for path in (data_directory.path, *data_directory.path.parents) if not path.exists()
+    ]
+    mode = None if made else stat.S_IMODE(data_directory.path.stat().st_mode)
+    lock = data_directory.path / "lock"
     had_lock = lock.exists()
     with contextlib.ExitStack() as undo:
         for path in reversed(made):
             undo.callback(_remove_empty, path)
         if mode is not None:
-            undo.callback(places.path.chmod, mode)
-        places.prepare()
-        with lock_data_dir(places.path):
+            undo.callback(data_directory.path.chmod, mode)
+        data_directory.prepare()
+        with lock_data_dir(data_directory.path):
             if not had_lock:
                 undo.callback(lock.unlink)
             yield

@@ -110,15 +110,15 @@ def command(
     if bootstrap_key is not None:
         masker.add(bootstrap_key)
     _warn_of_vulnerabilities()
-    places = data_dir_of(loaded)
+    data_directory = data_dir_of(loaded)
     raise_open_files()
     with bind(loaded.config.server.host, loaded.config.server.port) as listener:
-        places.prepare()
-        with lock_data_dir(places.path):
+        data_directory.prepare()
+        with lock_data_dir(data_directory.path):
             config = with_addresses(loaded.config, listener)
             greet = partial(_greet, loaded, listener, bootstrap_key, masker)
             reload = Reload(manager, loaded, read)
-            _run(_serve(config, places, listener, manager, reload=reload, greet=greet))
+            _run(_serve(config, data_directory, listener, manager, reload=reload, greet=greet))
 
 
 def _warn_of_vulnerabilities() -> None:
@@ -206,12 +206,14 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def ensure_first_key(places: DataDirectory, bootstrap_key: Secret | None) -> Secret | None:
+async def ensure_first_key(
+    data_directory: DataDirectory, bootstrap_key: Secret | None
+) -> Secret | None:
     """Make the first admin and their key; return it, or None where there are keys already.
 
     Raises StartFailed, before it makes any, where the master key is not the right one.
     """
-    async with await Installation.open(places) as installation:
+    async with await Installation.open(data_directory) as installation:
         return await _first_key(KeyRing(installation.database), bootstrap_key)
 
 
@@ -233,23 +235,27 @@ async def _greet(
     app: web.Application,
 ) -> None:
     """Say where everything is, and at the first start how to get in."""
-    places = data_dir_of(loaded)
+    data_directory = data_dir_of(loaded)
     first_key = await _first_key(app[KEYRING], bootstrap_key)
     if first_key is not None:
         masker.add(first_key)
     if first_key is not None and bootstrap_key is None:
         link = await _make_login_link(app, listener, first_key)
         masker.add(Secret(link.rpartition("=")[2]))
-        _hand_over(places, first_key, link)
-    elif places.first_key.exists():
-        click.echo(f"note: the first key is still in {places.first_key}; delete it", err=True)
-    click.echo(f"  database    {places.database}")
-    click.echo(f"  master key  {places.master_key} (keep a copy: it opens the stored secrets)")
+        _hand_over(data_directory, first_key, link)
+    elif data_directory.first_key.exists():
+        click.echo(
+            f"note: the first key is still in {data_directory.first_key}; delete it", err=True
+        )
+    click.echo(f"  database    {data_directory.database}")
+    click.echo(
+        f"  master key  {data_directory.master_key} (keep a copy: it opens the stored secrets)"
+    )
     click.echo("  logs        standard error")
     click.echo(f"  config      {loaded.path or 'defaults, no file was read'}\n")
 
 
-def _hand_over(places: DataDirectory, key: Secret, link: str) -> None:
+def _hand_over(data_directory: DataDirectory, key: Secret, link: str) -> None:
     """Show the first key and a login link, or keep them in a file where nobody looks on."""
     ways = (
         f"Its admin API key, shown only this once:\n\n    {key.reveal()}\n\n"
@@ -259,14 +265,14 @@ def _hand_over(places: DataDirectory, key: Secret, link: str) -> None:
         click.echo(f"This is a new installation. {ways}")
         return
     try:
-        replace_private(places.first_key, ways)
+        replace_private(data_directory.first_key, ways)
     except OSError as exc:
         raise StartFailed(
-            f"the first key cannot be kept ({exc.strerror}): {places.first_key}",
+            f"the first key cannot be kept ({exc.strerror}): {data_directory.first_key}",
             hint=f"{hint_against(exc)}; then make a key: agentsvc keys create --user {FIRST_USER}",
         ) from exc
     click.echo("This is a new installation. Its admin API key and a login link are in")
-    click.echo(f"\n    {places.first_key}\n")
+    click.echo(f"\n    {data_directory.first_key}\n")
     click.echo("which only this user can read; delete it when you have them.\n")
 
 
@@ -303,7 +309,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def _serve(
     config: Config,
-    places: DataDirectory,
+    data_directory: DataDirectory,
     listener: socket.socket,
     manager: Manager,
     *,
@@ -314,7 +320,7 @@ async def _serve(
     _cancel_on_signal()
     # What is made until it is ready is not garbage.
     gc.disable()
-    app = await build_app(config, data_dir=places.path)
+    app = await build_app(config, data_dir=data_directory.path)
     grace_seconds = config.server.shutdown_grace_seconds
     prefix = prefix_of(config.server.public_url)
     most = config.limits.connections_per_sandbox
@@ -328,10 +334,10 @@ async def _serve(
             await greet(app)
             here = url_of(listener)
             await _listen(runner, listener, config)
-            former = await _former_addresses(config, places, app)
+            former = await _former_addresses(config, data_directory, app)
             for one in held.enter_context(callbacks.bound(former, bind)):
                 await runner.listen(one)
-            note_url(places, here)
+            note_url(data_directory, here)
             url = config.server.public_url or here
             click.echo(f"agentsvc {__version__} is ready: {url} ({_held(app, config)})")
             _stay_in_touch(app, manager, reload)
@@ -370,23 +376,25 @@ def _stay_in_touch(app: web.Application, manager: Manager, reload: Callable[[], 
         app[SUPERVISOR].loop("watchdog", beat, every_seconds=manager.beat_seconds)
 
 
-def note_url(places: DataDirectory, url: str) -> None:
+def note_url(data_directory: DataDirectory, url: str) -> None:
     """Tell commands that are called beside the server where it is; without that they need --url."""
     try:
-        places.url.write_text(f"{url}\n")
+        data_directory.url.write_text(f"{url}\n")
     except OSError as exc:
         log.warning("server URL not written to the data directory", extra={"reason": str(exc)})
 
 
 async def _former_addresses(
-    config: Config, places: DataDirectory, app: web.Application
+    config: Config, data_directory: DataDirectory, app: web.Application
 ) -> list[callbacks.Address]:
     current = callbacks.address_of(config.server.internal_url)
     if current[1] != config.server.port:
         # They call by way of something else, which has not moved.
         return []
     has_sandboxes = await app[SANDBOXES].any_exist()
-    return callbacks.remember(places.callback_addresses, current, has_sandboxes=has_sandboxes)
+    return callbacks.remember(
+        data_directory.callback_addresses, current, has_sandboxes=has_sandboxes
+    )
 
 
 async def _listen(runner: Runner, listener: socket.socket, config: Config) -> None:

@@ -123,8 +123,8 @@ def find_api(chosen: ServerChoice) -> Api | None:
         url, key = login.url, key or login.key
     if url and key:
         return Api(url, Secret(key))
-    places = data_dir_of(load_config(chosen.config_file, server__data_dir=chosen.data_dir))
-    local = _read(places.url) if places.is_in_use() else ""
+    data_directory = data_dir_of(load_config(chosen.config_file, server__data_dir=chosen.data_dir))
+    local = _read(data_directory.url) if data_directory.is_in_use() else ""
     if not url and not local:
         return None
     if key:
@@ -133,11 +133,11 @@ def find_api(chosen: ServerChoice) -> Api | None:
         raise CommandFailed(
             f"there is no key for {url}", f"name it with --key, or in {KEY_VARIABLE}"
         )
-    known = _read(places.command_key)
+    known = _read(data_directory.command_key)
     return Api(
         local,
-        Secret(known) if known else make_key(places),
-        renew=(lambda: make_key(places)) if known else None,
+        Secret(known) if known else make_key(data_directory),
+        renew=(lambda: make_key(data_directory)) if known else None,
     )
 
 
@@ -150,9 +150,9 @@ def get_api(chosen: ServerChoice) -> Api:
     return api
 
 
-def make_key(places: DataDirectory) -> Secret:
+def make_key(data_directory: DataDirectory) -> Secret:
     """Make a key for commands, and keep it; what that takes is loaded only then."""
-    key: Secret = importlib.import_module("agentsvc.cli.commandkey").make_key(places)
+    key: Secret = importlib.import_module("agentsvc.cli.commandkey").make_key(data_directory)
     return key
 
 

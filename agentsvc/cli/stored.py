@@ -12,11 +12,11 @@ from agentsvc.storage import Database
 
 def places_of(data_dir: str | None, config_file: Path | None) -> DataDirectory:
     """Return the data directory that the options mean; raises StartFailed where there is none."""
-    return Where(data_dir=data_dir, config_file=config_file).places()
+    return Where(data_dir=data_dir, config_file=config_file).data_directory()
 
 
 def run_on[T](
-    places: DataDirectory,
+    data_directory: DataDirectory,
     body: Callable[[Database], Awaitable[T]],
     *,
     noted: tuple[str, str] | None = None,
@@ -24,7 +24,7 @@ def run_on[T](
     """Return what `body` returns of the database; what was done, and to what, may be noted."""
 
     async def opened() -> T:
-        database = await Database.open(places.database)
+        database = await Database.open(data_directory.database)
         try:
             result = await body(database)
             if noted is not None:

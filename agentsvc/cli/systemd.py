@@ -67,13 +67,20 @@ def command(user: str | None, where: Where) -> None:
     `systemctl reload agentsvc` reads the configuration again.
     """
     loaded = where.load()
-    places = data_dir_of(loaded)
-    parts = [sys.executable, "-m", "agentsvc", "serve", "--data-dir", str(places.path.absolute())]
+    data_directory = data_dir_of(loaded)
+    parts = [
+        sys.executable,
+        "-m",
+        "agentsvc",
+        "serve",
+        "--data-dir",
+        str(data_directory.path.absolute()),
+    ]
     if loaded.path is not None:
         parts += ["--config", str(loaded.path.absolute())]
     # In a unit, a percent sign begins a specifier.
     line = shlex.join(parts).replace("%", "%%")
-    directory = str(places.path.absolute()).replace("%", "%%")
+    directory = str(data_directory.path.absolute()).replace("%", "%%")
     click.echo(
         _UNIT.format(
             command=line,

@@ -63,7 +63,11 @@ def command() -> None:
 def create(name: str, role: str, where: Where) -> None:
     """Add a user; `agentsvc keys create --user NAME` makes a key for the user."""
     noted = ("users create", name)
-    run_on(where.places(), lambda database: Users(database).create(name, Role(role)), noted=noted)
+    run_on(
+        where.data_directory(),
+        lambda database: Users(database).create(name, Role(role)),
+        noted=noted,
+    )
     click.echo(f"user `{name}` is added as {role}", err=True)
 
 
@@ -74,7 +78,7 @@ def list_users(*, as_json: bool, where: Where) -> None:
     """List all users."""
     rows = [
         (user.id, user.name, user.role.value, f"{user.created_at:%Y-%m-%d %H:%M}", _state_of(user))
-        for user in run_on(where.places(), lambda database: Users(database).list_all())
+        for user in run_on(where.data_directory(), lambda database: Users(database).list_all())
     ]
     print_table(("ID", "NAME", "ROLE", "CREATED (UTC)", "STATE"), rows, as_json=as_json)
 
@@ -107,7 +111,7 @@ def change(
             await quotas.set(user.id, msgspec.structs.replace(now, **given))
         return user
 
-    user = run_on(where.places(), body, noted=("users set", name))
+    user = run_on(where.data_directory(), body, noted=("users set", name))
     click.echo(f"user `{user.name}` is {user.role}", err=True)
 
 
@@ -122,7 +126,7 @@ def show(name: str, *, as_json: bool, where: Where) -> None:
         user, quotas = await Users(database).get_named(name), QuotaStore(database)
         return user, await quotas.get(user.id), await quotas.used(user.id)
 
-    user, quotas, used = run_on(where.places(), body)
+    user, quotas, used = run_on(where.data_directory(), body)
     rows = [
         ("role", user.role.value),
         ("state", _state_of(user)),
@@ -177,8 +181,8 @@ def delete(*, name: str, with_owned: bool, yes: bool, where: Where) -> None:
         user = await Users(database).get_named(name)
         return await let_go(database, user.id, with_owned=with_owned)
 
-    places = where.places()
-    departure = run_on(places, body, noted=("users delete", name))
+    data_directory = where.data_directory()
+    departure = run_on(data_directory, body, noted=("users delete", name))
     if departure.is_over:
         click.echo(f"user `{name}` is deleted", err=True)
         return
@@ -202,4 +206,4 @@ def _block(where: Where, name: str, *, noted: str, is_blocked: bool) -> None:
         user = await users.get_named(name)
         return await users.change(user.id, UserPatch(is_blocked=is_blocked))
 
-    run_on(where.places(), body, noted=(noted, name))
+    run_on(where.data_directory(), body, noted=(noted, name))

@@ -50,26 +50,26 @@ _ID: Final = re.compile(r"[0-9a-fA-F]{32}")
 class Installation:
     """The open database of a data directory, and the vault that opens what is sealed in it."""
 
-    def __init__(self, places: DataDirectory, database: Database, vault: Vault) -> None:
-        self._places = places
+    def __init__(self, data_directory: DataDirectory, database: Database, vault: Vault) -> None:
+        self._data_directory = data_directory
         self.database = database
         self.vault = vault
 
     @classmethod
-    async def open(cls, places: DataDirectory) -> "Installation":
+    async def open(cls, data_directory: DataDirectory) -> "Installation":
         """Open both, made where they are absent.
 
         Raises StartFailed, with a hint, where one of them cannot be used, and where the master
         key is missing or another one than sealed what is stored; no key is made then.
         """
-        if places.instance_id.exists() and not places.master_key.exists():
-            raise _missing(places.master_key)
+        if data_directory.instance_id.exists() and not data_directory.master_key.exists():
+            raise _missing(data_directory.master_key)
         async with contextlib.AsyncExitStack() as opened:
-            database = await Database.open(places.database)
+            database = await Database.open(data_directory.database)
             opened.push_async_callback(database.close)
-            vault = await _open_vault(database, places)
+            vault = await _open_vault(database, data_directory)
             opened.pop_all()
-        return cls(places, database, vault)
+        return cls(data_directory, database, vault)
 
     async def close(self) -> None:
         """Close the database."""
@@ -88,7 +88,7 @@ class Installation:
 
         Raises StartFailed, with a hint, when the file cannot be read or made, or holds no id.
         """
-        file = self._places.instance_id
+        file = self._data_directory.instance_id
         try:
             text = file.read_bytes().decode(errors="replace").strip() if file.exists() else ""
             known = text or _make_id(file)
@@ -106,25 +106,25 @@ class Installation:
         return known
 
 
-async def change_master_key(places: DataDirectory) -> Path:
+async def change_master_key(data_directory: DataDirectory) -> Path:
     """Make a new master key, seal all that is stored with it, and return where the former one is.
 
     No server may run meanwhile. What broke off is finished by the next call. Raises StartFailed.
     """
-    if not places.master_key.exists() and not places.next_master_key.exists():
-        raise _missing(places.master_key)
-    database = await Database.open(places.database)
+    if not data_directory.master_key.exists() and not data_directory.next_master_key.exists():
+        raise _missing(data_directory.master_key)
+    database = await Database.open(data_directory.database)
     try:
-        new = Vault.open(places.next_master_key)
+        new = Vault.open(data_directory.next_master_key)
         if await _recorded(database) != new.key_id:
-            old = await _open_vault(database, places)
+            old = await _open_vault(database, data_directory)
             await database.write(lambda tx: _seal_anew(tx, old, new))
     finally:
         await database.close()
-    former = places.master_key.with_name(f"{places.master_key.name}.former")
-    if places.master_key.exists():
-        places.master_key.replace(former)
-    places.next_master_key.replace(places.master_key)
+    former = data_directory.master_key.with_name(f"{data_directory.master_key.name}.former")
+    if data_directory.master_key.exists():
+        data_directory.master_key.replace(former)
+    data_directory.next_master_key.replace(data_directory.master_key)
     return former
 
 
@@ -150,15 +150,15 @@ async def _seal_anew(tx: Transaction, old: Vault, new: Vault) -> None:
     )
 
 
-async def _open_vault(database: Database, places: DataDirectory) -> Vault:
+async def _open_vault(database: Database, data_directory: DataDirectory) -> Vault:
     known = await database.read(_sealed_by)
-    if known and not places.master_key.exists():
-        raise _missing(places.master_key)
-    vault = Vault.open(places.master_key)
+    if known and not data_directory.master_key.exists():
+        raise _missing(data_directory.master_key)
+    vault = Vault.open(data_directory.master_key)
     if known and vault.key_id not in known:
         raise StartFailed(
-            f"the master key {places.master_key} is not the one that sealed what this database holds",
-            hint=_UNFINISHED if places.next_master_key.exists() else _RESTORE,
+            f"the master key {data_directory.master_key} is not the one that sealed what this database holds",
+            hint=_UNFINISHED if data_directory.next_master_key.exists() else _RESTORE,
         )
     await _record(database, vault.key_id)
     return vault

@@ -65,10 +65,10 @@ def openhands(
     changed. What is here already stays as it is, so that the command can be called again, also after
     it was broken off. The exit code is 1 if anything was skipped.
     """
-    places = where.places()
+    data_directory = where.data_directory()
 
     async def work() -> tuple[list[Item], list[str]]:
-        async with await Installation.open(places) as installation:
+        async with await Installation.open(data_directory) as installation:
             plan = Plan(
                 user_id=await _user_id(installation.database, user),
                 source_user=source_user,

@@ -98,7 +98,7 @@ def add(
             raise CommandFailed(f"there is no user `{user}`", "run `agentsvc keys list`")
         return await webhooks.add(user_id, draft)
 
-    directory = where.places().path
+    directory = where.data_directory().path
     with secret_output(output, directory, "webhook-secret") as shown:
         made, secret = _run(where, body)
         shown.tell(f"webhook {made.id} of user `{user}`, its secret", secret.reveal())
@@ -134,7 +134,7 @@ def rotate(webhook_id: str, output: str | None, where: Where) -> None:
     async def body(webhooks: Webhooks, _users: KeyRing) -> tuple[Subscription, Secret]:
         return await webhooks.rotate(await _owner(webhooks, webhook_id), webhook_id)
 
-    directory = where.places().path
+    directory = where.data_directory().path
     with secret_output(output, directory, "webhook-secret") as shown:
         changed, secret = _run(where, body)
         until = f"{changed.former_until:%Y-%m-%d %H:%M:%S} UTC"

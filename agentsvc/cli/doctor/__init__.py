@@ -42,10 +42,10 @@ def command(*, as_json: bool, where: Where) -> None:
     is asked of them. The exit code is 1 if there is an error.
     """
     loaded = where.load()
-    places = data_dir_of(loaded)
+    data_directory = data_dir_of(loaded)
     found: list[Finding] = []
     for check in _CHECKS:
-        for finding in check(loaded.config, places):
+        for finding in check(loaded.config, data_directory):
             found.append(finding)
             if not as_json:
                 _show(finding)

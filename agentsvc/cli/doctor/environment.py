@@ -40,7 +40,7 @@ _SKEW: Final = timedelta(minutes=1)
 _HTTP_PORTS: Final = (80, 11434)
 
 
-def check_proxies(_config: Config, _places: DataDirectory) -> Iterator[Finding]:
+def check_proxies(_config: Config, _data_directory: DataDirectory) -> Iterator[Finding]:
     """See whether the proxies that the environment names answer, and leave this machine out."""
     named = {name: os.environ[name] for name in _PROXIES if os.environ.get(name)}
     if not named:
@@ -57,7 +57,7 @@ def check_proxies(_config: Config, _places: DataDirectory) -> Iterator[Finding]:
         yield fine("NO_PROXY", direct)
 
 
-def check_authorities(_config: Config, _places: DataDirectory) -> Iterator[Finding]:
+def check_authorities(_config: Config, _data_directory: DataDirectory) -> Iterator[Finding]:
     """See whether the certificate authorities that the environment names can be read."""
     named = {name: os.environ[name] for name in _AUTHORITIES if os.environ.get(name)}
     if not named:
@@ -76,10 +76,12 @@ def check_authorities(_config: Config, _places: DataDirectory) -> Iterator[Findi
         yield bad("SSL_CERT_DIR", f"{directory} is not there", "unset SSL_CERT_DIR")
 
 
-def check_models(_config: Config, places: DataDirectory) -> Iterator[Finding]:
+def check_models(_config: Config, data_directory: DataDirectory) -> Iterator[Finding]:
     """See whether the models of all users are reached, and compare clocks with them."""
     try:
-        hosts = asyncio.run(_model_hosts(places)) if places.database.exists() else set()
+        hosts = (
+            asyncio.run(_model_hosts(data_directory)) if data_directory.database.exists() else set()
+        )
     except AgentsvcError as exc:
         yield bad("database", exc.message, "agentsvc db check")
         return
@@ -110,8 +112,8 @@ def _check_proxy(name: str, url: str) -> Finding:
         return bad(name, f"the proxy does not answer: {exc}", f"repair the proxy, or unset {name}")
 
 
-async def _model_hosts(places: DataDirectory) -> set[str]:
-    async with await Installation.open(places) as installation:
+async def _model_hosts(data_directory: DataDirectory) -> set[str]:
+    async with await Installation.open(data_directory) as installation:
         keys = KeyRing(installation.database)
         store = SettingsStore(installation.database, installation.vault)
         users = [await keys.find_user(name) for name in await keys.list_users()]

@@ -37,7 +37,7 @@ _FEW_BYTES: Final = 5 << 30
 _ANSWER_SECONDS: Final = 5.0
 
 
-def check_python(_config: Config, _places: DataDirectory) -> Iterator[Finding]:
+def check_python(_config: Config, _data_directory: DataDirectory) -> Iterator[Finding]:
     """Look at the version of Python."""
     version = ".".join(map(str, sys.version_info[:3]))
     if _OLDEST_PYTHON <= sys.version_info[:2] < _TOO_NEW_PYTHON:
@@ -50,7 +50,7 @@ def check_python(_config: Config, _places: DataDirectory) -> Iterator[Finding]:
         yield note("python", text, f"update Python to {mended} or later")
 
 
-def check_extras(_config: Config, _places: DataDirectory) -> Iterator[Finding]:
+def check_extras(_config: Config, _data_directory: DataDirectory) -> Iterator[Finding]:
     """Look which extras are installed."""
     for extra, (package, consequence) in _EXTRAS.items():
         try:
@@ -59,7 +59,7 @@ def check_extras(_config: Config, _places: DataDirectory) -> Iterator[Finding]:
             yield note(f"extra {extra}", consequence, f"pip install 'agentsvc[{extra}]'")
 
 
-def check_isolation(config: Config, _places: DataDirectory) -> Iterator[Finding]:
+def check_isolation(config: Config, _data_directory: DataDirectory) -> Iterator[Finding]:
     """See whether each backend in use isolates and limits sandboxes as it is made to."""
     try:
         found, told, kept = asyncio.run(_protections(config))
@@ -115,7 +115,7 @@ def _isolation(one: Protection) -> Finding:
     return bad(name, text, one.remedy)
 
 
-def check_cgroups(_config: Config, _places: DataDirectory) -> Iterator[Finding]:
+def check_cgroups(_config: Config, _data_directory: DataDirectory) -> Iterator[Finding]:
     """See whether limits of memory, processor and processes can be enforced."""
     own = _own_group()
     if own is None:
@@ -137,7 +137,7 @@ def check_cgroups(_config: Config, _places: DataDirectory) -> Iterator[Finding]:
         yield fine("cgroups", str(own))
 
 
-def check_engine(_config: Config, _places: DataDirectory) -> Iterator[Finding]:
+def check_engine(_config: Config, _data_directory: DataDirectory) -> Iterator[Finding]:
     """See whether a container engine answers."""
     named = os.environ.get("DOCKER_HOST", "")
     if named and not named.startswith("unix://"):
@@ -166,10 +166,10 @@ def check_engine(_config: Config, _places: DataDirectory) -> Iterator[Finding]:
         yield fine("container engine", text) if is_good else note("container engine", text)
 
 
-def check_port(config: Config, places: DataDirectory) -> Iterator[Finding]:
+def check_port(config: Config, data_directory: DataDirectory) -> Iterator[Finding]:
     """See whether the server's port is free, or the server has it."""
     host, port = config.server.host, config.server.port
-    if places.is_in_use():
+    if data_directory.is_in_use():
         yield fine("port", "a server runs on the data directory")
         return
     try:
@@ -186,10 +186,10 @@ def check_port(config: Config, places: DataDirectory) -> Iterator[Finding]:
         yield fine("port", f"{host}:{port} is free")
 
 
-def check_disk(_config: Config, places: DataDirectory) -> Iterator[Finding]:
+def check_disk(_config: Config, data_directory: DataDirectory) -> Iterator[Finding]:
     """See how much room is left."""
-    usage = shutil.disk_usage(_existing(places.path))
-    text = f"{usage.free / (1 << 30):.1f} GiB free for {places.path}"
+    usage = shutil.disk_usage(_existing(data_directory.path))
+    text = f"{usage.free / (1 << 30):.1f} GiB free for {data_directory.path}"
     remedy = "agentsvc prune --sandboxes-idle-for 4w --dry-run"
     if usage.free < _LEAST_BYTES:
         yield bad("disk", text, remedy)
@@ -199,9 +199,9 @@ def check_disk(_config: Config, places: DataDirectory) -> Iterator[Finding]:
         yield fine("disk", text)
 
 
-def check_permissions(_config: Config, places: DataDirectory) -> Iterator[Finding]:
+def check_permissions(_config: Config, data_directory: DataDirectory) -> Iterator[Finding]:
     """See whether the data directory is this user's, and nobody else's."""
-    path = places.path
+    path = data_directory.path
     if not path.exists():
         parent = _existing(path)
         if os.access(parent, os.W_OK | os.X_OK):
@@ -215,7 +215,7 @@ def check_permissions(_config: Config, places: DataDirectory) -> Iterator[Findin
         text = f"{path} belongs to another user"
         yield bad("data directory", text, f"chown -R {_user_name()} {shown}")
         return
-    checked = (path, places.master_key, places.database, places.command_key)
+    checked = (path, data_directory.master_key, data_directory.database, data_directory.command_key)
     for file in checked:
         if file.exists() and stat.S_IMODE(file.stat().st_mode) & 0o077:
             yield bad("data directory", f"others can read {file}", f"chmod -R go= {shown}")
