@@ -532,15 +532,15 @@ def _loops_of_sandboxes(app: web.Application) -> Iterator[_Loop]:
     yield "backends", every, registry.open
     yield "health of backends", every, lambda: registry.check_health(config.call_seconds)
     yield "sandboxes", every, sandboxes.sweep
-    yield "spare sandboxes", min(every, SPARES_SECONDS), sandboxes.warm_pool.look
+    yield "warm pool", min(every, SPARES_SECONDS), sandboxes.warm_pool.look
     yield "idle sandboxes", every, app[_CULLER].look
-    yield "users who go", every, app[keys.USER_DELETIONS].look
+    yield "user deletions", every, app[keys.USER_DELETIONS].look
 
 
 def _loops_of_conversations(app: web.Application) -> Iterator[_Loop]:
     config, conversations = app[keys.CONFIG].conversations, app[keys.CONVERSATIONS]
-    yield "events out of reach", config.poll_seconds, conversations.poll
-    yield "silent agents", config.silent_seconds / _LOOKS_IN_SILENCE, conversations.watch
+    yield "event polling", config.poll_seconds, conversations.poll
+    yield "agent liveness", config.silent_seconds / _LOOKS_IN_SILENCE, conversations.watch
     yield "open connections", LOOK_SECONDS, app[keys.OPEN_CONNECTIONS].look
     yield "events", config.sync_seconds, conversations.sync
     yield "pending messages", config.sync_seconds, app[keys.PENDING].deliver_all
@@ -549,7 +549,7 @@ def _loops_of_conversations(app: web.Application) -> Iterator[_Loop]:
 
 def _loops_that_forget(app: web.Application) -> Iterator[_Loop]:
     yield "old archives", _FORGET_ARCHIVES_SECONDS, app[keys.ARCHIVES].forget_old
-    yield "kept answers", _FORGET_ANSWERS_SECONDS, app[keys.IDEMPOTENCY].forget_old
+    yield "idempotency records", _FORGET_ANSWERS_SECONDS, app[keys.IDEMPOTENCY].forget_old
     if event_seconds := app[keys.CONFIG].events.delete_after_seconds:
         age = timedelta(seconds=event_seconds)
         yield "old events", _FORGET_EVENTS_SECONDS, lambda: keep_to_age(app[keys.DATABASE], age)

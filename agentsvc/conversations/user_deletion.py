@@ -19,7 +19,7 @@ from agentsvc.storage import Database, Queryable, Transaction
 
 log = logging.getLogger(__name__)
 
-_TASK: Final = "a user who goes"
+_TASK: Final = "user deletion"
 _HOLDING: Final = ("sandboxes", "conversations", "start_tasks", "archives")
 """The tables whose rows do not go with the row of their user."""
 _OWNS_NOTHING: Final = "".join(

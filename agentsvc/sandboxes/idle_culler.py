@@ -97,7 +97,10 @@ class IdleCuller:
                 stops=self._config.stop_under_pressure,
             )
             if target is not None and await self._cull(one.id, target):
-                log.info("memory is short", extra={"sandbox_id": one.id, "available": available})
+                log.info(
+                    "memory low, idle sandbox paused",
+                    extra={"sandbox_id": one.id, "available": available},
+                )
                 # What it had is free only then, and others are left alone if that is enough.
                 await self._sandboxes.wait_until_settled(one.id)
 

@@ -424,7 +424,9 @@ class Reconciler:
         )
         if is_over or exc.message != sandbox.reason:
             log.warning(
-                "sandbox cannot be started" if is_over else "keeping what is known of a sandbox",
+                "sandbox cannot be started"
+                if is_over
+                else "backend unavailable, sandbox state kept",
                 extra={
                     "sandbox_id": sandbox.id,
                     "code": exc.code,

@@ -53,10 +53,10 @@ class AutomationsExtension(Extension[AutomationsConfig]):
         server.app[WAKE] = wake
         server.event_bus.watch_all(follower.hear)
         server.supervisor.loop("automations", scheduler.look, every_seconds=0)
-        server.supervisor.loop("runs of automations", follower.look, every_seconds=0.2)
+        server.supervisor.loop("automation runs", follower.look, every_seconds=0.2)
         server.supervisor.loop("pull requests", publisher.look, every_seconds=1)
-        server.supervisor.loop("changes at git hosts", poller.look, every_seconds=1)
+        server.supervisor.loop("git host polling", poller.look, every_seconds=1)
         if age:
             work = partial(delete_old_runs, server.database, age)
-            server.supervisor.loop("old runs of automations", work, every_seconds=600)
+            server.supervisor.loop("old automation runs", work, every_seconds=600)
         yield

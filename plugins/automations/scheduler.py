@@ -216,7 +216,7 @@ class Scheduler:
         later = msgspec.structs.replace(run, due_at=moment + wait, error_detail=exc.message)
         await self._db.write(lambda tx: RunTable.change(tx, later, since=RunStatus.PENDING))
         extra = {"automation_id": run.automation_id, "reason": exc.message}
-        log.warning("run of an automation put off", extra=extra)
+        log.warning("automation run postponed", extra=extra)
 
     async def _start(self, automation: Automation, run: Run) -> None:
         replaces = automation.definition.concurrency is Concurrency.REPLACE

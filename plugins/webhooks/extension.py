@@ -48,7 +48,7 @@ class WebhooksExtension(Extension[WebhooksConfig]):
         server.app[COURIER] = courier
         server.supervisor.loop("webhooks", courier.look, every_seconds=0)
         server.supervisor.loop(
-            "settled webhooks", courier.forget_settled, every_seconds=_FORGET_SECONDS
+            "old webhook deliveries", courier.forget_settled, every_seconds=_FORGET_SECONDS
         )
         try:
             yield

@@ -189,7 +189,7 @@ async def test_a_sandbox_that_cannot_be_looked_at_keeps_its_state_and_says_why(
     await fake_world.sweeps(4)
     sandbox = await client.wait_for_sandbox(sandbox_id, "RUNNING")
     assert sandbox["status_detail"] == "no route"
-    assert len(messages(caplog, "keeping what is known of a sandbox")) == 1
+    assert len(messages(caplog, "backend unavailable, sandbox state kept")) == 1
     del fake_world.always["inspect"]
     await fake_world.sweeps(2)
     sandbox = await client.wait_for_sandbox(sandbox_id, "RUNNING")

@@ -25,7 +25,7 @@ from agentsvc.storage import Queryable, Transaction
 
 log = logging.getLogger(__name__)
 
-_TASK: Final = "room for sandboxes"
+_TASK: Final = "sandbox admission"
 
 type LetIn = Callable[[Transaction, str], Awaitable[None]]
 

@@ -45,7 +45,7 @@ from agentsvc.storage import Transaction
 
 log = logging.getLogger(__name__)
 
-_TASK: Final = "a look at spare sandboxes"
+_TASK: Final = "warm pool check"
 SPARES_SECONDS: Final = 1.0
 """The longest time between two looks at what is being made."""
 
