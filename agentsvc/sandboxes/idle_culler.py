@@ -98,7 +98,7 @@ class IdleCuller:
             )
             if target is not None and await self._cull(one.id, target):
                 log.info(
-                    "memory low, idle sandbox paused",
+                    "memory low, idle sandbox culled",
                     extra={"sandbox_id": one.id, "available": available},
                 )
                 # What it had is free only then, and others are left alone if that is enough.
