@@ -155,7 +155,7 @@ async def build_app(
         hosts=known_hosts(config),
         before_callers=(gateway.divert,),
         limits=config.limits,
-        most_held=config.server.max_connections // 4,
+        max_held=config.server.max_connections // 4,
     )
     app.cleanup_ctx.extend(
         (
@@ -350,7 +350,7 @@ async def _conversations(app: web.Application) -> AsyncIterator[None]:
         agents=app[_AGENTS],
         supervisor=app[keys.SUPERVISOR],
         config=config.conversations,
-        most_event_bytes=config.limits.event_bytes_per_sandbox,
+        max_event_bytes=config.limits.event_bytes_per_sandbox,
     )
     deletion = ConversationDeletion(
         app[_STORES],
@@ -408,7 +408,7 @@ def _make_callbacks(
         secrets=app[keys.SECRETS],
         ingestor=ingestor,
         deletion=deletion,
-        most_adopted=app[keys.CONFIG].limits.adopted_per_sandbox,
+        max_adopted=app[keys.CONFIG].limits.adopted_per_sandbox,
     )
 
 

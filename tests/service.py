@@ -241,7 +241,7 @@ class Service:
                 grace_seconds=2,
                 prefix=prefix_of(server.public_url),
                 limits=server,
-                most_of_sandbox=config.limits.connections_per_sandbox,
+                max_of_sandbox=config.limits.connections_per_sandbox,
             )
             await self._runner.setup()
         except BaseException:

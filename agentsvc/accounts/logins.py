@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 LINK_LIFETIME: Final = timedelta(minutes=15)
 """How long a login link can be used."""
-MOST_LOGINS: Final = 50
+MAX_LOGINS: Final = 50
 """How many logins a key may have; the one that was used longest ago ends for a new one."""
 TRIES_A_MINUTE: Final = 60
 """How often one address may try to log in."""
@@ -158,7 +158,7 @@ class Logins:
     async def _insert(self, tx: Transaction, key_id: int, token: LoginToken, client: str) -> Login:
         now = values.now()
         await LoginTable.delete_expired(tx)
-        await LoginTable.delete_surplus(tx, key_id, MOST_LOGINS - 1)
+        await LoginTable.delete_surplus(tx, key_id, MAX_LOGINS - 1)
         login = Login(
             id=values.new_id(),
             key_id=key_id,

@@ -13,10 +13,10 @@ from typing import Final, Self
 
 import msgspec
 
-MOST_WAITING: Final = 1000
+MAX_WAITING: Final = 1000
 """How many notices may wait for one listener."""
 
-MOST_WAITING_BYTES: Final = 1024 * 1024
+MAX_WAITING_BYTES: Final = 1024 * 1024
 """How many bytes of deltas may wait for one listener."""
 
 
@@ -83,8 +83,8 @@ class EventBus:
         is_wanted: IsWanted,
         *,
         conversation_id: str | None = None,
-        most_waiting: int = MOST_WAITING,
-        most_waiting_bytes: int = MOST_WAITING_BYTES,
+        max_waiting: int = MAX_WAITING,
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
     ) -> "Subscription":
         """Listen, from now on until `close`, for what of a user's is wanted.
 
@@ -93,8 +93,8 @@ class EventBus:
         place = (user_id, conversation_id)
         subscription = Subscription(
             is_wanted,
-            most_waiting=most_waiting,
-            most_waiting_bytes=most_waiting_bytes,
+            max_waiting=max_waiting,
+            max_waiting_bytes=max_waiting_bytes,
             on_close=lambda ended: self._forget(place, ended),
         )
         self._listeners[place][subscription] = subscription.put
@@ -138,13 +138,13 @@ class Subscription:
         self,
         is_wanted: IsWanted,
         *,
-        most_waiting: int,
-        most_waiting_bytes: int,
+        max_waiting: int,
+        max_waiting_bytes: int,
         on_close: "Callable[[Subscription], None]",
     ) -> None:
         self._is_wanted = is_wanted
-        self._most_waiting = most_waiting
-        self._most_waiting_bytes = most_waiting_bytes
+        self._max_waiting = max_waiting
+        self._max_waiting_bytes = max_waiting_bytes
         self._on_close = on_close
         self._waiting: dict[tuple[Subject, str, int], Notice] = {}
         self._bytes = 0
@@ -169,7 +169,7 @@ class Subscription:
         key = (news.subject, news.id, self._deltas if news.subject is Subject.DELTA else 0)
         self._waiting.pop(key, None)
         self._waiting[key] = news
-        if len(self._waiting) > self._most_waiting or self._bytes > self._most_waiting_bytes:
+        if len(self._waiting) > self._max_waiting or self._bytes > self._max_waiting_bytes:
             self._is_overrun = True
             self._clear()
         self._some.set()

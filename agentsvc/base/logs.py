@@ -28,9 +28,9 @@ _BELOW_OURS: Final = f"{_OURS}."
 _NUMBERS: Final = (int, float)
 _QUIET: Final = ("aiohttp.access", "asyncio")
 _CAUSES: Final = ("reason", "request_id")
-_MOST_ABOUT: Final = 50
+_MAX_ABOUT: Final = 50
 _LEAST_SECRET: Final = 8
-_MOST_SECRETS: Final = 4096
+_MAX_SECRETS: Final = 4096
 
 _KEYS = re.compile(
     r"asvc_[A-Za-z0-9_-]{16,}"
@@ -65,7 +65,7 @@ class Masker:
             return
         self._values.pop(value, None)
         self._values[value] = None
-        if len(self._values) > _MOST_SECRETS:
+        if len(self._values) > _MAX_SECRETS:
             del self._values[next(iter(self._values))]
 
     def mask(self, text: str) -> str:
@@ -105,7 +105,7 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
         self._formatter = formatter
         self._lines: list[str] = []
         self._lock = threading.Lock()
-        self._most = most
+        self._max = most
         self._seconds = seconds
         self._seen: dict[tuple[object, ...], _Repeats] = {}
 
@@ -120,7 +120,7 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
             return
         seen = self._seen.setdefault(cause, _Repeats(since=monotonic()))
         seen.written += 1
-        if seen.written <= self._most:
+        if seen.written <= self._max:
             super().emit(record)
         else:
             seen.add(record)
@@ -184,7 +184,7 @@ class _Repeats:
                 continue
             known = self._about.setdefault(key, {})
             for one in value if isinstance(value, list) else (value,):
-                if len(known) < _MOST_ABOUT:
+                if len(known) < _MAX_ABOUT:
                     known[str(one)] = None
 
     def summary(self) -> logging.LogRecord:

@@ -30,16 +30,16 @@ from agentsvc.base.errors import InvalidRequest, Problem
 type Loc = tuple[str | int, ...]
 type DecHook = Callable[[type, Any], Any]
 
-_MOST_LOOKS: Final = 4_000
+_MAX_LOOKS: Final = 4_000
 """How many values are looked at; a client that sends more wrong ones learns of the first ones."""
 
 _DEEPEST: Final = 60
 """How deep values are looked at, which is deeper than any type that is not recursive."""
 
-_MOST_VALUES: Final = 100
+_MAX_VALUES: Final = 100
 """How many allowed values a message names."""
 
-_MOST_IN_TEXT: Final = 10
+_MAX_IN_TEXT: Final = 10
 """How many problems one line names."""
 
 _WORDS: Final = "words"
@@ -175,9 +175,9 @@ def in_text(error: InvalidRequest) -> str:
     """Return what is wrong on one line, for answers that have no list of it."""
     told = (
         f"{'.'.join(str(step) for step in one.loc if step != 'body')}: {one.msg}".removeprefix(": ")
-        for one in error.problems[:_MOST_IN_TEXT]
+        for one in error.problems[:_MAX_IN_TEXT]
     )
-    left_out = len(error.problems) - _MOST_IN_TEXT
+    left_out = len(error.problems) - _MAX_IN_TEXT
     return "; ".join(told) + (f"; and {left_out} more" if left_out > 0 else "")
 
 
@@ -204,7 +204,7 @@ class _Search:
     def look(self, value: Any, kind: Any, loc: Loc) -> None:
         """Find what does not fit in a value and in what is inside of it."""
         self._looks += 1
-        if self._looks > _MOST_LOOKS or len(loc) > _DEEPEST:
+        if self._looks > _MAX_LOOKS or len(loc) > _DEEPEST:
             self.is_all = False
             return
         options = list(_options(kind))
@@ -269,7 +269,7 @@ class _Search:
         if self._fits(value, option.kind) and not (_is_checked(of_key) or _is_checked(of_value)):
             return
         for name, one in value.items():
-            if self._looks > _MOST_LOOKS:
+            if self._looks > _MAX_LOOKS:
                 break
             self.look(name, of_key, (*loc, name))
             self.look(one, of_value, (*loc, name))
@@ -282,7 +282,7 @@ class _Search:
         if not _is_checked(of_item) and (_takes_all(of_item) or self._fits(value, option.kind)):
             return
         for index, one in enumerate(value):
-            if self._looks > _MOST_LOOKS:
+            if self._looks > _MAX_LOOKS:
                 break
             self.look(one, of_item, (*loc, index))
 
@@ -437,8 +437,8 @@ def _expected(options: list[_Option], *, is_whole: bool = True) -> str:
 
 def _listed(values: tuple[Any, ...]) -> str:
     shown = [one if isinstance(one, str) else msgspec.json.encode(one).decode() for one in values]
-    listed = ", ".join(f"`{one}`" for one in shown[:_MOST_VALUES])
-    return listed if len(shown) <= _MOST_VALUES else f"{listed} and others"
+    listed = ", ".join(f"`{one}`" for one in shown[:_MAX_VALUES])
+    return listed if len(shown) <= _MAX_VALUES else f"{listed} and others"
 
 
 def _bounded(option: _Option) -> str:

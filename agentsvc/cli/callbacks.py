@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 type Address = tuple[str, int]
 
-_MOST: Final = 8
+_MAX: Final = 8
 
 
 def address_of(url: str) -> Address:
@@ -33,7 +33,7 @@ def remember(file: Path, current: Address, *, has_sandboxes: bool) -> list[Addre
     Where nothing can be noted, a later start on another port does not know this one.
     """
     known = _read(file) if has_sandboxes else []
-    former = [address for address in known if address != current][: _MOST - 1]
+    former = [address for address in known if address != current][: _MAX - 1]
     text = "".join(f"{host} {port}\n" for host, port in [current, *former])
     try:
         new = file.with_suffix(".new")

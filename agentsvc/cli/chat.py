@@ -73,10 +73,10 @@ def command(
 
 def _start(api: Api, task: str, repository: str | None) -> Record:
     run: Any = importlib.import_module("agentsvc.cli.run")
-    carrying: Any = importlib.import_module("agentsvc.cli.run.conversation")
+    conversations: Any = importlib.import_module("agentsvc.cli.run.conversation")
     watching: Any = importlib.import_module("agentsvc.cli.run.watch")
     wanted = run.Wanted(task=task, repository=repository)
-    started: Record = carrying.start(api, wanted, watching.View(as_json=False))
+    started: Record = conversations.start(api, wanted, watching.View(as_json=False))
     return started
 
 

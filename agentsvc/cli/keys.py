@@ -16,7 +16,7 @@ from agentsvc.storage import Database, change_master_key, lock_data_dir
 
 _ROLES = click.Choice([role.value for role in Role])
 _SCOPES = click.Choice([scope.value for scope in KeyScope])
-_MOST_DAYS = 3650
+_MAX_DAYS = 3650
 
 
 @click.group("keys", epilog=example("agentsvc keys create --user ann --name laptop"))
@@ -40,7 +40,7 @@ def command() -> None:
     " users and the server; `service` makes keys for users, and is an administrator's.",
 )
 @click.option(
-    "--days", type=click.IntRange(min=1, max=_MOST_DAYS), help="After how many days it expires."
+    "--days", type=click.IntRange(min=1, max=_MAX_DAYS), help="After how many days it expires."
 )
 @output_option
 @where_options

@@ -325,7 +325,7 @@ async def _serve(
     prefix = prefix_of(config.server.public_url)
     most = config.limits.connections_per_sandbox
     runner = make_runner(
-        app, grace_seconds=grace_seconds, prefix=prefix, limits=config.server, most_of_sandbox=most
+        app, grace_seconds=grace_seconds, prefix=prefix, limits=config.server, max_of_sandbox=most
     )
     # What it listens at is closed by the runner, and by nobody before.
     with contextlib.ExitStack() as held:

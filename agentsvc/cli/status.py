@@ -11,7 +11,7 @@ from agentsvc.cli.server import ServerChoice, get_api, server_options
 from agentsvc.cli.talk import CONVERSATIONS, SANDBOXES, Record
 from agentsvc.cli.text import SHORT_ID, json_text, short
 
-_MOST = 500
+_MAX = 500
 _WAITING = "waiting_for_confirmation"
 
 
@@ -22,7 +22,7 @@ def command(*, as_json: bool, server: ServerChoice) -> None:
     """Show the server, your sandboxes, and the conversations that wait for you."""
     api = get_api(server)
     info = api.call("GET", "/server_info")
-    listed = zip(api.pages(f"{CONVERSATIONS}/search", {"limit": PAGE}), range(_MOST), strict=False)
+    listed = zip(api.pages(f"{CONVERSATIONS}/search", {"limit": PAGE}), range(_MAX), strict=False)
     conversations = [one for one, _ in listed]
     sandboxes = Counter(one["status"] for one in api.pages(f"{SANDBOXES}/search", {"limit": PAGE}))
     waiting = [one for one in conversations if one["execution_status"] == _WAITING]

@@ -16,7 +16,7 @@ from agentsvc.storage import Database
 
 _ROLES = click.Choice([role.value for role in Role])
 _NONE = "none"
-_MOST = 1_000_000
+_MAX = 1_000_000
 
 
 def _limit(_ctx: click.Context, _param: click.Parameter, text: str | None) -> float | str | None:
@@ -27,7 +27,7 @@ def _limit(_ctx: click.Context, _param: click.Parameter, text: str | None) -> fl
         number = float(text)
     except ValueError:
         number = -1
-    if not 0 <= number <= _MOST:
+    if not 0 <= number <= _MAX:
         raise click.BadParameter(f"`{text}` is neither a number nor `{_NONE}`")
     return number
 
@@ -182,11 +182,11 @@ def delete(*, name: str, with_owned: bool, yes: bool, where: Where) -> None:
         return await let_go(database, user.id, with_owned=with_owned)
 
     data_directory = where.data_directory()
-    departure = run_on(data_directory, body, noted=("users delete", name))
-    if departure.is_over:
+    deletion = run_on(data_directory, body, noted=("users delete", name))
+    if deletion.is_over:
         click.echo(f"user `{name}` is deleted", err=True)
         return
-    click.echo(f"user `{name}` is blocked, and goes after {departure.owned}", err=True)
+    click.echo(f"user `{name}` is blocked, and goes after {deletion.owned}", err=True)
     click.echo("hint: a server removes them; `agentsvc users list` shows when it has", err=True)
 
 

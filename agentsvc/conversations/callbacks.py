@@ -34,7 +34,7 @@ class SandboxCallbacks:
         secrets: SecretStore,
         ingestor: EventIngestor,
         deletion: ConversationDeletion,
-        most_adopted: int = 0,
+        max_adopted: int = 0,
     ) -> None:
         self._db = stores.db
         self._passes = lookup_tokens
@@ -43,7 +43,7 @@ class SandboxCallbacks:
         self._table = stores.conversations
         self._ingestor = ingestor
         self._deletion = deletion
-        self._most_adopted = most_adopted
+        self._max_adopted = max_adopted
 
     async def receive_events(
         self, sandbox: Sandbox, conversation_id: str, raw: Sequence[bytes]
@@ -138,7 +138,7 @@ class SandboxCallbacks:
 
     async def _check_adopted(self, tx: Transaction, sandbox: Sandbox) -> None:
         _, adopted = await self._table.used_by(tx, sandbox.id)
-        if self._most_adopted and adopted >= self._most_adopted:
+        if self._max_adopted and adopted >= self._max_adopted:
             raise QuotaExceeded(
                 f"{adopted} conversations of this sandbox are kept that the server has not started",
                 retry_after_seconds=_FULL_SECONDS,

@@ -49,7 +49,7 @@ _FULL_SECONDS: Final = 3600
 """When a sandbox that has reported too much may come again: something has to be deleted first."""
 _BEGINS_WITHIN: Final = timedelta(seconds=30)
 """How long an agent may rest that was told to go on, before it counts as at rest."""
-_PATIENCE_SECONDS: Final = 0.5
+_WAIT_SECONDS: Final = 0.5
 """How long, after a start, a sync keeps waiting the one that comes after it."""
 _RUN_IS_OVER = frozenset(
     {ExecutionStatus.FINISHED, ExecutionStatus.ERROR, ExecutionStatus.STUCK, ExecutionStatus.PAUSED}
@@ -68,7 +68,7 @@ class EventIngestor:
         agents: AgentClient,
         supervisor: Supervisor,
         config: ConversationsConfig,
-        most_event_bytes: int = 0,
+        max_event_bytes: int = 0,
     ) -> None:
         self._db = stores.db
         self._table = stores.conversations
@@ -77,7 +77,7 @@ class EventIngestor:
         self._agents = agents
         self._supervisor = supervisor
         self._config = config
-        self._most_event_bytes = most_event_bytes
+        self._max_event_bytes = max_event_bytes
         self._stale: set[str] = set()
         self._failing: set[str] = set()
         self._syncing: set[str] = set()
@@ -127,7 +127,7 @@ class EventIngestor:
 
     async def _check_bytes(self, tx: Transaction, sandbox_id: str, more: int) -> None:
         """Raise QuotaExceeded where so many more bytes of events are too many of a sandbox."""
-        most = self._most_event_bytes
+        most = self._max_event_bytes
         if most and (await self._table.used_by(tx, sandbox_id))[0] + more > most:
             raise QuotaExceeded(
                 f"No more than {most} bytes of events are stored of one sandbox",
@@ -234,7 +234,7 @@ class EventIngestor:
             self.sync_soon(conversation_id)
             # An agent server that does not answer holds up nobody else's for long.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_PATIENCE_SECONDS):
+                async with asyncio.timeout(_WAIT_SECONDS):
                     await self._supervisor.join(f"sync {conversation_id}")
 
     async def sync_uncalled(self) -> None:

@@ -195,7 +195,7 @@ class EventLog:
         from_seq: int,
         to_seq: int | None,
         limit: int,
-        most_bytes: int,
+        max_bytes: int,
     ) -> list[StoredEvent]:
         """Return events as `read_range` does, so few that little more than the bytes are read.
 
@@ -210,7 +210,7 @@ class EventLog:
             from_seq=from_seq,
             to_seq=values.MAX_INT if to_seq is None else to_seq,
             limit=limit,
-            most_bytes=most_bytes,
+            max_bytes=max_bytes,
         )
 
     async def find_last(self, conversation_id: str) -> int | None:

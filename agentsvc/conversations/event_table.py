@@ -179,7 +179,7 @@ class EventTable:
         from_seq: int,
         to_seq: int,
         limit: int,
-        most_bytes: int,
+        max_bytes: int,
     ) -> list[StoredEvent]:
         """Return the first events between two numbers: one, and more while there are few bytes."""
         sql = " ".join([_COLUMNS, _WHERE, _STRETCH])
@@ -188,7 +188,7 @@ class EventTable:
             "from_seq": from_seq,
             "to_seq": to_seq,
             "limit": limit,
-            "most_bytes": most_bytes,
+            "max_bytes": max_bytes,
         }
         return [_from_row(row) for row in await source.all(sql, params)]
 
@@ -221,7 +221,7 @@ _STRETCH = """
                 LIMIT :limit
             )
         )
-        WHERE bytes_before < :most_bytes
+        WHERE bytes_before < :max_bytes
     )
     ORDER BY seq
 """

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 USUAL_ROOT: Final = "/workspace/project"
 """Where clients take every project to be; it is there in containers, and stands for it elsewhere."""
 
-MOST_LISTED: Final = 2000
+MAX_LISTED: Final = 2000
 """Of more files in a project only so many are listed."""
 
 _CONTAINER_ROOT: Final = "/workspace"
@@ -194,7 +194,7 @@ class ConversationFiles:
 def listing_command(folder: str) -> str:
     """Return the command that lists the files below a directory, nothing for one not there."""
     hidden = " -o ".join(f"-name {name}" for name in _NOT_LISTED)
-    return _LIST.format(folder=quote(folder), hidden=hidden, limit=MOST_LISTED)
+    return _LIST.format(folder=quote(folder), hidden=hidden, limit=MAX_LISTED)
 
 
 def check_ref(ref: str | None) -> None:

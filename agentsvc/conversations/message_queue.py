@@ -53,14 +53,14 @@ from agentsvc.storage import IntegrityError, Transaction, is_watched, note_effec
 
 log = logging.getLogger(__name__)
 
-MOST_PENDING: Final = 10
+MAX_PENDING: Final = 10
 """How many messages may be queued in a conversation that is not ready."""
-MOST_WAITING: Final = 100
+MAX_WAITING: Final = 100
 """How many of one lane may wait in a conversation whose agent uses a tool."""
 
 NOT_DELIVERED: Final = "MessageNotDelivered"
 
-_MOST_SHOWN: Final = 100_000
+_MAX_SHOWN: Final = 100_000
 _TASK: Final = "task-"
 _SPENDING: Final = (PendingKind.MESSAGE, PendingKind.ACCEPT, PendingKind.RUN)
 
@@ -119,7 +119,7 @@ class MessageQueue:
         """
         view = await self._conversations.get(user_id, conversation_id, include_starting=True)
         if await self._must_wait(view):
-            queued = await self.queue(user_id, conversation_id, message, run=run, most=MOST_WAITING)
+            queued = await self.queue(user_id, conversation_id, message, run=run, most=MAX_WAITING)
             return queued.sandbox_status
         self._conversations.require_agent(view)
         await check_spend(self._db, user_id)
@@ -205,7 +205,7 @@ class MessageQueue:
         message: Message,
         *,
         run: bool = True,
-        most: int = MOST_PENDING,
+        most: int = MAX_PENDING,
     ) -> Queued:
         """Take a message; it is stored when this returns, and delivered in the background.
 
@@ -293,12 +293,12 @@ class MessageQueue:
         it, it is taken at once, and goes on whatever happens.
         """
         if is_watched():
-            await self._take(view, pending, MOST_WAITING, events)
+            await self._take(view, pending, MAX_WAITING, events)
             return
         outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._callers[pending.id] = outcome
         try:
-            await self._take(view, pending, MOST_WAITING, events)
+            await self._take(view, pending, MAX_WAITING, events)
             await asyncio.wait([outcome], timeout=self._wait_seconds)
         finally:
             is_taken = self._callers.pop(pending.id, None) is not None
@@ -531,7 +531,7 @@ def _explain(pending: Pending, error: AgentsvcError) -> str:
     what = "A message" if is_message else f"The answer or order `{pending.kind}`"
     is_unknown = pending.is_tried and not isinstance(error, AgentRefused)
     told = "may or may not have reached the agent" if is_unknown else "could not be delivered"
-    text = text_of(to_agent_message(pending.message)["content"])[:_MOST_SHOWN]
+    text = text_of(to_agent_message(pending.message)["content"])[:_MAX_SHOWN]
     return f"{what} {told}: {error.message}" + (f"\nThe message was:\n{text}" if text else "")
 
 

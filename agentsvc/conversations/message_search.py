@@ -6,11 +6,11 @@ import msgspec
 
 from agentsvc.storage import Queryable
 
-_MOST_CONVERSATIONS: Final = 200
-_MOST_EVENTS: Final = 5000
+_MAX_CONVERSATIONS: Final = 200
+_MAX_EVENTS: Final = 5000
 """How many messages, and how many steps that may hold an answer, are looked at."""
 _LARGEST_BYTES: Final = 64 * 1024
-_MOST_CANDIDATES: Final = 500
+_MAX_CANDIDATES: Final = 500
 _AROUND: Final = 70
 
 _SQL: Final = """
@@ -19,25 +19,25 @@ _SQL: Final = """
         FROM conversations
         WHERE user_id = :user_id AND ready_at IS NOT NULL
         ORDER BY updated_at DESC
-        LIMIT :most_conversations
+        LIMIT :max_conversations
     ),
     said AS (
         SELECT * FROM (
             SELECT e.* FROM recent CROSS JOIN events AS e ON e.conversation_id = recent.id
             WHERE e.kind = 'MessageEvent'
-            LIMIT :most_events
+            LIMIT :max_events
         )
         UNION ALL
         SELECT * FROM (
             SELECT e.* FROM recent CROSS JOIN events AS e ON e.conversation_id = recent.id
             WHERE e.kind = 'ActionEvent'
-            LIMIT :most_events
+            LIMIT :max_events
         )
     )
     SELECT conversation_id, id, source, timestamp, body
     FROM said
     WHERE length(body) < :largest AND instr(lower(CAST(body AS TEXT)), :words) > 0
-    LIMIT :most_candidates
+    LIMIT :max_candidates
 """
 
 
@@ -92,10 +92,10 @@ async def find_messages(
         {
             "user_id": user_id,
             "words": _lower(msgspec.json.encode(words)[1:-1].decode()),
-            "most_conversations": _MOST_CONVERSATIONS,
-            "most_events": _MOST_EVENTS,
+            "max_conversations": _MAX_CONVERSATIONS,
+            "max_events": _MAX_EVENTS,
             "largest": _LARGEST_BYTES,
-            "most_candidates": _MOST_CANDIDATES,
+            "max_candidates": _MAX_CANDIDATES,
         },
     )
     found = [

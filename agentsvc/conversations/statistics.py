@@ -15,7 +15,7 @@ from agentsvc.storage import Database, Reader
 
 RECENTLY: Final = timedelta(hours=1)
 _NEWEST_EVENTS: Final = 200
-_MOST_STARTS: Final = 500
+_MAX_STARTS: Final = 500
 _FRESH: Final = timedelta(minutes=5)
 _stages = msgspec.json.Decoder(tuple[Stage, ...])
 
@@ -79,7 +79,7 @@ async def _read(db: Reader) -> Figures:
 
 
 async def _starts(db: Reader) -> tuple[dict[str, int], dict[str, list[float]]]:
-    since = {"since": to_stored(now() - RECENTLY), "most": _MOST_STARTS}
+    since = {"since": to_stored(now() - RECENTLY), "most": _MAX_STARTS}
     rows = await db.all(
         "SELECT status, stages FROM start_tasks WHERE updated_at >= :since"
         " ORDER BY rowid DESC LIMIT :most",

@@ -23,7 +23,7 @@ from agentsvc.sandboxes import Sandbox, Sandboxes
 PAGE_BYTES: Final = 64 * 1024
 """How much of a log is read at once, if not a single event is larger."""
 
-MOST_WAITING_BYTES: Final = 128 * 1024
+MAX_WAITING_BYTES: Final = 128 * 1024
 """How many bytes of deltas may wait for one stream."""
 
 _BATCH: Final = 50
@@ -141,7 +141,7 @@ class ConversationStream:
             self._user_id,
             self._is_wanted,
             conversation_id=self._id,
-            most_waiting_bytes=MOST_WAITING_BYTES,
+            max_waiting_bytes=MAX_WAITING_BYTES,
         ) as news:
             last = await self._events.find_last(self._id)
             if last is None or last < self.last:
@@ -191,7 +191,7 @@ class ConversationStream:
                 from_seq=self.last + 1,
                 to_seq=to_seq,
                 limit=_PAGE,
-                most_bytes=PAGE_BYTES,
+                max_bytes=PAGE_BYTES,
             )
             if not page:
                 return

@@ -64,7 +64,7 @@ _FAILED_BEFORE: Final = """ JOIN sandboxes AS b ON b.id = c.sandbox_id
     WHERE b.target <> 'deleted' AND EXISTS (SELECT 1 FROM start_tasks AS t
     WHERE t.conversation_id = c.id AND t.status = 'ERROR' AND t.updated_at < :moment)"""
 
-_MOST_DECODED: Final = 1024
+_MAX_DECODED: Final = 1024
 
 _encode = msgspec.json.encode
 
@@ -303,7 +303,7 @@ def _to_row(conversation: Conversation) -> dict[str, Any]:
     )
 
 
-@lru_cache(maxsize=_MOST_DECODED)
+@lru_cache(maxsize=_MAX_DECODED)
 def _from_row(row: Row) -> Conversation:
     """Return what a row says; most rows are read many times before they change."""
     return record_of(

@@ -95,10 +95,10 @@ class UserDeletions:
 
     async def let_go(self, user_id: str, *, with_owned: bool) -> PendingUserDeletion:
         """Do what the function of this name does, and begin to remove what is owned; raises the same."""
-        departure = await let_go(self._db, user_id, with_owned=with_owned)
-        if not departure.is_over:
+        deletion = await let_go(self._db, user_id, with_owned=with_owned)
+        if not deletion.is_over:
             self._look_soon()
-        return departure
+        return deletion
 
     async def look(self) -> None:
         """Remove what users who go still own, and those who own nothing any more; called now and then."""

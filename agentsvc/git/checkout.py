@@ -31,9 +31,9 @@ from agentsvc.domain import Provider, check_branch, credentials
 from agentsvc.git.client import refused, unavailable
 from agentsvc.settings import ProviderToken
 
-MOST_MIB: Final = 2048
+MAX_MIB: Final = 2048
 """The largest pack that is fetched."""
-MOST_COMMITS: Final = 200
+MAX_COMMITS: Final = 200
 
 _COMPARED_DEPTH: Final = 200
 _PART_BYTES: Final = 1024 * 1024
@@ -149,19 +149,19 @@ class Checkout:
         told = ("fetch", "--quiet", "--no-tags", depth, self.remote.url, *commits)
         await self._git(*told, is_remote=True)
 
-    async def read(self, commit: str, path: str, most_bytes: int) -> bytes | None:
+    async def read(self, commit: str, path: str, max_bytes: int) -> bytes | None:
         """Return a file of a commit that was fetched, or None; raises BadRequest for a larger one."""
         _check_commit(commit)
         told = await self._git("ls-tree", "-l", "-z", "--full-tree", commit, "--", path)
         found = re.fullmatch(r"\d+ blob ([0-9a-f]+) +(\d+)\t.*\0", told, re.DOTALL)
         if found is None:
             return None
-        if int(found[2]) > most_bytes:
-            raise BadRequest(f"`{path}` is larger than {most_bytes // 1024} KiB")
+        if int(found[2]) > max_bytes:
+            raise BadRequest(f"`{path}` is larger than {max_bytes // 1024} KiB")
         text = await self._git("cat-file", "blob", found[1])
         return text.encode(errors="surrogateescape")
 
-    async def archive(self, commit: str, directory: str | None, most_bytes: int) -> Path:
+    async def archive(self, commit: str, directory: str | None, max_bytes: int) -> Path:
         """Return a tar archive of a directory of a commit, or an empty one; it lasts as the checkout.
 
         Raises BadRequest for a larger one, and for a directory that is not there.
@@ -176,8 +176,8 @@ class Checkout:
             await self._git("archive", "--format=tar", f"--output={file}", tree)
         except AgentsvcError as exc:
             raise BadRequest(f"There is no directory `{directory}`", detail=exc.detail) from exc
-        if (await asyncio.to_thread(file.stat)).st_size > most_bytes:
-            raise BadRequest(f"`{directory}` is larger than {most_bytes // 1024**2} MiB")
+        if (await asyncio.to_thread(file.stat)).st_size > max_bytes:
+            raise BadRequest(f"`{directory}` is larger than {max_bytes // 1024**2} MiB")
         return file
 
     async def pack(self) -> AsyncIterator[bytes]:
@@ -210,8 +210,8 @@ class Checkout:
         except (AgentsvcError, ValueError) as exc:
             text = "What the agent has made does not build on the commit it was given"
             raise BadRequest(text, detail=str(getattr(exc, "detail", exc))) from exc
-        if count > MOST_COMMITS:
-            raise BadRequest(f"The agent has made {count} commits, and {MOST_COMMITS} are allowed")
+        if count > MAX_COMMITS:
+            raise BadRequest(f"The agent has made {count} commits, and {MAX_COMMITS} are allowed")
         check_changes(told, workflows=workflows)
         return head
 
@@ -225,7 +225,7 @@ class Checkout:
         environment = _environment(self.remote if is_remote else None)
         # The shell keeps what git writes from filling the disk.
         process = await asyncio.create_subprocess_exec(
-            *("/bin/sh", "-c", f'ulimit -f {MOST_MIB * 2048} && exec git "$@"', "git", *arguments),
+            *("/bin/sh", "-c", f'ulimit -f {MAX_MIB * 2048} && exec git "$@"', "git", *arguments),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

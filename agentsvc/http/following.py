@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 from agentsvc.base import MAX_INT, AgentsvcError
 from agentsvc.http.wire import encode
 
-_MOST: Final = 64
+_MAX: Final = 64
 """How many streams one WebSocket may have beside its own."""
 
 
@@ -88,7 +88,7 @@ class Followed:
             task.cancel()
         if isinstance(wanted, Unfollow):
             return
-        if len(self._running) >= _MOST:
+        if len(self._running) >= _MAX:
             await self._refuse(wanted, "too_many_streams")
             return
         try:

@@ -147,7 +147,7 @@ EXAMPLE_ID: Final = "7c9e6679742540de944be07fc1f90ae7"
 KEY_PARAMETER: Final = "session_api_key"
 """The query parameter in which a stream may get its key."""
 
-MOST_QUERY_KEYS: Final = 8
+MAX_QUERY_KEYS: Final = 8
 """How many of them are looked at: that is work for whoever sends them, be it nobody who is known."""
 
 SERVICE_HEADER: Final = "X-Service-API-Key"
@@ -481,7 +481,7 @@ def route_of(request: web.Request) -> Route | None:
 
 def query_keys(request: web.Request) -> list[str]:
     """Return the keys in the query that are looked at, wherever they count."""
-    return request.query.getall(KEY_PARAMETER, [])[:MOST_QUERY_KEYS]
+    return request.query.getall(KEY_PARAMETER, [])[:MAX_QUERY_KEYS]
 
 
 def is_page(request: web.Request) -> bool:

@@ -33,7 +33,7 @@ RESYNC_CODE: Final = 4008
 _KEY_CODE: Final = 4001
 _GONE_CODE: Final = 4004
 _RETRY_MS: Final = 1000
-_MOST_MISSED_BEATS: Final = 3
+_MAX_MISSED_BEATS: Final = 3
 _LAST_SECONDS: Final = 1.0
 """How long a client has to take the end of a stream."""
 _BREAKS: Final = bytes.maketrans(b"\r\n", b"  ")
@@ -260,7 +260,7 @@ class _Socket:
         await self._socket.send_frame(_to_text(message), WSMsgType.TEXT)
 
     async def beat(self) -> None:
-        if self._missed >= _MOST_MISSED_BEATS:
+        if self._missed >= _MAX_MISSED_BEATS:
             raise ConnectionResetError("the client does not answer")
         self._missed += 1
         await self._socket.ping()

@@ -81,9 +81,9 @@ ON_STREAMED: Final[web.RequestKey[Callable[[bytes], Awaitable[None]]]] = web.Req
 _ENCODER = msgspec.json.Encoder()
 _ENCODINGS: Final = frozenset({"", "identity", "gzip", "deflate"})
 _NOTHING: Final[Any] = object()
-_MOST_VALUES: Final = 100_000
+_MAX_VALUES: Final = 100_000
 """How many values a body may have to be looked through for all that does not fit in it."""
-_MOST_LISTED: Final = 100
+_MAX_LISTED: Final = 100
 _LONGEST_STEP: Final = 200
 
 
@@ -435,7 +435,7 @@ def _misfit(
     body: bytes, decoder: msgspec.json.Decoder[Any], loc: Sequence[str | int], told: str
 ) -> InvalidRequest:
     """Return the error for JSON that does not fit: once more decoded, since it is to be told why."""
-    if sum(map(body.count, (b",", b"[", b"{"))) > _MOST_VALUES:
+    if sum(map(body.count, (b",", b"[", b"{"))) > _MAX_VALUES:
         # The decoder has said where the first problem is, as far as it is not in a map.
         path = told.partition(" - at `$")[2]
         steps = [name or int(index) for name, index in _STEP.findall(path)]
@@ -455,7 +455,7 @@ def _listed(error: InvalidRequest) -> list[Problem]:
     """Return the problems an answer names, and one that says how many it does not."""
     shown = [
         msgspec.structs.replace(one, loc=tuple(_clipped(step) for step in one.loc))
-        for one in error.problems[:_MOST_LISTED]
+        for one in error.problems[:_MAX_LISTED]
     ]
     left_out = len(error.problems) - len(shown)
     if error.is_all and not left_out:

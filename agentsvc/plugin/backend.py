@@ -395,16 +395,16 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         del order, save
         raise _unsupported(self, Capability.RESTART, handle)
 
-    async def keep_layer(self, handle: Handle, layer_id: str, *, most_bytes: int) -> int:
+    async def keep_layer(self, handle: Handle, layer_id: str, *, max_bytes: int) -> int:
         """Keep a copy of the files of a stopped sandbox, with which others can begin.
 
         Returns how many bytes of disk it takes. A layer is all there or not at all, and stays when
         the sandbox is deleted; `Order.layer` names it, and `create` raises OrderRejected where it
         is not there. Its id is chosen by the server, as that of a sandbox; for one that is kept
         already nothing is done. Copying goes on beside: raise StillFetching until it is done.
-        Raises Conflict unless the sandbox is stopped, OrderRejected for more than `most_bytes`.
+        Raises Conflict unless the sandbox is stopped, OrderRejected for more than `max_bytes`.
         """
-        del layer_id, most_bytes
+        del layer_id, max_bytes
         raise _unsupported(self, Capability.LAYERS, handle)
 
     async def layers(self) -> Sequence[str]:
@@ -432,16 +432,16 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         """Remove an image, unless a sandbox of this instance has it. Fine if it is gone."""
 
     async def checkpoint(
-        self, handle: Handle, checkpoint_id: str, *, keep: int, most_bytes: int
+        self, handle: Handle, checkpoint_id: str, *, keep: int, max_bytes: int
     ) -> None:
         """Keep a copy of the files of a sandbox that runs, to which it can go back.
 
         It is not stopped for that. The oldest are removed until there are at most so many, and they
         take at most so much disk; what has not changed since the one before is to take none. They go
         with their sandbox. Copying goes on beside: raise StillFetching until it is done. Raises
-        OrderRejected where the files take more than `most_bytes`.
+        OrderRejected where the files take more than `max_bytes`.
         """
-        del checkpoint_id, keep, most_bytes
+        del checkpoint_id, keep, max_bytes
         raise _unsupported(self, Capability.CHECKPOINTS, handle)
 
     async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:

@@ -45,7 +45,7 @@ class Store:
         self._last = directory / "restored"
         """Says which rollback was done last, so that none is done twice."""
 
-    def copy(self, checkpoint_id: str, paths: list[str], *, keep: int, most_bytes: int) -> str:
+    def copy(self, checkpoint_id: str, paths: list[str], *, keep: int, max_bytes: int) -> str:
         """Keep a checkpoint of what there is of some directories; raises FilesRefused.
 
         Returns those that are kept now, as JSON: when each was begun, in nanoseconds, by its id. Others
@@ -57,10 +57,10 @@ class Store:
                 self._directory,
                 checkpoint_id,
                 directories,
-                most_bytes=most_bytes,
+                max_bytes=max_bytes,
                 broken_off=Event(),
             )
-            excess = excess_checkpoints(self._directory, keep=keep, most_bytes=most_bytes)
+            excess = excess_checkpoints(self._directory, keep=keep, max_bytes=max_bytes)
             kept = [one for one in kept_checkpoints(self._directory) if one not in excess]
             text = json.dumps({checkpoint_id_of(one): one.begun for one in kept})
             new = self._directory / f"{INDEX}.new"
@@ -156,14 +156,14 @@ def main(argv: list[str]) -> int:
     """Do what the arguments say and return the exit code.
 
     They are the directory of the store after what is to be done: `copy`, or `take`, which trims, too, with
-    `ID KEEP MOST_BYTES PATH...`; `trim`; or `restore` with `ROLLBACK`.
+    `ID KEEP MAX_BYTES PATH...`; `trim`; or `restore` with `ROLLBACK`.
     """
     what, directory, *more = argv[1:]
     store = Store(Path(directory))
     try:
         if what in ("copy", "take"):
-            checkpoint_id, keep, most_bytes, *paths = more
-            text = store.copy(checkpoint_id, paths, keep=int(keep), most_bytes=int(most_bytes))
+            checkpoint_id, keep, max_bytes, *paths = more
+            text = store.copy(checkpoint_id, paths, keep=int(keep), max_bytes=int(max_bytes))
             sys.stdout.write(text)
         if what in ("trim", "take"):
             store.trim()

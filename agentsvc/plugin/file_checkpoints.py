@@ -24,16 +24,16 @@ def take_checkpoint(
     directories: Mapping[str, Path],
     *,
     keep: int,
-    most_bytes: int,
+    max_bytes: int,
     broken_off: Event,
 ) -> None:
     """Keep a checkpoint of directories that may be written to meanwhile, and few of the older ones. Blocks.
 
-    Raises FilesRefused for files that take more than `most_bytes` or half of what is free,
+    Raises FilesRefused for files that take more than `max_bytes` or half of what is free,
     InterruptedError when broken off.
     """
-    copy_checkpoint(store, checkpoint_id, directories, most_bytes=most_bytes, broken_off=broken_off)
-    for one in excess_checkpoints(store, keep=keep, most_bytes=most_bytes):
+    copy_checkpoint(store, checkpoint_id, directories, max_bytes=max_bytes, broken_off=broken_off)
+    for one in excess_checkpoints(store, keep=keep, max_bytes=max_bytes):
         remove_checkpoint(store, one)
 
 
@@ -42,14 +42,14 @@ def copy_checkpoint(
     checkpoint_id: str,
     directories: Mapping[str, Path],
     *,
-    most_bytes: int,
+    max_bytes: int,
     broken_off: Event,
 ) -> None:
     """Keep a checkpoint as `take_checkpoint` does, beside all that there are. Blocks."""
     store.mkdir(mode=0o700, parents=True, exist_ok=True)
     free = shutil.disk_usage(store).free
-    if (size := disk_usage(directories.values())) > min(most_bytes, free // 2):
-        raise FilesRefused(f"The files take {size} bytes, over {most_bytes} or half of {free} free")
+    if (size := disk_usage(directories.values())) > min(max_bytes, free // 2):
+        raise FilesRefused(f"The files take {size} bytes, over {max_bytes} or half of {free} free")
     part = store / _PART
     remove_directory(part)
     part.mkdir(mode=0o700)
@@ -59,11 +59,11 @@ def copy_checkpoint(
     remove_directory(part)
 
 
-def excess_checkpoints(store: Path, *, keep: int, most_bytes: int) -> list[Copy]:
+def excess_checkpoints(store: Path, *, keep: int, max_bytes: int) -> list[Copy]:
     """Return the checkpoints that are too many, or with which they take too much, the oldest first."""
     found, excess = kept_checkpoints(store), []
     while len(found) > keep or (
-        len(found) > 1 and disk_usage(one.path for one in found) > most_bytes
+        len(found) > 1 and disk_usage(one.path for one in found) > max_bytes
     ):
         excess.append(found.pop(0))
     return excess

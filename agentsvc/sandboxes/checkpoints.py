@@ -39,7 +39,7 @@ class Checkpoints:
                             sandbox.handle,
                             checkpoint_id,
                             keep=self._config.checkpoints,
-                            most_bytes=self._config.checkpoint_bytes,
+                            max_bytes=self._config.checkpoint_bytes,
                         )
                 except StillFetching:
                     await asyncio.sleep(_POLL_SECONDS)

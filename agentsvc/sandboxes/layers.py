@@ -44,17 +44,17 @@ class Layers:
         """Return the name of the backend that keeps the layers of a spec."""
         return spec.backend or self._default_backend
 
-    async def keep(self, sandbox: Sandbox, layer_id: str, *, most_bytes: int) -> int:
+    async def keep(self, sandbox: Sandbox, layer_id: str, *, max_bytes: int) -> int:
         """Keep a copy of the files of a stopped sandbox; return how many bytes it takes.
 
-        Raises Conflict unless it is stopped, OrderRejected for more than `most_bytes`.
+        Raises Conflict unless it is stopped, OrderRejected for more than `max_bytes`.
         """
         if sandbox.handle is None:
             raise Conflict("The sandbox was never made")
         while True:
             try:
                 async with self._calls.to(sandbox.backend) as backend:
-                    return await backend.keep_layer(sandbox.handle, layer_id, most_bytes=most_bytes)
+                    return await backend.keep_layer(sandbox.handle, layer_id, max_bytes=max_bytes)
             except StillFetching:
                 await asyncio.sleep(_POLL_SECONDS)
 

@@ -7,7 +7,7 @@ from agentsvc.sandboxes.backend_calls import BackendCalls
 from agentsvc.sandboxes.registry import BackendRegistry
 from agentsvc.sandboxes.state import Sandbox
 
-MOST_LINES: Final = 1000
+MAX_LINES: Final = 1000
 
 
 async def read_output(

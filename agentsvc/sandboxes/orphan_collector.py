@@ -24,7 +24,7 @@ _SOON_SECONDS: Final = 0.05
 """Within this much they are looked at where a look needs no more than this machine."""
 _AT_ONCE_WHEN_SLOW: Final = 64
 """So many once some were not."""
-_PATIENCE_SECONDS: Final = 1.0
+_WAIT_SECONDS: Final = 1.0
 """How long these wait for those before them."""
 
 type _Key = tuple[str, str]
@@ -109,12 +109,12 @@ class OrphanCollector:
         )
 
     async def _look_at(self, known: Sequence[SandboxSummary], found: Mapping[str, Found]) -> None:
-        at_once, patience = _AT_ONCE, _SOON_SECONDS
+        at_once, wait_seconds = _AT_ONCE, _SOON_SECONDS
         woken = 0
         for sandbox in known:
             if woken == at_once:
-                if not await self._reconciler.catch_up(patience):
-                    at_once, patience = _AT_ONCE_WHEN_SLOW, _PATIENCE_SECONDS
+                if not await self._reconciler.catch_up(wait_seconds):
+                    at_once, wait_seconds = _AT_ONCE_WHEN_SLOW, _WAIT_SECONDS
                 woken = 0
             if sandbox.handle is None and sandbox.id in found:
                 await self._add_handle(found[sandbox.id])

@@ -25,7 +25,7 @@ _OF_USER_BY_CLIENT_IDS: Final = """ WHERE user_id = :user_id AND target <> 'dele
       SELECT sandbox_id FROM client_sandboxes
       WHERE user_id = :user_id AND client_id IN (SELECT value FROM json_each(:ids)))"""
 
-_MOST_DECODED: Final = 256
+_MAX_DECODED: Final = 256
 
 _encode = msgspec.json.encode
 
@@ -37,7 +37,7 @@ class SandboxTable:
         self._db = db
         self._vault = vault
         # Most rows are read many times before they change.
-        self._from_row = lru_cache(maxsize=_MOST_DECODED)(self._decode)
+        self._from_row = lru_cache(maxsize=_MAX_DECODED)(self._decode)
         self._by_key_hash: dict[str, Sandbox] = {}
         self._changes = 0
 

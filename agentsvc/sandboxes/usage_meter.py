@@ -20,7 +20,7 @@ from agentsvc.sandboxes.state import Sandbox, SandboxSummary
 log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 8
-_MOST_KEPT: Final = 240
+_MAX_KEPT: Final = 240
 """How many measurements of each sandbox are remembered."""
 _MEASURED: Final = (Phase.STARTING, Phase.RUNNING, Phase.PAUSED)
 
@@ -65,7 +65,7 @@ class Meter:
         for sandbox_id, measured in found.items():
             kept = self._recent[sandbox_id]
             kept.append(measured)
-            if len(kept) > _MOST_KEPT:
+            if len(kept) > _MAX_KEPT:
                 kept.popleft()
 
     async def _work(

@@ -51,7 +51,7 @@ IntegrityError = sqlite3.IntegrityError
 _READERS = 3
 _STEPS = 1000
 """Instructions of SQLite's between two looks at a query: some twenty microseconds."""
-_MOST_LOOKS = 50
+_MAX_LOOKS = 50
 """How long a query may keep the event loop, in such looks: about one millisecond.
 
 It is no time on the clock, since on a busy machine all take longer, and a thread does not help then.
@@ -194,7 +194,7 @@ class _Readers:
 
     def _look(self) -> bool:
         self._looks += 1
-        return self._looks > _MOST_LOOKS
+        return self._looks > _MAX_LOOKS
 
     def _try_here[T](self, name: str, work: Callable[[], T]) -> T | None:
         """Return what the work returns, None if work of this name takes longer than a moment."""

@@ -288,7 +288,7 @@ def _objects(connection: sqlite3.Connection) -> set[tuple[str, str, str]]:
     return {(str(kind), str(name), str(sql)) for kind, name, sql in rows}
 
 
-def read_foreign(path: Path, table: str, *, most_rows: int) -> list[dict[str, Any]]:
+def read_foreign(path: Path, table: str, *, max_rows: int) -> list[dict[str, Any]]:
     """Return the rows of a table of another program's database; none where it has no such table.
 
     What is in the file may be broken, or made to harm. Nobody may use it meanwhile; a transaction
@@ -308,7 +308,7 @@ def read_foreign(path: Path, table: str, *, most_rows: int) -> list[dict[str, An
             known = connection.execute(_FOREIGN_TABLE, {"name": table}).fetchone()
             if known is None:
                 return []
-            rows = connection.execute(f'SELECT * FROM "{table}" LIMIT ?', (most_rows,))  # noqa: S608  # the name of a table that there is
+            rows = connection.execute(f'SELECT * FROM "{table}" LIMIT ?', (max_rows,))  # noqa: S608  # the name of a table that there is
             return [dict(row) for row in rows]
     except sqlite3.Error as exc:
         raise BadRequest(f"The database cannot be read: {exc}") from exc

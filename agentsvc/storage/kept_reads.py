@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-_MOST: Final = 4096
+_MAX: Final = 4096
 """How much is kept, in KiB or rows."""
 
 
@@ -62,9 +62,9 @@ class _Recent(dict[tuple[object, ...], Any]):
 
     def add(self, key: tuple[object, ...], made: object, weight: int) -> None:
         """Keep it unless it is too much; what else there is may have to go."""
-        if self._weight + weight > _MOST:
+        if self._weight + weight > _MAX:
             self.clear()
             self._weight = 0
-        if weight <= _MOST:
+        if weight <= _MAX:
             self[key] = made
             self._weight += weight + 1

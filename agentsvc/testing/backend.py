@@ -415,15 +415,15 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
         await save(handle)
         return handle
 
-    async def keep_layer(self, handle: Handle, layer_id: str, *, most_bytes: int) -> int:
+    async def keep_layer(self, handle: Handle, layer_id: str, *, max_bytes: int) -> int:
         """Keep the files of a stopped sandbox."""
         sandbox = self._usable(await self._find("keep_layer", handle))
         if sandbox.phase is not Phase.PAUSED or sandbox.paused_as is not PausedAs.STOPPED:
             raise Conflict("The sandbox is not stopped")
         files = await asyncio.to_thread(sandbox.files)
         size = 1 + sum(map(len, files.values()))
-        if size > most_bytes:
-            raise OrderRejected(f"The files take {size} bytes, and may take {most_bytes}")
+        if size > max_bytes:
+            raise OrderRejected(f"The files take {size} bytes, and may take {max_bytes}")
         self.world.layers.setdefault(layer_id, files)
         return size
 
@@ -456,12 +456,12 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
         self.world.images.pop(image_id, None)
 
     async def checkpoint(
-        self, handle: Handle, checkpoint_id: str, *, keep: int, most_bytes: int
+        self, handle: Handle, checkpoint_id: str, *, keep: int, max_bytes: int
     ) -> None:
         """Keep the files of a sandbox."""
         sandbox = self._usable(await self._find("checkpoint", handle))
         files = await asyncio.to_thread(sandbox.files)
-        if 1 + sum(map(len, files.values())) > most_bytes:
+        if 1 + sum(map(len, files.values())) > max_bytes:
             raise OrderRejected("The files are too large for a checkpoint")
         one = Checkpoint(id=checkpoint_id, created_at=now())
         sandbox.checkpoints = [*sandbox.checkpoints, (one, files)][-keep:]

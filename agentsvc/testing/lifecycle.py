@@ -15,7 +15,7 @@ from agentsvc.testing.promises import check, needs
 from agentsvc.testing.rig import Rig, expect, expect_error, together, web_endpoint, web_url
 
 CANCEL_AFTER: Final = (0.0, 0.001, 0.004, 0.015, 0.04, 0.1)
-_MOST_NAMED: Final = 10
+_MAX_NAMED: Final = 10
 
 
 @check()
@@ -245,7 +245,7 @@ async def after_delete_nothing_is_left_on_the_host(rig: Rig) -> None:
     for handle in made:
         await rig.backend.delete(handle)
     left = await rig.leftovers()
-    expect(not left, f"this is left: {', '.join(left[:_MOST_NAMED])}")
+    expect(not left, f"this is left: {', '.join(left[:_MAX_NAMED])}")
 
 
 @check()

@@ -107,7 +107,7 @@ def calls_of(
             handle, ["true"], env={}, time_limit=1, max_output=1
         ),
         Capability.LOGS: logs,
-        Capability.LAYERS: lambda: rig.backend.keep_layer(handle, "0", most_bytes=1),
+        Capability.LAYERS: lambda: rig.backend.keep_layer(handle, "0", max_bytes=1),
         Capability.IMAGES: lambda: rig.backend.build_image(
             "0", ImageBuild(context=Path(), dockerfile="", time_limit=1)
         ),

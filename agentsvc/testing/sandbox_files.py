@@ -20,8 +20,8 @@ async def a_sandbox_begins_with_a_copy_of_a_layer(rig: Rig) -> None:
     layer = new_id()
     await _write_note(rig, handle, "kept")
 
-    async def keep(most_bytes: int = 2**40) -> int:
-        return await _fetched(lambda: rig.backend.keep_layer(handle, layer, most_bytes=most_bytes))
+    async def keep(max_bytes: int = 2**40) -> int:
+        return await _fetched(lambda: rig.backend.keep_layer(handle, layer, max_bytes=max_bytes))
 
     await expect_error(Conflict, keep(), "a layer of what runs")
     await rig.backend.stop(handle)
@@ -74,7 +74,7 @@ async def a_sandbox_goes_back_to_its_checkpoints(rig: Rig) -> None:
     ids = [new_id() for _ in range(3)]
     for number, one in enumerate(ids):
         await _write_note(rig, handle, f"text-{number}")
-        take = partial(rig.backend.checkpoint, handle, one, keep=2, most_bytes=10**9)
+        take = partial(rig.backend.checkpoint, handle, one, keep=2, max_bytes=10**9)
         try:
             await _fetched(take)
         except OrderRejected:
@@ -83,7 +83,7 @@ async def a_sandbox_goes_back_to_its_checkpoints(rig: Rig) -> None:
             raise
     found = [one.id for one in await rig.backend.checkpoints(handle)]
     expect(found == ids[1:], f"other checkpoints than the last two are kept: {found}")
-    too_much = partial(rig.backend.checkpoint, handle, new_id(), keep=2, most_bytes=0)
+    too_much = partial(rig.backend.checkpoint, handle, new_id(), keep=2, max_bytes=0)
     await expect_error(OrderRejected, _fetched(too_much), "a checkpoint that is too large")
     back = partial(rig.backend.roll_back, handle)
     await expect_error(Conflict, back(ids[1]), "going back of what runs")

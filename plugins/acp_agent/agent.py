@@ -28,7 +28,7 @@ PROTOCOL_VERSION: Final = 1
 _CONVERSATIONS: Final = "/api/v1/app-conversations"
 _LOOK_SECONDS: Final = 0.3
 _AGAIN_SECONDS: Final = 0.5
-_MOST_BREAKS: Final = 60
+_MAX_BREAKS: Final = 60
 _ENDED: Final = ("finished", "error", "stuck", "paused")
 _ALLOW, _REJECT = "allow", "reject"
 _OPTIONS: Final = (
@@ -201,7 +201,7 @@ class Agent:
                 reason = self._read(session)
             except (OSError, HTTPException, CommandFailed) as exc:
                 reason = None
-                if breaks >= _MOST_BREAKS:
+                if breaks >= _MAX_BREAKS:
                     raise CommandFailed(f"the server went away: {exc}") from exc
             if reason is not None:
                 return reason

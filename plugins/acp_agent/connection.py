@@ -15,7 +15,7 @@ METHOD_NOT_FOUND: Final = -32601
 _INTERNAL: Final = -32603
 _PARSE: Final = -32700
 _TOO_MANY: Final = -32000
-_MOST_AT_ONCE: Final = 32
+_MAX_AT_ONCE: Final = 32
 
 type Params = dict[str, Any]
 type Answer = Callable[[str, Params], Any]
@@ -57,7 +57,7 @@ class Connection:
         self._source = source
         self._write = send
         self._lock = threading.Lock()
-        self._places = threading.Semaphore(_MOST_AT_ONCE)
+        self._places = threading.Semaphore(_MAX_AT_ONCE)
         self._is_over = False
         self._numbers = itertools.count(1)
         self._asked: dict[int | str, _Question] = {}
@@ -108,7 +108,7 @@ class Connection:
                 question.is_answered.set()
             return
         if not self._places.acquire(blocking=False):
-            failure = _failure(_TOO_MANY, f"No more than {_MOST_AT_ONCE} requests at a time")
+            failure = _failure(_TOO_MANY, f"No more than {_MAX_AT_ONCE} requests at a time")
             self._send({"id": message.id, **failure})
             return
         # It is not waited for: who asks may cancel, and answers what it is asked meanwhile.

@@ -18,7 +18,7 @@ from .connection import Connection
 from .remote import OrderQuery
 
 _SEND_SECONDS: Final = 60.0
-_MOST_WAITING: Final = 256
+_MAX_WAITING: Final = 256
 
 
 async def serve(
@@ -72,5 +72,5 @@ async def _take(socket: web.WebSocketResponse, inbox: "queue.SimpleQueue[bytes |
     async for message in socket:
         if message.type is WSMsgType.TEXT:
             inbox.put(message.data.encode())
-        if inbox.qsize() > _MOST_WAITING:
+        if inbox.qsize() > _MAX_WAITING:
             return

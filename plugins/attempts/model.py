@@ -10,7 +10,7 @@ from msgspec import Meta
 from agentsvc.base import matching
 from agentsvc.extension.conversations import Provider, SentBranch, SentRepository
 
-from .settings import MOST
+from .settings import MAX
 
 LEAST: Final = 2
 _TITLE: Final = 100
@@ -65,9 +65,9 @@ class AttemptOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What each agent is told"""
     title: Title | None = None
     """What the conversations are called; null: as the task begins"""
-    count: Annotated[int, Meta(ge=LEAST, le=MOST)] | None = None
+    count: Annotated[int, Meta(ge=LEAST, le=MAX)] | None = None
     """Number of attempts, at most as many as the server allows; null: one for each of `models`"""
-    models: Annotated[list[ModelName], Meta(max_length=MOST)] = []
+    models: Annotated[list[ModelName], Meta(max_length=MAX)] = []
     """Names of saved models, or of models as the settings name them, which the attempts get in turn;
     empty: all get that of the settings"""
     conversation_id: Id | None = None

@@ -11,7 +11,7 @@ from agentsvc.extension.preferences import Settings
 
 from .model import Attempt, AttemptOrder
 
-_MOST_TITLE = 190
+_MAX_TITLE = 190
 
 
 def order_of(
@@ -39,7 +39,7 @@ def order_of(
 
 def title_of(definition: AttemptOrder, one: Attempt) -> str:
     """Return what the conversation of an attempt is called until it is chosen."""
-    return f"{definition.name[:_MOST_TITLE]} ({one.number}/{definition.size})"
+    return f"{definition.name[:_MAX_TITLE]} ({one.number}/{definition.size})"
 
 
 def message_of(definition: AttemptOrder) -> Message:

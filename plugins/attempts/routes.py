@@ -22,13 +22,13 @@ from agentsvc.extension.web import (
 
 from .model import Attempt, AttemptOrder, AttemptStatus
 from .service import Attempts, Shown
-from .settings import MOST
+from .settings import MAX
 
 
 class AttemptChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Which attempt goes on."""
 
-    attempt: Annotated[int, Meta(ge=1, le=MOST)] | UUID
+    attempt: Annotated[int, Meta(ge=1, le=MAX)] | UUID
     """Its number, or the id of its conversation"""
     keep_others: bool = False
     """Whether the others are stopped only, and their conversations stay"""

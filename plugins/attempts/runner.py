@@ -53,7 +53,7 @@ SWEEP_SECONDS: Final = 5.0
 
 _REST: Final = timedelta(seconds=1)
 """How long an agent is at rest before its work is over: its last events are on their way."""
-_PATIENCE: Final = timedelta(minutes=10)
+_MAX_WAIT: Final = timedelta(minutes=10)
 """How long a sandbox is waited for that does not say what was changed in it."""
 _UNTOLD: Final = timedelta(seconds=60)
 _PASSING: Final = (SandboxLimitReached, CapacityExceeded, BackendUnavailable)
@@ -285,7 +285,7 @@ class Runner:
         """Find out what it has changed and how its tests end, and let it be over."""
         sandbox, outcome = view.sandbox, one.outcome or AttemptStatus.FAILED
         is_finished, since = outcome is AttemptStatus.FINISHED, now() - (one.ended_at or now())
-        if sandbox is None or since > self._test_time + _PATIENCE:
+        if sandbox is None or since > self._test_time + _MAX_WAIT:
             return await self._end(one, outcome, one.detail)
         if view.sandbox_status is SandboxStatus.PAUSED and is_finished:
             await self._sandboxes.resume(task.user_id, sandbox.id, when_full=WhenFull.QUEUE)

@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-MOST: Final = 32
+MAX: Final = 32
 """Attempts of one task that an operator may allow."""
 
 
@@ -13,7 +13,7 @@ class AttemptsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     enabled: bool = True
     """Make attempts, and serve their API"""
-    most_attempts: Annotated[int, Meta(ge=2, le=MOST)] = 8
+    most_attempts: Annotated[int, Meta(ge=2, le=MAX)] = 8
     """Most attempts that one task may have"""
     most_per_user: Annotated[int, Meta(ge=1, le=1000)] = 100
     """Most tasks with attempts that are kept of a user"""

@@ -21,7 +21,7 @@ MARK: Final = "<!-- agentsvc:{id} -->"
 """What the server's own comments and pull requests begin with, by which it finds them again."""
 
 _SIZE: Final = 50
-_MOST_PAGES: Final = 10
+_MAX_PAGES: Final = 10
 
 
 class Changed(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,7 +167,7 @@ class HostCalls:
         path, query = self._place(listing, values)
         found: list[Thing] = []
         value: Any = None
-        for page in range(first, first + _MOST_PAGES):
+        for page in range(first, first + _MAX_PAGES):
             sized = {**query, self._host.size: _SIZE, "page": page}
             last, value = value, (await self._api.call("GET", path, query=sized)).value
             if value == last:  # Forgejo and Gitea have all comments on each page

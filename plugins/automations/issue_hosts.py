@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 PASSING: Final = (GitProviderUnavailable, GitProviderRateLimited, AgentUnavailable)
 """What says nothing of a repository: it is tried again, for so long:"""
-PATIENCE: Final = timedelta(hours=1)
+RETRIED_FOR: Final = timedelta(hours=1)
 
 _LEAST_REST: Final = 15.0
 _GIT_SECONDS: Final = 300.0

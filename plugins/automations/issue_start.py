@@ -37,7 +37,7 @@ from .work_table import WorkTable
 
 log = logging.getLogger(__name__)
 
-MOST_REPAIRS: Final = 3
+MAX_REPAIRS: Final = 3
 """How often an agent is told of failed checks of one pull request."""
 
 _CLOSED: Final = frozenset(
@@ -46,7 +46,7 @@ _CLOSED: Final = frozenset(
 )
 """What hosts call issues and pull requests with which nothing is to be done."""
 _TITLE: Final = 200
-_MOST_TOLD: Final = 20_000
+_MAX_TOLD: Final = 20_000
 _RULES: Final = """
 
 You are in a clone of the repository, on a branch of your own that begins at `{base}`. Commit what you
@@ -262,12 +262,12 @@ class IssueStarter:
     ) -> tuple[str, dict[str, Any]]:
         """Return what the agent is told, and what is to be remembered of that."""
         if event.kind is Kind.CHECK:
-            if work.repairs >= MOST_REPAIRS:
-                raise Ignored(f"The agent was told {MOST_REPAIRS} times of failed checks")
+            if work.repairs >= MAX_REPAIRS:
+                raise Ignored(f"The agent was told {MAX_REPAIRS} times of failed checks")
             names = await calls.failed_checks(event.id)
             if not names:
                 raise Ignored("No check of the commit fails any more")
-            told = marked("\n".join(names), _MOST_TOLD)
+            told = marked("\n".join(names), _MAX_TOLD)
             return _FAILED + told, {"repairs": work.repairs + 1}
         listed = (
             await calls.pull_comments(event.number)
@@ -283,7 +283,7 @@ class IssueStarter:
             detail = "Nobody who may write to the repository has said anything new"
             log.info("event of a git host ignored", extra={"work_id": work.id, "reason": detail})
             raise Ignored(detail)
-        parts = [f"{one['author']}{_at(one)}:\n{marked(one['text'], _MOST_TOLD)}" for one in said]
+        parts = [f"{one['author']}{_at(one)}:\n{marked(one['text'], _MAX_TOLD)}" for one in said]
         return _SAID + "\n\n".join(parts), {"told": (*work.told, *map(_name, said))}
 
 

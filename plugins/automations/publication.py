@@ -29,7 +29,7 @@ from agentsvc.extension.server import SandboxStatus, Server
 
 from .ending import Verdict, ended, halt
 from .host_calls import MARK
-from .issue_hosts import PASSING, PATIENCE, IssueHosts, wait_of
+from .issue_hosts import PASSING, RETRIED_FOR, IssueHosts, wait_of
 from .model import Automation, GitTrigger, Run, RunStatus, Work
 from .table import AutomationTable, RunTable
 from .work_table import WorkTable
@@ -40,7 +40,7 @@ LARGEST_BUNDLE: Final = 64 * 1024 * 1024
 
 _SECONDS: Final = 120.0
 _NOTHING: Final = 4
-_MOST_SAID: Final = 4000
+_MAX_SAID: Final = 4000
 _AGAIN: Final = timedelta(seconds=60)
 _PACK: Final = """
 cd {directory} || exit 3
@@ -113,7 +113,7 @@ class Publisher:
         try:
             await self._show(automation, work.id, "An agent has begun to work on this.")
         except AgentsvcError as exc:
-            wait = wait_of(exc) if isinstance(exc, PASSING) else PATIENCE.total_seconds()
+            wait = wait_of(exc) if isinstance(exc, PASSING) else RETRIED_FOR.total_seconds()
             self._later[work.id] = monotonic() + wait
             log.warning("comment of an issue not written yet", extra=_about(work, exc))
 
@@ -136,7 +136,7 @@ class Publisher:
             work = await WorkTable.find(self._db, work_id) or work
             await self._show(automation, work_id, _outcome(work, verdict))
         except PASSING as exc:
-            if now() - view.conversation.updated_at < PATIENCE:
+            if now() - view.conversation.updated_at < RETRIED_FOR:
                 self._later[run.id] = monotonic() + wait_of(exc)
                 log.warning("work on an issue not published yet", extra=_about(work, exc))
                 return
@@ -274,7 +274,7 @@ def quoted(text: str) -> str:
 
     So nothing of it calls anybody, is a command to the host, or passes for the server's own.
     """
-    cut = f"{text[:_MOST_SAID]}\n[…]" if len(text) > _MOST_SAID else text
+    cut = f"{text[:_MAX_SAID]}\n[…]" if len(text) > _MAX_SAID else text
     harmless = cut.replace("@", "@\u200b").replace("<!--", "<!\u200b--")
     return "\n".join(f"> {line}" for line in harmless.splitlines())
 

@@ -65,10 +65,10 @@ from .model import (
 )
 from .service import Automations
 
-MOST_LISTED: Final = 100
+MAX_LISTED: Final = 100
 _SWITCHES: Final = ("enabled", "state")
 
-type Listed = Annotated[int, Meta(ge=1, le=MOST_LISTED)]
+type Listed = Annotated[int, Meta(ge=1, le=MAX_LISTED)]
 type Offset = Annotated[int, Meta(ge=0, le=1_000_000)]
 
 

@@ -40,7 +40,7 @@ from agentsvc.extension.storage import Transaction
 from .clock import ClockWatch, bring_back
 from .cron import parse_cron
 from .ending import Verdict, disabled, ended, halt, settle
-from .issue_hosts import PASSING, PATIENCE, wait_of
+from .issue_hosts import PASSING, RETRIED_FOR, wait_of
 from .issue_start import Ignored, IssueStarter
 from .model import (
     Automation,
@@ -64,7 +64,7 @@ LOOK_SECONDS: Final = 5.0
 """How long a change of the clock may go unnoticed."""
 
 _BATCH: Final = 50
-_MOST_DUE: Final = 100
+_MAX_DUE: Final = 100
 _LATER: Final = timedelta(seconds=10)
 _PASSING: Final = (SandboxLimitReached, CapacityExceeded, BackendUnavailable)
 """What says nothing of the automation: it is tried again."""
@@ -144,7 +144,7 @@ class Scheduler:
                 reason = f"Its schedule cannot be read any more: {exc.message}"
                 await AutomationTable.update(tx, disabled(automation, reason))
                 return
-            due = cron.find_latest(first, moment, _MOST_DUE)
+            due = cron.find_latest(first, moment, _MAX_DUE)
             following = cron.find_next(max(moment, first))
         chosen, skipped = choose(automation.definition, due, moment - self._late)
         for one in chosen:
@@ -209,7 +209,7 @@ class Scheduler:
     async def _put_off(self, run: Run, exc: AgentsvcError) -> None:
         """Try a run again later; a git host is asked for so long only."""
         moment = now()
-        if isinstance(exc, PASSING) and moment - run.created_at > PATIENCE:
+        if isinstance(exc, PASSING) and moment - run.created_at > RETRIED_FOR:
             await self._settle(run, Verdict(status=RunStatus.FAILED, detail=exc.message))
             return
         wait = timedelta(seconds=wait_of(exc)) if isinstance(exc, PASSING) else _LATER

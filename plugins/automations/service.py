@@ -54,7 +54,7 @@ from .signature import key_of, new_secret
 from .table import AutomationTable, RunTable, payload_context, secret_context
 from .work_table import Poll, PollTable, WorkTable
 
-MOST_WAITING: Final = 1000
+MAX_WAITING: Final = 1000
 """Runs of an automation that may wait; more deliveries are refused until some have begun."""
 
 _SIGNED: Final = (WebhookTrigger, GitTrigger)
@@ -79,7 +79,7 @@ class Automations:
         self._apps = apps
         self._vault = vault
         self._conversations = conversations
-        self._most = config.most_per_user
+        self._max = config.most_per_user
 
     async def create(
         self, user_id: str, definition: Definition, *, is_enabled: bool
@@ -103,8 +103,8 @@ class Automations:
         sealed = self._seal(made.id, secret) if secret else None
 
         async def body(tx: Transaction) -> None:
-            if await AutomationTable.count(tx, user_id) >= self._most:
-                raise Conflict(f"A user has at most {self._most} automations")
+            if await AutomationTable.count(tx, user_id) >= self._max:
+                raise Conflict(f"A user has at most {self._max} automations")
             await AutomationTable.insert(tx, made, sealed)
             await note_effect(tx, (made, secret))
 
@@ -337,9 +337,9 @@ class Automations:
     async def _add(
         self, tx: Transaction, automation: Automation, run: Run, payload: bytes | None = None
     ) -> bool:
-        if await RunTable.count_waiting(tx, automation.id) >= MOST_WAITING:
+        if await RunTable.count_waiting(tx, automation.id) >= MAX_WAITING:
             raise QuotaExceeded(
-                f"{MOST_WAITING} runs of this automation wait", retry_after_seconds=_RETRY_SECONDS
+                f"{MAX_WAITING} runs of this automation wait", retry_after_seconds=_RETRY_SECONDS
             )
         if not await RunTable.insert(tx, run, payload=payload):
             return False

@@ -359,7 +359,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         await maker.unmark_paused(handle.sandbox_id)
         return handle
 
-    async def keep_layer(self, handle: Handle, layer_id: str, *, most_bytes: int) -> int:
+    async def keep_layer(self, handle: Handle, layer_id: str, *, max_bytes: int) -> int:
         """Make an image of what the sandbox has in its home and its working directory."""
         engine, maker = self._of(handle)
 
@@ -376,7 +376,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
                 )
             return found
 
-        return await self._layers.keep(engine, layer_id, find_source, most_bytes=most_bytes)
+        return await self._layers.keep(engine, layer_id, find_source, max_bytes=max_bytes)
 
     async def layers(self) -> Sequence[str]:
         """List the layers on all engines; raises BackendUnavailable where one of them is away."""
@@ -393,7 +393,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             await self._layers.remove(engine, layer_id)
 
     async def checkpoint(
-        self, handle: Handle, checkpoint_id: str, *, keep: int, most_bytes: int
+        self, handle: Handle, checkpoint_id: str, *, keep: int, max_bytes: int
     ) -> None:
         """Have the sandbox copy what has changed of its home and its working directory."""
         engine, maker = self._of(handle)
@@ -401,7 +401,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         if look.status_of(found) != "running":
             raise Conflict("The sandbox does not run, and its files are not copied")
         await self._checkpoints.take(
-            engine, found, handle.sandbox_id, checkpoint_id, keep=keep, most_bytes=most_bytes
+            engine, found, handle.sandbox_id, checkpoint_id, keep=keep, max_bytes=max_bytes
         )
 
     async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
@@ -452,8 +452,8 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
     async def build_image(self, image_id: str, build: ImageBuild) -> str:
         """Build an image on every engine, since a sandbox may be placed on any."""
         for engine in self._fleet.engines.values():
-            patience = self.config.pull_wait_seconds
-            await self._builds.build(engine, image_id, build, patience=patience)
+            wait_seconds = self.config.pull_wait_seconds
+            await self._builds.build(engine, image_id, build, wait_seconds=wait_seconds)
         return names.image(image_id)
 
     async def images(self) -> Sequence[str]:

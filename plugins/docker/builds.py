@@ -42,7 +42,7 @@ class Builds:
         await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     async def build(
-        self, engine: Engine, image_id: str, build: ImageBuild, *, patience: float
+        self, engine: Engine, image_id: str, build: ImageBuild, *, wait_seconds: float
     ) -> None:
         """Have an image be built; raises as `RuntimeBackend.build_image`."""
         key = (engine.name, image_id)
@@ -53,7 +53,7 @@ class Builds:
             task = asyncio.get_running_loop().create_task(work, name=f"build {image_id}")
             self._tasks[key] = task
         task = self._tasks[key]
-        await asyncio.wait({task}, timeout=patience)
+        await asyncio.wait({task}, timeout=wait_seconds)
         if not task.done():
             raise StillFetching("The image is being built")
         self._tasks.pop(key, None)

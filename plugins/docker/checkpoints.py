@@ -54,14 +54,14 @@ class Checkpoints:
         checkpoint_id: str,
         *,
         keep: int,
-        most_bytes: int,
+        max_bytes: int,
     ) -> None:
         """Keep a checkpoint of a container that runs; see `RuntimeBackend.checkpoint`."""
 
         async def take() -> int:
             paths = await paths_of(engine, container)
             await finish(_prepare(engine, container, "", may_write=False))
-            args = [checkpoint_id, str(keep), str(most_bytes), *paths]
+            args = [checkpoint_id, str(keep), str(max_bytes), *paths]
             await _run(engine, container, ["take", _STORE, *args])
             return 0
 

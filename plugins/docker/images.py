@@ -82,11 +82,11 @@ class Images:
         name: str,
         *,
         pull: Literal["missing", "always", "never"],
-        patience: float,
+        wait_seconds: float,
     ) -> Image:
         """Return an image, fetched if need be.
 
-        While that takes longer than the patience, it raises StillFetching with the progress, or
+        While that takes longer than the wait_seconds, it raises StillFetching with the progress, or
         BackendUnavailable once there was none for a while.
         """
         # What is no name is better told apart by the fetch.
@@ -97,13 +97,13 @@ class Images:
             raise OrderRejected(
                 f"The engine has no image `{name}`, and `pull` is `never`: put it there"
             )
-        await self._fetch(engine, name, patience)
+        await self._fetch(engine, name, wait_seconds)
         found = await engine.get(f"images/{name}/json")
         if found is None:
             raise BackendUnavailable(f"The image `{name}` was fetched and is not there")
         return to_image(found)
 
-    async def _fetch(self, engine: Engine, name: str, patience: float) -> None:
+    async def _fetch(self, engine: Engine, name: str, wait_seconds: float) -> None:
         key = (engine.name, name)
         if key not in self._fetches:
             progress = Progress()
@@ -111,7 +111,7 @@ class Images:
             task = asyncio.get_running_loop().create_task(work, name=f"pull {name}")
             self._fetches[key] = task, progress
         task, progress = self._fetches[key]
-        await asyncio.wait({task}, timeout=patience)
+        await asyncio.wait({task}, timeout=wait_seconds)
         if not task.done():
             kind = StillFetching if progress.is_recent else BackendUnavailable
             raise kind(f"The image `{name}` is being fetched: {progress}")

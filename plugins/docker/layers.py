@@ -49,7 +49,7 @@ class Layers:
         layer_id: str,
         find_source: Callable[[], Awaitable[Json]],
         *,
-        most_bytes: int,
+        max_bytes: int,
     ) -> int:
         """Make a layer of the files of a container that does not run; return their bytes.
 
@@ -62,7 +62,7 @@ class Layers:
             if (found := await self._find(engine, name)) is not None:
                 return int(found.labels.get(names.BYTES, "0"))
             source = await find_source()
-            return await _Making(engine, source, self._labels(layer_id), name, most_bytes).run()
+            return await _Making(engine, source, self._labels(layer_id), name, max_bytes).run()
 
         return await self._making.go_on(f"{engine.name} {name}", make)
 
@@ -129,12 +129,12 @@ class _Making:
         source: Json,
         labels: Mapping[str, str],
         name: str,
-        most_bytes: int,
+        max_bytes: int,
     ) -> None:
         self._engine = engine
         self._source = source
         self._name = name
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         # Of what began with a layer it is that layer's own base, so that none is on top of another.
         base = look.labels_of(source).get(names.BASE) or source["Image"]
         self._labels = {**labels, names.BASE: base, names.MADE_FOR: name}
@@ -148,7 +148,7 @@ class _Making:
                 raise OrderRejected(f"The image has a volume at {path}, of which nothing is kept")
         made = await self._make_container()
         source = (self._engine, self._source["Id"])
-        transfer = Transfer(source, (self._engine, made), self._most_bytes)
+        transfer = Transfer(source, (self._engine, made), self._max_bytes)
         try:
             for path in paths:
                 await transfer.bring(path)

@@ -273,7 +273,7 @@ class Maker:
 
     async def _image(self, name: str) -> Image:
         return await self._images.get(
-            self._engine, name, pull=self._config.pull, patience=self._config.pull_wait_seconds
+            self._engine, name, pull=self._config.pull, wait_seconds=self._config.pull_wait_seconds
         )
 
     async def _networks(self, order: Order, facts: Facts) -> Placement:

@@ -18,12 +18,12 @@ class Transfer:
     """Directories on their way from a container into one that does not run; counts their bytes."""
 
     def __init__(
-        self, source: tuple[Engine, str], target: tuple[Engine, str], most_bytes: float = math.inf
+        self, source: tuple[Engine, str], target: tuple[Engine, str], max_bytes: float = math.inf
     ) -> None:
         self.read_bytes = 0
         self._source_engine, self._source = source
         self._target_engine, self._target = target
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
 
     async def bring(self, path: str) -> None:
         """Bring one directory, if there is one; raises OrderRejected when it is too much."""
@@ -65,7 +65,7 @@ class Transfer:
         except AgentsvcError as exc:
             refused = exc
         if self._is_too_much:
-            raise OrderRejected(f"The files take more than the {self._most_bytes} bytes of a layer")
+            raise OrderRejected(f"The files take more than the {self._max_bytes} bytes of a layer")
         if refused is not None:
             raise refused
         if last != _END:
@@ -73,4 +73,4 @@ class Transfer:
 
     @property
     def _is_too_much(self) -> bool:
-        return self.read_bytes > self._most_bytes
+        return self.read_bytes > self._max_bytes

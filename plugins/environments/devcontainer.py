@@ -17,11 +17,11 @@ from agentsvc.extension.web import EnvName
 
 PLACES: Final = (".devcontainer/devcontainer.json", ".devcontainer.json")
 """Where it is looked for, in this order."""
-MOST_BYTES: Final = 64 * 1024
+MAX_BYTES: Final = 64 * 1024
 FOLDER: Final = "containerWorkspaceFolder"
 """The variable of bash that names the workspace."""
 
-_MOST: Final = 100
+_MAX: Final = 100
 """How many variables, arguments, features or commands there may be."""
 _FOREIGN: Final = (
     *("dockerComposeFile", "initializeCommand", "postAttachCommand", "mounts", "runArgs"),
@@ -44,9 +44,9 @@ _VARIABLE: Final = re.compile(
 
 type Text = Annotated[str, matching(r"\A[^\0]*\Z", "without NUL")]
 type Command = Text | list[Text] | dict[Text, Text | list[Text]]
-type Values = Annotated[dict[EnvName, Text | None], Meta(max_length=_MOST)]
+type Values = Annotated[dict[EnvName, Text | None], Meta(max_length=_MAX)]
 type Option = Text | bool | int | float | None
-type Features = Annotated[dict[Text, Text | dict[Text, Option]], Meta(max_length=_MOST)]
+type Features = Annotated[dict[Text, Text | dict[Text, Option]], Meta(max_length=_MAX)]
 
 
 class Build(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
 
     dockerfile: Text = ""
     context: Text = "."
-    args: Annotated[dict[EnvName, Text], Meta(max_length=_MOST)] = {}
+    args: Annotated[dict[EnvName, Text], Meta(max_length=_MAX)] = {}
     target: Text = ""
 
 
@@ -123,8 +123,8 @@ def parse(content: bytes, name: str) -> tuple[Devcontainer, list[str]]:
 
 def read[T](content: bytes, name: str, kind: type[T]) -> T:
     """Return what is in a file of JSON with comments; raises StartRefused."""
-    if len(content) > MOST_BYTES:
-        raise StartRefused(f"`{name}` is larger than {MOST_BYTES // 1024} KiB")
+    if len(content) > MAX_BYTES:
+        raise StartRefused(f"`{name}` is larger than {MAX_BYTES // 1024} KiB")
     try:
         text = _COMMENTS.sub(_kept, content.decode("utf-8-sig"))
         return msgspec.json.decode(_COMMAS.sub(_kept, text), type=kind)

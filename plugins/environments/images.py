@@ -9,12 +9,12 @@ from agentsvc.base import StartRefused
 from agentsvc.extension.environments import ImageBuild, Spec
 from agentsvc.extension.server import Sandboxes
 
-from .devcontainer import MOST_BYTES, Build, beside, fill_args
+from .devcontainer import MAX_BYTES, Build, beside, fill_args
 from .features import add_features, find_features, with_features
 from .settings import EnvironmentsConfig
 from .source import DevcontainerFile, Source
 
-_MOST_CONTEXT: Final = 256 * 1024**2
+_MAX_CONTEXT: Final = 256 * 1024**2
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,255}")
 _SWITCH: Final = (
     "set `build_images = true` in `[environments]` of the server's config,"
@@ -56,10 +56,10 @@ class ImageMaker:
         directory, dockerfile, target = None, f"FROM {image or spec.image}", ""
         if build.dockerfile:
             directory = beside(found.path, build.context)
-            dockerfile = await source.text(beside(found.path, build.dockerfile), MOST_BYTES)
+            dockerfile = await source.text(beside(found.path, build.dockerfile), MAX_BYTES)
             target = build.target
         commit = source.head.commit
-        context = await source.checkout.archive(commit, directory, _MOST_CONTEXT)
+        context = await source.checkout.archive(commit, directory, _MAX_CONTEXT)
         if features:
             await asyncio.to_thread(add_features, context, features)
             dockerfile, target = with_features(dockerfile, target, features), ""

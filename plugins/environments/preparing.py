@@ -227,7 +227,7 @@ class Preparer:
         noted = await self._note(noted, reason="The files are kept")
         await self._sandboxes.stop(sandbox.user_id, sandbox.id)
         stopped = await self._sandboxes.get(sandbox.user_id, sandbox.id)
-        size = await self._sandboxes.layers.keep(stopped, layer_id, most_bytes=room)
+        size = await self._sandboxes.layers.keep(stopped, layer_id, max_bytes=room)
         return msgspec.structs.replace(
             noted,
             status=Status.READY,

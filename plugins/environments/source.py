@@ -5,7 +5,7 @@ import msgspec
 from agentsvc.base import StartRefused
 from agentsvc.extension.git import Checkout, Head
 
-from .devcontainer import MOST_BYTES, PLACES, Devcontainer, beside, parse
+from .devcontainer import MAX_BYTES, PLACES, Devcontainer, beside, parse
 from .model import AUTO, NONE, Container
 
 
@@ -24,16 +24,16 @@ class Source:
         if wanted == NONE:
             return None
         for path in PLACES if wanted == AUTO else (wanted,):
-            content = await self.checkout.read(self.head.commit, path, MOST_BYTES)
+            content = await self.checkout.read(self.head.commit, path, MAX_BYTES)
             if content is not None:
                 return DevcontainerFile(path, *parse(content, path))
         if wanted != AUTO:
             raise StartRefused(f"The repository has no file `{wanted}`")
         return None
 
-    async def text(self, path: str, most_bytes: int) -> str:
+    async def text(self, path: str, max_bytes: int) -> str:
         """Return a file; raises StartRefused for one that is not there."""
-        content = await self.checkout.read(self.head.commit, path, most_bytes)
+        content = await self.checkout.read(self.head.commit, path, max_bytes)
         if content is None:
             raise StartRefused(f"The repository has no file `{path}`")
         return content.decode(errors="replace")

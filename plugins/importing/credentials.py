@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from .files import Tree
 from .model import Unreadable
 
-_MOST_BYTES: Final = 1024 * 1024
+_MAX_BYTES: Final = 1024 * 1024
 _STARS: Final = re.compile(r"\*{6,}")
 _JWE: Final = re.compile(r"eyJ[\w-]+\.\.[\w-]+\.[\w-]*\.[\w-]+")
 _FERNET: Final = re.compile(r"gAAAA[\w-]{90,}={0,2}")
@@ -94,7 +94,7 @@ class SecretOpener:
 
 def _listed(tree: Tree) -> list[str]:
     try:
-        data = tree.find(".keys", most_bytes=_MOST_BYTES)
+        data = tree.find(".keys", max_bytes=_MAX_BYTES)
         return [] if data is None else [one.key for one in _keys.decode(data)]
     except (Unreadable, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
@@ -102,7 +102,7 @@ def _listed(tree: Tree) -> list[str]:
 
 def _single(tree: Tree) -> list[str]:
     try:
-        data = tree.find(".jwt_secret", most_bytes=_MOST_BYTES)
+        data = tree.find(".jwt_secret", max_bytes=_MAX_BYTES)
         return [] if data is None else [data.decode().strip()]
     except (Unreadable, UnicodeDecodeError):
         return []

@@ -50,24 +50,24 @@ class Tree:
             raise Unreadable(_why(exc)) from exc
         return sorted((one for one in listed if one is not None), key=lambda one: one.name)
 
-    def read(self, path: str, *, most_bytes: int) -> bytes:
+    def read(self, path: str, *, max_bytes: int) -> bytes:
         """Return the content of a file; raises Unreadable, also for one that is larger."""
         with self._file(path) as descriptor:
-            return b"".join(_pieces(descriptor, most_bytes))
+            return b"".join(_pieces(descriptor, max_bytes))
 
-    def find(self, path: str, *, most_bytes: int) -> bytes | None:
+    def find(self, path: str, *, max_bytes: int) -> bytes | None:
         """Return the content of a file, or None if there is nothing; raises as `read`."""
         directory, _, name = path.rpartition("/")
         if any(one.name == name for one in self.entries(directory)):
-            return self.read(path, most_bytes=most_bytes)
+            return self.read(path, max_bytes=max_bytes)
         if self._is_there(path):
             raise Unreadable("is a link or no regular file")
         return None
 
-    def copy(self, path: str, to: Path, *, most_bytes: int) -> None:
+    def copy(self, path: str, to: Path, *, max_bytes: int) -> None:
         """Write what a file has to another one; raises as `read`."""
         with self._file(path) as descriptor, to.open("xb") as copy:
-            for part in _pieces(descriptor, most_bytes):
+            for part in _pieces(descriptor, max_bytes):
                 copy.write(part)
 
     def _is_there(self, path: str) -> bool:
@@ -103,12 +103,12 @@ class Tree:
             yield descriptor
 
 
-def _pieces(descriptor: int, most_bytes: int) -> Iterator[bytes]:
-    left = most_bytes
+def _pieces(descriptor: int, max_bytes: int) -> Iterator[bytes]:
+    left = max_bytes
     while part := os.read(descriptor, min(left + 1, _PIECE)):
         left -= len(part)
         if left < 0:
-            raise Unreadable(f"is larger than {most_bytes} bytes")
+            raise Unreadable(f"is larger than {max_bytes} bytes")
         yield part
 
 

@@ -18,14 +18,14 @@ from agentsvc.extension.storage import read_foreign
 
 from .files import Entry, Tree
 from .model import History, ImportedConversation, Unreadable
-from .older import MOST_EVENT_BYTES, MOST_HISTORY_BYTES
+from .older import MAX_EVENT_BYTES, MAX_HISTORY_BYTES
 from .records import Reader, is_storable, shown
 
 DATABASE: Final = "openhands.db"
 EVENTS: Final = "v1_conversations"
 
-_MOST_DATABASE_BYTES: Final = 8 * 1024 * 1024 * 1024
-_MOST_CONVERSATIONS: Final = 100_000
+_MAX_DATABASE_BYTES: Final = 8 * 1024 * 1024 * 1024
+_MAX_CONVERSATIONS: Final = 100_000
 _BESIDE: Final = ("", "-journal", "-wal")
 
 
@@ -92,8 +92,8 @@ def read_newer(tree: Tree, found: ImportedConversation) -> History:
             broken.append(f"{entry.name} {exc}")
             continue
         size += len(body)
-        if size > MOST_HISTORY_BYTES:
-            raise Unreadable(f"has events of more than {MOST_HISTORY_BYTES} bytes")
+        if size > MAX_HISTORY_BYTES:
+            raise Unreadable(f"has events of more than {MAX_HISTORY_BYTES} bytes")
         listed.append((moment, entry.written_ns, entry.name, body))
     listed.sort(key=lambda one: one[:3])
     notes = (f"{len(broken)} events are left out: {shown(broken)}",) if broken else ()
@@ -107,7 +107,7 @@ def read_newer(tree: Tree, found: ImportedConversation) -> History:
 
 
 def _read_event(tree: Tree, directory: str, entry: Entry) -> tuple[datetime, bytes]:
-    data = tree.read(f"{directory}/{entry.name}", most_bytes=MOST_EVENT_BYTES)
+    data = tree.read(f"{directory}/{entry.name}", max_bytes=MAX_EVENT_BYTES)
     try:
         _object.decode(data)
         head = _head.decode(data)
@@ -126,7 +126,7 @@ def _rows(tree: Tree) -> tuple[dict[str, Mapping[str, Any]], str]:
             if not _copied(tree, Path(place)):
                 return {}, ""
             rows = read_foreign(
-                Path(place, DATABASE), "conversation_metadata", most_rows=_MOST_CONVERSATIONS
+                Path(place, DATABASE), "conversation_metadata", max_rows=_MAX_CONVERSATIONS
             )
     except Unreadable as exc:
         return {}, str(exc)
@@ -145,7 +145,7 @@ def _copied(tree: Tree, to: Path) -> bool:
     names = {entry.name for entry in tree.entries() if not entry.is_directory}
     for suffix in _BESIDE:
         if DATABASE + suffix in names:
-            tree.copy(DATABASE + suffix, to / (DATABASE + suffix), most_bytes=_MOST_DATABASE_BYTES)
+            tree.copy(DATABASE + suffix, to / (DATABASE + suffix), max_bytes=_MAX_DATABASE_BYTES)
     return DATABASE in names
 
 

@@ -17,13 +17,13 @@ from .model import History, ImportedConversation, Unreadable
 from .older_events import Converter
 from .records import Reader, decode_object, id_of, shown
 
-MOST_RECORD_BYTES: Final = 1024 * 1024
-MOST_EVENT_BYTES: Final = 16 * 1024 * 1024
-MOST_HISTORY_BYTES: Final = 256 * 1024 * 1024
+MAX_RECORD_BYTES: Final = 1024 * 1024
+MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
+MAX_HISTORY_BYTES: Final = 256 * 1024 * 1024
 
 _EVENT: Final = re.compile(r"(0|[1-9][0-9]{0,8})\.json")
 _SOURCE_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
-_MOST_MISSING: Final = 1000
+_MAX_MISSING: Final = 1000
 _KINDS: Final[Mapping[str, type]] = {
     "timestamp": str,
     "source": str,
@@ -52,7 +52,7 @@ def users_of(tree: Tree) -> list[str]:
 def read_older(tree: Tree, found: ImportedConversation) -> History:
     """Return the events of a conversation; raises Unreadable where they are more than fits."""
     files = _numbered(tree.entries(f"{found.directory}/events"))
-    last = len(files) * 2 + _MOST_MISSING
+    last = len(files) * 2 + _MAX_MISSING
     converter = Converter(found.id)
     size, broken = 0, []
     for number, entry in sorted(files.items()):
@@ -61,14 +61,14 @@ def read_older(tree: Tree, found: ImportedConversation) -> History:
             broken.append(f"{name} has a number far behind the others")
             continue
         try:
-            data = tree.read(f"{found.directory}/{name}", most_bytes=MOST_EVENT_BYTES)
+            data = tree.read(f"{found.directory}/{name}", max_bytes=MAX_EVENT_BYTES)
             event = _event_of(data, number)
         except Unreadable as exc:
             broken.append(f"{name} {exc}")
             continue
         size += len(data)
-        if size > MOST_HISTORY_BYTES:
-            raise Unreadable(f"has events of more than {MOST_HISTORY_BYTES} bytes")
+        if size > MAX_HISTORY_BYTES:
+            raise Unreadable(f"has events of more than {MAX_HISTORY_BYTES} bytes")
         converter.add(number, event, msgspec.Raw(msgspec.json.format(data, indent=-1)))
     notes = (f"{len(broken)} events are left out: {shown(broken)}",) if broken else ()
     return History(
@@ -82,7 +82,7 @@ def read_older(tree: Tree, found: ImportedConversation) -> History:
 
 def _found(tree: Tree, directory: str, source_id: str) -> ImportedConversation:
     try:
-        data = tree.find(f"{directory}/metadata.json", most_bytes=MOST_RECORD_BYTES)
+        data = tree.find(f"{directory}/metadata.json", max_bytes=MAX_RECORD_BYTES)
         record = {} if data is None else decode_object(data)
         notes = ["there is no metadata.json"] if data is None else []
     except Unreadable as exc:

@@ -20,7 +20,7 @@ _NOT_DONE: Final = frozenset(
 )
 _EDITS: Final = frozenset({"view", "create", "str_replace", "insert", "undo_edit"})
 _TASK_STATES: Final = frozenset({"todo", "in_progress", "done"})
-_MOST_TASKS: Final = 1000
+_MAX_TASKS: Final = 1000
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +125,7 @@ def _finish(args: Fields) -> Use:
 
 
 def _track(args: Fields) -> Use:
-    tasks = [one for one in list_of(args, "task_list")[:_MOST_TASKS] if isinstance(one, dict)]
+    tasks = [one for one in list_of(args, "task_list")[:_MAX_TASKS] if isinstance(one, dict)]
     action = {
         "command": "plan" if args.get("command") == "plan" else "view",
         "task_list": [_task(one) for one in tasks],

@@ -32,7 +32,7 @@ from .records import decode_object
 SETTINGS: Final = "settings.json"
 SECRETS: Final = "secrets.json"
 
-_MOST_BYTES: Final = 4 * 1024 * 1024
+_MAX_BYTES: Final = 4 * 1024 * 1024
 _DIFFS: Final = {
     "agent_settings": "agent_settings_diff",
     "conversation_settings": "conversation_settings_diff",
@@ -150,7 +150,7 @@ def _secrets_in(store: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 
 def _read(tree: Tree, name: str) -> dict[str, Any] | None:
-    data = tree.find(name, most_bytes=_MOST_BYTES)
+    data = tree.find(name, max_bytes=_MAX_BYTES)
     return None if data is None else decode_object(data)
 
 

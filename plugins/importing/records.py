@@ -15,7 +15,7 @@ from agentsvc.extension.history import Metrics, Provider, TokenUsage, check_bran
 from .model import Unreadable
 
 _LONGEST: Final = 4096
-_MOST_TAGS: Final = 100
+_MAX_TAGS: Final = 100
 _TOKENS: Final = (
     "prompt_tokens",
     "completion_tokens",
@@ -83,14 +83,14 @@ class Reader:
         """Return a list of whole numbers, which may be written as JSON text."""
         value = _from_text(self._fields.get(name)) or []
         if isinstance(value, list) and all(_is_whole(one) for one in value):
-            return tuple(value[:_MOST_TAGS])
+            return tuple(value[:_MAX_TAGS])
         self._left_out(name)
         return ()
 
     def texts_by_name(self, name: str) -> dict[str, str]:
         """Return a map of texts, which may be written as JSON text."""
         value = _from_text(self._fields.get(name)) or {}
-        if isinstance(value, dict) and len(value) <= _MOST_TAGS:
+        if isinstance(value, dict) and len(value) <= _MAX_TAGS:
             return {
                 key[:_LONGEST]: text[:_LONGEST] for key, text in value.items() if _is_text(text)
             }

@@ -70,7 +70,7 @@ _LEFT: Final[tuple[Kind, ...]] = (
     "configmaps",
     "persistentvolumeclaims",
 )
-_PATIENCE_SECONDS: Final = 5.0
+_STUCK_SECONDS: Final = 5.0
 _SHOWN: Final = 500
 _RESTING: Final = (Phase.STARTING, Phase.RUNNING)
 
@@ -209,7 +209,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         if pod is None:
             return await self._without_pod(maker, handle)
         warning = ""
-        if look.is_stuck(pod, _PATIENCE_SECONDS):
+        if look.is_stuck(pod, _STUCK_SECONDS):
             warning = await self._warning(self._namespace(handle), pod)
         report = look.to_report(pod, warning)
         if report.phase is not Phase.RUNNING:
@@ -305,7 +305,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
             await maker.mark_paused(handle.sandbox_id, is_paused=False)
         return handle
 
-    async def keep_layer(self, handle: Handle, layer_id: str, *, most_bytes: int) -> int:
+    async def keep_layer(self, handle: Handle, layer_id: str, *, max_bytes: int) -> int:
         """Have the cluster take a snapshot of the claim; its size is that of a volume with it."""
         maker = self._maker(handle)
         claim = await maker.find_claim(handle.sandbox_id)
@@ -314,7 +314,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
             raise Conflict("The sandbox is not stopped, so that its files cannot be kept")
         self._check_copies()
         plan.check_id(layer_id)
-        return await finish(self._snapshots.keep_layer(claim, layer_id, most_bytes=most_bytes))
+        return await finish(self._snapshots.keep_layer(claim, layer_id, max_bytes=max_bytes))
 
     async def layers(self) -> Sequence[str]:
         """List the snapshots that are of no sandbox, those that were broken off half-way, too."""
@@ -327,7 +327,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
             await self._snapshots.remove_layer(layer_id)
 
     async def checkpoint(
-        self, handle: Handle, checkpoint_id: str, *, keep: int, most_bytes: int
+        self, handle: Handle, checkpoint_id: str, *, keep: int, max_bytes: int
     ) -> None:
         """Have the container beside the agent's copy what has changed of the sandbox's files."""
         maker, sandbox_id = self._maker(handle), handle.sandbox_id
@@ -335,9 +335,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         if pod is None or not await maker.has_begun(sandbox_id):
             raise Conflict("The sandbox does not run, and its files are not copied")
         plan.check_id(checkpoint_id)
-        await self._checkpoints.take(
-            pod, sandbox_id, checkpoint_id, keep=keep, most_bytes=most_bytes
-        )
+        await self._checkpoints.take(pod, sandbox_id, checkpoint_id, keep=keep, max_bytes=max_bytes)
 
     async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
         """Return what is noted at the claim; what has lost that goes back to none."""

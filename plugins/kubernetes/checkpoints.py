@@ -58,14 +58,14 @@ class Checkpoints:
         await self._taking.abandon(sandbox_id)
 
     async def take(
-        self, pod: Json, sandbox_id: str, checkpoint_id: str, *, keep: int, most_bytes: int
+        self, pod: Json, sandbox_id: str, checkpoint_id: str, *, keep: int, max_bytes: int
     ) -> None:
         """Keep a checkpoint of a pod that runs; see `RuntimeBackend.checkpoint`."""
         paths = _paths(pod)
 
         async def take() -> int:
             # What has been noted is not removed before what comes after it is noted, too.
-            copy = ["copy", _store(sandbox_id), checkpoint_id, str(keep), str(most_bytes), *paths]
+            copy = ["copy", _store(sandbox_id), checkpoint_id, str(keep), str(max_bytes), *paths]
             index = await self._run(pod, sandbox_id, copy)
             await self._note(pod, sandbox_id, {names.CHECKPOINTS: index, names.ROLLBACK: None})
             await self._run(pod, sandbox_id, ["trim", _store(sandbox_id)])

@@ -57,7 +57,7 @@ class Snapshots:
         except OrderRejected as exc:
             self.why_not = exc.message
 
-    async def keep_layer(self, claim: Json, layer_id: str, *, most_bytes: int) -> int:
+    async def keep_layer(self, claim: Json, layer_id: str, *, max_bytes: int) -> int:
         """Have a layer made of a claim that nobody uses; return its bytes.
 
         Raises StillFetching until it is there, OrderRejected where it cannot be made or is larger.
@@ -66,10 +66,10 @@ class Snapshots:
         labels = names.labels_of_layer(self._instance_id, layer_id)
         found = await self._take(claim, name, labels)
         size = size_of(found) or _bytes((claim.get("status") or {}).get("capacity") or {})
-        if size > most_bytes:
+        if size > max_bytes:
             await self._delete(found)
             raise OrderRejected(
-                f"A snapshot of the files takes {size} bytes, and a layer at most {most_bytes}"
+                f"A snapshot of the files takes {size} bytes, and a layer at most {max_bytes}"
             )
         return size
 
@@ -238,10 +238,10 @@ def size_of(found: Json) -> int:
     return _bytes({"storage": (found.get("status") or {}).get("restoreSize")})
 
 
-def why_not_taken(found: Json, patience_seconds: float) -> str:
+def why_not_taken(found: Json, after_seconds: float) -> str:
     """Say why a snapshot that has been asked for some time ago will not come, or nothing."""
     began = parse_time(str((found.get("metadata") or {}).get("creationTimestamp")))
-    if began is None or (now() - began).total_seconds() < patience_seconds:
+    if began is None or (now() - began).total_seconds() < after_seconds:
         # What fails at first is tried again.
         return ""
     status = found.get("status") or {}

@@ -19,7 +19,7 @@ _JSON: Final = "application/json"
 _LINES: Final = "application/jsonl"
 _LISTED: Final = 20
 _EVENTS: Final = 1000
-_MOST_BYTES: Final = 4 * 1024 * 1024
+_MAX_BYTES: Final = 4 * 1024 * 1024
 
 TEMPLATES: Final = tuple(
     {
@@ -83,7 +83,7 @@ async def _read(
                 from_seq=after + 1,
                 to_seq=None,
                 limit=_EVENTS,
-                most_bytes=_MOST_BYTES,
+                max_bytes=_MAX_BYTES,
             )
             return _LINES, "".join(f"{one.body.decode()}\n" for one in events)
         case "files", False:

@@ -56,9 +56,9 @@ from . import (
     zygote,
 )
 from .handles import find_all, place_of, to_handle, told_temp, tree_of
+from .host_features import HostFeatures
 from .layers import Layers
 from .look import Look, look_at, state_of_this_boot
-from .means import Means
 from .meter import Meter
 from .places import LogFile, Pause, SandboxDirectory, mark_of
 from .priority import Priorities
@@ -104,7 +104,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         super().__init__(config, context)
         self._temp_root = places.temp_root(config.temp_dir)
         self._callback = doors.callback_of(context.callback_url)
-        self._means = Means(config, self._callback)
+        self._features = HostFeatures(config, self._callback)
         self._why_no_reclaim = "the backend is not open"
         self._doors = doors.Doors()
         self._layers = Layers(context.state_dir)
@@ -137,7 +137,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         """Make the state directory, find out what can be used, and open the doors there are."""
         await reach(self._open)
         await self._let_all_share()
-        self._zygote.confine(self._means.confinement())
+        self._zygote.confine(self._features.confinement())
         if agent_version():
             self._zygote.begin()
         for place, record in await reach(self._records):
@@ -162,7 +162,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     def fences(self, asked: Spec | Order) -> Fences:
         """Say whether bubblewrap or Landlock holds sandboxes here, and what limits them."""
         del asked
-        return self._means.fences()
+        return self._features.fences()
 
     def why_no_pool(self, spec: Spec) -> str:
         """Say so where its user has a model on this machine, to which the way is made at the start."""
@@ -314,12 +314,12 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         self._tries.forget(handle.sandbox_id)
         return handle
 
-    async def keep_layer(self, handle: Handle, layer_id: str, *, most_bytes: int) -> int:
+    async def keep_layer(self, handle: Handle, layer_id: str, *, max_bytes: int) -> int:
         """Copy the home and the workspace of a stopped sandbox, beside the sandboxes."""
         look = await self._running(handle)
         if not look.is_ended or look.is_half_paused:
             raise Conflict("The sandbox is not stopped; its files may change")
-        return await self._layers.keep(look.place, layer_id, most_bytes)
+        return await self._layers.keep(look.place, layer_id, max_bytes)
 
     async def layers(self) -> Sequence[str]:
         """List the layers in the state directory."""
@@ -330,11 +330,11 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         await self._layers.remove(layer_id)
 
     async def checkpoint(
-        self, handle: Handle, checkpoint_id: str, *, keep: int, most_bytes: int
+        self, handle: Handle, checkpoint_id: str, *, keep: int, max_bytes: int
     ) -> None:
         """Copy what has changed of the home and the workspace, beside them."""
         look = await self._running(handle)
-        await self._layers.take(look.place, checkpoint_id, keep=keep, most_bytes=most_bytes)
+        await self._layers.take(look.place, checkpoint_id, keep=keep, max_bytes=max_bytes)
 
     async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
         """List the checkpoints in the directory of a sandbox."""
@@ -419,10 +419,10 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         bubblewrap.forget_trials(self.context.state_dir)
         self._layers.sweep()
         there = {place.sandbox_id: record.user for place, record in self._records()}
-        self._means.find(self.context.state_dir, there)
-        user = self._means.users.any()
+        self._features.find(self.context.state_dir, there)
+        user = self._features.users.any()
         self._layers.overlays.find(user, is_wanted=self.config.use_overlayfs)
-        self._why_no_reclaim = self._means.why_no_reclaim()
+        self._why_no_reclaim = self._features.why_no_reclaim()
 
     async def _let_all_share(self) -> None:
         """Let nobody give way any more; where that cannot be noted it is not worth a failed start."""
@@ -442,13 +442,13 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     def _probe(self) -> Health:
         free = shutil.disk_usage(self.context.state_dir).free
         agent = agent_version()
-        self._why_no_reclaim = self._means.why_no_reclaim()
+        self._why_no_reclaim = self._features.why_no_reclaim()
         facts = {
             "python": sys.executable,
             "agent server": agent or "not installed",
             "tmux": shutil.which("tmux", path=launch.search_path(self.config.path)) or "not found",
             "free disk bytes": str(free),
-            **self._means.facts(),
+            **self._features.facts(),
             "zygote": self._zygote.describe(),
             "layers": self._layers.overlays.describe(),
             "paused memory": self._why_no_reclaim or "can be pushed out to swap",
@@ -457,7 +457,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             "" if agent else "the agent server is not installed: run `pip install agentsvc[agent]`"
         )
         advice = (
-            *self._means.advice(),
+            *self._features.advice(),
             *self._layers.overlays.advice(),
             *self._zygote.advice(),
         )
@@ -471,17 +471,17 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             instance_id=self.context.instance_id,
             place=place,
             order=order,
-            group=self._means.groups.unified,
-            groups=self._means.groups,
-            readable=self._means.readable(),
+            group=self._features.groups.unified,
+            groups=self._features.groups,
+            readable=self._features.readable(),
             temp_root=self._temp_root,
             search_path=self.config.path,
             pass_env=self.config.pass_env,
             log_bytes=self.config.log_bytes,
             time_limit=self.config.launch_seconds,
-            held_by=self._means.bubblewrap,
-            way_out=await reach(self._means.way_out),
-            users=self._means.users,
+            held_by=self._features.bubblewrap,
+            way_out=await reach(self._features.way_out),
+            users=self._features.users,
             callback=self._callback,
         )
         await self._layers.attach(place)
@@ -513,14 +513,14 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     def _scan(self) -> list[Found]:
         # It is asked for now and then, and swap comes and goes.
-        self._why_no_reclaim = self._means.why_no_reclaim()
+        self._why_no_reclaim = self._features.why_no_reclaim()
         return find_all(self.context.state_dir, self._temp_root, self.context.instance_id)
 
     def _remove(self, place: SandboxDirectory, look: Look, handle: Handle) -> None:
         mark = self._mark(handle)
         known = look.record.temp if look.record else told_temp(handle)
         places.remove_temps(mark, self._temp_root, known)
-        held = self._means.groups.legacy_paths(launch.group_name(mark))
+        held = self._features.groups.legacy_paths(launch.group_name(mark))
         held += [Path(path) for path in (look.state.joined if look.state else ())]
         if (group := self._tree(look, handle).group) is not None:
             held.append(group)
@@ -528,7 +528,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             cgroup.remove(group)
         self._layers.forget(place)
         place.remove()
-        self._means.users.give_up(handle.sandbox_id)
+        self._features.users.give_up(handle.sandbox_id)
 
     # Shared parts
 
@@ -539,7 +539,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         return mark_of(self.context.instance_id, handle.sandbox_id)
 
     def _tree(self, look: Look, handle: Handle) -> Tree:
-        return tree_of(look, handle, self._mark(handle), self._means.groups.unified)
+        return tree_of(look, handle, self._mark(handle), self._features.groups.unified)
 
     async def _look(self, place: SandboxDirectory, handle: Handle) -> Look:
         look = await reach(lambda: look_at(place, self._mark(handle)))

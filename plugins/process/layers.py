@@ -88,13 +88,13 @@ class Layers:
         """Return the ids of the layers there are."""
         return await reach(self._ids)
 
-    async def keep(self, place: SandboxDirectory, layer_id: str, most_bytes: int) -> int:
+    async def keep(self, place: SandboxDirectory, layer_id: str, max_bytes: int) -> int:
         """Make a layer of the files of a sandbox in which nothing runs; return its bytes.
 
         Raises StillFetching until it is done.
         """
         layer = self._path(layer_id)
-        return await self._copying.go_on(layer_id, lambda: self._keep(place, layer, most_bytes))
+        return await self._copying.go_on(layer_id, lambda: self._keep(place, layer, max_bytes))
 
     async def begin(self, place: SandboxDirectory, layer_id: str, user: int) -> None:
         """Give a sandbox that has never run the files of a layer; does nothing a second time.
@@ -123,7 +123,7 @@ class Layers:
         await self._once(place, other.sandbox_id, lambda: self._begin_as(place, other, user))
 
     async def take(
-        self, place: SandboxDirectory, checkpoint_id: str, *, keep: int, most_bytes: int
+        self, place: SandboxDirectory, checkpoint_id: str, *, keep: int, max_bytes: int
     ) -> None:
         """Keep a checkpoint of a sandbox, and of the older ones as many as may be.
 
@@ -140,7 +140,7 @@ class Layers:
                     checkpoint_id,
                     _files_of(place),
                     keep=keep,
-                    most_bytes=most_bytes,
+                    max_bytes=max_bytes,
                     broken_off=broken_off,
                 )
             )
@@ -226,12 +226,12 @@ class Layers:
             await self._copying.go_on(place.sandbox_id, begin)
             await reach(lambda: mark.write_text(source))
 
-    async def _keep(self, place: SandboxDirectory, layer: Path, most_bytes: int) -> int:
+    async def _keep(self, place: SandboxDirectory, layer: Path, max_bytes: int) -> int:
         await self.attach(place)
         parts = (place.home, place.workspace)
         size = await _size_of(parts)
-        if size > most_bytes:
-            raise OrderRejected(f"The files take {size} bytes, and a layer at most {most_bytes}")
+        if size > max_bytes:
+            raise OrderRejected(f"The files take {size} bytes, and a layer at most {max_bytes}")
         if await reach(layer.is_dir):
             return size
         part = layer.with_suffix(".part")

@@ -45,7 +45,7 @@ _TEMP_NAME = re.compile(rf"{_TEMP_PREFIX}[0-9a-f]{{8}}")
 _LONGEST_SOCKET = "/".join(("", "tmp", "tmux-4294967295", "openhands-" + 32 * "0"))
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _BLOCK = 65536
-_MOST_LINES = 50
+_MAX_LINES = 50
 _ACCESS = re.compile(r'- \\?"[A-Z]{3,7}\s|HTTP/\d[.\d]*\\?" \d{3}\b')
 """A request in an access log, or its beginning."""
 _REST = " " * 8
@@ -306,7 +306,7 @@ class SandboxDirectory(msgspec.Struct, frozen=True, kw_only=True):
         """
         # What cannot be read for a remark must not keep a sandbox from being looked at.
         with contextlib.suppress(OSError):
-            return _last_remark([line.text for line in LogFile(self.log).tail(_MOST_LINES)])[:300]
+            return _last_remark([line.text for line in LogFile(self.log).tail(_MAX_LINES)])[:300]
         return ""
 
     def shim_error(self) -> str:

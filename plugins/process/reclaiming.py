@@ -24,7 +24,7 @@ _MADV_PAGEOUT: Final = 21
 _STEP_BYTES: Final = 64 * 1024 * 1024
 _NO_MATTER: Final = (errno.EINVAL, errno.ENOMEM, errno.ESRCH)
 """What is said of memory that is locked or gone."""
-_MOST_TRIES: Final = 8
+_MAX_TRIES: Final = 8
 _FIRST_WAIT_SECONDS: Final = 60.0
 
 
@@ -50,7 +50,7 @@ class Tries:
     def is_due(self, sandbox_id: str) -> bool:
         """Say whether it is to be tried now."""
         count, due_at = self._tries.get(sandbox_id, (0, 0.0))
-        return count < _MOST_TRIES and self._clock() >= due_at
+        return count < _MAX_TRIES and self._clock() >= due_at
 
     def count(self, sandbox_id: str) -> None:
         """Note that it was tried."""

@@ -16,7 +16,7 @@ from agentsvc.extension.storage import Transaction, note_effect, record_of, row_
 from .redaction import SHOWN_KINDS, Redaction, show
 from .settings import SharingConfig
 
-MOST_LINKS: Final = 1000
+MAX_LINKS: Final = 1000
 """How many links a user may have that have not expired."""
 
 MIGRATIONS: Final = (
@@ -88,8 +88,8 @@ class Links:
             await tx.run(sql, params)
             sql = "SELECT COUNT(*) AS count FROM plugin_sharing_links WHERE user_id = :user_id"
             row = await tx.one(sql, params)
-            if row is not None and row["count"] >= MOST_LINKS:
-                raise Conflict(f"There are {MOST_LINKS} links; revoke some of them first")
+            if row is not None and row["count"] >= MAX_LINKS:
+                raise Conflict(f"There are {MAX_LINKS} links; revoke some of them first")
             await tx.insert("plugin_sharing_links", row_of(link))
             await note_effect(tx, link)
             return link

@@ -57,7 +57,7 @@ from .links import MIGRATIONS, Link, Links, Reading
 from .redaction import Redaction, show_text
 from .settings import SharingConfig
 
-_MOST_IDS: Final = 100
+_MAX_IDS: Final = 100
 _PAGE: Final = 100
 _PIECE: Final = 64 * 1024
 """How much of a page is sent before its link is looked at again."""
@@ -135,7 +135,7 @@ class SharedConversation(msgspec.Struct, frozen=True, kw_only=True):
 class SharedIds(msgspec.Struct, frozen=True, kw_only=True):
     """Which shared conversations to get."""
 
-    ids: Annotated[list[str], Meta(max_length=_MOST_IDS)]
+    ids: Annotated[list[str], Meta(max_length=_MAX_IDS)]
     """Ids of links, at most 100"""
 
 
@@ -163,7 +163,7 @@ class SharedSearch(EventSearch, frozen=True, kw_only=True):
 class SharedEventIds(OfShared, frozen=True, kw_only=True):
     """Which shared events to get."""
 
-    id: Annotated[list[str], Meta(max_length=_MOST_IDS)]
+    id: Annotated[list[str], Meta(max_length=_MAX_IDS)]
     """Ids of events, at most 100"""
 
 

@@ -13,7 +13,7 @@ import msgspec
 from agentsvc.base import NotAuthenticated, monotonic, new_key, sha256
 
 _SECONDS: Final = 600.0
-_MOST: Final = 10_000
+_MAX: Final = 10_000
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class Attempts:
         moment = self._clock()
         while self._kept:
             state, oldest = next(iter(self._kept.items()))
-            if len(self._kept) < _MOST and moment - oldest.at < _SECONDS:
+            if len(self._kept) < _MAX and moment - oldest.at < _SECONDS:
                 break
             del self._kept[state]
         state, binding = new_key().reveal(), new_key().reveal()

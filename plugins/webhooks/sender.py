@@ -56,7 +56,7 @@ class Sender:
     ) -> None:
         self._time_limit = time_limit
         self._allows_private = allows_private
-        self._most = most
+        self._max = most
         self._reach = SafeConnector(
             anywhere=allows_private, own=own, refusal=_REFUSAL, lookup=lookup
         )
@@ -83,7 +83,7 @@ class Sender:
 
     async def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> DeliveryResult:
         if self._session is None:
-            self._session = self._reach.session(limit=self._most, keepalive_seconds=5)
+            self._session = self._reach.session(limit=self._max, keepalive_seconds=5)
         sent = {"Content-Type": "application/json", "User-Agent": "agentsvc", **headers}
         async with self._session.post(
             URL(url), data=body, headers=sent, allow_redirects=False

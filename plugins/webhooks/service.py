@@ -15,7 +15,7 @@ from .signing import new_secret
 from .table import DeliveryTable, SubscriptionTable
 from .targets import check_url
 
-MOST_SUBSCRIPTIONS: Final = 50
+MAX_SUBSCRIPTIONS: Final = 50
 """How many subscriptions a user may have; each costs something with every event."""
 
 
@@ -50,8 +50,8 @@ class Webhooks:
         sealed = self._vault.seal(secret.reveal().encode(), context_of(made.id))
 
         async def body(tx: Transaction) -> None:
-            if len(await SubscriptionTable.of_user(tx, user_id)) >= MOST_SUBSCRIPTIONS:
-                raise Conflict(f"a user has at most {MOST_SUBSCRIPTIONS} webhook subscriptions")
+            if len(await SubscriptionTable.of_user(tx, user_id)) >= MAX_SUBSCRIPTIONS:
+                raise Conflict(f"a user has at most {MAX_SUBSCRIPTIONS} webhook subscriptions")
             await SubscriptionTable.insert(tx, made, sealed)
             await note_effect(tx, (made, secret))
 

@@ -92,7 +92,7 @@ async def test_each_listener_hears_for_itself() -> None:
 
 async def test_of_several_announcements_of_one_thing_the_last_waits() -> None:
     event_bus = EventBus()
-    with event_bus.subscribe("u", anything, most_waiting=3) as listener:
+    with event_bus.subscribe("u", anything, max_waiting=3) as listener:
         for number in range(100):
             event_bus.announce(news(number))
             event_bus.announce(news(subject=Subject.CONVERSATION, is_deleted=number == 99))
@@ -117,7 +117,7 @@ async def test_every_delta_waits() -> None:
 )
 async def test_too_much_that_waits_is_an_overrun_told_once(told: list[Notice]) -> None:
     event_bus = EventBus()
-    with event_bus.subscribe("u", anything, most_waiting=3, most_waiting_bytes=10) as listener:
+    with event_bus.subscribe("u", anything, max_waiting=3, max_waiting_bytes=10) as listener:
         for one in told:
             event_bus.announce(one)
         with pytest.raises(Overflow):
@@ -128,7 +128,7 @@ async def test_too_much_that_waits_is_an_overrun_told_once(told: list[Notice]) -
 
 async def test_the_limits_are_for_what_waits_and_not_for_all_that_was_heard() -> None:
     event_bus = EventBus()
-    with event_bus.subscribe("u", anything, most_waiting=2, most_waiting_bytes=10) as listener:
+    with event_bus.subscribe("u", anything, max_waiting=2, max_waiting_bytes=10) as listener:
         for number in range(20):
             event_bus.announce(delta(number, size=8))
             assert await listener.take() == [delta(number, size=8)]

@@ -55,7 +55,7 @@ PARTS: Final[Mapping[str, Part]] = {
 }
 _VERSIONS: Final = ("aiohttp", "msgspec")
 _PATIENCE_SECONDS: Final = 120.0
-_MOST_SECONDS: Final = 400.0
+_MAX_SECONDS: Final = 400.0
 """How long one part may take, whatever those before it took; what is not done by then has failed."""
 
 
@@ -88,7 +88,7 @@ def main(
 
 
 async def measure(
-    sizes: Sizes, parts: Mapping[str, Part], *, most_seconds: float = _MOST_SECONDS
+    sizes: Sizes, parts: Mapping[str, Part], *, max_seconds: float = _MAX_SECONDS
 ) -> list[Section]:
     """Measure some parts, one after the other, and print each when it is done.
 
@@ -96,7 +96,7 @@ async def measure(
     """
     sections = []
     for name, part in parts.items():
-        measuring = _measure_part(part, sizes, most_seconds)
+        measuring = _measure_part(part, sizes, max_seconds)
         [found] = await asyncio.gather(measuring, return_exceptions=True)
         if isinstance(found, Exception):
             traceback.print_exception(found)

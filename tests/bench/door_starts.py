@@ -51,7 +51,7 @@ async def _start(folder: Path, settings: dict[str, dict[str, Any]]) -> float:
             grace_seconds=1,
             prefix="",
             limits=server,
-            most_of_sandbox=config.limits.connections_per_sandbox,
+            max_of_sandbox=config.limits.connections_per_sandbox,
         )
         try:
             await runner.setup()

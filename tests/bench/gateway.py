@@ -166,7 +166,7 @@ async def _large(ways: Ways, running: tuple[Running, Running], rounds: int, size
             took = await _in_turns(urls, move, rounds)
             after, used_then = server.memory(), _cpu_seconds(pids)
             click.echo(f"{size // MIB} MiB {name}, {rounds} times: {_compared(size, took)}")
-            growth = (after.most_bytes - before.now_bytes) / MIB
+            growth = (after.max_bytes - before.now_bytes) / MIB
             click.echo(
                 f"  memory of the server: {before.now_bytes / MIB:.1f} MiB before,"
                 f" {growth:.1f} MiB more at most"
@@ -194,7 +194,7 @@ async def _stalled(ways: Ways, server: Running) -> None:
             )
             await _fill(writer)
         after = server.memory()
-    growth = (after.most_bytes - before.now_bytes) / MIB
+    growth = (after.max_bytes - before.now_bytes) / MIB
     click.echo(
         f"{STALLED} uploads that are not taken: {growth:.1f} MiB more memory of the server at most"
     )

@@ -45,7 +45,7 @@ class _Begun(msgspec.Struct, frozen=True, kw_only=True):
 
     ready_seconds: float
     event_seconds: float
-    most_ahead: int
+    max_ahead: int
     """The last place in the queue at which it was seen, 0 for none."""
     task: dict[str, Any]
 
@@ -120,7 +120,7 @@ def _stages(begun: list[_Begun]) -> list[Figure]:
 def _of_together(begun: list[_Begun]) -> list[Figure]:
     count = len(begun)
     by_end = sorted(one.ready_seconds for one in begun)
-    waited = sum(one.most_ahead > 0 for one in begun)
+    waited = sum(one.max_ahead > 0 for one in begun)
     return [
         Figure(name=f"the first of {count} starts at once", unit="s", ours=(by_end[0],)),
         Figure(
@@ -168,7 +168,7 @@ def _begun(task: dict[str, Any], ready_seconds: float) -> _Begun:
     return _Begun(
         ready_seconds=ready_seconds,
         event_seconds=0.0,
-        most_ahead=task["queue_position"] or 0,
+        max_ahead=task["queue_position"] or 0,
         task=task,
     )
 
@@ -176,19 +176,19 @@ def _begun(task: dict[str, Any], ready_seconds: float) -> _Begun:
 async def _begin(client: LiveClient) -> _Begun:
     began = monotonic()
     task = await client.start_task("say that you are there")
-    most_ahead = task["queue_position"] or 0
+    max_ahead = task["queue_position"] or 0
     async with asyncio.timeout(_PATIENCE_SECONDS):
         while task["status"] not in _OVER:
             await asyncio.sleep(_LOOK_SECONDS)
             task = await client.task(task["id"])
-            most_ahead = max(most_ahead, task["queue_position"] or 0)
+            max_ahead = max(max_ahead, task["queue_position"] or 0)
         ready_seconds = monotonic() - began
         assert task["status"] == "READY", task["detail"]
         await client.until(task["app_conversation_id"], lambda found: any(map(is_of_agent, found)))
     return _Begun(
         ready_seconds=ready_seconds,
         event_seconds=monotonic() - began,
-        most_ahead=most_ahead,
+        max_ahead=max_ahead,
         task=task,
     )
 

@@ -10,7 +10,7 @@ from tests.bench.part_agents import begin_together, warm_server
 from tests.bench.processes import cpu_of, serve_bare
 from tests.bench.sizes import Sizes
 
-_MOST_PERCENT: Final = 0.5
+_MAX_PERCENT: Final = 0.5
 _HOLDS: Final = "agentsvc-"
 
 
@@ -35,7 +35,7 @@ async def measure(sizes: Sizes, folder: Path) -> Section:
                 unit="%",
                 ours=(ours,),
                 floor=(floor,),
-                target=Target(most=_MOST_PERCENT),
+                target=Target(most=_MAX_PERCENT),
             ),
             Figure(name="of what holds these sandboxes", unit="%", ours=(held,)),
         ),

@@ -24,7 +24,7 @@ from tests.streams import path_of
 _LISTENERS_OF_EACH: Final = 20
 _KIB: Final = 1024
 _LATEST_MS: Final = 100.0
-_MOST_KIB: Final = 64.0
+_MAX_KIB: Final = 64.0
 _SPARE_FILES: Final = 500
 _OPENED_AT_ONCE: Final = 50
 _PATIENCE_SECONDS: Final = 60.0
@@ -118,7 +118,7 @@ async def measure(sizes: Sizes, folder: Path) -> Section:
                 unit="KiB",
                 ours=(ours[1],),
                 floor=(floor[1],),
-                target=Target(most=_MOST_KIB),
+                target=Target(most=_MAX_KIB),
             ),
         ),
     )

@@ -28,14 +28,14 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """How much memory a process has, and had at most."""
 
     now_bytes: int
-    most_bytes: int
+    max_bytes: int
 
     @classmethod
     def of(cls, pid: int) -> "Memory":
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         fields = dict(line.split(":", 1) for line in lines)
         now, most = (int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
-        return cls(now_bytes=now, most_bytes=most)
+        return cls(now_bytes=now, max_bytes=most)
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,7 +42,7 @@ async def measure(readers: int) -> None:
                 await held.enter_async_context(stalled(client, path, is_socket=i % 2 == 0))
             beside = await _round(client, feeder, 2)
             after = server.memory()
-    grown = (after.most_bytes - before.most_bytes) / MIB
+    grown = (after.max_bytes - before.max_bytes) / MIB
     click.echo(
         f"{readers} stalled readers, {ROUND} events of 20 kB: memory of the server"
         f" {before.now_bytes / MIB:.1f} MiB, then {after.now_bytes / MIB:.1f} MiB;"

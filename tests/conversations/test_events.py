@@ -465,7 +465,7 @@ async def test_a_range_begins_at_a_number_and_keeps_the_order_of_arrival(
 
 
 @pytest.mark.parametrize(
-    ("to_seq", "limit", "most_bytes", "expected"),
+    ("to_seq", "limit", "max_bytes", "expected"),
     [
         (None, 10, 10_000, [2, 3, 4, 5]),
         (None, 2, 10_000, [2, 3]),
@@ -481,13 +481,13 @@ async def test_a_stretch_is_read_by_bytes_numbers_and_count(
     *,
     to_seq: int | None,
     limit: int,
-    most_bytes: int,
+    max_bytes: int,
     expected: list[int],
 ) -> None:
     await append(db, events, [event(n, text="x" * 1000) for n in range(6)])
     await append(db, events, [event(n) for n in range(6)], "c2")
     found = await events.read_stretch(
-        "c1", from_seq=2, to_seq=to_seq, limit=limit, most_bytes=most_bytes
+        "c1", from_seq=2, to_seq=to_seq, limit=limit, max_bytes=max_bytes
     )
     assert [one.seq for one in found] == expected
     assert numbers(found) == expected

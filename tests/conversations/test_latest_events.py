@@ -38,7 +38,7 @@ def _event(number: int, size: int) -> bytes:
 
 async def stretch(log: EventLog, from_seq: int, to_seq: int | None, limit: int = 100) -> list[int]:
     found = await log.read_stretch(
-        "c1", from_seq=from_seq, to_seq=to_seq, limit=limit, most_bytes=1_000_000
+        "c1", from_seq=from_seq, to_seq=to_seq, limit=limit, max_bytes=1_000_000
     )
     return [one.seq for one in found]
 
@@ -83,5 +83,5 @@ async def test_a_log_that_begins_anew_is_told_anew(db: Database, events: EventLo
     await db.write(lambda tx: tx.run("DELETE FROM events"))
     await db.write(lambda tx: tx.run("UPDATE conversations SET next_seq = 0"))
     await append(db, events, range(10, 12))
-    found = await events.read_stretch("c1", from_seq=0, to_seq=1, limit=9, most_bytes=9999)
+    found = await events.read_stretch("c1", from_seq=0, to_seq=1, limit=9, max_bytes=9999)
     assert [one.body for one in found] == [event(10), event(11)]

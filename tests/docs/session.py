@@ -17,7 +17,7 @@ from rich.text import Text
 WIDTH: Final = 100
 HEIGHT: Final = 40
 LONGEST_PAUSE: Final = 0.8
-MOST_FRAMES: Final = 6
+MAX_FRAMES: Final = 6
 
 _FRAME: Final = r"(?:\r\x1b\[2K)?\x1b\[32m[⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏]\x1b\[0m \x1b\[2m([^\x1b\r\n]*)\x1b\[0m"
 _FRAMES: Final = re.compile(f"(?:{_FRAME})+")
@@ -59,7 +59,7 @@ def shortened(pieces: Iterable[Piece]) -> Iterator[Piece]:
         if found := _FRAMES.fullmatch(text):
             frames = frames + 1 if found[1] == busy else 1
             busy = found[1]
-            if frames > MOST_FRAMES:
+            if frames > MAX_FRAMES:
                 continue
         at += min(moment - before, LONGEST_PAUSE)
         before = moment

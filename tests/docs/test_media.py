@@ -10,7 +10,7 @@ from tests.docs.session import HEIGHT, WIDTH, of_cast, shortened, to_cast, to_pi
 from tests.live.browser import DESKTOP
 
 ROOT = Path(__file__).parents[2]
-MOST_BYTES = 300_000
+MAX_BYTES = 300_000
 
 
 def lines_of(picture: str) -> list[tuple[str | None, str]]:
@@ -34,7 +34,7 @@ def test_the_recorded_session_is_of_a_command_as_it_is_and_ends_well(tmp_path: P
     assert shown.startswith(f"$ agentsvc run '{command[2]}' --dir {PROJECT}")
     assert f"written to {PROJECT}" in shown
     assert "the agent is done" in shown
-    assert CAST.stat().st_size < MOST_BYTES
+    assert CAST.stat().st_size < MAX_BYTES
 
 
 def test_the_picture_of_the_session_is_drawn_from_it() -> None:
@@ -44,14 +44,14 @@ def test_the_picture_of_the_session_is_drawn_from_it() -> None:
     assert texts[0].startswith("$ agentsvc run")
     assert not any("\x1b" in text for text in texts)
     assert len(texts) > HEIGHT / 2
-    assert SESSION.stat().st_size < MOST_BYTES
+    assert SESSION.stat().st_size < MAX_BYTES
 
 
 def test_the_picture_of_the_console_is_one_and_small() -> None:
     data = CONSOLE.read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     assert struct.unpack(">II", data[16:24]) == (DESKTOP["width"], DESKTOP["height"])
-    assert len(data) < MOST_BYTES
+    assert len(data) < MAX_BYTES
 
 
 def test_the_readme_shows_both() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 TOP = Path(__file__).parents[2]
 README = (TOP / "README.md").read_text()
 FIRST_SCREEN = README[: README.index("\n## ")]
-MOST_LINES = 160
+MAX_LINES = 160
 COMMAND_BLOCKS = re.findall(r"```sh\n(.*?)```", FIRST_SCREEN, re.DOTALL)
 
 
@@ -17,7 +17,7 @@ def test_the_first_screen_says_what_it_is_and_has_two_commands_and_a_picture() -
     assert COMMAND_BLOCKS == ["bash .ci/setup run\n", "bash .ci/setup test\n"]
     assert "\n![" in FIRST_SCREEN
     assert len(FIRST_SCREEN.splitlines()) <= 30
-    assert len(README.splitlines()) <= MOST_LINES
+    assert len(README.splitlines()) <= MAX_LINES
 
 
 def test_the_checks_run_the_readmes_own_test_command() -> None:

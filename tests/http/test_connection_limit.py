@@ -20,8 +20,8 @@ class Watched:
     def __init__(self, *, most: int = 100, of_origin: int = 2, of_sandbox: int = 2) -> None:
         self.limit = ConnectionLimit(
             most=most,
-            most_of_origin=of_origin,
-            most_of_sandbox=of_sandbox,
+            max_of_origin=of_origin,
+            max_of_sandbox=of_sandbox,
             proxies=(ipaddress.ip_network(PROXY),),
         )
         self.evicted: list[str] = []
@@ -133,7 +133,7 @@ def test_a_sandbox_has_so_many_with_its_keys_and_leaves_room_for_users() -> None
 
 def test_a_sandbox_is_counted_by_its_address_where_all_of_loopback_are_proxies() -> None:
     limit = ConnectionLimit(
-        most=100, most_of_origin=1, proxies=(ipaddress.ip_network("127.0.0.0/8"),)
+        most=100, max_of_origin=1, proxies=(ipaddress.ip_network("127.0.0.0/8"),)
     )
     limit.enter(source_of("some sandbox"), lambda: None)
     limit.enter(HERE, lambda: None)

@@ -186,9 +186,9 @@ async def test_a_sandbox_has_so_many_connections(client: Client, service: Servic
 
 def test_whoever_has_sent_nothing_for_a_while_may_send_anything() -> None:
     throttle = Throttle(60, at_once=10)
-    assert throttle.reserve("a", 1000, at_most_seconds=10) == (10, True)
-    assert throttle.reserve("b", 10, at_most_seconds=0) == (0, True)
-    seconds, is_taken = throttle.reserve("a", 1, at_most_seconds=10)
+    assert throttle.reserve("a", 1000, max_wait_seconds=10) == (10, True)
+    assert throttle.reserve("b", 10, max_wait_seconds=0) == (0, True)
+    seconds, is_taken = throttle.reserve("a", 1, max_wait_seconds=10)
     assert seconds > 980
     assert not is_taken
 
@@ -196,6 +196,6 @@ def test_whoever_has_sent_nothing_for_a_while_may_send_anything() -> None:
 def test_of_callers_of_a_throttle_the_oldest_is_forgotten() -> None:
     throttle = Throttle(60, at_once=1)
     for number in range(10_001):
-        assert throttle.reserve(str(number), 1, at_most_seconds=0) == (0, True)
-    assert throttle.reserve("0", 1, at_most_seconds=0) == (0, True)
-    assert throttle.reserve("10000", 1, at_most_seconds=0)[1] is False
+        assert throttle.reserve(str(number), 1, max_wait_seconds=0) == (0, True)
+    assert throttle.reserve("0", 1, max_wait_seconds=0) == (0, True)
+    assert throttle.reserve("10000", 1, max_wait_seconds=0)[1] is False

@@ -6,7 +6,7 @@ from typing import Any
 from agentsvc.testing.llm import Reply, Script, Turn, call, finish, say
 
 _COMMAND = re.compile(r"^\$ (.*)$", re.MULTILINE)
-_MOST_COMMANDS = 100
+_MAX_COMMANDS = 100
 
 _TERMINALS: dict[str, dict[str, Any]] = {
     "terminal": {},
@@ -45,7 +45,7 @@ def _first_words(turn: Turn) -> Reply:
 
 
 SCRIPTS: dict[str, Script] = {
-    "run": (_next_command,) * _MOST_COMMANDS,
+    "run": (_next_command,) * _MAX_COMMANDS,
     "say": (say("Hello."),),
     "words": (
         call("terminal", text="First I look around, as always.", command="true"),

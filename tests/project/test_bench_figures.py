@@ -120,7 +120,7 @@ async def test_a_part_that_does_not_end_is_given_up() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    (section,) = await measure(SMALL, {"hangs": hangs}, most_seconds=0.05)
+    (section,) = await measure(SMALL, {"hangs": hangs}, max_seconds=0.05)
     assert section.about.startswith("Not measured: TimeoutError")
 
 

@@ -92,10 +92,10 @@ def test_a_table_of_another_program_is_read(foreign: Path) -> None:
     with closing(sqlite3.connect(foreign)) as connection:
         connection.execute("INSERT INTO things VALUES ('a'), (CAST(x'ff' AS TEXT)), (NULL)")
         connection.commit()
-    rows = read_foreign(foreign, "things", most_rows=10)
+    rows = read_foreign(foreign, "things", max_rows=10)
     assert rows == [{"id": "a"}, {"id": "\ufffd"}, {"id": None}]
-    assert len(read_foreign(foreign, "things", most_rows=2)) == 2
-    assert read_foreign(foreign, "others", most_rows=2) == []
+    assert len(read_foreign(foreign, "things", max_rows=2)) == 2
+    assert read_foreign(foreign, "others", max_rows=2) == []
 
 
 def test_a_table_of_another_program_that_is_broken_or_makes_up_too_much_is_refused(
@@ -108,7 +108,7 @@ def test_a_table_of_another_program_that_is_broken_or_makes_up_too_much_is_refus
         connection.execute("INSERT INTO things VALUES (1)")
         connection.commit()
     with pytest.raises(BadRequest, match="too big"):
-        read_foreign(file, "things", most_rows=10)
+        read_foreign(file, "things", max_rows=10)
     file.write_bytes(b"no database")
     with pytest.raises(BadRequest, match="cannot be read"):
-        read_foreign(file, "things", most_rows=10)
+        read_foreign(file, "things", max_rows=10)

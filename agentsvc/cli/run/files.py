@@ -19,8 +19,8 @@ from agentsvc.cli.talk import SANDBOXES, Record
 from agentsvc.cli.text import clean, confirm
 from agentsvc.storage import SPARSE, BadTar, Gunzip, Kind, TarStream
 
-MOST_BYTES: Final = 256 * 1024 * 1024
-_MOST_FILES: Final = 100_000
+MAX_BYTES: Final = 256 * 1024 * 1024
+_MAX_FILES: Final = 100_000
 _COMMAND_SECONDS: Final = 120
 _GIT: Final = ".git"
 
@@ -34,8 +34,8 @@ def send_directory(api: Api, conversation: Record, directory: Path) -> Sums:
     In a git repository only what git does not ignore is copied, and its history.
     """
     names = sorted(_names(directory))
-    if len(names) > _MOST_FILES:
-        raise CommandFailed(f"{directory} has more than {_MOST_FILES} files")
+    if len(names) > _MAX_FILES:
+        raise CommandFailed(f"{directory} has more than {_MAX_FILES} files")
     packed, sums = _pack(directory, names)
     place = _Place(api, conversation)
     place.upload(packed)
@@ -77,7 +77,7 @@ def read_files(packed: bytes) -> Iterator[tuple[str, tuple[bytes, int]]]:
             if member.kind is not Kind.FILE or _is_git(name):
                 continue
             total += member.size
-            if total > MOST_BYTES or not is_inside(name):
+            if total > MAX_BYTES or not is_inside(name):
                 raise CommandFailed(f"the sandbox sent what is not wanted: {clean(name)}")
             yield name, (b"".join(archive.parts(member)), member.mode & 0o777)
     except BadTar as exc:
@@ -160,8 +160,8 @@ def _pack(directory: Path, names: list[str]) -> tuple[bytes, Sums]:
             except OSError as exc:
                 raise CommandFailed(f"the file cannot be read: {exc.strerror}: {file}") from exc
             total += len(data)
-            if total > MOST_BYTES:
-                raise CommandFailed(f"{directory} has more than {MOST_BYTES >> 20} MiB of files")
+            if total > MAX_BYTES:
+                raise CommandFailed(f"{directory} has more than {MAX_BYTES >> 20} MiB of files")
             head = tarfile.TarInfo(name)
             head.size, head.mode = len(data), file.stat().st_mode & 0o777
             archive.addfile(head, io.BytesIO(data))
@@ -208,10 +208,10 @@ class _Place:
         )
         query = {"path": self._packed}
         with self._api.open("GET", f"{self._agent}/file/download", query=query) as answer:
-            packed = answer.read(MOST_BYTES + 1)
+            packed = answer.read(MAX_BYTES + 1)
         self._run(f"rm -f {what}")
-        if len(packed) > MOST_BYTES:
-            raise CommandFailed(f"the sandbox has more than {MOST_BYTES >> 20} MiB of files")
+        if len(packed) > MAX_BYTES:
+            raise CommandFailed(f"the sandbox has more than {MAX_BYTES >> 20} MiB of files")
         return packed
 
     def _run(self, text: str) -> None:

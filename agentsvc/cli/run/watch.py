@@ -25,7 +25,7 @@ from agentsvc.cli.talk import (
 from agentsvc.cli.text import SHORT_ID, json_line
 
 _AGAIN_SECONDS: Final = 0.5
-_MOST_BREAKS: Final = 20
+_MAX_BREAKS: Final = 20
 _REJECTED: Final = "The user rejected this action."
 
 
@@ -119,7 +119,7 @@ class ConversationWatch:
                 breaks = 0 if self._last != seen else breaks + 1
             except (OSError, HTTPException) as exc:
                 breaks += 1
-                if breaks > _MOST_BREAKS:
+                if breaks > _MAX_BREAKS:
                     raise CommandFailed(f"the server went away: {exc}") from exc
             except KeyboardInterrupt:
                 outcome = self._interrupt()

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 _ESCAPE: Final = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-_MOST_LINES: Final = 12
+_MAX_LINES: Final = 12
 _WIDTH: Final = 160
 
 
@@ -183,7 +183,7 @@ def _shown(part: Part) -> str:
     if part.tone in (Tone.USER, Tone.AGENT):
         return clean
     lines = clean.split("\n")
-    more = len(lines) - _MOST_LINES
+    more = len(lines) - _MAX_LINES
     if more > 1:
-        lines = [*lines[:_MOST_LINES], f"… {more} more lines"]
+        lines = [*lines[:_MAX_LINES], f"… {more} more lines"]
     return "\n".join(line if len(line) <= _WIDTH else f"{line[:_WIDTH]}…" for line in lines)

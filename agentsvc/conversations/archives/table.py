@@ -72,6 +72,6 @@ class ArchiveTable:
             {"moment": to_stored(moment)},
         )
 
-    async def beyond(self, most_bytes: int) -> list[str]:
+    async def beyond(self, max_bytes: int) -> list[str]:
         """Return the ids of the oldest archives, those without which the others fit."""
-        return await self._db.column(_OVER, {"most": most_bytes})
+        return await self._db.column(_OVER, {"most": max_bytes})

@@ -24,7 +24,7 @@ TRY_SECONDS: Final = 15.0
 
 _COMMAND_SECONDS: Final = 10.0
 _LINES: Final = 20
-_MOST_CHARS: Final = 4000
+_MAX_CHARS: Final = 4000
 _SHORTEST_SECRET: Final = 4
 _MCP_TOOL: Final = "MCPToolDefinition"
 _WATCHED: Final = (
@@ -139,7 +139,7 @@ async def _last_lines(agent: AgentServer, output: str) -> str:
     found = await agent.run_command(
         f"tail -n {_LINES} {quote(output)}", time_limit=_COMMAND_SECONDS
     )
-    return found.stdout.strip()[-_MOST_CHARS:]
+    return found.stdout.strip()[-_MAX_CHARS:]
 
 
 def _hidden(text: str, server: Mapping[str, Any]) -> str:

@@ -35,7 +35,7 @@ _START: Final = "/api/conversations"
 _EVENTS = re.compile(r"\A/api/conversations/[^/]+/events(?:/[^/]+)?\Z")
 _SOCKET: Final = "/sockets/events/"
 _SOCKET_CLIENT = re.compile(r"\APython/[0-9.]+ websockets/")
-_MOST_SANDBOXES: Final = 10_000
+_MAX_SANDBOXES: Final = 10_000
 """Of how many sandboxes it is known that an older client works there; the first is forgotten."""
 
 
@@ -76,7 +76,7 @@ class OlderClients:
 
     def _note(self, sandbox_id: str, version: Version) -> None:
         self._seen[sandbox_id] = version
-        if len(self._seen) > _MOST_SANDBOXES:
+        if len(self._seen) > _MAX_SANDBOXES:
             del self._seen[next(iter(self._seen))]
 
     def _version(self, request: web.Request, place: PortRequest, sandbox_id: str) -> Version | None:

@@ -20,7 +20,7 @@ from agentsvc.http.keys import CONFIG, REQUEST_ID, SANDBOXES, SENT_TARGET
 from agentsvc.http.middleware.authentication import keys_of, password_of
 from agentsvc.http.middleware.login_cookie import login_token
 from agentsvc.http.port_origins import EDITOR_PORT, read_label
-from agentsvc.http.routes import MOST_QUERY_KEYS
+from agentsvc.http.routes import MAX_QUERY_KEYS
 from agentsvc.http.sdk_versions import Reader
 from agentsvc.http.urls import Origin, WorkOrigin, is_from_proxy, links_of, mount_of, origin_of
 from agentsvc.sandboxes import AGENT_PORT, Sandbox
@@ -114,7 +114,7 @@ def shown_keys(request: web.Request, place: PortRequest) -> Shown:
     origin = place.own_origin
     return Shown(
         keys=keys_of(request),
-        sandbox_keys=tuple(key for key in elsewhere if key and key.isascii())[:MOST_QUERY_KEYS],
+        sandbox_keys=tuple(key for key in elsewhere if key and key.isascii())[:MAX_QUERY_KEYS],
         others=password_of(request),
         login=shown_login(request, place),
         origin=origin,
@@ -130,8 +130,8 @@ def shown_login(request: web.Request, place: PortRequest, *, page_part: str = ""
 
 def check(request: web.Request, place: PortRequest) -> None:
     """Refuse what cannot be passed on without a doubt about where it ends, or whom it shows a key."""
-    if len(rewrite.find_parameters(place.query, rewrite.KEY_PARAMETER)) > MOST_QUERY_KEYS:
-        raise BadRequest(f"There are more than {MOST_QUERY_KEYS} keys in the query")
+    if len(rewrite.find_parameters(place.query, rewrite.KEY_PARAMETER)) > MAX_QUERY_KEYS:
+        raise BadRequest(f"There are more than {MAX_QUERY_KEYS} keys in the query")
     if request.version not in _VERSIONS:
         raise BadRequest("This version of HTTP is not supported")
     if request.method in _REFUSED:

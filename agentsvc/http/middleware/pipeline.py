@@ -113,8 +113,8 @@ _ALWAYS: Final = (
     (hdrs.EXPIRES, "0"),
     (istr("X-Content-Type-Options"), "nosniff"),
 )
-_MOST_HELD: Final = 250
-_MOST_HOSTS: Final = 256
+_MAX_HELD: Final = 250
+_MAX_HOSTS: Final = 256
 _NO_LIMITS: Final = LimitsConfig(
     requests_per_minute=0,
     refused_per_minute=0,
@@ -131,20 +131,20 @@ def install(
     hosts: KnownHosts = _EVERY_HOST,
     before_callers: Sequence[Take] = (),
     limits: LimitsConfig = _NO_LIMITS,
-    most_held: int = _MOST_HELD,
+    max_held: int = _MAX_HELD,
 ) -> None:
     """Surround the application; `*` among the origins stands for every one.
 
-    `before_callers` see a request before it is asked for its key, and may take it. `most_held`
+    `before_callers` see a request before it is asked for its key, and may take it. `max_held`
     answers to those who are turned away may be kept back at a time.
     """
     app[ACTIVITY] = Activity()
     app[keys.MEASURES] = Measures()
     app[LIMITS] = Limits(limits)
-    app[REFUSAL_DELAY], app[LOG_THROTTLE] = RefusalDelay(most_held), LogThrottle()
+    app[REFUSAL_DELAY], app[LOG_THROTTLE] = RefusalDelay(max_held), LogThrottle()
     app[_CORS_ORIGINS] = frozenset(cors_origins)
     app[_TIME_LIMIT] = TimeLimit(request_seconds)
-    knows: Callable[[str], bool] = lru_cache(maxsize=_MOST_HOSTS)(hosts.knows)
+    knows: Callable[[str], bool] = lru_cache(maxsize=_MAX_HOSTS)(hosts.knows)
     app[_KNOWS_HOST] = knows
     app[_BEFORE_CALLERS] = tuple(before_callers)
     app.middlewares.extend((trace_request, answer))

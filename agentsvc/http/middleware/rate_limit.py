@@ -18,7 +18,7 @@ from agentsvc.config import LimitsConfig
 from agentsvc.http.wire import CALLBACK_BODY_BYTES
 
 _WINDOW_SECONDS: Final = 60
-_MOST_CALLERS: Final = 10_000
+_MAX_CALLERS: Final = 10_000
 _MISTAKES: Final = 30
 _LONGEST_WAIT_SECONDS: Final = 10.0
 """Agent servers wait thirty seconds for an answer."""
@@ -53,27 +53,27 @@ class RateLimit:
 
     def __init__(self, name: str, most: int) -> None:
         self._name = name
-        self._most = most
+        self._max = most
         self._rate = most / _WINDOW_SECONDS
         self._left: OrderedDict[object, tuple[float, float]] = OrderedDict()
 
     def take(self, caller: object) -> State | None:
         """Count a request, unless nothing is left; None without a limit."""
-        if not self._most:
+        if not self._max:
             return None
         moment = monotonic()
-        left, at = self._left.pop(caller, (float(self._most), moment))
-        left = min(self._most, left + (moment - at) * self._rate)
+        left, at = self._left.pop(caller, (float(self._max), moment))
+        left = min(self._max, left + (moment - at) * self._rate)
         is_over = left < 1
         left -= 0 if is_over else 1
         self._left[caller] = left, moment
-        if len(self._left) > _MOST_CALLERS:
+        if len(self._left) > _MAX_CALLERS:
             self._left.popitem(last=False)
         return State(
             name=self._name,
-            most=self._most,
+            most=self._max,
             left=int(left),
-            reset_seconds=math.ceil((self._most - left) / self._rate),
+            reset_seconds=math.ceil((self._max - left) / self._rate),
             retry_seconds=max(1, math.ceil((1 - left) / self._rate)) if is_over else 0,
         )
 
@@ -93,7 +93,7 @@ class Throttle:
         self._rate = per_minute / _WINDOW_SECONDS
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def reserve(self, caller: str, count: int, *, at_most_seconds: float) -> tuple[float, bool]:
+    def reserve(self, caller: str, count: int, *, max_wait_seconds: float) -> tuple[float, bool]:
         """Take so much ahead; return in how many seconds it may be had, and whether it was taken.
 
         It was not if that takes too long. However much it is, it is taken from whoever has not had
@@ -105,11 +105,11 @@ class Throttle:
         left, at = self._left.pop(caller, (float(self._at_once), moment))
         left = min(self._at_once, left + (moment - at) * self._rate)
         seconds = max(0.0, (count - left) / self._rate)
-        is_taken = seconds <= at_most_seconds or left >= self._at_once
+        is_taken = seconds <= max_wait_seconds or left >= self._at_once
         self._left[caller] = left - count if is_taken else left, moment
-        if len(self._left) > _MOST_CALLERS:
+        if len(self._left) > _MAX_CALLERS:
             self._left.popitem(last=False)
-        return min(seconds, at_most_seconds) if is_taken else seconds, is_taken
+        return min(seconds, max_wait_seconds) if is_taken else seconds, is_taken
 
 
 class Limits:
@@ -134,17 +134,17 @@ class Allowance:
     def __init__(self, limits: Limits, sandbox_id: str) -> None:
         self.sandbox_id = sandbox_id
         self._limits = limits
-        self._patience_seconds = _LONGEST_WAIT_SECONDS
+        self._max_wait_seconds = _LONGEST_WAIT_SECONDS
 
     async def take(self, budget: Budget, count: int) -> None:
         """Wait until so much may be sent; raises TooManyRequests if that takes too long."""
         seconds, is_taken = self._limits.sandboxes[budget].reserve(
-            self.sandbox_id, count, at_most_seconds=self._patience_seconds
+            self.sandbox_id, count, max_wait_seconds=self._max_wait_seconds
         )
         if not is_taken:
             message = f"Too many {budget} from this sandbox"
             raise TooManyRequests(message, retry_after_seconds=math.ceil(seconds))
-        self._patience_seconds -= seconds
+        self._max_wait_seconds -= seconds
         if seconds:
             await asyncio.sleep(seconds)
 

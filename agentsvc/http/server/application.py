@@ -30,7 +30,7 @@ from agentsvc.http.wire import error_body, raw_json_response
 log = logging.getLogger(__name__)
 
 _LIMITS: Final = ServerConfig()
-_MOST_OF_SANDBOX: Final = LimitsConfig().connections_per_sandbox
+_MAX_OF_SANDBOX: Final = LimitsConfig().connections_per_sandbox
 _ACCEPTED_AT_ONCE: Final = 2
 """How many connections are accepted before those that are there have their turn."""
 _BACKLOG: Final = 1024
@@ -43,7 +43,7 @@ def make_runner(
     grace_seconds: float,
     prefix: str = "",
     limits: ServerConfig = _LIMITS,
-    most_of_sandbox: int = _MOST_OF_SANDBOX,
+    max_of_sandbox: int = _MAX_OF_SANDBOX,
     shared: Iterable[Network] = LOOPBACK,
 ) -> "Runner":
     """Return what serves the application; requests get `grace_seconds` to end at a stop.
@@ -53,8 +53,8 @@ def make_runner(
     """
     limit = ConnectionLimit(
         most=limits.max_connections,
-        most_of_origin=limits.max_connections_per_address,
-        most_of_sandbox=most_of_sandbox,
+        max_of_origin=limits.max_connections_per_address,
+        max_of_sandbox=max_of_sandbox,
         shared=shared,
         proxies=to_networks(limits.trusted_proxies),
     )

@@ -47,7 +47,7 @@ class Connection:
 class ConnectionLimit:
     """Counts connections, and says which has to go when there are too many.
 
-    Of an origin there are at most `most_of_origin` without a good key, 0 is no limit. Many callers
+    Of an origin there are at most `max_of_origin` without a good key, 0 is no limit. Many callers
     may come out of a `shared` network, so that a new connection from there takes the place of the
     oldest; those of `proxies` are counted for whom they name.
     """
@@ -56,16 +56,16 @@ class ConnectionLimit:
         self,
         *,
         most: int,
-        most_of_origin: int = 0,
-        most_of_sandbox: int = 0,
+        max_of_origin: int = 0,
+        max_of_sandbox: int = 0,
         shared: Iterable[Network] = LOOPBACK,
         proxies: Iterable[Network] = (),
     ) -> None:
-        self._most = most
-        self._most_keyless = most // 2
-        self._most_of_sandboxes = most - most // 4
-        self._most_of_origin = most_of_origin
-        self._most_of_sandbox = most_of_sandbox
+        self._max = most
+        self._max_keyless = most // 2
+        self._max_of_sandboxes = most - most // 4
+        self._max_of_origin = max_of_origin
+        self._max_of_sandbox = max_of_sandbox
         self._shared = tuple(shared)
         self._proxies = tuple(proxies)
         self._keyless: OrderedDict[Connection, None] = OrderedDict()
@@ -84,7 +84,7 @@ class ConnectionLimit:
         origin = self._origin_of(address)
         if not self._has_room(origin):
             raise TooManyRequests("Too many connections come from this address")
-        if len(self) >= self._most and not self._evict_first(self._keyless):
+        if len(self) >= self._max and not self._evict_first(self._keyless):
             raise CapacityExceeded("The server has too many connections now")
         made = Connection(evict)
         self._add(made, origin)
@@ -124,21 +124,21 @@ class ConnectionLimit:
 
     def _has_room(self, origin: str) -> bool:
         mine = self._of_origin.get(origin)
-        if mine is None or not self._is_limited(origin) or len(mine) < self._most_of_origin:
+        if mine is None or not self._is_limited(origin) or len(mine) < self._max_of_origin:
             return True
         # To refuse who comes again and again costs less than to let each push out the one before.
         return origin == _SHARED or monotonic() - next(iter(mine)).since >= _STALE_SECONDS
 
     def _has_room_for_sandbox(self, sandbox_id: str) -> bool:
         of_all = len(self._with_key) - self._of_sandbox[""]
-        is_full = 0 < self._most_of_sandbox <= self._of_sandbox[sandbox_id]
-        return not is_full and of_all < self._most_of_sandboxes
+        is_full = 0 < self._max_of_sandbox <= self._of_sandbox[sandbox_id]
+        return not is_full and of_all < self._max_of_sandboxes
 
     def _add(self, one: Connection, origin: str) -> None:
-        if len(self._keyless) >= self._most_keyless:
+        if len(self._keyless) >= self._max_keyless:
             self._evict_first(self._keyless)
         mine = self._of_origin.get(origin, OrderedDict())
-        if self._is_limited(origin) and len(mine) >= self._most_of_origin:
+        if self._is_limited(origin) and len(mine) >= self._max_of_origin:
             self._evict_first(mine)
         one.origin, one.since, one.sandbox_id = origin, monotonic(), None
         self._keyless[one] = None
@@ -171,7 +171,7 @@ class ConnectionLimit:
         return True
 
     def _is_limited(self, origin: str) -> bool:
-        return bool(self._most_of_origin and origin)
+        return bool(self._max_of_origin and origin)
 
     def _origin_of(self, address: str) -> str:
         """Return who is at an address; an empty text where that says nothing."""

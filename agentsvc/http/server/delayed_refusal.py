@@ -16,7 +16,7 @@ HOLD_SECONDS: Final = 1.0
 """How long an answer is kept back at least. Some are for up to twice that, so that those who were turned
 away together do not come back together."""
 _TOLD_EVERY_SECONDS: Final = 60.0
-_MOST_CALLERS: Final = 1000
+_MAX_CALLERS: Final = 1000
 
 
 class RefusalDelay:
@@ -52,7 +52,7 @@ class LogThrottle:
             return False
         self._told.pop(caller, None)
         self._told[caller] = moment
-        if len(self._told) > _MOST_CALLERS:
+        if len(self._told) > _MAX_CALLERS:
             self._told.popitem(last=False)
         return True
 

@@ -32,7 +32,7 @@ from agentsvc.sandboxes import Sandboxes
 log = logging.getLogger(__name__)
 
 _DONE: Final = 200
-MOST_ACTIONS: Final = 16
+MAX_ACTIONS: Final = 16
 """How many actions of one client may wait for the agent."""
 
 
@@ -77,7 +77,7 @@ class Listener:
         latest_event_id: int,
         check_key: Callable[[], Awaitable[None]],
         note: Callable[[int], Awaitable[None]],
-        most_bytes: int,
+        max_bytes: int,
     ) -> None:
         conversation = view.conversation
         self.conversation_id = conversation.id
@@ -88,7 +88,7 @@ class Listener:
         self._latest_event_id = latest_event_id
         self._check_key = check_key
         self._note = note
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._told = _Told(status=READY, title=title_frame(view), waiting=None)
         self._position = 0
         self._inbox: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -110,8 +110,8 @@ class Listener:
 
     def take(self, raw: bytes) -> bool:
         """Take what the client says; say whether there was room for it. Never waits."""
-        is_full = self._inbox.qsize() >= MOST_ACTIONS
-        if is_full or (self._inbox_bytes and self._inbox_bytes + len(raw) > self._most_bytes):
+        is_full = self._inbox.qsize() >= MAX_ACTIONS
+        if is_full or (self._inbox_bytes and self._inbox_bytes + len(raw) > self._max_bytes):
             return False
         self._inbox_bytes += len(raw)
         self._inbox.put_nowait(raw)

@@ -37,7 +37,7 @@ from agentsvc.http.v0.transcripts import TRANSCRIPTS
 
 log = logging.getLogger(__name__)
 
-MOST_OF_USER: Final = 200
+MAX_OF_USER: Final = 200
 """How many connections one user may have; those with a wrong key are together one user's."""
 
 TIDY_SECONDS: Final = 5.0
@@ -146,8 +146,8 @@ class Sockets:
         self._followers = app[FOLLOWERS]
         self._auth = SocketCallers(app)
         self._supervisor = app[keys.SUPERVISOR]
-        self._most_bytes = config.max_body_bytes
-        self._patience_seconds = config.request_seconds
+        self._max_bytes = config.max_body_bytes
+        self._send_seconds = config.request_seconds
         self._connections: dict[str, _Connection] = {}
         self._streams: dict[str, web.Request] = {}
         self._server = _make_server(config.max_body_bytes)
@@ -180,7 +180,7 @@ class Sockets:
 
     async def _handle_post(self, request: web.Request) -> web.StreamResponse:
         try:
-            async with asyncio.timeout(self._patience_seconds):
+            async with asyncio.timeout(self._send_seconds):
                 body = await request.read()
         except TimeoutError as exc:
             raise errors.TimedOut("The request took too long") from exc
@@ -219,7 +219,7 @@ class Sockets:
 
     def _make_room(self, caller: _Caller) -> None:
         known = sum(other.user_id == caller.user_id for other in self._callers().values())
-        if known >= MOST_OF_USER:
+        if known >= MAX_OF_USER:
             raise errors.TooManyRequests("Too many connections to the event socket")
 
     def _callers(self) -> dict[str, _Caller]:
@@ -244,7 +244,7 @@ class Sockets:
                 # It leaves when its poll is answered; a WebSocket is its own to close.
                 self._end_soon(eio_sid)
             raise Refused(exc.message) from exc
-        line = _Line(self._server, sid, self._end, patience_seconds=self._patience_seconds)
+        line = _Line(self._server, sid, self._end, send_seconds=self._send_seconds)
         listener = Listener(
             self._services,
             line,
@@ -252,7 +252,7 @@ class Sockets:
             latest_event_id=wish.latest_event_id,
             check_key=lambda: self._auth.check(principal),
             note=lambda status: self._auth.note(request, principal, view.conversation.id, status),
-            most_bytes=self._most_bytes,
+            max_bytes=self._max_bytes,
         )
         hold = self._auth.held(
             principal, lambda: self._supervisor.spawn(f"socket {sid} ends", line.hang_up)
@@ -354,13 +354,13 @@ class _Line:
         sid: str,
         end: Callable[[str], Awaitable[None]],
         *,
-        patience_seconds: float,
+        send_seconds: float,
     ) -> None:
         self.eio_sid: str = server.manager.eio_sid_from_sid(sid, "/")
         self._server = server
         self._sid = sid
         self._end = end
-        self._patience_seconds = patience_seconds
+        self._send_seconds = send_seconds
         self._unread = 0
 
     async def send(self, frame: bytes) -> None:
@@ -370,7 +370,7 @@ class _Line:
             raise ConnectionResetError("it is gone")
         if self._unread >= _BATCH_BYTES:
             try:
-                async with asyncio.timeout(self._patience_seconds):
+                async with asyncio.timeout(self._send_seconds):
                     await socket.queue.join()
             except TimeoutError as exc:
                 raise ConnectionAbortedError("it does not read") from exc
@@ -436,7 +436,7 @@ def _is_stream(request: web.Request) -> bool:
     return any("websocket" in one.lower() for one in asked)
 
 
-def _make_server(most_bytes: int) -> Any:
+def _make_server(max_bytes: int) -> Any:
     # Most of what the package logs is what clients do wrong, or what is in their packets.
     only_bugs = logging.getLogger(f"{__name__}.protocol")
     only_bugs.setLevel(logging.ERROR)
@@ -446,7 +446,7 @@ def _make_server(most_bytes: int) -> Any:
         async_handlers=False,
         cors_allowed_origins=[],
         http_compression=False,
-        max_http_buffer_size=most_bytes,
+        max_http_buffer_size=max_bytes,
         serializer=Packet,
         logger=only_bugs,
         engineio_logger=only_bugs,

@@ -59,7 +59,7 @@ from agentsvc.sandboxes import SandboxStatus
 
 IDS_MAX: Final = 99
 LABELS_MAX: Final = 20
-_MOST_SHOWN: Final = 1024
+_MAX_SHOWN: Final = 1024
 
 type Repository = Annotated[
     str,
@@ -255,7 +255,7 @@ def to_patch(body: PatchBody) -> ConversationPatch:
     )
 
 
-@lru_cache(maxsize=_MOST_SHOWN)
+@lru_cache(maxsize=_MAX_SHOWN)
 def from_view(view: ConversationView, links: Links) -> AppConversation:
     """Return a conversation as clients see it; most are seen many times before they change."""
     conversation, status = view.conversation, view.sandbox_status

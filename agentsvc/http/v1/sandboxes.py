@@ -52,7 +52,7 @@ from agentsvc.http.wire import (
 from agentsvc.plugin import Cause, Isolation, PausedAs, Spec
 from agentsvc.sandboxes import (
     AGENT_PORT,
-    MOST_LINES,
+    MAX_LINES,
     ClientOrder,
     Measured,
     Meter,
@@ -551,7 +551,7 @@ def calling_sandbox(request: web.Request) -> Sandbox:
 class Tail(msgspec.Struct, frozen=True, kw_only=True):
     """How many lines to return."""
 
-    tail: Annotated[int, msgspec.Meta(ge=1, le=MOST_LINES)] = 200
+    tail: Annotated[int, msgspec.Meta(ge=1, le=MAX_LINES)] = 200
     """How many lines to return at most, the last ones"""
 
 

@@ -34,7 +34,7 @@ _WAIT_SECONDS_MAX: Final = 5.0
 _DEFAULTS: Final = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGCHLD]
 """What a command finds as if nobody had changed it."""
 
-FILES_AT_MOST: Final = 65536
+MAX_FILES: Final = 65536
 """Above the number of any open file that a process may have been left by whoever started it."""
 
 LISTENER: Final = "AGENTSVC_LISTENER"

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from ..landlock import leave_abstract_sockets
 from .children import (
-    FILES_AT_MOST,
+    MAX_FILES,
     Command,
     Execution,
     Json,
@@ -47,7 +47,7 @@ def main() -> None:
     number = int(sys.argv[1])
     # The namespaces it is in are not for anybody here to enter.
     os.closerange(3, number)
-    os.closerange(number + 1, FILES_AT_MOST)
+    os.closerange(number + 1, MAX_FILES)
     channel = socket.socket(fileno=number)
     os.set_inheritable(channel.fileno(), False)
     _, files, _, _ = socket.recv_fds(channel, _MESSAGE_MAX, _FILES_MAX)

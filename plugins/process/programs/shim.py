@@ -27,7 +27,7 @@ from typing import Final
 from ..uplink import Uplink
 from . import spaces
 from .children import (
-    FILES_AT_MOST,
+    MAX_FILES,
     Command,
     Execution,
     Json,
@@ -421,7 +421,7 @@ def _close_others(given: Sequence[int]) -> None:
         os.closerange(first, number)
         os.set_inheritable(number, False)
         first = number + 1
-    os.closerange(first, FILES_AT_MOST)
+    os.closerange(first, MAX_FILES)
 
 
 def _lock(directory: Path) -> int:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from . import joining
-from .children import FILES_AT_MOST, take_name, told_of
+from .children import MAX_FILES, take_name, told_of
 from .watch import hold
 
 _SHARE: Final = 0.5
@@ -79,7 +79,7 @@ def _end(exit_code: Sequence[int]) -> None:
 def _load_and_serve(number: int, budget: int, program: str, preload: str) -> "Fork":
     """Return in forks only."""
     # Whoever started the server may have left it files that are open for its children, too.
-    os.closerange(number + 1, FILES_AT_MOST)
+    os.closerange(number + 1, MAX_FILES)
     control = socket.socket(fileno=number)
     control.set_inheritable(False)
     sys.path[:] = [part for part in sys.path if part]
@@ -210,7 +210,7 @@ class Fork:
         _stream(out, err)
         for number in passed:
             os.dup2(number, _PASSED)
-        os.closerange(_PASSED + len(passed), FILES_AT_MOST)
+        os.closerange(_PASSED + len(passed), MAX_FILES)
         self._told = told_of([_PASSED] * len(passed))
 
     def run(self) -> None:

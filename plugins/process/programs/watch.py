@@ -27,7 +27,7 @@ _ANSWER_MAX: Final = 128
 _ENTRY_BYTES_MIN: Final = 4096
 """What an entry counts at least: a file system has room for so many files only, empty or not."""
 _LONGEST_PATH: Final = 2048
-_MOST_HELD: Final = 200
+_MAX_HELD: Final = 200
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK_BYTES: Final = 512
 _UNBOUNDED: Final = 2**63
@@ -110,7 +110,7 @@ class Disk:
         self._processes = processes
         self._devices = dict(_devices(directories))
         self._written = self._devices.keys() | dict(_devices(seen)).keys()
-        self._limit = self._most = limit
+        self._limit = self._max = limit
         self.size: int | None = None
         """What they took when they were last counted."""
         self._free = 0
@@ -124,7 +124,7 @@ class Disk:
             self._take_answer(self._answer)
         if self._answer is None and self._is_due():
             self._count()
-        return self.size is not None and self.size > self._most
+        return self.size is not None and self.size > self._max
 
     def _is_due(self) -> bool:
         now = time.monotonic()
@@ -132,7 +132,7 @@ class Disk:
             return False
         if self.size is None or now - self._began > _ANYWAY_SECONDS:
             return True
-        return self._free - self._free_now() > (self._most - self.size) // 2
+        return self._free - self._free_now() > (self._max - self.size) // 2
 
     def _free_now(self) -> int:
         found = 0
@@ -169,7 +169,7 @@ class Disk:
     def _measure(self) -> int:
         unnamed = size_of_unnamed(self._processes(), self._written)
         # One that is started again with too much is to be known as a whole.
-        bound = _UNBOUNDED if self.size is None else self._most
+        bound = _UNBOUNDED if self.size is None else self._max
         return unnamed + size_of(self._directories, bound)
 
     def _take_answer(self, answer: int) -> None:
@@ -187,7 +187,7 @@ class Disk:
         is_first, self.size = self.size is None, int(size)
         if is_first and self._limit < self.size <= _UNBOUNDED:
             # It is not ended before it can remove some.
-            self._most = self.size + _GROWTH_BYTES
+            self._max = self.size + _GROWTH_BYTES
 
 
 def _devices(directories: Iterable[str]) -> Iterator[tuple[int, str]]:
@@ -274,7 +274,7 @@ def size_of(directories: Iterable[str], most: int) -> int:
                 inner = os.open(path, _DIRECTORY, dir_fd=base)
                 if len(path) > _LONGEST_PATH:
                     held.append((inner, [b"."]))
-                    total = most + 1 if len(held) > _MOST_HELD else total
+                    total = most + 1 if len(held) > _MAX_HELD else total
                     continue
                 try:
                     total += _size_in(inner, path, seen, waiting, most - total)

@@ -19,9 +19,9 @@ from socketio.exceptions import SocketIOError
 from agentsvc.accounts.keys import Role
 from agentsvc.base.values import monotonic
 from agentsvc.http.keys import KEYRING
-from agentsvc.http.v0.listeners import MOST_ACTIONS
+from agentsvc.http.v0.listeners import MAX_ACTIONS
 from agentsvc.http.v0.socket_door import SOCKET_DOOR
-from agentsvc.http.v0.sockets import MOST_OF_USER
+from agentsvc.http.v0.sockets import MAX_OF_USER
 from agentsvc.sandboxes.plugin_loader import PluginHost
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
@@ -188,7 +188,7 @@ async def test_who_follows_nothing_is_let_go_of(client: Client, service: Service
 
 
 async def test_a_user_has_so_many_connections_and_no_more(client: Client, service: Service) -> None:
-    for _ in range(MOST_OF_USER):
+    for _ in range(MAX_OF_USER):
         assert (await handshake(client)).status == 200
     answer = await handshake(client)
     assert (answer.status, answer.json()["code"]) == (429, "too_many_requests")
@@ -271,7 +271,7 @@ async def test_who_says_too_much_at_once_is_let_go_of(
     name = await start_running(client, initial_user_msg="please work")
     await wait_for_state(client, name, "finished")
     async with follow(client.base_url, client.key, name, latest_event_id=100) as follower:
-        for number in range(20 * MOST_ACTIONS):
+        for number in range(20 * MAX_ACTIONS):
             if not follower.client.connected:
                 break
             await follower.say(f"number {number}")

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from agentsvc.accounts.keys import Role
-from agentsvc.accounts.logins import MOST_LOGINS, TRIES_A_MINUTE
+from agentsvc.accounts.logins import MAX_LOGINS, TRIES_A_MINUTE
 from agentsvc.base import values
 from agentsvc.http.keys import DATABASE, LOGINS
 from tests.http.gateway.steps import until
@@ -402,7 +402,7 @@ async def test_a_key_has_so_many_logins_only(service: Service) -> None:
     client = await service.make_client()
     logins = service.app[LOGINS]
     assert client.key
-    made = [await logins.begin(client.key, client="x") for _ in range(MOST_LOGINS + 2)]
+    made = [await logins.begin(client.key, client="x") for _ in range(MAX_LOGINS + 2)]
     left = (await client.get(LOGINS_PATH)).json()
     assert [one["id"] for one in left] == [login.id for login, _ in made[2:]]
 

@@ -17,7 +17,7 @@ from tests.streams import Stream, open_lines, path_of
 from tests.troubles import eventually
 
 STALLED: Final = 100
-MOST_BYTES: Final = 64 * 2**20
+MAX_BYTES: Final = 64 * 2**20
 HANDSHAKE: Final = (
     "Connection: Upgrade",
     "Upgrade: websocket",
@@ -111,7 +111,7 @@ async def test_a_hundred_stalled_readers_cost_little_and_slow_nobody(
             await feed.send(deltas(50, text="x" * 1000))
             await read_of(reading, "delta", 50)
             most = max(most, memory_bytes())
-    assert most - before < MOST_BYTES
+    assert most - before < MAX_BYTES
     await eventually(lambda: service.listeners() == 0)
 
 

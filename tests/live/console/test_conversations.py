@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 MANY = 10_000
-MOST_STOPS = 100
+MAX_STOPS = 100
 IS_MARKED = """(one) => getComputedStyle(one).outlineStyle !== 'none'
   || getComputedStyle(one.closest('.composer') ?? one).boxShadow !== 'none'"""
 
@@ -248,7 +248,7 @@ async def test_a_message_that_waits_is_queued_and_what_the_agent_lacks_is_told(
 async def reach(page: Page, wanted: Locator) -> None:
     """Move on with the tabulator until something has the focus, and is seen to have it."""
     await expect(wanted).to_be_visible()
-    for _ in range(MOST_STOPS):
+    for _ in range(MAX_STOPS):
         await page.keyboard.press("Tab")
         if await wanted.evaluate("(one) => one === document.activeElement"):
             assert await wanted.evaluate(IS_MARKED)

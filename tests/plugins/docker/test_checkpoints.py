@@ -37,10 +37,10 @@ class Inside:
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             tar.extractall(self.private, filter="tar")
 
-    def take(self, name: str, *, keep: int = 3, most_bytes: int = MANY) -> tuple[int, str]:
+    def take(self, name: str, *, keep: int = 3, max_bytes: int = MANY) -> tuple[int, str]:
         paths = map(str, (self.work, self.home, self.work / "not-there"))
         store = str(self.private / "checkpoints")
-        ended = self._run("checkpointing", "take", store, name, str(keep), str(most_bytes), *paths)
+        ended = self._run("checkpointing", "take", store, name, str(keep), str(max_bytes), *paths)
         return ended.returncode, ended.stderr
 
     def start(self) -> tuple[int, str]:
@@ -139,7 +139,7 @@ def test_few_are_kept_and_what_has_not_changed_is_shared(inside: Inside) -> None
     taken = sorted(path for path in store.iterdir() if "-" in path.name)
     assert [path.name.partition("-")[2] for path in taken] == ["c2", "c3"]
     assert len({path.stat().st_ino for path in store.glob("*/*/large")}) == 1
-    code, said = inside.take("c4", most_bytes=1000)
+    code, said = inside.take("c4", max_bytes=1000)
     assert code == 3
     assert "over 1000" in said
     left = [*(one.name for one in taken), "index", "lock"]

@@ -122,24 +122,24 @@ def test_a_file_that_becomes_a_link_after_it_was_listed_is_not_read(tmp_path: Pa
     assert tree.entries() == []
     for path in ("file", "up/secret", "../secret", "in/../../secret", "nothing", "up"):
         with pytest.raises(Unreadable):
-            tree.read(path, most_bytes=100)
+            tree.read(path, max_bytes=100)
     assert tree.entries("nothing") == []
     with pytest.raises(Unreadable):
         tree.entries("file")
     os.mkfifo(tmp_path / "in" / "pipe")
     with pytest.raises(Unreadable, match="regular"):
-        tree.read("pipe", most_bytes=100)
+        tree.read("pipe", max_bytes=100)
 
 
 def test_a_file_that_is_larger_than_it_said_is_not_read(tmp_path: Path) -> None:
     # What the kernel makes up says that it has no size.
     assert Path("/proc/self/status").stat().st_size == 0
     with pytest.raises(Unreadable, match="larger than 10 bytes"):
-        Tree(Path("/proc/self")).read("status", most_bytes=10)
+        Tree(Path("/proc/self")).read("status", max_bytes=10)
     (tmp_path / "large").write_bytes(b"a" * 11)
     for path, root in (("large", tmp_path), ("status", Path("/proc/self"))):
         with pytest.raises(Unreadable, match="larger"):
-            Tree(root).copy(path, tmp_path / f"copy of {path}", most_bytes=10)
+            Tree(root).copy(path, tmp_path / f"copy of {path}", max_bytes=10)
 
 
 def test_numbers_far_behind_the_others_and_strange_names_are_left_out(ours: Ours) -> None:

@@ -55,10 +55,10 @@ class Kept:
         assert done.exit_code == 0, done.stderr
         return done.stdout.decode()
 
-    async def take(self, *, keep: int = 2, most_bytes: int = 10**9) -> str:
+    async def take(self, *, keep: int = 2, max_bytes: int = 10**9) -> str:
         checkpoint_id, backend = new_id(), self.rig.backend
         await taken(
-            lambda: backend.checkpoint(self.handle, checkpoint_id, keep=keep, most_bytes=most_bytes)
+            lambda: backend.checkpoint(self.handle, checkpoint_id, keep=keep, max_bytes=max_bytes)
         )
         return checkpoint_id
 
@@ -112,10 +112,10 @@ async def test_a_pod_is_as_it_was_where_the_server_keeps_none(api: KubeApi, tmp_
         assert [one["name"] for one in pod["spec"]["containers"]] == ["sandbox"]
         assert [one["name"] for one in pod["spec"]["volumes"]] == ["workspace", "shm"]
         with pytest.raises(OrderRejected, match="start the sandbox again"):
-            await rig.backend.checkpoint(handle, new_id(), keep=1, most_bytes=10**9)
+            await rig.backend.checkpoint(handle, new_id(), keep=1, max_bytes=10**9)
         await rig.backend.stop(handle)
         with pytest.raises(Conflict, match="does not run"):
-            await rig.backend.checkpoint(handle, new_id(), keep=1, most_bytes=10**9)
+            await rig.backend.checkpoint(handle, new_id(), keep=1, max_bytes=10**9)
 
 
 async def test_what_is_listed_is_there_when_a_server_was_killed_while_it_copied(

@@ -26,7 +26,7 @@ else:
 pytestmark = pytest.mark.timeout(300)
 
 GROUP = "/apis/snapshot.storage.k8s.io/v1"
-MOST = 2**40
+MAX = 2**40
 type Json = dict[str, Any]
 
 
@@ -54,7 +54,7 @@ async def stopped_with(rig: Rig, text: bytes) -> Any:
 async def kept(rig: Rig) -> str:
     """Return the id of a layer with a note, whose sandbox is gone."""
     handle, layer = await stopped_with(rig, b"kept"), new_id()
-    await fetched(lambda: rig.backend.keep_layer(handle, layer, most_bytes=MOST))
+    await fetched(lambda: rig.backend.keep_layer(handle, layer, max_bytes=MAX))
     await rig.backend.delete(handle)
     return layer
 
@@ -81,7 +81,7 @@ async def test_a_layer_is_a_snapshot_of_the_claim_and_claims_are_made_of_it(
 ) -> None:
     async with rig_on(api, tmp_path) as rig:
         handle, layer = await stopped_with(rig, b"kept"), new_id()
-        size = await fetched(lambda: rig.backend.keep_layer(handle, layer, most_bytes=MOST))
+        size = await fetched(lambda: rig.backend.keep_layer(handle, layer, max_bytes=MAX))
         assert size == 10 * 2**30
         [snapshot] = api.snapshots()
         assert snapshot["spec"] == {
@@ -128,7 +128,7 @@ async def test_a_layer_that_was_broken_off_is_listed_and_no_sandbox_begins_with_
         handle, layer = await stopped_with(rig, b"kept"), new_id()
         api.takes = False
         with pytest.raises(StillFetching):
-            await rig.backend.keep_layer(handle, layer, most_bytes=MOST)
+            await rig.backend.keep_layer(handle, layer, max_bytes=MAX)
         # The server is killed, and the next one looks.
         await rig.close(rig.backend)
         rig.backend = await rig.open()
@@ -170,7 +170,7 @@ async def test_what_no_snapshot_comes_of_is_said_and_removed(
         api.takes = False
 
         async def keep(layer: str) -> int:
-            return await rig.backend.keep_layer(handle, layer, most_bytes=MOST)
+            return await rig.backend.keep_layer(handle, layer, max_bytes=MAX)
 
         lost, layer = new_id(), new_id()
         with pytest.raises(OrderRejected, match="snapshot controller"):
@@ -187,7 +187,7 @@ async def test_what_no_snapshot_comes_of_is_said_and_removed(
         # Only what is stopped is kept.
         running, _ = await rig.run()
         with pytest.raises(Conflict, match="not stopped"):
-            await rig.backend.keep_layer(running, new_id(), most_bytes=MOST)
+            await rig.backend.keep_layer(running, new_id(), max_bytes=MAX)
 
 
 async def test_an_api_server_that_is_away_has_lost_no_layers(
@@ -293,7 +293,7 @@ async def test_without_the_api_it_says_so_and_asks_for_none(tmp_path: Path) -> N
             assert why in health.advice[0].text
             handle = await stopped_with(rig, b"kept")
             with pytest.raises(OrderRejected, match="no volume snapshots"):
-                await rig.backend.keep_layer(handle, new_id(), most_bytes=MOST)
+                await rig.backend.keep_layer(handle, new_id(), max_bytes=MAX)
             for changes in ({"layer": new_id()}, {"copy_of": handle.sandbox_id}):
                 with pytest.raises(OrderRejected, match="no volume snapshots"):
                     await rig.create(rig.order(**changes))
@@ -340,7 +340,7 @@ async def test_a_storage_class_without_a_snapshot_class_keeps_nothing(
         assert "driver `other`" in rig.backend.why_no_copies()
         handle = await stopped_with(rig, b"kept")
         with pytest.raises(OrderRejected, match="driver `other`"):
-            await rig.backend.keep_layer(handle, new_id(), most_bytes=MOST)
+            await rig.backend.keep_layer(handle, new_id(), max_bytes=MAX)
 
 
 ONE = snapshot_class("one")

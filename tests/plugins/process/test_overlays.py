@@ -174,7 +174,7 @@ async def test_what_lies_over_a_layer_is_copied_kept_and_rolled_back(
     (one.workspace / "new").write_text("its own")
     (one.workspace / "run").unlink()
     layers.overlays.unmount(one)
-    await whole(lambda: layers.take(one, "c0", keep=3, most_bytes=MANY))
+    await whole(lambda: layers.take(one, "c0", keep=3, max_bytes=MANY))
     layers.overlays.unmount(one)
     fork = make_place(tmp_path, "fork")
     await whole(lambda: layers.begin_as(fork, one, THIRD))
@@ -245,7 +245,7 @@ async def test_a_hostile_sandbox_reaches_neither_the_layer_nor_another_one(tmp_p
         workspace = bench.directory(maker) / "workspace"
         await bench.run(maker, "sh", "-c", f"echo good >{workspace}/deps/file")
         await bench.backend.stop(maker)
-        await whole(lambda: bench.backend.keep_layer(maker, "a", most_bytes=MANY))
+        await whole(lambda: bench.backend.keep_layer(maker, "a", max_bytes=MANY))
         layer = bench.state_dir / ".layers" / "a"
         before = tree(layer)
         one, other = await bench.serve(layer="a"), await bench.serve(layer="a")
@@ -284,7 +284,7 @@ async def test_only_what_it_has_changed_counts_as_a_sandboxs(tmp_path: Path) -> 
         workspace = bench.directory(maker) / "workspace"
         await bench.run(maker, "dd", "if=/dev/urandom", f"of={workspace}/big", "bs=1M", "count=12")
         await bench.backend.stop(maker)
-        await whole(lambda: bench.backend.keep_layer(maker, "a", most_bytes=MANY))
+        await whole(lambda: bench.backend.keep_layer(maker, "a", max_bytes=MANY))
         one = await bench.serve(layer="a", limits=limits)
         own = bench.directory(one) / "workspace"
         await until(lambda: bench.state(one).get("disk_bytes"))

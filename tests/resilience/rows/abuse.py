@@ -25,7 +25,7 @@ from tests.resilience.real import own_address
 from tests.resilience.server import Server, serving
 
 SLOW: Final = 1000
-MOST: Final = 2.0
+MAX: Final = 2.0
 _SECONDS: Final = 20.0
 _PAUSE: Final = 0.02
 _OF_KEY: Final = 300
@@ -171,7 +171,7 @@ async def run(ground: Ground) -> Outcome:
             Figure(
                 what="times the p99 of other users, at worst",
                 value=round(max(ratios.values()), 2),
-                at_most=MOST,
+                at_most=MAX,
                 is_time=True,
             ),
         ),

@@ -65,7 +65,7 @@ class Found(msgspec.Struct, kw_only=True):
     """How many calls of a conversation had no answer, which the model may or may not have heard of."""
     over: list[str] = []
     wrong: list[str] = []
-    most_over: int = 0
+    max_over: int = 0
 
 
 async def run(ground: Ground) -> Outcome:
@@ -88,7 +88,7 @@ async def run(ground: Ground) -> Outcome:
         figures=(
             Figure(what="runs", value=found.runs, at_least=wanted),
             Figure(what="calls", value=found.calls, at_least=wanted),
-            Figure(what="calls over a budget at most", value=found.most_over, at_most=1),
+            Figure(what="calls over a budget at most", value=found.max_over, at_most=1),
             zero("runs more than one call over", found.over),
             zero("runs that could not spend their budget, or other answers", found.wrong),
         ),
@@ -127,7 +127,7 @@ async def _run_some(
     for one in some:
         calls = asked[one.conversation_id]
         over = calls - math.floor(one.budget / _COST + 1e-9)
-        found.most_over = max(found.most_over, over)
+        found.max_over = max(found.max_over, over)
         if over > 1:
             found.over.append(f"{calls} calls for {one.budget:.2f}, {one.askers} askers")
         if (calls + found.cut_off[one.conversation_id]) * _COST < one.budget - 1e-9:

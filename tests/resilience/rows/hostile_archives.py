@@ -26,7 +26,7 @@ from tests.resilience.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.resilience.server import Server, command, serving
 
 _SECONDS: Final = 60.0
-_MOST_BYTES: Final = 1 << 30
+_MAX_BYTES: Final = 1 << 30
 _CANARY: Final = "canary-outside-the-import"
 
 
@@ -103,7 +103,7 @@ def _strange(directory: Path) -> Iterator[str]:
                 yield f"it made {path.relative_to(directory)}, which has another name"
             elif seen.st_mode & 0o6022:
                 yield f"it made {path.relative_to(directory)} with mode {seen.st_mode & 0o7777:o}"
-    if taken > _MOST_BYTES:
+    if taken > _MAX_BYTES:
         yield f"it has written {taken:,} bytes"
 
 

@@ -19,7 +19,7 @@ from tests.resilience.pair import Attack, Pair, Side, attacking_pair, not_at_def
 _SECONDS: Final = 20.0
 _ANSWER_SECONDS: Final = 5.0
 _AT_ONCE: Final = 64 << 20
-_MOST_ADOPTED: Final = 100
+_MAX_ADOPTED: Final = 100
 _HALF_OPEN: Final = 600
 _SOCKETS: Final = 150
 FLOOD: Final = r"""
@@ -204,7 +204,7 @@ def _over(kind: str, said: Any, took: float) -> list[str]:
     rate = LimitsConfig().report_bytes_per_minute / 60
     if kind == "reports" and said["bytes"] > _AT_ONCE + rate * (took + 2):
         return [f"reports: {said['bytes']:,} bytes of events were taken in {took:.0f} s"]
-    if kind == "adopted" and said["taken"] > _MOST_ADOPTED:
+    if kind == "adopted" and said["taken"] > _MAX_ADOPTED:
         return [f"adopted: {said['taken']} conversations were taken"]
     return []
 

@@ -34,7 +34,7 @@ _SEEN: Final = {
     "model token": re.compile(rb"asmt_[A-Za-z0-9_-]{43}"),
     "git pass": re.compile(rb'"X-Access-Token": ?"([A-Za-z0-9_-]{80,400})"'),
 }
-_MOST_BYTES: Final = 1 << 30
+_MAX_BYTES: Final = 1 << 30
 _ENVIRONMENT: Final = {
     "AGENTSVC_GIT__CHECK_TOKENS": "false",
     # So many refusals would be answered late, one by one.
@@ -109,7 +109,7 @@ def _in_memory(pid: int) -> dict[str, str]:
     with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
         for line in maps:
             area, rights, *_ = line.split()
-            if not rights.startswith("rw") or read > _MOST_BYTES:
+            if not rights.startswith("rw") or read > _MAX_BYTES:
                 continue
             start, end = (int(part, 16) for part in area.split("-"))
             try:

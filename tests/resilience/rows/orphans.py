@@ -41,7 +41,7 @@ _LANES: Final = 4
 """Servers beside each other: each mostly waits."""
 _OUTSIDE: Final = 5
 """One time in so many something ends behind the server's back."""
-_MOST: Final = 4
+_MAX: Final = 4
 _PATH: Final = "/api/v1/sandboxes"
 _LAST_CALL: Final = 4
 _LONGEST_WAIT: Final = 0.6
@@ -155,7 +155,7 @@ class Life:
 
     async def _choose(self) -> tuple[str, Callable[[], Awaitable[object]]]:
         client, told = self._server.client, await self._told()
-        if not told or (len(told) < _MOST and self._chance.random() < 0.5):
+        if not told or (len(told) < _MAX and self._chance.random() < 0.5):
             return "create", lambda: client.post(_PATH)
         one = self._chance.choice(told)
         path = f"{_PATH}/{one['id']}"

@@ -36,7 +36,7 @@ _INTERVIEWS: Final = 2
 _BEGIN: Final = "[script:say] Begin."
 _TRIES: Final = 400
 _SETTLE_SECONDS: Final = 420.0
-_MOST_WAITING: Final = 4
+_MAX_WAITING: Final = 4
 """How many messages wait for an agent at most, so that faults come while they are told."""
 _LONG_TOOLS: Final = 0.1
 _LONG_SECONDS: Final = (7.0, 10.0)
@@ -442,7 +442,7 @@ async def _settled(talk: Talk) -> None:
 
 
 def _has_room(talk: Talk) -> bool:
-    return _waiting(talk) < _MOST_WAITING
+    return _waiting(talk) < _MAX_WAITING
 
 
 def _waiting(talk: Talk) -> int:

@@ -9,7 +9,7 @@ import { t } from "./words.js";
 
 const PATH = "api/automation/v1";
 const APP = `${PATH}/github-app`;
-const MOST = 100;
+const MAX = 100;
 const SHOWN_RUNS = 20;
 
 const KINDS = [
@@ -114,7 +114,7 @@ function Fields({ form, field }) {
 }
 
 export function AutomationsPage() {
-  const all = useList(async () => (await get(PATH, { limit: MOST })).automations);
+  const all = useList(async () => (await get(PATH, { limit: MAX })).automations);
   const [form, field, clear] = useForm(EMPTY);
   const [secret, setSecret] = useState(null);
   const [doomed, setDoomed] = useState(null);

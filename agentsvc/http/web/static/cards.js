@@ -9,7 +9,7 @@ import { t } from "./words.js";
 /** What agents call the risk of a step. */
 export const RISKS = { LOW: t("low"), MEDIUM: t("medium"), HIGH: t("high") };
 
-const MOST_CHARS = 20_000;
+const MAX_CHARS = 20_000;
 
 /**
  * Show an item; what is folded stays open in `open`, a set, when it is scrolled away and back. `onAgain` gets what is
@@ -161,5 +161,5 @@ const Block = ({ kind, text }) => html`<div class="code"><pre class=${kind} tabi
 
 function cut(text) {
   const whole = text ?? "";
-  return whole.length > MOST_CHARS ? t("{0}\n… {1} more characters; the download has all of them", whole.slice(0, MOST_CHARS), whole.length - MOST_CHARS) : whole;
+  return whole.length > MAX_CHARS ? t("{0}\n… {1} more characters; the download has all of them", whole.slice(0, MAX_CHARS), whole.length - MAX_CHARS) : whole;
 }

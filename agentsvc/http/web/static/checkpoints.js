@@ -6,7 +6,7 @@ import { useLoaded } from "./store.js";
 import { Question } from "./ui.js";
 import { t } from "./words.js";
 
-const MOST_WORDS = 80;
+const MAX_WORDS = 80;
 
 /** Return the checkpoints by the keys of the messages before which they were kept. */
 export function useCheckpoints({ id, sandbox_id }, timeline, run) {
@@ -35,4 +35,4 @@ export const PutBack = ({ conversation, item, checkpoint, onClose }) => html`
     onYes=${() => post(`${conversationPath(conversation.id)}/rollback`, { checkpoint_id: checkpoint.id })} />
 `;
 
-const cut = (text) => (text.length > MOST_WORDS ? `${text.slice(0, MOST_WORDS)}…` : text);
+const cut = (text) => (text.length > MAX_WORDS ? `${text.slice(0, MAX_WORDS)}…` : text);

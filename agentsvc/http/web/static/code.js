@@ -2,7 +2,7 @@
 import { html, h, useEffect, useState } from "./html.js";
 import { Copy } from "./ui.js";
 
-const MOST_CHARS = 40_000;
+const MAX_CHARS = 40_000;
 const LANGUAGES = {
   py: "python", js: "javascript", mjs: "javascript", jsx: "javascript", ts: "typescript", tsx: "typescript", sh: "bash", bash: "bash",
   md: "markdown", yml: "yaml", rs: "rust", rb: "ruby", htm: "xml", html: "xml", svg: "xml", h: "c", hpp: "cpp", cc: "cpp", cs: "csharp",
@@ -42,7 +42,7 @@ export function useHighlighting() {
 
 /** Return a text as coloured elements. */
 export function coloured(text, language) {
-  const known = language && text.length <= MOST_CHARS ? languageOf(language) : "";
+  const known = language && text.length <= MAX_CHARS ? languageOf(language) : "";
   return known ? toElements(library.highlight(known, text).children) : text;
 }
 

@@ -6,10 +6,10 @@ import { diffArrays, diffWordsWithSpace } from "./vendor/diff.js";
 import { t } from "./words.js";
 
 const CONTEXT = 3;
-const MOST_EDITS = 10_000;
-const MOST_MS = 500;
+const MAX_EDITS = 10_000;
+const MAX_MS = 500;
 /** Longer diffs are drawn in part, in a box that scrolls. */
-const MOST_ROWS = 300;
+const MAX_ROWS = 300;
 const ROW_PX = 20;
 const MARGIN_ROWS = 30;
 const LONGEST_LINE = 2000;
@@ -21,7 +21,7 @@ export function diffLines(before, after) {
   const a = linesOf(before);
   const b = linesOf(after);
   // What differs too much is shown as all old and then all new lines.
-  const parts = diffArrays(a, b, { maxEditLength: MOST_EDITS, timeout: MOST_MS })
+  const parts = diffArrays(a, b, { maxEditLength: MAX_EDITS, timeout: MAX_MS })
     ?? [{ value: a, removed: true }, { value: b, added: true }];
   const rows = [];
   let old = 0;
@@ -108,7 +108,7 @@ export function Diff({ before, after, path = "", onComment }) {
   const added = all.filter(({ mark }) => mark === "+").length;
   const removed = all.filter(({ mark }) => mark === "-").length;
   if (!added && !removed) return html`<p class="hint">${t("There is no difference.")}</p>`;
-  const isLong = rows.length > MOST_ROWS;
+  const isLong = rows.length > MAX_ROWS;
   const first = isLong ? Math.max(0, Math.floor(top / ROW_PX) - MARGIN_ROWS) : 0;
   const shown = isLong ? rows.slice(first, first + 2 * MARGIN_ROWS + 40) : rows;
   const onScroll = () => {

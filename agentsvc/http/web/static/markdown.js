@@ -10,8 +10,8 @@ import { t } from "./words.js";
 const SAFE_LINK = /^(?:https?:\/\/|mailto:)/i;
 const TASK = /^\[([ xX])\]\s+/;
 /** What comes after so many characters, or so many elements, is shown as it is written. */
-const MOST_CHARS = 50_000;
-const MOST_ELEMENTS = 6000;
+const MAX_CHARS = 50_000;
+const MAX_ELEMENTS = 6000;
 /** A formula takes as long as so many elements. */
 const FORMULA_COST = 20;
 const TAGS = new Set("blockquote br del em hr li ol p strong table tbody td th thead tr ul".split(" "));
@@ -27,8 +27,8 @@ export function Markdown({ text }) {
 }
 
 function elements(text) {
-  const parts = nest(parser.parse(text.slice(0, MOST_CHARS), {}), { left: MOST_ELEMENTS });
-  return text.length > MOST_CHARS ? [...parts, h("p", { class: "pre" }, text.slice(MOST_CHARS))] : parts;
+  const parts = nest(parser.parse(text.slice(0, MAX_CHARS), {}), { left: MAX_ELEMENTS });
+  return text.length > MAX_CHARS ? [...parts, h("p", { class: "pre" }, text.slice(MAX_CHARS))] : parts;
 }
 
 /** Return elements for a list of tokens, in which each element is a token that opens and one that closes it. */

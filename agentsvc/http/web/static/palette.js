@@ -7,7 +7,7 @@ import { useStore } from "./store.js";
 import { Dialog, go } from "./ui.js";
 import { t } from "./words.js";
 
-const MOST = 12;
+const MAX = 12;
 const KEYS = [
   ["Ctrl+K", t("Find an action or a conversation")],
   ["N", t("New conversation")],
@@ -92,7 +92,7 @@ function Actions({ route, onClose }) {
   useLayoutEffect(() => field.current.focus(), []);
   const all = useMemo(() => actionsOf(route, [...conversations.values()]), [route, conversations]);
   const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
-  const found = all.filter(({ name }) => wanted.every((word) => name.toLowerCase().includes(word))).slice(0, MOST);
+  const found = all.filter(({ name }) => wanted.every((word) => name.toLowerCase().includes(word))).slice(0, MAX);
   const choose = (one) => {
     if (!one) return;
     onClose();

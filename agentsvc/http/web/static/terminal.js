@@ -7,8 +7,8 @@ import { openTerminal } from "./xterm.js";
 import { t } from "./words.js";
 
 const COMMANDS = ["TerminalAction", "ExecuteBashAction"];
-const MOST_COMMANDS = 200;
-const MOST_CHARS = 100_000;
+const MAX_COMMANDS = 200;
+const MAX_CHARS = 100_000;
 const PROMPT = "\x1b[0m\x1b[1;34m$\x1b[0m ";
 
 /** Return the commands of an agent, with what came of each. */
@@ -21,7 +21,7 @@ function commandsOf(items) {
 
 /** Return what a command looks like in a terminal: itself, and what it printed, the end of it if that is long. */
 function shownOutput({ text, exit }) {
-  const left = text.length > MOST_CHARS ? t("… {0} characters before this\n{1}", text.length - MOST_CHARS, text.slice(-MOST_CHARS)) : text;
+  const left = text.length > MAX_CHARS ? t("… {0} characters before this\n{1}", text.length - MAX_CHARS, text.slice(-MAX_CHARS)) : text;
   const code = exit ? `\x1b[0m\x1b[31mexit code ${exit}\x1b[0m\n` : "";
   return `${left.trimEnd()}${left.trim() ? "\n" : ""}${code}`;
 }
@@ -51,7 +51,7 @@ function AgentTerminal({ commands }) {
     const { terminal } = shown.current;
     if (!terminal) return;
     const at = commands.findIndex((one) => one.key === shown.current.key);
-    const rest = at < 0 ? commands.slice(-MOST_COMMANDS) : commands.slice(at);
+    const rest = at < 0 ? commands.slice(-MAX_COMMANDS) : commands.slice(at);
     for (const one of rest) {
       if (one.key !== shown.current.key) terminal.write(`${PROMPT}${one.command}\n`);
       else if (shown.current.isOver) continue;

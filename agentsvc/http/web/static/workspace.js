@@ -22,7 +22,7 @@ export function Changes({ conversation, onComment }) {
     <${Problem} error=${changes.error} onAgain=${changes.again} />
     ${changes.isLoading && !changes.value && html`<${Spinner} />`}
     ${changes.value?.length === 0 && html`<${Empty} icon="diff" title=${t("No changes")}>${t("The files are as they were in the last commit.")}<//>`}
-    <${Tree} tree=${toTree(all)} isOpen=${all.length <= MOST_OPEN} show=${({ path, status }, name) => html`
+    <${Tree} tree=${toTree(all)} isOpen=${all.length <= MAX_OPEN} show=${({ path, status }, name) => html`
       <button type="button" aria-expanded=${String(shown === path)} title=${path} onClick=${() => setShown(shown === path ? null : path)}>
         <span class="mark ${MARKS[status]?.[1] ?? ""}" aria-hidden="true">${MARKS[status]?.[0] ?? "?"}</span>${name}
         <span class="hidden">, ${MARKS[status]?.[2] ?? status}</span></button>
@@ -31,7 +31,7 @@ export function Changes({ conversation, onComment }) {
 }
 
 /** With more files than this, folders are closed at first. */
-const MOST_OPEN = 60;
+const MAX_OPEN = 60;
 
 /** Return files with a `path` as a tree of {name, files, folders}; folders with nothing but one folder are one with it. */
 function toTree(files) {

@@ -23,7 +23,7 @@ _BY_USER: Final = frozenset({"pids"})
 """Limits that need none where each sandbox has a user of its own."""
 
 
-class Means:
+class HostFeatures:
     """Control groups, users, bubblewrap and Landlock, as far as they were found and are wanted."""
 
     def __init__(self, config: ProcessConfig, callback: str) -> None:
