@@ -10,7 +10,7 @@ import msgspec
 
 from agentsvc.base import Conflict, new_id, new_key
 from agentsvc.plugin import HANDLE_BYTES_MAX, Capability, Endpoint, Handle, PausedAs, Phase
-from agentsvc.testing.looks import check_usage, is_served, stopped_and_started
+from agentsvc.testing.inspection import check_usage, is_served, stopped_and_started
 from agentsvc.testing.promises import check, needs
 from agentsvc.testing.rig import Rig, expect, expect_error, together, web_endpoint, web_url
 

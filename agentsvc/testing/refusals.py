@@ -8,7 +8,7 @@ import msgspec
 
 from agentsvc.base import BackendUnavailable, HandleTooNew, OrderRejected, Unsupported, new_key
 from agentsvc.plugin import Capability, Isolation, Limits, Network, Order, Phase, Spec
-from agentsvc.testing.looks import Records, all_arguments, calls_of, still_seconds
+from agentsvc.testing.inspection import Records, all_arguments, calls_of, still_seconds
 from agentsvc.testing.promises import check
 from agentsvc.testing.rig import Backend, KitOptions, Rig, expect, expect_error, together
 

@@ -32,7 +32,7 @@ from agentsvc.plugin import (
 )
 
 from . import handover, resources
-from .kube import backend, look, making, names, plan, settings, tunnels, usage, watch
+from .kube import backend, inspection, making, names, plan, settings, tunnels, usage, watch
 from .maker import PodApi, SandboxMaker
 from .resources import Json, Resource
 
@@ -181,8 +181,8 @@ class AgentSandboxBackend(backend.KubernetesBackend):
             return await super()._reached(report, handle, pod)
         reason = await self._tell(handle, pod)
         # A pod of a pool is ready before it is told what to run.
-        for name in look.awaited_of(pod)[:1] if not reason else ():
-            if not await self._answers(handle, pod, look.ports_of(pod)[name]):
+        for name in inspection.awaited_of(pod)[:1] if not reason else ():
+            if not await self._answers(handle, pod, inspection.ports_of(pod)[name]):
                 reason = f"its port `{name}` does not answer yet"
         if reason:
             return msgspec.structs.replace(report, phase=Phase.STARTING, reason=reason)
@@ -217,7 +217,7 @@ class AgentSandboxBackend(backend.KubernetesBackend):
 
     async def _restart(self, maker: making.Maker, order: Order) -> None:
         pod = await maker.find_pod(order.sandbox_id)
-        is_to_be_made = pod is None or names.is_ending(pod) or look.is_over(pod)
+        is_to_be_made = pod is None or names.is_ending(pod) or inspection.is_over(pod)
         if is_to_be_made:
             # The controller keeps a pod that has failed, and makes one as it is told at that time.
             await maker.mark_paused(order.sandbox_id, is_paused=True)

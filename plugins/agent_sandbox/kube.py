@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING
 from agentsvc.plugin import PACKAGE, bundled, import_file
 
 if TYPE_CHECKING:
-    from kubernetes import api, backend, commands, look, making, names, objects, plan, settings
+    from kubernetes import (
+        api,
+        backend,
+        commands,
+        inspection,
+        making,
+        names,
+        objects,
+        plan,
+        settings,
+    )
 
     # isort: split
     from kubernetes import tunnels, usage, watch
@@ -14,10 +24,30 @@ else:
     if f"{PACKAGE}.kubernetes" not in sys.modules:
         [_file] = [file for file in bundled() if file.name == "kubernetes"]
         import_file(_file.name, _file.path)
-    from ..kubernetes import api, backend, commands, look, making, names, objects, plan, settings
+    from ..kubernetes import (
+        api,
+        backend,
+        commands,
+        inspection,
+        making,
+        names,
+        objects,
+        plan,
+        settings,
+    )
 
     # isort: split
     from ..kubernetes import tunnels, usage, watch
 
-__all__ = ["api", "backend", "commands", "look", "making", "names", "objects", "plan", "settings"]
+__all__ = [
+    "api",
+    "backend",
+    "commands",
+    "inspection",
+    "making",
+    "names",
+    "objects",
+    "plan",
+    "settings",
+]
 __all__ += ["tunnels", "usage", "watch"]

@@ -10,7 +10,7 @@ from agentsvc.base import BackendUnavailable, Conflict, OrderRejected, monotonic
 from agentsvc.plugin import Order
 
 from . import resources
-from .kube import api, look, making, names, objects, settings, watch
+from .kube import api, inspection, making, names, objects, settings, watch
 from .resources import Bound, Json, Resource
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class SandboxMaker(making.Maker):
                 break
             if found is not None and not names.is_ending(found):
                 await self._delete_resource(name, found)
-                if pod is not None and look.is_node_lost(pod):
+                if pod is not None and inspection.is_node_lost(pod):
                     # Nobody wants it any more, wherever it may still run.
                     await self._delete("pods", name, pod, grace_seconds=0)
             if monotonic() > until:

@@ -34,7 +34,7 @@ from agentsvc.plugin import (
     check_hosts,
 )
 
-from . import checkpoints, commands, hibernation, look, names, plan
+from . import checkpoints, commands, hibernation, inspection, names, plan
 from .builds import Builds
 from .engine import Engine, Json
 from .firewall import Guard
@@ -196,13 +196,13 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         self._check(order)
         engine, maker = self._of(handle)
         found = await maker.find(names.container(handle.sandbox_id), handle.sandbox_id)
-        if found is None or look.status_of(found) == "created":
+        if found is None or inspection.status_of(found) == "created":
             if not (found and order.layer) and not await maker.has_files(handle.sandbox_id):
                 raise Conflict("The sandbox cannot be started again: its files are gone")
             await save(handle)
             await self._make(maker, order)
             await maker.unmark_paused(handle.sandbox_id)
-        elif look.status_of(found) not in ("running", "paused"):
+        elif inspection.status_of(found) not in ("running", "paused"):
             if await hibernation.has(engine, found):
                 return handle
             await self._start_again(maker, order, found)
@@ -217,24 +217,24 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         seen = await self._see(handle)
         if seen is None:
             return await self._without_container(handle)
-        report = look.to_report(seen)
+        report = inspection.to_report(seen)
         if report.phase is not Phase.RUNNING:
             return report
         report = await self._guarded(report, handle, seen.container)
         is_relayed = bool(seen.publish) or seen.front is not seen.container
-        urls = look.awaited(report, seen.container)
+        urls = inspection.awaited(report, seen.container)
         limit = self.config.connect_seconds
         if urls is None or not await answers(urls, limit, is_relayed=is_relayed):
-            return look.still_starting(report)
+            return inspection.still_starting(report)
         return report
 
     async def confirm(self, handle: Handle, endpoint: Endpoint, source_port: int) -> bool:
         """Ask the engine whether the sandbox's own container has that address or port now."""
         del source_port
         seen = await self._see(handle)
-        if seen is None or seen.front is None or not look.is_running(seen.front):
+        if seen is None or seen.front is None or not inspection.is_running(seen.front):
             return False
-        return any(found.url == endpoint.url for found in look.endpoints(seen))
+        return any(found.url == endpoint.url for found in inspection.endpoints(seen))
 
     async def scan(self) -> Sequence[Found]:
         """List what has a container, a network or a volume of this installation.
@@ -274,12 +274,12 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         """Ask the engine for its count; a container that does not run uses nothing."""
         engine, maker = self._of(handle)
         found = await maker.find(names.container(handle.sandbox_id), handle.sandbox_id)
-        if found is None or look.status_of(found) not in ("running", "paused"):
+        if found is None or inspection.status_of(found) not in ("running", "paused"):
             return None
         # Without the second look that it takes to say how busy the processors are.
         query = {"stream": False, "one-shot": True}
         seen = await engine.get(f"containers/{found['Id']}/stats", **query)
-        return look.usage_of(seen) if isinstance(seen, dict) else None
+        return inspection.usage_of(seen) if isinstance(seen, dict) else None
 
     async def delete(self, handle: Handle) -> None:
         """Remove the containers, then their networks and volumes."""
@@ -294,7 +294,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         """Freeze the container; where the engine cannot, stop it."""
         engine, maker = self._of(handle)
         found = await self._existing(maker, handle)
-        status = look.status_of(found)
+        status = inspection.status_of(found)
         if status == "paused" or await hibernation.has(engine, found):
             return
         if status != "running":
@@ -316,8 +316,8 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             return
         if not await maker.is_marked_paused(handle.sandbox_id):
             raise Conflict("The sandbox is not paused, so that it cannot go to disk")
-        runtime = look.labels_of(found).get("agentsvc.runtime", "")
-        is_up = look.status_of(found) in ("paused", "running")
+        runtime = inspection.labels_of(found).get("agentsvc.runtime", "")
+        is_up = inspection.status_of(found) in ("paused", "running")
         if is_up and not hibernation.why_not(await engine.facts(), runtime):
             await hibernation.write(engine, found)
 
@@ -325,7 +325,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         """Stop the container, which keeps its volume and its own files."""
         engine, maker = self._of(handle)
         found = await self._written(engine, maker, handle)
-        status = look.status_of(found)
+        status = inspection.status_of(found)
         if status not in ("running", "paused"):
             if await hibernation.has(engine, found):
                 await maker.mark_paused(handle.sandbox_id)
@@ -343,7 +343,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         """Let the container go on, or start it anew where it was stopped meanwhile."""
         engine, maker = self._of(handle)
         found = await self._written(engine, maker, handle)
-        status = look.status_of(found)
+        status = inspection.status_of(found)
         if status == "paused":
             await engine.ask("POST", f"containers/{found['Id']}/unpause", expect=(_CONFLICT,))
         elif status == "running":
@@ -365,11 +365,11 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
 
         async def find_source() -> Json:
             found = await self._existing(maker, handle)
-            is_over = look.status_of(found) not in ("running", "paused", "created")
+            is_over = inspection.status_of(found) not in ("running", "paused", "created")
             if not is_over or not await maker.is_marked_paused(handle.sandbox_id):
                 raise Conflict("The sandbox is not stopped, and its files are not kept")
             facts = await engine.facts()
-            if facts.is_podman and look.is_in_volume(found, facts.default_runtime):
+            if facts.is_podman and inspection.is_in_volume(found, facts.default_runtime):
                 # Podman fills a volume only while it is empty, which it is not when that comes to it.
                 raise OrderRejected(
                     "With Podman, files of sandboxes with `read_only` or in gVisor are not kept"
@@ -398,7 +398,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         """Have the sandbox copy what has changed of its home and its working directory."""
         engine, maker = self._of(handle)
         found = await self._existing(maker, handle)
-        if look.status_of(found) != "running":
+        if inspection.status_of(found) != "running":
             raise Conflict("The sandbox does not run, and its files are not copied")
         await self._checkpoints.take(
             engine, found, handle.sandbox_id, checkpoint_id, keep=keep, max_bytes=max_bytes
@@ -414,7 +414,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         """Note in the sandbox to what its next start goes back."""
         engine, maker = self._of(handle)
         found = await self._existing(maker, handle)
-        if look.status_of(found) in ("running", "paused"):
+        if inspection.status_of(found) in ("running", "paused"):
             raise Conflict("The sandbox is not stopped")
         await checkpoints.roll_back(engine, found, checkpoint_id)
 
@@ -430,7 +430,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         """Run a command with the sandbox's environment and more, as the sandbox's user."""
         engine, maker = self._of(handle)
         found = await self._existing(maker, handle)
-        if look.status_of(found) != "running":
+        if inspection.status_of(found) != "running":
             raise Conflict("The sandbox does not run, and runs no commands")
         return await commands.execute(
             engine,
@@ -524,28 +524,28 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             raise Conflict("The sandbox does not exist any more")
         return found
 
-    async def _see(self, handle: Handle) -> look.Seen | None:
+    async def _see(self, handle: Handle) -> inspection.Seen | None:
         engine, maker = self._of(handle)
         sandbox_id = handle.sandbox_id
         found = await maker.find(names.container(sandbox_id), sandbox_id)
         if found is None:
             return None
         front: Json | None = found
-        if look.labels_of(found).get("agentsvc.network") != Network.OPEN:
+        if inspection.labels_of(found).get("agentsvc.network") != Network.OPEN:
             front = await maker.find(names.gateway(sandbox_id), sandbox_id)
         facts = await engine.facts()
-        is_over = look.status_of(found) not in ("running", "paused", "created")
+        is_over = inspection.status_of(found) not in ("running", "paused", "created")
         is_paused = is_over and await maker.is_marked_paused(sandbox_id)
-        return look.Seen(
+        return inspection.Seen(
             container=found,
             front=front,
             is_paused=is_paused,
-            is_on_disk=(is_paused or look.is_running(found))
+            is_on_disk=(is_paused or inspection.is_running(found))
             and await hibernation.has(engine, found),
             had_oom=self._watches[engine.name].had_oom(found),
             was_told=is_over and await self._is_own_end(engine, found),
             publish="" if facts.is_beside else engine.publish_address,
-            limits=look.asked_limits(found),
+            limits=inspection.asked_limits(found),
             default_runtime=facts.default_runtime,
         )
 
@@ -570,7 +570,9 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         _, maker = self._of(handle)
         if not await maker.has_files(handle.sandbox_id):
             return Report(phase=Phase.GONE)
-        return look.without_container(is_paused=await maker.is_marked_paused(handle.sandbox_id))
+        return inspection.without_container(
+            is_paused=await maker.is_marked_paused(handle.sandbox_id)
+        )
 
     def _networks(self) -> frozenset[Network]:
         """Return the networks that every engine keeps; without a guard, Podman keeps no fence."""
@@ -588,11 +590,11 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
                 await self._guard.keep(*bars)
         except BackendUnavailable as exc:
             log.warning("ports not closed", extra={"sandbox_id": handle.sandbox_id, "reason": exc})
-            return look.unguarded(report)
+            return inspection.unguarded(report)
         return report
 
     async def _is_own_end(self, engine: Engine, container: Json) -> bool:
         code = (container.get("State") or {}).get("ExitCode")
-        return code == look.UNKNOWN and await has_seen_the_end(
+        return code == inspection.UNKNOWN and await has_seen_the_end(
             engine, container, self.config.request_seconds
         )

@@ -13,7 +13,7 @@ from typing import Final
 from agentsvc.base import AgentsvcError
 from agentsvc.plugin import Isolation
 
-from . import look
+from . import inspection
 from .engine import Engine, Facts
 from .plan import Json, isolation_of
 from .watch import has_told
@@ -66,14 +66,14 @@ def is_stuck(exc: AgentsvcError) -> bool:
 
 async def is_written(engine: Engine, container: Json) -> bool:
     """Say whether a container is being written to disk: it has a place there, and has not ended."""
-    return look.is_running(container) and await has(engine, container)
+    return inspection.is_running(container) and await has(engine, container)
 
 
 async def until_written(engine: Engine, container: Json) -> None:
     """Wait until what is being written has ended; one that an engine's end cut off is removed."""
     path = f"containers/{container['Id']}/json"
     for _ in range(int(_CUT_OFF_SECONDS / _END_SECONDS)):
-        if not look.is_running(await engine.get(path) or {}):
+        if not inspection.is_running(await engine.get(path) or {}):
             return
         await asyncio.sleep(_END_SECONDS)
     await drop(engine, container)
@@ -98,7 +98,7 @@ async def write(engine: Engine, container: Json) -> bool:
         await until_written(engine, container)
         return True
     seen = await engine.get(f"{path}/json") or {}
-    has_ended = not look.is_running(seen)
+    has_ended = not inspection.is_running(seen)
     log.warning(
         "sandbox not written to disk, as the engine's log says",
         extra={"container": container["Id"], "memory": "lost" if has_ended else "kept"},
@@ -123,7 +123,7 @@ async def bring_back(engine: Engine, container: Json) -> bool:
         time_limit=_WRITE_SECONDS,
     )
     seen = await engine.get(f"{path}/json") or {}
-    is_back = look.is_running(seen)
+    is_back = inspection.is_running(seen)
     if not is_back:
         reason = (seen.get("State") or {}).get("Error")
         extra = {"container": container["Id"], "reason": reason}

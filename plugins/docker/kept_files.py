@@ -2,7 +2,7 @@
 
 from agentsvc.plugin import kept_directories
 
-from . import look
+from . import inspection
 from .engine import Engine
 from .plan import Json, home_in
 from .streams import read_file
@@ -12,7 +12,7 @@ async def paths_of(engine: Engine, container: Json, *, may_have_state: bool = Fa
     """Return the directories as `kept_directories` does."""
     settings = container.get("Config") or {}
     env = dict(entry.partition("=")[::2] for entry in settings.get("Env") or [])
-    work = look.labels_of(container).get("agentsvc.workdir", "")
+    work = inspection.labels_of(container).get("agentsvc.workdir", "")
     home = env.get("HOME")
     if not home:
         passwd = await read_file(engine, container["Id"], "/etc/passwd")

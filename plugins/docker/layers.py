@@ -16,7 +16,7 @@ from typing import Final
 from agentsvc.base import Conflict, OrderRejected
 from agentsvc.plugin import LongTasks, finish, is_below
 
-from . import look, names
+from . import inspection, names
 from .engine import Engine
 from .kept_files import paths_of
 from .plan import Image, Json, to_image
@@ -136,7 +136,7 @@ class _Making:
         self._name = name
         self._max_bytes = max_bytes
         # Of what began with a layer it is that layer's own base, so that none is on top of another.
-        base = look.labels_of(source).get(names.BASE) or source["Image"]
+        base = inspection.labels_of(source).get(names.BASE) or source["Image"]
         self._labels = {**labels, names.BASE: base, names.MADE_FOR: name}
 
     async def run(self) -> int:

@@ -43,7 +43,7 @@ from agentsvc.plugin import (
     finish,
 )
 
-from . import checkpoints, commands, look, names, plan, settings
+from . import checkpoints, commands, inspection, names, plan, settings
 from .api import Api
 from .logs import follow_log, read_log
 from .making import Maker
@@ -209,9 +209,9 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         if pod is None:
             return await self._without_pod(maker, handle)
         warning = ""
-        if look.is_stuck(pod, _STUCK_SECONDS):
+        if inspection.is_stuck(pod, _STUCK_SECONDS):
             warning = await self._warning(self._namespace(handle), pod)
-        report = look.to_report(pod, warning)
+        report = inspection.to_report(pod, warning)
         if report.phase is not Phase.RUNNING:
             return report
         return await self._reached(report, handle, pod)
@@ -261,7 +261,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
     async def usage(self, handle: Handle) -> Usage | None:
         """Say what the cluster's metrics, or the pod's kubelet, tell; None where neither does."""
         pod = await self._maker(handle).find_pod(handle.sandbox_id)
-        if pod is None or names.is_ending(pod) or not look.has_begun(pod):
+        if pod is None or names.is_ending(pod) or not inspection.has_begun(pod):
             return None
         return await self._meter.find(pod)
 
@@ -279,7 +279,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         is_paused = bool(names.annotations_of(claim).get(names.PAUSED))
         if pod is None and is_paused:
             return
-        if not is_paused and (pod is None or look.to_report(pod).phase not in _RESTING):
+        if not is_paused and (pod is None or inspection.to_report(pod).phase not in _RESTING):
             raise Conflict("The sandbox does not run, so that it cannot be paused")
         await finish(self._pause(maker, handle.sandbox_id))
 
@@ -295,7 +295,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
             raise Conflict("The sandbox does not exist any more")
         pod = await maker.find_pod(handle.sandbox_id)
         is_paused = bool(names.annotations_of(claim).get(names.PAUSED))
-        if pod is not None and not names.is_ending(pod) and look.is_over(pod):
+        if pod is not None and not names.is_ending(pod) and inspection.is_over(pod):
             raise Conflict("The sandbox has failed and cannot go on")
         if pod is None and not is_paused:
             raise Conflict("The sandbox has failed and cannot go on")
@@ -349,7 +349,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         pod = await maker.find_pod(handle.sandbox_id)
         if claim is None:
             raise Conflict("The sandbox does not exist any more")
-        if pod is not None and not names.is_ending(pod) and not look.is_over(pod):
+        if pod is not None and not names.is_ending(pod) and not inspection.is_over(pod):
             raise Conflict("The sandbox is not stopped")
         await self._checkpoints.roll_back(claim, handle.sandbox_id, checkpoint_id)
 
@@ -442,7 +442,9 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         name = names.main(handle.sandbox_id)
         claim = await maker.find("persistentvolumeclaims", name, handle.sandbox_id)
         if claim is not None:
-            return look.without_pod(is_paused=bool(names.annotations_of(claim).get(names.PAUSED)))
+            return inspection.without_pod(
+                is_paused=bool(names.annotations_of(claim).get(names.PAUSED))
+            )
         known = handle.data.get("place")
         namespace = self._namespace(handle)
         if known:
@@ -461,10 +463,10 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         except AgentsvcError:
             # It may not be allowed to read them; the pod's status says something, too.
             return ""
-        return look.warning_of(events)
+        return inspection.warning_of(events)
 
     async def _reached(self, report: Report, handle: Handle, pod: Json) -> Report:
-        ports = look.ports_of(pod)
+        ports = inspection.ports_of(pod)
         endpoints = tuple(
             [
                 Endpoint(
@@ -477,7 +479,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
             ]
         )
         # The kubelet has tried the first.
-        for name in look.awaited_of(pod)[1:]:
+        for name in inspection.awaited_of(pod)[1:]:
             if not await self._answers(handle, pod, ports[name]):
                 reason = f"its port `{name}` does not answer yet"
                 return msgspec.structs.replace(report, phase=Phase.STARTING, reason=reason)
@@ -487,7 +489,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         namespace, sandbox_id = self._namespace(handle), handle.sandbox_id
         match self._way:
             case "pod":
-                return f"http://{look.address_of(pod)}:{number}"
+                return f"http://{inspection.address_of(pod)}:{number}"
             case "service":
                 return f"http://{names.main(sandbox_id)}.{namespace}.svc:{number}"
             case _:
@@ -535,7 +537,11 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
     async def _sync(self, maker: Maker, sandbox_id: str) -> None:
         """Have what a sandbox has written be on its disk, of which alone there are snapshots."""
         pod = await maker.find_pod(sandbox_id)
-        if pod is None or names.is_ending(pod) or look.to_report(pod).phase is not Phase.RUNNING:
+        if (
+            pod is None
+            or names.is_ending(pod)
+            or inspection.to_report(pod).phase is not Phase.RUNNING
+        ):
             return
         try:
             ended = await commands.execute(
@@ -555,7 +561,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
 
     async def _restart(self, maker: Maker, order: Order) -> None:
         pod = await maker.find_pod(order.sandbox_id)
-        if pod is not None and (names.is_ending(pod) or look.is_over(pod)):
+        if pod is not None and (names.is_ending(pod) or inspection.is_over(pod)):
             await maker.end(order.sandbox_id)
         await maker.make(order)
         await maker.mark_paused(order.sandbox_id, is_paused=False)

@@ -13,7 +13,7 @@ import msgspec
 from agentsvc.base import BackendUnavailable, Conflict, OrderRejected, monotonic
 from agentsvc.plugin import Order, checkpoints_program
 
-from . import checkpoints, gateways, look, names, objects, plan
+from . import checkpoints, gateways, inspection, names, objects, plan
 from .api import APPLY, MERGE, Api
 from .names import Kind
 from .objects import Scope
@@ -102,9 +102,9 @@ class Maker:
         until = monotonic() + self._config.request_seconds
         async with self._watch.changes(names.main(sandbox_id)) as changed:
             while (pod := await self.find_pod(sandbox_id)) is not None:
-                is_over = names.is_ending(pod) or look.is_over(pod)
-                if look.has_begun(pod) or is_over or monotonic() > until:
-                    return look.has_begun(pod) and not is_over
+                is_over = names.is_ending(pod) or inspection.is_over(pod)
+                if inspection.has_begun(pod) or is_over or monotonic() > until:
+                    return inspection.has_begun(pod) and not is_over
                 await _wait(changed, _LOOK_SECONDS)
         return False
 
@@ -219,7 +219,7 @@ class Maker:
         if found is None:
             return
         await self._delete("pods", name, found)
-        if is_forced and look.is_node_lost(found):
+        if is_forced and inspection.is_node_lost(found):
             # Nobody wants it any more, wherever it may still run: its node ends it when it is back.
             await self._delete("pods", name, found, grace_seconds=0)
         await self._wait_for_end(sandbox_id, name)

@@ -51,17 +51,17 @@ from . import (
     listening,
     pausing,
     peers,
-    places,
     reclaiming,
+    sandbox_directory,
     zygote,
 )
 from .handles import find_all, place_of, to_handle, told_temp, tree_of
 from .host_features import HostFeatures
+from .inspection import Inspection, look_at, state_of_this_boot
 from .layers import Layers
-from .look import Look, look_at, state_of_this_boot
 from .meter import Meter
-from .places import LogFile, Pause, SandboxDirectory, mark_of
 from .priority import Priorities
+from .sandbox_directory import LogFile, Pause, SandboxDirectory, mark_of
 from .settings import OpenNetwork, ProcessConfig
 from .specs import AGENT_SERVER, ZYGOTE, agent_version, check
 from .threads import finish, reach, until_none
@@ -102,7 +102,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     def __init__(self, config: ProcessConfig, context: BackendContext) -> None:
         super().__init__(config, context)
-        self._temp_root = places.temp_root(config.temp_dir)
+        self._temp_root = sandbox_directory.temp_root(config.temp_dir)
         self._callback = doors.callback_of(context.callback_url)
         self._features = HostFeatures(config, self._callback)
         self._why_no_reclaim = "the backend is not open"
@@ -198,56 +198,56 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         check(order)
         self.check_fences(order)
         place = self._place(handle)
-        look = await self._look(place, handle)
-        if not look.exists:
+        inspection = await self._look(place, handle)
+        if not inspection.exists:
             raise Conflict("The sandbox cannot be started again: its files are gone")
-        if look.phase is not Phase.FAILED and not look.is_ended:
+        if inspection.phase is not Phase.FAILED and not inspection.is_ended:
             return handle
-        await self._end(self._tree(look, handle), grace_seconds=0)
+        await self._end(self._tree(inspection, handle), grace_seconds=0)
         await finish(place.forget_run)
         return await self._start(order, save)
 
     async def inspect(self, handle: Handle) -> Report:
         """Look at the record, the processes and, unless paused, the awaited ports."""
         place = self._place(handle)
-        look = await self._look_and_knock(place, handle)
-        phase = look.phase
+        inspection = await self._look_and_knock(place, handle)
+        phase = inspection.phase
         if phase is Phase.GONE:
             return Report(phase=phase)
-        if phase is Phase.RUNNING and not look.is_open:
-            tree = self._tree(look, handle)
-            answers = await listening.answers(look, tree, self.config.connect_seconds)
+        if phase is Phase.RUNNING and not inspection.is_open:
+            tree = self._tree(inspection, handle)
+            answers = await listening.answers(inspection, tree, self.config.connect_seconds)
             phase = Phase.RUNNING if answers else Phase.STARTING
-        shut = await self._doors.why_stuck(place, look.record)
-        sockets = look.sockets()
+        shut = await self._doors.why_stuck(place, inspection.record)
+        sockets = inspection.sockets()
         return Report(
             phase=phase,
-            reason="; ".join(filter(None, (look.reason, shut))),
+            reason="; ".join(filter(None, (inspection.reason, shut))),
             endpoints=tuple(
                 Endpoint(name=name, port=port, url=listening.url_of(port, sockets.get(name)))
-                for name, port in look.ports().items()
+                for name, port in inspection.ports().items()
             ),
-            exit_code=look.exit_code,
-            working_dir=look.working_dir(),
-            isolation=look.state.isolation if look.state else None,
-            paused_as=look.paused_as,
-            cause=look.cause,
-            enforced=look.enforced(),
-            facts=look.facts(),
+            exit_code=inspection.exit_code,
+            working_dir=inspection.working_dir(),
+            isolation=inspection.state.isolation if inspection.state else None,
+            paused_as=inspection.paused_as,
+            cause=inspection.cause,
+            enforced=inspection.enforced(),
+            facts=inspection.facts(),
         )
 
     async def confirm(self, handle: Handle, endpoint: Endpoint, source_port: int) -> bool:
         """Say whether the other end, in the machine's network, is a process of the sandbox."""
         place = self._place(handle)
 
-        def look() -> bool:
+        def seen() -> bool:
             state = state_of_this_boot(place)
             if state is None or state.ports.get(endpoint.name) != endpoint.port:
                 return False
             tree = Tree(mark=self._mark(handle), root=state.shim)
             return peers.is_peer(tree, endpoint.port, source_port)
 
-        return await reach(look)
+        return await reach(seen)
 
     async def scan(self) -> Sequence[Found]:
         """List what has a directory, a temporary directory or a process of this instance."""
@@ -256,70 +256,70 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     async def delete(self, handle: Handle) -> None:
         """End every process, then remove every file; see `ProcessConfig` for how long."""
         place = self._place(handle)
-        look = await self._look(place, handle)
-        tree = self._tree(look, handle)
-        await self._end(tree, grace_seconds=0 if look.is_paused else self.config.stop_seconds)
+        inspection = await self._look(place, handle)
+        tree = self._tree(inspection, handle)
+        await self._end(tree, grace_seconds=0 if inspection.is_paused else self.config.stop_seconds)
         await self._doors.close(handle.sandbox_id)
         await self._layers.abandon(handle.sandbox_id)
         async with self._removing:
-            await finish(lambda: self._remove(place, look, handle))
+            await finish(lambda: self._remove(place, inspection, handle))
         self._meters.pop(handle.sandbox_id, None)
         self._tries.forget(handle.sandbox_id)
 
     async def pause(self, handle: Handle) -> None:
         """Freeze or stop every process; finished by inspect if the server ends half-way."""
-        look = await self._running(handle)
-        tree = self._tree(look, handle)
-        if not look.is_ended:
-            await finish(lambda: pausing.pause(look.place, tree, self.config.pause_seconds))
+        inspection = await self._running(handle)
+        tree = self._tree(inspection, handle)
+        if not inspection.is_ended:
+            await finish(lambda: pausing.pause(inspection.place, tree, self.config.pause_seconds))
 
     async def reclaim(self, handle: Handle) -> None:
         """Push the memory of every process out; what is shared with the zygote stays.
 
         Where most of it stays, such as for want of swap, a later call tries that again now and then.
         """
-        look = await self._running(handle)
-        if not look.is_paused:
+        inspection = await self._running(handle)
+        if not inspection.is_paused:
             raise Conflict("The sandbox is not paused")
-        if look.is_ended or self._why_no_reclaim:
+        if inspection.is_ended or self._why_no_reclaim:
             return
         # What another server has tried counts as nothing: swap may be free again.
-        memory = look.memory
+        memory = inspection.memory
         if memory is not None and (memory.is_out or not self._tries.is_due(handle.sandbox_id)):
             return
         self._tries.count(handle.sandbox_id)
-        now_at = await pausing.push_out(self._tree(look, handle))
-        await finish(lambda: pausing.note_memory(look.place, now_at))
+        now_at = await pausing.push_out(self._tree(inspection, handle))
+        await finish(lambda: pausing.note_memory(inspection.place, now_at))
         # What it took before is not what it takes now.
         self._meters.pop(handle.sandbox_id, None)
 
     async def stop(self, handle: Handle) -> None:
         """End every process; finished by inspect if the server ends half-way."""
-        look = await self._running(handle)
-        tree = self._tree(look, handle)
-        if not look.is_ended:
-            await finish(lambda: look.place.write_pause(Pause(is_done=False, ends=True)))
-        elif not look.is_half_paused:
+        inspection = await self._running(handle)
+        tree = self._tree(inspection, handle)
+        if not inspection.is_ended:
+            await finish(lambda: inspection.place.write_pause(Pause(is_done=False, ends=True)))
+        elif not inspection.is_half_paused:
             return
-        await self._end(tree, grace_seconds=0 if look.is_paused else self.config.stop_seconds)
-        await finish(lambda: look.place.write_pause(Pause(is_done=True, ends=True)))
+        await self._end(tree, grace_seconds=0 if inspection.is_paused else self.config.stop_seconds)
+        await finish(lambda: inspection.place.write_pause(Pause(is_done=True, ends=True)))
 
     async def resume(self, handle: Handle) -> Handle:
         """Let every process run again; raises Conflict where the command has ended."""
-        look = await self._running(handle)
-        if look.is_ended:
+        inspection = await self._running(handle)
+        if inspection.is_ended:
             raise Conflict("The sandbox was stopped, and has to be started again")
-        tree = self._tree(look, handle)
-        await finish(lambda: pausing.resume(look.place, tree))
+        tree = self._tree(inspection, handle)
+        await finish(lambda: pausing.resume(inspection.place, tree))
         self._tries.forget(handle.sandbox_id)
         return handle
 
     async def keep_layer(self, handle: Handle, layer_id: str, *, max_bytes: int) -> int:
         """Copy the home and the workspace of a stopped sandbox, beside the sandboxes."""
-        look = await self._running(handle)
-        if not look.is_ended or look.is_half_paused:
+        inspection = await self._running(handle)
+        if not inspection.is_ended or inspection.is_half_paused:
             raise Conflict("The sandbox is not stopped; its files may change")
-        return await self._layers.keep(look.place, layer_id, max_bytes)
+        return await self._layers.keep(inspection.place, layer_id, max_bytes)
 
     async def layers(self) -> Sequence[str]:
         """List the layers in the state directory."""
@@ -333,8 +333,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         self, handle: Handle, checkpoint_id: str, *, keep: int, max_bytes: int
     ) -> None:
         """Copy what has changed of the home and the workspace, beside them."""
-        look = await self._running(handle)
-        await self._layers.take(look.place, checkpoint_id, keep=keep, max_bytes=max_bytes)
+        inspection = await self._running(handle)
+        await self._layers.take(inspection.place, checkpoint_id, keep=keep, max_bytes=max_bytes)
 
     async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
         """List the checkpoints in the directory of a sandbox."""
@@ -346,10 +346,10 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     async def roll_back(self, handle: Handle, checkpoint_id: str) -> None:
         """Note what a stopped sandbox starts with."""
-        look = await self._running(handle)
-        if not look.is_ended or look.is_half_paused:
+        inspection = await self._running(handle)
+        if not inspection.is_ended or inspection.is_half_paused:
             raise Conflict("The sandbox is not stopped")
-        await self._layers.roll_back(look.place, checkpoint_id)
+        await self._layers.roll_back(inspection.place, checkpoint_id)
 
     async def execute(
         self,
@@ -361,11 +361,11 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         max_output: int,
     ) -> ExecResult:
         """Run a command as a child of the shim, with the sandbox's environment and more."""
-        look = await self._running(handle)
-        if look.is_paused or look.record is None:
+        inspection = await self._running(handle)
+        if inspection.is_paused or inspection.record is None:
             raise Conflict("The sandbox is paused and runs no commands")
         request = control.Request(
-            token=await reach(look.place.read_control_token),
+            token=await reach(inspection.place.read_control_token),
             argv=tuple(argv),
             env=dict(env),
             time_limit=time_limit,
@@ -373,7 +373,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         )
         try:
             async with asyncio.timeout(time_limit + self.config.launch_seconds):
-                return await control.execute(launch.control_path(look.record.temp), request)
+                return await control.execute(launch.control_path(inspection.record.temp), request)
         except TimeoutError as exc:
             raise BackendUnavailable(
                 "The sandbox does not answer", detail=handle.sandbox_id
@@ -431,12 +431,12 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         except BackendUnavailable as exc:
             log.warning("sandboxes cannot be paused yet to make room", extra={"reason": exc.detail})
 
-    def _running_state(self, sandbox_id: str) -> places.State | None:
-        place = places.find_place(self.context.state_dir, sandbox_id)
+    def _running_state(self, sandbox_id: str) -> sandbox_directory.State | None:
+        place = sandbox_directory.find_place(self.context.state_dir, sandbox_id)
         return state_of_this_boot(place) if place is not None else None
 
-    def _records(self) -> list[tuple[SandboxDirectory, places.Record]]:
-        found = places.list_places(self.context.state_dir, self.context.instance_id)
+    def _records(self) -> list[tuple[SandboxDirectory, sandbox_directory.Record]]:
+        found = sandbox_directory.list_places(self.context.state_dir, self.context.instance_id)
         return [(place, record) for place, _ in found if (record := place.read_record())]
 
     def _probe(self) -> Health:
@@ -464,7 +464,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         return Health(ok=True, reason=hint, facts=facts, advice=advice)
 
     async def _start(self, order: Order, save: SaveHandle) -> Handle:
-        place = places.find_place(self.context.state_dir, order.sandbox_id)
+        place = sandbox_directory.find_place(self.context.state_dir, order.sandbox_id)
         if place is None:
             raise OrderRejected("The sandbox's id cannot name a directory")
         plan = launch.Plan(
@@ -489,7 +489,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         if order.layer:
             await self._layers.begin(place, order.layer, record.user)
         elif order.copy_of:
-            other = places.find_place(self.context.state_dir, order.copy_of)
+            other = sandbox_directory.find_place(self.context.state_dir, order.copy_of)
             if other is None:
                 raise OrderRejected("The id of the sandbox to copy cannot name a directory")
             await self._layers.begin_as(place, other, record.user)
@@ -516,13 +516,13 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         self._why_no_reclaim = self._features.why_no_reclaim()
         return find_all(self.context.state_dir, self._temp_root, self.context.instance_id)
 
-    def _remove(self, place: SandboxDirectory, look: Look, handle: Handle) -> None:
+    def _remove(self, place: SandboxDirectory, inspection: Inspection, handle: Handle) -> None:
         mark = self._mark(handle)
-        known = look.record.temp if look.record else told_temp(handle)
-        places.remove_temps(mark, self._temp_root, known)
+        known = inspection.record.temp if inspection.record else told_temp(handle)
+        sandbox_directory.remove_temps(mark, self._temp_root, known)
         held = self._features.groups.legacy_paths(launch.group_name(mark))
-        held += [Path(path) for path in (look.state.joined if look.state else ())]
-        if (group := self._tree(look, handle).group) is not None:
+        held += [Path(path) for path in (inspection.state.joined if inspection.state else ())]
+        if (group := self._tree(inspection, handle).group) is not None:
             held.append(group)
         for group in held:
             cgroup.remove(group)
@@ -538,53 +538,53 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     def _mark(self, handle: Handle) -> str:
         return mark_of(self.context.instance_id, handle.sandbox_id)
 
-    def _tree(self, look: Look, handle: Handle) -> Tree:
-        return tree_of(look, handle, self._mark(handle), self._features.groups.unified)
+    def _tree(self, inspection: Inspection, handle: Handle) -> Tree:
+        return tree_of(inspection, handle, self._mark(handle), self._features.groups.unified)
 
-    async def _look(self, place: SandboxDirectory, handle: Handle) -> Look:
-        look = await reach(lambda: look_at(place, self._mark(handle)))
-        return await self._finished(look, handle)
+    async def _look(self, place: SandboxDirectory, handle: Handle) -> Inspection:
+        inspection = await reach(lambda: look_at(place, self._mark(handle)))
+        return await self._finished(inspection, handle)
 
-    async def _look_and_knock(self, place: SandboxDirectory, handle: Handle) -> Look:
+    async def _look_and_knock(self, place: SandboxDirectory, handle: Handle) -> Inspection:
         """Look, and try its ports if that takes but a moment."""
 
-        def take() -> Look:
-            look = look_at(place, self._mark(handle))
-            tree = self._tree(look, handle)
-            is_open = look.phase is Phase.RUNNING and listening.is_open(look, tree)
-            return msgspec.structs.replace(look, is_open=is_open) if is_open else look
+        def take() -> Inspection:
+            inspection = look_at(place, self._mark(handle))
+            tree = self._tree(inspection, handle)
+            is_open = inspection.phase is Phase.RUNNING and listening.is_open(inspection, tree)
+            return msgspec.structs.replace(inspection, is_open=is_open) if is_open else inspection
 
         async with self._looking:
-            look = await reach(take)
-        return await self._finished(look, handle)
+            inspection = await reach(take)
+        return await self._finished(inspection, handle)
 
-    async def _finished(self, look: Look, handle: Handle) -> Look:
+    async def _finished(self, inspection: Inspection, handle: Handle) -> Inspection:
         """Finish what was only half done to a sandbox, unless that has been done or undone meanwhile."""
 
         def catch_up() -> None:
-            tree = self._tree(look, handle)
-            pause = look.place.read_pause()
-            if look.is_orphaned:
+            tree = self._tree(inspection, handle)
+            pause = inspection.place.read_pause()
+            if inspection.is_orphaned:
                 tree.kill()
             elif pause is not None and not pause.is_done:
                 if pause.ends:
-                    pausing.finish_stop(look.place, tree)
+                    pausing.finish_stop(inspection.place, tree)
                 else:
-                    pausing.finish_pause(look.place, tree, self.config.pause_seconds)
+                    pausing.finish_pause(inspection.place, tree, self.config.pause_seconds)
 
-        if look.is_orphaned or look.is_half_paused:
+        if inspection.is_orphaned or inspection.is_half_paused:
             await reach(catch_up)
-        return look
+        return inspection
 
-    async def _running(self, handle: Handle) -> Look:
-        look = await self._look(self._place(handle), handle)
-        if look.phase is Phase.GONE:
+    async def _running(self, handle: Handle) -> Inspection:
+        inspection = await self._look(self._place(handle), handle)
+        if inspection.phase is Phase.GONE:
             raise Conflict("The sandbox does not exist any more")
-        if look.phase is Phase.FAILED:
-            raise Conflict(f"The sandbox has failed: {look.reason}")
-        if look.state is None and not look.is_ended:
+        if inspection.phase is Phase.FAILED:
+            raise Conflict(f"The sandbox has failed: {inspection.reason}")
+        if inspection.state is None and not inspection.is_ended:
             raise Conflict("The sandbox is only just being started")
-        return look
+        return inspection
 
     async def _end(self, tree: Tree, *, grace_seconds: float) -> None:
         if grace_seconds > 0 and await reach(tree.terminate):

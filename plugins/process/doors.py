@@ -26,7 +26,7 @@ from agentsvc.plugin.egress import (
 )
 
 from .bubblewrap import DOORS
-from .places import OLD_DOOR, Record, SandboxDirectory, WayOut
+from .sandbox_directory import OLD_DOOR, Record, SandboxDirectory, WayOut
 from .threads import finish
 
 log = logging.getLogger(__name__)

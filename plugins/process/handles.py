@@ -6,9 +6,9 @@ from typing import Final
 from agentsvc.base import HandleTooNew, OrderRejected, now
 from agentsvc.plugin import Found, Handle
 
-from . import launch, places
-from .look import Look
-from .places import Record, SandboxDirectory
+from . import launch, sandbox_directory
+from .inspection import Inspection
+from .sandbox_directory import Record, SandboxDirectory
 from .tree import Tree, marks, snapshot
 
 HANDLE_VERSION: Final = 1
@@ -34,17 +34,17 @@ def place_of(handle: Handle, state_dir: Path) -> SandboxDirectory:
             "The sandbox was made by a newer version of the process backend",
             detail=f"handle version {handle.version}",
         )
-    place = places.find_place(state_dir, handle.sandbox_id)
+    place = sandbox_directory.find_place(state_dir, handle.sandbox_id)
     if place is None:
         raise OrderRejected("The sandbox's id cannot name a directory")
     return place
 
 
-def tree_of(look: Look, handle: Handle, mark: str, groups: Path | None) -> Tree:
+def tree_of(inspection: Inspection, handle: Handle, mark: str, groups: Path | None) -> Tree:
     """Return the processes of a sandbox, whose control group is in that of all unless it is known."""
-    if look.state is not None:
-        group = Path(look.state.cgroup) if look.state.cgroup else None
-        return Tree(mark=mark, root=look.state.shim, group=group)
+    if inspection.state is not None:
+        group = Path(inspection.state.cgroup) if inspection.state.cgroup else None
+        return Tree(mark=mark, root=inspection.state.shim, group=group)
     known = Path(str(handle.data.get("cgroup", "")))
     # The handle may come from a restored database: no other group is killed and removed.
     if known.is_absolute() and known.name == launch.group_name(mark):
@@ -58,17 +58,17 @@ def told_temp(handle: Handle) -> str:
     The handle may come from a restored database, and what it names is removed with all its files.
     """
     path = Path(str(handle.data.get("temp", "")))
-    return str(path) if places.is_temp_name(path) else ""
+    return str(path) if sandbox_directory.is_temp_name(path) else ""
 
 
 def find_all(state_dir: Path, temp_root: Path, instance_id: str) -> list[Found]:
     """Return what has a directory, a temporary directory or a process of an instance."""
     found = {
         place.sandbox_id: Found(handle=to_handle(place, place.read_record()), created_at=made)
-        for place, made in places.list_places(state_dir, instance_id)
+        for place, made in sandbox_directory.list_places(state_dir, instance_id)
     }
     # Anything below is left of a sandbox whose directory is gone.
-    for path, mark in places.list_temps(temp_root):
+    for path, mark in sandbox_directory.list_temps(temp_root):
         if (sandbox_id := _own(mark, instance_id)) and sandbox_id not in found:
             data = {"temp": str(path)}
             found[sandbox_id] = Found(

@@ -10,8 +10,8 @@ from typing import Final
 from agentsvc.plugin import Advice, Fences, Isolation, Network
 
 from . import bubblewrap, doors, groups, landlock, reclaiming, seccomp, uplink, users
-from .look import NETWORKS
-from .places import WayOut
+from .inspection import NETWORKS
+from .sandbox_directory import WayOut
 from .settings import OpenNetwork, ProcessConfig
 from .zygote import Confinement
 

@@ -20,9 +20,9 @@ from agentsvc.base import INITIAL_OPEN_FILES, BackendUnavailable
 from agentsvc.plugin import AGENT_OUTPUT, PACKAGE_DIR, Isolation, Order
 from agentsvc.plugin.egress import relay
 
-from . import bubblewrap, doors, landlock, overlays, places, uplink
+from . import bubblewrap, doors, landlock, overlays, sandbox_directory, uplink
 from .groups import Groups
-from .places import Record, SandboxDirectory, WayOut
+from .sandbox_directory import Record, SandboxDirectory, WayOut
 from .specs import AGENT_SERVER, DEFAULT_SPEC, current, passed_port
 from .tree import MARK
 from .users import Users
@@ -79,7 +79,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """
         order = self.order
         record = self.place.make(
-            lambda: places.new_record(
+            lambda: sandbox_directory.new_record(
                 self.instance_id,
                 order,
                 root=self.temp_root,
@@ -107,8 +107,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         The record is written first, so that nothing is made which a scan would not find.
         """
         record = self.prepare()
-        mark = places.mark_of(self.instance_id, self.order.sandbox_id)
-        temp = places.make_temp(record.temp, mark, record.user)
+        mark = sandbox_directory.mark_of(self.instance_id, self.order.sandbox_id)
+        temp = sandbox_directory.make_temp(record.temp, mark, record.user)
         if self.place.read_state() is None:
             self._start_shim(mark, self._orders(mark, record, temp))
         return record

@@ -34,7 +34,7 @@ from agentsvc.plugin import (
 )
 
 from .overlays import HELD, Overlays
-from .places import SandboxDirectory
+from .sandbox_directory import SandboxDirectory
 from .threads import finish, reach
 from .users import give
 

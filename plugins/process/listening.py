@@ -7,7 +7,7 @@ from urllib.parse import quote
 from agentsvc.base import monotonic
 
 from . import control, launch, peers
-from .look import Look
+from .inspection import Inspection
 from .threads import reach
 from .tree import Tree
 
@@ -18,34 +18,34 @@ _WAIT_SECONDS: Final = 0.4
 _LOOK_SECONDS: Final = 0.01
 
 
-def is_open(look: Look, tree: Tree) -> bool:
+def is_open(inspection: Inspection, tree: Tree) -> bool:
     """Say whether it listens itself at every port that is awaited, as far as that is quickly known.
 
     It is where the sandbox has no network of its own. Blocks for a moment.
     """
-    if look.record is None or not look.record.shares_network:
+    if inspection.record is None or not inspection.record.shares_network:
         return False
-    return all(peers.listens(tree, port) for port in look.awaited_ports())
+    return all(peers.listens(tree, port) for port in inspection.awaited_ports())
 
 
-async def answers(look: Look, tree: Tree, connect_seconds: float) -> bool:
+async def answers(inspection: Inspection, tree: Tree, connect_seconds: float) -> bool:
     """Wait a moment for what listens inside: a fork does within it, and nobody looks again."""
-    if not look.awaited_ports():
+    if not inspection.awaited_ports():
         return True
-    if look.sockets() and look.record is not None:
-        path = launch.control_path(look.record.temp)
-        ports = look.awaited_ports()
-        token = await reach(look.place.read_control_token)
+    if inspection.sockets() and inspection.record is not None:
+        path = launch.control_path(inspection.record.temp)
+        ports = inspection.awaited_ports()
+        token = await reach(inspection.place.read_control_token)
         try:
             async with asyncio.timeout(connect_seconds + _WAIT_SECONDS):
                 return await control.answer(path, token, ports, wait_seconds=_WAIT_SECONDS)
         except (OSError, control.BadAnswer):
             return False
     end = monotonic() + _WAIT_SECONDS
-    found = await reach(lambda: is_open(look, tree))
+    found = await reach(lambda: is_open(inspection, tree))
     while not found and monotonic() < end:
         await asyncio.sleep(_LOOK_SECONDS)
-        found = await reach(lambda: is_open(look, tree))
+        found = await reach(lambda: is_open(inspection, tree))
     return found
 
 

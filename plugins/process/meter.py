@@ -15,7 +15,7 @@ from agentsvc.plugin import Usage
 
 from . import cgroup
 from .files import read_whole
-from .places import State
+from .sandbox_directory import State
 from .tree import Identity, Process, is_alive, look_up
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")

@@ -23,7 +23,7 @@ from agentsvc.base import BackendUnavailable, OrderRejected
 from agentsvc.plugin import Advice, remove_directory
 
 from . import bubblewrap
-from .places import SandboxDirectory
+from .sandbox_directory import SandboxDirectory
 
 HELD: Final = ".held"
 """What follows the id of a layer that is to be removed, and is not while sandboxes use it."""

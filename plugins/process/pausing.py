@@ -10,7 +10,7 @@ import msgspec
 from agentsvc.base import BackendUnavailable
 
 from . import reclaiming
-from .places import Pause, SandboxDirectory
+from .sandbox_directory import Pause, SandboxDirectory
 from .threads import reach
 from .tree import Tree
 

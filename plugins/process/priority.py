@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from .meter import groups_of, processes_of
-from .places import State
+from .sandbox_directory import State
 
 _LEAST: Final = 19
 """The niceness of those that give way; it is a sixtieth of the weight of others."""

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from process.places import list_temps
+from process.sandbox_directory import list_temps
 from process.tree import Process, marks, send, snapshot
 
 from agentsvc.base.values import Secret, monotonic, new_key

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from process.backend import ProcessBackend
-from process.places import SandboxDirectory
+from process.sandbox_directory import SandboxDirectory
 from process.settings import ProcessConfig
 
 from agentsvc.base.values import new_id

@@ -29,7 +29,7 @@ from agentsvc.plugin.backend import (
 )
 from agentsvc.sandboxes.plugin_loader import PluginHost
 from agentsvc.testing import WORKLOAD, KitOptions
-from agentsvc.testing.looks import is_served
+from agentsvc.testing.inspection import is_served
 from agentsvc.testing.rig import Rig, open_rig
 from tests.live.containers import Engine
 from tests.live.registry import ABSENT, Registry

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from process import places, tree
+from process import sandbox_directory, tree
 from process.backend import ProcessBackend
 from process.programs.shim import ZYGOTE
 from process.settings import OpenNetwork, ProcessConfig
@@ -69,7 +69,9 @@ class Host:
             await asyncio.sleep(0.05)
 
     def members(self, handle: Handle) -> list[tree.Process]:
-        return tree.Tree(mark=places.mark_of(self.context.instance_id, handle.sandbox_id)).members()
+        return tree.Tree(
+            mark=sandbox_directory.mark_of(self.context.instance_id, handle.sandbox_id)
+        ).members()
 
 
 @asynccontextmanager
@@ -183,7 +185,7 @@ async def check_that_delete_leaves_nothing(host: Host, handle: Handle, report: R
     assert any(name.startswith("tmux") for name in names), names
     await host.backend.delete(handle)
     assert not [item for item in everyone if tree.is_alive(item.identity)]
-    assert places.temp_mark(Path(handle.data["temp"])) is None
+    assert sandbox_directory.temp_mark(Path(handle.data["temp"])) is None
     assert not handle.data["cgroup"] or not exists(handle.data["cgroup"])
     for endpoint in report.endpoints:
         with socket.socket() as trial:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from process import uplink
-from process.look import OWN_NETWORK, PROXIED_NETWORK
+from process.inspection import OWN_NETWORK, PROXIED_NETWORK
 from process.programs.shim import ZYGOTE
 
 from agentsvc.base.values import monotonic

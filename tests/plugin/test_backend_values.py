@@ -3,7 +3,7 @@
 import signal
 
 import pytest
-from process.look import describe_exit
+from process.inspection import describe_exit
 from process.specs import current, passed_port
 
 from agentsvc.base.errors import OrderRejected

@@ -11,8 +11,8 @@ from agentsvc.plugin.backend import Usage
 from agentsvc.sandboxes.plugin_loader import PluginHost
 from agentsvc.testing import WORKLOAD, KitOptions
 from agentsvc.testing.checks import CHECKS, Check
+from agentsvc.testing.inspection import check_usage
 from agentsvc.testing.kit import run_check
-from agentsvc.testing.looks import check_usage
 from agentsvc.testing.rig import open_rig
 from tests.live import engines
 from tests.live.containers import EVERYWHERE

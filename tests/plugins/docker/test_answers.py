@@ -26,8 +26,8 @@ if TYPE_CHECKING:
         engine,
         firewall,
         images,
+        inspection,
         layers,
-        look,
         making,
         plan,
         settings,
@@ -39,7 +39,7 @@ else:
         part("docker.engine"),
         part("docker.firewall"),
     )
-    images, look, plan = part("docker.images"), part("docker.look"), part("docker.plan")
+    images, inspection, plan = part("docker.images"), part("docker.inspection"), part("docker.plan")
     layers = part("docker.layers")
     settings, watch = part("docker.settings"), part("docker.watch")
     making = part("docker.making")
@@ -266,7 +266,7 @@ async def test_an_exit_code_of_255_is_the_commands_own_where_the_engine_saw_its_
     for events, cause in (([{"id": "c1"}], Cause.EXITED), ([], Cause.HOST_RESTARTED)):
         told: Any = Events(*events)
         was_told = await watch.has_seen_the_end(told, box, 30)
-        report = look.to_report(look.Seen(container=box, front=box, was_told=was_told))
+        report = inspection.to_report(inspection.Seen(container=box, front=box, was_told=was_told))
         assert (report.phase, report.exit_code, report.cause) == (Phase.FAILED, 255, cause)
         [asked] = told.asked
         assert asked["filters"] == {"event": ["die"], "container": ["c1"]}

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         firewall,
         fleet,
         images,
-        look,
+        inspection,
         networks,
         settings,
         streams,
@@ -57,7 +57,11 @@ else:
         part("docker.failures"),
     )
     commands, firewall = part("docker.commands"), part("docker.firewall")
-    fleet, images, look = part("docker.fleet"), part("docker.images"), part("docker.look")
+    fleet, images, inspection = (
+        part("docker.fleet"),
+        part("docker.images"),
+        part("docker.inspection"),
+    )
     networks, settings = part("docker.networks"), part("docker.settings")
     streams, tunnel = part("docker.streams"), part("docker.tunnel")
 
@@ -141,13 +145,13 @@ def container(status: str, **state: Any) -> dict[str, Any]:
     }
 
 
-def seen(found: dict[str, Any], **changes: Any) -> look.Seen:
-    return msgspec.structs.replace(look.Seen(container=found, front=found), **changes)
+def seen(found: dict[str, Any], **changes: Any) -> inspection.Seen:
+    return msgspec.structs.replace(inspection.Seen(container=found, front=found), **changes)
 
 
 def test_a_running_sandbox_is_reached_at_its_own_address_or_where_it_is_published() -> None:
     found = container("running")
-    report = look.to_report(seen(found))
+    report = inspection.to_report(seen(found))
     assert report.phase is Phase.RUNNING
     assert report.isolation is Isolation.CONTAINER
     assert (report.working_dir, report.facts) == ("/workspace/project", {})
@@ -155,29 +159,29 @@ def test_a_running_sandbox_is_reached_at_its_own_address_or_where_it_is_publishe
         "http://10.213.0.3:8000",
         "http://10.213.0.3:8100",
     ]
-    published = look.to_report(seen(found, publish="127.0.0.1"))
+    published = inspection.to_report(seen(found, publish="127.0.0.1"))
     assert [end.url for end in published.endpoints] == ["http://127.0.0.1:32768"]
-    assert look.awaited(published, found) == ["http://127.0.0.1:32768"]
+    assert inspection.awaited(published, found) == ["http://127.0.0.1:32768"]
 
 
 def test_a_port_without_an_address_is_waited_for() -> None:
     found = container("running")
     found["NetworkSettings"]["Ports"] = {}
-    report = look.to_report(seen(found, publish="127.0.0.1"))
-    assert look.awaited(report, found) is None
-    assert look.still_starting(report).phase is Phase.STARTING
+    report = inspection.to_report(seen(found, publish="127.0.0.1"))
+    assert inspection.awaited(report, found) is None
+    assert inspection.still_starting(report).phase is Phase.STARTING
 
 
 def test_a_sandbox_without_its_gateway_does_not_run() -> None:
     for front in (None, container("exited")):
-        report = look.to_report(seen(container("running"), front=front))
+        report = inspection.to_report(seen(container("running"), front=front))
         assert (report.phase, report.reason) == (Phase.STARTING, "its gateway is not running")
 
 
 def test_a_frozen_sandbox_keeps_its_memory_and_one_that_was_stopped_does_not() -> None:
-    frozen = look.to_report(seen(container("paused")))
+    frozen = inspection.to_report(seen(container("paused")))
     assert (frozen.phase, frozen.paused_as) == (Phase.PAUSED, PausedAs.FROZEN)
-    stopped = look.to_report(seen(container("exited", ExitCode=137), is_paused=True))
+    stopped = inspection.to_report(seen(container("exited", ExitCode=137), is_paused=True))
     assert (stopped.phase, stopped.paused_as) == (Phase.PAUSED, PausedAs.STOPPED)
 
 
@@ -198,14 +202,14 @@ def test_a_frozen_sandbox_keeps_its_memory_and_one_that_was_stopped_does_not() -
 def test_why_a_sandbox_has_ended(
     state: dict[str, Any], had_oom: bool, cause: Cause, word: str
 ) -> None:
-    report = look.to_report(seen(container("exited", **state), had_oom=had_oom))
+    report = inspection.to_report(seen(container("exited", **state), had_oom=had_oom))
     assert (report.phase, report.cause) == (Phase.FAILED, cause)
     assert word in report.reason
     assert report.exit_code == state["ExitCode"]
 
 
 def test_a_killed_child_shows_while_its_sandbox_runs() -> None:
-    report = look.to_report(seen(container("running"), had_oom=True))
+    report = inspection.to_report(seen(container("running"), had_oom=True))
     assert report.phase is Phase.RUNNING
     assert "memory" in report.reason
     assert report.facts["out_of_memory"] == "yes"
@@ -214,7 +218,7 @@ def test_a_killed_child_shows_while_its_sandbox_runs() -> None:
 def test_a_sandbox_without_a_way_back_says_so() -> None:
     found = container("created")
     found["Config"]["Labels"]["agentsvc.callback"] = "no"
-    report = look.to_report(seen(found))
+    report = inspection.to_report(seen(found))
     assert report.phase is Phase.STARTING
     assert report.facts == NOT_CALLING
 
@@ -473,7 +477,7 @@ def test_models_on_this_machine_are_reached_all_the_same() -> None:
 def test_a_sandbox_that_reaches_the_ports_of_its_machine_says_so() -> None:
     found = container("running")
     found["Config"]["Labels"]["agentsvc.guard"] = "no"
-    assert look.to_report(seen(found)).facts == {"host_ports": "reachable"}
+    assert inspection.to_report(seen(found)).facts == {"host_ports": "reachable"}
 
 
 # Streams
@@ -563,5 +567,5 @@ def test_output_is_kept_up_to_its_limit() -> None:
 def test_what_a_container_uses_is_read_from_its_statistics(
     stats: dict[str, Any], expected: tuple[float | None, int | None, int | None]
 ) -> None:
-    used = look.usage_of(stats)
+    used = inspection.usage_of(stats)
     assert (used.cpu_seconds, used.memory_bytes, used.processes) == expected

@@ -8,10 +8,10 @@ from agentsvc.plugin.backend import PausedAs, Phase
 from tests.plugin_loading import part
 
 if TYPE_CHECKING:
-    from docker import engine, hibernation, look
+    from docker import engine, hibernation, inspection
 else:
     engine, hibernation = part("docker.engine"), part("docker.hibernation")
-    look = part("docker.look")
+    inspection = part("docker.inspection")
 
 SAVING = ["--platform=systrap", "--net-disconnect-ok"]
 
@@ -61,8 +61,10 @@ def test_a_sandbox_is_on_disk_once_it_has_ended(
     status: str, expected: tuple[Phase, PausedAs | None], *, is_paused: bool, is_on_disk: bool
 ) -> None:
     container = {"State": {"Status": status, "StartedAt": "2026-11-26T21:00:00.5Z"}}
-    seen = look.Seen(container=container, front=None, is_paused=is_paused, is_on_disk=is_on_disk)
-    report = look.to_report(seen)
+    seen = inspection.Seen(
+        container=container, front=None, is_paused=is_paused, is_on_disk=is_on_disk
+    )
+    report = inspection.to_report(seen)
     assert (report.phase, report.paused_as) == expected
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process import places, tree
+from process import sandbox_directory, tree
 from process.backend import ProcessBackend
 from process.settings import ProcessConfig
 
@@ -76,7 +76,7 @@ class CoreRig:
 
     def processes(self, handle: Handle) -> list[tree.Process]:
         """Return everything alive that was started in a sandbox, found by the mark alone."""
-        mark = places.mark_of(self.instance_id, handle.sandbox_id)
+        mark = sandbox_directory.mark_of(self.instance_id, handle.sandbox_id)
         return tree.Tree(mark=mark).members()
 
 

@@ -19,9 +19,12 @@ from tests.plugins.process.test_layers import make_place, whole
 
 if TYPE_CHECKING:
     from process.layers import Layers
-    from process.places import SandboxDirectory
+    from process.sandbox_directory import SandboxDirectory
 else:
-    Layers, SandboxDirectory = part("process.layers").Layers, part("process.places").Place
+    Layers, SandboxDirectory = (
+        part("process.layers").Layers,
+        part("process.sandbox_directory").SandboxDirectory,
+    )
 
 
 def copied(source: Path, tmp_path: Path) -> Path:

@@ -15,9 +15,12 @@ from tests.plugin_loading import part
 
 if TYPE_CHECKING:
     from process.layers import Layers
-    from process.places import SandboxDirectory
+    from process.sandbox_directory import SandboxDirectory
 else:
-    Layers, SandboxDirectory = part("process.layers").Layers, part("process.places").Place
+    Layers, SandboxDirectory = (
+        part("process.layers").Layers,
+        part("process.sandbox_directory").SandboxDirectory,
+    )
 
 MANY = 10**9
 

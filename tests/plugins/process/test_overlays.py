@@ -19,10 +19,13 @@ from tests.plugins.process.test_layers import MANY, make_place, whole
 if TYPE_CHECKING:
     from process import overlays
     from process.layers import Layers
-    from process.places import SandboxDirectory
+    from process.sandbox_directory import SandboxDirectory
 else:
     overlays = part("process.overlays")
-    Layers, SandboxDirectory = part("process.layers").Layers, part("process.places").Place
+    Layers, SandboxDirectory = (
+        part("process.layers").Layers,
+        part("process.sandbox_directory").SandboxDirectory,
+    )
 
 FIRST, SECOND, THIRD = 1900000001, 1900000002, 1900000003
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from process import uplink
 from process.backend import ProcessBackend
-from process.look import MACHINES_NETWORK, OWN_NETWORK, PROXIED_NETWORK
+from process.inspection import MACHINES_NETWORK, OWN_NETWORK, PROXIED_NETWORK
 from process.settings import OpenNetwork, ProcessConfig
 from process.specs import DEFAULT_SPEC
 

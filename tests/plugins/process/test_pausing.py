@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from process import places, tree
+from process import sandbox_directory, tree
 
 from agentsvc.plugin.backend import Phase
 from tests.plugins.process.rig import (
@@ -114,10 +114,10 @@ async def test_a_pause_that_was_cut_short_is_finished_by_a_look(
     async with core_rig(tmp_path, use_cgroups=use_cgroups) as bench:
         handle = await bench.serve()
         await bench.run(handle, "sh", "-c", "(sleep 99 >/dev/null 2>&1 &)")
-        place = places.SandboxDirectory(directory=bench.directory(handle))
-        place.write_pause(places.Pause(is_done=False))
+        place = sandbox_directory.SandboxDirectory(directory=bench.directory(handle))
+        place.write_pause(sandbox_directory.Pause(is_done=False))
         assert (await bench.backend.inspect(handle)).phase is Phase.PAUSED
-        assert place.read_pause() == places.Pause(is_done=True)
+        assert place.read_pause() == sandbox_directory.Pause(is_done=True)
         await bench.backend.resume(handle)
         await bench.wait(handle, Phase.RUNNING)
 

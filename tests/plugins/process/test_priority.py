@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from process.places import State
 from process.priority import Priorities, weigh
+from process.sandbox_directory import State
 
 from agentsvc.base.errors import BackendUnavailable
 from agentsvc.plugin.backend import Phase

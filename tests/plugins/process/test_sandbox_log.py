@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from process.places import LogFile
 from process.programs.children import Capture
 from process.programs.shim import Log
+from process.sandbox_directory import LogFile
 
 
 class Pipe:

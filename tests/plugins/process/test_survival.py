@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from process import places, tree
+from process import sandbox_directory, tree
 from process.backend import ProcessBackend
 from process.handles import HANDLE_VERSION
 from process.settings import ProcessConfig
@@ -64,9 +64,11 @@ async def test_a_create_that_was_cut_short_is_finished_by_the_next(
     bench: CoreRig, with_temp: bool
 ) -> None:
     sandbox_id = new_id()
-    place = places.SandboxDirectory(directory=bench.state_dir / sandbox_id)
+    place = sandbox_directory.SandboxDirectory(directory=bench.state_dir / sandbox_id)
     order = Order(sandbox_id=sandbox_id)
-    record = places.new_record(bench.instance_id, order, root=places.temp_root(""), callback="")
+    record = sandbox_directory.new_record(
+        bench.instance_id, order, root=sandbox_directory.temp_root(""), callback=""
+    )
     place.make(lambda: record)
     if with_temp:
         make_directory(record.temp)
@@ -82,30 +84,32 @@ async def test_a_temporary_directory_of_somebody_else_is_neither_used_nor_remove
     bench: CoreRig,
 ) -> None:
     sandbox_id = new_id()
-    place = places.SandboxDirectory(directory=bench.state_dir / sandbox_id)
+    place = sandbox_directory.SandboxDirectory(directory=bench.state_dir / sandbox_id)
     order = Order(sandbox_id=sandbox_id)
-    record = places.new_record(bench.instance_id, order, root=places.temp_root(""), callback="")
+    record = sandbox_directory.new_record(
+        bench.instance_id, order, root=sandbox_directory.temp_root(""), callback=""
+    )
     place.make(lambda: record)
-    places.make_temp(record.temp, "another/sandbox")
+    sandbox_directory.make_temp(record.temp, "another/sandbox")
     with pytest.raises(BackendUnavailable):
         await bench.create("sleep", "100", sandbox_id=sandbox_id)
     [found] = await bench.backend.scan()
     await bench.backend.delete(found.handle)
-    assert places.temp_mark(Path(record.temp)) == "another/sandbox"
+    assert sandbox_directory.temp_mark(Path(record.temp)) == "another/sandbox"
     remove_directory(Path(record.temp))
 
 
 @pytest.mark.parametrize("is_directory", [False, True])
 def test_a_mark_that_is_not_text_breaks_no_scan(tmp_path: Path, is_directory: bool) -> None:
-    top = Path(places.new_temp_name(tmp_path))
-    good = Path(places.new_temp_name(tmp_path))
-    places.make_temp(str(good), "this/one")
+    top = Path(sandbox_directory.new_temp_name(tmp_path))
+    good = Path(sandbox_directory.new_temp_name(tmp_path))
+    sandbox_directory.make_temp(str(good), "this/one")
     top.mkdir()
     if is_directory:
         (top / tree.MARK).mkdir()
     else:
         (top / tree.MARK).write_bytes(b"\xff\xfe/x")
-    marks = dict(places.list_temps(tmp_path))
+    marks = dict(sandbox_directory.list_temps(tmp_path))
     assert marks.pop(good) == "this/one"
     assert marks == ({} if is_directory else {top: "\ufffd\ufffd/x"})
 
@@ -123,7 +127,7 @@ async def test_what_is_left_without_its_directory_is_found_and_removed(bench: Co
             Order(sandbox_id=handle.sandbox_id, command=("true",)), handle, no_save
         )
     await bench.backend.delete(found.handle)
-    assert places.temp_mark(Path(handle.data["temp"])) is None
+    assert sandbox_directory.temp_mark(Path(handle.data["temp"])) is None
     assert not group or not is_there(group)
     assert not bench.processes(handle)
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 from process import meter
-from process.places import State
+from process.sandbox_directory import State
 from process.tree import boot_id, look_up
 
 from agentsvc.plugin.backend import Usage

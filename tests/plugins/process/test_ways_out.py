@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from process.backend import ProcessBackend
 from process.doors import Doors
-from process.places import SandboxDirectory, new_record
+from process.sandbox_directory import SandboxDirectory, new_record
 from process.users import Users
 
 from agentsvc.base.errors import BackendUnavailable, OrderRejected

@@ -27,7 +27,7 @@ else:
     Delivery = part("webhooks.model").Delivery
     DeliveryState = part("webhooks.model").DeliveryState
     Subscription = part("webhooks.model").Subscription
-    DeliveryResult = part("webhooks.sender").Outcome
+    DeliveryResult = part("webhooks.sender").DeliveryResult
     wait_seconds = part("webhooks.sender").wait_seconds
     WebhooksConfig = part("webhooks.settings").WebhooksConfig
     new_secret = part("webhooks.signing").new_secret

@@ -14,7 +14,7 @@ from tests.receivers import Receiver
 if TYPE_CHECKING:
     from webhooks.sender import DeliveryResult, Sender
 else:
-    DeliveryResult = part("webhooks.sender").Outcome
+    DeliveryResult = part("webhooks.sender").DeliveryResult
     Sender = part("webhooks.sender").Sender
 
 LOOPBACK = "127.0.0.1"

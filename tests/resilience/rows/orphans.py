@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import aiohttp
 import msgspec
-from process.places import make_temp, new_temp_name, temp_mark
+from process.sandbox_directory import make_temp, new_temp_name, temp_mark
 from process.tree import MARK, marks, send
 
 from agentsvc.base.errors import BackendUnavailable

@@ -17,9 +17,9 @@ from agentsvc.plugin import Cause, Isolation, Limits, PausedAs, Phase
 
 from . import cgroup
 from .bubblewrap import WORKSPACE
-from .places import Exit, Record, SandboxDirectory, State, WayOut
 from .programs.shim import ZYGOTE
 from .reclaiming import Memory
+from .sandbox_directory import Exit, Record, SandboxDirectory, State, WayOut
 from .tree import Tree, boot_id, is_alive, is_stopped, reap
 
 MACHINES_NETWORK: Final = "the machine's, with its loopback interface"
@@ -48,7 +48,7 @@ _OVER: Final = {
 }
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """What was seen, and the phase and reason that follow from it."""
 
     place: SandboxDirectory
@@ -142,13 +142,13 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         return str(top / self.record.working_dir)
 
 
-def look_at(place: SandboxDirectory, mark: str) -> Look:
+def look_at(place: SandboxDirectory, mark: str) -> Inspection:
     """Look at a sandbox; OSError if that is not possible now."""
     if not place.exists():
         return _without_directory(place, mark)
     record = place.read_record()
     if (pause := place.read_pause()) is not None and pause.ends:
-        return Look(
+        return Inspection(
             place=place,
             exists=True,
             record=record,
@@ -161,9 +161,9 @@ def look_at(place: SandboxDirectory, mark: str) -> Look:
     deadline = monotonic() + _SETTLE_SECONDS
     while (state := place.read_state()) is not None:
         is_last = monotonic() > deadline or place.read_pause() is not None
-        look = _look_at_processes(place, record, state, is_last=is_last)
-        if look is not None:
-            return look
+        inspection = _look_at_processes(place, record, state, is_last=is_last)
+        if inspection is not None:
+            return inspection
         time.sleep(_POLL_SECONDS)
     return _without_state(place, record, mark)
 
@@ -189,8 +189,8 @@ def state_of_this_boot(place: SandboxDirectory) -> State | None:
     return state if state is not None and state.boot == boot_id() else None
 
 
-def _without_directory(place: SandboxDirectory, mark: str) -> Look:
-    seen = Look(place=place, exists=False, phase=Phase.GONE)
+def _without_directory(place: SandboxDirectory, mark: str) -> Inspection:
+    seen = Inspection(place=place, exists=False, phase=Phase.GONE)
     if not Tree(mark=mark).members():
         return seen
     return msgspec.structs.replace(
@@ -202,8 +202,8 @@ def _without_directory(place: SandboxDirectory, mark: str) -> Look:
     )
 
 
-def _without_state(place: SandboxDirectory, record: Record | None, mark: str) -> Look:
-    seen = Look(place=place, exists=True, record=record, phase=Phase.STARTING)
+def _without_state(place: SandboxDirectory, record: Record | None, mark: str) -> Inspection:
+    seen = Inspection(place=place, exists=True, record=record, phase=Phase.STARTING)
     if Tree(mark=mark).members():
         return seen
     # It may have got there while the process table was read.
@@ -214,10 +214,10 @@ def _without_state(place: SandboxDirectory, record: Record | None, mark: str) ->
 
 def _look_at_processes(
     place: SandboxDirectory, record: Record | None, state: State, *, is_last: bool
-) -> Look | None:
+) -> Inspection | None:
     if state.boot != boot_id():
         # The pids in the state are other processes' by now.
-        seen = Look(place=place, exists=True, record=record, phase=Phase.FAILED)
+        seen = Inspection(place=place, exists=True, record=record, phase=Phase.FAILED)
         if state.exit is None:
             return _failed(seen, None, _RESTARTED, Cause.HOST_RESTARTED)
         return _ended(seen, state.exit)
@@ -227,7 +227,7 @@ def _look_at_processes(
         reap(state.shim)
     # What is written before a process ends is read after having seen that it has ended.
     state = place.read_state() or state
-    seen = Look(place=place, exists=True, record=record, state=state, phase=Phase.RUNNING)
+    seen = Inspection(place=place, exists=True, record=record, state=state, phase=Phase.RUNNING)
     if state.exit is not None:
         return _ended(seen, state.exit)
     if not is_held:
@@ -239,7 +239,7 @@ def _look_at_processes(
     return _failed(seen, None, "the command was killed", Cause.SIGNALLED) if is_last else None
 
 
-def _ended(seen: Look, how: Exit) -> Look:
+def _ended(seen: Inspection, how: Exit) -> Inspection:
     if not how.cause:
         return _failed(seen, how.code, how.reason)
     cause = Cause(how.cause)
@@ -254,7 +254,7 @@ def _ended(seen: Look, how: Exit) -> Look:
     )
 
 
-def _notice(seen: Look, state: State) -> str:
+def _notice(seen: Inspection, state: State) -> str:
     if not state.kills:
         return ""
     who = "1 process was" if state.kills == 1 else f"{state.kills} processes were"
@@ -266,7 +266,7 @@ def _show(size: int | None) -> str:
     return f"{(size or 0) / _MEBIBYTE:g} MiB"
 
 
-def _paused_or_not(seen: Look, state: State) -> Look:
+def _paused_or_not(seen: Inspection, state: State) -> Inspection:
     seen = msgspec.structs.replace(seen, reason=_notice(seen, state))
     pause = seen.place.read_pause()
     if pause is None:
@@ -289,7 +289,9 @@ def cause_of_exit(code: int | None) -> Cause:
     return Cause.SIGNALLED if code > _SIGNALLED else Cause.EXITED
 
 
-def _failed(seen: Look, code: int | None, reason: str, cause: Cause | None = None) -> Look:
+def _failed(
+    seen: Inspection, code: int | None, reason: str, cause: Cause | None = None
+) -> Inspection:
     return msgspec.structs.replace(
         seen,
         phase=Phase.FAILED,

@@ -18,10 +18,10 @@ from agentsvc.plugin.backend import NOT_CALLING, Cause, Isolation, PausedAs, Pha
 from tests.plugin_loading import part
 
 if TYPE_CHECKING:
-    from kubernetes import commands, failures, logs, look
+    from kubernetes import commands, failures, inspection, logs
 else:
     commands, failures = part("kubernetes.commands"), part("kubernetes.failures")
-    logs, look = part("kubernetes.logs"), part("kubernetes.look")
+    logs, inspection = part("kubernetes.logs"), part("kubernetes.inspection")
 
 type Json = dict[str, Any]
 
@@ -256,24 +256,24 @@ STATUSES: dict[str, tuple[Json, Phase, Cause | None, str]] = {
 @pytest.mark.parametrize("status", STATUSES)
 def test_each_misfortune_has_its_words_and_its_cause(status: str) -> None:
     found, phase, cause, words = STATUSES[status]
-    report = look.to_report({"metadata": {}, "status": found})
+    report = inspection.to_report({"metadata": {}, "status": found})
     assert (report.phase, report.cause) == (phase, cause)
     assert re.search(words, report.reason), report.reason
     assert "\n" not in report.reason
 
 
 def test_what_has_ended_tells_its_exit_code() -> None:
-    report = look.to_report({"metadata": {}, "status": terminated(7)})
+    report = inspection.to_report({"metadata": {}, "status": terminated(7)})
     assert report.exit_code == 7
 
 
 def test_a_pod_that_is_being_removed_is_on_its_way() -> None:
     pod = {"metadata": {"deletionTimestamp": "2026-11-22T10:00:00Z"}, "status": running()}
-    assert look.judge(pod).phase is STARTING
-    assert not look.is_over(pod)
-    assert look.has_begun(pod)
+    assert inspection.judge(pod).phase is STARTING
+    assert not inspection.is_over(pod)
+    assert inspection.has_begun(pod)
     # Some are told as failed before anything is known of their containers.
-    assert look.judge({**pod, "status": {"phase": "Failed"}}).phase is STARTING
+    assert inspection.judge({**pod, "status": {"phase": "Failed"}}).phase is STARTING
 
 
 def test_a_report_says_what_the_pod_remembers() -> None:
@@ -286,21 +286,21 @@ def test_a_report_says_what_the_pod_remembers() -> None:
     }
     spec = {"nodeName": "node1", "runtimeClassName": "gvisor"}
     pod = {"metadata": {"annotations": told}, "spec": spec, "status": running()}
-    report = look.to_report(pod)
+    report = inspection.to_report(pod)
     assert report.working_dir == "/workspace/project"
     assert report.enforced == ("cpus", "memory_bytes")
     assert report.isolation is Isolation.GVISOR
     assert report.facts == {"node": "node1"}
-    assert look.ports_of(pod) == {"agent": 8000, "web": 8100}
-    assert look.awaited_of(pod) == ["agent", "web"]
-    assert look.to_report({"metadata": {}, "status": running()}).facts == NOT_CALLING
-    assert look.address_of({"status": {"podIP": "fd00::2"}}) == "[fd00::2]"
+    assert inspection.ports_of(pod) == {"agent": 8000, "web": 8100}
+    assert inspection.awaited_of(pod) == ["agent", "web"]
+    assert inspection.to_report({"metadata": {}, "status": running()}).facts == NOT_CALLING
+    assert inspection.address_of({"status": {"podIP": "fd00::2"}}) == "[fd00::2]"
 
 
 def test_what_is_left_without_a_pod_was_paused_or_is_lost() -> None:
-    paused = look.without_pod(is_paused=True)
+    paused = inspection.without_pod(is_paused=True)
     assert (paused.phase, paused.paused_as) == (Phase.PAUSED, PausedAs.STOPPED)
-    lost = look.without_pod(is_paused=False)
+    lost = inspection.without_pod(is_paused=False)
     assert (lost.phase, lost.cause) == (FAILED, Cause.LOST)
 
 
@@ -318,25 +318,25 @@ def test_the_last_complaint_about_a_pod_tells_why_it_waits() -> None:
             "lastTimestamp": "2026-11-22T10:00:01Z",
         },
     ]
-    warning = look.warning_of(events)
+    warning = inspection.warning_of(events)
     assert "pull access denied" in warning
     pod = {"metadata": {}, "status": waiting("ImagePullBackOff", "Back-off pulling image")}
-    assert look.judge(pod, warning).phase is FAILED
-    mount = look.warning_of([{"type": "Warning", "message": "MountVolume failed: timeout"}])
+    assert inspection.judge(pod, warning).phase is FAILED
+    mount = inspection.warning_of([{"type": "Warning", "message": "MountVolume failed: timeout"}])
     creating = {"metadata": {}, "status": waiting("ContainerCreating")}
     assert (
-        look.judge(creating, mount).reason
+        inspection.judge(creating, mount).reason
         == "its pod is being started: MountVolume failed: timeout"
     )
-    assert look.warning_of([]) == ""
+    assert inspection.warning_of([]) == ""
 
 
 def test_only_what_has_waited_for_long_is_asked_about() -> None:
     long_ago = {"creationTimestamp": (now() - timedelta(minutes=1)).isoformat()}
-    assert look.is_stuck({"metadata": long_ago, "status": waiting("ContainerCreating")}, 5)
-    assert not look.is_stuck({"metadata": long_ago, "status": running()}, 5)
+    assert inspection.is_stuck({"metadata": long_ago, "status": waiting("ContainerCreating")}, 5)
+    assert not inspection.is_stuck({"metadata": long_ago, "status": running()}, 5)
     just_now = {"creationTimestamp": now().isoformat()}
-    assert not look.is_stuck({"metadata": just_now, "status": pending()}, 5)
+    assert not inspection.is_stuck({"metadata": just_now, "status": pending()}, 5)
 
 
 FORBIDDEN = 'pods "x" is forbidden: '
