@@ -80,23 +80,23 @@ class SandboxMaker(making.Maker):
 
     async def make(self, order: Order) -> None:
         """Apply the resource, then what goes with it; the controller does the rest."""
-        place = objects.Scope(
+        context = objects.PodContext(
             instance_id=self._instance_id, namespace=self._namespace, config=self._config
         )
         known = await self._check_free(order.sandbox_id)
         if self._pool:
             await self._check_pool()
-            manifest = resources.claim(order, place, self._pool)
+            manifest = resources.claim(order, context, self._pool)
         else:
-            manifest = resources.sandbox(order, place, known)
+            manifest = resources.sandbox(order, context, known)
         path = self._path(names.main(order.sandbox_id))
         owner = await self._apply_to(path, manifest)
         # What is applied may be told without them.
         owner = {**owner, "apiVersion": manifest["apiVersion"], "kind": manifest["kind"]}
-        secret = resources.secret(order, place, owner, is_claimed=bool(self._pool))
+        secret = resources.secret(order, context, owner, is_claimed=bool(self._pool))
         await self._apply("secrets", secret)
         if not self._pool:
-            policy = resources.owned(objects.policy(order, place, owner), owner)
+            policy = resources.owned(objects.policy(order, context, owner), owner)
             await self._apply("networkpolicies", policy)
 
     async def start_again(self, sandbox_id: str, claim: Json) -> None:

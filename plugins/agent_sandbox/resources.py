@@ -63,23 +63,23 @@ def path(resource: Resource, namespace: str, name: str = "") -> str:
     return "/".join(part for part in parts if part)
 
 
-def sandbox(order: Order, place: objects.Scope, known: Json | None) -> Json:
+def sandbox(order: Order, context: objects.PodContext, known: Json | None) -> Json:
     """Return a sandbox with a pod as the kubernetes backend has it, and a claim of its files.
 
     The claim of one that is known stays as it is: it cannot be changed.
     """
-    pod, labels = objects.pod(order, place), names.labels(place.instance_id, order.sandbox_id)
+    pod, labels = objects.pod(order, context), names.labels(context.instance_id, order.sandbox_id)
     volumes = [volume for volume in pod["spec"]["volumes"] if volume["name"] != _VOLUME]
     files = {
         "metadata": {"name": _VOLUME, "labels": labels},
-        "spec": objects.claim(order, place)["spec"],
+        "spec": objects.claim(order, context)["spec"],
     }
     claims = _map(_map(known).get("spec")).get("volumeClaimTemplates") or [files]
     metadata = {"labels": labels, "annotations": pod["metadata"]["annotations"]}
     return {
         "apiVersion": f"{_GROUP}/{_VERSION}",
         "kind": "Sandbox",
-        "metadata": _metadata(order, place),
+        "metadata": _metadata(order, context),
         "spec": {
             "service": True,
             "podTemplate": {"metadata": metadata, "spec": {**pod["spec"], "volumes": volumes}},
@@ -88,22 +88,22 @@ def sandbox(order: Order, place: objects.Scope, known: Json | None) -> Json:
     }
 
 
-def claim(order: Order, place: objects.Scope, pool: str) -> Json:
+def claim(order: Order, context: objects.PodContext, pool: str) -> Json:
     """Return a claim on a sandbox of a pool, whose pod is told what it is for by annotations.
 
     Labels of a pod are only for domains that the controller was told of, and variables would have
     it made anew.
     """
     annotations = {
-        **objects.pod(order, place)["metadata"]["annotations"],
+        **objects.pod(order, context)["metadata"]["annotations"],
         names.LIMITS: "",
-        names.INSTALLATION: place.instance_id,
+        names.INSTALLATION: context.instance_id,
         names.SANDBOX: order.sandbox_id,
     }
     return {
         "apiVersion": f"{_EXTENSIONS}/{_VERSION}",
         "kind": "SandboxClaim",
-        "metadata": _metadata(order, place),
+        "metadata": _metadata(order, context),
         "spec": {
             "warmPoolRef": {"name": pool},
             "additionalPodMetadata": {"annotations": annotations},
@@ -111,9 +111,9 @@ def claim(order: Order, place: objects.Scope, pool: str) -> Json:
     }
 
 
-def secret(order: Order, place: objects.Scope, owner: Json, *, is_claimed: bool) -> Json:
+def secret(order: Order, context: objects.PodContext, owner: Json, *, is_claimed: bool) -> Json:
     """Return the variables that are secret; for a pod of a pool, the script by which it starts."""
-    found = owned(objects.secret(order, place, owner), owner)
+    found = owned(objects.secret(order, context, owner), owner)
     return {**found, "stringData": {START: _start(order)}} if is_claimed else found
 
 
@@ -176,22 +176,22 @@ def _start(order: Order) -> str:
     secrets = {name: value.reveal() for name, value in order.secret_env.items()}
     env = {**plan.environment_of(order, options, ""), **secrets}
     top = working_dir("", options.workspace)
-    place = posixpath.relpath(working_dir(order.working_dir, options.workspace), top)
+    below = posixpath.relpath(working_dir(order.working_dir, options.workspace), top)
     command = [fill(part, ports) for part in order.command or ()]
     return "\n".join(
         [
             *(f"export {name}={shlex.quote(value)}" for name, value in env.items()),
-            f"mkdir -p {shlex.quote(place)} && cd {shlex.quote(place)}",
+            f"mkdir -p {shlex.quote(below)} && cd {shlex.quote(below)}",
             f'[ -z "$begin" ] || exec "$@" {shlex.join(command)}\n',
         ]
     )
 
 
-def _metadata(order: Order, place: objects.Scope) -> Json:
+def _metadata(order: Order, context: objects.PodContext) -> Json:
     return {
         "name": names.main(order.sandbox_id),
-        "namespace": place.namespace,
-        "labels": names.labels(place.instance_id, order.sandbox_id),
+        "namespace": context.namespace,
+        "labels": names.labels(context.instance_id, order.sandbox_id),
     }
 
 

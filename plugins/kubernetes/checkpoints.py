@@ -23,7 +23,7 @@ from agentsvc.plugin import (
 
 from . import commands, names, objects, plan
 from .api import MERGE, Api
-from .objects import Scope
+from .objects import PodContext
 
 type Json = dict[str, Any]
 
@@ -107,12 +107,12 @@ def listed(claim: Json) -> list[Checkpoint]:
     return read_checkpoints(names.annotations_of(claim).get(names.CHECKPOINTS, ""))
 
 
-def program(order: Order, place: Scope, owner: Json, files: Mapping[str, bytes]) -> Json:
+def program(order: Order, context: PodContext, owner: Json, files: Mapping[str, bytes]) -> Json:
     """Return the files of the program that copies."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": objects.metadata_of(order, place, owner=owner),
+        "metadata": objects.metadata_of(order, context, owner=owner),
         "data": {_key(path): content.decode() for path, content in files.items()},
     }
 

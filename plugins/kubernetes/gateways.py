@@ -12,7 +12,7 @@ from typing import Any, Final
 from agentsvc.plugin import Order, backend
 
 from . import names, objects, plan
-from .objects import Scope
+from .objects import PodContext
 
 type Json = dict[str, Any]
 
@@ -32,7 +32,7 @@ def sources() -> dict[str, str]:
     return {file.name: file.read_text(encoding="utf-8") for file in package.glob("*.py")}
 
 
-def program(order: Order, place: Scope, owner: Json, modules: dict[str, str]) -> Json:
+def program(order: Order, context: PodContext, owner: Json, modules: dict[str, str]) -> Json:
     """Return the files of a gateway: the proxy, and where the sandbox may go."""
     needed = [split(host) for host in order.reaches]
     if callback := plan.callback_of(order.env):
@@ -46,54 +46,54 @@ def program(order: Order, place: Scope, owner: Json, modules: dict[str, str]) ->
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": _metadata(order, place, owner),
+        "metadata": _metadata(order, context, owner),
         "data": {**modules, _PACKAGE: "", _POLICY: json.dumps(policy)},
     }
 
 
-def service(order: Order, place: Scope, owner: Json) -> Json:
+def service(order: Order, context: PodContext, owner: Json) -> Json:
     """Return the address of the gateway, which stays when its pod is another."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(order, place, owner),
+        "metadata": _metadata(order, context, owner),
         "spec": {
             "type": "ClusterIP",
-            "selector": _selector(order, place, "gateway"),
+            "selector": _selector(order, context, "gateway"),
             "ports": [{"name": "proxy", "port": plan.PROXY_PORT, "protocol": "TCP"}],
         },
     }
 
 
-def policy(order: Order, place: Scope, owner: Json) -> Json:
+def policy(order: Order, context: PodContext, owner: Json) -> Json:
     """Return what may connect to the gateway: its sandbox; where it goes, its proxy decides.
 
     It says so, since a namespace that lets nothing out unless told would hold the proxy, too.
     """
-    sandbox = {"podSelector": {"matchLabels": _selector(order, place, "sandbox")}}
+    sandbox = {"podSelector": {"matchLabels": _selector(order, context, "sandbox")}}
     ports = [{"protocol": "TCP", "port": plan.PROXY_PORT}]
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": _metadata(order, place, owner),
+        "metadata": _metadata(order, context, owner),
         "spec": {
-            "podSelector": {"matchLabels": _selector(order, place, "gateway")},
+            "podSelector": {"matchLabels": _selector(order, context, "gateway")},
             "policyTypes": ["Ingress", "Egress"],
             "ingress": [{"from": [sandbox], "ports": ports}],
-            "egress": objects.everywhere(place.config),
+            "egress": objects.everywhere(context.config),
         },
     }
 
 
-def pod(order: Order, place: Scope, modules: Iterable[str]) -> Json:
+def pod(order: Order, context: PodContext, modules: Iterable[str]) -> Json:
     """Return the gateway's pod, but for its owner."""
-    options, config = plan.to_options(order), place.config
+    options, config = plan.to_options(order), context.config
     command = ["python3", "-B", "-m", "agentsvc.egress", "--policy", f"{_DIRECTORY}/{_POLICY}"]
     command += ["--host", "0.0.0.0", "--port", str(plan.PROXY_PORT)]  # noqa: S104  # a pod's
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": _metadata(order, place, None),
+        "metadata": _metadata(order, context, None),
         "spec": {
             **objects.pod_spec(options, config),
             "restartPolicy": "Always",
@@ -142,14 +142,14 @@ def split(host: str) -> tuple[str, int]:
     return name, int(port)
 
 
-def _selector(order: Order, place: Scope, role: str) -> dict[str, str]:
-    return names.selector(place.instance_id, order.sandbox_id, role)
+def _selector(order: Order, context: PodContext, role: str) -> dict[str, str]:
+    return names.selector(context.instance_id, order.sandbox_id, role)
 
 
-def _metadata(order: Order, place: Scope, owner: Json | None) -> Json:
+def _metadata(order: Order, context: PodContext, owner: Json | None) -> Json:
     found: Json = {
         "name": names.gateway(order.sandbox_id),
-        "namespace": place.namespace,
-        "labels": names.labels(place.instance_id, order.sandbox_id, "gateway"),
+        "namespace": context.namespace,
+        "labels": names.labels(context.instance_id, order.sandbox_id, "gateway"),
     }
     return found if owner is None else {**found, "ownerReferences": [objects.reference(owner)]}

@@ -16,7 +16,7 @@ from agentsvc.plugin import Order, checkpoints_program
 from . import checkpoints, gateways, inspection, names, objects, plan
 from .api import APPLY, MERGE, Api
 from .names import Kind
-from .objects import Scope
+from .objects import PodContext
 from .settings import KubernetesConfig
 from .watch import PodWatch
 
@@ -62,27 +62,31 @@ class Maker:
         if found is not None and not names.is_ending(found):
             return
         await self._check_names(order.sandbox_id)
-        place = Scope(instance_id=self._instance_id, namespace=self._namespace, config=self._config)
-        owner = await self._claim(order, place)
+        context = PodContext(
+            instance_id=self._instance_id, namespace=self._namespace, config=self._config
+        )
+        owner = await self._claim(order, context)
         bodies: dict[str, Json] = {}
         if plan.needs_gateway(order.network):
-            place, bodies["gateway"] = await self._gateway(order, place, owner)
-        bodies["pod"] = objects.pod(order, place)
+            context, bodies["gateway"] = await self._gateway(order, context, owner)
+        bodies["pod"] = objects.pod(order, context)
         if self._keeps_checkpoints or checkpoints.is_going_back(owner):
             files = await asyncio.to_thread(checkpoints_program.programs)
-            await self._apply("configmaps", checkpoints.program(order, place, owner, files))
+            await self._apply("configmaps", checkpoints.program(order, context, owner, files))
             bodies["pod"] = checkpoints.beside(bodies["pod"], order, files)
         await self._remember(owner, bodies)
-        await self._apply("secrets", objects.secret(order, place, owner))
-        await self._apply("services", objects.service(order, place, owner))
-        await self._apply("networkpolicies", objects.policy(order, place, owner))
+        await self._apply("secrets", objects.secret(order, context, owner))
+        await self._apply("services", objects.service(order, context, owner))
+        await self._apply("networkpolicies", objects.policy(order, context, owner))
         await self._start(order.sandbox_id, bodies, owner)
 
     async def begin_with(self, order: Order, source: Json) -> None:
         """Make the claim of a sandbox with the files of a snapshot; `make` goes on from it."""
         await self._check_names(order.sandbox_id)
-        place = Scope(instance_id=self._instance_id, namespace=self._namespace, config=self._config)
-        await self._claim(order, place, source)
+        context = PodContext(
+            instance_id=self._instance_id, namespace=self._namespace, config=self._config
+        )
+        await self._claim(order, context, source)
 
     async def start_again(self, sandbox_id: str, claim: Json) -> None:
         """Make the pods anew that the claim remembers; raises Conflict if it remembers none."""
@@ -160,14 +164,14 @@ class Maker:
             if found is not None and not names.is_own(found, self._instance_id, sandbox_id):
                 raise OrderRejected(f"The namespace has {kind} `{name}` not of this server")
 
-    async def _claim(self, order: Order, place: Scope, source: Json | None = None) -> Json:
+    async def _claim(self, order: Order, context: PodContext, source: Json | None = None) -> Json:
         found = await self.find(
             "persistentvolumeclaims", names.main(order.sandbox_id), order.sandbox_id
         )
         if found is not None and names.is_ending(found):
             raise BackendUnavailable("The sandbox's claim is being removed")
         # What a claim asks for cannot be changed.
-        manifest = objects.claim(order, place, source)
+        manifest = objects.claim(order, context, source)
         return found or await self._apply("persistentvolumeclaims", manifest)
 
     async def _remember(self, claim: Json, bodies: Mapping[str, Json]) -> None:
@@ -176,13 +180,15 @@ class Maker:
         body = {"metadata": {"annotations": {names.POD: text}}}
         await self._api.ask("PATCH", path, body=body, content_type=MERGE)
 
-    async def _gateway(self, order: Order, place: Scope, owner: Json) -> tuple[Scope, Json]:
+    async def _gateway(
+        self, order: Order, context: PodContext, owner: Json
+    ) -> tuple[PodContext, Json]:
         sources = await asyncio.to_thread(gateways.sources)
-        await self._apply("configmaps", gateways.program(order, place, owner, sources))
-        service = await self._apply("services", gateways.service(order, place, owner))
-        await self._apply("networkpolicies", gateways.policy(order, place, owner))
-        place = msgspec.structs.replace(place, proxy_url=gateways.url_of(service))
-        return place, gateways.pod(order, place, sources)
+        await self._apply("configmaps", gateways.program(order, context, owner, sources))
+        service = await self._apply("services", gateways.service(order, context, owner))
+        await self._apply("networkpolicies", gateways.policy(order, context, owner))
+        context = msgspec.structs.replace(context, proxy_url=gateways.url_of(service))
+        return context, gateways.pod(order, context, sources)
 
     async def _start(self, sandbox_id: str, bodies: Mapping[str, Json], owner: Json) -> None:
         for body in bodies.values():

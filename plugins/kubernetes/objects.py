@@ -28,7 +28,7 @@ _DNS: Final = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
 _UNREACHABLE: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
-class Scope(msgspec.Struct, frozen=True, kw_only=True):
+class PodContext(msgspec.Struct, frozen=True, kw_only=True):
     """Where and for whom a sandbox is made."""
 
     instance_id: str
@@ -38,9 +38,9 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     """Of the sandbox's gateway."""
 
 
-def claim(order: Order, place: Scope, source: Json | None = None) -> Json:
+def claim(order: Order, context: PodContext, source: Json | None = None) -> Json:
     """Return the claim with the sandbox's files, which begin as a snapshot has them."""
-    options, config = plan.to_options(order), place.config
+    options, config = plan.to_options(order), context.config
     size = options.storage_size or config.storage_size
     if order.limits.disk_bytes is not None:
         size = str(order.limits.disk_bytes)
@@ -58,7 +58,7 @@ def claim(order: Order, place: Scope, source: Json | None = None) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": metadata_of(order, place),
+        "metadata": metadata_of(order, context),
         "spec": {
             "accessModes": ["ReadWriteOnce"],
             "resources": {"requests": {"storage": size}},
@@ -68,27 +68,27 @@ def claim(order: Order, place: Scope, source: Json | None = None) -> Json:
     }
 
 
-def secret(order: Order, place: Scope, owner: Json) -> Json:
+def secret(order: Order, context: PodContext, owner: Json) -> Json:
     """Return the variables that are secret, outside of the pod."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata_of(order, place, owner=owner),
+        "metadata": metadata_of(order, context, owner=owner),
         "type": "Opaque",
         "stringData": _revealed(order.secret_env),
     }
 
 
-def service(order: Order, place: Scope, owner: Json) -> Json:
+def service(order: Order, context: PodContext, owner: Json) -> Json:
     """Return the name by which the sandbox is reached in the cluster, whichever its pod is."""
     ports = choose_ports(order.ports)
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata_of(order, place, owner=owner),
+        "metadata": metadata_of(order, context, owner=owner),
         "spec": {
             "type": "ClusterIP",
-            "selector": _selector(order, place, "sandbox"),
+            "selector": _selector(order, context, "sandbox"),
             # Whether it is ready is for the server to say.
             "publishNotReadyAddresses": True,
             "ports": [
@@ -99,16 +99,16 @@ def service(order: Order, place: Scope, owner: Json) -> Json:
     }
 
 
-def policy(order: Order, place: Scope, owner: Json) -> Json:
+def policy(order: Order, context: PodContext, owner: Json) -> Json:
     """Return what may connect to the sandbox, and what it may connect to: else nothing."""
     numbers = choose_ports(order.ports).values()
-    config = place.config
+    config = context.config
     ingress = []
     if callers := _callers(config):
         ports = [{"protocol": "TCP", "port": number} for number in numbers]
         ingress = [{"from": callers, "ports": ports}]
     if plan.needs_gateway(order.network):
-        gateway = {"podSelector": {"matchLabels": _selector(order, place, "gateway")}}
+        gateway = {"podSelector": {"matchLabels": _selector(order, context, "gateway")}}
         ports = [{"protocol": "TCP", "port": plan.PROXY_PORT}]
         egress = [{"to": [gateway], "ports": ports}]
     else:
@@ -116,9 +116,9 @@ def policy(order: Order, place: Scope, owner: Json) -> Json:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": metadata_of(order, place, owner=owner),
+        "metadata": metadata_of(order, context, owner=owner),
         "spec": {
-            "podSelector": {"matchLabels": _selector(order, place, "sandbox")},
+            "podSelector": {"matchLabels": _selector(order, context, "sandbox")},
             "policyTypes": ["Ingress", "Egress"],
             "ingress": ingress,
             "egress": egress,
@@ -126,9 +126,9 @@ def policy(order: Order, place: Scope, owner: Json) -> Json:
     }
 
 
-def pod(order: Order, place: Scope) -> Json:
+def pod(order: Order, context: PodContext) -> Json:
     """Return the pod, but for its owner."""
-    options, config = plan.to_options(order), place.config
+    options, config = plan.to_options(order), context.config
     ports = choose_ports(order.ports)
     directory = working_dir(order.working_dir, options.workspace)
     awaited = [port.name for port in order.ports if port.awaited]
@@ -143,12 +143,12 @@ def pod(order: Order, place: Scope) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": metadata_of(order, place, annotations=annotations),
+        "metadata": metadata_of(order, context, annotations=annotations),
         "spec": {
             **pod_spec(options, config),
             "restartPolicy": "Never",
             "initContainers": [_prepare(order, options, config)],
-            "containers": [_container(order, place, ports, directory, awaited)],
+            "containers": [_container(order, context, ports, directory, awaited)],
             "volumes": _volumes(order, options),
         },
     }
@@ -213,10 +213,10 @@ def pod_spec(options: plan.Options, config: KubernetesConfig) -> Json:
 
 
 def _container(
-    order: Order, place: Scope, ports: Mapping[str, int], directory: str, awaited: list[str]
+    order: Order, context: PodContext, ports: Mapping[str, int], directory: str, awaited: list[str]
 ) -> Json:
     options = plan.to_options(order)
-    env = plan.environment_of(order, options, place.proxy_url)
+    env = plan.environment_of(order, options, context.proxy_url)
     secrets = [
         {
             "name": name,
@@ -227,7 +227,7 @@ def _container(
     container: Json = {
         "name": CONTAINER,
         "image": order.image,
-        "imagePullPolicy": place.config.image_pull_policy,
+        "imagePullPolicy": context.config.image_pull_policy,
         "workingDir": directory,
         "env": [
             {"name": name, "value": plan.literal(value)}
@@ -236,7 +236,7 @@ def _container(
         ]
         + secrets,
         "ports": [{"containerPort": number, "protocol": "TCP"} for number in ports.values()],
-        "resources": plan.resources_of(order, options, place.config),
+        "resources": plan.resources_of(order, options, context.config),
         "volumeMounts": _mounts(options),
         "securityContext": hardened(read_only=options.read_only),
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -292,7 +292,7 @@ def _volumes(order: Order, options: plan.Options) -> list[Json]:
 
 def metadata_of(
     order: Order,
-    place: Scope,
+    context: PodContext,
     *,
     annotations: Mapping[str, str] | None = None,
     owner: Json | None = None,
@@ -300,8 +300,8 @@ def metadata_of(
     """Return what every object of a sandbox is called, and by what it is found."""
     found: Json = {
         "name": names.main(order.sandbox_id),
-        "namespace": place.namespace,
-        "labels": names.labels(place.instance_id, order.sandbox_id),
+        "namespace": context.namespace,
+        "labels": names.labels(context.instance_id, order.sandbox_id),
     }
     if annotations:
         found["annotations"] = dict(annotations)
@@ -322,8 +322,8 @@ def reference(owner: Json) -> Json:
     }
 
 
-def _selector(order: Order, place: Scope, role: str) -> dict[str, str]:
-    return names.selector(place.instance_id, order.sandbox_id, role)
+def _selector(order: Order, context: PodContext, role: str) -> dict[str, str]:
+    return names.selector(context.instance_id, order.sandbox_id, role)
 
 
 def _callers(config: KubernetesConfig) -> list[Json]:

@@ -54,7 +54,7 @@ def make_order(**changes: Any) -> Order:
 
 
 def place_of(config: Any = CONFIG, **changes: Any) -> Any:
-    return objects.Scope(instance_id=HERE, namespace="agents", config=config, **changes)
+    return objects.PodContext(instance_id=HERE, namespace="agents", config=config, **changes)
 
 
 def pod_of(order: Order, config: Any = CONFIG) -> Json:

@@ -390,7 +390,7 @@ def test_the_driver_is_that_of_the_class_or_of_the_newest_default_one() -> None:
 )
 def test_a_claim_is_no_smaller_than_what_it_is_made_of(restore_size: str, size: str) -> None:
     config = settings.KubernetesConfig()
-    place = objects.Scope(instance_id=new_id(), namespace="agents", config=config)
+    place = objects.PodContext(instance_id=new_id(), namespace="agents", config=config)
     source = {"metadata": {"name": "s"}, "status": {"restoreSize": restore_size}}
     spec = objects.claim(Order(sandbox_id=new_id(), image="a:1"), place, source)["spec"]
     assert spec["resources"] == {"requests": {"storage": size}}
