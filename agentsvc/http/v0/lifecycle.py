@@ -1,0 +1,123 @@
+"""Starts and stops conversations of the older generation.
+
+To stop one is to interrupt its agent and pause its sandbox, to start it is to resume that.
+"""
+
+import contextlib
+from typing import Annotated, Final
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from agentsvc.base import AgentRefused, AgentUnavailable, BadRequest, Conflict, Gone, NotFound
+from agentsvc.conversations import SANDBOX_GONE, ConversationView
+from agentsvc.http.keys import CONVERSATIONS, SANDBOXES, user_of
+from agentsvc.http.routes import OF_SANDBOXES, Routes
+from agentsvc.http.v0.conversations import (
+    ConversationStatus,
+    StartAnswer,
+    conversation_id_of,
+    find_view,
+    from_known,
+    get_view,
+    shown_id,
+    status_of,
+)
+from agentsvc.http.wire import read_json
+
+ROUTES: Final = Routes("/api/conversations")
+
+
+class StartAgainBody(msgspec.Struct, frozen=True, kw_only=True):
+    """ProvidersSetModel: which git providers a front end knows of; nothing depends on it."""
+
+    providers_set: (
+        Annotated[list[Annotated[str, Meta(max_length=100)]], Meta(max_length=100)] | None
+    ) = None
+    """Names of git providers; read, and without effect. Null: none"""
+
+
+class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a conversation runs: the ids of its sandbox and of itself."""
+
+    runtime_id: str | None
+    """Id of its sandbox; null if there is none"""
+    session_id: str
+    """Id of the conversation"""
+
+
+@ROUTES.add(
+    "POST",
+    "/{conversation_id}/start",
+    body=StartAgainBody,
+    errors=(BadRequest, *OF_SANDBOXES),
+    example={"providers_set": ["github"]},
+)
+async def post_start(request: web.Request) -> StartAnswer:
+    """Let a stopped conversation run again.
+
+    Its sandbox is resumed; one that runs is left alone. The body may be left out.
+    """
+    name = conversation_id_of(request)
+    await read_json(request, StartAgainBody)
+    view = await find_view(request, name)
+    if view is None:
+        extra = {"status": "error", "conversation_id": name}
+        raise NotFound(f"Conversation {name} not found", extra=extra)
+    await _resume(request, view)
+    return from_known(await get_view(request))
+
+
+@ROUTES.add("POST", "/{conversation_id}/stop", errors=(BadRequest, *OF_SANDBOXES))
+async def post_stop(request: web.Request) -> StartAnswer:
+    """Stop a conversation.
+
+    Its sandbox is paused, with all conversations in it. One that does not run is left alone.
+    """
+    name = conversation_id_of(request)
+    view = await find_view(request, name)
+    status = ConversationStatus.STOPPED if view is None else status_of(view)
+    if view is None or status not in (ConversationStatus.STARTING, ConversationStatus.RUNNING):
+        message, status = "Conversation was not running", ConversationStatus.STOPPED
+    else:
+        # What is told is the state the conversation was in before.
+        await _pause(request, view)
+        name, message = shown_id(view), "Conversation stopped successfully"
+    return StartAnswer(conversation_id=name, message=message, conversation_status=status)
+
+
+@ROUTES.add("GET", "/{conversation_id}/config", errors=(BadRequest,))
+async def get_config(request: web.Request) -> RuntimeConfig:
+    """Tell where a conversation runs.
+
+    For clients that look into the sandbox.
+    """
+    view = await get_view(request)
+    return RuntimeConfig(runtime_id=view.conversation.sandbox_id, session_id=shown_id(view))
+
+
+async def _resume(request: web.Request, view: ConversationView) -> None:
+    """Ask for the sandbox of a conversation to run; one that is still being made needs no asking.
+
+    Raises Conflict if the start had failed, Gone if the sandbox is, or as a resume does.
+    """
+    conversation = view.conversation
+    if conversation.start_failed:
+        raise Conflict(f"The conversation did not start: {conversation.start_detail}")
+    if not conversation.is_ready:
+        return
+    if view.sandbox is None:
+        raise Gone(SANDBOX_GONE)
+    await request.app[SANDBOXES].resume(user_of(request), view.sandbox.id)
+
+
+async def _pause(request: web.Request, view: ConversationView) -> None:
+    """Interrupt the agent and ask for a paused sandbox; raises Conflict during the start."""
+    if not view.conversation.is_ready or view.sandbox is None:
+        raise Conflict("The conversation is still being started")
+    user_id = user_of(request)
+    # An agent that cannot be told is stopped all the same, with its sandbox.
+    with contextlib.suppress(AgentUnavailable, AgentRefused, Conflict, NotFound):
+        await request.app[CONVERSATIONS].interrupt(user_id, view.conversation.id)
+    await request.app[SANDBOXES].pause(user_id, view.sandbox.id)
