@@ -260,8 +260,7 @@ def _narrow(
         sql.append("AND kind = :kind")
         params["kind"] = query.kind
     if query.kinds:
-        # The plus keeps SQLite from an index by kinds, whose rows it would have to sort.
-        sql.append("AND +kind IN (SELECT value FROM json_each(:kinds))")
+        sql.append("AND kind IN (SELECT value FROM json_each(:kinds))")
         params["kinds"] = _to_json(query.kinds)
     if query.logged:
         sql.append(_LOGGED)

@@ -292,16 +292,24 @@ class _Batch:
         self.tried: list[_Job] = []
         self.attempts: list[_Attempt] = []
         self.is_durable = False
+        self._is_first = True
 
     def begin(self, raw: sqlite3.Connection) -> None:
-        if not self.tried:
-            raw.execute("BEGIN IMMEDIATE")
-        raw.execute("SAVEPOINT body")
+        # The first body can be undone with the transaction, and a savepoint copies each page.
+        self._is_first = not raw.in_transaction
+        raw.execute("BEGIN IMMEDIATE" if self._is_first else "SAVEPOINT body")
 
     def end(self, failure: BaseException | None, waiting: Sized, raw: sqlite3.Connection) -> None:
-        _end_body(failure, raw)
+        if not raw.in_transaction:
+            # A full disk or a fault in reading or writing undoes all of it, and what the body
+            # made of that does not count.
+            raise sqlite3.OperationalError("SQLite rolled the transaction back") from failure
+        if failure:
+            raw.execute("ROLLBACK" if self._is_first else "ROLLBACK TO body")
+        if not self._is_first:
+            raw.execute("RELEASE body")
         if not waiting or len(self.tried) >= _LARGEST_BATCH:
-            raw.execute("COMMIT")
+            raw.commit()
             self.is_durable = True
 
 
@@ -529,16 +537,6 @@ def _fetch_all(raw: sqlite3.Connection, sql: str, params: Params) -> list[Row]:
 
 def _fetch(connection: _Connection, sql: str, params: Params) -> Awaitable[list[Row]]:
     return connection.call(lambda raw: _fetch_all(raw, sql, params))
-
-
-def _end_body(failure: BaseException | None, raw: sqlite3.Connection) -> None:
-    if not raw.in_transaction:
-        # A full disk or a fault in reading or writing undoes all of it, and what the body
-        # made of that does not count.
-        raise sqlite3.OperationalError("SQLite rolled the transaction back") from failure
-    if failure:
-        raw.execute("ROLLBACK TO body")
-    raw.execute("RELEASE body")
 
 
 def _settle(attempt: _Attempt) -> None:

@@ -139,10 +139,6 @@ CREATE TABLE events (
     UNIQUE (conversation_id, id)
 ) STRICT;
 
-CREATE INDEX events_by_time ON events (conversation_id, timestamp, seq);
-
-CREATE INDEX events_by_kind ON events (conversation_id, kind, timestamp, seq);
-
 CREATE TABLE device_logins (
     device_hash TEXT NOT NULL PRIMARY KEY,
     user_code_hash TEXT NOT NULL UNIQUE,
@@ -576,3 +572,5 @@ CREATE TABLE model_hosts (
 ) STRICT;
 
 CREATE INDEX api_keys_by_maker ON api_keys (made_with, user_id, name);
+
+CREATE INDEX events_by_time ON events (conversation_id, timestamp, seq, kind);
