@@ -35,6 +35,13 @@ data_dir_option: Decorator = click.option(
 json_option: Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON, for programs."
 )
+output_option: Decorator = click.option(
+    "--output",
+    type=click.File("wb", lazy=True),
+    default="-",
+    metavar="FILE",
+    help="File to write; otherwise standard output.",
+)
 yes_option: Decorator = click.option("--yes", is_flag=True, help="Do not ask.")
 
 

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import click
 
 from agentsvc import __version__
 from agentsvc.base import dashed, new_id, now
-from agentsvc.cli.options import EXISTING_FILE, FILE, example
+from agentsvc.cli.options import EXISTING_FILE, example, output_option
 
 _SPEC: Final = "1.6"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
@@ -29,16 +29,11 @@ type _Hashes = Mapping[tuple[str, str], list[str]]
     metavar="FILE",
     help="Requirements with the hashes that were installed from; they are written, too.",
 )
-@click.option(
-    "--output", type=FILE, metavar="FILE", help="Where to write it; otherwise standard output."
-)
-def command(lock: Path | None, output: Path | None) -> None:
+@output_option
+def command(lock: Path | None, output: BinaryIO) -> None:
     """Write which packages are installed beside the server, in CycloneDX 1.6."""
     text = json.dumps(document(_read_hashes(lock) if lock else {}), indent=2) + "\n"
-    if output is None:
-        click.echo(text, nl=False)
-    else:
-        output.write_text(text)
+    output.write(text.encode())
 
 
 def document(hashes: _Hashes) -> dict[str, Any]:

@@ -56,3 +56,9 @@ def test_the_hashes_of_the_lock_stand_beside_what_was_installed(tmp_path: Path) 
     told = tuple(f"sha256:{one['content']}" for one in files["hashes"])
     assert told == read_lock()["openhands-sdk"].hashes
     assert {one["alg"] for one in files["hashes"]} == {"SHA-256"}
+
+
+def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["sbom", "--output", str(tmp_path / "none" / "file")])
+    assert result.exit_code == 1
+    assert "Could not open file" in result.output
