@@ -33,9 +33,7 @@ _WRITER_SETUP: Final = """
     PRAGMA synchronous = FULL;
     PRAGMA foreign_keys = ON;
     PRAGMA journal_size_limit = 67108864;
-    PRAGMA temp_store = MEMORY;
 """
-"""What the pages were before a savepoint would be in a temporary file otherwise, with each write."""
 
 
 def connect_options(busy_seconds: float) -> dict[str, Any]:
