@@ -37,6 +37,7 @@ from agentsvc.plugin import (
 from . import checkpoints, commands, hibernation, inspection, names, plan
 from .builds import Builds
 from .engine import Engine, Json
+from .failures import CONFLICT
 from .firewall import Guard
 from .fleet import Fleet
 from .images import Images
@@ -52,7 +53,6 @@ log = logging.getLogger(__name__)
 
 HANDLE_VERSION: Final = 1
 
-_CONFLICT: Final = 409
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # noqa: S104  # recognised only
 
 
@@ -205,7 +205,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         elif inspection.status_of(found) not in ("running", "paused"):
             if await hibernation.has(engine, found):
                 return handle
-            await self._start_again(maker, order, found)
+            await self._start_again(engine, maker, order, found)
             await maker.unmark_paused(handle.sandbox_id)
         return handle
 
@@ -303,7 +303,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             raise Conflict("The sandbox does not run, so that it cannot be paused")
         await maker.mark_paused(handle.sandbox_id)
         if (await engine.facts()).can_freeze:
-            await engine.ask("POST", f"containers/{found['Id']}/pause", expect=(_CONFLICT,))
+            await engine.ask("POST", f"containers/{found['Id']}/pause", expect=(CONFLICT,))
         else:
             await self._stop(engine, found)
 
@@ -336,7 +336,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         await maker.mark_paused(handle.sandbox_id)
         if status == "paused":
             # What is frozen hears no signal, and not every engine ends it.
-            await engine.ask("POST", f"containers/{found['Id']}/unpause", expect=(_CONFLICT,))
+            await engine.ask("POST", f"containers/{found['Id']}/unpause", expect=(CONFLICT,))
         await self._stop(engine, found)
 
     async def resume(self, handle: Handle) -> Handle:
@@ -345,7 +345,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         found = await self._written(engine, maker, handle)
         status = inspection.status_of(found)
         if status == "paused":
-            await engine.ask("POST", f"containers/{found['Id']}/unpause", expect=(_CONFLICT,))
+            await engine.ask("POST", f"containers/{found['Id']}/unpause", expect=(CONFLICT,))
         elif status == "running":
             await hibernation.drop_old(engine, found)
         elif await hibernation.has(engine, found):
@@ -557,13 +557,15 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             return await self._existing(maker, handle)
         return found
 
-    async def _start_again(self, maker: Maker, order: Order, container: Json) -> None:
+    async def _start_again(
+        self, engine: Engine, maker: Maker, order: Order, container: Json
+    ) -> None:
         try:
             await maker.start_again(order.sandbox_id, container)
         except AgentsvcError as exc:
             if not hibernation.is_stuck(exc):
                 raise
-            await maker.remove_container(container["Id"])
+            await engine.remove(f"containers/{container['Id']}", force=True)
             await self._make(maker, order)
 
     async def _without_container(self, handle: Handle) -> Report:

@@ -24,7 +24,6 @@ _FROM: Final = re.compile(r"\s*FROM\s", re.IGNORECASE)
 _DOCKERFILE: Final = ".agentsvc-dockerfile"
 _UNNAMED: Final = "<none>:<none>"
 _LAST_LINES: Final = 20
-_CONFLICT: Final = 409
 
 
 class Builds:
@@ -61,9 +60,8 @@ class Builds:
 
     async def listed(self, engine: Engine) -> dict[str, list[str]]:
         """Return the images that an engine has, by the ids they were built under."""
-        query = {"filters": names.of_installation(self._instance_id)}
         found: dict[str, list[str]] = {}
-        for one in await engine.ask("GET", "images/json", params=query):
+        for one in await engine.listed("images", names.of_installation(self._instance_id)):
             labels = one.get("Labels") or {}
             image_id = labels.get(names.IMAGE, "")
             # What is made of a container of one has its labels, and a name of its own.
@@ -80,7 +78,7 @@ class Builds:
             return
         self._tasks.pop((engine.name, image_id), None)
         for found in (await self.listed(engine)).get(image_id, ()):
-            await engine.ask("DELETE", f"images/{found}", expect=(404, _CONFLICT))
+            await engine.remove(f"images/{found}")
 
     async def _run(self, engine: Engine, image_id: str, build: ImageBuild) -> None:
         labels = names.of_image(self._instance_id, image_id)

@@ -90,8 +90,7 @@ async def roll_back(engine: Engine, container: Json, checkpoint_id: str) -> None
 async def _prepare(engine: Engine, container: Json, rollback: str, *, may_write: bool) -> None:
     """Bring the programs in, and what is to be done at the next start."""
     archive = checkpoint_archive(programs(), rollback, _GROUP, may_write=may_write)
-    to = f"containers/{container['Id']}/archive"
-    await engine.ask("PUT", to, params={"path": PRIVATE}, data=archive)
+    await engine.put(container["Id"], PRIVATE, archive)
 
 
 async def _run(engine: Engine, container: Json, args: list[str]) -> None:

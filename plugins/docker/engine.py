@@ -22,7 +22,7 @@ import msgspec
 from agentsvc.base import AgentsvcError, BackendUnavailable
 from agentsvc.plugin import finish
 
-from .failures import from_engine, one_line
+from .failures import CONFLICT, NOT_FOUND, from_engine, one_line
 from .settings import Host, address_of, resolve_tls_dir, resolve_url
 from .tunnel import Tunnel
 
@@ -35,8 +35,8 @@ _BAD: Final = 400
 _NOT_MODIFIED: Final = 304
 # Podman answers 500 where Docker says this: to what is removed meanwhile, and for a name that is taken.
 _PODMANS: Final = {
-    404: re.compile(r"no such (container|network|volume|exec session|object)"),
-    409: re.compile(r"name .* is already in use"),
+    NOT_FOUND: re.compile(r"no such (container|network|volume|exec session|object)"),
+    CONFLICT: re.compile(r"name .* is already in use"),
 }
 _PODMAN_WITH_GATEWAY: Final = 5
 _LOOPBACK: Final = "127.0.0.1"
@@ -150,7 +150,25 @@ class Engine:
 
     async def get(self, path: str, **params: Any) -> Any:
         """Return the answer to a GET, or None for 404."""
-        return await self.ask("GET", path, params=params, expect=(404,))
+        return await self.ask("GET", path, params=params, expect=(NOT_FOUND,))
+
+    async def listed(self, kind: str, filters: Mapping[str, Any] | None = None) -> list[Json]:
+        """Return all `containers`, `networks`, `volumes` or `images` that pass the filters."""
+        query: Json = {"all": True} if kind == "containers" else {}
+        if filters is not None:
+            query["filters"] = filters
+        path = f"{kind}/json" if kind in ("containers", "images") else kind
+        found = await self.ask("GET", path, params=query)
+        return (found.get("Volumes") if kind == "volumes" else found) or []
+
+    async def remove(self, path: str, **params: Any) -> None:
+        """Remove something, unless it is gone or in use."""
+        await self.ask("DELETE", path, params=params, expect=(NOT_FOUND, CONFLICT))
+
+    async def put(self, container_id: str, path: str, archive: bytes) -> None:
+        """Unpack an archive in a directory of a container."""
+        to = f"containers/{container_id}/archive"
+        await self.ask("PUT", to, params={"path": path}, data=archive)
 
     async def ask(
         self,
@@ -201,13 +219,8 @@ class Engine:
         async with self._send(
             method, path, params=params, body=body, data=data, headers=headers
         ) as answer:
-            if answer.status in expect:
-                yield None
-            elif answer.status >= _BAD:
-                # Whoever is given None knows that there is nothing to be read.
-                yield await _read(answer, expect, explain)
-            else:
-                yield answer
+            # Whoever is given None knows that there is nothing to be read.
+            yield answer if answer.status < _BAD else await _read(answer, expect, explain)
 
     @asynccontextmanager
     async def _send(
@@ -269,9 +282,6 @@ class Engine:
             ):
                 version = await answer.json(content_type=None)
                 api = _version(version["ApiVersion"])
-        except (TimeoutError, KeyError, ValueError, OSError) as exc:
-            await client.close()
-            raise self.away(str(exc) or type(exc).__name__) from exc
         except BaseException as exc:
             await client.close()
             if isinstance(exc, Exception):

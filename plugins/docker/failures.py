@@ -38,9 +38,10 @@ _NO_TAG: Final = re.compile(
 _BAD_NAME: Final = re.compile(r"invalid reference format|invalid repository name|invalid tag")
 _PLATFORM: Final = re.compile(r"no matching manifest|no match for platform")
 
+NOT_FOUND: Final = 404
+CONFLICT: Final = 409
+
 _REFUSED: Final = 400
-_NOT_FOUND: Final = 404
-_CONFLICT: Final = 409
 _LINE_MAX: Final = 300
 
 
@@ -98,8 +99,8 @@ def from_engine(status: int, message: str) -> AgentsvcError:
         return OrderRejected(f"The engine does not know this runtime: {detail}", detail=detail)
     if _COMMAND.search(said):
         return OrderRejected(f"The command cannot be run in this image: {detail}", detail=detail)
-    if status == _CONFLICT:
+    if status == CONFLICT:
         return Conflict(f"The engine refuses: {detail}", detail=detail)
-    if status in (_REFUSED, _NOT_FOUND):
+    if status in (_REFUSED, NOT_FOUND):
         return OrderRejected(f"The engine refuses the order: {detail}", detail=detail)
     return BackendUnavailable(f"The engine failed: {detail}", detail=f"HTTP {status}")

@@ -158,8 +158,7 @@ class Fleet:
     async def _load(self, engine: Engine, sandbox_id: str) -> Load:
         facts = await engine.facts()
         self.facts[engine.name] = facts
-        query = {"all": True, "filters": names.of_installation(self._instance_id)}
-        found = await engine.ask("GET", "containers/json", params=query)
+        found = await engine.listed("containers", names.of_installation(self._instance_id))
         own = [one for one in found if (one.get("Labels") or {}).get(names.ROLE) == "sandbox"]
         return Load(
             name=engine.name,

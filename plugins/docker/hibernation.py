@@ -15,12 +15,12 @@ from agentsvc.plugin import Isolation
 
 from . import inspection
 from .engine import Engine, Facts
+from .failures import CONFLICT, NOT_FOUND
 from .plan import Json, isolation_of
 from .watch import has_told
 
 log = logging.getLogger(__name__)
 
-_CONFLICT: Final = 409
 _REFUSALS: Final = range(400, 600)
 _WRITE_SECONDS: Final = 600.0
 """How long the memory of a sandbox may take to disk, and back."""
@@ -86,7 +86,7 @@ async def write(engine: Engine, container: Json) -> bool:
     """
     path = f"containers/{container['Id']}"
     await drop(engine, container)
-    await engine.ask("POST", f"{path}/unpause", expect=(_CONFLICT,))
+    await engine.ask("POST", f"{path}/unpause", expect=(CONFLICT,))
     made = await engine.ask(
         "POST",
         f"{path}/checkpoints",
@@ -104,7 +104,7 @@ async def write(engine: Engine, container: Json) -> bool:
         extra={"container": container["Id"], "memory": "lost" if has_ended else "kept"},
     )
     if not has_ended:
-        await engine.ask("POST", f"{path}/pause", expect=(_CONFLICT,))
+        await engine.ask("POST", f"{path}/pause", expect=(CONFLICT,))
     return False
 
 
@@ -129,7 +129,7 @@ async def bring_back(engine: Engine, container: Json) -> bool:
         extra = {"container": container["Id"], "reason": reason}
         log.warning("memory of a sandbox lost, as it cannot be read from disk", extra=extra)
         # Its name stays taken in the engine's own parts, which then start it in no way any more.
-        await engine.ask("DELETE", path, params={"force": True}, expect=(404, _CONFLICT))
+        await engine.remove(path, force=True)
         return False
     await drop(engine, container)
     return True
@@ -146,7 +146,7 @@ async def drop(engine: Engine, container: Json, *, keep: str = "") -> None:
         if name == keep:
             continue
         path = f"containers/{container['Id']}/checkpoints/{name}"
-        await engine.ask("DELETE", path, expect=(404,))
+        await engine.ask("DELETE", path, expect=(NOT_FOUND,))
 
 
 async def _names(engine: Engine, container: Json) -> list[str]:

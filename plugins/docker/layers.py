@@ -18,13 +18,13 @@ from agentsvc.plugin import LongTasks, finish, is_below
 
 from . import inspection, names
 from .engine import Engine
+from .failures import CONFLICT, NOT_FOUND
 from .kept_files import paths_of
 from .plan import Image, Json, to_image
 from .transfer import Transfer
 
 _ID: Final = re.compile(r"[a-z0-9]{1,64}")
-_MISSING: Final = (404,)
-_IN_USE: Final = (404, 409)
+_MISSING: Final = (NOT_FOUND,)
 _COMMIT_SECONDS: Final = 1800.0
 
 
@@ -88,8 +88,7 @@ class Layers:
 
     async def sweep(self, engine: Engine) -> None:
         """Remove what is passing and used by no container, and what is made by nobody."""
-        query = {"all": True, "filters": names.of_installation(self._instance_id)}
-        for one in await engine.ask("GET", "containers/json", params=query):
+        for one in await engine.listed("containers", names.of_installation(self._instance_id)):
             labels = one.get("Labels") or {}
             if self._is_layers(labels) and not self._is_making(engine, labels.get(names.MADE_FOR)):
                 await _remove_container(engine, one["Id"])
@@ -97,14 +96,13 @@ class Layers:
             tags = _tags(one)
             if all(names.is_passing(tag) and not self._is_making(engine, tag) for tag in tags):
                 for reference in tags or [one["Id"]]:
-                    await engine.ask("DELETE", f"images/{reference}", expect=_IN_USE)
+                    await engine.remove(f"images/{reference}")
 
     def _is_making(self, engine: Engine, name: str | None) -> bool:
         return f"{engine.name} {name}" in self._making
 
     async def _images(self, engine: Engine) -> list[Json]:
-        query = {"filters": names.of_installation(self._instance_id)}
-        found = await engine.ask("GET", "images/json", params=query)
+        found = await engine.listed("images", names.of_installation(self._instance_id))
         return [one for one in found if self._is_layers(one.get("Labels") or {})]
 
     def _is_layers(self, labels: Mapping[str, str]) -> bool:
@@ -185,7 +183,7 @@ class _Making:
         query = {"name": names.half_made(self._name)}
         for _ in range(2):
             made = await self._engine.ask(
-                "POST", "containers/create", params=query, body=body, expect=(409,)
+                "POST", "containers/create", params=query, body=body, expect=(CONFLICT,)
             )
             if made is not None:
                 return str(made["Id"])
@@ -195,9 +193,7 @@ class _Making:
 
 
 async def _remove_container(engine: Engine, container: str) -> None:
-    await engine.ask(
-        "DELETE", f"containers/{container}", params={"force": True, "v": True}, expect=_IN_USE
-    )
+    await engine.remove(f"containers/{container}", force=True, v=True)
 
 
 def _tags(image: Json) -> list[str]:

@@ -23,6 +23,7 @@ from agentsvc.plugin import LongTasks, Network, Order, working_dir
 
 from . import firewall, gateways, names, networks, tools
 from .engine import Engine, Facts
+from .failures import CONFLICT
 from .images import Images
 from .kept_files import paths_of
 from .layers import Layers
@@ -49,9 +50,6 @@ from .settings import DockerConfig
 from .streams import read_file
 from .transfer import Transfer
 
-_CONFLICT = 409
-_GONE = 404
-_IN_USE = (_GONE, _CONFLICT)
 _NOT_TIDIED = "stopped"
 _NO_INIT = re.compile(r"catatonit|container-init|init binary")
 _RESOLVE_SECONDS = 3.0
@@ -106,7 +104,7 @@ class Maker:
         """Make everything, copy the files into it unless that was done, and start it."""
         if found is not None and not await self._is_filled(found["Id"]):
             # What was copied may be gone from the other one since.
-            await self.remove_container(found["Id"])
+            await self._engine.remove(f"containers/{found['Id']}", force=True)
             await self._remove_volume(names.workspace(order.sandbox_id))
         made = await self._prepare(order)
         if not await self._is_filled(made):
@@ -114,7 +112,7 @@ class Maker:
             transfer = Transfer((engine, source["Id"]), (self._engine, made))
             for path in await paths_of(engine, source, may_have_state=True):
                 await transfer.bring(path)
-            await self._put(made, PRIVATE, archive_of({_FILLED: order.copy_of.encode()}))
+            await self._engine.put(made, PRIVATE, archive_of({_FILLED: order.copy_of.encode()}))
         await self.start(made)
         return 0
 
@@ -155,11 +153,6 @@ class Maker:
         if bars := await self.bars(sandbox_id, container):
             await firewall.close(*bars)
         await self._tidied(container["Id"])
-
-    async def remove_container(self, container_id: str) -> None:
-        """Remove a container, whatever it does; its volumes stay."""
-        path = f"containers/{container_id}"
-        await self._engine.ask("DELETE", path, params={"force": True}, expect=_IN_USE)
 
     async def _tidied(self, container_id: str) -> None:
         """Wait until what a container had in its last run is taken down.
@@ -204,28 +197,22 @@ class Maker:
 
     async def _remove_once(self, sandbox_id: str) -> bool:
         """Remove what there is and return whether there was anything."""
-        ask = self._engine.ask
-        query = {"filters": names.of_sandbox(self._instance_id, sandbox_id)}
-        found = await ask("GET", "containers/json", params={"all": True, **query})
-        containers = self._own(found, sandbox_id)
+        containers = await self._own("containers", sandbox_id)
         for one in containers:
-            path = f"containers/{one['Id']}"
-            await ask("DELETE", path, params={"force": True, "v": True}, expect=_IN_USE)
-        own_networks = self._own(await ask("GET", "networks", params=query), sandbox_id)
+            await self._engine.remove(f"containers/{one['Id']}", force=True, v=True)
+        own_networks = await self._own("networks", sandbox_id)
         for network in own_networks:
             await networks.remove(self._engine, network["Name"])
-        found = (await ask("GET", "volumes", params=query)).get("Volumes")
-        volumes = self._own(found, sandbox_id)
+        volumes = await self._own("volumes", sandbox_id)
         for volume in volumes:
-            await ask("DELETE", f"volumes/{volume['Name']}", expect=_IN_USE)
+            await self._engine.remove(f"volumes/{volume['Name']}")
         return bool(containers or own_networks or volumes)
 
-    def _own(self, found: list[Json] | None, sandbox_id: str) -> list[Json]:
+    async def _own(self, kind: str, sandbox_id: str) -> list[Json]:
+        found = await self._engine.listed(kind, names.of_sandbox(self._instance_id, sandbox_id))
         # Podman lists what has either of two labels that are asked for, not both.
         return [
-            one
-            for one in found or []
-            if names.is_own(one.get("Labels"), self._instance_id, sandbox_id)
+            one for one in found if names.is_own(one.get("Labels"), self._instance_id, sandbox_id)
         ]
 
     async def mark_paused(self, sandbox_id: str) -> None:
@@ -375,7 +362,7 @@ class Maker:
         name = names.gateway(order.sandbox_id)
         found = await self.find(name, order.sandbox_id)
         container_id = found["Id"] if found else await self._create(name, body)
-        await self._put(container_id, "/", await asyncio.to_thread(gateways.archive, order))
+        await self._engine.put(container_id, "/", await asyncio.to_thread(gateways.archive, order))
         attached = ((found or {}).get("NetworkSettings") or {}).get("Networks") or {}
         if inner not in attached:
             await self._engine.ask(
@@ -426,7 +413,7 @@ class Maker:
         limit = _FILL_SECONDS if order.layer else None
         container_id = await self._create(names.container(order.sandbox_id), body, limit)
         fence = Path(__file__).with_name("fence_program.py").read_bytes()
-        await self._put(container_id, PRIVATE, private_archive(order.secret_env, fence))
+        await self._engine.put(container_id, PRIVATE, private_archive(order.secret_env, fence))
         await self._give_workspace(order, image, container_id)
         return container_id
 
@@ -449,7 +436,7 @@ class Maker:
         facts = await self._engine.facts()
         top = "." if facts.is_podman else f"../{posixpath.basename(options.workspace.rstrip('/'))}"
         archive = workspace_archive(owner, [*directories, ".home"], top=top)
-        await self._put(container_id, options.workspace, archive)
+        await self._engine.put(container_id, options.workspace, archive)
 
     async def _create(self, name: str, body: Json, time_limit: float | None = None) -> str:
         made = await self._ask_for(name, body, time_limit)
@@ -467,7 +454,7 @@ class Maker:
             "POST",
             "containers/create",
             params={"name": name},
-            expect=(_CONFLICT,),
+            expect=(CONFLICT,),
             time_limit=time_limit,
         )
         try:
@@ -479,14 +466,9 @@ class Maker:
         body = {**body, "HostConfig": {**body["HostConfig"], "Init": False}}
         return cast("Json | None", await ask(body=body))
 
-    async def _put(self, container_id: str, path: str, archive: bytes) -> None:
-        await self._engine.ask(
-            "PUT", f"containers/{container_id}/archive", params={"path": path}, data=archive
-        )
-
     async def _remove_volume(self, name: str) -> None:
         for _ in range(_REMOVE_TRIES):
-            await self._engine.ask("DELETE", f"volumes/{name}", expect=_IN_USE)
+            await self._engine.remove(f"volumes/{name}")
             if await self._engine.get(f"volumes/{name}") is None:
                 return
             await asyncio.sleep(_REMOVE_SECONDS)

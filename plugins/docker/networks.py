@@ -10,12 +10,11 @@ from agentsvc.base import AgentsvcError, BackendUnavailable, CapacityExceeded
 
 from . import names
 from .engine import Engine
+from .failures import CONFLICT, NOT_FOUND
 from .plan import Json
 from .settings import SUBNET_BITS
 
 _TRIES: Final = 8
-_GONE: Final = 404
-_CONFLICT: Final = 409
 
 type Network = ipaddress.IPv4Network
 
@@ -108,10 +107,10 @@ async def remove(engine: Engine, name: str) -> None:
             "POST",
             f"networks/{network['Id']}/disconnect",
             body={"Container": container_id, "Force": True},
-            expect=(_GONE, _CONFLICT, 500),
+            expect=(NOT_FOUND, CONFLICT, 500),
         )
     # Whoever asked looks again: what is still in it may take a moment to leave.
-    await engine.ask("DELETE", f"networks/{network['Id']}", expect=(403, _GONE, _CONFLICT, 500))
+    await engine.ask("DELETE", f"networks/{network['Id']}", expect=(403, NOT_FOUND, CONFLICT, 500))
 
 
 def _is_taken(exc: AgentsvcError) -> bool:

@@ -12,13 +12,11 @@ from agentsvc.base import BackendUnavailable, OrderRejected
 from agentsvc.plugin import StillFetching
 
 from .engine import Engine
-from .failures import one_line
+from .failures import CONFLICT, NOT_FOUND, one_line
 from .plan import TOOLS, Image, Json
 
 _PYTHON: Final = f"{TOOLS}/bin/python"
 _TARGET: Final = "/tools"
-_CONFLICT: Final = 409
-_GONE: Final = (404, _CONFLICT)
 _TRIES: Final = 20
 _PAUSE_SECONDS: Final = 0.25
 _REMEDY: Final = "use a sandbox spec of the image that `agentsvc images build` makes"
@@ -44,7 +42,7 @@ async def ensure(engine: Engine, image: Image) -> str:
                 "containers/create",
                 params={"name": name},
                 body=_body(image, name),
-                expect=(_CONFLICT,),
+                expect=(CONFLICT,),
             )
         elif state.get("Status") in ("created", "configured"):
             await _start(engine, name)
@@ -62,7 +60,7 @@ async def _start(engine: Engine, name: str) -> None:
         await engine.ask("POST", f"containers/{name}/start")
     except OrderRejected as exc:
         for kind in ("containers", "volumes"):
-            await engine.ask("DELETE", f"{kind}/{name}", expect=_GONE)
+            await engine.remove(f"{kind}/{name}")
         text = "The agent server of the spec's image cannot be brought into others"
         raise OrderRejected(f"{text}: {_REMEDY}", detail=exc.detail) from exc
 
@@ -70,9 +68,10 @@ async def _start(engine: Engine, name: str) -> None:
 async def _give_up(engine: Engine, name: str) -> None:
     """Have what is half there be made anew, as where the engine ended, or its disk was full."""
     query = {"stderr": True, "tail": 5}
-    async with engine.stream("GET", f"containers/{name}/logs", params=query, expect=_GONE) as said:
+    gone = (NOT_FOUND, CONFLICT)
+    async with engine.stream("GET", f"containers/{name}/logs", params=query, expect=gone) as said:
         text = b"" if said is None else await said.read()
-    await engine.ask("DELETE", f"containers/{name}", expect=_GONE)
+    await engine.remove(f"containers/{name}")
     raise BackendUnavailable(
         "The agent server could not be copied for other images",
         detail=one_line(text.decode(errors="replace")),

@@ -7,9 +7,10 @@ from typing import Final
 from agentsvc.base import AgentsvcError, BackendUnavailable, OrderRejected
 
 from .engine import Engine
+from .failures import NOT_FOUND
 from .plan import workspace_archive
 
-_MISSING: Final = (404,)
+_MISSING: Final = (NOT_FOUND,)
 _END: Final = bytes(1024)
 """What an archive ends with."""
 
@@ -50,10 +51,10 @@ class Transfer:
             await self._unpack(path, parts(), last)
 
     async def _make_directory(self, path: str) -> None:
-        to, ask = f"containers/{self._target}/archive", self._target_engine.ask
-        if await ask("HEAD", to, params={"path": path}, expect=_MISSING) is None:
+        engine, to = self._target_engine, f"containers/{self._target}/archive"
+        if await engine.ask("HEAD", to, params={"path": path}, expect=_MISSING) is None:
             archive = workspace_archive((0, 0), [], top=path.strip("/"))
-            await ask("PUT", to, params={"path": "/"}, data=archive)
+            await engine.put(self._target, "/", archive)
 
     async def _unpack(self, path: str, parts: AsyncIterator[bytes], last: bytearray) -> None:
         to, query = f"containers/{self._target}/archive", {"path": path}
