@@ -84,11 +84,11 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         limit = config.request_seconds
         found = [Engine(host, time_limit=limit) for host in engines(config)]
         self._fleet = Fleet(found, context.instance_id, context.state_dir)
-        self._images = Images(config.auth_file)
+        self._images = Images(config)
         self._layers = Layers(context.instance_id)
-        self._checkpoints = checkpoints.Checkpoints()
+        self._checkpoints = LongTasks()
         self._copies = LongTasks()
-        self._builds = Builds(context.instance_id)
+        self._builds = Builds(context.instance_id, config.pull_wait_seconds)
         self._guard = Guard()
         self._watches = {one.name: EngineWatch(one, context.instance_id) for one in found}
 
@@ -194,8 +194,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
     async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
         """Start the container again, or make it anew on the same volume."""
         self._check(order)
-        engine, maker = self._of(handle)
-        found = await maker.find(names.container(handle.sandbox_id), handle.sandbox_id)
+        engine, maker, found = await self._find(handle)
         if found is None or inspection.status_of(found) == "created":
             if not (found and order.layer) and not await maker.has_files(handle.sandbox_id):
                 raise Conflict("The sandbox cannot be started again: its files are gone")
@@ -272,8 +271,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
 
     async def usage(self, handle: Handle) -> Usage | None:
         """Ask the engine for its count; a container that does not run uses nothing."""
-        engine, maker = self._of(handle)
-        found = await maker.find(names.container(handle.sandbox_id), handle.sandbox_id)
+        engine, _, found = await self._find(handle)
         if found is None or inspection.status_of(found) not in ("running", "paused"):
             return None
         # Without the second look that it takes to say how busy the processors are.
@@ -292,8 +290,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
 
     async def pause(self, handle: Handle) -> None:
         """Freeze the container; where the engine cannot, stop it."""
-        engine, maker = self._of(handle)
-        found = await self._existing(maker, handle)
+        engine, maker, found = await self._existing(handle)
         status = inspection.status_of(found)
         if status == "paused" or await hibernation.has(engine, found):
             return
@@ -309,8 +306,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
 
     async def hibernate(self, handle: Handle) -> None:
         """Have the engine write a frozen container to its disk, where it can."""
-        engine, maker = self._of(handle)
-        found = await self._existing(maker, handle)
+        engine, maker, found = await self._existing(handle)
         if await hibernation.has(engine, found):
             await hibernation.until_written(engine, found)
             return
@@ -323,8 +319,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
 
     async def stop(self, handle: Handle) -> None:
         """Stop the container, which keeps its volume and its own files."""
-        engine, maker = self._of(handle)
-        found = await self._written(engine, maker, handle)
+        engine, maker, found = await self._written(handle)
         status = inspection.status_of(found)
         if status not in ("running", "paused"):
             if await hibernation.has(engine, found):
@@ -341,8 +336,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
 
     async def resume(self, handle: Handle) -> Handle:
         """Let the container go on, or start it anew where it was stopped meanwhile."""
-        engine, maker = self._of(handle)
-        found = await self._written(engine, maker, handle)
+        engine, maker, found = await self._written(handle)
         status = inspection.status_of(found)
         if status == "paused":
             await engine.ask("POST", f"containers/{found['Id']}/unpause", expect=(CONFLICT,))
@@ -361,10 +355,10 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
 
     async def keep_layer(self, handle: Handle, layer_id: str, *, max_bytes: int) -> int:
         """Make an image of what the sandbox has in its home and its working directory."""
-        engine, maker = self._of(handle)
+        engine, _ = self._of(handle)
 
         async def find_source() -> Json:
-            found = await self._existing(maker, handle)
+            _, maker, found = await self._existing(handle)
             is_over = inspection.status_of(found) not in ("running", "paused", "created")
             if not is_over or not await maker.is_marked_paused(handle.sandbox_id):
                 raise Conflict("The sandbox is not stopped, and its files are not kept")
@@ -396,24 +390,22 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         self, handle: Handle, checkpoint_id: str, *, keep: int, max_bytes: int
     ) -> None:
         """Have the sandbox copy what has changed of its home and its working directory."""
-        engine, maker = self._of(handle)
-        found = await self._existing(maker, handle)
+        engine, _, found = await self._existing(handle)
         if inspection.status_of(found) != "running":
             raise Conflict("The sandbox does not run, and its files are not copied")
-        await self._checkpoints.take(
-            engine, found, handle.sandbox_id, checkpoint_id, keep=keep, max_bytes=max_bytes
+        await self._checkpoints.go_on(
+            handle.sandbox_id,
+            lambda: checkpoints.take(engine, found, checkpoint_id, keep=keep, max_bytes=max_bytes),
         )
 
     async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
         """Read the list that the sandbox keeps; what has lost its container goes back to none."""
-        engine, maker = self._of(handle)
-        found = await maker.find(names.container(handle.sandbox_id), handle.sandbox_id)
+        engine, _, found = await self._find(handle)
         return await checkpoints.listed(engine, found) if found else ()
 
     async def roll_back(self, handle: Handle, checkpoint_id: str) -> None:
         """Note in the sandbox to what its next start goes back."""
-        engine, maker = self._of(handle)
-        found = await self._existing(maker, handle)
+        engine, _, found = await self._existing(handle)
         if inspection.status_of(found) in ("running", "paused"):
             raise Conflict("The sandbox is not stopped")
         await checkpoints.roll_back(engine, found, checkpoint_id)
@@ -428,8 +420,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         max_output: int,
     ) -> ExecResult:
         """Run a command with the sandbox's environment and more, as the sandbox's user."""
-        engine, maker = self._of(handle)
-        found = await self._existing(maker, handle)
+        engine, _, found = await self._existing(handle)
         if inspection.status_of(found) != "running":
             raise Conflict("The sandbox does not run, and runs no commands")
         return await commands.execute(
@@ -452,8 +443,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
     async def build_image(self, image_id: str, build: ImageBuild) -> str:
         """Build an image on every engine, since a sandbox may be placed on any."""
         for engine in self._fleet.engines.values():
-            wait_seconds = self.config.pull_wait_seconds
-            await self._builds.build(engine, image_id, build, wait_seconds=wait_seconds)
+            await self._builds.build(engine, image_id, build)
         return names.image(image_id)
 
     async def images(self) -> Sequence[str]:
@@ -518,16 +508,20 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
 
         return has_layer if order.layer else None
 
-    async def _existing(self, maker: Maker, handle: Handle) -> Json:
-        found = await maker.find(names.container(handle.sandbox_id), handle.sandbox_id)
+    async def _find(self, handle: Handle) -> tuple[Engine, Maker, Json | None]:
+        engine, maker = self._of(handle)
+        name = names.container(handle.sandbox_id)
+        return engine, maker, await maker.find(name, handle.sandbox_id)
+
+    async def _existing(self, handle: Handle) -> tuple[Engine, Maker, Json]:
+        engine, maker, found = await self._find(handle)
         if found is None:
             raise Conflict("The sandbox does not exist any more")
-        return found
+        return engine, maker, found
 
     async def _see(self, handle: Handle) -> inspection.Seen | None:
-        engine, maker = self._of(handle)
+        engine, maker, found = await self._find(handle)
         sandbox_id = handle.sandbox_id
-        found = await maker.find(names.container(sandbox_id), sandbox_id)
         if found is None:
             return None
         front: Json | None = found
@@ -549,13 +543,13 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             default_runtime=facts.default_runtime,
         )
 
-    async def _written(self, engine: Engine, maker: Maker, handle: Handle) -> Json:
+    async def _written(self, handle: Handle) -> tuple[Engine, Maker, Json]:
         """Return a container, once it is not being written to disk."""
-        found = await self._existing(maker, handle)
+        engine, maker, found = await self._existing(handle)
         if await hibernation.is_written(engine, found):
             await hibernation.until_written(engine, found)
-            return await self._existing(maker, handle)
-        return found
+            return await self._existing(handle)
+        return engine, maker, found
 
     async def _start_again(
         self, engine: Engine, maker: Maker, order: Order, container: Json

@@ -29,8 +29,9 @@ _LAST_LINES: Final = 20
 class Builds:
     """The builds of one installation that are under way."""
 
-    def __init__(self, instance_id: str) -> None:
+    def __init__(self, instance_id: str, wait_seconds: float) -> None:
         self._instance_id = instance_id
+        self._wait_seconds = wait_seconds
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def close(self) -> None:
@@ -40,9 +41,7 @@ class Builds:
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
 
-    async def build(
-        self, engine: Engine, image_id: str, build: ImageBuild, *, wait_seconds: float
-    ) -> None:
+    async def build(self, engine: Engine, image_id: str, build: ImageBuild) -> None:
         """Have an image be built; raises as `RuntimeBackend.build_image`."""
         key = (engine.name, image_id)
         if key not in self._tasks:
@@ -52,7 +51,7 @@ class Builds:
             task = asyncio.get_running_loop().create_task(work, name=f"build {image_id}")
             self._tasks[key] = task
         task = self._tasks[key]
-        await asyncio.wait({task}, timeout=wait_seconds)
+        await asyncio.wait({task}, timeout=self._wait_seconds)
         if not task.done():
             raise StillFetching("The image is being built")
         self._tasks.pop(key, None)

@@ -13,7 +13,6 @@ from agentsvc.plugin import (
     CHECKPOINT_OUTPUT_BYTES,
     CHECKPOINT_SECONDS,
     Checkpoint,
-    LongTasks,
     check_copied,
     checkpoints_program,
     finish,
@@ -36,40 +35,15 @@ _RUN: Final = (
 )
 
 
-class Checkpoints:
-    """The checkpoints of the sandboxes of one installation."""
-
-    def __init__(self) -> None:
-        self._taking = LongTasks()
-
-    async def close(self) -> None:
-        """End what is being copied; what there is of it goes with the next checkpoint."""
-        await self._taking.close()
-
-    async def take(
-        self,
-        engine: Engine,
-        container: Json,
-        sandbox_id: str,
-        checkpoint_id: str,
-        *,
-        keep: int,
-        max_bytes: int,
-    ) -> None:
-        """Keep a checkpoint of a container that runs; see `RuntimeBackend.checkpoint`."""
-
-        async def take() -> int:
-            paths = await paths_of(engine, container)
-            await finish(_prepare(engine, container, "", may_write=False))
-            args = [checkpoint_id, str(keep), str(max_bytes), *paths]
-            await _run(engine, container, ["take", _STORE, *args])
-            return 0
-
-        await self._taking.go_on(sandbox_id, take)
-
-    async def abandon(self, sandbox_id: str) -> None:
-        """End what is being copied in a sandbox that is to go."""
-        await self._taking.abandon(sandbox_id)
+async def take(
+    engine: Engine, container: Json, checkpoint_id: str, *, keep: int, max_bytes: int
+) -> int:
+    """Keep a checkpoint of a container that runs; what is broken off goes with the next one."""
+    paths = await paths_of(engine, container)
+    await finish(_prepare(engine, container, "", may_write=False))
+    args = [checkpoint_id, str(keep), str(max_bytes), *paths]
+    await _run(engine, container, ["take", _STORE, *args])
+    return 0
 
 
 async def listed(engine: Engine, container: Json) -> list[Checkpoint]:

@@ -57,31 +57,24 @@ async def execute(
 ) -> ExecResult:
     """Run one command, by the sandbox's user unless told; see `RuntimeBackend.execute`."""
     mark = new_id()
-    output = Output(limit=max_output)
+    output, exit_code = Output(limit=max_output), None
     command = ["/bin/sh", "-c", _LIMIT + INSIDE, str(_limit_of(mark)), *argv]
     exec_id = await _make(engine, container_id, command, env, mark=mark, user=user)
     try:
         async with asyncio.timeout(time_limit):
             await _attend(engine, exec_id, output)
             exit_code = await _exit_code(engine, exec_id)
-    except TimeoutError:
+    except (TimeoutError, asyncio.CancelledError) as exc:
         await asyncio.shield(_end(engine, container_id, mark))
-        return ExecResult(
-            exit_code=None,
-            stdout=bytes(output.stdout),
-            stderr=bytes(output.stderr),
-            timed_out=True,
-            truncated=output.is_cut,
-        )
-    except asyncio.CancelledError:
-        await asyncio.shield(_end(engine, container_id, mark))
-        raise
+        if isinstance(exc, asyncio.CancelledError):
+            raise
     except OrderRejected as exc:
         return ExecResult(exit_code=_NOT_FOUND, stderr=exc.detail.encode())
     return ExecResult(
         exit_code=exit_code,
         stdout=bytes(output.stdout),
         stderr=bytes(output.stderr),
+        timed_out=exit_code is None,
         truncated=output.is_cut,
     )
 

@@ -7,7 +7,6 @@ and whoever waits is told with a retryable error how far it is.
 import asyncio
 import json
 from pathlib import Path
-from typing import Literal
 
 from agentsvc.base import AgentsvcError, BackendUnavailable, OrderRejected, monotonic
 from agentsvc.plugin import StillFetching
@@ -15,6 +14,7 @@ from agentsvc.plugin import StillFetching
 from .engine import Engine, registry_login
 from .failures import from_pull, one_line
 from .plan import Image, Json, to_image
+from .settings import DockerConfig
 
 _MEGABYTE = 1_000_000
 _QUIET_SECONDS = 60.0
@@ -65,8 +65,8 @@ class Progress:
 class Images:
     """The fetches that are under way."""
 
-    def __init__(self, auth_file: str) -> None:
-        self._auth_file = auth_file
+    def __init__(self, config: DockerConfig) -> None:
+        self._config = config
         self._fetches: dict[tuple[str, str], tuple[asyncio.Task[None], Progress]] = {}
 
     async def close(self) -> None:
@@ -76,19 +76,13 @@ class Images:
             task.cancel()
         await asyncio.gather(*(task for task, _ in fetches.values()), return_exceptions=True)
 
-    async def get(
-        self,
-        engine: Engine,
-        name: str,
-        *,
-        pull: Literal["missing", "always", "never"],
-        wait_seconds: float,
-    ) -> Image:
+    async def get(self, engine: Engine, name: str) -> Image:
         """Return an image, fetched if need be.
 
-        While that takes longer than the wait_seconds, it raises StillFetching with the progress, or
-        BackendUnavailable once there was none for a while.
+        While that takes longer than `pull_wait_seconds`, it raises StillFetching with the progress,
+        or BackendUnavailable once there was none for a while.
         """
+        pull = self._config.pull
         # What is no name is better told apart by the fetch.
         found = await engine.ask("GET", f"images/{name}/json", expect=(400, 404))
         if found is not None and pull != "always":
@@ -97,13 +91,13 @@ class Images:
             raise OrderRejected(
                 f"The engine has no image `{name}`, and `pull` is `never`: put it there"
             )
-        await self._fetch(engine, name, wait_seconds)
+        await self._fetch(engine, name)
         found = await engine.get(f"images/{name}/json")
         if found is None:
             raise BackendUnavailable(f"The image `{name}` was fetched and is not there")
         return to_image(found)
 
-    async def _fetch(self, engine: Engine, name: str, wait_seconds: float) -> None:
+    async def _fetch(self, engine: Engine, name: str) -> None:
         key = (engine.name, name)
         if key not in self._fetches:
             progress = Progress()
@@ -111,7 +105,7 @@ class Images:
             task = asyncio.get_running_loop().create_task(work, name=f"pull {name}")
             self._fetches[key] = task, progress
         task, progress = self._fetches[key]
-        await asyncio.wait({task}, timeout=wait_seconds)
+        await asyncio.wait({task}, timeout=self._config.pull_wait_seconds)
         if not task.done():
             kind = StillFetching if progress.is_recent else BackendUnavailable
             raise kind(f"The image `{name}` is being fetched: {progress}")
@@ -120,7 +114,7 @@ class Images:
 
     async def _run(self, engine: Engine, name: str, progress: Progress) -> None:
         headers = {}
-        if login := await asyncio.to_thread(read_login, self._auth_file, name):
+        if login := await asyncio.to_thread(read_login, self._config.auth_file, name):
             headers["X-Registry-Auth"] = login
 
         def explain(_status: int, message: str) -> AgentsvcError:

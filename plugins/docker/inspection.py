@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from agentsvc.plugin import NOT_CALLING, Cause, Endpoint, PausedAs, Phase, Report, Usage
 
+from .failures import one_line
 from .plan import Json, isolation_of, needs_volume
 
 _LIMITS: Final = ("cpus", "memory_bytes", "pids", "open_files")
@@ -54,14 +56,14 @@ def to_report(seen: Seen) -> Report:
         case "running" if not seen.is_on_disk:
             return _running(report, seen)
         case "paused" | "running":
-            return _with(
+            return replace(
                 report,
                 phase=Phase.PAUSED,
                 paused_as=PausedAs.FROZEN,
                 endpoints=endpoints(seen),
             )
         case "created" | "initialized" | "configured" | "restarting":
-            return _with(report, reason="its container is being started")
+            return replace(report, reason="its container is being started")
         case _:
             return _ended(report, seen)
 
@@ -70,11 +72,11 @@ def _ended(report: Report, seen: Seen) -> Report:
     state = seen.container.get("State") or {}
     if seen.is_paused or seen.is_on_disk:
         paused_as = PausedAs.ON_DISK if seen.is_on_disk else PausedAs.STOPPED
-        error = _line(str(state.get("Error") or ""))
+        error = one_line(str(state.get("Error") or ""))
         reason = f"its last start failed, and only its files are left: {error}" if error else ""
-        return _with(report, phase=Phase.PAUSED, paused_as=paused_as, reason=reason)
+        return replace(report, phase=Phase.PAUSED, paused_as=paused_as, reason=reason)
     code, cause, reason = ended(state, had_oom=seen.had_oom, was_told=seen.was_told)
-    return _with(report, phase=Phase.FAILED, exit_code=code, cause=cause, reason=reason)
+    return replace(report, phase=Phase.FAILED, exit_code=code, cause=cause, reason=reason)
 
 
 def _facts(labels: Mapping[str, str]) -> dict[str, str]:
@@ -85,12 +87,12 @@ def _facts(labels: Mapping[str, str]) -> dict[str, str]:
 
 def _running(report: Report, seen: Seen) -> Report:
     if seen.front is None or not is_running(seen.front):
-        return _with(report, reason="its gateway is not running")
-    running = _with(report, phase=Phase.RUNNING, endpoints=endpoints(seen))
+        return replace(report, reason="its gateway is not running")
+    running = replace(report, phase=Phase.RUNNING, endpoints=endpoints(seen))
     if not seen.had_oom:
         return running
     facts = {**report.facts, "out_of_memory": "yes"}
-    return _with(running, reason=_OOM_REASON, facts=facts)
+    return replace(running, reason=_OOM_REASON, facts=facts)
 
 
 def without_container(*, is_paused: bool) -> Report:
@@ -103,12 +105,12 @@ def without_container(*, is_paused: bool) -> Report:
 
 def unguarded(report: Report) -> Report:
     """Return a report of a sandbox that reaches the ports of its machine."""
-    return _with(report, facts={**report.facts, **_UNGUARDED})
+    return replace(report, facts={**report.facts, **_UNGUARDED})
 
 
 def still_starting(report: Report) -> Report:
     """Return what it is while an awaited port does not answer yet."""
-    return _with(report, phase=Phase.STARTING, reason="its ports do not answer yet")
+    return replace(report, phase=Phase.STARTING, reason="its ports do not answer yet")
 
 
 def ended(
@@ -120,7 +122,7 @@ def ended(
     if state.get("OOMKilled") or (had_oom and code == _KILLED):
         cause, reason = Cause.OUT_OF_MEMORY, "it wanted more memory than it may use, and was killed"
     elif error:
-        cause, reason = Cause.NOT_STARTED, _line(error)
+        cause, reason = Cause.NOT_STARTED, one_line(error)
     elif code in _NO_COMMAND:
         cause = Cause.NOT_STARTED
         reason = f"its command cannot be run in its image, with exit code {code}"
@@ -195,10 +197,6 @@ def _target(seen: Seen, number: int) -> str:
     return ""
 
 
-def _line(text: str) -> str:
-    return " ".join(text.split())[:300]
-
-
 def usage_of(stats: Json) -> Usage:
     """Return what the engine's statistics of a container say."""
     spent = _count(stats, "cpu_stats", "cpu_usage", "total_usage")
@@ -218,10 +216,6 @@ def _count(found: Any, *path: str) -> int | None:
     for name in path:
         found = found.get(name) if isinstance(found, dict) else None
     return found if isinstance(found, int) else None
-
-
-def _with(report: Report, **changes: Any) -> Report:
-    return msgspec.structs.replace(report, **changes)
 
 
 def status_of(container: Json) -> str:

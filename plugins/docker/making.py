@@ -21,7 +21,7 @@ import msgspec
 from agentsvc.base import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
 from agentsvc.plugin import LongTasks, Network, Order, working_dir
 
-from . import firewall, gateways, names, networks, tools
+from . import firewall, gateways, inspection, names, networks, tools
 from .engine import Engine, Facts
 from .failures import CONFLICT
 from .images import Images
@@ -91,7 +91,7 @@ class Maker:
         Where it begins with a copy of another one's files, raises StillFetching until that is made.
         """
         found = await self.find(names.container(order.sandbox_id), order.sandbox_id)
-        if found is not None and (found.get("State") or {}).get("Status") != "created":
+        if found is not None and inspection.status_of(found) != "created":
             return
         if order.copy_of:
             await self._copies.go_on(
@@ -132,7 +132,7 @@ class Maker:
     async def find(self, name: str, sandbox_id: str) -> Json | None:
         """Return our container of that name, or None; what is not of this sandbox is not ours."""
         found: Json | None = await self._engine.get(f"containers/{name}/json")
-        labels = ((found or {}).get("Config") or {}).get("Labels")
+        labels = inspection.labels_of(found or {})
         return found if names.is_own(labels, self._instance_id, sandbox_id) else None
 
     async def start(self, container_id: str) -> None:
@@ -162,14 +162,14 @@ class Maker:
         """
         for _ in range(_REMOVE_TRIES):
             found = await self._engine.get(f"containers/{container_id}/json")
-            if ((found or {}).get("State") or {}).get("Status") != _NOT_TIDIED:
+            if inspection.status_of(found or {}) != _NOT_TIDIED:
                 return
             await asyncio.sleep(_REMOVE_SECONDS)
 
     async def bars(self, sandbox_id: str, container: Json) -> tuple[str, list[int], str] | None:
         """Return the bridge whose way to this machine is closed, and what is open on it."""
         facts = await self._engine.facts()
-        labels = (container.get("Config") or {}).get("Labels") or {}
+        labels = inspection.labels_of(container)
         if not self.may_guard(facts):
             return None
         if labels.get("agentsvc.network") != Network.OPEN:
@@ -259,9 +259,7 @@ class Maker:
         return not order.layer or needs_volume(runtime, is_read_only=options.read_only)
 
     async def _image(self, name: str) -> Image:
-        return await self._images.get(
-            self._engine, name, pull=self._config.pull, wait_seconds=self._config.pull_wait_seconds
-        )
+        return await self._images.get(self._engine, name)
 
     async def _networks(self, order: Order, facts: Facts) -> Placement:
         sandbox_id, pool = order.sandbox_id, self._config.subnets

@@ -105,7 +105,7 @@ async def a_maker() -> AsyncIterator[tuple[Answers, making.Maker]]:
                 making.Maker(
                     asked,
                     config,
-                    images.Images(""),
+                    images.Images(config),
                     layers.Layers(INSTANCE),
                     INSTANCE,
                     copies=LongTasks(),
