@@ -62,7 +62,12 @@ class Layers:
             if (found := await self._find(engine, name)) is not None:
                 return int(found.labels.get(names.BYTES, "0"))
             source = await find_source()
-            return await _Making(engine, source, self._labels(layer_id), name, max_bytes).run()
+            labels = {
+                names.INSTALLATION: self._instance_id,
+                names.ROLE: "layer",
+                names.LAYER: layer_id,
+            }
+            return await _make_image(engine, source, name, labels, max_bytes)
 
         return await self._making.go_on(f"{engine.name} {name}", make)
 
@@ -114,82 +119,67 @@ class Layers:
         image = to_image(found or {})
         return image if self._is_layers(image.labels) else None
 
-    def _labels(self, layer_id: str) -> dict[str, str]:
-        return {names.INSTALLATION: self._instance_id, names.ROLE: "layer", names.LAYER: layer_id}
+
+async def _make_image(
+    engine: Engine, source: Json, name: str, labels: Mapping[str, str], max_bytes: int
+) -> int:
+    """Make an image of a container's files, and return how many bytes of them are in it."""
+    paths = await paths_of(engine, source)
+    volumes = (source.get("Config") or {}).get("Volumes") or {}
+    for path, volume in product(paths, volumes):
+        if is_below(path, volume) or is_below(volume, path):
+            raise OrderRejected(f"The image has a volume at {path}, of which nothing is kept")
+    # Of what began with a layer it is that layer's own base, so that none is on top of another.
+    base = inspection.labels_of(source).get(names.BASE) or source["Image"]
+    made = await _make_container(
+        engine, name, base, {**labels, names.BASE: base, names.MADE_FOR: name}
+    )
+    transfer = Transfer((engine, source["Id"]), (engine, made), max_bytes)
+    try:
+        for path in paths:
+            await transfer.bring(path)
+        repository, _, tag = name.rpartition(":")
+        await engine.ask(
+            "POST",
+            "commit",
+            params={
+                "container": made,
+                "repo": repository,
+                "tag": tag,
+                "pause": False,
+                "changes": f"LABEL {names.BYTES}={transfer.read_bytes}",
+            },
+            body={},
+            time_limit=_COMMIT_SECONDS,
+        )
+    finally:
+        await finish(_remove_container(engine, made))
+    return transfer.read_bytes
 
 
-class _Making:
-    """How one image is made of a container's files."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        source: Json,
-        labels: Mapping[str, str],
-        name: str,
-        max_bytes: int,
-    ) -> None:
-        self._engine = engine
-        self._source = source
-        self._name = name
-        self._max_bytes = max_bytes
-        # Of what began with a layer it is that layer's own base, so that none is on top of another.
-        base = inspection.labels_of(source).get(names.BASE) or source["Image"]
-        self._labels = {**labels, names.BASE: base, names.MADE_FOR: name}
-
-    async def run(self) -> int:
-        """Make the image and return how many bytes of files are in it."""
-        paths = await paths_of(self._engine, self._source)
-        volumes = (self._source.get("Config") or {}).get("Volumes") or {}
-        for path, volume in product(paths, volumes):
-            if is_below(path, volume) or is_below(volume, path):
-                raise OrderRejected(f"The image has a volume at {path}, of which nothing is kept")
-        made = await self._make_container()
-        source = (self._engine, self._source["Id"])
-        transfer = Transfer(source, (self._engine, made), self._max_bytes)
-        try:
-            for path in paths:
-                await transfer.bring(path)
-            repository, _, tag = self._name.rpartition(":")
-            await self._engine.ask(
-                "POST",
-                "commit",
-                params={
-                    "container": made,
-                    "repo": repository,
-                    "tag": tag,
-                    "pause": False,
-                    "changes": f"LABEL {names.BYTES}={transfer.read_bytes}",
-                },
-                body={},
-                time_limit=_COMMIT_SECONDS,
-            )
-        finally:
-            await finish(_remove_container(self._engine, made))
-        return transfer.read_bytes
-
-    async def _make_container(self) -> str:
-        base = self._labels[names.BASE]
-        image = to_image(await self._engine.get(f"images/{base}/json") or {})
-        if not image.id:
-            raise OrderRejected("The image of the sandbox is gone from the engine")
-        body = {
-            "Image": base,
-            "Labels": self._labels,
-            "NetworkDisabled": True,
-            "HostConfig": {"NetworkMode": "none"},
-            **({} if image.entrypoint or image.command else {"Cmd": ["true"]}),
-        }
-        query = {"name": names.half_made(self._name)}
-        for _ in range(2):
-            made = await self._engine.ask(
-                "POST", "containers/create", params=query, body=body, expect=(CONFLICT,)
-            )
-            if made is not None:
-                return str(made["Id"])
-            # It is of a server that was killed.
-            await _remove_container(self._engine, query["name"])
-        raise Conflict("The engine has a container of that name", detail=query["name"])
+async def _make_container(
+    engine: Engine, image_name: str, base: str, labels: Mapping[str, str]
+) -> str:
+    image = to_image(await engine.get(f"images/{base}/json") or {})
+    if not image.id:
+        raise OrderRejected("The image of the sandbox is gone from the engine")
+    body = {
+        "Image": base,
+        "Labels": labels,
+        "NetworkDisabled": True,
+        "HostConfig": {"NetworkMode": "none"},
+        **({} if image.entrypoint or image.command else {"Cmd": ["true"]}),
+    }
+    name = names.half_made(image_name)
+    for _ in range(2):
+        made = await engine.ask(
+            "POST", "containers/create", params={"name": name}, body=body, expect=(CONFLICT,)
+        )
+        if made is not None:
+            return str(made["Id"])
+        # It is of a server that was killed.
+        await _remove_container(engine, name)
+    raise Conflict("The engine has a container of that name", detail=name)
 
 
 async def _remove_container(engine: Engine, container: str) -> None:
