@@ -21,6 +21,7 @@ import msgspec
 
 from agentsvc.base import AgentsvcError, BackendUnavailable
 from agentsvc.plugin import finish
+from agentsvc.plugin.egress.addresses import is_own
 
 from .failures import CONFLICT, NOT_FOUND, from_engine, one_line
 from .settings import Host, address_of, resolve_tls_dir, resolve_url
@@ -281,14 +282,15 @@ class Engine:
                 client.session.get(f"{base}/version") as answer,
             ):
                 version = await answer.json(content_type=None)
-                api = _version(version["ApiVersion"])
+                api = tuple(map(int, version["ApiVersion"].split(".")))
+                major, minor = min(api, _API_NEWEST)
         except BaseException as exc:
             await client.close()
             if isinstance(exc, Exception):
                 raise self.away(str(exc) or type(exc).__name__) from exc
             raise
         self._client, self._version = client, version
-        self._base = "{}/v{}.{}".format(base, *min(api, _API_NEWEST))
+        self._base = f"{base}/v{major}.{minor}"
 
     async def _look(self) -> Facts:
         info = await self.ask("GET", "info")
@@ -381,7 +383,7 @@ def _is_beside(info: Json, bridge: Json) -> bool:
     if not gateways:
         return True
     # The engine may be in another network namespace; then its bridge has no address of ours.
-    return any(is_ours(gateway) for gateway in gateways)
+    return any(is_own(ipaddress.ip_address(gateway)) for gateway in gateways)
 
 
 def _is_podman(version: Json) -> bool:
@@ -401,18 +403,6 @@ def _shares_network(path: str) -> bool:
             return Path(f"/proc/{pid}/ns/net").readlink() == Path("/proc/self/ns/net").readlink()
         except (OSError, AttributeError):  # macOS knows neither
             return False
-
-
-def is_ours(address: str) -> bool:
-    """Say whether an address of IPv4 is one of this machine's."""
-    if ipaddress.ip_address(address).version != 4:  # noqa: PLR2004
-        return False
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-        return True
 
 
 def _certificates(directory: str) -> ssl.SSLContext:
@@ -447,20 +437,10 @@ async def _read(
 
 
 def _to_params(values: Mapping[str, Any]) -> dict[str, str]:
-    found = {}
-    for name, value in values.items():
-        if isinstance(value, bool):
-            found[name] = "true" if value else "false"
-        elif isinstance(value, dict | list):
-            found[name] = json.dumps(value)
-        else:
-            found[name] = str(value)
-    return found
-
-
-def _version(text: str) -> tuple[int, int]:
-    major, _, minor = text.partition(".")
-    return int(major), int(minor)
+    return {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in values.items()
+    }
 
 
 def _yes(is_so: bool) -> str:

@@ -6,6 +6,7 @@ gives every bridge an address, so that with it the inner networks need them, too
 """
 
 import asyncio
+import ipaddress
 import os
 import shutil
 import socket
@@ -13,8 +14,7 @@ from collections.abc import Iterable
 
 from agentsvc.base import BackendUnavailable, monotonic
 from agentsvc.plugin import finish
-
-from .engine import is_ours
+from agentsvc.plugin.egress.addresses import is_own
 
 type Rule = tuple[str, ...]
 
@@ -53,10 +53,10 @@ def own_ports(targets: Iterable[str]) -> list[int]:
     for target in targets:
         host, _, port = target.rpartition(":")
         try:
-            addresses = {item[4][0] for item in socket.getaddrinfo(host.strip("[]"), int(port))}
+            found_at = socket.getaddrinfo(host.strip("[]"), int(port), socket.AF_INET)
         except OSError:
             continue
-        if any(is_ours(str(address)) for address in addresses):
+        if any(is_own(ipaddress.ip_address(item[4][0])) for item in found_at):
             found.append(int(port))
     return found
 

@@ -23,17 +23,12 @@ async def _answers(host: str, port: int, time_limit: float, is_relayed: bool) ->
     except OSError:  # which TimeoutError is, too
         return False
     try:
-        return not is_relayed or await _stays(reader, time_limit)
-    finally:
-        writer.transport.abort()
-
-
-async def _stays(reader: asyncio.StreamReader, time_limit: float) -> bool:
-    # What relays takes every connection, and ends it at once where nobody is behind it.
-    try:
+        # What relays takes every connection, and ends it at once where nobody is behind it.
         async with asyncio.timeout(min(time_limit, _STAYS_SECONDS)):
-            return bool(await reader.read(1))
+            return not is_relayed or bool(await reader.read(1))
     except TimeoutError:
         return True
     except OSError:
         return False
+    finally:
+        writer.transport.abort()
