@@ -341,7 +341,8 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         if status == "paused":
             await engine.ask("POST", f"containers/{found['Id']}/unpause", expect=(CONFLICT,))
         elif status == "running":
-            await hibernation.drop_old(engine, found)
+            # What is on disk of this run may just be on its way there.
+            await hibernation.drop(engine, found, keep=hibernation.name_of(found))
         elif await hibernation.has(engine, found):
             await maker.prepare_start(handle.sandbox_id, found)
             if not await hibernation.bring_back(engine, found):

@@ -21,9 +21,9 @@ from agentsvc.plugin import (
 
 from .commands import execute
 from .engine import Engine
-from .kept_files import paths_of
 from .plan import PRIVATE, PYTHONS, Json, checkpoint_archive
 from .streams import read_file
+from .transfer import paths_of
 
 _GROUP: Final = 61184
 """The group by which checkpoints are reached; below 65,536, as many as there are without root."""

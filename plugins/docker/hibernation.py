@@ -79,10 +79,10 @@ async def until_written(engine: Engine, container: Json) -> None:
     await drop(engine, container)
 
 
-async def write(engine: Engine, container: Json) -> bool:
+async def write(engine: Engine, container: Json) -> None:
     """Write a frozen container to disk and end it; where that fails, it is frozen again or ended.
 
-    Says whether it is on disk. It runs for a moment, as an engine does not write what is frozen.
+    It runs for a moment, as an engine does not write what is frozen.
     """
     path = f"containers/{container['Id']}"
     await drop(engine, container)
@@ -96,7 +96,7 @@ async def write(engine: Engine, container: Json) -> bool:
     )
     if made is not None:
         await until_written(engine, container)
-        return True
+        return
     seen = await engine.get(f"{path}/json") or {}
     has_ended = not inspection.is_running(seen)
     log.warning(
@@ -105,7 +105,6 @@ async def write(engine: Engine, container: Json) -> bool:
     )
     if not has_ended:
         await engine.ask("POST", f"{path}/pause", expect=(CONFLICT,))
-    return False
 
 
 async def bring_back(engine: Engine, container: Json) -> bool:
@@ -133,11 +132,6 @@ async def bring_back(engine: Engine, container: Json) -> bool:
         return False
     await drop(engine, container)
     return True
-
-
-async def drop_old(engine: Engine, container: Json) -> None:
-    """Remove what is on disk of earlier runs; that of this one may just be on its way there."""
-    await drop(engine, container, keep=name_of(container))
 
 
 async def drop(engine: Engine, container: Json, *, keep: str = "") -> None:

@@ -171,8 +171,5 @@ def _bytes(detail: Json, name: str, otherwise: int) -> int:
 def to_query(image: str) -> dict[str, str]:
     """Return the parameters that fetch exactly this image: a name alone would mean every tag."""
     last = image.rpartition("/")[2]
-    return (
-        {"fromImage": image}
-        if ":" in last or "@" in last
-        else {"fromImage": image, "tag": "latest"}
-    )
+    tag = {} if ":" in last or "@" in last else {"tag": "latest"}
+    return {"fromImage": image, **tag}

@@ -19,9 +19,8 @@ from agentsvc.plugin import LongTasks, finish, is_below
 from . import inspection, names
 from .engine import Engine
 from .failures import CONFLICT, NOT_FOUND
-from .kept_files import paths_of
 from .plan import Image, Json, to_image
-from .transfer import Transfer
+from .transfer import Transfer, paths_of
 
 _ID: Final = re.compile(r"[a-z0-9]{1,64}")
 _MISSING: Final = (NOT_FOUND,)

@@ -25,7 +25,6 @@ from . import firewall, gateways, inspection, names, networks, tools
 from .engine import Engine, Facts
 from .failures import CONFLICT
 from .images import Images
-from .kept_files import paths_of
 from .layers import Layers
 from .plan import (
     CALLBACK_NAME,
@@ -46,9 +45,10 @@ from .plan import (
     user_of,
     workspace_archive,
 )
+from .reach import listens
 from .settings import DockerConfig
 from .streams import read_file
-from .transfer import Transfer
+from .transfer import Transfer, paths_of
 
 _NOT_TIDIED = "stopped"
 _NO_INIT = re.compile(r"catatonit|container-init|init binary")
@@ -333,28 +333,19 @@ class Maker:
         """Return the names a sandbox must be told for it, and whether there is one."""
         if callback is None:
             return (), False
-        host, port = callback
+        (host, port), limit = callback, self._config.connect_seconds
         if host != CALLBACK_NAME:
             return (), not _is_loopback(host)
         if facts.is_beside:
             # Podman makes a bridge only when somebody is in its network.
             near = _own_address(bridge) if facts.is_podman else bridge
-            return (f"{host}:{bridge}",), await self._listens(near, port)
+            return (f"{host}:{bridge}",), await listens(near, port, limit)
         if self._engine.is_remote:
             return (), False
         if facts.knows_its_machine:
             return (f"{host}:host-gateway",), True
         near = _own_address(_ELSEWHERE)
-        return (f"{host}:{near}",), await self._listens(near, port)
-
-    async def _listens(self, address: str, port: int) -> bool:
-        try:
-            async with asyncio.timeout(self._config.connect_seconds):
-                _, writer = await asyncio.open_connection(address, port)
-        except OSError:  # which TimeoutError is, too
-            return False
-        writer.transport.abort()
-        return True
+        return (f"{host}:{near}",), await listens(near, port, limit)
 
     async def _gateway(self, order: Order, body: Json, inner: str, address: str) -> None:
         name = names.gateway(order.sandbox_id)

@@ -11,12 +11,14 @@ async def answers(urls: Iterable[str], time_limit: float, *, is_relayed: bool) -
     """Say whether somebody listens at each of the addresses."""
     for url in urls:
         target = urlsplit(url)
-        if not await _answers(target.hostname or "", target.port or 0, time_limit, is_relayed):
+        port = target.port or 0
+        if not await listens(target.hostname or "", port, time_limit, is_relayed=is_relayed):
             return False
     return True
 
 
-async def _answers(host: str, port: int, time_limit: float, is_relayed: bool) -> bool:
+async def listens(host: str, port: int, time_limit: float, *, is_relayed: bool = False) -> bool:
+    """Say whether somebody listens at a port; behind what relays it, if need be."""
     try:
         async with asyncio.timeout(time_limit):
             reader, writer = await asyncio.open_connection(host, port)

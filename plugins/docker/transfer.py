@@ -1,18 +1,33 @@
-"""Brings directories from one container to another, through this server, by what every engine can do."""
+"""Finds the directories with a sandbox's files, and brings them into another container, through this server."""
 
 import math
 from collections.abc import AsyncIterator
 from typing import Final
 
 from agentsvc.base import AgentsvcError, BackendUnavailable, OrderRejected
+from agentsvc.plugin import kept_directories
 
+from . import inspection
 from .engine import Engine
 from .failures import NOT_FOUND
-from .plan import workspace_archive
+from .plan import Json, home_in, workspace_archive
+from .streams import read_file
 
 _MISSING: Final = (NOT_FOUND,)
 _END: Final = bytes(1024)
 """What an archive ends with."""
+
+
+async def paths_of(engine: Engine, container: Json, *, may_have_state: bool = False) -> list[str]:
+    """Return home and working directory of a container's sandbox, as `kept_directories` does."""
+    settings = container.get("Config") or {}
+    env = dict(entry.partition("=")[::2] for entry in settings.get("Env") or [])
+    work = inspection.labels_of(container).get("agentsvc.workdir", "")
+    home = env.get("HOME")
+    if not home:
+        passwd = await read_file(engine, container["Id"], "/etc/passwd")
+        home = home_in(settings.get("User") or "", passwd)
+    return kept_directories(env, work, home, may_have_state=may_have_state)
 
 
 class Transfer:
