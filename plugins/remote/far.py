@@ -1,13 +1,14 @@
 """Shared parts of the two remote backends."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import StrEnum
 from typing import Annotated, ClassVar, Final
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 
-from agentsvc.base import Conflict, Secret
+from agentsvc.base import BackendUnavailable, Conflict, Secret
 from agentsvc.plugin import (
     BackendContext,
     Endpoint,
@@ -44,6 +45,10 @@ class FarBackend[C: FarConfig](RuntimeBackend[C]):
     """Has one service run the sandboxes; how it is spoken to is the subclass's matter."""
 
     key_header: ClassVar[str]
+    made_there: ClassVar[frozenset[str]]
+    """Variables that the service sets in its sandboxes itself."""
+    callbacks: ClassVar[tuple[str, ...]]
+    """What those variables begin with that are of use only where sandboxes reach this server."""
     default_isolation: ClassVar[Isolation] = Isolation.REMOTE
 
     def __init__(self, config: C, context: BackendContext) -> None:
@@ -83,6 +88,28 @@ class FarBackend[C: FarConfig](RuntimeBackend[C]):
     def _check(self, asked: Spec | Order) -> None:
         """Raise OrderRejected; a subclass checks more."""
         self.check_fences(asked)
+
+    def _environment(self, order: Order, env: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment that the service is told, with what is secret."""
+        whole = {**env, **{name: value.reveal() for name, value in order.secret_env.items()}}
+        return {
+            name: value
+            for name, value in whole.items()
+            if name not in self.made_there
+            and (self.config.calls_back or not name.startswith(self.callbacks))
+        }
+
+
+def phase_of(phases: Mapping[str, Phase], status: str, who: str) -> Phase:
+    """Return what a status means; raises BackendUnavailable for one that nobody knows."""
+    if (phase := phases.get(status)) is None:
+        raise BackendUnavailable(f"{who} says a status that nobody knows: {one_line(status)}")
+    return phase
+
+
+def known[E: StrEnum](kind: type[E], said: str | None) -> E | None:
+    """Return the value that the other side says, if it is one that is known here."""
+    return kind(said) if said in list(kind) else None
 
 
 def usable[T](

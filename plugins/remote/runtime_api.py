@@ -43,7 +43,7 @@ from agentsvc.plugin import (
 )
 
 from .calls import HANDLE_VERSION, check_handle, fingerprint, one_line
-from .far import GONE, FarBackend, FarConfig, usable
+from .far import GONE, FarBackend, FarConfig, known, phase_of, usable
 
 _AGENT: Final = "agent"
 _USUAL_PORTS: Final[Mapping[str, int]] = {
@@ -58,8 +58,6 @@ _SERVICES: Final[Mapping[str, str]] = {
     "worker_2": "work-2",
 }
 """How a port that is not the agent server's is called in URLs."""
-_MADE_THERE: Final = frozenset({"OH_SESSION_API_KEYS_0", "SESSION_API_KEY"})
-_CALLBACK: Final = "OH_WEBHOOKS_"
 _BATCH: Final = 50
 _FORGET_SECONDS: Final = 3600.0
 _GONE_POLL_SECONDS: Final = 0.1
@@ -145,6 +143,8 @@ class RemoteBackend(FarBackend[RemoteConfig]):
         {Capability.PAUSE, Capability.SURVIVES_RESTART}
     )
     key_header: ClassVar[str] = "X-API-Key"
+    made_there: ClassVar[frozenset[str]] = frozenset({"OH_SESSION_API_KEYS_0", "SESSION_API_KEY"})
+    callbacks: ClassVar[tuple[str, ...]] = ("OH_WEBHOOKS_",)
     Config = RemoteConfig
 
     async def open(self) -> None:
@@ -195,7 +195,7 @@ class RemoteBackend(FarBackend[RemoteConfig]):
             exit_code=runtime.exit_code,
             endpoints=self._endpoints(handle, runtime) if runtime.url else (),
             working_dir=runtime.working_dir or "",
-            isolation=_isolation(runtime.isolation, self.config.isolation),
+            isolation=known(Isolation, runtime.isolation) or self.config.isolation,
             facts={} if self.config.calls_back else dict(NOT_CALLING),
             session_key=Secret(runtime.session_api_key) if runtime.session_api_key else None,
         )
@@ -277,18 +277,10 @@ class RemoteBackend(FarBackend[RemoteConfig]):
     def _start_body(self, order: Order) -> dict[str, Any]:
         ports = _numbers(order.ports)
         env = {name: fill(value, ports) for name, value in order.env.items()}
-        env |= {name: value.reveal() for name, value in order.secret_env.items()}
-        dropped = [
-            name
-            for name in env
-            if name in _MADE_THERE or (name.startswith(_CALLBACK) and not self.config.calls_back)
-        ]
-        for name in dropped:
-            del env[name]
         is_sized = order.resource_factor != 1
         body: dict[str, Any] = {
             "image": order.image,
-            "environment": env,
+            "environment": self._environment(order, env),
             "session_id": self._prefix + order.sandbox_id,
             "resource_factor": order.resource_factor if is_sized else self.config.resource_factor,
             "run_as_user": 10001,
@@ -322,8 +314,8 @@ class RemoteBackend(FarBackend[RemoteConfig]):
         runtime = await self._session(self._prefix + handle.sandbox_id, key)
         if runtime is not None:
             return runtime
-        known = handle.data.get("key")
-        if known and known != fingerprint(key):
+        made_with = handle.data.get("key")
+        if made_with and made_with != fingerprint(key):
             raise BackendUnavailable(
                 "The sandbox was made with another key of the runtime API than the one there is now"
             )
@@ -381,17 +373,9 @@ def _numbers(ports: Sequence[Port]) -> dict[str, int]:
 
 
 def _phase(runtime: Runtime) -> Phase:
-    phase = _PHASES.get(runtime.status)
-    if phase is None:
-        raise BackendUnavailable(
-            f"The runtime API says a status that nobody knows: {one_line(runtime.status)}"
-        )
+    phase = phase_of(_PHASES, runtime.status, "The runtime API")
     is_ready = runtime.pod_status is None or runtime.pod_status.lower() == "ready"
     return Phase.STARTING if phase is Phase.RUNNING and not is_ready else phase
-
-
-def _isolation(said: str | None, known: Isolation) -> Isolation:
-    return Isolation(said) if said in list(Isolation) else known
 
 
 def _url_of(runtime: Runtime, name: str, *, is_primary: bool) -> str:

@@ -42,12 +42,10 @@ from agentsvc.plugin import (
 )
 
 from .calls import HANDLE_VERSION, check_handle, fingerprint, one_line
-from .far import GONE, FarBackend, FarConfig, usable
+from .far import GONE, FarBackend, FarConfig, known, phase_of, usable
 
 _SANDBOXES: Final = "/api/v1/sandboxes"
 _PAGE: Final = "100"
-_MADE_THERE: Final = frozenset({"OH_SESSION_API_KEYS_0", "OH_SECRET_KEY"})
-_CALLBACKS: Final = ("OH_WEBHOOKS_", "OH_ALLOW_CORS_ORIGINS_")
 _PORT_NAMES: Final[Mapping[str, str]] = {"AGENT_SERVER": "agent"}
 
 SERVER_SPEC: Final = Spec(id="agentsvc", backend="agentsvc")
@@ -115,6 +113,8 @@ class ServerBackend(FarBackend[ServerConfig]):
         {Capability.PAUSE, Capability.RESTART, Capability.STOP, Capability.SURVIVES_RESTART}
     )
     key_header: ClassVar[str] = "X-Session-API-Key"
+    made_there: ClassVar[frozenset[str]] = frozenset({"OH_SESSION_API_KEYS_0", "OH_SECRET_KEY"})
+    callbacks: ClassVar[tuple[str, ...]] = ("OH_WEBHOOKS_", "OH_ALLOW_CORS_ORIGINS_")
     Config = ServerConfig
 
     async def probe(self) -> Health:
@@ -164,9 +164,9 @@ class ServerBackend(FarBackend[ServerConfig]):
             endpoints=tuple(self._endpoint(info, one) for one in info.exposed_urls or ()),
             working_dir=info.working_dir or "",
             facts={**info.facts, **({} if self.config.calls_back else NOT_CALLING)},
-            isolation=_known(Isolation, info.isolation) or self.config.isolation,
-            paused_as=_known(PausedAs, info.paused_as),
-            cause=_known(Cause, info.status_cause),
+            isolation=known(Isolation, info.isolation) or self.config.isolation,
+            paused_as=known(PausedAs, info.paused_as),
+            cause=known(Cause, info.status_cause),
             session_key=Secret(info.session_api_key) if info.session_api_key else None,
         )
 
@@ -220,16 +220,9 @@ class ServerBackend(FarBackend[ServerConfig]):
             )
 
     async def _start(self, order: Order) -> SandboxInfo:
-        env = {**order.env, **{name: key.reveal() for name, key in order.secret_env.items()}}
-        kept = {
-            name: value
-            for name, value in env.items()
-            if name not in _MADE_THERE
-            and (self.config.calls_back or not name.startswith(_CALLBACKS))
-        }
         body: dict[str, Any] = {
             "client_id": self._prefix + order.sandbox_id,
-            "env": kept,
+            "env": self._environment(order, order.env),
             "resource_factor": order.resource_factor,
         }
         # Servers that are no agentsvc read the query only.
@@ -298,17 +291,8 @@ def _path(info: SandboxInfo) -> str:
 
 
 def _phase(info: SandboxInfo) -> Phase:
-    phase = _PHASES.get(info.status)
-    if phase is None:
-        raise BackendUnavailable(
-            f"The other server says a status that nobody knows: {one_line(info.status)}"
-        )
-    return phase
+    return phase_of(_PHASES, info.status, "The other server")
 
 
 def _is_stopped(info: SandboxInfo) -> bool:
     return _phase(info) is Phase.PAUSED and info.paused_as == PausedAs.STOPPED
-
-
-def _known[E: (Isolation, PausedAs, Cause)](kind: type[E], said: str | None) -> E | None:
-    return kind(said) if said in list(kind) else None
