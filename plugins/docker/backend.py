@@ -540,7 +540,6 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             had_oom=self._watches[engine.name].had_oom(found),
             was_told=is_over and await self._is_own_end(engine, found),
             publish="" if facts.is_beside else engine.publish_address,
-            limits=inspection.asked_limits(found),
             default_runtime=facts.default_runtime,
         )
 

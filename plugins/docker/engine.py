@@ -193,9 +193,11 @@ class Engine:
             try:
                 async with (
                     asyncio.timeout(time_limit or self._time_limit),
-                    self._send(method, path, params=params, body=body, data=data) as answer,
+                    self.stream(
+                        method, path, params=params, body=body, data=data, expect=expect
+                    ) as answer,
                 ):
-                    return await _read(answer, expect)
+                    return None if answer is None else await _read(answer, expect)
             except TimeoutError as exc:
                 raise self.away("it gives no answer in time") from exc
 
@@ -211,29 +213,12 @@ class Engine:
         *,
         params: Mapping[str, Any] | None = None,
         body: object = None,
-        data: IO[bytes] | AsyncIterable[bytes] | None = None,
+        data: bytes | IO[bytes] | AsyncIterable[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
         expect: Collection[int] = (),
         explain: Explain = from_engine,
     ) -> AsyncIterator["aiohttp.ClientResponse | None"]:
         """Send a request and give the answer to be read as it comes; None for `expect`."""
-        async with self._send(
-            method, path, params=params, body=body, data=data, headers=headers
-        ) as answer:
-            # Whoever is given None knows that there is nothing to be read.
-            yield answer if answer.status < _BAD else await _read(answer, expect, explain)
-
-    @asynccontextmanager
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, Any] | None,
-        body: object,
-        data: bytes | IO[bytes] | AsyncIterable[bytes] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> AsyncIterator["aiohttp.ClientResponse"]:
         import aiohttp  # noqa: PLC0415  # a client library, and only of use once there is a config
 
         session = (await self._connected()).session
@@ -246,7 +231,8 @@ class Engine:
                 data=data,
                 headers=headers,
             ) as answer:
-                yield answer
+                # Whoever is given None knows that there is nothing to be read.
+                yield answer if answer.status < _BAD else await _read(answer, expect, explain)
         except (aiohttp.ClientError, OSError) as exc:
             raise self.away(str(exc) or type(exc).__name__) from exc
 

@@ -38,7 +38,6 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the engine told of its end, as it does of every one that it sees."""
     publish: str = ""
     """The address at which ports are published; empty where containers' own are used."""
-    limits: tuple[str, ...] = ()
     default_runtime: str = ""
 
 
@@ -49,7 +48,7 @@ def to_report(seen: Seen) -> Report:
         phase=Phase.STARTING,
         working_dir=labels.get("agentsvc.workdir", ""),
         isolation=isolation_of(labels.get("agentsvc.runtime") or seen.default_runtime),
-        enforced=seen.limits,
+        enforced=_asked_limits(seen.container),
         facts=_facts(labels),
     )
     match status_of(seen.container):
@@ -173,7 +172,7 @@ def labels_of(container: Json) -> dict[str, str]:
     return (container.get("Config") or {}).get("Labels") or {}
 
 
-def asked_limits(container: Json) -> tuple[str, ...]:
+def _asked_limits(container: Json) -> tuple[str, ...]:
     """Return the names of the limits that a container's order has set."""
     asked = labels_of(container).get("agentsvc.limits", "").split(",")
     return tuple(name for name in _LIMITS if name in asked)
