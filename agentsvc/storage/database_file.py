@@ -110,9 +110,7 @@ def _migrate(path: Path, connection: sqlite3.Connection, migrations: Path) -> No
             copy = path.with_name(f"{path.name}.v{version}-{values.now():%Y%m%dT%H%M%S%f}")
             copy_to(path, copy)
             log.info("database copied before its migration", extra={"path": str(copy)})
-        for number in sorted(files):
-            if number > version:
-                _run_statements(connection, files[number].read_text("utf-8"))
+        _apply(connection, {number: files[number] for number in files if number > version})
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {newest}")
     log.info("database migrated", extra={"from_version": version, "to_version": newest})
@@ -179,21 +177,35 @@ def statements_of(script: str) -> Iterator[str]:
     yield statement
 
 
-def _run_statements(connection: sqlite3.Connection, script: str) -> None:
-    # Not `executescript`: it commits the transaction it is in.
-    for statement in statements_of(script):
-        connection.execute(statement)
+def _apply(connection: sqlite3.Connection, migrations: dict[int, Path]) -> None:
+    for _, file in sorted(migrations.items()):
+        # Not `executescript`: it commits the transaction it is in.
+        for statement in statements_of(file.read_text("utf-8")):
+            connection.execute(statement)
 
 
 def copy_to(path: Path, to: Path) -> None:
     """Write all that is committed into a new file with mode 0600, or leave none."""
+    with _new_file(to), _opened(path, "ro") as connection:
+        connection.execute("VACUUM INTO ?", (str(to),))
+
+
+@contextlib.contextmanager
+def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
+    """Give a connection for one use, without the settings of a server's."""
+    with contextlib.closing(
+        sqlite3.connect(uri(path, mode), uri=True, isolation_level=None)
+    ) as connection:
+        yield connection
+
+
+@contextlib.contextmanager
+def _new_file(to: Path) -> Iterator[None]:
+    """Have a file be on disk once it is written, or leave none."""
     # Made first, so that it is never readable by others.
     os.close(os.open(to, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     try:
-        with contextlib.closing(
-            sqlite3.connect(uri(path, "ro"), uri=True, isolation_level=None)
-        ) as connection:
-            connection.execute("VACUUM INTO ?", (str(to),))
+        yield
         _flush(to)
     except BaseException:
         to.unlink()
@@ -214,27 +226,19 @@ def copy_running(path: Path, to: Path) -> None:
 
     Raises StartFailed if it cannot be read, is none of ours, or the copy cannot be written.
     """
-    os.close(os.open(to, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     try:
-        with (
-            contextlib.closing(sqlite3.connect(uri(path, "rw"), uri=True)) as source,
-            contextlib.closing(sqlite3.connect(to)) as copy,
-        ):
+        with _new_file(to), _opened(path, "rw") as source, _opened(to, "rw") as copy:
             _check_ours(path, source)
             source.backup(copy)
             copy.execute("PRAGMA journal_mode = DELETE")
-        _flush(to)
-    except BaseException as exc:
-        to.unlink()
-        if isinstance(exc, sqlite3.Error):
-            raise StartFailed(f"the database cannot be copied ({exc}): {path}") from exc
-        raise
+    except sqlite3.Error as exc:
+        raise StartFailed(f"the database cannot be copied ({exc}): {path}") from exc
 
 
 def check_file(path: Path) -> list[str]:
     """Return what is wrong with a database that nobody writes to now; nothing if it is whole."""
     try:
-        with contextlib.closing(sqlite3.connect(uri(path, "ro"), uri=True)) as connection:
+        with _opened(path, "ro") as connection:
             version = _check_ours(path, connection)
             newest = max(_migration_files(MIGRATIONS))
             found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
@@ -257,13 +261,12 @@ def check_schema(path: Path) -> list[str]:
     """
     try:
         with (
-            contextlib.closing(sqlite3.connect(uri(path, "ro"), uri=True)) as connection,
+            _opened(path, "ro") as connection,
             contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as known,
         ):
             version = _check_ours(path, connection)
-            for number, file in sorted(_migration_files(MIGRATIONS).items()):
-                if number <= version:
-                    _run_statements(known, file.read_text("utf-8"))
+            files = _migration_files(MIGRATIONS)
+            _apply(known, {number: files[number] for number in files if number <= version})
             found, wanted = _objects(connection), _objects(known)
     except sqlite3.Error as exc:
         return [f"it cannot be read: {exc}"]
@@ -295,9 +298,7 @@ def read_foreign(path: Path, table: str, *, max_rows: int) -> list[dict[str, Any
     """
     steps = iter(range(_FOREIGN_STEPS))
     try:
-        with contextlib.closing(
-            sqlite3.connect(uri(path, "rw"), uri=True, isolation_level=None)
-        ) as connection:
+        with _opened(path, "rw") as connection:
             connection.row_factory = sqlite3.Row
             connection.text_factory = partial(str, encoding="utf-8", errors="replace")
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _FOREIGN_LENGTH)
@@ -316,9 +317,7 @@ def read_foreign(path: Path, table: str, *, max_rows: int) -> list[dict[str, Any
 def vacuum_file(path: Path) -> None:
     """Write the file anew without the room that nothing needs; raises StartFailed."""
     try:
-        with contextlib.closing(
-            sqlite3.connect(uri(path, "rw"), uri=True, isolation_level=None)
-        ) as connection:
+        with _opened(path, "rw") as connection:
             _check_ours(path, connection)
             connection.execute("VACUUM")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -332,9 +331,7 @@ def vacuum_file(path: Path) -> None:
 def render_schema(migrations: Path = MIGRATIONS) -> str:
     """Return the sum of all migrations as one script: what `schema.sql` holds."""
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        files = _migration_files(migrations)
-        for number in sorted(files):
-            _run_statements(connection, files[number].read_text("utf-8"))
+        _apply(connection, _migration_files(migrations))
         rows = connection.execute(
             "SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY rowid"
         ).fetchall()
