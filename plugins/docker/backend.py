@@ -241,24 +241,19 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         Raises PartlyScanned where some engines are away, and BackendUnavailable where all are.
         """
         found: dict[str, Found] = {}
-        away: list[BackendUnavailable] = []
         instance_id = self.context.instance_id
-        asked = await self._fleet.ask_all(lambda one: sandboxes_on(one, instance_id))
-        for name, listed in asked.items():
-            if isinstance(listed, BackendUnavailable):
-                away.append(listed)
-                continue
-            for sandbox_id, made in listed.items():
+        listed, away = await self._fleet.ask_all(lambda one: sandboxes_on(one, instance_id))
+        for name, first in listed.items():
+            for sandbox_id, made in first.items():
                 handle = Handle(
                     sandbox_id=sandbox_id, version=HANDLE_VERSION, data={"engine": name}
                 )
                 found.setdefault(sandbox_id, Found(handle=handle, created_at=made))
-        if len(away) == len(self._fleet.engines):
-            raise away[0]
+        if away and not listed:
+            raise next(iter(away.values()))
         if away:
-            message, detail = (
-                "; ".join(getattr(one, part) for one in away) for part in ("message", "detail")
-            )
+            message = "; ".join(one.message for one in away.values())
+            detail = "; ".join(one.detail for one in away.values())
             raise PartlyScanned(message, detail=detail, found=list(found.values()))
         return list(found.values())
 
@@ -375,12 +370,10 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
 
     async def layers(self) -> Sequence[str]:
         """List the layers on all engines; raises BackendUnavailable where one of them is away."""
-        found: set[str] = set()
-        for listed in (await self._fleet.ask_all(self._layers.ids)).values():
-            if isinstance(listed, BackendUnavailable):
-                raise listed
-            found |= listed
-        return sorted(found)
+        listed, away = await self._fleet.ask_all(self._layers.ids)
+        if away:
+            raise next(iter(away.values()))
+        return sorted(set().union(*listed.values()))
 
     async def remove_layer(self, layer_id: str) -> None:
         """Remove a layer's image, or have it go with the last container that is made of it."""

@@ -27,11 +27,6 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     has_it: bool = False
     """Whether the sandbox that is to be placed is there already."""
 
-    @property
-    def is_full(self) -> bool:
-        """Whether it takes no more."""
-        return bool(self.max_sandboxes) and self.sandboxes >= self.max_sandboxes
-
 
 def choose(loads: Iterable[Load]) -> str:
     """Return the engine for a sandbox: where it is, else the one with the most room for each.
@@ -42,7 +37,7 @@ def choose(loads: Iterable[Load]) -> str:
     for load in known:
         if load.has_it:
             return load.name
-    free = [load for load in known if not load.is_full]
+    free = [one for one in known if not one.max_sandboxes or one.sandboxes < one.max_sandboxes]
     if not free:
         raise CapacityExceeded("Every container engine has as many sandboxes as it may have")
     return min(free, key=_busyness).name
@@ -71,13 +66,9 @@ class Fleet:
 
     async def look(self) -> dict[str, str]:
         """Ask every engine what it is; return why those did not answer that did not."""
-        away = {}
-        for name, found in (await self.ask_all(lambda one: one.facts(fresh=True))).items():
-            if isinstance(found, BackendUnavailable):
-                away[name] = f"{found.message}: {found.detail}"
-            else:
-                self.facts[name] = found
-        return away
+        found, away = await self.ask_all(lambda one: one.facts(fresh=True))
+        self.facts |= found
+        return {name: f"{one.message}: {one.detail}" for name, one in away.items()}
 
     def lacking_runtime(self, runtime: str, away: Mapping[str, str]) -> list[str]:
         """Say which engines that answer have no such OCI runtime; empty is each one's own."""
@@ -89,8 +80,11 @@ class Fleet:
 
     async def ask_all[T](
         self, ask: Callable[[Engine], Awaitable[T]], names: Iterable[str] | None = None
-    ) -> dict[str, T | BackendUnavailable]:
-        """Ask all engines, or these, at the same time; those away hold up nobody for long."""
+    ) -> tuple[dict[str, T], dict[str, BackendUnavailable]]:
+        """Ask all engines, or these, at the same time; those away hold up nobody for long.
+
+        Returns what was answered, and why the others did not answer.
+        """
         asked = list(self.engines if names is None else names)
         has_others = len(asked) > 1
 
@@ -103,8 +97,14 @@ class Fleet:
             except TimeoutError:
                 return self.engines[name].away("it gives no answer in time")
 
-        found = await asyncio.gather(*(one(name) for name in asked))
-        return dict(zip(asked, found, strict=True))
+        found: dict[str, T] = {}
+        away: dict[str, BackendUnavailable] = {}
+        for name, said in zip(asked, await asyncio.gather(*map(one, asked)), strict=True):
+            if isinstance(said, BackendUnavailable):
+                away[name] = said
+            else:
+                found[name] = said
+        return found, away
 
     async def place(
         self,
@@ -128,12 +128,10 @@ class Fleet:
         suitable = [one.name for one in fitting]
         if has_files is not None:
             suitable = await self._with_files(has_files, suitable)
-        asked = await self.ask_all(lambda one: self._load(one, sandbox_id), suitable)
-        loads = [load for load in asked.values() if isinstance(load, Load)]
-        for away in asked.values():
-            if isinstance(away, BackendUnavailable) and not loads:
-                raise away
-        chosen = choose(loads)
+        loads, away = await self.ask_all(lambda one: self._load(one, sandbox_id), suitable)
+        if not loads:
+            raise next(iter(away.values()))
+        chosen = choose(loads.values())
         # On disk before anything is made: the engine may be away when the order comes again.
         await asyncio.to_thread(_write, note, chosen)
         return self.get(chosen)
@@ -141,12 +139,11 @@ class Fleet:
     async def _with_files(
         self, has_files: Callable[[Engine], Awaitable[bool]], among: Iterable[str]
     ) -> list[str]:
-        said = await self.ask_all(has_files, among)
-        if found := [name for name, has in said.items() if has is True]:
+        said, away = await self.ask_all(has_files, among)
+        if found := [name for name, has in said.items() if has]:
             return found
-        for away in said.values():
-            if isinstance(away, BackendUnavailable):
-                raise away
+        if away:
+            raise next(iter(away.values()))
         raise OrderRejected(
             "The files with which the sandbox is to begin are on no container engine"
         )
