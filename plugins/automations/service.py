@@ -341,7 +341,7 @@ class Automations:
             raise QuotaExceeded(
                 f"{MAX_WAITING} runs of this automation wait", retry_after_seconds=_RETRY_SECONDS
             )
-        if not await RunTable.insert(tx, run, payload=payload):
+        if not await RunTable.insert(tx, run, payload):
             return False
         await AutomationTable.update(
             tx, msgspec.structs.replace(automation, last_triggered_at=run.created_at)

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from agentsvc.base import moment_or_none, to_stored
-from agentsvc.extension.storage import Queryable, Transaction, record_of, row_of
+from agentsvc.extension.storage import Queryable, Records, Transaction, row_of
 
 from .model import Automation, Run, RunStatus
 
@@ -126,26 +126,33 @@ MIGRATIONS: Final = (
     """,
 )
 
-_AUTOMATION: Final = """
-    SELECT id, user_id, definition, is_enabled, disabled_reason, failures, next_at,
-           last_triggered_at, created_at, updated_at
-    FROM plugin_automations_automations
+_AUTOMATIONS: Final = Records("plugin_automations_automations", Automation)
+_RUNS: Final = Records("plugin_automations_runs", Run)
+
+_OF_REPOSITORY: Final = """
+    WHERE t.user_id = :user_id AND t.is_enabled
+      AND json_extract(t.definition, '$.trigger.type') = 'git'
+      AND json_extract(t.definition, '$.repos[0].provider') = 'github'
+      AND json_extract(t.definition, '$.repos[0].url') = :name COLLATE NOCASE
 """
-_RUN: Final = """
-    SELECT r.number, r.id, r.automation_id, r.user_id, r.key, r.source, r.status, r.attempt,
-           r.conversation_id, r.error_detail, r.result, r.cost, r.due_at, r.created_at,
-           r.started_at, r.timeout_at, r.completed_at
-    FROM plugin_automations_runs AS r
+_DUE: Final = """
+    WHERE t.is_enabled AND t.next_at IS NOT NULL AND t.next_at <= :now
+    ORDER BY t.next_at
+    LIMIT :limit
+"""
+_WAITING: Final = """
+    WHERE t.is_enabled AND t.next_at IS NOT NULL AND t.next_at > :now
+      AND json_extract(t.definition, '$.trigger.type') = 'cron'
 """
 _STARTABLE: Final = """
-    WHERE r.status = 'PENDING'
-      AND r.due_at <= :now
+    WHERE t.status = 'PENDING'
+      AND t.due_at <= :now
       AND NOT EXISTS (
         SELECT 1
         FROM plugin_automations_runs AS f
         WHERE f.status = 'PENDING'
-          AND f.automation_id = r.automation_id
-          AND f.number < r.number
+          AND f.automation_id = t.automation_id
+          AND f.number < t.number
           AND f.due_at <= :now
       )
       AND NOT EXISTS (
@@ -153,26 +160,26 @@ _STARTABLE: Final = """
         FROM plugin_automations_runs AS x
         JOIN plugin_automations_automations AS a ON a.id = x.automation_id
         WHERE x.status = 'RUNNING'
-          AND x.automation_id = r.automation_id
+          AND x.automation_id = t.automation_id
           AND json_extract(a.definition, '$.concurrency') = 'queue'
       )
-    ORDER BY r.due_at, r.number
+    ORDER BY t.due_at, t.number
     LIMIT :limit
 """
 _OLD: Final = """
-    WHERE r.completed_at < :before
+    WHERE t.completed_at < :before
       AND NOT EXISTS (
         SELECT 1
         FROM plugin_automations_works AS w
-        WHERE w.conversation_id = r.conversation_id
+        WHERE w.conversation_id = t.conversation_id
           AND w.is_open
       )
-    ORDER BY r.completed_at
+    ORDER BY t.completed_at
     LIMIT :limit
 """
 _OF_CONVERSATIONS: Final = """
-    WHERE r.status = 'RUNNING'
-      AND r.conversation_id IN (SELECT value FROM json_each(:ids))
+    WHERE t.status = 'RUNNING'
+      AND t.conversation_id IN (SELECT value FROM json_each(:ids))
 """
 
 
@@ -182,20 +189,13 @@ class AutomationTable:
     @staticmethod
     async def insert(tx: Transaction, automation: Automation, sealed: bytes | None) -> None:
         """Add an automation."""
-        row = {**row_of(automation), "sealed": sealed, "sealed_as": secret_context(automation.id)}
-        await tx.insert("plugin_automations_automations", row)
+        sealed_as = secret_context(automation.id)
+        await _AUTOMATIONS.insert(tx, automation, sealed=sealed, sealed_as=sealed_as)
 
     @staticmethod
     async def update(tx: Transaction, automation: Automation) -> None:
         """Store what an automation is now."""
-        sql = """
-            UPDATE plugin_automations_automations
-            SET definition = :definition, is_enabled = :is_enabled,
-                disabled_reason = :disabled_reason, failures = :failures, next_at = :next_at,
-                last_triggered_at = :last_triggered_at, updated_at = :updated_at
-            WHERE id = :id
-        """
-        await tx.run(sql, row_of(automation))
+        await _AUTOMATIONS.change(tx, automation)
 
     @staticmethod
     async def set_secret(tx: Transaction, automation_id: str, sealed: bytes) -> None:
@@ -212,8 +212,7 @@ class AutomationTable:
     @staticmethod
     async def find(source: Queryable, automation_id: str) -> Automation | None:
         """Return an automation, whoever owns it."""
-        row = await source.one(_AUTOMATION + " WHERE id = :id", {"id": automation_id})
-        return record_of(row, Automation) if row else None
+        return await _AUTOMATIONS.one(source, "WHERE t.id = :id", id=automation_id)
 
     @staticmethod
     async def find_sealed(source: Queryable, automation_id: str) -> bytes | None:
@@ -226,31 +225,13 @@ class AutomationTable:
         source: Queryable, user_id: str, *, limit: int, offset: int
     ) -> list[Automation]:
         """Return a user's automations, the newest first."""
-        sql = (
-            _AUTOMATION
-            + """
-            WHERE user_id = :user_id
-            ORDER BY created_at DESC, id
-            LIMIT :limit OFFSET :offset
-        """
-        )
-        params = {"user_id": user_id, "limit": limit, "offset": offset}
-        return [record_of(row, Automation) for row in await source.all(sql, params)]
+        rest = "WHERE t.user_id = :id ORDER BY t.created_at DESC, t.id LIMIT :limit OFFSET :offset"
+        return await _AUTOMATIONS.all(source, rest, id=user_id, limit=limit, offset=offset)
 
     @staticmethod
     async def of_repository(source: Queryable, user_id: str, name: str) -> list[Automation]:
         """Return a user's enabled automations for the issues of a repository at GitHub."""
-        sql = (
-            _AUTOMATION
-            + """
-            WHERE user_id = :user_id AND is_enabled
-              AND json_extract(definition, '$.trigger.type') = 'git'
-              AND json_extract(definition, '$.repos[0].provider') = 'github'
-              AND json_extract(definition, '$.repos[0].url') = :name COLLATE NOCASE
-        """
-        )
-        rows = await source.all(sql, {"user_id": user_id, "name": name})
-        return [record_of(row, Automation) for row in rows]
+        return await _AUTOMATIONS.all(source, _OF_REPOSITORY, user_id=user_id, name=name)
 
     @staticmethod
     async def count(source: Queryable, user_id: str) -> int:
@@ -261,30 +242,12 @@ class AutomationTable:
     @staticmethod
     async def due(source: Queryable, now: datetime, limit: int) -> list[Automation]:
         """Return the automations whose time has come, the most overdue first."""
-        sql = (
-            _AUTOMATION
-            + """
-            WHERE is_enabled AND next_at IS NOT NULL AND next_at <= :now
-            ORDER BY next_at
-            LIMIT :limit
-        """
-        )
-        params = {"now": to_stored(now), "limit": limit}
-        return [record_of(row, Automation) for row in await source.all(sql, params)]
+        return await _AUTOMATIONS.all(source, _DUE, now=to_stored(now), limit=limit)
 
     @staticmethod
     async def waiting(source: Queryable, now: datetime) -> list[Automation]:
         """Return the automations with a schedule whose time has not come."""
-        sql = (
-            _AUTOMATION
-            + """
-            WHERE is_enabled AND next_at IS NOT NULL AND next_at > :now
-              AND json_extract(definition, '$.trigger.type') = 'cron'
-        """
-        )
-        return [
-            record_of(row, Automation) for row in await source.all(sql, {"now": to_stored(now)})
-        ]
+        return await _AUTOMATIONS.all(source, _WAITING, now=to_stored(now))
 
     @staticmethod
     async def next_at(source: Queryable) -> datetime | None:
@@ -301,43 +264,17 @@ class RunTable:
     """The SQL of runs."""
 
     @staticmethod
-    async def insert(
-        tx: Transaction, run: Run, *, payload: bytes | None = None, payload_of: str = ""
-    ) -> bool:
-        """Add a run with what a webhook has sent, sealed, or with what another run has of that.
-
-        Return False if its key is known, and nothing is added.
-        """
-        sql = """
-            INSERT INTO plugin_automations_runs
-                (id, automation_id, user_id, key, source, status, attempt, sealed, sealed_as,
-                 conversation_id, error_detail, result, cost, due_at, created_at, started_at,
-                 timeout_at, completed_at)
-            VALUES
-                (:id, :automation_id, :user_id, :key, :source, :status, :attempt,
-                 COALESCE(:payload,
-                          (SELECT sealed FROM plugin_automations_runs WHERE id = :payload_of)),
-                 :sealed_as,
-                 :conversation_id, :error_detail, :result, :cost, :due_at, :created_at,
-                 :started_at, :timeout_at, :completed_at)
-            ON CONFLICT (automation_id, key) DO NOTHING
-        """
-        sealed_as = payload_context(run.automation_id)
-        more = {"payload": payload, "payload_of": payload_of, "sealed_as": sealed_as}
-        return await tx.run(sql, row_of(run, **more)) == 1
+    async def insert(tx: Transaction, run: Run, payload: bytes | None = None) -> bool:
+        """Add a run with what a webhook has sent, sealed; return False if its key is known."""
+        row = row_of(run, sealed=payload, sealed_as=payload_context(run.automation_id))
+        del row["number"]
+        otherwise = "ON CONFLICT (automation_id, key) DO NOTHING"
+        return await tx.insert("plugin_automations_runs", row, otherwise) == 1
 
     @staticmethod
     async def change(tx: Transaction, run: Run, *, since: RunStatus) -> bool:
         """Store what a run is now, unless it has not the status any more that it had."""
-        sql = """
-            UPDATE plugin_automations_runs
-            SET status = :status, conversation_id = :conversation_id,
-                error_detail = :error_detail, result = :result, cost = :cost, due_at = :due_at,
-                started_at = :started_at, timeout_at = :timeout_at, completed_at = :completed_at
-            WHERE id = :id
-              AND status = :since
-        """
-        return await tx.run(sql, row_of(run, since=since)) == 1
+        return await _RUNS.change(tx, run, "AND status = :since", but=("number",), since=since)
 
     @staticmethod
     async def drop_payload(tx: Transaction, run_id: str) -> None:
@@ -380,24 +317,15 @@ class RunTable:
     @staticmethod
     async def find(source: Queryable, run_id: str) -> Run | None:
         """Return a run, whoever owns it."""
-        row = await source.one(_RUN + " WHERE r.id = :id", {"id": run_id})
-        return record_of(row, Run) if row else None
+        return await _RUNS.one(source, "WHERE t.id = :id", id=run_id)
 
     @staticmethod
     async def search(
         source: Queryable, automation_id: str, *, limit: int, offset: int
     ) -> list[Run]:
         """Return runs of an automation, the newest first."""
-        sql = (
-            _RUN
-            + """
-            WHERE r.automation_id = :automation_id
-            ORDER BY r.number DESC
-            LIMIT :limit OFFSET :offset
-        """
-        )
-        params = {"automation_id": automation_id, "limit": limit, "offset": offset}
-        return [record_of(row, Run) for row in await source.all(sql, params)]
+        rest = "WHERE t.automation_id = :id ORDER BY t.number DESC LIMIT :limit OFFSET :offset"
+        return await _RUNS.all(source, rest, id=automation_id, limit=limit, offset=offset)
 
     @staticmethod
     async def counts(source: Queryable, automation_id: str) -> dict[RunStatus, int]:
@@ -417,8 +345,7 @@ class RunTable:
 
         Those that are queued behind a running one are left out.
         """
-        params = {"now": to_stored(now), "limit": limit}
-        return [record_of(row, Run) for row in await source.all(_RUN + _STARTABLE, params)]
+        return await _RUNS.all(source, _STARTABLE, now=to_stored(now), limit=limit)
 
     @staticmethod
     async def next_at(source: Queryable, now: datetime) -> datetime | None:
@@ -434,11 +361,8 @@ class RunTable:
     @staticmethod
     async def running(source: Queryable, automation_id: str | None = None) -> list[Run]:
         """Return the runs that go on, of one automation or all."""
-        sql = _RUN + " WHERE r.status = 'RUNNING'"
-        if automation_id is not None:
-            sql += " AND r.automation_id = :automation_id"
-        rows = await source.all(sql, {"automation_id": automation_id})
-        return [record_of(row, Run) for row in rows]
+        which = "" if automation_id is None else "AND t.automation_id = :id"
+        return await _RUNS.all(source, f"WHERE t.status = 'RUNNING' {which}", id=automation_id)
 
     @staticmethod
     async def delete_old(tx: Transaction, before: datetime, limit: int) -> int:
@@ -447,29 +371,27 @@ class RunTable:
         Runs whose issue is being worked on are kept, and which pull request a schedule has opened is known
         for ever: it may be open still.
         """
-        rows = await tx.all(_RUN + _OLD, {"before": to_stored(before), "limit": limit})
+        runs = await _RUNS.all(tx, _OLD, before=to_stored(before), limit=limit)
         sql = """
             DELETE FROM plugin_automations_works
             WHERE NOT is_open
               AND (pull IS NULL OR issue != '')
               AND conversation_id IN (SELECT value FROM json_each(:ids))
         """
-        await tx.run(sql, {"ids": _json([row["conversation_id"] for row in rows])})
+        await tx.run(sql, {"ids": _json([run.conversation_id for run in runs])})
         sql = """
             DELETE FROM plugin_automations_runs
             WHERE id IN (SELECT value FROM json_each(:ids))
         """
-        return await tx.run(sql, {"ids": _json([row["id"] for row in rows])})
+        return await tx.run(sql, {"ids": _json([run.id for run in runs])})
 
     @staticmethod
     async def of_conversations(source: Queryable, ids: Sequence[str]) -> list[Run]:
         """Return the running runs among those of some conversations."""
-        params = {"ids": _json(ids)}
-        rows = await source.all(_RUN + _OF_CONVERSATIONS, params)
-        return [record_of(row, Run) for row in rows]
+        return await _RUNS.all(source, _OF_CONVERSATIONS, ids=_json(ids))
 
 
-def _json(ids: Sequence[str]) -> str:
+def _json(ids: Sequence[str | None]) -> str:
     return msgspec.json.encode(ids).decode()
 
 

@@ -6,18 +6,13 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.base import stored_or_none, to_stored
-from agentsvc.extension.storage import Queryable, Transaction, record_of, row_of
+from agentsvc.extension.storage import Queryable, Records, Transaction
 
 from .host_events import HostEvent
 from .hosts import Kind
 from .model import Work
 
-_WORK: Final = """
-    SELECT id, automation_id, user_id, conversation_id, issue, title, base, "commit", comment_id,
-           shown, pull, pull_url, head, published, told, repairs, is_open, is_pull,
-           is_answer
-    FROM plugin_automations_works
-"""
+_WORKS: Final = Records("plugin_automations_works", Work)
 
 
 class Poll(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,22 +31,14 @@ class WorkTable:
     @staticmethod
     async def insert(tx: Transaction, work: Work) -> None:
         """Add what has begun."""
-        await tx.insert("plugin_automations_works", row_of(work))
+        await _WORKS.insert(tx, work)
 
     @staticmethod
     async def change(tx: Transaction, work_id: str, **changes: Any) -> None:
         """Store some of its fields."""
         found = await WorkTable.find(tx, work_id)
-        if found is None:
-            return
-        sql = """
-            UPDATE plugin_automations_works
-            SET comment_id = :comment_id, shown = :shown, pull = :pull, pull_url = :pull_url,
-                head = :head, published = :published, told = :told, repairs = :repairs,
-                is_open = :is_open
-            WHERE id = :id
-        """
-        await tx.run(sql, row_of(msgspec.structs.replace(found, **changes)))
+        if found is not None:
+            await _WORKS.change(tx, msgspec.structs.replace(found, **changes))
 
     @staticmethod
     async def look_at(
@@ -76,21 +63,19 @@ class WorkTable:
     @staticmethod
     async def find(source: Queryable, work_id: str) -> Work | None:
         """Return one by its id."""
-        row = await source.one(_WORK + " WHERE id = :id", {"id": work_id})
-        return record_of(row, Work) if row else None
+        return await _WORKS.one(source, "WHERE t.id = :id", id=work_id)
 
     @staticmethod
     async def of_conversation(source: Queryable, conversation_id: str) -> Work | None:
         """Return what a conversation works on."""
-        sql = _WORK + " WHERE conversation_id = :id"
-        row = await source.one(sql, {"id": conversation_id})
-        return record_of(row, Work) if row else None
+        return await _WORKS.one(source, "WHERE t.conversation_id = :id", id=conversation_id)
 
     @staticmethod
     async def all_open(source: Queryable, automation_id: str) -> list[Work]:
         """Return what of an automation has not ended."""
-        sql = _WORK + " WHERE is_open AND automation_id = :id"
-        return [record_of(row, Work) for row in await source.all(sql, {"id": automation_id})]
+        return await _WORKS.all(
+            source, "WHERE t.is_open AND t.automation_id = :id", id=automation_id
+        )
 
     @staticmethod
     async def find_open(source: Queryable, automation_id: str, event: HostEvent) -> Work | None:
@@ -108,18 +93,14 @@ class WorkTable:
     @staticmethod
     async def last_pull(source: Queryable, automation_id: str) -> Work | None:
         """Return what an automation has opened a pull request for last, about no issue."""
-        sql = _WORK + (
-            " WHERE automation_id = :id AND pull IS NOT NULL AND issue = ''"
-            " ORDER BY rowid DESC LIMIT 1"
-        )
-        row = await source.one(sql, {"id": automation_id})
-        return record_of(row, Work) if row else None
+        rest = "WHERE t.automation_id = :id AND t.pull IS NOT NULL AND t.issue = ''"
+        return await _WORKS.one(source, f"{rest} ORDER BY t.rowid DESC LIMIT 1", id=automation_id)
 
     @staticmethod
     async def due(source: Queryable, now: datetime) -> list[Work]:
         """Return those whose pull requests are to be looked at."""
-        sql = _WORK + " WHERE due_at IS NOT NULL AND due_at <= :now"
-        return [record_of(row, Work) for row in await source.all(sql, {"now": to_stored(now)})]
+        rest = "WHERE t.due_at IS NOT NULL AND t.due_at <= :now"
+        return await _WORKS.all(source, rest, now=to_stored(now))
 
 
 class PollTable:

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.extension.storage import Database, Queryable, Transaction, record_of, row_of
+from agentsvc.extension.storage import Database, Queryable, Records, Transaction
 
 from .model import Environment
 
@@ -49,13 +49,7 @@ MIGRATIONS: Final = (
     """,
 )
 
-_COLUMNS: Final = Environment.__struct_fields__
-_SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM plugin_environments_environments"  # noqa: S608  # names of columns
-_UPDATE: Final = (
-    "UPDATE plugin_environments_environments SET "  # noqa: S608
-    + ", ".join(f"{name} = :{name}" for name in _COLUMNS if name != "id")
-    + " WHERE id = :id AND attempt = :since"
-)
+_ENVIRONMENTS: Final = Records("plugin_environments_environments", Environment)
 
 
 class EnvironmentTable:
@@ -66,11 +60,12 @@ class EnvironmentTable:
 
     async def insert(self, tx: Transaction, one: Environment) -> None:
         """Insert an environment."""
-        await tx.insert("plugin_environments_environments", _to_row(one))
+        await _ENVIRONMENTS.insert(tx, one, made_from=_in_json(one.made_from))
 
     async def change(self, tx: Transaction, one: Environment, *, since: str) -> bool:
         """Store an environment if its attempt is still that one; say whether it was."""
-        return bool(await tx.run(_UPDATE, {**_to_row(one), "since": since}))
+        made_from, where = _in_json(one.made_from), "AND attempt = :since"
+        return await _ENVIRONMENTS.change(tx, one, where, since=since, made_from=made_from)
 
     async def delete(self, tx: Transaction, environment_id: str) -> None:
         """Delete an environment."""
@@ -82,18 +77,17 @@ class EnvironmentTable:
         self, environment_id: str, reader: Queryable | None = None
     ) -> Environment | None:
         """Return an environment, whoever owns it."""
-        return await self._one(" WHERE id = :id", {"id": environment_id}, reader)
+        return await _ENVIRONMENTS.one(reader or self._db, "WHERE t.id = :id", id=environment_id)
 
     async def find_by_layer(self, layer_id: str) -> Environment | None:
         """Return the environment that has a layer now, or had it before."""
-        end = " WHERE layer_id <> '' AND :id IN (layer_id, earlier_layer_id)"
-        return await self._one(end, {"id": layer_id})
+        rest = "WHERE t.layer_id <> '' AND :id IN (t.layer_id, t.earlier_layer_id)"
+        return await _ENVIRONMENTS.one(self._db, rest, id=layer_id)
 
     async def of_user(self, user_id: str, reader: Queryable | None = None) -> list[Environment]:
         """Return the environments of a user, the newest first."""
-        end = " WHERE user_id = :user_id ORDER BY created_at DESC, id DESC"
-        rows = await (reader or self._db).all(_SELECT + end, {"user_id": user_id})
-        return [record_of(row, Environment) for row in rows]
+        rest = "WHERE t.user_id = :user_id ORDER BY t.created_at DESC, t.id DESC"
+        return await _ENVIRONMENTS.all(reader or self._db, rest, user_id=user_id)
 
     async def unfinished(self) -> list[str]:
         """Return the ids of those that are to be prepared, or are being prepared."""
@@ -131,12 +125,6 @@ class EnvironmentTable:
             or 0
         )
 
-    async def _one(
-        self, end: str, params: dict[str, Any], reader: Queryable | None = None
-    ) -> Environment | None:
-        row = await (reader or self._db).one(_SELECT + end, params)
-        return record_of(row, Environment) if row else None
 
-
-def _to_row(one: Environment) -> dict[str, Any]:
-    return row_of(one, made_from=msgspec.json.encode(one.made_from).decode())
+def _in_json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

@@ -11,7 +11,7 @@ from agentsvc.base import Conflict, InvalidRequest, NotFound, new_id, now, parse
 from agentsvc.extension.history import ConversationView, EventQuery
 from agentsvc.extension.preferences import SecretStore, SettingsStore
 from agentsvc.extension.server import Server
-from agentsvc.extension.storage import Transaction, note_effect, record_of, row_of
+from agentsvc.extension.storage import Records, Transaction, note_effect, record_of
 
 from .redaction import SHOWN_KINDS, Redaction, show
 from .settings import SharingConfig
@@ -34,7 +34,6 @@ MIGRATIONS: Final = (
     """,
 )
 
-_COLUMNS: Final = "SELECT id, conversation_id, user_id, redact, created_at, expires_at"
 _LIVE: Final = "(expires_at IS NULL OR expires_at > :now)"
 
 
@@ -47,6 +46,9 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     redact: tuple[Redaction, ...]
     created_at: datetime
     expires_at: datetime | None
+
+
+_LINKS: Final = Records("plugin_sharing_links", Link)
 
 
 class Links:
@@ -87,10 +89,9 @@ class Links:
             sql = f"DELETE FROM plugin_sharing_links WHERE user_id = :user_id AND NOT {_LIVE}"  # noqa: S608  # a constant
             await tx.run(sql, params)
             sql = "SELECT COUNT(*) AS count FROM plugin_sharing_links WHERE user_id = :user_id"
-            row = await tx.one(sql, params)
-            if row is not None and row["count"] >= MAX_LINKS:
+            if (await tx.value(sql, params) or 0) >= MAX_LINKS:
                 raise Conflict(f"There are {MAX_LINKS} links; revoke some of them first")
-            await tx.insert("plugin_sharing_links", row_of(link))
+            await _LINKS.insert(tx, link)
             await note_effect(tx, link)
             return link
 
@@ -99,9 +100,9 @@ class Links:
     async def list_of(self, user_id: str, conversation_id: str | None = None) -> list[Link]:
         """Return a user's links that work, of one conversation or of all, in the order they were made."""
         where = "" if conversation_id is None else " AND conversation_id = :conversation_id"
-        sql = f"{_COLUMNS} FROM plugin_sharing_links WHERE user_id = :user_id AND {_LIVE}{where} ORDER BY created_at, id"
+        rest = f"WHERE user_id = :user_id AND {_LIVE}{where} ORDER BY created_at, id"
         params = {"user_id": user_id, "now": to_stored(now()), "conversation_id": conversation_id}
-        return [record_of(row, Link) for row in await self._db.all(sql, params)]
+        return await _LINKS.all(self._db, rest, **params)
 
     async def revoke(self, user_id: str, link_id: str) -> None:
         """Remove a link, which shows nothing from then on; raises NotFound."""
@@ -116,10 +117,11 @@ class Links:
         if known is None:
             return None
         params = {"id": known, "now": to_stored(now())}
-        row = await self._db.one(_FIND, params)
-        if row is None and self._config.public_flag:
+        found = await _LINKS.one(self._db, _FIND, **params)
+        if found is None and self._config.public_flag:
             row = await self._db.one(_FIND_PUBLIC, params)
-        return None if row is None else record_of(row, Link)
+            found = record_of(row, Link) if row else None
+        return found
 
 
 class Reading:
@@ -185,7 +187,7 @@ def _shown_only(query: EventQuery) -> EventQuery:
 
 
 _OWNER: Final = "user_id IN (SELECT id FROM users WHERE blocked_at IS NULL AND leaving_at IS NULL)"
-_FIND: Final = f"{_COLUMNS} FROM plugin_sharing_links WHERE id = :id AND {_LIVE} AND {_OWNER}"
+_FIND: Final = f"WHERE t.id = :id AND {_LIVE} AND {_OWNER}"
 _FIND_PUBLIC: Final = f"""
     SELECT id, id AS conversation_id, user_id, '[]' AS redact, created_at, NULL AS expires_at
     FROM conversations

@@ -1,11 +1,15 @@
 """The SQL of subscriptions and deliveries. Deliveries are made by triggers: see the migration."""
 
 from datetime import datetime
+from typing import Final
 
 from agentsvc.base import to_stored
-from agentsvc.extension.storage import Queryable, Transaction, record_of, row_of
+from agentsvc.extension.storage import Queryable, Records, Transaction, record_of, row_of
 
 from .model import Delivery, DeliveryState, Subscription
+
+_SUBSCRIPTIONS: Final = Records("webhook_subscriptions", Subscription)
+_DELIVERIES: Final = Records("webhook_deliveries", Delivery)
 
 
 class SubscriptionTable:
@@ -14,19 +18,12 @@ class SubscriptionTable:
     @staticmethod
     async def insert(tx: Transaction, subscription: Subscription, sealed: bytes) -> None:
         """Add a subscription."""
-        await tx.insert("webhook_subscriptions", {**row_of(subscription), "sealed": sealed})
+        await _SUBSCRIPTIONS.insert(tx, subscription, sealed=sealed)
 
     @staticmethod
     async def update(tx: Transaction, subscription: Subscription) -> None:
         """Store what a subscription is now."""
-        sql = """
-            UPDATE webhook_subscriptions
-            SET url = :url, description = :description, event_kinds = :event_kinds,
-                changes = :changes, is_enabled = :is_enabled, updated_at = :updated_at,
-                disabled_reason = :disabled_reason, quiet_until = :quiet_until
-            WHERE id = :id
-        """
-        await tx.run(sql, row_of(subscription))
+        await _SUBSCRIPTIONS.change(tx, subscription)
 
     @staticmethod
     async def rotate(
@@ -95,9 +92,7 @@ class SubscriptionTable:
     @staticmethod
     async def find(source: Queryable, subscription_id: str) -> Subscription | None:
         """Return a subscription, whoever owns it."""
-        sql = _SUBSCRIPTION + " WHERE id = :id"
-        row = await source.one(sql, {"id": subscription_id})
-        return record_of(row, Subscription) if row else None
+        return await _SUBSCRIPTIONS.one(source, "WHERE t.id = :id", id=subscription_id)
 
     @staticmethod
     async def find_sealed(source: Queryable, subscription_id: str, now: datetime) -> list[bytes]:
@@ -113,14 +108,13 @@ class SubscriptionTable:
     @staticmethod
     async def of_user(source: Queryable, user_id: str) -> list[Subscription]:
         """Return a user's subscriptions in the order they were made."""
-        sql = _SUBSCRIPTION + " WHERE user_id = :user_id ORDER BY created_at, id"
-        return [record_of(row, Subscription) for row in await source.all(sql, {"user_id": user_id})]
+        rest = "WHERE t.user_id = :user_id ORDER BY t.created_at, t.id"
+        return await _SUBSCRIPTIONS.all(source, rest, user_id=user_id)
 
     @staticmethod
     async def all(source: Queryable) -> list[Subscription]:
         """Return every subscription in the order they were made."""
-        sql = _SUBSCRIPTION + " ORDER BY created_at, id"
-        return [record_of(row, Subscription) for row in await source.all(sql)]
+        return await _SUBSCRIPTIONS.all(source, "ORDER BY t.created_at, t.id")
 
 
 class DeliveryTable:
@@ -183,9 +177,8 @@ class DeliveryTable:
     @staticmethod
     async def find(source: Queryable, subscription_id: str, delivery_id: str) -> Delivery | None:
         """Return a delivery of a subscription."""
-        sql = _DELIVERY + " WHERE id = :id AND subscription_id = :subscription_id"
-        row = await source.one(sql, {"id": delivery_id, "subscription_id": subscription_id})
-        return record_of(row, Delivery) if row else None
+        rest = "WHERE t.id = :id AND t.subscription_id = :of"
+        return await _DELIVERIES.one(source, rest, id=delivery_id, of=subscription_id)
 
     @staticmethod
     async def search(
@@ -197,17 +190,16 @@ class DeliveryTable:
         limit: int,
     ) -> list[Delivery]:
         """Return deliveries of a subscription before a number, newest first."""
-        conditions = " WHERE subscription_id = :subscription_id AND number < :before"
-        if state is not None:
-            conditions += " AND state = :state"
-        sql = _DELIVERY + conditions + " ORDER BY number DESC LIMIT :limit"
-        params = {
-            "subscription_id": subscription_id,
-            "state": state,
-            "before": before,
-            "limit": limit,
-        }
-        return [record_of(row, Delivery) for row in await source.all(sql, params)]
+        which = "" if state is None else "AND t.state = :state"
+        return await _DELIVERIES.all(
+            source,
+            f"WHERE t.subscription_id = :of AND t.number < :before {which}"
+            " ORDER BY t.number DESC LIMIT :limit",
+            of=subscription_id,
+            state=state,
+            before=before,
+            limit=limit,
+        )
 
     @staticmethod
     async def has_settled(source: Queryable, before: datetime) -> bool:
@@ -222,16 +214,6 @@ class DeliveryTable:
         return await tx.run(sql, {"before": to_stored(before)})
 
 
-_SUBSCRIPTION = """
-    SELECT id, user_id, url, description, event_kinds, changes, is_enabled, created_at, updated_at,
-           disabled_reason, quiet_until, former_until
-    FROM webhook_subscriptions
-"""
-_DELIVERY = """
-    SELECT number, id, subscription_id, lane, type, seq, data, state, attempts, status, reason,
-           created_at, begun_at, due_at, settled_at
-    FROM webhook_deliveries
-"""
 # From lane to lane along the index: however much waits, only the first of each is read.
 _HEADS = """
     WITH RECURSIVE lanes (lane) AS (
@@ -250,8 +232,7 @@ _HEADS = """
         FROM lanes
         WHERE lanes.lane IS NOT NULL
     )
-    SELECT d.number, d.id, d.subscription_id, d.lane, d.type, d.seq, d.data, d.state, d.attempts,
-           d.status, d.reason, d.created_at, d.begun_at, d.due_at, d.settled_at
+    SELECT d.*
     FROM lanes
     JOIN webhook_deliveries AS d ON d.number = (
         SELECT MIN(first.number)
