@@ -12,11 +12,10 @@ from agentsvc.base import BadRequest, Conflict, NotFound, QuotaExceeded, view_of
 from agentsvc.extension.web import (
     PRINCIPAL,
     SUCCESS,
-    Effect,
     Routes,
     Success,
     Time,
-    json_response,
+    effect_of,
     path_id,
 )
 
@@ -127,14 +126,6 @@ _ONE: Final = "/{attempts_id}"
 ROUTES: Final = Routes()
 
 
-def _answer_new(_request: web.Request, made: Shown) -> web.Response:
-    return json_response(to_info(made), status=HTTPStatus.CREATED)
-
-
-def _answer(_request: web.Request, shown: Shown) -> web.Response:
-    return json_response(to_info(shown))
-
-
 @ROUTES.add("GET", "")
 async def get_all_attempts(request: web.Request) -> AttemptSetList:
     """List your tasks with several attempts.
@@ -150,18 +141,17 @@ async def get_all_attempts(request: web.Request) -> AttemptSetList:
     "",
     AttemptSetInfo,
     status=HTTPStatus.CREATED,
-    effect=Effect(kind=Shown, answer=_answer_new),
+    effect=effect_of(Shown, to_info, status=HTTPStatus.CREATED),
     errors=(BadRequest, Conflict, NotFound, QuotaExceeded),
     example={"message": "Make the tests pass.", "count": 2, "test_command": "true"},
 )
-async def post_attempts(request: web.Request, body: AttemptOrder) -> web.Response:
+async def post_attempts(request: web.Request, body: AttemptOrder) -> Shown:
     """Give one task to several agents at once.
 
     The answer comes at once; the attempts begin in the background. Each is a conversation in a sandbox
     of its own, and counts as a start. Where as many sandboxes run as may, they wait for their turn.
     """
-    made = await request.app[ATTEMPTS].create(request[PRINCIPAL].user_id, body)
-    return _answer_new(request, made)
+    return await request.app[ATTEMPTS].create(request[PRINCIPAL].user_id, body)
 
 
 @ROUTES.add("GET", _ONE, errors=(NotFound,))
@@ -177,21 +167,20 @@ async def get_attempts(request: web.Request) -> AttemptSetInfo:
     "POST",
     f"{_ONE}/choose",
     AttemptSetInfo,
-    effect=Effect(kind=Shown, answer=_answer),
+    effect=effect_of(Shown, to_info),
     errors=(Conflict, NotFound),
     example={"attempt": 1},
 )
-async def post_choose(request: web.Request, body: AttemptChoice) -> web.Response:
+async def post_choose(request: web.Request, body: AttemptChoice) -> Shown:
     """Go on with one attempt, and reclaim the others.
 
     The conversation of the attempt is one as any other from now on. Those of the others are deleted with
     their sandboxes, or only stopped with `keep_others`. Once one is chosen, no other one can be.
     """
     wanted = body.attempt.hex if isinstance(body.attempt, UUID) else body.attempt
-    chosen = await request.app[ATTEMPTS].choose(
+    return await request.app[ATTEMPTS].choose(
         *_named(request), wanted, keep_others=body.keep_others
     )
-    return _answer(request, chosen)
 
 
 @ROUTES.add("DELETE", _ONE, errors=(NotFound,))

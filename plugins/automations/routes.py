@@ -26,18 +26,15 @@ from agentsvc.extension.web import (
     PRINCIPAL,
     SUCCESS,
     Described,
-    Effect,
-    Example,
     Routes,
     Scope,
     Success,
     Time,
     check_extremes,
     decode,
-    json_response,
+    effect_of,
     path_id,
     read_body,
-    read_json,
 )
 
 from .model import (
@@ -65,6 +62,7 @@ from .model import (
 )
 from .service import Automations
 
+PREFIX: Final = "/api/automation/v1"
 MAX_LISTED: Final = 100
 _SWITCHES: Final = ("enabled", "state")
 
@@ -265,7 +263,7 @@ def to_definition(order: AutomationOrder) -> Definition:
     return Definition(**{name: value for name, value in given if name not in _SWITCHES})
 
 
-def from_automation(automation: Automation, prefix: str) -> AutomationInfo:
+def from_automation(automation: Automation) -> AutomationInfo:
     """Return what is shown of an automation."""
     return view_of(
         AutomationInfo,
@@ -275,7 +273,7 @@ def from_automation(automation: Automation, prefix: str) -> AutomationInfo:
         state=State.ACTIVE if automation.is_enabled else State.INACTIVE,
         disabled_reason=automation.disabled_reason or None,
         next_run_at=stored_or_none(automation.next_at),
-        events_path=f"{prefix}/events/{automation.id}",
+        events_path=f"{PREFIX}/events/{automation.id}",
     )
 
 
@@ -295,7 +293,6 @@ def from_run(run: Run) -> AutomationRun:
     )
 
 
-PREFIX: Final = "/api/automation/v1"
 LARGEST_DELIVERY: Final = 256 * 1024
 
 AUTOMATIONS: Final[web.AppKey[Automations]] = web.AppKey("automations")
@@ -309,43 +306,27 @@ _PAYLOAD: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder()
 ROUTES: Final = Routes()
 
 
-def _answer_new(_request: web.Request, made: tuple[Automation, Secret | None]) -> web.Response:
+def _with_secret(made: tuple[Automation, Secret | None]) -> NewAutomationInfo:
     automation, secret = made
-    shown = msgspec.structs.asdict(from_automation(automation, PREFIX))
-    info = NewAutomationInfo(**shown, secret=secret.reveal() if secret else None)
-    return json_response(info, status=HTTPStatus.CREATED)
+    shown = msgspec.structs.asdict(from_automation(automation))
+    return NewAutomationInfo(**shown, secret=secret.reveal() if secret else None)
 
 
-def _answer_secret(_request: web.Request, secret: Secret) -> web.Response:
-    return json_response(AutomationSecret(secret=secret.reveal()))
+def _shown_secret(secret: Secret) -> AutomationSecret:
+    return AutomationSecret(secret=secret.reveal())
 
 
-def _answer_made_run(_request: web.Request, run: Run) -> web.Response:
-    return json_response(from_run(run), status=HTTPStatus.CREATED)
-
-
-def _answer_run(_request: web.Request, run: Run) -> web.Response:
-    return json_response(from_run(run))
-
-
-_EXAMPLE: Final = Example(
-    body={
+_CREATION: Final[Described] = {
+    "answer": NewAutomationInfo,
+    "status": HTTPStatus.CREATED,
+    "effect": effect_of(tuple, _with_secret, status=HTTPStatus.CREATED),
+    "errors": (Conflict,),
+    "example": {
         "name": "Nightly dependency check",
         "prompt": "Update the dependencies, run the tests, and say what has changed.",
         "trigger": {"type": "cron", "schedule": "0 3 * * 1-5", "timezone": "Europe/Berlin"},
         "repos": [{"url": "octocat/hello-world"}],
-    }
-)
-
-
-_CREATION: Final[Described] = {
-    "scope": Scope.RUN,
-    "body": AutomationOrder,
-    "answer": NewAutomationInfo,
-    "status": HTTPStatus.CREATED,
-    "effect": Effect(kind=tuple, answer=_answer_new),
-    "errors": (Conflict,),
-    "example": _EXAMPLE,
+    },
 }
 
 
@@ -358,7 +339,7 @@ async def get_automations(request: web.Request, query: ListQuery) -> AutomationL
     found, total = await request.app[AUTOMATIONS].list_of(
         request[PRINCIPAL].user_id, limit=query.limit, offset=query.offset
     )
-    shown = [from_automation(one, PREFIX) for one in found]
+    shown = [from_automation(one) for one in found]
     return AutomationList(automations=shown, total=total)
 
 
@@ -369,18 +350,19 @@ async def get_automations(request: web.Request, query: ListQuery) -> AutomationL
     **_CREATION,
 )
 @ROUTES.add("POST", "", **_CREATION)
-async def post_automation(request: web.Request) -> web.Response:
+async def post_automation(
+    request: web.Request, body: AutomationOrder
+) -> tuple[Automation, Secret | None]:
     """Have an agent work on a schedule, by a webhook, or by hand.
 
     What is due becomes a conversation with the `trigger` `automation`. With a trigger of the type
     `webhook`, the answer is the only one that has the secret which signs deliveries.
     """
-    order = await read_json(request, AutomationOrder)
     made = await request.app[AUTOMATIONS].create(
-        request[PRINCIPAL].user_id, to_definition(order), is_enabled=order.is_enabled
+        request[PRINCIPAL].user_id, to_definition(body), is_enabled=body.is_enabled
     )
     request.app[WAKE].set()
-    return _answer_new(request, made)
+    return made
 
 
 @ROUTES.add("GET", _ONE, errors=(NotFound,))
@@ -390,7 +372,7 @@ async def get_automation(request: web.Request) -> AutomationInfo:
     Without the secret of its webhook.
     """
     found = await request.app[AUTOMATIONS].get(*_named(request))
-    return from_automation(found, PREFIX)
+    return from_automation(found)
 
 
 @ROUTES.add("PATCH", _ONE, errors=(NotFound,), example={"enabled": False})
@@ -404,7 +386,7 @@ async def patch_automation(request: web.Request, body: AutomationUpdate) -> Auto
         *_named(request), body.changes(), is_enabled=body.is_enabled
     )
     request.app[WAKE].set()
-    return from_automation(changed, PREFIX)
+    return from_automation(changed)
 
 
 @ROUTES.add("DELETE", _ONE, errors=(NotFound,))
@@ -421,15 +403,15 @@ async def delete_automation(request: web.Request) -> Success:
     "POST",
     f"{_ONE}/rotate-secret",
     AutomationSecret,
-    effect=Effect(kind=Secret, answer=_answer_secret),
+    effect=effect_of(Secret, _shown_secret),
     errors=(NotFound,),
 )
-async def post_rotate_secret(request: web.Request) -> web.Response:
+async def post_rotate_secret(request: web.Request) -> Secret:
     """Replace the secret of the webhook of an automation.
 
     The former one is worth nothing from now on.
     """
-    return _answer_secret(request, await request.app[AUTOMATIONS].rotate(*_named(request)))
+    return await request.app[AUTOMATIONS].rotate(*_named(request))
 
 
 @ROUTES.add(
@@ -437,17 +419,17 @@ async def post_rotate_secret(request: web.Request) -> web.Response:
     f"{_ONE}/dispatch",
     AutomationRun,
     status=HTTPStatus.CREATED,
-    effect=Effect(kind=Run, answer=_answer_made_run),
+    effect=effect_of(Run, from_run, status=HTTPStatus.CREATED),
     errors=(NotFound, QuotaExceeded),
 )
-async def post_dispatch(request: web.Request) -> web.Response:
+async def post_dispatch(request: web.Request) -> Run:
     """Run an automation now.
 
     Also where the automation is disabled. What goes on already is treated as `concurrency` says.
     """
     run = await request.app[AUTOMATIONS].dispatch(*_named(request))
     request.app[WAKE].set()
-    return _answer_made_run(request, run)
+    return run
 
 
 @ROUTES.add("GET", f"{_ONE}/runs", errors=(NotFound,))
@@ -470,10 +452,10 @@ async def get_runs(request: web.Request, query: ListQuery) -> AutomationRunList:
     "POST",
     "/runs/{run_id}/cancel",
     AutomationRun,
-    effect=Effect(kind=Run, answer=_answer_run),
+    effect=effect_of(Run, from_run),
     errors=(NotFound, Conflict),
 )
-async def post_cancel(request: web.Request) -> web.Response:
+async def post_cancel(request: web.Request) -> Run:
     """Cancel a run that waits or goes on.
 
     Its agent is stopped. A conversation that is still being started is deleted.
@@ -481,7 +463,7 @@ async def post_cancel(request: web.Request) -> web.Response:
     user_id, run_id = request[PRINCIPAL].user_id, path_id(request, "run_id")
     run = await request.app[AUTOMATIONS].cancel(user_id, run_id)
     request.app[WAKE].set()
-    return _answer_run(request, run)
+    return run
 
 
 @ROUTES.add(

@@ -1,26 +1,22 @@
 """Types and handlers of prepared environments."""
 
 from http import HTTPStatus
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET, Meta, UnsetType
 
-from agentsvc.base import Conflict, NotAllowed, NotFound, QuotaExceeded, stored_or_none, to_stored
+from agentsvc.base import Conflict, NotAllowed, NotFound, QuotaExceeded, view_of
 from agentsvc.extension.conversations import Provider, SentRepository
 from agentsvc.extension.web import (
     PRINCIPAL,
     SUCCESS,
-    Effect,
-    Example,
     Routes,
-    Scope,
     Success,
     Time,
-    json_response,
+    effect_of,
     path_id,
-    read_json,
 )
 
 from .model import (
@@ -106,26 +102,22 @@ class EnvironmentList(msgspec.Struct, frozen=True, kw_only=True):
 
 def to_info(one: Environment) -> EnvironmentInfo:
     """Return an environment as its owner sees it in a list."""
-    return EnvironmentInfo(**_shown(one))
+    return _shown(EnvironmentInfo, one)
 
 
 def to_details(one: Environment) -> EnvironmentDetails:
     """Return an environment as its owner sees it."""
-    return EnvironmentDetails(**_shown(one), log=one.log)
+    return _shown(EnvironmentDetails, one)
 
 
-def _shown(one: Environment) -> dict[str, Any]:
-    return {
+def _shown[T: EnvironmentInfo](kind: type[T], one: Environment) -> T:
+    return view_of(
+        kind,
+        one,
         **msgspec.structs.asdict(one.definition),
-        "id": one.id,
-        "status": one.status,
-        "detail": one.reason or None,
-        "is_prepared": bool(one.layer_id),
-        "size_bytes": one.size_bytes,
-        "prepared_at": stored_or_none(one.prepared_at),
-        "created_at": to_stored(one.created_at),
-        "updated_at": to_stored(one.updated_at),
-    }
+        detail=one.reason or None,
+        is_prepared=bool(one.layer_id),
+    )
 
 
 PREFIX: Final = "/api/v1/environments"
@@ -136,104 +128,86 @@ _ONE: Final = "/{environment_id}"
 ROUTES: Final = Routes()
 
 
-def _answer_new(_request: web.Request, made: Environment) -> web.Response:
-    return json_response(to_info(made), status=HTTPStatus.CREATED)
-
-
-def _answer(_request: web.Request, one: Environment) -> web.Response:
-    return json_response(to_info(one))
-
-
-@ROUTES.add("GET", "", scope=Scope.READ, answer=EnvironmentList)
-async def get_environments(request: web.Request) -> web.Response:
+@ROUTES.add("GET", "")
+async def get_environments(request: web.Request) -> EnvironmentList:
     """List your prepared environments.
 
     One sees only environments of one's own, the newest first.
     """
     found = await request.app[ENVIRONMENTS].list_of(request[PRINCIPAL].user_id)
-    return json_response(EnvironmentList(items=[to_info(one) for one in found]))
+    return EnvironmentList(items=[to_info(one) for one in found])
 
 
 @ROUTES.add(
     "POST",
     "",
-    scope=Scope.RUN,
-    body=Definition,
-    answer=EnvironmentInfo,
+    EnvironmentInfo,
     status=HTTPStatus.CREATED,
-    effect=Effect(kind=Environment, answer=_answer_new),
+    effect=effect_of(Environment, to_info, status=HTTPStatus.CREATED),
     errors=(Conflict, NotAllowed, NotFound, QuotaExceeded),
-    example=Example(body={"name": "Tools", "setup_script": "echo ready > tools.txt"}),
+    example={"name": "Tools", "setup_script": "echo ready > tools.txt"},
 )
-async def post_environment(request: web.Request) -> web.Response:
+async def post_environment(request: web.Request, body: Definition) -> Environment:
     """Prepare an environment that conversations begin with.
 
     The answer comes at once; ask for the environment until it is `ready` or `failed`. It is prepared
     in a sandbox of its own, which counts as any other.
     """
-    definition, caller = await read_json(request, Definition), request[PRINCIPAL]
-    made = await request.app[ENVIRONMENTS].create(
-        caller.user_id, definition, is_admin=caller.is_admin
-    )
-    return _answer_new(request, made)
+    caller = request[PRINCIPAL]
+    return await request.app[ENVIRONMENTS].create(caller.user_id, body, is_admin=caller.is_admin)
 
 
-@ROUTES.add("GET", _ONE, scope=Scope.READ, answer=EnvironmentDetails, errors=(NotFound,))
-async def get_environment(request: web.Request) -> web.Response:
+@ROUTES.add("GET", _ONE, errors=(NotFound,))
+async def get_environment(request: web.Request) -> EnvironmentDetails:
     """Show an environment, and the log of its set-up.
 
     With what its set-up script wrote last.
     """
-    return json_response(to_details(await request.app[ENVIRONMENTS].get_own(*_named(request))))
+    return to_details(await request.app[ENVIRONMENTS].get_own(*_named(request)))
 
 
 @ROUTES.add(
     "PATCH",
     _ONE,
-    scope=Scope.RUN,
-    body=EnvironmentUpdate,
-    answer=EnvironmentInfo,
-    effect=Effect(kind=Environment, answer=_answer),
+    EnvironmentInfo,
+    effect=effect_of(Environment, to_info),
     errors=(Conflict, NotAllowed, NotFound),
-    example=Example(body={"maintenance_script": "git submodule update"}),
+    example={"maintenance_script": "git submodule update"},
 )
-async def patch_environment(request: web.Request) -> web.Response:
+async def patch_environment(request: web.Request, body: EnvironmentUpdate) -> Environment:
     """Change an environment, and prepare it anew.
 
     Only what is sent is changed. It is prepared anew; until that is done, conversations begin with
     the files that were prepared before.
     """
-    wanted = await read_json(request, EnvironmentUpdate)
-    changed = await request.app[ENVIRONMENTS].update(
-        *_named(request), wanted.changes(), is_admin=request[PRINCIPAL].is_admin
+    return await request.app[ENVIRONMENTS].update(
+        *_named(request), body.changes(), is_admin=request[PRINCIPAL].is_admin
     )
-    return _answer(request, changed)
 
 
-@ROUTES.add("DELETE", _ONE, scope=Scope.RUN, answer=Success, errors=(NotFound,))
-async def delete_environment(request: web.Request) -> web.Response:
+@ROUTES.add("DELETE", _ONE, errors=(NotFound,))
+async def delete_environment(request: web.Request) -> Success:
     """Delete an environment and its files.
 
     Its files go with it; conversations that began with them keep theirs.
     """
     await request.app[ENVIRONMENTS].delete(*_named(request))
-    return json_response(SUCCESS)
+    return SUCCESS
 
 
 @ROUTES.add(
     "POST",
     f"{_ONE}/prepare",
-    scope=Scope.RUN,
-    answer=EnvironmentInfo,
-    effect=Effect(kind=Environment, answer=_answer),
+    EnvironmentInfo,
+    effect=effect_of(Environment, to_info),
     errors=(NotFound,),
 )
-async def post_prepare(request: web.Request) -> web.Response:
+async def post_prepare(request: web.Request) -> Environment:
     """Prepare an environment anew.
 
     A preparing that goes on already is ended, and begun anew.
     """
-    return _answer(request, await request.app[ENVIRONMENTS].prepare(*_named(request)))
+    return await request.app[ENVIRONMENTS].prepare(*_named(request))
 
 
 def _named(request: web.Request) -> tuple[str, str]:

@@ -22,7 +22,14 @@ from agentsvc.cli.extension import (
     where_options,
 )
 
-from .model import ChangeKind, Delivery, DeliveryState, Subscription, SubscriptionDraft
+from .model import (
+    ChangeKind,
+    Delivery,
+    DeliveryState,
+    Subscription,
+    WebhookOrder,
+    WebhookUpdate,
+)
 from .service import Webhooks
 from .settings import WebhooksConfig
 
@@ -85,18 +92,18 @@ def add(
     """Deliver to URL and show the secret of its signatures; it cannot be shown again."""
     if (kind and no_events) or (change and no_changes):
         raise click.UsageError("nothing and something cannot be told at a time")
-    draft = SubscriptionDraft(
+    order = WebhookOrder(
         url=url,
         description=description,
-        event_kinds=() if no_events else kind or None,
-        changes=() if no_changes else tuple(map(ChangeKind, change)) or tuple(ChangeKind),
+        event_kinds=[] if no_events else list(kind) or None,
+        changes=[] if no_changes else list(map(ChangeKind, change)) or None,
     )
 
     async def body(webhooks: Webhooks, users: KeyRing) -> tuple[Subscription, Secret]:
         user_id = await users.find_user(user)
         if user_id is None:
             raise CommandFailed(f"there is no user `{user}`", "run `agentsvc keys list`")
-        return await webhooks.add(user_id, draft)
+        return await webhooks.add(user_id, order)
 
     directory = where.data_directory().path
     with secret_output(output, directory, "webhook-secret") as shown:
@@ -235,8 +242,8 @@ def _state(subscription: Subscription) -> str:
 
 def _switch(webhook_id: str, where: Where, *, is_enabled: bool) -> None:
     async def body(webhooks: Webhooks, _users: KeyRing) -> None:
-        draft = SubscriptionDraft(is_enabled=is_enabled)
-        await webhooks.update(await _owner(webhooks, webhook_id), webhook_id, draft)
+        wanted = WebhookUpdate(is_enabled=is_enabled)
+        await webhooks.update(await _owner(webhooks, webhook_id), webhook_id, wanted)
 
     _run(where, body)
     click.echo(f"webhook {webhook_id} is {'enabled' if is_enabled else 'disabled'}", err=True)

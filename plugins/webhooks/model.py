@@ -1,10 +1,16 @@
-"""Records of webhook subscriptions and deliveries."""
+"""Webhook subscriptions and deliveries, as they are stored and asked for."""
 
 from datetime import datetime
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
+
+from agentsvc.base import stated
+from agentsvc.extension.network import WEBHOOK_URL
+
+from .targets import LONGEST_URL
 
 
 class ChangeKind(StrEnum):
@@ -26,17 +32,43 @@ class DeliveryState(StrEnum):
     """It was given up."""
 
 
-class SubscriptionDraft(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user wants of a subscription; what is unset stays as it is.
+type Url = Annotated[
+    str, Meta(min_length=1, max_length=LONGEST_URL), stated(pattern=rf"\A{WEBHOOK_URL}\Z")
+]
+type Description = Annotated[str, Meta(max_length=255)]
+type Kind = Annotated[str, Meta(min_length=1, max_length=255)]
+type Kinds = Annotated[list[Kind], Meta(max_length=100)] | None
+type Changes = Annotated[list[ChangeKind], Meta(max_length=len(ChangeKind))] | None
 
-    `event_kinds` are the kinds of events that are told, None stands for every kind.
-    """
 
-    url: str | UnsetType = UNSET
-    description: str | UnsetType = UNSET
-    event_kinds: tuple[str, ...] | UnsetType | None = UNSET
-    changes: tuple[ChangeKind, ...] | UnsetType = UNSET
+class WebhookOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """A new subscription; without `event_kinds` or `changes`, or with null, all of them are told."""
+
+    url: Url
+    """http or https URL that deliveries are posted to, at most 2048 characters"""
+    description: Description = ""
+    """What it is for; shown only"""
+    event_kinds: Kinds = None
+    """Kinds of events to tell of, such as `MessageEvent`; null: all kinds, empty: none"""
+    changes: Changes = None
+    """Kinds of things whose changes to tell of; null: all, empty: none"""
+    is_enabled: bool = True
+    """Whether anything is delivered"""
+
+
+class WebhookUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """What to change of a subscription; what is not sent stays."""
+
+    url: Url | UnsetType = UNSET
+    """http or https URL that deliveries are posted to; left out: unchanged"""
+    description: Description | UnsetType = UNSET
+    """What it is for; left out: unchanged"""
+    event_kinds: Kinds | UnsetType = UNSET
+    """Kinds of events to tell of; null: all kinds, empty: none, left out: unchanged"""
+    changes: Changes | UnsetType = UNSET
+    """Kinds of things whose changes to tell of; null: all, empty: none, left out: unchanged"""
     is_enabled: bool | UnsetType = UNSET
+    """Whether anything is delivered; true also clears `disabled_reason`. Left out: unchanged"""
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,30 +1,33 @@
 """Handlers of outgoing webhooks: where a user wants to be told of events and changes."""
 
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 from aiohttp import web
-from msgspec import UNSET, Meta, UnsetType
 
-from agentsvc.base import Conflict, NotFound, Secret, ShownSecret, stated, stored_or_none, view_of
-from agentsvc.extension.network import WEBHOOK_URL
+from agentsvc.base import Conflict, NotFound, Secret, ShownSecret, stored_or_none, view_of
 from agentsvc.extension.web import (
     PRINCIPAL,
     SUCCESS,
-    Effect,
     Limit,
     Page,
     Routes,
     Success,
     Time,
-    json_response,
+    effect_of,
     path_text,
 )
 
 from .courier import Courier
-from .model import ChangeKind, Delivery, DeliveryState, Subscription, SubscriptionDraft
+from .model import (
+    ChangeKind,
+    Delivery,
+    DeliveryState,
+    Subscription,
+    WebhookOrder,
+    WebhookUpdate,
+)
 from .service import Webhooks
-from .targets import LONGEST_URL
 
 PREFIX: Final = "/api/v1/webhook-subscriptions"
 
@@ -33,44 +36,6 @@ COURIER: Final[web.AppKey[Courier]] = web.AppKey("courier")
 
 _ONE: Final = "/{subscription_id}"
 _PAGE: Final = 50
-
-type Url = Annotated[
-    str, Meta(min_length=1, max_length=LONGEST_URL), stated(pattern=rf"\A{WEBHOOK_URL}\Z")
-]
-type Description = Annotated[str, Meta(max_length=255)]
-type Kind = Annotated[str, Meta(min_length=1, max_length=255)]
-type Kinds = Annotated[list[Kind], Meta(max_length=100)] | None
-type Changes = Annotated[list[ChangeKind], Meta(max_length=len(ChangeKind))] | None
-
-
-class WebhookOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """A new subscription; without `event_kinds` or `changes`, or with null, all of them are told."""
-
-    url: Url
-    """http or https URL that deliveries are posted to, at most 2048 characters"""
-    description: Description = ""
-    """What it is for; shown only"""
-    event_kinds: Kinds = None
-    """Kinds of events to tell of, such as `MessageEvent`; null: all kinds, empty: none"""
-    changes: Changes = None
-    """Kinds of things whose changes to tell of; null: all, empty: none"""
-    is_enabled: bool = True
-    """Whether anything is delivered"""
-
-
-class WebhookUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """What to change of a subscription; what is not sent stays."""
-
-    url: Url | UnsetType = UNSET
-    """http or https URL that deliveries are posted to; left out: unchanged"""
-    description: Description | UnsetType = UNSET
-    """What it is for; left out: unchanged"""
-    event_kinds: Kinds | UnsetType = UNSET
-    """Kinds of events to tell of; null: all kinds, empty: none, left out: unchanged"""
-    changes: Changes | UnsetType = UNSET
-    """Kinds of things whose changes to tell of; null: all, empty: none, left out: unchanged"""
-    is_enabled: bool | UnsetType = UNSET
-    """Whether anything is delivered; true also clears `disabled_reason`. Left out: unchanged"""
 
 
 class WebhookInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,23 +121,30 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """Number of deliveries that are made again"""
 
 
+def from_subscription(subscription: Subscription) -> WebhookInfo:
+    """Return what is shown of a subscription."""
+    former_secret_until = stored_or_none(subscription.former_until)
+    return view_of(WebhookInfo, subscription, former_secret_until=former_secret_until)
+
+
+def from_delivery(delivery: Delivery) -> DeliveryInfo:
+    """Return what is shown of a delivery."""
+    is_pending = delivery.state is DeliveryState.PENDING
+    return view_of(
+        DeliveryInfo,
+        delivery,
+        about_id=delivery.lane,
+        next_attempt_at=stored_or_none(delivery.due_at if is_pending else None),
+    )
+
+
 ROUTES: Final = Routes()
 
 
-def _answer_new(_request: web.Request, made: tuple[Subscription, Secret]) -> web.Response:
-    return json_response(_with_secret(*made), status=201)
-
-
-def _answer_rotated(_request: web.Request, made: tuple[Subscription, Secret]) -> web.Response:
-    return json_response(_with_secret(*made))
-
-
-def _answer_delivery(_request: web.Request, delivery: Delivery) -> web.Response:
-    return json_response(from_delivery(delivery))
-
-
-def _answer_count(_request: web.Request, count: int) -> web.Response:
-    return json_response(Replayed(replayed=count))
+def _with_secret(made: tuple[Subscription, Secret]) -> NewWebhookInfo:
+    subscription, secret = made
+    shown = msgspec.structs.asdict(from_subscription(subscription))
+    return NewWebhookInfo(**shown, secret=secret.reveal())
 
 
 @ROUTES.add("GET", "")
@@ -190,7 +162,7 @@ async def get_webhook_subscriptions(request: web.Request) -> list[WebhookInfo]:
     "",
     NewWebhookInfo,
     status=201,
-    effect=Effect(kind=tuple, answer=_answer_new),
+    effect=effect_of(tuple, _with_secret, status=201),
     errors=(Conflict,),
     example={
         "url": "https://receiver.example/hook",
@@ -198,16 +170,18 @@ async def get_webhook_subscriptions(request: web.Request) -> list[WebhookInfo]:
         "changes": [],
     },
 )
-async def post_webhook_subscription(request: web.Request, body: WebhookOrder) -> web.Response:
+async def post_webhook_subscription(
+    request: web.Request, body: WebhookOrder
+) -> tuple[Subscription, Secret]:
     """Have events and changes of yours delivered to a URL.
 
     Deliveries follow Standard Webhooks: signed with the secret, tried again until the receiver
     answers 2xx or the tries are over. The answer is the only one that has the secret. A URL in a
     private network is refused unless the operator allows it.
     """
-    made = await request.app[WEBHOOKS].add(request[PRINCIPAL].user_id, to_draft(body))
+    made = await request.app[WEBHOOKS].add(request[PRINCIPAL].user_id, body)
     request.app[COURIER].wake()
-    return _answer_new(request, made)
+    return made
 
 
 @ROUTES.add("GET", _ONE, errors=(NotFound,))
@@ -226,7 +200,7 @@ async def patch_webhook_subscription(request: web.Request, body: WebhookUpdate) 
 
     Only what is sent is changed. What is waiting is delivered as the subscription says then.
     """
-    changed = await request.app[WEBHOOKS].update(*_named(request), to_draft(body))
+    changed = await request.app[WEBHOOKS].update(*_named(request), body)
     request.app[COURIER].wake()
     return from_subscription(changed)
 
@@ -235,21 +209,16 @@ async def patch_webhook_subscription(request: web.Request, body: WebhookUpdate) 
     "POST",
     f"{_ONE}/rotate-secret",
     NewWebhookInfo,
-    effect=Effect(kind=tuple, answer=_answer_rotated),
+    effect=effect_of(tuple, _with_secret),
     errors=(NotFound,),
 )
-async def post_webhook_secret(request: web.Request) -> web.Response:
+async def post_webhook_secret(request: web.Request) -> tuple[Subscription, Secret]:
     """Replace the secret of a webhook subscription; both sign for some time.
 
     The answer is the only one that has the new secret. Deliveries are signed with both until
     `former_secret_until`.
     """
-    return _answer_rotated(request, await request.app[WEBHOOKS].rotate(*_named(request)))
-
-
-def _with_secret(subscription: Subscription, secret: Secret) -> NewWebhookInfo:
-    shown = msgspec.structs.asdict(from_subscription(subscription))
-    return NewWebhookInfo(**shown, secret=secret.reveal())
+    return await request.app[WEBHOOKS].rotate(*_named(request))
 
 
 @ROUTES.add("DELETE", _ONE, errors=(NotFound,))
@@ -281,10 +250,10 @@ async def search_webhook_deliveries(
     "POST",
     f"{_ONE}/deliveries/{{delivery_id}}/replay",
     DeliveryInfo,
-    effect=Effect(kind=Delivery, answer=_answer_delivery),
+    effect=effect_of(Delivery, from_delivery),
     errors=(NotFound,),
 )
-async def post_webhook_replay(request: web.Request) -> web.Response:
+async def post_webhook_replay(request: web.Request) -> Delivery:
     """Make a webhook delivery again.
 
     Under the same id, also one that was delivered; one that is still to be made is made at once.
@@ -292,56 +261,26 @@ async def post_webhook_replay(request: web.Request) -> web.Response:
     delivery_id = path_text(request, "delivery_id")
     delivery = await request.app[WEBHOOKS].replay(*_named(request), delivery_id)
     request.app[COURIER].wake()
-    return _answer_delivery(request, delivery)
+    return delivery
 
 
 @ROUTES.add(
     "POST",
     f"{_ONE}/replay-failed",
     Replayed,
-    effect=Effect(kind=int, answer=_answer_count),
+    effect=effect_of(int, lambda count: Replayed(replayed=count)),
     errors=(NotFound,),
 )
-async def post_webhook_replay_failed(request: web.Request) -> web.Response:
+async def post_webhook_replay_failed(request: web.Request) -> int:
     """Make every webhook delivery again that was given up.
 
     At once, each under the id it had.
     """
     count = await request.app[WEBHOOKS].replay_failed(*_named(request))
     request.app[COURIER].wake()
-    return _answer_count(request, count)
+    return count
 
 
 def _named(request: web.Request) -> tuple[str, str]:
     """Return who is calling and which subscription is meant."""
     return request[PRINCIPAL].user_id, path_text(request, "subscription_id")
-
-
-def to_draft(wanted: WebhookOrder | WebhookUpdate) -> SubscriptionDraft:
-    """Return what the core is asked for."""
-    kinds = wanted.event_kinds
-    changes = ChangeKind if wanted.changes is None else wanted.changes
-    return SubscriptionDraft(
-        url=wanted.url,
-        description=wanted.description,
-        event_kinds=tuple(kinds) if isinstance(kinds, list) else kinds,
-        changes=UNSET if changes is UNSET else tuple(dict.fromkeys(changes)),
-        is_enabled=wanted.is_enabled,
-    )
-
-
-def from_subscription(subscription: Subscription) -> WebhookInfo:
-    """Return what is shown of a subscription."""
-    former_secret_until = stored_or_none(subscription.former_until)
-    return view_of(WebhookInfo, subscription, former_secret_until=former_secret_until)
-
-
-def from_delivery(delivery: Delivery) -> DeliveryInfo:
-    """Return what is shown of a delivery."""
-    is_pending = delivery.state is DeliveryState.PENDING
-    return view_of(
-        DeliveryInfo,
-        delivery,
-        about_id=delivery.lane,
-        next_attempt_at=stored_or_none(delivery.due_at if is_pending else None),
-    )

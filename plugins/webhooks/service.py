@@ -1,7 +1,7 @@
 """Subscriptions and their deliveries, as their owner sees them."""
 
-from datetime import datetime, timedelta
-from typing import Final
+from datetime import timedelta
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET
@@ -9,7 +9,14 @@ from msgspec import UNSET
 from agentsvc.base import Conflict, NotFound, Secret, values
 from agentsvc.extension.storage import Database, Transaction, Vault, cut, note_effect
 
-from .model import ChangeKind, Delivery, DeliveryState, Subscription, SubscriptionDraft
+from .model import (
+    ChangeKind,
+    Delivery,
+    DeliveryState,
+    Subscription,
+    WebhookOrder,
+    WebhookUpdate,
+)
 from .settings import WebhooksConfig
 from .signing import new_secret
 from .table import DeliveryTable, SubscriptionTable
@@ -28,24 +35,15 @@ class Webhooks:
         self._allows_private = config.allow_private
         self._overlap_seconds = config.rotation_seconds
 
-    async def add(self, user_id: str, draft: SubscriptionDraft) -> tuple[Subscription, Secret]:
+    async def add(self, user_id: str, order: WebhookOrder) -> tuple[Subscription, Secret]:
         """Make a subscription; its secret can be seen now and never again.
 
         Raises InvalidRequest for a URL that may not be used, Conflict for one too many.
         """
-        now = values.now()
-        blank = Subscription(
-            id=values.new_id(),
-            user_id=user_id,
-            url="",
-            description="",
-            event_kinds=None,
-            changes=tuple(ChangeKind),
-            is_enabled=True,
-            created_at=now,
-            updated_at=now,
+        now, secret = values.now(), new_secret()
+        made = Subscription(
+            id=values.new_id(), user_id=user_id, created_at=now, updated_at=now, **_given(order)
         )
-        made, secret = self._changed(blank, draft, now), new_secret()
         check_url(made.url, allows_private=self._allows_private)
         sealed = self._vault.seal(secret.reveal().encode(), context_of(made.id))
 
@@ -59,16 +57,16 @@ class Webhooks:
         return made, secret
 
     async def update(
-        self, user_id: str, subscription_id: str, draft: SubscriptionDraft
+        self, user_id: str, subscription_id: str, wanted: WebhookUpdate
     ) -> Subscription:
-        """Change what a draft says; raises NotFound or InvalidRequest.
+        """Change what was sent; raises NotFound or InvalidRequest.
 
         What is pending goes to the new URL, and at once if it was put off; what a disabled subscription misses is not made up for.
         """
 
         async def body(tx: Transaction) -> Subscription:
             found = await SubscriptionTable.find(tx, subscription_id)
-            changed = self._changed(_owned(found, user_id), draft, values.now())
+            changed = self._changed(_owned(found, user_id), wanted)
             await SubscriptionTable.update(tx, changed)
             return changed
 
@@ -163,15 +161,9 @@ class Webhooks:
 
         return await self._db.write(body)
 
-    def _changed(
-        self, subscription: Subscription, draft: SubscriptionDraft, now: datetime
-    ) -> Subscription:
-        given = {
-            name: value
-            for name, value in msgspec.structs.asdict(draft).items()
-            if value is not UNSET
-        }
-        changed = msgspec.structs.replace(subscription, **given, updated_at=now)
+    def _changed(self, subscription: Subscription, wanted: WebhookUpdate) -> Subscription:
+        given = _given(wanted)
+        changed = msgspec.structs.replace(subscription, **given, updated_at=values.now())
         if changed.is_enabled:
             changed = msgspec.structs.replace(changed, disabled_reason="")
         if changed.url != subscription.url or not subscription.is_enabled:
@@ -179,6 +171,18 @@ class Webhooks:
         if changed.url != subscription.url:
             check_url(changed.url, allows_private=self._allows_private)
         return changed
+
+
+def _given(wanted: WebhookOrder | WebhookUpdate) -> dict[str, Any]:
+    """Return what was sent, as it is stored."""
+    sent = msgspec.structs.asdict(wanted)
+    given = {name: value for name, value in sent.items() if value is not UNSET}
+    if "changes" in given:
+        wants_all = given["changes"] is None
+        given["changes"] = tuple(dict.fromkeys(ChangeKind if wants_all else given["changes"]))
+    if given.get("event_kinds") is not None:
+        given["event_kinds"] = tuple(given["event_kinds"])
+    return given
 
 
 def context_of(subscription_id: str) -> str:

@@ -25,12 +25,12 @@ from tests.receivers import WAIT_SECONDS, Received, Receiver
 from tests.service import Client, Service
 
 if TYPE_CHECKING:
-    from webhooks.model import SubscriptionDraft
+    from webhooks.model import WebhookOrder
     from webhooks.routes import COURIER
     from webhooks.service import Webhooks
     from webhooks.settings import WebhooksConfig
 else:
-    SubscriptionDraft = part("webhooks.model").SubscriptionDraft
+    WebhookOrder = part("webhooks.model").WebhookOrder
     COURIER = part("webhooks.routes").COURIER
     Webhooks = part("webhooks.service").Webhooks
     WebhooksConfig = part("webhooks.settings").WebhooksConfig
@@ -234,8 +234,8 @@ async def test_a_webhook_made_by_another_process_is_noticed(
     installation = await Installation.open(DataDirectory(path=service.data_dir))
     try:
         webhooks = Webhooks(installation.database, installation.vault, CONFIG)
-        draft = SubscriptionDraft(url=receiver.url, event_kinds=("MessageEvent",))
-        _, secret = await webhooks.add(user_id, draft)
+        order = WebhookOrder(url=receiver.url, event_kinds=["MessageEvent"])
+        _, secret = await webhooks.add(user_id, order)
     finally:
         await installation.close()
     await feed.send(events(1))
