@@ -5,8 +5,6 @@ import time
 from http.client import HTTPException
 from typing import Any, Final
 
-import msgspec
-
 from agentsvc.cli.extension import (
     VERSION,
     Api,
@@ -20,6 +18,7 @@ from agentsvc.cli.extension import (
 )
 
 from .connection import INVALID_PARAMS, METHOD_NOT_FOUND, Connection, Params, Refused
+from .settings import OrderQuery
 from .updates import Json, chunk, to_content, tool_call_of, updates_of
 
 PROTOCOL_VERSION: Final = 1
@@ -36,14 +35,6 @@ _OPTIONS: Final = (
     {"optionId": _REJECT, "name": "Reject", "kind": "reject_once"},
 )
 _REJECTED: Final = "The user rejected this action."
-
-
-class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What new sessions work on, and with which model."""
-
-    repository: str | None = None
-    branch: str | None = None
-    model: str | None = None
 
 
 class Session:
@@ -69,7 +60,7 @@ class Session:
 class Agent:
     """Answers an editor."""
 
-    def __init__(self, api: Api, connection: Connection, order: Order) -> None:
+    def __init__(self, api: Api, connection: Connection, order: OrderQuery) -> None:
         self._api = api
         self._connection = connection
         self._order = order

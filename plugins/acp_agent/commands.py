@@ -6,8 +6,9 @@ import click
 
 from agentsvc.cli.extension import ServerChoice, example, get_api, server_options
 
-from .agent import Agent, Order
+from .agent import Agent
 from .connection import Connection
+from .settings import OrderQuery
 
 
 @click.command("acp", epilog=example("agentsvc acp --repository octocat/hello-world"))
@@ -22,7 +23,7 @@ def command(
 
     Each session is a conversation in a sandbox of the server, which does not see the editor's files.
     """
-    order = Order(repository=repository, branch=branch, model=model)
+    order = OrderQuery(repository=repository, branch=branch, model=model)
 
     def send(line: bytes) -> None:
         sys.stdout.buffer.write(line + b"\n")

@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any, Final
 
-import msgspec
 from aiohttp import web
 
 from agentsvc.base import BadRequest, NotAllowed, NotAuthenticated, Secret, TooManyRequests, new_id
@@ -21,23 +20,12 @@ from agentsvc.extension.accounts import KEYRING, keys_of
 from agentsvc.extension.server import Extension, Server
 from agentsvc.extension.web import CONFIG, PRINCIPAL, Route, Routes, read_query
 
-from .settings import AcpAgentConfig
+from .settings import AcpAgentConfig, OrderQuery
 
 PATH: Final = "/acp"
 _CONNECTION_ID: Final = "Acp-Connection-Id"
 _BEAT_SECONDS: Final = 20.0
 _CLOSE_SECONDS: Final = 2.0
-
-
-class OrderQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """What new sessions of a connection work on, and with which model."""
-
-    repository: str | None = None
-    """Repository to clone, as `owner/name`; left out: none"""
-    branch: str | None = None
-    """Branch to check out; left out: the default one"""
-    model: str | None = None
-    """Model; left out: that of the settings"""
 
 
 class RemoteAgent(Extension[AcpAgentConfig]):

@@ -13,9 +13,9 @@ from agentsvc.cli.extension import Api
 from agentsvc.extension.accounts import OPEN_CONNECTIONS
 from agentsvc.extension.web import LIVE, PRINCIPAL
 
-from .agent import Agent, Order
+from .agent import Agent
 from .connection import Connection
-from .remote import OrderQuery
+from .settings import OrderQuery
 
 _SEND_SECONDS: Final = 60.0
 _MAX_WAITING: Final = 256
@@ -24,11 +24,10 @@ _MAX_WAITING: Final = 256
 async def serve(
     request: web.Request,
     socket: web.WebSocketResponse,
-    found: OrderQuery,
+    order: OrderQuery,
     server: tuple[str, Secret],
 ) -> None:
     """Answer until the editor, its key or the server is gone."""
-    order = Order(repository=found.repository, branch=found.branch, model=found.model)
     api = Api(*server)
     loop = asyncio.get_running_loop()
     inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()

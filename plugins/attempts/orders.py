@@ -1,12 +1,6 @@
 """The order of the conversation of an attempt. Pure."""
 
-from agentsvc.extension.conversations import (
-    Content,
-    ContentKind,
-    Message,
-    StartOrder,
-    WhenFull,
-)
+from agentsvc.extension.conversations import StartOrder, WhenFull
 from agentsvc.extension.preferences import Settings
 
 from .model import Attempt, AttemptOrder
@@ -40,8 +34,3 @@ def order_of(
 def title_of(definition: AttemptOrder, one: Attempt) -> str:
     """Return what the conversation of an attempt is called until it is chosen."""
     return f"{definition.name[:_MAX_TITLE]} ({one.number}/{definition.size})"
-
-
-def message_of(definition: AttemptOrder) -> Message:
-    """Return what the agent is told."""
-    return Message(content=(Content(kind=ContentKind.TEXT, text=definition.message),))

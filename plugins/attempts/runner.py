@@ -33,6 +33,7 @@ from agentsvc.extension.conversations import (
     StartTask,
     WhenFull,
     check_may_run,
+    text_message,
 )
 from agentsvc.extension.endings import DONE, cost_of, find_end
 from agentsvc.extension.preferences import SettingsStore
@@ -41,7 +42,7 @@ from agentsvc.extension.storage import Transaction
 
 from .measuring import compare_files, note_files
 from .model import Attempt, AttemptSet, AttemptStatus
-from .orders import message_of, order_of, title_of
+from .orders import order_of, title_of
 from .service import complete, stop
 from .settings import AttemptsConfig
 from .table import AttemptTable, SetTable
@@ -228,7 +229,7 @@ class Runner:
             id=one.conversation_id,
             conversation_id=one.conversation_id,
             kind=PendingKind.MESSAGE,
-            message=message_of(task.definition),
+            message=text_message(task.definition.message),
         )
         with contextlib.suppress(_Taken):
             await self._messages.say_later(task.user_id, pending, claim=claim)

@@ -100,7 +100,7 @@ def show(*, as_json: bool, api: Api, found: Record) -> None:
 @click.argument("file", metavar="[FILE]", required=False, type=_FILE)
 @click.option("--name", metavar="NAME", help="What it is called.")
 @click.option("--prompt", metavar="TEXT", help="What the agent is told.")
-@click.option("--command", "task", metavar="TEXT", help="What a shell runs instead of an agent.")
+@click.option("--command", metavar="TEXT", help="What a shell runs instead of an agent.")
 @click.option("--cron", metavar="SCHEDULE", help="Run at times of the clock.")
 @click.option("--timezone", metavar="ZONE", help="Time zone of --cron; otherwise UTC.")
 @click.option("--at", metavar="TIME", help="Run once, at a time in ISO 8601.")
@@ -130,7 +130,7 @@ def create(
 
     Without a trigger it is run by hand. The secret of a webhook cannot be shown again.
     """
-    body = _body(_read(file) if file else {}, **options)
+    body = _body(_read(file) if file else {}, options)
     api = get_api(server)
     if as_json:
         click.echo(json_text(api.call("POST", _BASE, body=body)))
@@ -262,42 +262,31 @@ def _read(file: Path) -> Record:
         raise CommandFailed(f"the file cannot be read as TOML: {exc}: {file}") from exc
 
 
-def _body(
-    body: Record,
-    *,
-    name: str | None,
-    prompt: str | None,
-    task: str | None,
-    cron: str | None,
-    timezone: str | None,
-    at: str | None,
-    webhook: bool,
-    repository: str | None,
-    branch: str | None,
-    provider: str | None,
-    model: str | None,
-    disabled: bool,
-) -> Record:
+def _body(body: Record, given: Record) -> Record:
     """Return what is asked for: what a file says, with what the options say over it."""
+    cron, at, webhook, repository = (
+        given[name] for name in ("cron", "at", "webhook", "repository")
+    )
     if sum((cron is not None, at is not None, webhook)) > 1:
         raise click.UsageError("an automation has one trigger: --cron, --at, or --webhook")
-    if (timezone and not cron) or ((branch or provider) and not repository):
+    has_place = given["branch"] or given["provider"]
+    if (given["timezone"] and not cron) or (has_place and not repository):
         text = "--timezone goes with --cron, and --branch and --provider with --repository"
         raise click.UsageError(text)
     trigger: Record = body.get("trigger") or {"type": "manual"}
     if cron is not None:
-        trigger = {"type": "cron", "schedule": cron, "timezone": timezone or "UTC"}
+        trigger = {"type": "cron", "schedule": cron, "timezone": given["timezone"] or "UTC"}
     elif at is not None:
         trigger = {"type": "once", "at": at}
     elif webhook:
         trigger = {"type": "webhook"}
-    given = {"name": name, "prompt": prompt, "command": task, "model": model}
-    whole = {**body, "trigger": trigger, **{key: one for key, one in given.items() if one}}
+    texts = {name: given[name] for name in ("name", "prompt", "command", "model") if given[name]}
+    whole = {**body, "trigger": trigger, **texts}
     if repository:
         known = (body.get("repos") or [{}])[0].get("provider")
-        place = {"url": repository, "ref": branch, "provider": provider or known}
+        place = {"url": repository, "ref": given["branch"], "provider": given["provider"] or known}
         whole["repos"] = [{name: text for name, text in place.items() if text}]
-    if disabled:
+    if given["disabled"]:
         whole["enabled"] = False
     needed = ("name",) if "command" in whole else ("name", "prompt")
     if missing := [f"--{key}" for key in needed if key not in whole]:

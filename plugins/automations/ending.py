@@ -1,12 +1,12 @@
-"""Ends of runs: read from the conversation, and stored."""
+"""Runs, as they are made and as they end: that is read from the conversation, and stored."""
 
 import contextlib
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
 
-from agentsvc.base import AgentsvcError, NotFound, new_id, now
+from agentsvc.base import AgentsvcError, NotFound, new_id, now, sha256
 from agentsvc.extension.commands import stop_once
 from agentsvc.extension.conversations import ConversationView
 from agentsvc.extension.endings import AT_WORK, DONE, cost_of, find_end
@@ -29,6 +29,22 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
     result: str = ""
     cost: float | None = None
+
+
+def new_run(
+    automation: Automation, *, key: str, source: Source, due_at: datetime | None = None
+) -> Run:
+    """Return a run that is due."""
+    moment = now()
+    return Run(
+        id=new_id(),
+        automation_id=automation.id,
+        user_id=automation.user_id,
+        key=key if key.isascii() else sha256(key),
+        source=source,
+        due_at=due_at or moment,
+        created_at=moment,
+    )
 
 
 def judge(view: ConversationView) -> Verdict | None:
@@ -65,9 +81,7 @@ async def settle(tx: Transaction, run: Run, verdict: Verdict) -> str:
 
     Return why the automation was disabled, or an empty text.
     """
-    after = ended(
-        run, verdict.status, detail=verdict.detail, result=verdict.result, cost=verdict.cost
-    )
+    after = ended(run, **msgspec.structs.asdict(verdict))
     if not await RunTable.change(tx, after, since=run.status):
         return ""
     automation = await AutomationTable.find(tx, run.automation_id)
@@ -109,18 +123,9 @@ def next_try(run: Run, automation: Automation) -> Run | None:
     definition = automation.definition
     if run.attempt > definition.retries or not automation.is_enabled:
         return None
-    moment = now()
     wait = timedelta(seconds=definition.retry_seconds * 2 ** (run.attempt - 1))
-    return Run(
-        id=new_id(),
-        automation_id=run.automation_id,
-        user_id=run.user_id,
-        key=f"retry:{run.id}",
-        source=Source.RETRY,
-        attempt=run.attempt + 1,
-        due_at=moment + wait,
-        created_at=moment,
-    )
+    retry = new_run(automation, key=f"retry:{run.id}", source=Source.RETRY, due_at=now() + wait)
+    return msgspec.structs.replace(retry, attempt=run.attempt + 1)
 
 
 async def halt(conversations: Conversations, run: Run) -> None:

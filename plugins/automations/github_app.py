@@ -24,7 +24,7 @@ from agentsvc.base import (
 )
 from agentsvc.extension.conversations import Provider, check_repository
 from agentsvc.extension.git import Api, GitProviders, ProviderToken
-from agentsvc.extension.storage import Database, Queryable, Transaction, Vault
+from agentsvc.extension.storage import Database, Queryable, Records, Transaction, Vault, row_of
 
 from .host_calls import part_of
 
@@ -197,6 +197,7 @@ def _context(user_id: str) -> str:
 
 
 _keys = msgspec.json.Decoder(AppKeys)
+_APPS: Final = Records("plugin_automations_apps", GithubApp)
 
 
 class AppTable:
@@ -205,15 +206,13 @@ class AppTable:
     @staticmethod
     async def put(tx: Transaction, app: GithubApp) -> None:
         """Store the App of a user in the place of another one, whose record it goes on with."""
-        sql = """
-            INSERT INTO plugin_automations_apps (id, user_id, app_id, slug, host, sealed, sealed_as)
-            VALUES (:id, :user_id, :app_id, :slug, :host, :sealed, :sealed_as)
+        otherwise = """
             ON CONFLICT (user_id) DO UPDATE
             SET app_id = excluded.app_id, slug = excluded.slug, host = excluded.host,
                 sealed = excluded.sealed
         """
-        sealed_as = _context(app.user_id)
-        await tx.run(sql, {**msgspec.structs.asdict(app), "sealed_as": sealed_as})
+        row = row_of(app, sealed_as=_context(app.user_id))
+        await tx.insert("plugin_automations_apps", row, otherwise)
 
     @staticmethod
     async def delete(tx: Transaction, user_id: str) -> bool:
@@ -224,10 +223,4 @@ class AppTable:
     @staticmethod
     async def find(source: Queryable, name: str) -> GithubApp | None:
         """Return an App by the id of its record, or that of its user."""
-        sql = """
-            SELECT id, user_id, app_id, slug, host, sealed
-            FROM plugin_automations_apps
-            WHERE id = :name OR user_id = :name
-        """
-        row = await source.one(sql, {"name": name})
-        return msgspec.convert(dict(row), GithubApp) if row else None
+        return await _APPS.one(source, "WHERE t.id = :name OR t.user_id = :name", name=name)

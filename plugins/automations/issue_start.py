@@ -13,14 +13,7 @@ import msgspec
 
 from agentsvc.base import NotFound
 from agentsvc.extension.agents import Pending, PendingKind
-from agentsvc.extension.conversations import (
-    Content,
-    ContentKind,
-    Message,
-    StartOrder,
-    StartTask,
-    WhenFull,
-)
+from agentsvc.extension.conversations import StartOrder, StartTask, WhenFull, text_message
 from agentsvc.extension.conversations import Trigger as StartTrigger
 from agentsvc.extension.git import Head
 from agentsvc.extension.server import SandboxStatus, Server
@@ -30,7 +23,7 @@ from .host_calls import HostCalls, Thing
 from .host_events import OWN, HostEvent, wanted
 from .hosts import Kind
 from .issue_hosts import IssueHosts, repository_of
-from .model import Automation, GitTrigger, Run, Work
+from .model import Automation, Definition, GitTrigger, Run, Work
 from .prompt import fill, marked
 from .service import provider_of
 from .work_table import WorkTable
@@ -214,10 +207,9 @@ class IssueStarter:
         compared_to: str | None = None,
     ) -> str:
         definition = automation.definition
-        order = StartOrder(
-            initial_message=_message(text),
-            llm_profile=definition.model,
-            repository=repository_of(automation),
+        order = order_of(
+            definition,
+            text,
             branch=begun.base,
             commit=begun.commit,
             compared_to=compared_to,
@@ -225,10 +217,6 @@ class IssueStarter:
             needs_lent_model=begun.is_answer,
             provider=provider_of(definition),
             title=f"{definition.name}: {begun.title}"[:_TITLE] if begun.issue else definition.name,
-            trigger=StartTrigger.AUTOMATION,
-            when_full=WhenFull.QUEUE,
-            max_budget=definition.max_budget,
-            max_iterations=definition.max_iterations,
         )
 
         async def both(tx: Transaction, task: StartTask) -> None:
@@ -252,7 +240,7 @@ class IssueStarter:
             id=run.id,
             conversation_id=work.conversation_id,
             kind=PendingKind.MESSAGE,
-            message=_message(text),
+            message=text_message(text),
         )
         await self._messages.say_later(run.user_id, pending, claim=both)
         return work.conversation_id
@@ -285,6 +273,24 @@ class IssueStarter:
             raise Ignored(detail)
         parts = [f"{one['author']}{_at(one)}:\n{marked(one['text'], _MAX_TOLD)}" for one in said]
         return _SAID + "\n\n".join(parts), {"told": (*work.told, *map(_name, said))}
+
+
+def order_of(definition: Definition, text: str | None, **more: Any) -> StartOrder:
+    """Return what is ordered for a run, with what its agent is told first; more counts instead."""
+    repository = definition.repos[0] if definition.repos else None
+    order = StartOrder(
+        initial_message=None if text is None else text_message(text),
+        llm_profile=definition.model,
+        repository=(repository.url or None) if repository else None,
+        branch=(repository.ref or None) if repository else None,
+        provider=repository.provider if repository else None,
+        title=definition.name,
+        trigger=StartTrigger.AUTOMATION,
+        when_full=WhenFull.QUEUE,
+        max_budget=definition.max_budget,
+        max_iterations=definition.max_iterations,
+    )
+    return msgspec.structs.replace(order, **more)
 
 
 async def _check_actor(
@@ -324,7 +330,3 @@ def _name(comment: Thing) -> str:
 def _at(comment: Thing) -> str:
     path = comment.get("path", "")
     return f" at {marked(path, _TITLE)}" if path else ""
-
-
-def _message(text: str) -> Message:
-    return Message(content=(Content(kind=ContentKind.TEXT, text=text),))

@@ -14,13 +14,13 @@ from agentsvc.base import AgentsvcError, new_id, now, parse_time
 from agentsvc.extension.server import Server
 from agentsvc.extension.storage import Transaction
 
-from .ending import ended
+from .ending import ended, new_run
 from .host_calls import HostCalls
 from .host_events import HostEvent, events_of_issue, wanted
 from .hosts import Kind
 from .issue_hosts import PASSING, IssueHosts, wait_of
 from .model import Automation, GitSubject, GitTrigger, RunStatus, Source, Work
-from .service import Automations, new_run
+from .service import Automations
 from .table import AutomationTable, RunTable
 from .work_table import Poll, PollTable, WorkTable
 

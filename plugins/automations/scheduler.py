@@ -24,24 +24,15 @@ from agentsvc.base import (
     now,
     to_stored,
 )
-from agentsvc.extension.conversations import (
-    Content,
-    ContentKind,
-    Message,
-    StartOrder,
-    StartTask,
-    WhenFull,
-    check_may_run,
-)
-from agentsvc.extension.conversations import Trigger as StartTrigger
+from agentsvc.extension.conversations import StartOrder, StartTask, check_may_run
 from agentsvc.extension.server import Server
 from agentsvc.extension.storage import Transaction
 
 from .clock import ClockWatch, bring_back
 from .cron import parse_cron
-from .ending import Verdict, disabled, ended, halt, settle
+from .ending import Verdict, disabled, ended, halt, new_run, settle
 from .issue_hosts import PASSING, RETRIED_FOR, wait_of
-from .issue_start import Ignored, IssueStarter
+from .issue_start import Ignored, IssueStarter, order_of
 from .model import (
     Automation,
     Concurrency,
@@ -54,7 +45,6 @@ from .model import (
     Source,
 )
 from .prompt import fill
-from .service import new_run
 from .settings import AutomationsConfig
 from .table import AutomationTable, RunTable, payload_context
 
@@ -246,7 +236,7 @@ class Scheduler:
             told = msgspec.json.decode(payload) if payload is not None else None
             begun = await self._starter.begin_changes(automation, run, told, claim)
         else:
-            order = self._order_of(automation, run, payload)
+            order = _order_of(automation.definition, run, payload)
             starts = self._conversations.starts
             begun = (await starts.start(run.user_id, order, claim=claim_task)).conversation_id
         self._on_begin(begun)
@@ -254,27 +244,6 @@ class Scheduler:
     async def _payload(self, run: Run) -> bytes | None:
         sealed = await RunTable.find_payload(self._db, run.id)
         return self._vault.unseal(sealed, payload_context(run.automation_id)) if sealed else None
-
-    def _order_of(self, automation: Automation, run: Run, plain: bytes | None) -> StartOrder:
-        definition = automation.definition
-        payload = msgspec.json.decode(plain) if plain is not None else None
-        message = None
-        if definition.prompt is not None:
-            text = fill(definition.prompt, payload, run.due_at)
-            message = Message(content=(Content(kind=ContentKind.TEXT, text=text),))
-        repository = definition.repos[0] if definition.repos else None
-        return StartOrder(
-            initial_message=message,
-            llm_profile=definition.model,
-            repository=(repository.url or None) if repository else None,
-            branch=(repository.ref or None) if repository else None,
-            provider=repository.provider if repository else None,
-            title=definition.name,
-            trigger=StartTrigger.AUTOMATION,
-            when_full=WhenFull.QUEUE,
-            max_budget=definition.max_budget,
-            max_iterations=definition.max_iterations,
-        )
 
     async def _skip(self, run: Run, detail: str) -> None:
         over = ended(run, RunStatus.SKIPPED, detail=detail)
@@ -312,3 +281,9 @@ def choose(
 def _scheduled(automation: Automation, due_at: datetime) -> Run:
     key = f"due:{to_stored(due_at)}"
     return new_run(automation, key=key, source=Source.SCHEDULE, due_at=due_at)
+
+
+def _order_of(definition: Definition, run: Run, payload: bytes | None) -> StartOrder:
+    told = msgspec.json.decode(payload) if payload is not None else None
+    prompt = definition.prompt
+    return order_of(definition, None if prompt is None else fill(prompt, told, run.due_at))

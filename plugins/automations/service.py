@@ -17,7 +17,6 @@ from agentsvc.base import (
     new_id,
     now,
     parse_time,
-    sha256,
     to_stored,
 )
 from agentsvc.extension.conversations import (
@@ -30,7 +29,7 @@ from agentsvc.extension.server import Conversations
 from agentsvc.extension.storage import Database, Transaction, Vault, note_by_server, note_effect
 
 from .cron import parse_cron
-from .ending import WAS_DISABLED, ended, halt
+from .ending import WAS_DISABLED, ended, halt, new_run
 from .github_app import AppTable, GithubApps
 from .host_calls import part_of
 from .host_events import HostEvent, check_sender, events_in
@@ -350,22 +349,6 @@ class Automations:
 
     def _seal(self, automation_id: str, secret: Secret) -> bytes:
         return self._vault.seal(secret.reveal().encode(), secret_context(automation_id))
-
-
-def new_run(
-    automation: Automation, *, key: str, source: Source, due_at: datetime | None = None
-) -> Run:
-    """Return a run that is due."""
-    moment = now()
-    return Run(
-        id=new_id(),
-        automation_id=automation.id,
-        user_id=automation.user_id,
-        key=key if key.isascii() else sha256(key),
-        source=source,
-        due_at=due_at or moment,
-        created_at=moment,
-    )
 
 
 def check_definition(

@@ -7,7 +7,7 @@ import msgspec
 from aiohttp import web
 
 from agentsvc.base import AgentsvcError, NotAllowed
-from agentsvc.extension.agents import FILES, PENDING, Principal
+from agentsvc.extension.agents import FILES, Principal
 from agentsvc.extension.server import VERSION, Server
 from agentsvc.extension.web import AUDITED, PRINCIPAL, Audited, Scope, check_scope
 
@@ -35,7 +35,7 @@ async def answer(
 ) -> dict[str, Any]:
     """Return what a request is answered with; raises Refused."""
     caller = request[PRINCIPAL]
-    services = Services(server=server, messages=server.app[PENDING], files=server.app[FILES])
+    services = Services(server=server, files=server.app[FILES])
     match method:
         case "initialize":
             return _initialized(params)

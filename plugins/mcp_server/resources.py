@@ -78,7 +78,7 @@ async def _read(
     match kind, bool(path):
         case "events", _:
             after = int(path) if re.fullmatch(r"[0-9]{1,15}", path) else -1
-            events = await services.events.read_stretch(
+            events = await services.server.events.read_stretch(
                 conversation_id,
                 from_seq=after + 1,
                 to_seq=None,

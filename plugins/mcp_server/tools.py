@@ -10,18 +10,14 @@ from msgspec import Meta
 
 from agentsvc.base import AgentsvcError, Conflict, convert
 from agentsvc.extension.agents import (
-    Content,
-    ContentKind,
     ConversationFiles,
     ConversationQuery,
-    EventLog,
     ExecutionStatus,
-    MessageQueue,
     PendingKind,
     Principal,
-    SpokenMessage,
     StartOrder,
 )
+from agentsvc.extension.conversations import text_message
 from agentsvc.extension.history import ConversationView, EventQuery
 from agentsvc.extension.server import SandboxStatus, Server
 from agentsvc.extension.web import Scope, check_scope
@@ -40,13 +36,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     """What tools and resources work with."""
 
     server: Server
-    messages: MessageQueue
     files: ConversationFiles
-
-    @property
-    def events(self) -> EventLog:
-        """The stored events."""
-        return self.server.events
 
     async def view(self, caller: Principal, conversation_id: str) -> ConversationView:
         """Return a conversation of the caller; raises NotFound."""
@@ -133,7 +123,7 @@ async def start_conversation(
     """Start an agent on a task, in a sandbox of its own; it works in the background."""
     order = StartOrder(
         conversation_id=given.conversation_id.hex if given.conversation_id else None,
-        initial_message=_said(given.message),
+        initial_message=text_message(given.message),
         repository=given.repository,
         branch=given.branch,
         title=given.title,
@@ -159,7 +149,7 @@ async def read_conversation(
 ) -> dict[str, Any]:
     """Read what was said and done in a conversation, event by event, in order."""
     view = await services.view(caller, given.conversation_id.hex)
-    events = await services.events.read_range(
+    events = await services.server.events.read_range(
         view.conversation.id, from_seq=given.after + 1, limit=given.limit
     )
     return {
@@ -176,8 +166,8 @@ async def send_message(
     view = await services.view(caller, given.conversation_id.hex)
     if view.sandbox is not None and view.sandbox_status is SandboxStatus.PAUSED:
         await services.server.sandboxes.resume(caller.user_id, view.sandbox.id)
-    queued = await services.messages.queue(
-        caller.user_id, view.conversation.id, _said(given.message)
+    queued = await services.server.messages.queue(
+        caller.user_id, view.conversation.id, text_message(given.message)
     )
     return {"position": queued.position, "sandbox_status": queued.sandbox_status}
 
@@ -187,7 +177,7 @@ async def stop_conversation(
 ) -> dict[str, Any]:
     """Stop the agent now, in the middle of a step; a message lets it go on."""
     conversation_id = given.conversation_id.hex
-    await services.messages.tell(caller.user_id, conversation_id, PendingKind.INTERRUPT)
+    await services.server.messages.tell(caller.user_id, conversation_id, PendingKind.INTERRUPT)
     return about(await services.view(caller, conversation_id))
 
 
@@ -200,7 +190,7 @@ async def answer_confirmation(
     view = await services.view(caller, conversation_id)
     if view.execution_status is not ExecutionStatus.WAITING_FOR_CONFIRMATION:
         raise Conflict("The agent asks for nothing now")
-    await services.messages.tell(caller.user_id, conversation_id, kind, reason=given.reason)
+    await services.server.messages.tell(caller.user_id, conversation_id, kind, reason=given.reason)
     return about(await services.view(caller, conversation_id))
 
 
@@ -225,7 +215,7 @@ async def collect_conversation(
     finally:
         forget()
     newest = EventQuery(kinds=TOLD_KINDS, descending=True)
-    events, _ = await services.events.search(
+    events, _ = await services.server.events.search(
         conversation_id, newest, page_id=None, limit=_LAST_EVENTS
     )
     return {
@@ -247,10 +237,6 @@ async def _changes(
     except AgentsvcError:
         return None
     return [{"status": one.status, "path": one.path} for one in found]
-
-
-def _said(text: str) -> SpokenMessage:
-    return SpokenMessage(content=(Content(kind=ContentKind.TEXT, text=text),))
 
 
 type Run = Callable[[Services, Principal, Any], Awaitable[dict[str, Any]]]

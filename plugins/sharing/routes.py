@@ -1,7 +1,7 @@
 """The API of shared conversations: links for owners, and what whoever has one may read."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import wraps
 from typing import Annotated, Final
@@ -31,6 +31,7 @@ from agentsvc.extension.web import (
     Effect,
     EventFilter,
     EventSearch,
+    Handler,
     Page,
     RateLimit,
     Route,
@@ -43,13 +44,9 @@ from agentsvc.extension.web import (
     enforce,
     json_response,
     links_of,
-    path_id,
-    path_text,
     raw_array,
     raw_json_response,
     raw_page,
-    read_json,
-    read_query,
     to_query,
 )
 
@@ -68,7 +65,6 @@ _HEADERS: Final = {
 """Whoever has the link may read it: it is not for search engines, and not told to others."""
 
 type Redactions = Annotated[list[Redaction], Meta(max_length=len(Redaction))]
-type Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class ShareOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,59 +196,62 @@ class Sharing(Extension[SharingConfig]):
 
     def routes(self) -> Iterable[Route]:
         """Return the routes of owners, and those of readers."""
-        return (*_owner_routes(self), *_reader_routes(self))
+        readers = (
+            msgspec.structs.replace(route, handler=self._limited(route.handler))
+            for route in _reader_routes(self)
+        )
+        return (*_owner_routes(self), *readers)
 
     # For owners
 
-    async def post_share(self, request: web.Request) -> web.Response:
+    async def post_share(self, request: web.Request, body: ShareOrder) -> Link:
         """Make a link that shows a conversation.
 
         Whoever has the link reads the conversation without a key: what was said and done so far, and
         what is from now on. It shows no secret of yours, and nothing of how the agent is set up.
         """
-        order = await read_json(request, ShareOrder)
-        expires_at = None if order.expires_at is None else parse_time(order.expires_at)
-        if order.expires_at is not None and expires_at is None:
+        expires_at = None if body.expires_at is None else parse_time(body.expires_at)
+        if body.expires_at is not None and expires_at is None:
             loc = ("body", "expires_at")
             raise InvalidRequest(
                 "Input should be a valid datetime", loc=loc, kind="datetime_parsing"
             )
-        conversation_id = await self._resolve(request, order.conversation_id)
-        link = await self._links.add(
+        conversation_id = await self._resolve(request, body.conversation_id)
+        return await self._links.add(
             request[PRINCIPAL].user_id,
             conversation_id,
-            redact=order.redact,
+            redact=body.redact,
             expires_at=expires_at,
         )
-        return answer_link(request, link)
 
-    async def get_shares(self, request: web.Request) -> web.Response:
+    async def get_shares(self, request: web.Request, query: ShareQuery) -> list[Share]:
         """List your links.
 
         Those that work, in the order they were made.
         """
-        wanted = read_query(request, ShareQuery).conversation_id
+        wanted = query.conversation_id
         conversation_id = wanted and await self._resolve(request, wanted)
         found = await self._links.list_of(request[PRINCIPAL].user_id, conversation_id)
-        return json_response([from_link(request, one) for one in found])
+        return [from_link(request, one) for one in found]
 
-    async def delete_share(self, request: web.Request) -> web.Response:
+    async def delete_share(self, request: web.Request, share_id: str) -> Success:
         """Revoke a link.
 
         Nothing is shown from the next request on. A page that somebody has saved is theirs.
         """
-        await self._links.revoke(request[PRINCIPAL].user_id, path_text(request, "share_id"))
-        return json_response(SUCCESS)
+        await self._links.revoke(request[PRINCIPAL].user_id, share_id)
+        return SUCCESS
 
-    async def get_conversation_page(self, request: web.Request) -> web.StreamResponse:
+    async def get_conversation_page(
+        self, request: web.Request, conversation_id: str, query: ExportQuery
+    ) -> web.StreamResponse:
         """Download a conversation as an HTML file.
 
         One HTML file that needs no script and no network, as a link would show it.
         """
-        query = read_query(request, ExportQuery)
         link = Link(
             id="",
-            conversation_id=path_id(request, "conversation_id"),
+            conversation_id=conversation_id,
             user_id=request[PRINCIPAL].user_id,
             redact=tuple(query.redact),
             created_at=now(),
@@ -262,76 +261,77 @@ class Sharing(Extension[SharingConfig]):
 
     # For readers
 
-    async def get_shared_conversations(self, request: web.Request) -> web.Response:
+    async def get_shared_conversations(
+        self, request: web.Request, query: SharedIds
+    ) -> list[SharedConversation | None]:
         """Get shared conversations.
 
         In the order of the ids, null for each that shows nothing. Reading starts no sandbox. To the rate
         limit each id is a request.
         """
-        ids = read_query(request, SharedIds).ids
-        for _ in ids[1:]:
+        for _ in query.ids[1:]:
             enforce(request, self._limit.take(address_of(request)))
-        readings = [await self._find(one) for one in ids]
-        return json_response([one and from_reading(one) for one in readings])
+        readings = [await self._find(one) for one in query.ids]
+        return [from_reading(one) if one else None for one in readings]
 
-    async def search_shared_events(self, request: web.Request) -> web.Response:
+    async def search_shared_events(
+        self, _request: web.Request, query: SharedSearch
+    ) -> web.Response:
         """Search the events of a shared conversation.
 
         Without what the link redacts, secrets, and what agents are told beside messages. A link that
         shows nothing has no events.
         """
-        wanted = read_query(request, SharedSearch)
-        query = to_query(wanted, sort=wanted.sort_order)
-        reading = await self._find(wanted.conversation_id)
+        wanted = to_query(query, sort=query.sort_order)
+        reading = await self._find(query.conversation_id)
         if reading is None:
             return raw_json_response(raw_page([], None))
-        page = await reading.search(query, page_id=wanted.page_id, limit=wanted.limit)
+        page = await reading.search(wanted, page_id=query.page_id, limit=query.limit)
         return raw_json_response(raw_page(*page))
 
-    async def count_shared_events(self, request: web.Request) -> web.Response:
+    async def count_shared_events(self, _request: web.Request, query: SharedFilter) -> int:
         """Count the events of a shared conversation.
 
         With the filters of the search; 0 for a link that shows nothing.
         """
-        wanted = read_query(request, SharedFilter)
-        query = to_query(wanted)
-        reading = await self._find(wanted.conversation_id)
-        return json_response(0 if reading is None else await reading.count(query))
+        wanted = to_query(query)
+        reading = await self._find(query.conversation_id)
+        return 0 if reading is None else await reading.count(wanted)
 
-    async def get_shared_events(self, request: web.Request) -> web.Response:
+    async def get_shared_events(self, _request: web.Request, query: SharedEventIds) -> web.Response:
         """Get events of a shared conversation by id.
 
         In the order of the ids, null for each that is not shown.
         """
-        wanted = read_query(request, SharedEventIds)
-        reading = await self._find(wanted.conversation_id)
-        ids = wanted.id
-        found = [None] * len(ids) if reading is None else await reading.find_many(ids)
+        reading = await self._find(query.conversation_id)
+        found = [None] * len(query.id) if reading is None else await reading.find_many(query.id)
         return raw_json_response(raw_array(found))
 
-    async def get_shared_event(self, request: web.Request) -> web.Response:
+    async def get_shared_event(
+        self, _request: web.Request, conversation_id: str, event_id: str
+    ) -> web.Response:
         """Get an event of a shared conversation.
 
         Null for one that is not shown.
         """
-        event_id = path_text(request, "event_id")
-        reading = await self._find(path_text(request, "conversation_id"))
+        reading = await self._find(conversation_id)
         [found] = [None] if reading is None else await reading.find_many([event_id])
         return raw_json_response(found or b"null")
 
-    async def get_shared_page(self, request: web.Request) -> web.StreamResponse:
+    async def get_shared_page(
+        self, request: web.Request, share_id: str, query: PageQuery
+    ) -> web.StreamResponse:
         """Show a shared conversation in a browser.
 
         One HTML file that needs no script. Where a published front end is served at this address, it
         shows the conversation instead.
         """
-        query = read_query(request, PageQuery)
-        link = await self._links.find(path_text(request, "share_id"))
+        link = await self._links.find(share_id)
         if link is None:
             raise NotFound("This link does not exist, or does not work any more")
         return await self._send_page(request, link, is_download=query.download)
 
-    def limited(self, handle: Handle) -> Handle:
+    def _limited(self, handle: Handler) -> Handler:
         """Return a handler for everybody: rate limited by address, and not for search engines."""
 
         @wraps(handle)
@@ -445,21 +445,17 @@ def _owner_routes(sharing: Sharing) -> Routes:
         "POST",
         "/shares",
         Share,
-        body=ShareOrder,
         status=201,
         effect=Effect(kind=Link, answer=answer_link),
         errors=(NotFound, Conflict),
         example={"conversation_id": EXAMPLE_ID, "redact": ["paths"]},
     )(sharing.post_share)
-    routes.add("GET", "/shares", list[Share], query=ShareQuery, errors=(NotFound,))(
-        sharing.get_shares
-    )
-    routes.add("DELETE", "/shares/{share_id}", Success, errors=(NotFound,))(sharing.delete_share)
+    routes.add("GET", "/shares", errors=(NotFound,))(sharing.get_shares)
+    routes.add("DELETE", "/shares/{share_id}", errors=(NotFound,))(sharing.delete_share)
     routes.add(
         "GET",
         "/app-conversations/{conversation_id}/page",
         str,
-        query=ExportQuery,
         media=HTML,
         errors=(NotFound,),
         is_stream=True,
@@ -469,43 +465,33 @@ def _owner_routes(sharing: Sharing) -> Routes:
 
 def _reader_routes(sharing: Sharing) -> Routes:
     routes = Routes(scope=Scope.OPEN, errors=(TooManyRequests,))
-    routes.add(
-        "GET",
-        "/api/shared-conversations",
-        list[SharedConversation | None],
-        query=SharedIds,
-        example={"ids": [EXAMPLE_ID]},
-    )(sharing.limited(sharing.get_shared_conversations))
-    routes.add(
-        "GET",
-        "/api/shared-events/search",
-        Page[StoredEvent],
-        query=SharedSearch,
-        example=_EXAMPLE_SEARCH,
-    )(sharing.limited(sharing.search_shared_events))
-    routes.add("GET", "/api/shared-events/count", int, query=SharedFilter, example=_EXAMPLE_SEARCH)(
-        sharing.limited(sharing.count_shared_events)
+    routes.add("GET", "/api/shared-conversations", example={"ids": [EXAMPLE_ID]})(
+        sharing.get_shared_conversations
+    )
+    routes.add("GET", "/api/shared-events/search", Page[StoredEvent], example=_EXAMPLE_SEARCH)(
+        sharing.search_shared_events
+    )
+    routes.add("GET", "/api/shared-events/count", example=_EXAMPLE_SEARCH)(
+        sharing.count_shared_events
     )
     routes.add(
         "GET",
         "/api/shared-events",
         list[StoredEvent | None],
-        query=SharedEventIds,
         example={"conversation_id": EXAMPLE_ID, "id": [EXAMPLE_ID]},
-    )(sharing.limited(sharing.get_shared_events))
+    )(sharing.get_shared_events)
     routes.add(
         "GET",
         "/api/shared-events/{conversation_id}/{event_id}",
         StoredEvent | None,
         path_types={"conversation_id": str},
-    )(sharing.limited(sharing.get_shared_event))
+    )(sharing.get_shared_event)
     routes.add(
         "GET",
         "/shared/conversations/{share_id}",
         str,
-        query=PageQuery,
         media=HTML,
         errors=(NotFound, TooManyRequests),
         is_stream=True,
-    )(sharing.limited(sharing.get_shared_page))
+    )(sharing.get_shared_page)
     return routes

@@ -87,11 +87,13 @@ class Courier:
     async def forget_settled(self) -> None:
         """Delete what nobody asks for any more: old deliveries, and former secrets."""
         now = values.now()
-        if await SubscriptionTable.has_former(self._db, now):
-            await self._db.write(lambda tx: SubscriptionTable.drop_former(tx, now))
         before = now - timedelta(seconds=self._config.keep_seconds)
-        if await DeliveryTable.has_settled(self._db, before):
-            await self._db.write(lambda tx: DeliveryTable.delete_settled(tx, before))
+
+        async def body(tx: Transaction) -> None:
+            await SubscriptionTable.drop_former(tx, now)
+            await DeliveryTable.delete_settled(tx, before)
+
+        await self._db.write(body)
 
     def close(self) -> None:
         """Listen to no more news."""

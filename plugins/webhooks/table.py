@@ -44,12 +44,6 @@ class SubscriptionTable:
         return await tx.run(sql, params)
 
     @staticmethod
-    async def has_former(source: Queryable, now: datetime) -> bool:
-        """Tell whether there is a former secret that has become useless."""
-        sql = "SELECT 1 FROM webhook_subscriptions WHERE former_until <= :now LIMIT 1"
-        return await source.one(sql, {"now": to_stored(now)}) is not None
-
-    @staticmethod
     async def drop_former(tx: Transaction, now: datetime) -> int:
         """Forget former secrets that have become useless."""
         sql = """
@@ -200,12 +194,6 @@ class DeliveryTable:
             before=before,
             limit=limit,
         )
-
-    @staticmethod
-    async def has_settled(source: Queryable, before: datetime) -> bool:
-        """Tell whether a delivery was settled before a moment."""
-        sql = "SELECT 1 FROM webhook_deliveries WHERE settled_at < :before LIMIT 1"
-        return await source.one(sql, {"before": to_stored(before)}) is not None
 
     @staticmethod
     async def delete_settled(tx: Transaction, before: datetime) -> int:

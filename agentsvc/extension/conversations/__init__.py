@@ -41,3 +41,8 @@ async def check_may_run(tx: Transaction, user_id: str) -> None:
     user = await get_user(tx, user_id)
     if user.blocked_at is not None or user.role is Role.VIEWER:
         raise NotAllowed("The user is blocked, or may only read")
+
+
+def text_message(text: str) -> Message:
+    """Return what is said in a conversation by a text."""
+    return Message(content=(Content(kind=ContentKind.TEXT, text=text),))
