@@ -7,5 +7,5 @@ tests end, `routes` and `commands` are for users.
 
 from agentsvc.plugin import offers
 
-agentsvc_register_extensions = offers(f"{__name__}.extension:AttemptsExtension")
+agentsvc_register_extensions = offers(f"{__name__}.routes:AttemptsExtension")
 agentsvc_register_commands = offers(f"{__name__}.commands:command")

@@ -1,5 +1,7 @@
-"""Types and handlers of attempts."""
+"""Attempts as a part of a server: types and handlers."""
 
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Annotated, Final
 from uuid import UUID
@@ -9,9 +11,11 @@ from aiohttp import web
 from msgspec import Meta
 
 from agentsvc.base import BadRequest, Conflict, NotFound, QuotaExceeded, view_of
+from agentsvc.extension.server import Extension, Server
 from agentsvc.extension.web import (
     PRINCIPAL,
     SUCCESS,
+    Route,
     Routes,
     Success,
     Time,
@@ -20,8 +24,10 @@ from agentsvc.extension.web import (
 )
 
 from .model import Attempt, AttemptOrder, AttemptStatus
+from .runner import Runner
 from .service import Attempts, Shown
-from .settings import MAX
+from .settings import MAX, AttemptsConfig
+from .table import MIGRATIONS
 
 
 class AttemptChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +124,6 @@ def _to_attempt(one: Attempt, *, with_output: bool) -> AttemptInfo:
     )
 
 
-PREFIX: Final = "/api/v1/attempts"
 ATTEMPTS: Final[web.AppKey[Attempts]] = web.AppKey("attempts")
 
 _ONE: Final = "/{attempts_id}"
@@ -196,3 +201,26 @@ async def delete_attempts(request: web.Request) -> Success:
 
 def _named(request: web.Request) -> tuple[str, str]:
     return request[PRINCIPAL].user_id, path_id(request, "attempts_id")
+
+
+class AttemptsExtension(Extension[AttemptsConfig]):
+    """Takes attempts on while the server runs."""
+
+    Config = AttemptsConfig
+    prefix = "/api/v1/attempts"
+    migrations = MIGRATIONS
+
+    def routes(self) -> Iterable[Route]:
+        """Return what a user makes attempts with."""
+        return ROUTES
+
+    @asynccontextmanager
+    async def run(self, server: Server) -> AsyncIterator[None]:
+        """Take attempts on until the server stops."""
+        runner = Runner(server, self.config)
+        server.app[ATTEMPTS] = Attempts(server, self.config, runner.wake)
+        server.event_bus.watch_all(runner.hear)
+        server.supervisor.loop("attempts", runner.look, every_seconds=0)
+        if self.config.delete_after_seconds:
+            server.supervisor.loop("old attempts", runner.delete_old, every_seconds=600)
+        yield

@@ -42,8 +42,7 @@ from agentsvc.extension.storage import Transaction
 
 from .measuring import compare_files, note_files
 from .model import Attempt, AttemptSet, AttemptStatus
-from .orders import order_of, title_of
-from .service import complete, stop
+from .service import complete, order_of, stop, title_of
 from .settings import AttemptsConfig
 from .table import AttemptTable, SetTable
 

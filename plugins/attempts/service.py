@@ -8,21 +8,23 @@ import msgspec
 from agentsvc.base import Conflict, InvalidRequest, NotFound, QuotaExceeded, new_id, now
 from agentsvc.extension.conversations import (
     ExecutionStatus,
+    StartOrder,
+    WhenFull,
     check_starts,
     refuse_credentials,
 )
-from agentsvc.extension.preferences import SettingsStore
+from agentsvc.extension.preferences import Settings, SettingsStore
 from agentsvc.extension.server import Server
 from agentsvc.extension.storage import Queryable, Transaction, note_effect
 
 from .model import LEAST, OPEN, Attempt, AttemptOrder, AttemptSet, AttemptStatus
-from .orders import order_of
 from .settings import AttemptsConfig
 from .table import AttemptTable, SetTable
 
 OTHER_CHOSEN: Final = "Another attempt was chosen"
 
 _NOT_BEGUN: Final = (AttemptStatus.QUEUED, AttemptStatus.STARTING, AttemptStatus.DISCARDED)
+_MAX_TITLE: Final = 190
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,3 +214,31 @@ async def _owned(source: Queryable, user_id: str, set_id: str) -> AttemptSet:
 async def _shown(source: Queryable, task: AttemptSet) -> Shown:
     found = await AttemptTable.of_sets(source, [task.id])
     return Shown(task=task, attempts=found[task.id])
+
+
+def order_of(
+    definition: AttemptOrder, model: str | None, settings: Settings, one: Attempt | None = None
+) -> StartOrder:
+    """Return what is ordered for an attempt, or for any that gets this model.
+
+    The agent is told its task later: when it is known with which files it begins.
+    """
+    is_saved = model in settings.llm_profiles
+    return StartOrder(
+        conversation_id=one.conversation_id if one else None,
+        title=title_of(definition, one) if one else None,
+        llm_profile=model if is_saved else None,
+        llm_model=None if is_saved else model,
+        repository=definition.repository or None,
+        branch=definition.branch or None,
+        provider=definition.provider if definition.repository else None,
+        environment_id=definition.environment_id,
+        when_full=WhenFull.QUEUE,
+        max_budget=definition.budget,
+        is_alone=True,
+    )
+
+
+def title_of(definition: AttemptOrder, one: Attempt) -> str:
+    """Return what the conversation of an attempt is called until it is chosen."""
+    return f"{definition.name[:_MAX_TITLE]} ({one.number}/{definition.size})"

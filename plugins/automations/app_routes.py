@@ -18,7 +18,7 @@ from agentsvc.base import (
     matching,
 )
 from agentsvc.extension.git import check_host
-from agentsvc.extension.web import PRINCIPAL, SUCCESS, Routes, Success, json_response
+from agentsvc.extension.web import PRINCIPAL, SUCCESS, Routes, Success
 
 from .github_app import AppKeys, GithubApp, GithubApps
 from .routes import PREFIX
@@ -62,19 +62,18 @@ class AppInfo(msgspec.Struct, frozen=True, kw_only=True):
 ROUTES: Final = Routes()
 
 
-@ROUTES.add("GET", _PATH, AppInfo, errors=(NotFound,))
-async def get_github_app(request: web.Request) -> web.Response:
+@ROUTES.add("GET", _PATH, errors=(NotFound,))
+async def get_github_app(request: web.Request) -> AppInfo:
     """Show your GitHub App.
 
     Its key and its secret are not shown.
     """
-    return _answer(request, await request.app[APPS].get(request[PRINCIPAL].user_id))
+    return _shown(request, await request.app[APPS].get(request[PRINCIPAL].user_id))
 
 
 @ROUTES.add(
     "PUT",
     _PATH,
-    AppInfo,
     errors=(
         BadRequest,
         NotAuthenticated,
@@ -84,7 +83,7 @@ async def get_github_app(request: web.Request) -> web.Response:
     ),
     example={"app_id": "123456", "private_key": "a key in PEM", "host": "github.example.com"},
 )
-async def put_github_app(request: web.Request, body: AppOrder) -> web.Response:
+async def put_github_app(request: web.Request, body: AppOrder) -> AppInfo:
     """Let automations act as a GitHub App.
 
     It is asked for at GitHub first, and refused (401) if the key is not one of it. From then on, what
@@ -95,7 +94,7 @@ async def put_github_app(request: web.Request, body: AppOrder) -> web.Response:
     keys = AppKeys(private_key=body.private_key, webhook_secret=body.webhook_secret)
     user_id = request[PRINCIPAL].user_id
     stored = await request.app[APPS].store(user_id, body.app_id, keys, body.host or None)
-    return _answer(request, stored)
+    return _shown(request, stored)
 
 
 @ROUTES.add("DELETE", _PATH, errors=(NotFound,))
@@ -108,12 +107,11 @@ async def delete_github_app(request: web.Request) -> Success:
     return SUCCESS
 
 
-def _answer(request: web.Request, app: GithubApp) -> web.Response:
-    info = AppInfo(
+def _shown(request: web.Request, app: GithubApp) -> AppInfo:
+    return AppInfo(
         app_id=app.app_id,
         slug=app.slug,
         host=app.host,
         events_path=f"{PREFIX}/events/{app.id}",
         has_webhook_secret=bool(request.app[APPS].keys_of(app).webhook_secret),
     )
-    return json_response(info)

@@ -23,8 +23,10 @@ _MACROS: Final = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
-_FIELDS: Final = (("minute", 0, 59), ("hour", 0, 23), ("day", 1, 31), ("month", 1, 12))
-_WEEKDAY: Final = ("weekday", 0, 7)
+_FIELDS: Final = (
+    *(("minute", 0, 59), ("hour", 0, 23)),
+    *(("day", 1, 31), ("month", 1, 12), ("weekday", 0, 7)),
+)
 _MONTHS: Final = [
     "jan",
     "feb",
@@ -131,16 +133,14 @@ class Cron(msgspec.Struct, frozen=True, kw_only=True):
         return [earlier]
 
 
-def parse_cron(text: str, zone: str = "UTC", *, loc: tuple[str, ...] = ("body",)) -> Cron:
+def parse_cron(text: str, zone: str = "UTC") -> Cron:
     """Return what an expression says; raises InvalidRequest for one that never comes true."""
     fields = _MACROS.get(text.strip().lower(), text).lower().split()
-    if len(fields) != len(_FIELDS) + 1:
-        raise _refusal("A schedule has five fields: minute, hour, day, month, weekday", loc)
-    minutes, hours, days, months = (
-        _parse_field(field, *bounds, loc=loc)
-        for field, bounds in zip(fields, _FIELDS, strict=False)
+    if len(fields) != len(_FIELDS):
+        raise _refusal("A schedule has five fields: minute, hour, day, month, weekday")
+    minutes, hours, days, months, weekdays = (
+        _parse_field(field, *bounds) for field, bounds in zip(fields, _FIELDS, strict=True)
     )
-    weekdays = _parse_field(fields[4], *_WEEKDAY, loc=loc)
     cron = Cron(
         minutes=tuple(sorted(minutes)),
         hours=tuple(sorted(hours)),
@@ -149,14 +149,14 @@ def parse_cron(text: str, zone: str = "UTC", *, loc: tuple[str, ...] = ("body",)
         weekdays=frozenset(one % _WEEK for one in weekdays),
         is_any_day=not fields[2].startswith("*") and not fields[4].startswith("*"),
         is_elapsed=fields[1].startswith("*"),
-        zone=parse_zone(zone, loc=loc),
+        zone=parse_zone(zone),
     )
     if cron.find_next(_ANY_MOMENT) is None:
-        raise _refusal("This schedule never comes true", loc)
+        raise _refusal("This schedule never comes true")
     return cron
 
 
-def parse_zone(name: str, *, loc: tuple[str, ...] = ("body",)) -> tzinfo:
+def parse_zone(name: str) -> tzinfo:
     """Return a time zone by its IANA name; raises InvalidRequest for one that is not known here."""
     if name == "UTC":
         return UTC
@@ -168,17 +168,15 @@ def parse_zone(name: str, *, loc: tuple[str, ...] = ("body",)) -> tzinfo:
             return ZoneInfo(name)
     except (KeyError, ValueError, OSError):
         pass
-    raise _refusal("No time zone of this name is known, such as `Europe/Berlin`", loc)
+    raise _refusal("No time zone of this name is known, such as `Europe/Berlin`")
 
 
-def _parse_field(
-    text: str, name: str, least: int, most: int, *, loc: tuple[str, ...]
-) -> frozenset[int]:
+def _parse_field(text: str, name: str, least: int, most: int) -> frozenset[int]:
     found: set[int] = set()
     for part in text.split(","):
         match = _PART.fullmatch(part)
         if match is None:
-            raise _refusal(f"`{part[:40]}` is nothing that a {name} can be", loc)
+            raise _refusal(f"`{part[:40]}` is nothing that a {name} can be")
         begin, end, step = match.groups()
         if begin == "*":
             low, high = least, most
@@ -186,7 +184,7 @@ def _parse_field(
             low = _number(begin, name)
             high = _number(end, name) if end else most if step else low
         if not least <= low <= high <= most or (begin == "*" and end) or step == "0":
-            raise _refusal(f"`{part[:40]}` is nothing that a {name} can be", loc)
+            raise _refusal(f"`{part[:40]}` is nothing that a {name} can be")
         found.update(range(low, high + 1, int(step or 1)))
     return frozenset(found)
 
@@ -202,5 +200,5 @@ def _number(text: str, name: str) -> int:
     return -1
 
 
-def _refusal(text: str, loc: tuple[str, ...]) -> InvalidRequest:
-    return InvalidRequest(text, loc=loc)
+def _refusal(text: str) -> InvalidRequest:
+    return InvalidRequest(text, loc=("body", "trigger"))

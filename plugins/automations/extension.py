@@ -17,7 +17,7 @@ from .issue_hosts import IssueHosts
 from .issue_start import IssueStarter
 from .polling import Poller
 from .publication import Publisher
-from .routes import AUTOMATIONS, PREFIX, ROUTES, WAKE
+from .routes import AUTOMATIONS, PREFIX, ROUTES
 from .scheduler import Scheduler
 from .service import Automations, delete_old_runs
 from .settings import AutomationsConfig
@@ -45,12 +45,9 @@ class AutomationsExtension(Extension[AutomationsConfig]):
         publisher, starter = Publisher(server, hosts), IssueStarter(server, hosts)
         follower = Follower(server, publisher, on_end=wake.set)
         scheduler = Scheduler(server, self.config, wake, starter, follower.watch)
-        server.app[AUTOMATIONS] = automations = Automations(
-            server.database, server.vault, server.conversations, apps, self.config
-        )
+        server.app[AUTOMATIONS] = automations = Automations(server, apps, self.config, wake.set)
         age = timedelta(seconds=self.config.delete_runs_after_seconds)
-        poller = Poller(server, hosts, automations, wake, known_for=age or None)
-        server.app[WAKE] = wake
+        poller = Poller(server, hosts, automations, known_for=age or None)
         server.event_bus.watch_all(follower.hear)
         server.supervisor.loop("automations", scheduler.look, every_seconds=0)
         server.supervisor.loop("automation runs", follower.look, every_seconds=0.2)

@@ -24,13 +24,6 @@ _SIZE: Final = 50
 _MAX_PAGES: Final = 10
 
 
-class Changed(msgspec.Struct, frozen=True, kw_only=True):
-    """The issues that have changed since; None where the host says that none has."""
-
-    issues: list[Thing] | None
-    etag: str
-
-
 class HostCalls:
     """The calls about one repository, as the token of one user opens it; they raise as `Api`."""
 
@@ -44,8 +37,10 @@ class HostCalls:
             "path": "/".join(segments),
         }
 
-    async def changed(self, since: str, etag: str, *, pulls: bool = False) -> Changed:
-        """Return the open issues that were changed since a time, unless all is as it was then.
+    async def changed(
+        self, since: str, etag: str, *, pulls: bool = False
+    ) -> tuple[list[Thing], str]:
+        """Return the open issues that were changed since a time, none if all is as it was then, and an ETag.
 
         Of pull requests it returns all that are open.
         """
@@ -57,11 +52,11 @@ class HostCalls:
         query[self._host.size] = _SIZE
         answer = await self._api.call("GET", path, query=query, etag=etag)
         if answer.status == HTTPStatus.NOT_MODIFIED:
-            return Changed(issues=None, etag=etag)
+            return [], etag
         found = self._things(listing, answer.value)
         if len(found) >= _SIZE:
             found += await self._walk(listing, {"since": since}, first=2)
-        return Changed(issues=found, etag=answer.headers.get("ETag", ""))
+        return found, answer.headers.get("ETag", "")
 
     async def name(self) -> str:
         """Return what the host calls the repository now; it tells by a redirect of one that was renamed."""
@@ -103,8 +98,10 @@ class HostCalls:
             return False
         listing = self._host.access
         try:
-            found = await self._walk(listing, {"actor": actor}) if listing.items else None
-            found = found if found is not None else [await self._one(listing, {"actor": actor})]
+            if listing.items:
+                found = await self._walk(listing, {"actor": actor})
+            else:
+                found = [await self._one(listing, {"actor": actor})]
         except NotFound:
             return False
         return any(
@@ -213,17 +210,14 @@ def part_of(value: Any, name: str) -> str:
     """Return a part of what a host says as a text; a list of named things as their names."""
     found = find_part(value, name.split("."))
     if isinstance(found, list):
-        names = (
-            one if isinstance(one, str) else find_part(one, [key])
-            for one in found
-            for key in (_key(one),)
-        )
-        return "\n".join(as_text(one) for one in names)
+        return "\n".join(as_text(_name_of(one)) for one in found)
     return as_text(found)
 
 
-def _key(one: Any) -> str:
-    return "name" if isinstance(one, dict) and "name" in one else "title"
+def _name_of(one: Any) -> Any:
+    if isinstance(one, str):
+        return one
+    return find_part(one, ["name" if isinstance(one, dict) and "name" in one else "title"])
 
 
 def _items(listing: Listing, value: Any) -> list[Any]:

@@ -85,17 +85,14 @@ def events_of_issue(
     """Return what a look at an issue says that counts for a trigger."""
     number = issue["number"]
     found = [HostEvent(kind=Kind.LABEL, number=number, id=issue.get("labels", ""))]
-    found += [
-        HostEvent(
-            kind=Kind.COMMENT,
-            number=number,
-            id=one["id"],
-            actor=one["actor"],
-            text=one["text"],
-        )
-        for one in comments
-    ]
+    found += [event_of(one, Kind.COMMENT, number=number) for one in comments]
     return [one for event in found for one in wanted(trigger, event)]
+
+
+def event_of(comment: Thing, kind: Kind, *, number: str, is_pull: bool = False) -> HostEvent:
+    """Return what a comment below an issue or a pull request is."""
+    said = {name: comment[name] for name in ("id", "actor", "text")}
+    return HostEvent(kind=kind, number=number, is_pull=is_pull, **said)
 
 
 def wanted(trigger: GitTrigger, event: HostEvent) -> list[HostEvent]:

@@ -4,7 +4,6 @@ What is found becomes a run by the same key as a delivery of it, and how far a h
 afterwards. So both may be on, and a kill in between does nothing twice.
 """
 
-import asyncio
 import logging
 from datetime import datetime, timedelta
 
@@ -16,7 +15,7 @@ from agentsvc.extension.storage import Transaction
 
 from .ending import ended, new_run
 from .host_calls import HostCalls
-from .host_events import HostEvent, events_of_issue, wanted
+from .host_events import HostEvent, event_of, events_of_issue, wanted
 from .hosts import Kind
 from .issue_hosts import PASSING, IssueHosts, wait_of
 from .model import Automation, GitSubject, GitTrigger, RunStatus, Source, Work
@@ -35,14 +34,12 @@ class Poller:
         server: Server,
         hosts: IssueHosts,
         automations: Automations,
-        wake: asyncio.Event,
         *,
         known_for: timedelta | None,
     ) -> None:
         self._db = server.database
         self._hosts = hosts
         self._automations = automations
-        self._wake = wake
         self._known_for = known_for
         """How long it is known what runs there were; None for ever."""
 
@@ -84,8 +81,8 @@ class Poller:
         since, etag = poll.since, poll.etag
         is_about_pulls = trigger.on is GitSubject.PULL_REQUEST
         async with self._hosts.calls(automation) as calls:
-            changed = await calls.changed(since, etag, pulls=is_about_pulls)
-            for issue in changed.issues or ():
+            issues, etag = await calls.changed(since, etag, pulls=is_about_pulls)
+            for issue in issues:
                 if issue.get("pull"):
                     continue
                 if trigger.on is not GitSubject.REQUEST:
@@ -101,11 +98,10 @@ class Poller:
                 since = max(since, issue["at"])
             for work in await WorkTable.all_open(self._db, automation.id):
                 events += await _of_pull(trigger, work, calls)
-        if await self._automations.note(automation.id, events):
-            self._wake.set()
+        await self._automations.note(automation.id, events)
         await self._db.write(lambda tx: WorkTable.look_at(tx, automation.id, now()))
         is_same = since == poll.since
-        return Poll(automation_id=automation.id, since=since, etag=changed.etag if is_same else "")
+        return Poll(automation_id=automation.id, since=since, etag=etag if is_same else "")
 
     def _is_new(self, created: str, poll: Poll) -> bool:
         """Whether something was opened since the host was asked, and not so long ago that its run is forgotten."""
@@ -119,13 +115,11 @@ async def _of_pull(trigger: GitTrigger, work: Work, calls: HostCalls) -> list[Ho
     if work.pull is None:
         return []
     found = [
-        HostEvent(
-            kind=Kind.REVIEW if one.get("path") or one.get("review") else Kind.COMMENT,
+        event_of(
+            one,
+            Kind.REVIEW if one.get("path") or one.get("review") else Kind.COMMENT,
             number=work.pull,
             is_pull=True,
-            id=one["id"],
-            actor=one["actor"],
-            text=one["text"],
         )
         for one in await calls.pull_comments(work.pull)
     ]

@@ -48,7 +48,9 @@ def fill(prompt: str, payload: Any, due_at: datetime) -> str:
 
 def marked(text: str, longest: int) -> str:
     """Return a text that comes from outside, marked as data and cut."""
-    return f"<{_MARK}>{_as_data(text, longest)}</{_MARK}>"
+    # So that it cannot end its own mark.
+    harmless = _MARKS.sub("data", text[:longest]).replace("\0", "")
+    return f"<{_MARK}>{harmless}</{_MARK}>"
 
 
 def find_part(payload: Any, steps: list[str]) -> Any:
@@ -69,8 +71,3 @@ def as_text(value: Any) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
-def _as_data(text: str, longest: int) -> str:
-    # So that it cannot end its own mark.
-    return _MARKS.sub("data", text[:longest]).replace("\0", "")

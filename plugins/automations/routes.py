@@ -3,7 +3,6 @@
 The types are named as the published automation service has them.
 """
 
-import asyncio
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
@@ -296,8 +295,6 @@ def from_run(run: Run) -> AutomationRun:
 LARGEST_DELIVERY: Final = 256 * 1024
 
 AUTOMATIONS: Final[web.AppKey[Automations]] = web.AppKey("automations")
-WAKE: Final[web.AppKey[asyncio.Event]] = web.AppKey("automations_wake")
-"""Has the scheduler look at once."""
 
 _ONE: Final = "/{automation_id}"
 _PAYLOAD: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder()
@@ -358,11 +355,9 @@ async def post_automation(
     What is due becomes a conversation with the `trigger` `automation`. With a trigger of the type
     `webhook`, the answer is the only one that has the secret which signs deliveries.
     """
-    made = await request.app[AUTOMATIONS].create(
+    return await request.app[AUTOMATIONS].create(
         request[PRINCIPAL].user_id, to_definition(body), is_enabled=body.is_enabled
     )
-    request.app[WAKE].set()
-    return made
 
 
 @ROUTES.add("GET", _ONE, errors=(NotFound,))
@@ -385,7 +380,6 @@ async def patch_automation(request: web.Request, body: AutomationUpdate) -> Auto
     changed = await request.app[AUTOMATIONS].update(
         *_named(request), body.changes(), is_enabled=body.is_enabled
     )
-    request.app[WAKE].set()
     return from_automation(changed)
 
 
@@ -427,9 +421,7 @@ async def post_dispatch(request: web.Request) -> Run:
 
     Also where the automation is disabled. What goes on already is treated as `concurrency` says.
     """
-    run = await request.app[AUTOMATIONS].dispatch(*_named(request))
-    request.app[WAKE].set()
-    return run
+    return await request.app[AUTOMATIONS].dispatch(*_named(request))
 
 
 @ROUTES.add("GET", f"{_ONE}/runs", errors=(NotFound,))
@@ -455,15 +447,12 @@ async def get_runs(request: web.Request, query: ListQuery) -> AutomationRunList:
     effect=effect_of(Run, from_run),
     errors=(NotFound, Conflict),
 )
-async def post_cancel(request: web.Request) -> Run:
+async def post_cancel(request: web.Request, run_id: str) -> Run:
     """Cancel a run that waits or goes on.
 
     Its agent is stopped. A conversation that is still being started is deleted.
     """
-    user_id, run_id = request[PRINCIPAL].user_id, path_id(request, "run_id")
-    run = await request.app[AUTOMATIONS].cancel(user_id, run_id)
-    request.app[WAKE].set()
-    return run
+    return await request.app[AUTOMATIONS].cancel(request[PRINCIPAL].user_id, run_id)
 
 
 @ROUTES.add(
@@ -494,7 +483,6 @@ async def post_delivery(request: web.Request) -> DeliveryReceipt:
     count, runs = await request.app[AUTOMATIONS].deliver(
         automation_id, request.headers, body, payload
     )
-    request.app[WAKE].set()
     return DeliveryReceipt(received=True, matched=count, runs_created=runs)
 
 

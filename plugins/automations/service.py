@@ -1,6 +1,6 @@
 """Automations and their runs, as their owner sees them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -25,8 +25,8 @@ from agentsvc.extension.conversations import (
     check_repository,
     refuse_credentials,
 )
-from agentsvc.extension.server import Conversations
-from agentsvc.extension.storage import Database, Transaction, Vault, note_by_server, note_effect
+from agentsvc.extension.server import Server
+from agentsvc.extension.storage import Database, Transaction, note_by_server, note_effect
 
 from .cron import parse_cron
 from .ending import WAS_DISABLED, ended, halt, new_run
@@ -64,21 +64,21 @@ _EVENT_HEADERS: Final = ("X-GitHub-Event", "X-Forgejo-Event", "X-Gitea-Event")
 
 
 class Automations:
-    """Every automation; what one user does is about what is theirs."""
+    """Every automation; what one user does is about what is theirs. `wake` has what is due be looked for."""
 
     def __init__(
         self,
-        db: Database,
-        vault: Vault,
-        conversations: Conversations,
+        server: Server,
         apps: GithubApps,
         config: AutomationsConfig,
+        wake: Callable[[], None],
     ) -> None:
-        self._db = db
+        self._db = server.database
         self._apps = apps
-        self._vault = vault
-        self._conversations = conversations
+        self._vault = server.vault
+        self._conversations = server.conversations
         self._max = config.most_per_user
+        self._wake = wake
 
     async def create(
         self, user_id: str, definition: Definition, *, is_enabled: bool
@@ -106,6 +106,7 @@ class Automations:
                 raise Conflict(f"A user has at most {self._max} automations")
             await AutomationTable.insert(tx, made, sealed)
             await note_effect(tx, (made, secret))
+            tx.after_commit(self._wake)
 
         await self._db.write(body)
         return made, secret
@@ -147,6 +148,7 @@ class Automations:
                     poll = Poll(automation_id=after.id, since=since, etag="")
                     await PollTable.store(tx, poll, moment)
             await AutomationTable.update(tx, after)
+            tx.after_commit(self._wake)
             return after
 
         return await self._db.write(body)
@@ -329,6 +331,7 @@ class Automations:
             if over.status is not RunStatus.CANCELLED:
                 raise Conflict("The run is over, or has just begun")
             await note_effect(tx, over)
+            tx.after_commit(self._wake)
             return over
 
         return await self._db.write(body)
@@ -345,6 +348,7 @@ class Automations:
         await AutomationTable.update(
             tx, msgspec.structs.replace(automation, last_triggered_at=run.created_at)
         )
+        tx.after_commit(self._wake)
         return True
 
     def _seal(self, automation_id: str, secret: Secret) -> bytes:
@@ -408,8 +412,7 @@ def provider_of(definition: Definition) -> Provider:
 def first_due(trigger: Trigger, after: datetime) -> datetime | None:
     """Return when a trigger is due next, None for one that has no such time."""
     if isinstance(trigger, CronTrigger):
-        loc = ("body", "trigger")
-        return parse_cron(trigger.schedule, trigger.timezone, loc=loc).find_next(after)
+        return parse_cron(trigger.schedule, trigger.timezone).find_next(after)
     if isinstance(trigger, OnceTrigger):
         moment = parse_time(trigger.at)
         if moment is None:

@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.base import stored_or_none, to_stored
-from agentsvc.extension.storage import Queryable, Records, Transaction
+from agentsvc.extension.storage import Queryable, Records, Transaction, record_of, row_of
 
 from .host_events import HostEvent
 from .hosts import Kind
@@ -110,23 +110,16 @@ class PollTable:
     async def due(source: Queryable, now: datetime) -> list[Poll]:
         """Return the automations whose hosts are to be asked, with how far they were."""
         sql = """
-            SELECT a.id, a.created_at, p.since, p.etag, p.trouble
+            SELECT a.id AS automation_id, COALESCE(p.trouble, '') AS trouble,
+                   COALESCE(p.since, substr(a.created_at, 1, 19) || 'Z') AS since,
+                   COALESCE(p.etag, '') AS etag
             FROM plugin_automations_automations AS a
             LEFT JOIN plugin_automations_polls AS p ON p.automation_id = a.id
             WHERE a.is_enabled
               AND json_extract(a.definition, '$.trigger.poll_seconds') IS NOT NULL
               AND COALESCE(p.due_at, '') <= :now
         """
-        rows = await source.all(sql, {"now": to_stored(now)})
-        return [
-            Poll(
-                automation_id=row["id"],
-                since=row["since"] or f"{row['created_at'][:19]}Z",
-                etag=row["etag"] or "",
-                trouble=row["trouble"] or "",
-            )
-            for row in rows
-        ]
+        return [record_of(row, Poll) for row in await source.all(sql, {"now": to_stored(now)})]
 
     @staticmethod
     async def store(tx: Transaction, poll: Poll, due_at: datetime) -> None:
@@ -139,4 +132,4 @@ class PollTable:
             SET since = excluded.since, etag = excluded.etag, due_at = excluded.due_at,
                 trouble = excluded.trouble
         """
-        await tx.run(sql, {**msgspec.structs.asdict(poll), "due_at": to_stored(due_at)})
+        await tx.run(sql, row_of(poll, due_at=due_at))

@@ -7,5 +7,5 @@ for users.
 
 from agentsvc.plugin import offers
 
-agentsvc_register_extensions = offers(f"{__name__}.extension:EnvironmentsExtension")
+agentsvc_register_extensions = offers(f"{__name__}.routes:EnvironmentsExtension")
 agentsvc_register_commands = offers(f"{__name__}.commands:command")

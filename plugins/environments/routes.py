@@ -1,5 +1,7 @@
-"""Types and handlers of prepared environments."""
+"""Prepared environments as a part of a server: types and handlers."""
 
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Annotated, Final
 
@@ -9,9 +11,11 @@ from msgspec import UNSET, Meta, UnsetType
 
 from agentsvc.base import Conflict, NotAllowed, NotFound, QuotaExceeded, view_of
 from agentsvc.extension.conversations import Provider, SentRepository
+from agentsvc.extension.server import Extension, Server
 from agentsvc.extension.web import (
     PRINCIPAL,
     SUCCESS,
+    Route,
     Routes,
     Success,
     Time,
@@ -30,7 +34,10 @@ from .model import (
     Variables,
     Watched,
 )
+from .preparing import Preparer
 from .service import EnvironmentService
+from .settings import EnvironmentsConfig
+from .table import MIGRATIONS
 
 
 class EnvironmentUpdate(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +127,7 @@ def _shown[T: EnvironmentInfo](kind: type[T], one: Environment) -> T:
     )
 
 
-PREFIX: Final = "/api/v1/environments"
+_LOOK_SECONDS: Final = 30.0
 ENVIRONMENTS: Final[web.AppKey[EnvironmentService]] = web.AppKey("environments")
 
 _ONE: Final = "/{environment_id}"
@@ -212,3 +219,31 @@ async def post_prepare(request: web.Request) -> Environment:
 
 def _named(request: web.Request) -> tuple[str, str]:
     return request[PRINCIPAL].user_id, path_id(request, "environment_id")
+
+
+class EnvironmentsExtension(Extension[EnvironmentsConfig]):
+    """Prepares environments while the server runs."""
+
+    Config = EnvironmentsConfig
+    prefix = "/api/v1/environments"
+    migrations = MIGRATIONS
+
+    def routes(self) -> Iterable[Route]:
+        """Return what a user keeps environments with."""
+        return ROUTES
+
+    @asynccontextmanager
+    async def run(self, server: Server) -> AsyncIterator[None]:
+        """Prepare environments until the server stops."""
+        preparer = Preparer(server, self.config)
+
+        def wake() -> None:
+            # What is removed may take long, and keeps nobody waiting.
+            server.supervisor.spawn("begin environments", preparer.begin_waiting)
+            server.supervisor.spawn("look at environments", preparer.look)
+
+        service = EnvironmentService(server, self.config, wake)
+        server.app[ENVIRONMENTS] = service
+        server.conversations.starts.environments.source = service
+        server.supervisor.loop("environments", preparer.look, every_seconds=_LOOK_SECONDS)
+        yield

@@ -43,9 +43,9 @@ class ImportedConversation(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """What it is called here: 32 hex digits."""
     title: str | None = None
-    repository: str | None = None
-    branch: str | None = None
-    provider: Provider | None = None
+    selected_repository: str | None = None
+    selected_branch: str | None = None
+    git_provider: Provider | None = None
     trigger: Trigger | None = None
     pr_number: tuple[int, ...] = ()
     llm_model: str | None = None

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.base import BadRequest, parse_time, parse_uuid
-from agentsvc.extension.history import ExecutionStatus, Generation, Provider, Trigger
+from agentsvc.extension.history import ExecutionStatus, Generation
 from agentsvc.extension.storage import read_foreign
 
 from .files import Entry, Tree
@@ -55,16 +55,8 @@ def find_newer(tree: Tree, user: str | None) -> Iterator[ImportedConversation | 
     for known, directory in directories.items():
         if known in rows:
             continue
-        notes = (f"{DATABASE} does not know it",)
-        found.append(
-            ImportedConversation(
-                generation=Generation.V1,
-                directory=directory,
-                source_id=known,
-                id=known,
-                notes=notes,
-            )
-        )
+        lost = Reader({}).conversation(Generation.V1, known, directory)
+        found.append(msgspec.structs.replace(lost, notes=(f"{DATABASE} does not know it",)))
     yield from _parents_first(found)
 
 
@@ -151,32 +143,17 @@ def _copied(tree: Tree, to: Path) -> bool:
 
 def _found(conversation_id: str, directory: str, row: Mapping[str, Any]) -> ImportedConversation:
     reader = Reader(row)
-    model = reader.text("llm_model")
-    provider = reader.choice("git_provider", Provider)
-    repository, branch = reader.repository(provider)
     parent = reader.text("parent_conversation_id")
+    found = reader.conversation(Generation.V1, conversation_id, directory)
     missing = () if directory else ("its events are not there",)
-    return ImportedConversation(
-        generation=Generation.V1,
-        directory=directory,
-        source_id=conversation_id,
-        id=conversation_id,
-        title=reader.text("title"),
-        repository=repository,
-        branch=branch,
-        provider=provider,
-        trigger=reader.choice("trigger", Trigger),
-        pr_number=reader.numbers("pr_number"),
-        llm_model=model,
+    return msgspec.structs.replace(
+        found,
         agent_kind=reader.text("agent_kind") or "openhands",
-        metrics=reader.metrics(model),
         parent_id=parse_uuid(parent) if parent else None,
         is_public=reader.flag("public"),
         tags=reader.texts_by_name("tags"),
         execution_status=reader.choice("execution_status", ExecutionStatus),
         max_budget=reader.number("max_budget_per_task") or None,
-        created_at=reader.time("created_at"),
-        updated_at=reader.time("last_updated_at"),
         notes=(*missing, *reader.notes),
     )
 

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.extension.history import Generation, Provider, Trigger
+from agentsvc.extension.history import Generation
 
 from .files import Entry, Tree
 from .model import History, ImportedConversation, Unreadable
 from .older_events import Converter
-from .records import Reader, decode_object, id_of, shown
+from .records import Reader, decode_object, shown
 
 MAX_RECORD_BYTES: Final = 1024 * 1024
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
@@ -88,26 +88,8 @@ def _found(tree: Tree, directory: str, source_id: str) -> ImportedConversation:
     except Unreadable as exc:
         record, notes = {}, [f"metadata.json {exc}"]
     reader = Reader(record)
-    model = reader.text("llm_model")
-    provider = reader.choice("git_provider", Provider)
-    repository, branch = reader.repository(provider)
-    return ImportedConversation(
-        generation=Generation.V0,
-        directory=directory,
-        source_id=source_id,
-        id=id_of(source_id),
-        title=reader.text("title"),
-        repository=repository,
-        branch=branch,
-        provider=provider,
-        trigger=reader.choice("trigger", Trigger),
-        pr_number=reader.numbers("pr_number"),
-        llm_model=model,
-        metrics=reader.metrics(model),
-        created_at=reader.time("created_at"),
-        updated_at=reader.time("last_updated_at"),
-        notes=(*notes, *reader.notes),
-    )
+    found = reader.conversation(Generation.V0, source_id, directory)
+    return msgspec.structs.replace(found, notes=(*notes, *reader.notes))
 
 
 def _numbered(entries: list[Entry]) -> dict[int, Entry]:

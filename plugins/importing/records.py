@@ -10,9 +10,17 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.base import MAX_INT, InvalidRequest, parse_time, parse_uuid
-from agentsvc.extension.history import Metrics, Provider, TokenUsage, check_branch, check_repository
+from agentsvc.extension.history import (
+    Generation,
+    Metrics,
+    Provider,
+    TokenUsage,
+    Trigger,
+    check_branch,
+    check_repository,
+)
 
-from .model import Unreadable
+from .model import ImportedConversation, Unreadable
 
 _LONGEST: Final = 4096
 _MAX_TAGS: Final = 100
@@ -126,6 +134,29 @@ class Reader:
             self._left_out("selected_branch", branch)
             return repository, None
         return repository, branch
+
+    def conversation(
+        self, generation: Generation, source_id: str, directory: str
+    ) -> ImportedConversation:
+        """Return what is said of a conversation in both generations."""
+        model, provider = self.text("llm_model"), self.choice("git_provider", Provider)
+        repository, branch = self.repository(provider)
+        return ImportedConversation(
+            generation=generation,
+            directory=directory,
+            source_id=source_id,
+            id=id_of(source_id),
+            title=self.text("title"),
+            selected_repository=repository,
+            selected_branch=branch,
+            git_provider=provider,
+            trigger=self.choice("trigger", Trigger),
+            pr_number=self.numbers("pr_number"),
+            llm_model=model,
+            metrics=self.metrics(model),
+            created_at=self.time("created_at"),
+            updated_at=self.time("last_updated_at"),
+        )
 
     def _left_out(self, name: str, value: object = "") -> None:
         shown = f" `{str(value)[:60]}`" if value else ""

@@ -39,7 +39,6 @@ from agentsvc.extension.web import (
     Time,
     links_of,
     mount_short_paths,
-    path_text,
 )
 from agentsvc.plugin import Isolation, Spec
 
@@ -175,13 +174,6 @@ _SHOWN: Final[Mapping[SandboxStatus, tuple[RuntimeStatus, PodStatus]]] = {
 }
 
 
-def check_ids(ids: Sequence[str]) -> Sequence[str]:
-    """Return the ids of a batch get; raises BadRequest for too many."""
-    if len(ids) > IDS_MAX:
-        raise BadRequest(f"Too many ids requested. Maximum is {IDS_MAX}.")
-    return ids
-
-
 def choose_spec(specs: Sequence[Spec], image: str, *, fallback: str) -> Spec:
     """Return the spec an image stands for, else the fallback; raises BadRequest without one."""
     candidates = (
@@ -271,31 +263,32 @@ async def get_batch(request: web.Request, query: SessionIds) -> list[Runtime]:
 
     A list of the runtimes; unknown sessions are left out.
     """
-    ids = check_ids(query.ids)
-    found = await request.app[SANDBOXES].find_of_clients(request[PRINCIPAL].user_id, ids)
+    if len(query.ids) > IDS_MAX:
+        raise BadRequest(f"Too many ids requested. Maximum is {IDS_MAX}.")
+    found = await request.app[SANDBOXES].find_of_clients(request[PRINCIPAL].user_id, query.ids)
     return [_shown(request, one) for one in found]
 
 
 @ROUTES.add("GET", "/sessions/{session_id}", errors=(NotFound,))
-async def get_session(request: web.Request) -> Runtime:
+async def get_session(request: web.Request, session_id: str) -> Runtime:
     """Get the runtime of a session.
 
     As it is now.
     """
-    ids = [path_text(request, "session_id")]
-    found = await request.app[SANDBOXES].find_of_clients(request[PRINCIPAL].user_id, ids)
+    user_id = request[PRINCIPAL].user_id
+    found = await request.app[SANDBOXES].find_of_clients(user_id, [session_id])
     if not found:
         raise NotFound("There is no such session")
     return _shown(request, found[0])
 
 
 @ROUTES.add("GET", "/runtime/{runtime_id}", errors=(NotFound,))
-async def get_runtime(request: web.Request) -> Runtime:
+async def get_runtime(request: web.Request, runtime_id: str) -> Runtime:
     """Get a runtime.
 
     As it is now.
     """
-    return _shown(request, await _get(request, path_text(request, "runtime_id")))
+    return _shown(request, await _get(request, runtime_id))
 
 
 @ROUTES.add("GET", "/list")

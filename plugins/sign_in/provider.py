@@ -20,6 +20,7 @@ import msgspec
 
 from agentsvc.base import NotAuthenticated, SignInUnavailable, StartFailed, monotonic, now
 
+from .attempts import Attempt
 from .settings import ProviderConfig
 
 log = logging.getLogger(__name__)
@@ -73,26 +74,24 @@ class Provider:
         if not _is_safe(config.issuer):
             raise StartFailed(f"`sign_in.providers.{name}.issuer` has to be an https URL")
 
-    async def authorization_url(
-        self, *, state: str, nonce: str, verifier: str, redirect_uri: str
-    ) -> str:
+    async def authorization_url(self, state: str, attempt: Attempt) -> str:
         """Return where a browser goes to sign in; raises SignInUnavailable."""
         metadata = await self._describe()
-        digest = hashlib.sha256(verifier.encode()).digest()
+        digest = hashlib.sha256(attempt.verifier.encode()).digest()
         query = {
             "response_type": "code",
             "client_id": self.config.client_id,
             "scope": " ".join(self.config.scopes),
-            "redirect_uri": redirect_uri,
+            "redirect_uri": attempt.redirect_uri,
             "state": state,
-            "nonce": nonce,
+            "nonce": attempt.nonce,
             "code_challenge": urlsafe_b64encode(digest).rstrip(b"=").decode(),
             "code_challenge_method": "S256",
         }
         url = metadata.authorization_endpoint
         return f"{url}{'&' if '?' in url else '?'}{urlencode(query)}"
 
-    async def redeem(self, code: str, *, nonce: str, verifier: str, redirect_uri: str) -> Claims:
+    async def redeem(self, code: str, attempt: Attempt) -> Claims:
         """Return what the provider says of who has signed in.
 
         Raises NotAuthenticated for a code or an answer that is not good, and SignInUnavailable.
@@ -101,8 +100,8 @@ class Provider:
         form = {
             "grant_type": "authorization_code",
             "code": code,
-            "redirect_uri": redirect_uri,
-            "code_verifier": verifier,
+            "redirect_uri": attempt.redirect_uri,
+            "code_verifier": attempt.verifier,
         }
         headers = {"Accept": "application/json"}
         if not self._secret:
@@ -120,7 +119,8 @@ class Provider:
             )
             raise NotAuthenticated("The provider does not accept this sign-in; begin it anew")
         tokens = self._decoded(status, body, _Tokens)
-        claims = await self._verify(tokens.id_token, {"nonce": {"essential": True, "value": nonce}})
+        nonce = {"essential": True, "value": attempt.nonce}
+        claims = await self._verify(tokens.id_token, {"nonce": nonce})
         audience = claims["aud"]
         if claims.get("azp", self.config.client_id) != self.config.client_id or (
             isinstance(audience, list) and len(audience) > 1 and "azp" not in claims

@@ -219,12 +219,7 @@ class SignIn(Extension[SignInConfig]):
             redirect_uri=f"{links_of(request).base}/login",
             invitation=order.invitation,
         )
-        url = await provider.authorization_url(
-            state=state,
-            nonce=attempt.nonce,
-            verifier=attempt.verifier,
-            redirect_uri=attempt.redirect_uri,
-        )
+        url = await provider.authorization_url(state, attempt)
         return json_response(BegunSignIn(url=url, binding=binding))
 
     async def post_answer(self, request: web.Request) -> web.Response:
@@ -237,12 +232,7 @@ class SignIn(Extension[SignInConfig]):
         attempt = self._attempts.take(order.state, order.binding)
         provider = self._provider(attempt.provider)
         provider.check_issuer(order.iss)
-        claims = await provider.redeem(
-            order.code,
-            nonce=attempt.nonce,
-            verifier=attempt.verifier,
-            redirect_uri=attempt.redirect_uri,
-        )
+        claims = await provider.redeem(order.code, attempt)
         session = claims.get("sid")
         return await self._log_in(
             request,

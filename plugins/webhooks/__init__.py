@@ -7,5 +7,5 @@ shows deliveries, `courier` delivers, `routes` and `commands` are for users and 
 
 from agentsvc.plugin import offers
 
-agentsvc_register_extensions = offers(f"{__name__}.extension:WebhooksExtension")
+agentsvc_register_extensions = offers(f"{__name__}.routes:WebhooksExtension")
 agentsvc_register_commands = offers(f"{__name__}.commands:command")

@@ -11,30 +11,12 @@ from agentsvc.plugin import Phase
 from .model import Delivery
 
 
-class _EventData(msgspec.Struct, frozen=True, kw_only=True):
-    conversation_id: str
-    seq: int
-    event: msgspec.Raw
-
-
-class _Payload(msgspec.Struct, frozen=True, kw_only=True):
-    type: str
-    timestamp: str
-    data: Any
-
-
 class _SandboxChange(msgspec.Struct, frozen=True, kw_only=True):
     """What the queue keeps of a sandbox."""
 
     id: str
     target: Target
     phase: Phase | None
-    reason: str
-
-
-class _SandboxData(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    status: str
     reason: str
 
 
@@ -46,9 +28,8 @@ async def make_body(delivery: Delivery, events: EventLog) -> bytes | None:
     data = await _data(delivery, events)
     if data is None:
         return None
-    return msgspec.json.encode(
-        _Payload(type=delivery.type, timestamp=to_stored(delivery.created_at), data=data)
-    )
+    timestamp = to_stored(delivery.created_at)
+    return msgspec.json.encode({"type": delivery.type, "timestamp": timestamp, "data": data})
 
 
 async def _data(delivery: Delivery, events: EventLog) -> Any:
@@ -59,10 +40,9 @@ async def _data(delivery: Delivery, events: EventLog) -> Any:
     found = await events.read_range(delivery.lane, from_seq=seq, limit=1)
     if not found or found[0].seq != seq:
         return None
-    return _EventData(conversation_id=delivery.lane, seq=seq, event=msgspec.Raw(found[0].body))
+    return {"conversation_id": delivery.lane, "seq": seq, "event": msgspec.Raw(found[0].body)}
 
 
-def _shown_sandbox(data: str) -> _SandboxData:
+def _shown_sandbox(data: str) -> dict[str, str]:
     kept = _sandbox.decode(data)
-    status = status_of(kept.target, kept.phase)
-    return _SandboxData(id=kept.id, status=status, reason=kept.reason)
+    return {"id": kept.id, "status": status_of(kept.target, kept.phase), "reason": kept.reason}

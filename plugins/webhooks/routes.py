@@ -1,16 +1,20 @@
-"""Handlers of outgoing webhooks: where a user wants to be told of events and changes."""
+"""Outgoing webhooks as a part of a server: where a user wants to be told of events and changes."""
 
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from typing import Final
 
 import msgspec
 from aiohttp import web
 
 from agentsvc.base import Conflict, NotFound, Secret, ShownSecret, stored_or_none, view_of
+from agentsvc.extension.server import Extension, Server
 from agentsvc.extension.web import (
     PRINCIPAL,
     SUCCESS,
     Limit,
     Page,
+    Route,
     Routes,
     Success,
     Time,
@@ -27,9 +31,11 @@ from .model import (
     WebhookOrder,
     WebhookUpdate,
 )
+from .sender import Sender
 from .service import Webhooks
+from .settings import WebhooksConfig
 
-PREFIX: Final = "/api/v1/webhook-subscriptions"
+_FORGET_SECONDS: Final = 600.0
 
 WEBHOOKS: Final[web.AppKey[Webhooks]] = web.AppKey("webhooks")
 COURIER: Final[web.AppKey[Courier]] = web.AppKey("courier")
@@ -284,3 +290,44 @@ async def post_webhook_replay_failed(request: web.Request) -> int:
 def _named(request: web.Request) -> tuple[str, str]:
     """Return who is calling and which subscription is meant."""
     return request[PRINCIPAL].user_id, path_text(request, "subscription_id")
+
+
+class WebhooksExtension(Extension[WebhooksConfig]):
+    """Delivers what is to be told, while the server runs."""
+
+    Config = WebhooksConfig
+    prefix = "/api/v1/webhook-subscriptions"
+
+    def routes(self) -> Iterable[Route]:
+        """Return what a user keeps subscriptions with."""
+        return ROUTES
+
+    @asynccontextmanager
+    async def run(self, server: Server) -> AsyncIterator[None]:
+        """Deliver until the server stops."""
+        sender = Sender(
+            time_limit=self.config.send_seconds,
+            allows_private=self.config.allow_private,
+            most=self.config.concurrency,
+            own=server.config.server.own_urls(),
+        )
+        courier = Courier(
+            db=server.database,
+            vault=server.vault,
+            events=server.events,
+            event_bus=server.event_bus,
+            supervisor=server.supervisor,
+            sender=sender,
+            config=self.config,
+        )
+        server.app[WEBHOOKS] = Webhooks(server.database, server.vault, self.config)
+        server.app[COURIER] = courier
+        server.supervisor.loop("webhooks", courier.look, every_seconds=0)
+        server.supervisor.loop(
+            "old webhook deliveries", courier.forget_settled, every_seconds=_FORGET_SECONDS
+        )
+        try:
+            yield
+        finally:
+            courier.close()
+            await sender.close()

@@ -1,7 +1,6 @@
 """Checks webhook URLs when they are registered."""
 
 import re
-from collections.abc import Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -10,22 +9,20 @@ from agentsvc.extension.network import BadHost, is_outside, parse_host
 
 LONGEST_URL: Final = 2048
 
-_URL_LOC: Final = ("body", "url")
 _HOST: Final = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")
 
 
-def check_url(url: str, *, allows_private: bool, loc: Sequence[str | int] = _URL_LOC) -> str:
-    """Return a URL that may be registered; raises InvalidRequest for what is none.
+def check_url(url: str, *, allows_private: bool) -> None:
+    """Raise InvalidRequest for what is no URL that may be registered.
 
     Raises NotAllowed for an address that is not public, unless those are allowed. Of a host that is a
     name only the connection will tell where it leads.
     """
     problem = _problem(url)
     if problem:
-        raise InvalidRequest(problem, loc=loc)
+        raise InvalidRequest(problem, loc=("body", "url"))
     if not allows_private and not _may_be_outside(urlsplit(url).hostname or ""):
         raise NotAllowed("The host should be a public address: the operator allows no other")
-    return url
 
 
 def _problem(url: str) -> str:

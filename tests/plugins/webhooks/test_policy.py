@@ -67,7 +67,7 @@ FAILED = DeliveryResult(is_delivered=False, status=500, reason="the receiver ans
     ],
 )
 def test_a_url_of_the_internet_may_be_registered(url: str) -> None:
-    assert check_url(url, allows_private=False) == url
+    check_url(url, allows_private=False)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_url_of_the_internet_may_be_registered(url: str) -> None:
 def test_a_private_url_is_refused_unless_it_is_allowed(url: str) -> None:
     with pytest.raises(NotAllowed, match="public address"):
         check_url(url, allows_private=False)
-    assert check_url(url, allows_private=True) == url
+    check_url(url, allows_private=True)
 
 
 @pytest.mark.parametrize(
