@@ -89,8 +89,8 @@ async def settle(tx: Transaction, run: Run, verdict: Verdict) -> str:
         return ""
     retry = next_try(run, automation) if verdict.status is RunStatus.FAILED else None
     if retry is not None:
-        await RunTable.insert(tx, retry, await RunTable.find_payload(tx, run.id))
-    await RunTable.drop_payload(tx, run.id)
+        await RunTable.add(tx, retry, await RunTable.find_sealed(tx, run.id))
+    await RunTable.set_sealed(tx, run.id, None)
     if verdict.status is RunStatus.COMPLETED and automation.failures:
         await AutomationTable.update(tx, msgspec.structs.replace(automation, failures=0))
     if verdict.status is not RunStatus.FAILED or retry is not None:

@@ -115,7 +115,7 @@ class GithubApps:
 
     async def delete(self, user_id: str) -> None:
         """Forget the App of a user; raises NotFound."""
-        if not await self._db.write(lambda tx: AppTable.delete(tx, user_id)):
+        if not await self._db.write(lambda tx: AppTable.delete_of(tx, user_id)):
             raise NotFound("There is no GitHub App")
 
     async def lend(self, user_id: str, provider: Provider, repository: str) -> ProviderToken | None:
@@ -197,10 +197,9 @@ def _context(user_id: str) -> str:
 
 
 _keys = msgspec.json.Decoder(AppKeys)
-_APPS: Final = Records("plugin_automations_apps", GithubApp)
 
 
-class AppTable:
+class AppTable(Records[GithubApp], table="plugin_automations_apps"):
     """The SQL of GitHub Apps."""
 
     @staticmethod
@@ -215,12 +214,12 @@ class AppTable:
         await tx.insert("plugin_automations_apps", row, otherwise)
 
     @staticmethod
-    async def delete(tx: Transaction, user_id: str) -> bool:
+    async def delete_of(tx: Transaction, user_id: str) -> bool:
         """Delete the App of a user, if there is one."""
         sql = "DELETE FROM plugin_automations_apps WHERE user_id = :user_id"
         return await tx.run(sql, {"user_id": user_id}) == 1
 
-    @staticmethod
-    async def find(source: Queryable, name: str) -> GithubApp | None:
+    @classmethod
+    async def find(cls, source: Queryable, record_id: str) -> GithubApp | None:
         """Return an App by the id of its record, or that of its user."""
-        return await _APPS.one(source, "WHERE t.id = :name OR t.user_id = :name", name=name)
+        return await cls.first(source, "WHERE t.id = :name OR t.user_id = :name", name=record_id)

@@ -60,7 +60,7 @@ class HostCalls:
 
     async def name(self) -> str:
         """Return what the host calls the repository now; it tells by a redirect of one that was renamed."""
-        listing = Listing(path="{repo}", parts={"name": self._host.full_name})
+        listing = Listing("{repo}", {"name": self._host.full_name})
         return (await self._one(listing, {}))["name"]
 
     async def issue(self, number: str) -> Thing:

@@ -31,7 +31,7 @@ class Kind(StrEnum):
     """An issue or a pull request was opened"""
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
+class Rule(msgspec.Struct, frozen=True):
     """What in a delivery means that something has happened."""
 
     event: str
@@ -48,15 +48,15 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
 
 
-class Listing(msgspec.Struct, frozen=True, kw_only=True):
+class Listing(msgspec.Struct, frozen=True):
     """Where several things are listed, and what their parts are called."""
 
     path: str
     """With its query, whose values have places, too."""
-    items: str = ""
     parts: Mapping[str, str]
     when: Mapping[str, str] = {}
     """Values that parts have to have for a thing to count."""
+    items: str = ""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,35 +116,34 @@ _PULL: Final = _parts(
 )
 _BODY: Final = {"body": "{text}"}
 _OPENED_PULL: Final = {"head": "{branch}", "base": "{base}", **_BODY}
-_COMMENTS: Final = Listing(path="{repo}/issues/{number}/comments", parts=_COMMENT)
+_COMMENTS: Final = Listing("{repo}/issues/{number}/comments", _COMMENT)
 _REVIEWS: Final = Listing(
-    path="{repo}/pulls/{number}/reviews",
-    parts={**_COMMENT, "at": "submitted_at", "review": "state"},
+    "{repo}/pulls/{number}/reviews", {**_COMMENT, "at": "submitted_at", "review": "state"}
 )
 _OF_PULLS: Final = partial(Rule, number="pull_request.number", pull="*")
 _COMMENTED: Final = Rule(
-    event="issue_comment.created",
-    kind=Kind.COMMENT,
+    "issue_comment.created",
+    Kind.COMMENT,
     pull="issue.pull_request",
     id="comment.id",
     actor="comment.user.login",
     text="comment.body",
 )
 _OPENED: Final = (
-    Rule(event="issues.opened", kind=Kind.OPENED),
-    _OF_PULLS(event="pull_request.opened", kind=Kind.OPENED),
+    Rule("issues.opened", Kind.OPENED),
+    _OF_PULLS("pull_request.opened", Kind.OPENED),
 )
-_CLOSED: Final = _OF_PULLS(event="pull_request.closed", kind=Kind.CLOSED)
-_FAILED: Final = Rule(event="status", kind=Kind.CHECK, when={"state": "failure"}, id="sha")
+_CLOSED: Final = _OF_PULLS("pull_request.closed", Kind.CLOSED)
+_FAILED: Final = Rule("status", Kind.CHECK, when={"state": "failure"}, id="sha")
 
 _GITHUB: Final = Host(
     event_headers=("X-GitHub-Event",),
     rules=(
-        Rule(event="issues.labeled", kind=Kind.LABEL, id="label.name"),
+        Rule("issues.labeled", Kind.LABEL, id="label.name"),
         *_OPENED,
         _COMMENTED,
         *(
-            _OF_PULLS(event=event, kind=Kind.REVIEW, id=f"{of}.id", actor=f"{of}.user.login")
+            _OF_PULLS(event, Kind.REVIEW, id=f"{of}.id", actor=f"{of}.user.login")
             for event, of in (
                 ("pull_request_review.submitted", "review"),
                 ("pull_request_review_comment.created", "comment"),
@@ -152,48 +151,41 @@ _GITHUB: Final = Host(
         ),
         _CLOSED,
         Rule(
-            event="check_run.completed",
-            kind=Kind.CHECK,
+            "check_run.completed",
+            Kind.CHECK,
             when={"check_run.conclusion": "failure"},
             id="check_run.head_sha",
         ),
         _FAILED,
     ),
-    updated=Listing(
-        path="{repo}/issues?state=open&since={since}&sort=updated&direction=asc",
-        parts=_ISSUE,
-    ),
-    issue=Listing(path="{repo}/issues/{number}", parts=_ISSUE),
+    updated=Listing("{repo}/issues?state=open&since={since}&sort=updated&direction=asc", _ISSUE),
+    issue=Listing("{repo}/issues/{number}", _ISSUE),
     comments=_COMMENTS,
-    pull_comments=(
-        _COMMENTS,
-        Listing(path="{repo}/pulls/{number}/comments", parts=_COMMENT),
-        _REVIEWS,
-    ),
+    pull_comments=(_COMMENTS, Listing("{repo}/pulls/{number}/comments", _COMMENT), _REVIEWS),
     comment=Call(path="{repo}/issues/{number}/comments", body=_BODY),
     edit=Call(method="PATCH", path="{repo}/issues/comments/{id}", body=_BODY),
     labelled=Listing(
-        path="{repo}/issues/{number}/events",
-        parts={"label": "label.name", "actor": "actor.login"},
+        "{repo}/issues/{number}/events",
+        {"label": "label.name", "actor": "actor.login"},
         when={"event": "labeled"},
     ),
-    access=Listing(path="{repo}/collaborators/{actor}/permission", parts={"access": "permission"}),
+    access=Listing("{repo}/collaborators/{actor}/permission", {"access": "permission"}),
     may_write=frozenset({"admin", "maintain", "write", "owner"}),
-    pulls=Listing(path="{repo}/pulls?head={owner}:{branch}&state=all", parts=_PULL),
+    pulls=Listing("{repo}/pulls?head={owner}:{branch}&state=all", _PULL),
     open_pull=Call(path="{repo}/pulls", body={**_OPENED_PULL, "title": "{title}", "draft": True}),
-    pull=Listing(path="{repo}/pulls/{number}", parts=_PULL),
+    pull=Listing("{repo}/pulls/{number}", _PULL),
     is_open="open",
     checks=(
         Listing(
-            path="{repo}/commits/{commit}/check-runs",
+            "{repo}/commits/{commit}/check-runs",
+            {"name": "name"},
             items="check_runs",
-            parts={"name": "name"},
             when={"conclusion": "failure"},
         ),
         Listing(
-            path="{repo}/commits/{commit}/status",
+            "{repo}/commits/{commit}/status",
+            {"name": "context"},
             items="statuses",
-            parts={"name": "context"},
             when={"state": "failure"},
         ),
     ),
@@ -203,32 +195,27 @@ _FORGEJO: Final = msgspec.structs.replace(
     _GITHUB,
     event_headers=("X-Forgejo-Event", "X-Gitea-Event"),
     rules=(
-        Rule(event="issues.label_updated", kind=Kind.LABEL, id="issue.labels"),
-        Rule(event="issues.opened", kind=Kind.LABEL, id="issue.labels"),
+        Rule("issues.label_updated", Kind.LABEL, id="issue.labels"),
+        Rule("issues.opened", Kind.LABEL, id="issue.labels"),
         *_OPENED,
         msgspec.structs.replace(_COMMENTED, pull="is_pull"),
-        _OF_PULLS(event="pull_request_*.reviewed", kind=Kind.REVIEW, id="pull_request.updated_at"),
+        _OF_PULLS("pull_request_*.reviewed", Kind.REVIEW, id="pull_request.updated_at"),
         _CLOSED,
         _FAILED,
     ),
     size="limit",
-    updated=Listing(
-        path="{repo}/issues?state=open&type=issues&since={since}",
-        parts=_ISSUE,
-    ),
+    updated=Listing("{repo}/issues?state=open&type=issues&since={since}", _ISSUE),
     labelled=Listing(
-        path="{repo}/issues/{number}/timeline",
-        parts={"label": "label.name", "actor": "user.login"},
+        "{repo}/issues/{number}/timeline",
+        {"label": "label.name", "actor": "user.login"},
         when={"type": "label", "body": "1"},
     ),
     pull_comments=(_COMMENTS, _REVIEWS),
-    pulls=Listing(path="{repo}/pulls?state=all&sort=recentupdate", parts=_PULL),
+    pulls=Listing("{repo}/pulls?state=all&sort=recentupdate", _PULL),
     open_pull=Call(path="{repo}/pulls", body={**_OPENED_PULL, "title": "WIP: {title}"}),
     checks=(
         Listing(
-            path="{repo}/commits/{commit}/statuses",
-            parts={"name": "context"},
-            when={"status": "failure"},
+            "{repo}/commits/{commit}/statuses", {"name": "context"}, when={"status": "failure"}
         ),
     ),
 )
@@ -250,15 +237,9 @@ _OLDEST: Final = "sort=asc&order_by=created_at"
 _GITLAB: Final = Host(
     event="object_attributes.action",
     rules=(
-        Rule(
-            event="issue.*",
-            kind=Kind.LABEL,
-            number="object_attributes.iid",
-            id="labels",
-            actor="user.id",
-        ),
-        Rule(event="issue.open", kind=Kind.OPENED, number="object_attributes.iid"),
-        _OF_MERGES(event="merge_request.open", kind=Kind.OPENED),
+        Rule("issue.*", Kind.LABEL, number="object_attributes.iid", id="labels", actor="user.id"),
+        Rule("issue.open", Kind.OPENED, number="object_attributes.iid"),
+        _OF_MERGES("merge_request.open", Kind.OPENED),
         *(
             _NOTED(
                 kind=Kind.COMMENT,
@@ -279,12 +260,12 @@ _GITLAB: Final = Host(
             pull="*",
         ),
         *(
-            _OF_MERGES(event=f"merge_request.{action}", kind=Kind.CLOSED, actor="user.id")
+            _OF_MERGES(f"merge_request.{action}", Kind.CLOSED, actor="user.id")
             for action in ("close", "merge")
         ),
         Rule(
-            event="pipeline",
-            kind=Kind.CHECK,
+            "pipeline",
+            Kind.CHECK,
             when={"object_attributes.status": "failed"},
             id="object_attributes.sha",
         ),
@@ -292,30 +273,28 @@ _GITLAB: Final = Host(
     repo="/projects/{path}",
     full_name="path_with_namespace",
     updated=Listing(
-        path="{repo}/issues?state=opened&updated_after={since}&order_by=updated_at&sort=asc",
-        parts=_GITLAB_ISSUE,
+        "{repo}/issues?state=opened&updated_after={since}&order_by=updated_at&sort=asc",
+        _GITLAB_ISSUE,
     ),
-    issue=Listing(path="{repo}/issues/{number}", parts=_GITLAB_ISSUE),
-    comments=Listing(
-        path="{repo}/{below}/{number}/notes?" + _OLDEST, parts=_NOTE, when={"system": "false"}
-    ),
+    issue=Listing("{repo}/issues/{number}", _GITLAB_ISSUE),
+    comments=Listing("{repo}/{below}/{number}/notes?" + _OLDEST, _NOTE, when={"system": "false"}),
     pull_comments=(
         Listing(
-            path="{repo}/merge_requests/{number}/notes?" + _OLDEST,
-            parts={**_NOTE, "path": "position.new_path"},
+            "{repo}/merge_requests/{number}/notes?" + _OLDEST,
+            {**_NOTE, "path": "position.new_path"},
             when={"system": "false"},
         ),
     ),
     comment=Call(path="{repo}/{below}/{number}/notes", body=_BODY),
     edit=Call(method="PUT", path="{repo}/{below}/{number}/notes/{id}", body=_BODY),
     labelled=Listing(
-        path="{repo}/issues/{number}/resource_label_events",
-        parts={"label": "label.name", "actor": "user.id"},
+        "{repo}/issues/{number}/resource_label_events",
+        {"label": "label.name", "actor": "user.id"},
         when={"action": "add"},
     ),
-    access=Listing(path="{repo}/members/all/{actor}", parts={"access": "access_level"}),
+    access=Listing("{repo}/members/all/{actor}", {"access": "access_level"}),
     may_write=frozenset({"30", "40", "50", "60"}),
-    pulls=Listing(path="{repo}/merge_requests?source_branch={branch}", parts=_MERGE),
+    pulls=Listing("{repo}/merge_requests?source_branch={branch}", _MERGE),
     open_pull=Call(
         path="{repo}/merge_requests",
         body={
@@ -325,13 +304,13 @@ _GITLAB: Final = Host(
             "description": "{text}",
         },
     ),
-    pull=Listing(path="{repo}/merge_requests/{number}", parts=_MERGE),
+    pull=Listing("{repo}/merge_requests/{number}", _MERGE),
     is_open="opened",
     below_pulls="merge_requests",
     checks=(
         Listing(
-            path="{repo}/repository/commits/{commit}/statuses",
-            parts={"name": "name"},
+            "{repo}/repository/commits/{commit}/statuses",
+            {"name": "name"},
             when={"status": "failed"},
         ),
     ),
@@ -361,10 +340,10 @@ _BITBUCKET: Final = Host(
             rule
             for of, pull in (("issue", ""), ("pullrequest", "*"))
             for rule in (
-                Rule(event=f"{of}:created", kind=Kind.OPENED, number=f"{of}.id", pull=pull),
+                Rule(f"{of}:created", Kind.OPENED, number=f"{of}.id", pull=pull),
                 _SAYS(
-                    event=f"{of}:comment_created",
-                    kind=Kind.COMMENT,
+                    f"{of}:comment_created",
+                    Kind.COMMENT,
                     number=f"{of}.id",
                     pull=pull,
                     text="comment.content.raw",
@@ -372,19 +351,19 @@ _BITBUCKET: Final = Host(
             )
         ),
         _SAYS(
-            event="pullrequest:comment_created",
-            kind=Kind.REVIEW,
+            "pullrequest:comment_created",
+            Kind.REVIEW,
             when={"comment.inline": "*"},
             number="pullrequest.id",
             pull="*",
         ),
         *(
-            Rule(event=f"pullrequest:{end}", kind=Kind.CLOSED, number="pullrequest.id", pull="*")
+            Rule(f"pullrequest:{end}", Kind.CLOSED, number="pullrequest.id", pull="*")
             for end in ("fulfilled", "rejected")
         ),
         Rule(
-            event="repo:commit_status_*",
-            kind=Kind.CHECK,
+            "repo:commit_status_*",
+            Kind.CHECK,
             when={"commit_status.state": "FAILED"},
             id="commit_status.links.commit.href",
         ),
@@ -392,29 +371,23 @@ _BITBUCKET: Final = Host(
     repo="/repositories/{owner}/{name}",
     size="pagelen",
     updated=Listing(
-        path='{repo}/issues?q=updated_on >= {since} AND state != "closed"&sort=updated_on',
+        '{repo}/issues?q=updated_on >= {since} AND state != "closed"&sort=updated_on',
+        _TICKET,
         items="values",
-        parts=_TICKET,
     ),
-    issue=Listing(path="{repo}/issues/{number}", parts=_TICKET),
-    comments=Listing(path="{repo}/{below}/{number}/comments", items="values", parts=_SAID),
-    pull_comments=(
-        Listing(path="{repo}/pullrequests/{number}/comments", items="values", parts=_SAID),
-    ),
+    issue=Listing("{repo}/issues/{number}", _TICKET),
+    comments=Listing("{repo}/{below}/{number}/comments", _SAID, items="values"),
+    pull_comments=(Listing("{repo}/pullrequests/{number}/comments", _SAID, items="values"),),
     comment=Call(path="{repo}/{below}/{number}/comments", body=_RAW),
     edit=Call(method="PUT", path="{repo}/{below}/{number}/comments/{id}", body=_RAW),
     labelled=None,
     access=Listing(
-        path='/workspaces/{owner}/permissions/repositories/{name}?q=user.uuid="{actor}"',
+        '/workspaces/{owner}/permissions/repositories/{name}?q=user.uuid="{actor}"',
+        {"access": "permission", "actor": "user.uuid"},
         items="values",
-        parts={"access": "permission", "actor": "user.uuid"},
     ),
     may_write=frozenset({"admin", "write"}),
-    pulls=Listing(
-        path='{repo}/pullrequests?q=source.branch.name="{branch}"',
-        items="values",
-        parts=_REQUEST,
-    ),
+    pulls=Listing('{repo}/pullrequests?q=source.branch.name="{branch}"', _REQUEST, items="values"),
     open_pull=Call(
         path="{repo}/pullrequests",
         body={
@@ -425,15 +398,15 @@ _BITBUCKET: Final = Host(
             "draft": True,
         },
     ),
-    pull=Listing(path="{repo}/pullrequests/{number}", parts=_REQUEST),
+    pull=Listing("{repo}/pullrequests/{number}", _REQUEST),
     is_open="OPEN",
     below_pulls="pullrequests",
-    commit=Listing(path="{repo}/commit/{commit}", parts={"commit": "hash"}),
+    commit=Listing("{repo}/commit/{commit}", {"commit": "hash"}),
     checks=(
         Listing(
-            path="{repo}/commit/{commit}/statuses",
+            "{repo}/commit/{commit}/statuses",
+            {"name": "name"},
             items="values",
-            parts={"name": "name"},
             when={"state": "FAILED"},
         ),
     ),

@@ -72,7 +72,7 @@ class Poller:
                 # Nobody is told otherwise: nothing that could fail has begun.
                 run = new_run(automation, key=f"poll:{new_id()}", source=Source.SCHEDULE)
                 told = f"The host was asked for changes: {after.trouble}"
-                await RunTable.insert(tx, ended(run, RunStatus.FAILED, detail=told))
+                await RunTable.add(tx, ended(run, RunStatus.FAILED, detail=told))
 
         await self._db.write(store)
 

@@ -138,11 +138,11 @@ class Scheduler:
             following = cron.find_next(max(moment, first))
         chosen, skipped = choose(automation.definition, due, moment - self._late)
         for one in chosen:
-            await RunTable.insert(tx, _scheduled(automation, one))
+            await RunTable.add(tx, _scheduled(automation, one))
         if skipped is not None:
             detail = "It was due while the server was down"
             run = ended(_scheduled(automation, skipped), RunStatus.SKIPPED, detail=detail)
-            await RunTable.insert(tx, run)
+            await RunTable.add(tx, run)
         triggered_at = moment if chosen else automation.last_triggered_at
         await AutomationTable.update(
             tx,
@@ -242,7 +242,7 @@ class Scheduler:
         self._on_begin(begun)
 
     async def _payload(self, run: Run) -> bytes | None:
-        sealed = await RunTable.find_payload(self._db, run.id)
+        sealed = await RunTable.find_sealed(self._db, run.id)
         return self._vault.unseal(sealed, payload_context(run.automation_id)) if sealed else None
 
     async def _skip(self, run: Run, detail: str) -> None:
@@ -250,7 +250,7 @@ class Scheduler:
 
         async def body(tx: Transaction) -> None:
             await RunTable.change(tx, over, since=RunStatus.PENDING)
-            await RunTable.drop_payload(tx, run.id)
+            await RunTable.set_sealed(tx, run.id, None)
 
         await self._db.write(body)
 

@@ -104,7 +104,8 @@ class Automations:
         async def body(tx: Transaction) -> None:
             if await AutomationTable.count(tx, user_id) >= self._max:
                 raise Conflict(f"A user has at most {self._max} automations")
-            await AutomationTable.insert(tx, made, sealed)
+            sealed_as = secret_context(made.id)
+            await AutomationTable.insert(tx, made, sealed=sealed, sealed_as=sealed_as)
             await note_effect(tx, (made, secret))
             tx.after_commit(self._wake)
 
@@ -160,7 +161,7 @@ class Automations:
 
         async def body(tx: Transaction) -> None:
             _owned(await AutomationTable.find(tx, automation_id), user_id)
-            await AutomationTable.set_secret(tx, automation_id, sealed)
+            await AutomationTable.set_sealed(tx, automation_id, sealed)
             await note_effect(tx, secret)
 
         await self._db.write(body)
@@ -343,7 +344,7 @@ class Automations:
             raise QuotaExceeded(
                 f"{MAX_WAITING} runs of this automation wait", retry_after_seconds=_RETRY_SECONDS
             )
-        if not await RunTable.insert(tx, run, payload):
+        if not await RunTable.add(tx, run, payload):
             return False
         await AutomationTable.update(
             tx, msgspec.structs.replace(automation, last_triggered_at=run.created_at)

@@ -126,9 +126,6 @@ MIGRATIONS: Final = (
     """,
 )
 
-_AUTOMATIONS: Final = Records("plugin_automations_automations", Automation)
-_RUNS: Final = Records("plugin_automations_runs", Run)
-
 _OF_REPOSITORY: Final = """
     WHERE t.user_id = :user_id AND t.is_enabled
       AND json_extract(t.definition, '$.trigger.type') = 'git'
@@ -183,55 +180,37 @@ _OF_CONVERSATIONS: Final = """
 """
 
 
-class AutomationTable:
+class _SealedRecords[T: msgspec.Struct](Records[T]):
+    """Records of which each may have something sealed beside it."""
+
+    @classmethod
+    async def find_sealed(cls, source: Queryable, record_id: str) -> bytes | None:
+        """Return what is sealed: the secret of an automation, what a webhook has sent for a run."""
+        sql = ("SELECT sealed FROM", cls.table, "WHERE id = :id")
+        return await source.value(" ".join(sql), {"id": record_id})
+
+    @classmethod
+    async def set_sealed(cls, tx: Transaction, record_id: str, sealed: bytes | None) -> None:
+        """Store something else, or forget it."""
+        sql = ("UPDATE", cls.table, "SET sealed = :sealed WHERE id = :id")
+        await tx.run(" ".join(sql), {"id": record_id, "sealed": sealed})
+
+
+class AutomationTable(_SealedRecords[Automation], table="plugin_automations_automations"):
     """The SQL of automations."""
 
-    @staticmethod
-    async def insert(tx: Transaction, automation: Automation, sealed: bytes | None) -> None:
-        """Add an automation."""
-        sealed_as = secret_context(automation.id)
-        await _AUTOMATIONS.insert(tx, automation, sealed=sealed, sealed_as=sealed_as)
-
-    @staticmethod
-    async def update(tx: Transaction, automation: Automation) -> None:
-        """Store what an automation is now."""
-        await _AUTOMATIONS.change(tx, automation)
-
-    @staticmethod
-    async def set_secret(tx: Transaction, automation_id: str, sealed: bytes) -> None:
-        """Store another secret."""
-        sql = "UPDATE plugin_automations_automations SET sealed = :sealed WHERE id = :id"
-        await tx.run(sql, {"id": automation_id, "sealed": sealed})
-
-    @staticmethod
-    async def delete(tx: Transaction, automation_id: str) -> None:
-        """Delete an automation and its runs."""
-        sql = "DELETE FROM plugin_automations_automations WHERE id = :id"
-        await tx.run(sql, {"id": automation_id})
-
-    @staticmethod
-    async def find(source: Queryable, automation_id: str) -> Automation | None:
-        """Return an automation, whoever owns it."""
-        return await _AUTOMATIONS.one(source, "WHERE t.id = :id", id=automation_id)
-
-    @staticmethod
-    async def find_sealed(source: Queryable, automation_id: str) -> bytes | None:
-        """Return the sealed secret of an automation."""
-        sql = "SELECT sealed FROM plugin_automations_automations WHERE id = :id"
-        return await source.value(sql, {"id": automation_id})
-
-    @staticmethod
+    @classmethod
     async def of_user(
-        source: Queryable, user_id: str, *, limit: int, offset: int
+        cls, source: Queryable, user_id: str, *, limit: int, offset: int
     ) -> list[Automation]:
         """Return a user's automations, the newest first."""
         rest = "WHERE t.user_id = :id ORDER BY t.created_at DESC, t.id LIMIT :limit OFFSET :offset"
-        return await _AUTOMATIONS.all(source, rest, id=user_id, limit=limit, offset=offset)
+        return await cls.select(source, rest, id=user_id, limit=limit, offset=offset)
 
-    @staticmethod
-    async def of_repository(source: Queryable, user_id: str, name: str) -> list[Automation]:
+    @classmethod
+    async def of_repository(cls, source: Queryable, user_id: str, name: str) -> list[Automation]:
         """Return a user's enabled automations for the issues of a repository at GitHub."""
-        return await _AUTOMATIONS.all(source, _OF_REPOSITORY, user_id=user_id, name=name)
+        return await cls.select(source, _OF_REPOSITORY, user_id=user_id, name=name)
 
     @staticmethod
     async def count(source: Queryable, user_id: str) -> int:
@@ -239,15 +218,15 @@ class AutomationTable:
         sql = "SELECT COUNT(*) AS n FROM plugin_automations_automations WHERE user_id = :user_id"
         return int(await source.value(sql, {"user_id": user_id}) or 0)
 
-    @staticmethod
-    async def due(source: Queryable, now: datetime, limit: int) -> list[Automation]:
+    @classmethod
+    async def due(cls, source: Queryable, now: datetime, limit: int) -> list[Automation]:
         """Return the automations whose time has come, the most overdue first."""
-        return await _AUTOMATIONS.all(source, _DUE, now=to_stored(now), limit=limit)
+        return await cls.select(source, _DUE, now=to_stored(now), limit=limit)
 
-    @staticmethod
-    async def waiting(source: Queryable, now: datetime) -> list[Automation]:
+    @classmethod
+    async def waiting(cls, source: Queryable, now: datetime) -> list[Automation]:
         """Return the automations with a schedule whose time has not come."""
-        return await _AUTOMATIONS.all(source, _WAITING, now=to_stored(now))
+        return await cls.select(source, _WAITING, now=to_stored(now))
 
     @staticmethod
     async def next_at(source: Queryable) -> datetime | None:
@@ -260,34 +239,21 @@ class AutomationTable:
         return moment_or_none(await source.value(sql))
 
 
-class RunTable:
+class RunTable(_SealedRecords[Run], table="plugin_automations_runs"):
     """The SQL of runs."""
 
     @staticmethod
-    async def insert(tx: Transaction, run: Run, payload: bytes | None = None) -> bool:
+    async def add(tx: Transaction, run: Run, payload: bytes | None = None) -> bool:
         """Add a run with what a webhook has sent, sealed; return False if its key is known."""
         row = row_of(run, sealed=payload, sealed_as=payload_context(run.automation_id))
         del row["number"]
         otherwise = "ON CONFLICT (automation_id, key) DO NOTHING"
         return await tx.insert("plugin_automations_runs", row, otherwise) == 1
 
-    @staticmethod
-    async def change(tx: Transaction, run: Run, *, since: RunStatus) -> bool:
+    @classmethod
+    async def change(cls, tx: Transaction, run: Run, *, since: RunStatus) -> bool:
         """Store what a run is now, unless it has not the status any more that it had."""
-        return await _RUNS.change(tx, run, "AND status = :since", but=("number",), since=since)
-
-    @staticmethod
-    async def drop_payload(tx: Transaction, run_id: str) -> None:
-        """Forget what a webhook has sent for a run that is over."""
-        await tx.run(
-            "UPDATE plugin_automations_runs SET sealed = NULL WHERE id = :id", {"id": run_id}
-        )
-
-    @staticmethod
-    async def find_payload(source: Queryable, run_id: str) -> bytes | None:
-        """Return what a webhook has sent for a run, sealed."""
-        sql = "SELECT sealed FROM plugin_automations_runs WHERE id = :id"
-        return await source.value(sql, {"id": run_id})
+        return await cls.update(tx, run, "AND status = :since", but=("number",), since=since)
 
     @staticmethod
     async def cancel_waiting(
@@ -314,18 +280,13 @@ class RunTable:
         """
         return int(await source.value(sql, {"automation_id": automation_id}) or 0)
 
-    @staticmethod
-    async def find(source: Queryable, run_id: str) -> Run | None:
-        """Return a run, whoever owns it."""
-        return await _RUNS.one(source, "WHERE t.id = :id", id=run_id)
-
-    @staticmethod
+    @classmethod
     async def search(
-        source: Queryable, automation_id: str, *, limit: int, offset: int
+        cls, source: Queryable, automation_id: str, *, limit: int, offset: int
     ) -> list[Run]:
         """Return runs of an automation, the newest first."""
         rest = "WHERE t.automation_id = :id ORDER BY t.number DESC LIMIT :limit OFFSET :offset"
-        return await _RUNS.all(source, rest, id=automation_id, limit=limit, offset=offset)
+        return await cls.select(source, rest, id=automation_id, limit=limit, offset=offset)
 
     @staticmethod
     async def counts(source: Queryable, automation_id: str) -> dict[RunStatus, int]:
@@ -339,13 +300,13 @@ class RunTable:
         rows = await source.all(sql, {"automation_id": automation_id})
         return {RunStatus(row["status"]): row["n"] for row in rows}
 
-    @staticmethod
-    async def startable(source: Queryable, now: datetime, limit: int) -> list[Run]:
+    @classmethod
+    async def startable(cls, source: Queryable, now: datetime, limit: int) -> list[Run]:
         """Return the first due run of each automation that may be looked at now.
 
         Those that are queued behind a running one are left out.
         """
-        return await _RUNS.all(source, _STARTABLE, now=to_stored(now), limit=limit)
+        return await cls.select(source, _STARTABLE, now=to_stored(now), limit=limit)
 
     @staticmethod
     async def next_at(source: Queryable, now: datetime) -> datetime | None:
@@ -358,20 +319,20 @@ class RunTable:
         """
         return moment_or_none(await source.value(sql, {"now": to_stored(now)}))
 
-    @staticmethod
-    async def running(source: Queryable, automation_id: str | None = None) -> list[Run]:
+    @classmethod
+    async def running(cls, source: Queryable, automation_id: str | None = None) -> list[Run]:
         """Return the runs that go on, of one automation or all."""
         which = "" if automation_id is None else "AND t.automation_id = :id"
-        return await _RUNS.all(source, f"WHERE t.status = 'RUNNING' {which}", id=automation_id)
+        return await cls.select(source, f"WHERE t.status = 'RUNNING' {which}", id=automation_id)
 
-    @staticmethod
-    async def delete_old(tx: Transaction, before: datetime, limit: int) -> int:
+    @classmethod
+    async def delete_old(cls, tx: Transaction, before: datetime, limit: int) -> int:
         """Delete some of the runs that ended before then, with their work on issues; return how many.
 
         Runs whose issue is being worked on are kept, and which pull request a schedule has opened is known
         for ever: it may be open still.
         """
-        runs = await _RUNS.all(tx, _OLD, before=to_stored(before), limit=limit)
+        runs = await cls.select(tx, _OLD, before=to_stored(before), limit=limit)
         sql = """
             DELETE FROM plugin_automations_works
             WHERE NOT is_open
@@ -385,10 +346,10 @@ class RunTable:
         """
         return await tx.run(sql, {"ids": _json([run.id for run in runs])})
 
-    @staticmethod
-    async def of_conversations(source: Queryable, ids: Sequence[str]) -> list[Run]:
+    @classmethod
+    async def of_conversations(cls, source: Queryable, ids: Sequence[str]) -> list[Run]:
         """Return the running runs among those of some conversations."""
-        return await _RUNS.all(source, _OF_CONVERSATIONS, ids=_json(ids))
+        return await cls.select(source, _OF_CONVERSATIONS, ids=_json(ids))
 
 
 def _json(ids: Sequence[str | None]) -> str:

@@ -1,7 +1,7 @@
 """The SQL of what is done about issues, and of how far hosts were asked for them."""
 
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -11,8 +11,6 @@ from agentsvc.extension.storage import Queryable, Records, Transaction, record_o
 from .host_events import HostEvent
 from .hosts import Kind
 from .model import Work
-
-_WORKS: Final = Records("plugin_automations_works", Work)
 
 
 class Poll(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,20 +23,15 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
     """Why it could not be asked, as its user was told; empty if it could."""
 
 
-class WorkTable:
+class WorkTable(Records[Work], table="plugin_automations_works"):
     """The SQL of what is done about issues."""
 
-    @staticmethod
-    async def insert(tx: Transaction, work: Work) -> None:
-        """Add what has begun."""
-        await _WORKS.insert(tx, work)
-
-    @staticmethod
-    async def change(tx: Transaction, work_id: str, **changes: Any) -> None:
+    @classmethod
+    async def change(cls, tx: Transaction, work_id: str, **changes: Any) -> None:
         """Store some of its fields."""
-        found = await WorkTable.find(tx, work_id)
+        found = await cls.find(tx, work_id)
         if found is not None:
-            await _WORKS.change(tx, msgspec.structs.replace(found, **changes))
+            await cls.update(tx, msgspec.structs.replace(found, **changes))
 
     @staticmethod
     async def look_at(
@@ -60,20 +53,15 @@ class WorkTable:
         sql = "UPDATE plugin_automations_works SET is_open = 0 WHERE conversation_id = :id"
         await tx.run(sql, {"id": conversation_id})
 
-    @staticmethod
-    async def find(source: Queryable, work_id: str) -> Work | None:
-        """Return one by its id."""
-        return await _WORKS.one(source, "WHERE t.id = :id", id=work_id)
-
-    @staticmethod
-    async def of_conversation(source: Queryable, conversation_id: str) -> Work | None:
+    @classmethod
+    async def of_conversation(cls, source: Queryable, conversation_id: str) -> Work | None:
         """Return what a conversation works on."""
-        return await _WORKS.one(source, "WHERE t.conversation_id = :id", id=conversation_id)
+        return await cls.first(source, "WHERE t.conversation_id = :id", id=conversation_id)
 
-    @staticmethod
-    async def all_open(source: Queryable, automation_id: str) -> list[Work]:
+    @classmethod
+    async def all_open(cls, source: Queryable, automation_id: str) -> list[Work]:
         """Return what of an automation has not ended."""
-        return await _WORKS.all(
+        return await cls.select(
             source, "WHERE t.is_open AND t.automation_id = :id", id=automation_id
         )
 
@@ -90,17 +78,17 @@ class WorkTable:
                 return work
         return None
 
-    @staticmethod
-    async def last_pull(source: Queryable, automation_id: str) -> Work | None:
+    @classmethod
+    async def last_pull(cls, source: Queryable, automation_id: str) -> Work | None:
         """Return what an automation has opened a pull request for last, about no issue."""
         rest = "WHERE t.automation_id = :id AND t.pull IS NOT NULL AND t.issue = ''"
-        return await _WORKS.one(source, f"{rest} ORDER BY t.rowid DESC LIMIT 1", id=automation_id)
+        return await cls.first(source, f"{rest} ORDER BY t.rowid DESC LIMIT 1", id=automation_id)
 
-    @staticmethod
-    async def due(source: Queryable, now: datetime) -> list[Work]:
+    @classmethod
+    async def due(cls, source: Queryable, now: datetime) -> list[Work]:
         """Return those whose pull requests are to be looked at."""
         rest = "WHERE t.due_at IS NOT NULL AND t.due_at <= :now"
-        return await _WORKS.all(source, rest, now=to_stored(now))
+        return await cls.select(source, rest, now=to_stored(now))
 
 
 class PollTable:

@@ -54,7 +54,6 @@ class Preparer:
     def __init__(self, server: Server, config: EnvironmentsConfig) -> None:
         self._server = server
         self._db = server.database
-        self._table = EnvironmentTable(server.database)
         self._sandboxes = server.sandboxes
         self._config = config
         self._maker = ImageMaker(server.sandboxes, config)
@@ -75,13 +74,13 @@ class Preparer:
 
     async def begin_waiting(self) -> None:
         """Begin with what is to be prepared."""
-        for environment_id in await self._table.unfinished():
+        for environment_id in await EnvironmentTable.unfinished(self._db):
             name = f"environment {environment_id}"
             if not self._server.supervisor.is_running(name):
                 self._server.supervisor.spawn(name, partial(self._run, environment_id))
 
     async def _remove_unused(self) -> None:
-        used = await self._table.layers()
+        used = await EnvironmentTable.layers(self._db)
         for backend in {*used, *self._backends(self._sandboxes.layers.can_keep)}:
             named = frozenset(used.get(backend, ()))
             gone = await self._sandboxes.layers.remove_unused(backend, named | self._made)
@@ -94,7 +93,7 @@ class Preparer:
     async def _images_in_use(self) -> frozenset[str]:
         # Read in the order in which one goes from here to there.
         made = frozenset(self._made)
-        return made | await self._table.image_ids()
+        return made | await EnvironmentTable.image_ids(self._db)
 
     def _backends(self, can: Callable[[Spec], bool]) -> set[str]:
         layers, specs = self._sandboxes.layers, self._sandboxes.specs()
@@ -102,19 +101,19 @@ class Preparer:
 
     async def _forget(self, layer_id: str, tx: Transaction) -> None:
         """Note that the files of an environment are gone, as they are after a restore elsewhere."""
-        found = await self._table.find_by_layer(layer_id)
+        found = await EnvironmentTable.find_by_layer(self._db, layer_id)
         if found is not None:
             lost = msgspec.structs.replace(
                 found, layer_id="", status=Status.WAITING, attempt=new_id(), size_bytes=0
             )
-            await self._table.change(tx, lost, since=found.attempt)
+            await EnvironmentTable.change(tx, lost, since=found.attempt)
 
     async def _run(self, environment_id: str) -> None:
-        waiting = await self._table.find(environment_id)
+        waiting = await EnvironmentTable.find(self._db, environment_id)
         if waiting is None:
             return
         async with self._turns[waiting.user_id], self._room:
-            found = await self._table.find(environment_id)
+            found = await EnvironmentTable.find(self._db, environment_id)
             if found is None or found.status.is_final:
                 return
             try:
@@ -152,7 +151,7 @@ class Preparer:
         except _Superseded:
             raise
         except Exception as exc:
-            latest = await self._table.find(found.id)
+            latest = await EnvironmentTable.find(self._db, found.id)
             if latest is None or latest.attempt != found.attempt:
                 raise _Superseded from exc
             reason = await self._reason(latest, exc)
@@ -276,7 +275,7 @@ class Preparer:
         return msgspec.structs.replace(added, image=image, image_id=built)
 
     async def _room_for(self, begun: Environment) -> int:
-        kept = await self._db.read(partial(self._table.total_bytes, without=begun.id))
+        kept = await EnvironmentTable.total_bytes(self._db, without=begun.id)
         used = kept + sum(self._reserved.values())
         if used >= self._config.max_total_bytes:
             raise StartRefused(
@@ -359,5 +358,5 @@ class Preparer:
         return changed
 
     async def _store(self, tx: Transaction, one: Environment) -> None:
-        if not await self._table.change(tx, one, since=one.attempt):
+        if not await EnvironmentTable.change(tx, one, since=one.attempt):
             raise _Superseded

@@ -37,7 +37,6 @@ class EnvironmentService:
         self, server: Server, config: EnvironmentsConfig, wake: Callable[[], None]
     ) -> None:
         self._db = server.database
-        self._table = EnvironmentTable(server.database)
         self._sandboxes = server.sandboxes
         self._supervisor = server.supervisor
         self._config = config
@@ -45,13 +44,13 @@ class EnvironmentService:
 
     async def list_of(self, user_id: str) -> list[Environment]:
         """Return the environments of a user, the newest first."""
-        return await self._table.of_user(user_id)
+        return await EnvironmentTable.of_user(self._db, user_id)
 
     async def get_own(
         self, user_id: str, environment_id: str, reader: Queryable | None = None
     ) -> Environment:
         """Return an environment of a user; raises NotFound."""
-        found = await self._table.find(environment_id, reader)
+        found = await EnvironmentTable.find(reader or self._db, environment_id)
         if found is None or found.user_id != user_id:
             raise NotFound("Environment not found")
         return found
@@ -73,9 +72,9 @@ class EnvironmentService:
         )
 
         async def body(tx: Transaction) -> None:
-            if len(await self._table.of_user(user_id, tx)) >= self._config.max_per_user:
+            if len(await EnvironmentTable.of_user(tx, user_id)) >= self._config.max_per_user:
                 raise QuotaExceeded(f"A user has at most {self._config.max_per_user} environments")
-            await self._table.insert(tx, made)
+            await EnvironmentTable.add(tx, made)
             await note_effect(tx, made)
             tx.after_commit(self._wake)
 
@@ -108,7 +107,7 @@ class EnvironmentService:
 
         async def body(tx: Transaction) -> None:
             found = await self.get_own(user_id, environment_id, tx)
-            await self._table.delete(tx, environment_id)
+            await EnvironmentTable.delete(tx, environment_id)
             if found.sandbox_id:
                 await self._sandboxes.release(tx, found.sandbox_id)
             tx.after_commit(self._wake)
@@ -122,7 +121,7 @@ class EnvironmentService:
 
         Raises NotFound, and BadRequest for an order that is not for its repository.
         """
-        found = await self._table.find(order.environment_id or "")
+        found = await EnvironmentTable.find(self._db, order.environment_id or "")
         if found is None or not (found.user_id == user_id or found.definition.shared):
             raise NotFound("Environment not found")
         if found.user_id != user_id and found.made_from is not None and found.made_from.secrets:
@@ -142,7 +141,7 @@ class EnvironmentService:
         """Return the user's own one of the repository, prepared with the same sandbox spec."""
         if order.repository is None:
             return None
-        for one in await self._table.of_user(user_id, reader):
+        for one in await EnvironmentTable.of_user(reader, user_id):
             made_from = one.made_from if one.spec_id == spec.id and one.layer_id else None
             if made_from is not None and made_from.is_of(order.repository, order.provider):
                 return _prepared(one)
@@ -150,14 +149,14 @@ class EnvironmentService:
 
     async def find_by_layer(self, layer_id: str) -> Prepared | None:
         """Return the one that has a layer now, or had it before that."""
-        found = await self._table.find_by_layer(layer_id)
+        found = await EnvironmentTable.find_by_layer(self._db, layer_id)
         return _prepared(found) if found else None
 
     def renew(self, environment: Prepared) -> None:
         """Prepare a stale one anew, in the background."""
 
         async def body(tx: Transaction) -> None:
-            found = await self._table.find(environment.id, tx)
+            found = await EnvironmentTable.find(tx, environment.id)
             if found is not None and found.status.is_final:
                 await self._begin(tx, found)
 
@@ -174,7 +173,7 @@ class EnvironmentService:
             sandbox_id=None,
             updated_at=now(),
         )
-        await self._table.change(tx, begun, since=one.attempt)
+        await EnvironmentTable.change(tx, begun, since=one.attempt)
         if one.sandbox_id:
             await self._sandboxes.release(tx, one.sandbox_id)
         await note_effect(tx, begun)

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.extension.storage import Database, Queryable, Records, Transaction
+from agentsvc.extension.storage import Queryable, Records, Transaction
 
 from .model import Environment
 
@@ -49,56 +49,45 @@ MIGRATIONS: Final = (
     """,
 )
 
-_ENVIRONMENTS: Final = Records("plugin_environments_environments", Environment)
 
-
-class EnvironmentTable:
+class EnvironmentTable(Records[Environment], table="plugin_environments_environments"):
     """Inserts, changes and finds environments; each method is one statement."""
 
-    def __init__(self, db: Database) -> None:
-        self._db = db
-
-    async def insert(self, tx: Transaction, one: Environment) -> None:
+    @classmethod
+    async def add(cls, tx: Transaction, one: Environment) -> None:
         """Insert an environment."""
-        await _ENVIRONMENTS.insert(tx, one, made_from=_in_json(one.made_from))
+        await cls.insert(tx, one, made_from=_in_json(one.made_from))
 
-    async def change(self, tx: Transaction, one: Environment, *, since: str) -> bool:
+    @classmethod
+    async def change(cls, tx: Transaction, one: Environment, *, since: str) -> bool:
         """Store an environment if its attempt is still that one; say whether it was."""
         made_from, where = _in_json(one.made_from), "AND attempt = :since"
-        return await _ENVIRONMENTS.change(tx, one, where, since=since, made_from=made_from)
+        return await cls.update(tx, one, where, since=since, made_from=made_from)
 
-    async def delete(self, tx: Transaction, environment_id: str) -> None:
-        """Delete an environment."""
-        await tx.run(
-            "DELETE FROM plugin_environments_environments WHERE id = :id", {"id": environment_id}
-        )
-
-    async def find(
-        self, environment_id: str, reader: Queryable | None = None
-    ) -> Environment | None:
-        """Return an environment, whoever owns it."""
-        return await _ENVIRONMENTS.one(reader or self._db, "WHERE t.id = :id", id=environment_id)
-
-    async def find_by_layer(self, layer_id: str) -> Environment | None:
+    @classmethod
+    async def find_by_layer(cls, source: Queryable, layer_id: str) -> Environment | None:
         """Return the environment that has a layer now, or had it before."""
         rest = "WHERE t.layer_id <> '' AND :id IN (t.layer_id, t.earlier_layer_id)"
-        return await _ENVIRONMENTS.one(self._db, rest, id=layer_id)
+        return await cls.first(source, rest, id=layer_id)
 
-    async def of_user(self, user_id: str, reader: Queryable | None = None) -> list[Environment]:
+    @classmethod
+    async def of_user(cls, source: Queryable, user_id: str) -> list[Environment]:
         """Return the environments of a user, the newest first."""
         rest = "WHERE t.user_id = :user_id ORDER BY t.created_at DESC, t.id DESC"
-        return await _ENVIRONMENTS.all(reader or self._db, rest, user_id=user_id)
+        return await cls.select(source, rest, user_id=user_id)
 
-    async def unfinished(self) -> list[str]:
+    @staticmethod
+    async def unfinished(source: Queryable) -> list[str]:
         """Return the ids of those that are to be prepared, or are being prepared."""
-        return await self._db.column(
+        return await source.column(
             "SELECT id FROM plugin_environments_environments"
             " WHERE status IN ('waiting', 'preparing') ORDER BY id"
         )
 
-    async def layers(self) -> dict[str, set[str]]:
+    @staticmethod
+    async def layers(source: Queryable) -> dict[str, set[str]]:
         """Return the layers that are in use, by their backends."""
-        rows = await self._db.all(
+        rows = await source.all(
             "SELECT backend, layer_id FROM plugin_environments_environments WHERE layer_id <> ''"
         )
         found: dict[str, set[str]] = {}
@@ -106,24 +95,22 @@ class EnvironmentTable:
             found.setdefault(row["backend"], set()).add(row["layer_id"])
         return found
 
-    async def image_ids(self) -> frozenset[str]:
+    @staticmethod
+    async def image_ids(source: Queryable) -> frozenset[str]:
         """Return the ids of the images that were built for environments."""
-        rows = await self._db.all(
-            "SELECT json_extract(container, '$.image_id') AS id"
-            " FROM plugin_environments_environments"
-        )
-        return frozenset(row["id"] for row in rows if row["id"])
+        sql = """
+            SELECT json_extract(container, '$.image_id') FROM plugin_environments_environments
+        """
+        return frozenset(filter(None, await source.column(sql)))
 
-    async def total_bytes(self, tx: Transaction, *, without: str) -> int:
+    @staticmethod
+    async def total_bytes(source: Queryable, *, without: str) -> int:
         """Return how much disk the files of all environments but one take."""
-        return int(
-            await tx.value(
-                "SELECT total(size_bytes) AS bytes FROM plugin_environments_environments"
-                " WHERE layer_id <> '' AND id <> :id",
-                {"id": without},
-            )
-            or 0
-        )
+        sql = """
+            SELECT total(size_bytes) FROM plugin_environments_environments
+            WHERE layer_id <> '' AND id <> :id
+        """
+        return int(await source.value(sql, {"id": without}) or 0)
 
 
 def _in_json(value: Any) -> str:

@@ -48,7 +48,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime | None
 
 
-_LINKS: Final = Records("plugin_sharing_links", Link)
+class _LinkTable(Records[Link], table="plugin_sharing_links"):
+    """The SQL of links."""
 
 
 class Links:
@@ -91,7 +92,7 @@ class Links:
             sql = "SELECT COUNT(*) AS count FROM plugin_sharing_links WHERE user_id = :user_id"
             if (await tx.value(sql, params) or 0) >= MAX_LINKS:
                 raise Conflict(f"There are {MAX_LINKS} links; revoke some of them first")
-            await _LINKS.insert(tx, link)
+            await _LinkTable.insert(tx, link)
             await note_effect(tx, link)
             return link
 
@@ -102,7 +103,7 @@ class Links:
         where = "" if conversation_id is None else " AND conversation_id = :conversation_id"
         rest = f"WHERE user_id = :user_id AND {_LIVE}{where} ORDER BY created_at, id"
         params = {"user_id": user_id, "now": to_stored(now()), "conversation_id": conversation_id}
-        return await _LINKS.all(self._db, rest, **params)
+        return await _LinkTable.select(self._db, rest, **params)
 
     async def revoke(self, user_id: str, link_id: str) -> None:
         """Remove a link, which shows nothing from then on; raises NotFound."""
@@ -117,7 +118,7 @@ class Links:
         if known is None:
             return None
         params = {"id": known, "now": to_stored(now())}
-        found = await _LINKS.one(self._db, _FIND, **params)
+        found = await _LinkTable.first(self._db, _FIND, **params)
         if found is None and self._config.public_flag:
             row = await self._db.one(_FIND_PUBLIC, params)
             found = record_of(row, Link) if row else None

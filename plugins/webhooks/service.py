@@ -50,7 +50,7 @@ class Webhooks:
         async def body(tx: Transaction) -> None:
             if len(await SubscriptionTable.of_user(tx, user_id)) >= MAX_SUBSCRIPTIONS:
                 raise Conflict(f"a user has at most {MAX_SUBSCRIPTIONS} webhook subscriptions")
-            await SubscriptionTable.insert(tx, made, sealed)
+            await SubscriptionTable.insert(tx, made, sealed=sealed)
             await note_effect(tx, (made, secret))
 
         await self._db.write(body)
@@ -95,7 +95,7 @@ class Webhooks:
         """Delete a subscription and all of its deliveries; raises NotFound."""
 
         async def body(tx: Transaction) -> None:
-            if not await SubscriptionTable.delete(tx, user_id, subscription_id):
+            if not await SubscriptionTable.delete_of(tx, user_id, subscription_id):
                 raise _no_subscription()
 
         await self._db.write(body)
@@ -142,7 +142,7 @@ class Webhooks:
 
         async def body(tx: Transaction) -> Delivery:
             await DeliveryTable.replay(tx, subscription_id, delivery_id, values.now())
-            found = await DeliveryTable.find(tx, subscription_id, delivery_id)
+            found = await DeliveryTable.find_of(tx, subscription_id, delivery_id)
             if found is None:
                 raise NotFound("no such delivery")
             await note_effect(tx, found)

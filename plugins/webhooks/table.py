@@ -1,29 +1,15 @@
 """The SQL of subscriptions and deliveries. Deliveries are made by triggers: see the migration."""
 
 from datetime import datetime
-from typing import Final
 
 from agentsvc.base import to_stored
 from agentsvc.extension.storage import Queryable, Records, Transaction, record_of, row_of
 
 from .model import Delivery, DeliveryState, Subscription
 
-_SUBSCRIPTIONS: Final = Records("webhook_subscriptions", Subscription)
-_DELIVERIES: Final = Records("webhook_deliveries", Delivery)
 
-
-class SubscriptionTable:
+class SubscriptionTable(Records[Subscription], table="webhook_subscriptions"):
     """The SQL of subscriptions."""
-
-    @staticmethod
-    async def insert(tx: Transaction, subscription: Subscription, sealed: bytes) -> None:
-        """Add a subscription."""
-        await _SUBSCRIPTIONS.insert(tx, subscription, sealed=sealed)
-
-    @staticmethod
-    async def update(tx: Transaction, subscription: Subscription) -> None:
-        """Store what a subscription is now."""
-        await _SUBSCRIPTIONS.change(tx, subscription)
 
     @staticmethod
     async def rotate(
@@ -78,15 +64,10 @@ class SubscriptionTable:
         return await tx.run(sql, {"id": told.id, "url": told.url, "until": to_stored(until)})
 
     @staticmethod
-    async def delete(tx: Transaction, user_id: str, subscription_id: str) -> bool:
+    async def delete_of(tx: Transaction, user_id: str, subscription_id: str) -> bool:
         """Delete a subscription and its deliveries; return False if there is none."""
         sql = "DELETE FROM webhook_subscriptions WHERE id = :id AND user_id = :user_id"
         return await tx.run(sql, {"id": subscription_id, "user_id": user_id}) == 1
-
-    @staticmethod
-    async def find(source: Queryable, subscription_id: str) -> Subscription | None:
-        """Return a subscription, whoever owns it."""
-        return await _SUBSCRIPTIONS.one(source, "WHERE t.id = :id", id=subscription_id)
 
     @staticmethod
     async def find_sealed(source: Queryable, subscription_id: str, now: datetime) -> list[bytes]:
@@ -99,19 +80,19 @@ class SubscriptionTable:
         row = await source.one(sql, {"id": subscription_id, "now": to_stored(now)})
         return [] if row is None else [one for one in (row["sealed"], row["former_sealed"]) if one]
 
-    @staticmethod
-    async def of_user(source: Queryable, user_id: str) -> list[Subscription]:
+    @classmethod
+    async def of_user(cls, source: Queryable, user_id: str) -> list[Subscription]:
         """Return a user's subscriptions in the order they were made."""
         rest = "WHERE t.user_id = :user_id ORDER BY t.created_at, t.id"
-        return await _SUBSCRIPTIONS.all(source, rest, user_id=user_id)
+        return await cls.select(source, rest, user_id=user_id)
 
-    @staticmethod
-    async def all(source: Queryable) -> list[Subscription]:
+    @classmethod
+    async def all(cls, source: Queryable) -> list[Subscription]:
         """Return every subscription in the order they were made."""
-        return await _SUBSCRIPTIONS.all(source, "ORDER BY t.created_at, t.id")
+        return await cls.select(source, "ORDER BY t.created_at, t.id")
 
 
-class DeliveryTable:
+class DeliveryTable(Records[Delivery], table="webhook_deliveries"):
     """The SQL of deliveries."""
 
     @staticmethod
@@ -168,14 +149,17 @@ class DeliveryTable:
         params = {"subscription_id": subscription_id, "id": delivery_id, "now": to_stored(now)}
         return await tx.run(f"{sql} {which}", params)
 
-    @staticmethod
-    async def find(source: Queryable, subscription_id: str, delivery_id: str) -> Delivery | None:
+    @classmethod
+    async def find_of(
+        cls, source: Queryable, subscription_id: str, delivery_id: str
+    ) -> Delivery | None:
         """Return a delivery of a subscription."""
         rest = "WHERE t.id = :id AND t.subscription_id = :of"
-        return await _DELIVERIES.one(source, rest, id=delivery_id, of=subscription_id)
+        return await cls.first(source, rest, id=delivery_id, of=subscription_id)
 
-    @staticmethod
+    @classmethod
     async def search(
+        cls,
         source: Queryable,
         subscription_id: str,
         *,
@@ -185,7 +169,7 @@ class DeliveryTable:
     ) -> list[Delivery]:
         """Return deliveries of a subscription before a number, newest first."""
         which = "" if state is None else "AND t.state = :state"
-        return await _DELIVERIES.all(
+        return await cls.select(
             source,
             f"WHERE t.subscription_id = :of AND t.number < :before {which}"
             " ORDER BY t.number DESC LIMIT :limit",

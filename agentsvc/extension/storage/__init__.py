@@ -1,7 +1,8 @@
 """Storage for plugins: the database, the vault, the audit log, pages of lists, tables of records."""
 
 from collections.abc import Collection
-from typing import Any
+from types import get_original_bases
+from typing import Any, ClassVar, get_args
 
 import msgspec
 
@@ -19,33 +20,58 @@ from agentsvc.storage import row_of as row_of
 
 
 class Records[T: msgspec.Struct]:
-    """The records of one table, whose columns are called as the fields; SQL calls the table `t`."""
+    """The SQL of a table whose columns are called as the fields of its records.
 
-    def __init__(self, table: str, kind: type[T]) -> None:
-        self.table = table
-        self._kind = kind
-        columns = ", ".join(f't."{name}"' for name in kind.__struct_fields__)
-        self._select = " ".join(("SELECT", columns, "FROM", table, "AS t"))
+    A class of its own names it, as in `class NoteTable(Records[Note], table="plugin_notes_notes")`. What
+    is asked for is the rest of a query, which begins with its condition and calls the table `t`.
+    """
 
-    async def all(self, source: Queryable, rest: str = "", **params: Any) -> list[T]:
-        """Return the records that the rest of a query leaves, which begins with its condition."""
-        rows = await source.all(f"{self._select} {rest}", params)
-        return [record_of(row, self._kind) for row in rows]
+    table: ClassVar[str]
+    _kind: ClassVar[type[Any]]
+    _select: ClassVar[str]
 
-    async def one(self, source: Queryable, rest: str, **params: Any) -> T | None:
+    def __init_subclass__(cls, *, table: str = "") -> None:
+        super().__init_subclass__()
+        if table:
+            cls.table = table
+            [cls._kind] = get_args(get_original_bases(cls)[0])
+            columns = ", ".join(f't."{name}"' for name in cls._kind.__struct_fields__)
+            cls._select = " ".join(("SELECT", columns, "FROM", table, "AS t"))
+
+    @classmethod
+    async def select(cls, source: Queryable, rest: str, **params: Any) -> list[T]:
+        """Return the records that the rest of a query leaves."""
+        rows = await source.all(f"{cls._select} {rest}", params)
+        return [record_of(row, cls._kind) for row in rows]
+
+    @classmethod
+    async def first(cls, source: Queryable, rest: str, **params: Any) -> T | None:
         """Return the first of them."""
-        row = await source.one(f"{self._select} {rest}", params)
-        return record_of(row, self._kind) if row else None
+        row = await source.one(f"{cls._select} {rest}", params)
+        return record_of(row, cls._kind) if row else None
 
-    async def insert(self, tx: Transaction, record: T, **more: Any) -> None:
-        """Add a record, with columns that are none of its fields."""
-        await tx.insert(self.table, row_of(record, **more))
+    @classmethod
+    async def find(cls, source: Queryable, record_id: str) -> T | None:
+        """Return the record with an id, whoever owns it."""
+        return await cls.first(source, "WHERE t.id = :id", id=record_id)
 
-    async def change(
-        self, tx: Transaction, record: T, where: str = "", *, but: Collection[str] = (), **more: Any
+    @classmethod
+    async def insert(cls, tx: Transaction, record: T, **more: Any) -> None:
+        """Add a record, with columns that are none of its fields or have another value."""
+        await tx.insert(cls.table, row_of(record, **more))
+
+    @classmethod
+    async def update(
+        cls, tx: Transaction, record: T, where: str = "", *, but: Collection[str] = (), **more: Any
     ) -> bool:
         """Store the fields of the record with this id, but some; say whether one fits the condition."""
-        names = [name for name in self._kind.__struct_fields__ if name not in ("id", *but)]
+        names = [name for name in cls._kind.__struct_fields__ if name not in ("id", *but)]
         fields = ", ".join(f'"{name}" = :{name}' for name in names)
-        sql = ("UPDATE", self.table, "SET", fields, "WHERE id = :id", where)
+        sql = ("UPDATE", cls.table, "SET", fields, "WHERE id = :id", where)
         return await tx.run(" ".join(sql), row_of(record, **more)) == 1
+
+    @classmethod
+    async def delete(cls, tx: Transaction, record_id: str) -> bool:
+        """Delete the record with an id; say whether there was one."""
+        sql = ("DELETE FROM", cls.table, "WHERE id = :id")
+        return await tx.run(" ".join(sql), {"id": record_id}) == 1

@@ -79,8 +79,7 @@ async def test_layers_of_version_2_are_kept_with_what_made_them_but_for_those_to
         await database.write(insert)
         for _ in range(2):
             await migrate(database, "environments", MIGRATIONS)
-            table = EnvironmentTable(database)
-            found = {one.id: one for one in await table.of_user(USER)}
+            found = {one.id: one for one in await EnvironmentTable.of_user(database, USER)}
             assert set(found) == {one["id"] for one in ROWS}
             assert {one.id: one.layer_id for one in found.values() if one.layer_id} == KEPT
             for one in found.values():
@@ -89,6 +88,6 @@ async def test_layers_of_version_2_are_kept_with_what_made_them_but_for_those_to
                 assert one.size_bytes == (4096 if is_kept else 0)
                 assert one.earlier_layer_id == ""
                 assert one.container.files == (".devcontainer.json",)
-            assert await table.layers() == {"process": set(KEPT.values())}
+            assert await EnvironmentTable.layers(database) == {"process": set(KEPT.values())}
     finally:
         await database.close()
