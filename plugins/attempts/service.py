@@ -131,7 +131,7 @@ class Attempts:
 
         async def body(tx: Transaction) -> None:
             task = await _owned(tx, user_id, set_id)
-            await SetTable.change(tx, msgspec.structs.replace(task, is_deleted=True))
+            await SetTable.update(tx, msgspec.structs.replace(task, is_deleted=True))
             tx.after_commit(lambda: self._wake(()))
 
         await self._db.write(body)
@@ -189,12 +189,12 @@ async def complete(tx: Transaction, set_id: str) -> None:
     attempts = (await AttemptTable.of_sets(tx, [set_id]))[set_id]
     if task is None or task.completed_at or any(one.status in OPEN for one in attempts):
         return
-    await SetTable.change(tx, msgspec.structs.replace(task, completed_at=now()))
+    await SetTable.update(tx, msgspec.structs.replace(task, completed_at=now()))
 
 
 async def stop(tx: Transaction, task: AttemptSet) -> None:
     """Store why a task is stopped, and cancel what has not begun; what goes on ends soon."""
-    await SetTable.change(tx, task)
+    await SetTable.update(tx, task)
     for one in (await AttemptTable.of_sets(tx, [task.id]))[task.id]:
         if one.status is AttemptStatus.QUEUED:
             cancelled = msgspec.structs.replace(

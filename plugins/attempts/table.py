@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.base import stored_or_none, to_stored
-from agentsvc.extension.storage import Queryable, Transaction
+from agentsvc.extension.storage import Queryable, Records, Row, Transaction
 
 from .model import OPEN, Attempt, AttemptSet, AttemptStatus
 
@@ -43,28 +43,30 @@ _set = msgspec.json.Decoder(AttemptSet)
 _attempt = msgspec.json.Decoder(Attempt)
 
 
-class SetTable:
+class SetTable(Records[AttemptSet], table="plugin_attempts_sets"):
     """The SQL of tasks."""
 
-    @staticmethod
-    async def insert(tx: Transaction, one: AttemptSet) -> None:
-        """Add a task."""
-        await tx.insert("plugin_attempts_sets", _set_row(one))
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        """Return the column that has all."""
+        return ("body",)
 
-    @staticmethod
-    async def change(tx: Transaction, one: AttemptSet) -> None:
-        """Store what a task is now."""
-        sql = """
-            UPDATE plugin_attempts_sets
-            SET body = :body, is_deleted = :is_deleted, completed_at = :completed_at
-            WHERE id = :id
-        """
-        await tx.run(sql, _set_row(one))
+    @classmethod
+    def to_row(cls, record: AttemptSet) -> dict[str, Any]:
+        """Return a task as a row."""
+        return {
+            "id": record.id,
+            "user_id": record.user_id,
+            "body": _text(record),
+            "is_deleted": record.is_deleted,
+            "created_at": to_stored(record.created_at),
+            "completed_at": stored_or_none(record.completed_at),
+        }
 
-    @staticmethod
-    async def delete(tx: Transaction, set_id: str) -> None:
-        """Delete a task and what is known of its attempts."""
-        await tx.run("DELETE FROM plugin_attempts_sets WHERE id = :id", {"id": set_id})
+    @classmethod
+    def to_record(cls, row: Row) -> AttemptSet:
+        """Return a row as a task."""
+        return _set.decode(row["body"])
 
     @staticmethod
     async def delete_old(tx: Transaction, before: datetime, limit: int) -> int:
@@ -82,102 +84,69 @@ class SetTable:
         """
         return await tx.run(sql, {"before": to_stored(before), "limit": limit})
 
-    @staticmethod
-    async def find(source: Queryable, set_id: str) -> AttemptSet | None:
-        """Return a task, whoever owns it."""
-        sql = "SELECT body FROM plugin_attempts_sets WHERE id = :id"
-        row = await source.one(sql, {"id": set_id})
-        return _set.decode(row["body"]) if row else None
-
-    @staticmethod
-    async def of_user(source: Queryable, user_id: str) -> list[AttemptSet]:
+    @classmethod
+    async def of_user(cls, source: Queryable, user_id: str) -> list[AttemptSet]:
         """Return a user's tasks, the newest first."""
-        sql = """
-            SELECT body FROM plugin_attempts_sets
-            WHERE user_id = :user_id AND NOT is_deleted
-            ORDER BY created_at DESC, id DESC
-        """
-        return [_set.decode(row["body"]) for row in await source.all(sql, {"user_id": user_id})]
+        rest = "WHERE t.user_id = :id AND NOT t.is_deleted ORDER BY t.created_at DESC, t.id DESC"
+        return await cls.select(source, rest, id=user_id)
 
-    @staticmethod
-    async def deleted(source: Queryable) -> list[AttemptSet]:
+    @classmethod
+    async def deleted(cls, source: Queryable) -> list[AttemptSet]:
         """Return the tasks whose conversations are to be deleted."""
-        sql = "SELECT body FROM plugin_attempts_sets WHERE is_deleted"
-        return [_set.decode(row["body"]) for row in await source.all(sql)]
+        return await cls.select(source, "WHERE t.is_deleted")
 
 
-class AttemptTable:
+class AttemptTable(Records[Attempt], table="plugin_attempts_attempts", key="conversation_id"):
     """The SQL of attempts of tasks."""
 
-    @staticmethod
-    async def insert(tx: Transaction, one: Attempt) -> None:
-        """Add an attempt."""
-        await tx.insert("plugin_attempts_attempts", _row(one))
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        """Return the column that has all."""
+        return ("body",)
 
-    @staticmethod
-    async def change(tx: Transaction, one: Attempt, *, since: AttemptStatus) -> bool:
+    @classmethod
+    def to_row(cls, record: Attempt) -> dict[str, Any]:
+        """Return an attempt as a row."""
+        is_over = record.status in (AttemptStatus.CHOSEN, AttemptStatus.DISCARDED)
+        return {
+            "set_id": record.set_id,
+            "number": record.number,
+            "conversation_id": record.conversation_id,
+            "status": record.status,
+            "is_open": record.status in OPEN or (is_over and not record.is_settled),
+            "body": _text(record),
+        }
+
+    @classmethod
+    def to_record(cls, row: Row) -> Attempt:
+        """Return a row as an attempt."""
+        return _attempt.decode(row["body"])
+
+    @classmethod
+    async def change(cls, tx: Transaction, one: Attempt, *, since: AttemptStatus) -> bool:
         """Store what an attempt is now, unless it has not the status any more that it had."""
-        sql = """
-            UPDATE plugin_attempts_attempts
-            SET status = :status, is_open = :is_open, body = :body
-            WHERE conversation_id = :conversation_id AND status = :since
-        """
-        return await tx.run(sql, {**_row(one), "since": since}) == 1
+        return await cls.update(tx, one, "AND status = :since", since=since)
 
-    @staticmethod
-    async def of_sets(source: Queryable, set_ids: Sequence[str]) -> dict[str, list[Attempt]]:
+    @classmethod
+    async def of_sets(cls, source: Queryable, set_ids: Sequence[str]) -> dict[str, list[Attempt]]:
         """Return the attempts of some tasks, in their order."""
-        sql = """
-            SELECT body FROM plugin_attempts_attempts
-            WHERE set_id IN (SELECT value FROM json_each(:ids))
-            ORDER BY set_id, number
+        rest = """
+            WHERE t.set_id IN (SELECT value FROM json_each(:ids))
+            ORDER BY t.set_id, t.number
         """
         found: dict[str, list[Attempt]] = {set_id: [] for set_id in set_ids}
-        for row in await source.all(sql, {"ids": _text(set_ids)}):
-            one = _attempt.decode(row["body"])
+        for one in await cls.select(source, rest, ids=_text(set_ids)):
             found[one.set_id].append(one)
         return found
 
-    @staticmethod
-    async def find(source: Queryable, conversation_id: str) -> Attempt | None:
-        """Return the attempt that has this conversation."""
-        sql = "SELECT body FROM plugin_attempts_attempts WHERE conversation_id = :id"
-        row = await source.one(sql, {"id": conversation_id})
-        return _attempt.decode(row["body"]) if row else None
-
-    @staticmethod
-    async def open(source: Queryable, ids: Collection[str] | None = None) -> list[Attempt]:
+    @classmethod
+    async def open(cls, source: Queryable, ids: Collection[str] | None = None) -> list[Attempt]:
         """Return the attempts with which something is to be done: all, or those of conversations."""
-        sql = """
-            SELECT body FROM plugin_attempts_attempts
-            WHERE is_open
-              AND (:ids IS NULL OR conversation_id IN (SELECT value FROM json_each(:ids)))
+        rest = """
+            WHERE t.is_open
+              AND (:ids IS NULL OR t.conversation_id IN (SELECT value FROM json_each(:ids)))
         """
-        given = None if ids is None else _text(list(ids))
-        return [_attempt.decode(row["body"]) for row in await source.all(sql, {"ids": given})]
-
-
-def _set_row(one: AttemptSet) -> dict[str, Any]:
-    return {
-        "id": one.id,
-        "user_id": one.user_id,
-        "body": _text(one),
-        "is_deleted": one.is_deleted,
-        "created_at": to_stored(one.created_at),
-        "completed_at": stored_or_none(one.completed_at),
-    }
-
-
-def _row(one: Attempt) -> dict[str, Any]:
-    is_due = one.status in (AttemptStatus.CHOSEN, AttemptStatus.DISCARDED) and not one.is_settled
-    return {
-        "set_id": one.set_id,
-        "number": one.number,
-        "conversation_id": one.conversation_id,
-        "status": one.status,
-        "is_open": one.status in OPEN or is_due,
-        "body": _text(one),
-    }
+        return await cls.select(source, rest, ids=None if ids is None else _text(list(ids)))
 
 
 def _text(value: Any) -> str:

@@ -220,6 +220,6 @@ class AppTable(Records[GithubApp], table="plugin_automations_apps"):
         return await tx.run(sql, {"user_id": user_id}) == 1
 
     @classmethod
-    async def find(cls, source: Queryable, record_id: str) -> GithubApp | None:
+    async def find(cls, source: Queryable, key: str) -> GithubApp | None:
         """Return an App by the id of its record, or that of its user."""
-        return await cls.first(source, "WHERE t.id = :name OR t.user_id = :name", name=record_id)
+        return await cls.first(source, "WHERE t.id = :name OR t.user_id = :name", name=key)

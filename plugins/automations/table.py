@@ -253,7 +253,7 @@ class RunTable(_SealedRecords[Run], table="plugin_automations_runs"):
     @classmethod
     async def change(cls, tx: Transaction, run: Run, *, since: RunStatus) -> bool:
         """Store what a run is now, unless it has not the status any more that it had."""
-        return await cls.update(tx, run, "AND status = :since", but=("number",), since=since)
+        return await cls.update(tx, run, "AND status = :since", but="number", since=since)
 
     @staticmethod
     async def cancel_waiting(

@@ -82,7 +82,7 @@ class WorkTable(Records[Work], table="plugin_automations_works"):
     async def last_pull(cls, source: Queryable, automation_id: str) -> Work | None:
         """Return what an automation has opened a pull request for last, about no issue."""
         rest = "WHERE t.automation_id = :id AND t.pull IS NOT NULL AND t.issue = ''"
-        return await cls.first(source, f"{rest} ORDER BY t.rowid DESC LIMIT 1", id=automation_id)
+        return await cls.first(source, f"{rest} ORDER BY t.rowid DESC", id=automation_id)
 
     @classmethod
     async def due(cls, source: Queryable, now: datetime) -> list[Work]:

@@ -74,7 +74,7 @@ class EnvironmentService:
         async def body(tx: Transaction) -> None:
             if len(await EnvironmentTable.of_user(tx, user_id)) >= self._config.max_per_user:
                 raise QuotaExceeded(f"A user has at most {self._config.max_per_user} environments")
-            await EnvironmentTable.add(tx, made)
+            await EnvironmentTable.insert(tx, made)
             await note_effect(tx, made)
             tx.after_commit(self._wake)
 

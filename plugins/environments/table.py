@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.extension.storage import Queryable, Records, Transaction
+from agentsvc.extension.storage import Queryable, Records, Transaction, row_of
 
 from .model import Environment
 
@@ -54,15 +54,14 @@ class EnvironmentTable(Records[Environment], table="plugin_environments_environm
     """Inserts, changes and finds environments; each method is one statement."""
 
     @classmethod
-    async def add(cls, tx: Transaction, one: Environment) -> None:
-        """Insert an environment."""
-        await cls.insert(tx, one, made_from=_in_json(one.made_from))
+    def to_row(cls, record: Environment) -> dict[str, Any]:
+        """Return an environment as a row."""
+        return row_of(record, made_from=msgspec.json.encode(record.made_from).decode())
 
     @classmethod
     async def change(cls, tx: Transaction, one: Environment, *, since: str) -> bool:
         """Store an environment if its attempt is still that one; say whether it was."""
-        made_from, where = _in_json(one.made_from), "AND attempt = :since"
-        return await cls.update(tx, one, where, since=since, made_from=made_from)
+        return await cls.update(tx, one, "AND attempt = :since", since=since)
 
     @classmethod
     async def find_by_layer(cls, source: Queryable, layer_id: str) -> Environment | None:
@@ -111,7 +110,3 @@ class EnvironmentTable(Records[Environment], table="plugin_environments_environm
             WHERE layer_id <> '' AND id <> :id
         """
         return int(await source.value(sql, {"id": without}) or 0)
-
-
-def _in_json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()

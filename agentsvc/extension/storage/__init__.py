@@ -1,6 +1,5 @@
 """Storage for plugins: the database, the vault, the audit log, pages of lists, tables of records."""
 
-from collections.abc import Collection
 from types import get_original_bases
 from typing import Any, ClassVar, get_args
 
@@ -22,56 +21,71 @@ from agentsvc.storage import row_of as row_of
 class Records[T: msgspec.Struct]:
     """The SQL of a table whose columns are called as the fields of its records.
 
-    A class of its own names it, as in `class NoteTable(Records[Note], table="plugin_notes_notes")`. What
-    is asked for is the rest of a query, which begins with its condition and calls the table `t`.
+    A class of its own names it, as in `class NoteTable(Records[Note], table="plugin_notes_notes")`, and the
+    column of its key, if that is not `id`. What is asked for is the rest of a query, which begins with
+    its condition and calls the table `t`. A table with other columns says how a record is one row.
     """
 
     table: ClassVar[str]
+    key: ClassVar[str]
     _kind: ClassVar[type[Any]]
-    _select: ClassVar[str]
 
-    def __init_subclass__(cls, *, table: str = "") -> None:
+    def __init_subclass__(cls, *, table: str = "", key: str = "id") -> None:
         super().__init_subclass__()
         if table:
-            cls.table = table
+            cls.table, cls.key = table, key
             [cls._kind] = get_args(get_original_bases(cls)[0])
-            columns = ", ".join(f't."{name}"' for name in cls._kind.__struct_fields__)
-            cls._select = " ".join(("SELECT", columns, "FROM", table, "AS t"))
+
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        """Return what is read of a row."""
+        return tuple(cls._kind.__struct_fields__)
+
+    @classmethod
+    def to_row(cls, record: T) -> dict[str, Any]:
+        """Return a record as a row."""
+        return row_of(record)
+
+    @classmethod
+    def to_record(cls, row: Row) -> T:
+        """Return a row as a record."""
+        record: T = record_of(row, cls._kind)
+        return record
 
     @classmethod
     async def select(cls, source: Queryable, rest: str, **params: Any) -> list[T]:
         """Return the records that the rest of a query leaves."""
-        rows = await source.all(f"{cls._select} {rest}", params)
-        return [record_of(row, cls._kind) for row in rows]
+        columns = ", ".join(f't."{name}"' for name in cls.columns())
+        sql = ("SELECT", columns, "FROM", cls.table, "AS t", rest)
+        return [cls.to_record(row) for row in await source.all(" ".join(sql), params)]
 
     @classmethod
     async def first(cls, source: Queryable, rest: str, **params: Any) -> T | None:
         """Return the first of them."""
-        row = await source.one(f"{cls._select} {rest}", params)
-        return record_of(row, cls._kind) if row else None
+        return next(iter(await cls.select(source, f"{rest} LIMIT 1", **params)), None)
 
     @classmethod
-    async def find(cls, source: Queryable, record_id: str) -> T | None:
-        """Return the record with an id, whoever owns it."""
-        return await cls.first(source, "WHERE t.id = :id", id=record_id)
+    async def find(cls, source: Queryable, key: str) -> T | None:
+        """Return the record with a key, whoever owns it."""
+        return await cls.first(source, f'WHERE t."{cls.key}" = :key', key=key)
 
     @classmethod
     async def insert(cls, tx: Transaction, record: T, **more: Any) -> None:
-        """Add a record, with columns that are none of its fields or have another value."""
-        await tx.insert(cls.table, row_of(record, **more))
+        """Add a record, with columns that are none of its fields."""
+        await tx.insert(cls.table, {**cls.to_row(record), **more})
 
     @classmethod
     async def update(
-        cls, tx: Transaction, record: T, where: str = "", *, but: Collection[str] = (), **more: Any
+        cls, tx: Transaction, record: T, where: str = "", *, but: str = "", **params: Any
     ) -> bool:
-        """Store the fields of the record with this id, but some; say whether one fits the condition."""
-        names = [name for name in cls._kind.__struct_fields__ if name not in ("id", *but)]
-        fields = ", ".join(f'"{name}" = :{name}' for name in names)
-        sql = ("UPDATE", cls.table, "SET", fields, "WHERE id = :id", where)
-        return await tx.run(" ".join(sql), row_of(record, **more)) == 1
+        """Store the record with this key, but for a column; say whether it fits what else is asked."""
+        row = cls.to_row(record)
+        fields = ", ".join(f'"{name}" = :{name}' for name in row if name not in (cls.key, but))
+        sql = ("UPDATE", cls.table, "SET", fields, f'WHERE "{cls.key}" = :{cls.key}', where)
+        return await tx.run(" ".join(sql), {**row, **params}) == 1
 
     @classmethod
-    async def delete(cls, tx: Transaction, record_id: str) -> bool:
-        """Delete the record with an id; say whether there was one."""
-        sql = ("DELETE FROM", cls.table, "WHERE id = :id")
-        return await tx.run(" ".join(sql), {"id": record_id}) == 1
+    async def delete(cls, tx: Transaction, key: str) -> bool:
+        """Delete the record with a key; say whether there was one."""
+        sql = ("DELETE FROM", cls.table, f'WHERE "{cls.key}" = :key')
+        return await tx.run(" ".join(sql), {"key": key}) == 1
