@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import CancelledError, Future
 from http.client import HTTPException
 from typing import Any, Final
 
@@ -41,12 +42,6 @@ class _Message(msgspec.Struct, kw_only=True):
     error: Any = None
 
 
-class _Question:
-    def __init__(self) -> None:
-        self.is_answered = threading.Event()
-        self.message: _Message | None = None
-
-
 _MESSAGE = msgspec.json.Decoder(_Message)
 
 
@@ -60,7 +55,7 @@ class Connection:
         self._places = threading.Semaphore(_MAX_AT_ONCE)
         self._is_over = False
         self._numbers = itertools.count(1)
-        self._asked: dict[int | str, _Question] = {}
+        self._asked: dict[int | str, Future[_Message]] = {}
 
     def notify(self, method: str, params: Params) -> None:
         """Tell something."""
@@ -69,14 +64,14 @@ class Connection:
     def ask(self, method: str, params: Params) -> Any:
         """Return what the other side answers, None for an error; raises Gone."""
         number = next(self._numbers)
-        question = self._asked[number] = _Question()
+        question = self._asked[number] = Future[_Message]()
         self._send({"id": number, "method": method, "params": params})
         if self._is_over:
             raise Gone
-        question.is_answered.wait()
-        if question.message is None:
-            raise Gone
-        return question.message.result
+        try:
+            return question.result().result
+        except CancelledError:
+            raise Gone from None
 
     def serve(self, answer: Answer) -> None:
         """Take messages until the other side ends."""
@@ -93,7 +88,7 @@ class Connection:
         """Have nothing more to say to the other side: what is at work for it stops."""
         self._is_over = True
         for question in list(self._asked.values()):
-            question.is_answered.set()
+            question.cancel()
 
     def check(self) -> None:
         """Raise Gone where the other side has ended."""
@@ -103,9 +98,8 @@ class Connection:
     def _take(self, message: _Message, answer: Answer) -> None:
         if message.method is None:
             question = self._asked.pop(message.id, None) if message.id is not None else None
-            if question is not None:
-                question.message = message
-                question.is_answered.set()
+            if question is not None and question.set_running_or_notify_cancel():
+                question.set_result(message)
             return
         if not self._places.acquire(blocking=False):
             failure = _failure(_TOO_MANY, f"No more than {_MAX_AT_ONCE} requests at a time")

@@ -216,13 +216,14 @@ class Automations:
             secret = Secret(self._apps.keys_of(app).webhook_secret)
             return await self._deliver_of_app(app.user_id, secret, headers, body, payload)
         sealed = await AutomationTable.find_sealed(self._db, automation_id)
-        if automation is None or sealed is None or not _has_webhook(automation):
+        trigger = automation.definition.trigger if automation is not None else None
+        if automation is None or sealed is None or not isinstance(trigger, _SIGNED):
             raise NotFound("There is no automation with a webhook of this id")
         secret = Secret(self._vault.unseal(sealed, secret_context(automation_id)).decode())
-        if isinstance(automation.definition.trigger, GitTrigger):
+        if isinstance(trigger, GitTrigger):
             provider = provider_of(automation.definition)
             check_sender(provider, headers, body, secret, now())
-            events = events_in(provider, automation.definition.trigger, headers, payload)
+            events = events_in(provider, trigger, headers, payload)
             return int(bool(events)), await self.note(automation.id, events)
         key = key_of(headers, body, secret, now())
         run = new_run(automation, key=f"delivery:{key}", source=Source.WEBHOOK)
@@ -459,10 +460,6 @@ def is_wanted(trigger: WebhookTrigger, headers: Mapping[str, str], payload: Any)
         as_text(find_part(payload, name.split("."))) == value
         for name, value in (trigger.when or {}).items()
     )
-
-
-def _has_webhook(automation: Automation) -> bool:
-    return isinstance(automation.definition.trigger, _SIGNED)
 
 
 def _owned(found: Automation | None, user_id: str) -> Automation:

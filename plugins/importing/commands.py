@@ -1,8 +1,8 @@
 """`agentsvc import`: takes over what another server has kept; also while the server runs."""
 
 import asyncio
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -25,7 +25,7 @@ from agentsvc.extension.storage import Database
 
 from .files import Tree
 from .model import ImportResult, Item
-from .service import Importer, Plan
+from .service import Importer
 
 
 @click.group("import", epilog=example("agentsvc import openhands ~/.openhands --dry-run"))
@@ -69,12 +69,10 @@ def openhands(
 
     async def work() -> tuple[list[Item], list[str]]:
         async with await Installation.open(data_directory) as installation:
-            plan = Plan(
-                user_id=await _user_id(installation.database, user),
-                source_user=source_user,
-                is_dry=dry_run,
+            database, user_id = installation.database, await _user_id(installation.database, user)
+            importer = Importer(
+                database, installation.vault, Tree(path), user_id, source_user, is_dry=dry_run
             )
-            importer = Importer(installation.database, installation.vault, Tree(path), plan)
             items = [item async for item in importer.run()]
             return items, await importer.other_users()
 
@@ -113,9 +111,7 @@ def _table(items: list[Item]) -> list[str]:
 
 
 def _sum_up(items: list[Item], *, is_dry: bool) -> None:
-    counts: dict[Any, int] = dict.fromkeys(ImportResult, 0)
-    for item in items:
-        counts[item.outcome] += 1
+    counts = Counter(item.outcome for item in items)
     said = "would be imported" if is_dry else "imported"
     click.echo(
         f"{counts[ImportResult.IMPORTED]} {said}, {counts[ImportResult.PRESENT]} are here already,"

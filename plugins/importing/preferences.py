@@ -52,13 +52,8 @@ _SILENT: Final = frozenset(
 _DEFAULTS: Final = Settings()
 
 type Change = Callable[[Settings], Settings]
-
-
-class Named(msgspec.Struct, frozen=True, kw_only=True):
-    """One change, and the field it comes from."""
-
-    name: str
-    change: Change
+type Named = tuple[str, Change]
+"""One change, and the field it comes from."""
 
 
 class NamedSecret(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +77,7 @@ def read_settings(tree: Tree, opener: SecretOpener) -> tuple[list[Named], list[s
     changes: list[Named] = []
     for name, value in _parts(opened):
         try:
-            changes.append(Named(name=name, change=_change_of(name, value)))
+            changes.append((name, _change_of(name, value)))
         except (InvalidRequest, msgspec.ValidationError) as exc:
             left_out.append(f"`{name[:100]}` does not fit: {_message(exc)}")
     return [*changes, *_profiles(opened, left_out)], left_out
@@ -91,11 +86,11 @@ def read_settings(tree: Tree, opener: SecretOpener) -> tuple[list[Named], list[s
 def apply_changes(old: Settings, changes: list[Named], notes: list[str]) -> Settings:
     """Return settings with the changes to what was not set; says what was, and what does not fit."""
     settings = old
-    for one in changes:
+    for field, change in changes:
         try:
-            changed = one.change(settings)
+            changed = change(settings)
         except (BadRequest, Conflict, InvalidRequest) as exc:
-            notes.append(f"`{one.name[:100]}` does not fit: {exc.message}")
+            notes.append(f"`{field[:100]}` does not fit: {exc.message}")
             continue
         touched = [
             name
@@ -103,7 +98,7 @@ def apply_changes(old: Settings, changes: list[Named], notes: list[str]) -> Sett
             if getattr(changed, name) != getattr(settings, name)
         ]
         if any(getattr(old, name) != getattr(_DEFAULTS, name) for name in touched):
-            notes.append(f"`{one.name[:100]}` is set here, and stays")
+            notes.append(f"`{field[:100]}` is set here, and stays")
         else:
             settings = changed
     return settings
@@ -144,7 +139,7 @@ def _secrets_in(store: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     for kind, field in _FIELDS.items():
         listed = store.get(field)
         for name, item in listed.items() if isinstance(listed, dict) else ():
-            value = item.get("token" if kind == "token" else "secret") if _is_map(item) else item
+            value = item.get(kind) if isinstance(item, dict) else item
             if value:
                 yield kind, name, item
 
@@ -199,14 +194,7 @@ def _profiles(record: Mapping[str, Any], left_out: list[str]) -> Iterator[Named]
         except (InvalidRequest, msgspec.ValidationError) as exc:
             left_out.append(f"`llm_profiles.{name[:60]}` does not fit: {_message(exc)}")
             continue
-        yield Named(
-            name=f"llm_profiles.{name}",
-            change=partial(save_profile, name=name, llm=llm),
-        )
-
-
-def _is_map(item: object) -> bool:
-    return isinstance(item, dict)
+        yield f"llm_profiles.{name}", partial(save_profile, name=name, llm=llm)
 
 
 def _message(exc: Exception) -> str:

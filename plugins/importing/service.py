@@ -5,8 +5,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import chain
 from typing import Final
 
-import msgspec
-
 from agentsvc.base import copy_to, now, parse_uuid
 from agentsvc.extension.history import (
     Conversation,
@@ -36,25 +34,29 @@ from .records import id_within
 _CONVERSATION: Final = "conversation"
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to take over, and for whom."""
-
-    user_id: str
-    """Whose it is here."""
-    source_user: str | None = None
-    """Whose it is there, where that server kept users apart."""
-    is_dry: bool = False
-    """Nothing is stored."""
-
-
 class Importer:
-    """Takes over what is below a directory, and tells of each thing what became of it."""
+    """Takes over what is below a directory, and tells of each thing what became of it.
 
-    def __init__(self, db: Database, vault: Vault, tree: Tree, plan: Plan) -> None:
+    It becomes that of a user here; where users were kept apart there, it is of `source_user`. In a dry run
+    nothing is stored.
+    """
+
+    def __init__(
+        self,
+        db: Database,
+        vault: Vault,
+        tree: Tree,
+        user_id: str,
+        source_user: str | None,
+        *,
+        is_dry: bool,
+    ) -> None:
         self._db = db
         self._vault = vault
         self._tree = tree
-        self._plan = plan
+        self._user_id = user_id
+        self._source_user = source_user
+        self._is_dry = is_dry
         self._conversations = Conversations(db, vault)
 
     async def run(self) -> AsyncIterator[Item]:
@@ -70,7 +72,7 @@ class Importer:
     async def other_users(self) -> list[str]:
         """Return the users there of whom nothing is taken over."""
         known = await asyncio.to_thread(lambda: {*users_of(self._tree), *newer_users(self._tree)})
-        return sorted(known - {self._plan.source_user})
+        return sorted(known - {self._source_user})
 
     # Settings and secrets
 
@@ -85,11 +87,11 @@ class Importer:
 
     async def _take_settings(self, changes: list[Named], left_out: list[str]) -> Item:
         notes: list[str] = list(left_out)
-        user_id = self._plan.user_id
+        user_id = self._user_id
         store = SettingsStore(self._db, self._vault)
         old = await store.get(user_id)
         new = apply_changes(old, changes, notes)
-        if new != old and not self._plan.is_dry:
+        if new != old and not self._is_dry:
             # It may have been changed since.
             await store.change(user_id, lambda now_: apply_changes(now_ or Settings(), changes, []))
         outcome = ImportResult.PRESENT if new == old else ImportResult.IMPORTED
@@ -104,22 +106,22 @@ class Importer:
         for kind, name, reason in left_out:
             yield _skipped(kind, name, reason)
         store = SecretStore(self._db, self._vault)
-        hosts = await store.provider_hosts(self._plan.user_id)
-        names = await store.custom_secret_names(self._plan.user_id)
+        hosts = await store.provider_hosts(self._user_id)
+        names = await store.custom_secret_names(self._user_id)
         known = {"token": set(hosts), "secret": set(names)}
         for one in found:
             yield await self._take_secret(store, one, is_known=one.name in known[one.kind])
 
     async def _take_secret(self, store: SecretStore, one: NamedSecret, *, is_known: bool) -> Item:
-        if not is_known and not self._plan.is_dry:
-            await store.patch(self._plan.user_id, one.patch)
+        if not is_known and not self._is_dry:
+            await store.patch(self._user_id, one.patch)
         outcome = ImportResult.PRESENT if is_known else ImportResult.IMPORTED
         return Item(kind=one.kind, name=one.name, outcome=outcome)
 
     # Conversations
 
     def _find(self) -> list[ImportedConversation | tuple[str, str]]:
-        user = self._plan.source_user
+        user = self._source_user
         sources: list[Callable[[], Iterator[ImportedConversation | tuple[str, str]]]]
         sources = [lambda: find_older(self._tree, user), lambda: find_newer(self._tree, user)]
         listed: list[ImportedConversation | tuple[str, str]] = []
@@ -147,7 +149,7 @@ class Importer:
         return await self._store(found, history)
 
     async def _known(self, found: ImportedConversation) -> Item | None:
-        user_id = self._plan.user_id
+        user_id = self._user_id
         there = await self._conversations.find(found.id)
         if there is not None and there.user_id != user_id:
             return _skipped(_CONVERSATION, found.source_id, "belongs to another user here")
@@ -165,7 +167,7 @@ class Importer:
     async def _store(self, found: ImportedConversation, history: History) -> Item:
         conversation, notes = await self._conversation(found, history)
         left_out = 0
-        if not self._plan.is_dry:
+        if not self._is_dry:
             task_id = parse_uuid(id_within(found.id, "start")) or found.id
             left_out = await self._conversations.add(conversation, history.bodies, task_id=task_id)
         if left_out:
@@ -184,14 +186,14 @@ class Importer:
     ) -> tuple[Conversation, tuple[str, ...]]:
         notes = tuple(chain(found.notes, history.notes))
         parent = await self._conversations.find(found.parent_id) if found.parent_id else None
-        has_parent = parent is not None and parent.user_id == self._plan.user_id
-        if found.parent_id and not has_parent and not self._plan.is_dry:
+        has_parent = parent is not None and parent.user_id == self._user_id
+        if found.parent_id and not has_parent and not self._is_dry:
             notes = (*notes, "the conversation it belongs to is not here")
         created_at = found.created_at or history.first_at or now()
         return copy_to(
             Conversation,
             found,
-            user_id=self._plan.user_id,
+            user_id=self._user_id,
             sandbox_id=None,
             title=found.title or default_title(found.id),
             title_source=TitleSource.USER if found.title else TitleSource.DEFAULT,

@@ -33,7 +33,6 @@ from agentsvc.extension.web import (
     ClientId,
     EnvName,
     EnvValue,
-    Links,
     Route,
     Routes,
     Time,
@@ -189,36 +188,6 @@ def choose_spec(specs: Sequence[Spec], image: str, *, fallback: str) -> Spec:
     )
 
 
-def to_client_order(start: RuntimeStart) -> ClientOrder:
-    """Return what the caller says of the sandbox besides its spec."""
-    env = {name: Secret(value) for name, value in start.environment.items()}
-    return ClientOrder(id=start.session_id, env=env)
-
-
-def from_sandbox(sandbox: Sandbox, links: Links, *, at_root: bool) -> Runtime:
-    """Return a sandbox as a runtime, whose URL has no path if it is to be at the root."""
-    status, pod_status = _SHOWN[sandbox.status]
-    return Runtime(
-        runtime_id=sandbox.id,
-        session_id=sandbox.client_id or sandbox.id,
-        session_api_key=links.shown(sandbox.session_key) or "",
-        url=links.runtime(sandbox.id, at_root=at_root),
-        status=status,
-        pod_status=pod_status,
-        work_hosts={},
-        image=sandbox.spec.image or sandbox.spec_id,
-        restart_count=0,
-        restart_reasons=[],
-        created_at=to_stored(sandbox.created_at),
-        working_dir=sandbox.working_dir or None,
-        exit_code=sandbox.exit_code,
-        detail=sandbox.reason or None,
-        isolation=sandbox.isolation,
-        ports_need_key=True,
-        port_urls={end.name: links.port(sandbox, end.name) for end in sandbox.endpoints},
-    )
-
-
 SANDBOXES: Final[web.AppKey[Sandboxes]] = web.AppKey("runtime_api_sandboxes")
 SETTINGS: Final[web.AppKey[RuntimeApiConfig]] = web.AppKey("runtime_api_settings")
 
@@ -254,7 +223,9 @@ async def post_start(request: web.Request, body: RuntimeStart) -> Runtime:
     spec = choose_spec(sandboxes.specs(), body.image, fallback=fallback)
     sized = msgspec.structs.replace(spec, resource_factor=body.resource_factor)
     user_id = request[PRINCIPAL].user_id
-    return _shown(request, await sandboxes.start_for(user_id, sized, to_client_order(body)))
+    env = {name: Secret(value) for name, value in body.environment.items()}
+    order = ClientOrder(id=body.session_id, env=env)
+    return _shown(request, await sandboxes.start_for(user_id, sized, order))
 
 
 @ROUTES.add("GET", "/sessions/batch", errors=(BadRequest,), example={"ids": [EXAMPLE_ID]})
@@ -335,8 +306,28 @@ async def post_stop(request: web.Request, body: RuntimeChoice) -> RuntimeDone:
 
 
 def _shown(request: web.Request, sandbox: Sandbox) -> Runtime:
-    at_root = request.app[SETTINGS].at_root
-    return from_sandbox(sandbox, links_of(request), at_root=at_root)
+    """Return a sandbox as a runtime, whose URL has no path if it is to be at the root."""
+    status, pod_status = _SHOWN[sandbox.status]
+    links, at_root = links_of(request), request.app[SETTINGS].at_root
+    return Runtime(
+        runtime_id=sandbox.id,
+        session_id=sandbox.client_id or sandbox.id,
+        session_api_key=links.shown(sandbox.session_key) or "",
+        url=links.runtime(sandbox.id, at_root=at_root),
+        status=status,
+        pod_status=pod_status,
+        work_hosts={},
+        image=sandbox.spec.image or sandbox.spec_id,
+        restart_count=0,
+        restart_reasons=[],
+        created_at=to_stored(sandbox.created_at),
+        working_dir=sandbox.working_dir or None,
+        exit_code=sandbox.exit_code,
+        detail=sandbox.reason or None,
+        isolation=sandbox.isolation,
+        ports_need_key=True,
+        port_urls={end.name: links.port(sandbox, end.name) for end in sandbox.endpoints},
+    )
 
 
 async def _get(request: web.Request, runtime_id: str) -> Sandbox:

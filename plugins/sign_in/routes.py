@@ -163,8 +163,6 @@ class SignIn(Extension[SignInConfig]):
         routes.add(
             "POST",
             "/invitations",
-            Invitation,
-            body=InvitationOrder,
             example={"user_name": "admin"},
             status=201,
             scope=Scope.ADMIN,
@@ -266,21 +264,19 @@ class SignIn(Extension[SignInConfig]):
         )
         return await self._log_in(request, person, order.invitation, session=None)
 
-    async def post_invitation(self, request: web.Request) -> web.Response:
+    async def post_invitation(self, request: web.Request, body: InvitationOrder) -> Invitation:
         """Invite somebody to be a user.
 
         For a user of this server who is to sign in by a provider, or by the proxy, from now on.
         Whoever opens the address first and signs in is that user.
         """
-        order = await read_json(request, InvitationOrder)
-        user_id = await request.app[KEYRING].find_user(order.user_name)
+        user_id = await request.app[KEYRING].find_user(body.user_name)
         if user_id is None:
             raise NotFound("There is no user of this name; make one first")
         lifetime = timedelta(days=self.config.invitation_days)
         token = await self._identities.invite(user_id, lifetime)
         url = f"{links_of(request).base}/login?invitation={token.reveal()}"
-        found = Invitation(url=url, expires_at=to_stored(now() + lifetime))
-        return json_response(found, status=201)
+        return Invitation(url=url, expires_at=to_stored(now() + lifetime))
 
     async def post_logout(self, request: web.Request) -> web.Response:
         """End the logins of somebody who has logged out at a provider.
