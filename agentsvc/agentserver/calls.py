@@ -6,7 +6,7 @@ or not able to answer now), AgentRefused (it answered and said no), NotFound, Co
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
@@ -62,9 +62,11 @@ class AgentCalls:
         path: str,
         *,
         json: object = None,
+        hide: Sequence[Secret] = (),
         time_limit: float | None = None,
     ) -> None:
-        await self._call(method, path, json=json, time_limit=time_limit or self._change_seconds)
+        limit = time_limit or self._change_seconds
+        await self._call(method, path, json=json, hide=hide, time_limit=limit)
 
     async def _call(
         self,
@@ -86,7 +88,7 @@ class AgentCalls:
             headers["Content-Type"] = "application/json"
         where = f"{method} {path.partition('?')[0]}"
         CONFIRM.set(self._confirm)
-        try:
+        with _explained(where, limit):
             async with (
                 asyncio.timeout(limit),
                 self._session.request(
@@ -99,16 +101,6 @@ class AgentCalls:
                 ) as response,
             ):
                 body = await _read_bounded(response)
-        except TimeoutError as exc:
-            raise AgentUnavailable(
-                f"The agent server did not answer within {limit:g} seconds", detail=where
-            ) from exc
-        except _NOT_CONFIRMED as exc:
-            raise AgentUnavailable(exc.message, detail=f"{where}: {exc.detail}") from exc
-        except (aiohttp.ClientError, OSError, ValueError, BodyTooLarge) as exc:
-            raise AgentUnavailable(
-                "The agent server does not answer", detail=f"{where}: {type(exc).__name__}: {exc}"
-            ) from exc
         if response.status >= HTTPStatus.MULTIPLE_CHOICES:
             raise explain(response.status, body, where, (self._key, *hide))
         return body
@@ -120,7 +112,7 @@ class AgentCalls:
         headers = {"X-Session-API-Key": self._key.reveal()}
         where = f"GET {path.partition('?')[0]}"
         CONFIRM.set(self._confirm)
-        try:
+        with _explained(where, time_limit):
             async with (
                 asyncio.timeout(time_limit),
                 self._session.get(
@@ -132,23 +124,13 @@ class AgentCalls:
                     raise to_error(response.status, body, where, (self._key,))
                 async for part in response.content.iter_chunked(_PART_BYTES):
                     await write(part)
-        except TimeoutError as exc:
-            raise AgentUnavailable(
-                f"The agent server did not answer within {time_limit:g} seconds", detail=where
-            ) from exc
-        except _NOT_CONFIRMED as exc:
-            raise AgentUnavailable(exc.message, detail=f"{where}: {exc.detail}") from exc
-        except (aiohttp.ClientError, OSError, ValueError, BodyTooLarge) as exc:
-            raise AgentUnavailable(
-                "The agent server does not answer", detail=f"{where}: {type(exc).__name__}: {exc}"
-            ) from exc
 
     async def _listen(self, path: str, *, gather_seconds: float) -> AsyncIterator[list[bytes]]:
         """Yield the text messages of a WebSocket, those that come within a moment together."""
         headers = {"X-Session-API-Key": self._key.reveal()}
         where = f"GET {path}"
         CONFIRM.set(self._confirm)
-        try:
+        with _explained(where):
             async with self._session.ws_connect(
                 yarl.URL(self.url + path, encoded=True),
                 headers=headers,
@@ -157,12 +139,22 @@ class AgentCalls:
             ) as socket:
                 while batch := await _gather(socket, gather_seconds):
                     yield batch
-        except _NOT_CONFIRMED as exc:
-            raise AgentUnavailable(exc.message, detail=f"{where}: {exc.detail}") from exc
-        except (aiohttp.ClientError, OSError, ValueError) as exc:
-            raise AgentUnavailable(
-                "The agent server does not answer", detail=f"{where}: {type(exc).__name__}: {exc}"
-            ) from exc
+
+
+@contextlib.contextmanager
+def _explained(where: str, limit: float | None = None) -> Iterator[None]:
+    """Raise AgentUnavailable for whatever keeps a call from being answered."""
+    try:
+        yield
+    except _NOT_CONFIRMED as exc:
+        raise AgentUnavailable(exc.message, detail=f"{where}: {exc.detail}") from exc
+    except (aiohttp.ClientError, OSError, ValueError, BodyTooLarge) as exc:
+        if limit is not None and isinstance(exc, TimeoutError):
+            message = f"The agent server did not answer within {limit:g} seconds"
+            raise AgentUnavailable(message, detail=where) from exc
+        raise AgentUnavailable(
+            "The agent server does not answer", detail=f"{where}: {type(exc).__name__}: {exc}"
+        ) from exc
 
 
 async def _gather(socket: aiohttp.ClientWebSocketResponse, gather_seconds: float) -> list[bytes]:

@@ -189,7 +189,6 @@ class AgentServer(WorkspaceCalls):
         body: bytes | Mapping[str, Any],
         *,
         hide: Sequence[Secret] = (),
-        time_limit: float | None = None,
     ) -> ConversationInfo:
         """Start a conversation; the same conversation id twice gives the first one, unchanged.
 
@@ -202,19 +201,17 @@ class AgentServer(WorkspaceCalls):
                 "/api/conversations",
                 data=body if isinstance(body, bytes) else _ENCODER.encode(body),
                 hide=hide,
-                time_limit=time_limit or self._change_seconds,
+                time_limit=self._change_seconds,
             )
         except ServerFault as exc:
             # An unknown tool name is a 500 there; the same body will not do better next time.
             raise AgentRefused(exc.message, detail=exc.detail) from exc
         return decode_conversation(answer)
 
-    async def find_conversation(
-        self, conversation_id: str, *, time_limit: float | None = None
-    ) -> ConversationInfo | None:
+    async def find_conversation(self, conversation_id: str) -> ConversationInfo | None:
         """Return what the server knows about a conversation, or None if it has no such one."""
         try:
-            answer = await self._call("GET", _path(conversation_id), time_limit=time_limit)
+            answer = await self._call("GET", _path(conversation_id))
         except NotFound:
             return None
         return decode_conversation(answer)
@@ -243,29 +240,20 @@ class AgentServer(WorkspaceCalls):
             time_limit=time_limit,
         )
 
-    async def run(self, conversation_id: str, *, time_limit: float | None = None) -> None:
+    async def run(self, conversation_id: str) -> None:
         """Set the agent going, also without a new message; raises Conflict if it runs already."""
-        await self._change("POST", _path(conversation_id, "run"), time_limit=time_limit)
+        await self._change("POST", _path(conversation_id, "run"))
 
     async def pause(self, conversation_id: str, *, time_limit: float | None = None) -> None:
         """Stop the agent after its current step; waits for that step."""
         await self._change("POST", _path(conversation_id, "pause"), time_limit=time_limit)
 
-    async def interrupt(self, conversation_id: str, *, time_limit: float | None = None) -> None:
+    async def interrupt(self, conversation_id: str) -> None:
         """Stop the agent now, in the middle of a step."""
-        await self._change(
-            "POST",
-            _path(conversation_id, "interrupt"),
-            time_limit=time_limit or self._read_seconds,
-        )
+        await self._call("POST", _path(conversation_id, "interrupt"))
 
     async def respond_to_confirmation(
-        self,
-        conversation_id: str,
-        *,
-        accept: bool,
-        reason: str | None = None,
-        time_limit: float | None = None,
+        self, conversation_id: str, *, accept: bool, reason: str | None = None
     ) -> None:
         """Let the pending actions happen or reject them; after a rejection the agent is idle.
 
@@ -274,35 +262,19 @@ class AgentServer(WorkspaceCalls):
         order: dict[str, Any] = {"accept": accept}
         if reason is not None:
             order["reason"] = reason
-        await self._change(
-            "POST",
-            _path(conversation_id, "events/respond_to_confirmation"),
-            json=order,
-            time_limit=time_limit,
-        )
+        path = _path(conversation_id, "events/respond_to_confirmation")
+        await self._change("POST", path, json=order)
 
-    async def set_title(
-        self, conversation_id: str, title: str, *, time_limit: float | None = None
-    ) -> None:
+    async def set_title(self, conversation_id: str, title: str) -> None:
         """Give the conversation a title of 1 to 200 characters."""
-        await self._change(
-            "PATCH", _path(conversation_id), json={"title": title}, time_limit=time_limit
-        )
+        await self._change("PATCH", _path(conversation_id), json={"title": title})
 
     async def set_confirmation_policy(
-        self,
-        conversation_id: str,
-        policy: Mapping[str, Any],
-        *,
-        time_limit: float | None = None,
+        self, conversation_id: str, policy: Mapping[str, Any]
     ) -> None:
         """Change when the agent asks before it acts."""
-        await self._change(
-            "POST",
-            _path(conversation_id, "confirmation_policy"),
-            json={"policy": dict(policy)},
-            time_limit=time_limit,
-        )
+        path = _path(conversation_id, "confirmation_policy")
+        await self._change("POST", path, json={"policy": dict(policy)})
 
     async def set_secrets(
         self,
@@ -313,13 +285,8 @@ class AgentServer(WorkspaceCalls):
         time_limit: float | None = None,
     ) -> None:
         """Merge secrets into those of a conversation."""
-        await self._call(
-            "POST",
-            _path(conversation_id, "secrets"),
-            json={"secrets": dict(secrets)},
-            hide=hide,
-            time_limit=time_limit or self._change_seconds,
-        )
+        path, body = _path(conversation_id, "secrets"), {"secrets": dict(secrets)}
+        await self._change("POST", path, json=body, hide=hide, time_limit=time_limit)
 
     async def wait_for_earlier_changes(
         self, conversation_id: str, *, time_limit: float | None = None
@@ -343,13 +310,12 @@ class AgentServer(WorkspaceCalls):
     ) -> None:
         """Let the conversation go on with another language model."""
         path = _path(conversation_id, "switch_llm")
-        limit = self._change_seconds
-        await self._call("POST", path, json={"llm": dict(llm)}, hide=hide, time_limit=limit)
+        await self._change("POST", path, json={"llm": dict(llm)}, hide=hide)
 
     async def switch_acp_model(self, conversation_id: str, model: str) -> None:
         """Let the other agent of a conversation go on with another of its models."""
         path = _path(conversation_id, "switch_acp_model")
-        await self._call("POST", path, json={"model": model}, time_limit=self._change_seconds)
+        await self._change("POST", path, json={"model": model})
 
     async def save_profile(
         self, name: str, llm: Mapping[str, Any], *, hide: Sequence[Secret] = ()
@@ -357,7 +323,7 @@ class AgentServer(WorkspaceCalls):
         """Keep a language model under a name in the sandbox, over one of that name."""
         path = f"/api/profiles/{quote(name, safe='')}"
         body = {"llm": dict(llm), "include_secrets": True}
-        await self._call("POST", path, json=body, hide=hide, time_limit=self._change_seconds)
+        await self._change("POST", path, json=body, hide=hide)
 
     async def try_tool_server(
         self, name: str, server: Mapping[str, Any], *, time_limit: float
@@ -373,12 +339,10 @@ class AgentServer(WorkspaceCalls):
         )
         return None if told.ok else told.error
 
-    async def delete_conversation(
-        self, conversation_id: str, *, time_limit: float | None = None
-    ) -> None:
+    async def delete_conversation(self, conversation_id: str) -> None:
         """Remove a conversation and its files; one that is not there is fine."""
         with contextlib.suppress(NotFound):
-            await self._change("DELETE", _path(conversation_id), time_limit=time_limit)
+            await self._change("DELETE", _path(conversation_id))
 
     async def newest_events(self, conversation_id: str, *, limit: int = PAGE_SIZE) -> list[bytes]:
         """Return up to so many stored events as raw JSON, newest first; raises NotFound."""

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -129,48 +129,30 @@ class WorkspaceCalls(AgentCalls):
 
     # Git
 
-    async def git_changes(
-        self, path: str, *, ref: str | None = None, time_limit: float | None = None
-    ) -> list[GitChange]:
+    async def git_changes(self, path: str, *, ref: str | None = None) -> list[GitChange]:
         """Return which files below a directory differ from a ref, or else from the remote branch.
 
         Where there is no repository there are no changes. Raises BadRequest for an unknown ref.
         """
-        answer = await self._ask_git("changes", path, ref, time_limit)
-        return decode(GIT_CHANGES, answer)
+        return decode(GIT_CHANGES, await self._ask_git("changes", path, ref))
 
-    async def git_diff(
-        self, path: str, *, ref: str | None = None, time_limit: float | None = None
-    ) -> GitDiff:
+    async def git_diff(self, path: str, *, ref: str | None = None) -> GitDiff:
         """Return a file, by its absolute path, as it is and as it is in a ref.
 
         Raises BadRequest for one that is in neither, for one of more than 1 MiB and for an
         unknown ref.
         """
-        return decode(GIT_DIFF, await self._ask_git("diff", path, ref, time_limit))
+        return decode(GIT_DIFF, await self._ask_git("diff", path, ref))
 
-    async def _ask_git(
-        self, what: str, path: str, ref: str | None, time_limit: float | None
-    ) -> bytes:
+    async def _ask_git(self, what: str, path: str, ref: str | None) -> bytes:
         query = {"path": path} if ref is None else {"path": path, "ref": ref}
-        return await self._call(
-            "GET",
-            f"/api/git/{what}?" + urlencode(query),
-            explain=to_git_error,
-            time_limit=time_limit,
-        )
+        where = f"/api/git/{what}?" + urlencode(query)
+        return await self._call("GET", where, explain=to_git_error)
 
     # What a project brings along
 
     async def load_skills(
-        self,
-        project_dir: str,
-        *,
-        load_public: bool = False,
-        load_user: bool = True,
-        load_project: bool = True,
-        exposed_urls: Sequence[Mapping[str, Any]] = (),
-        time_limit: float | None = None,
+        self, project_dir: str, *, load_public: bool = False, load_project: bool = True
     ) -> list[dict[str, Any]]:
         """Return the skills the agent server finds for a project directory.
 
@@ -178,20 +160,15 @@ class WorkspaceCalls(AgentCalls):
         """
         order = {
             "load_public": load_public,
-            "load_user": load_user,
+            "load_user": True,
             "load_project": load_project,
             "load_org": False,
             "project_dir": project_dir,
-            "sandbox_config": {"exposed_urls": list(exposed_urls)} if exposed_urls else None,
+            "sandbox_config": None,
         }
-        answer = await self._call("POST", "/api/skills", json=order, time_limit=time_limit)
-        return decode(SKILLS, answer).skills
+        return decode(SKILLS, await self._call("POST", "/api/skills", json=order)).skills
 
-    async def load_hooks(
-        self, project_dir: str, *, time_limit: float | None = None
-    ) -> dict[str, Any] | None:
+    async def load_hooks(self, project_dir: str) -> dict[str, Any] | None:
         """Return the hook configuration of a project directory, or None if it has none."""
-        answer = await self._call(
-            "POST", "/api/hooks", json={"project_dir": project_dir}, time_limit=time_limit
-        )
+        answer = await self._call("POST", "/api/hooks", json={"project_dir": project_dir})
         return decode(HOOKS, answer).hook_config

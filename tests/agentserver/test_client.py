@@ -54,7 +54,7 @@ async def test_a_call_ends_at_its_time_limit(serve: Serve) -> None:
     with pytest.raises(AgentUnavailable, match=r"within 0\.6 seconds"):
         await server.run("a")
     with pytest.raises(AgentUnavailable, match=r"within 0\.1 seconds"):
-        await server.run("a", time_limit=0.1)
+        await server.send_message("a", [], run=True, time_limit=0.1)
     assert monotonic() - begun < 30
 
 

@@ -123,11 +123,10 @@ async def test_skills_and_hooks_are_what_the_test_says(
     sandbox = agent.sandboxes[made.sandbox_id]
     sandbox.skills = [{"name": "a", "content": "b"}]
     sandbox.hook_config = {"stop": []}
-    urls = [{"name": "WORKER_1", "url": "http://127.0.0.1:1", "port": 1}]
-    assert await server.load_skills("/work", exposed_urls=urls) == sandbox.skills
+    assert await server.load_skills("/work") == sandbox.skills
     assert await server.load_hooks("/work") == {"stop": []}
     assert sandbox.bodies[0][1]["load_public"] is False
-    assert sandbox.bodies[0][1]["sandbox_config"] == {"exposed_urls": urls}
+    assert sandbox.bodies[0][1]["sandbox_config"] is None
 
 
 async def test_a_slow_server_answers_late(agent: FakeAgent, client: AgentClient) -> None:
