@@ -47,10 +47,10 @@ from agentsvc.conversations import (
     Replays,
     SandboxCallbacks,
     StartParts,
+    Starts,
     Streams,
     UserDeletions,
     keep_to_age,
-    make_starts,
 )
 from agentsvc.extension.publishing import publish_to
 from agentsvc.extension.server import (
@@ -368,10 +368,10 @@ async def _conversations(app: web.Application) -> AsyncIterator[None]:
         archives=app[keys.ARCHIVES],
         ingestor=ingestor,
         deletion=deletion,
-        starts=make_starts(
-            app[_STORES],
-            app[_VAULT],
+        starts=Starts(
             StartParts(
+                stores=app[_STORES],
+                vault=app[_VAULT],
                 sandboxes=app[keys.SANDBOXES],
                 agents=app[_AGENTS],
                 archives=app[keys.ARCHIVES],

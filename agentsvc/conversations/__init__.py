@@ -69,11 +69,11 @@ from agentsvc.conversations.starting.agent_request import (
 from agentsvc.conversations.starting.agent_request import (
     DEFAULT_MAX_ITERATIONS as DEFAULT_MAX_ITERATIONS,
 )
-from agentsvc.conversations.starting.assembly import StartParts as StartParts
-from agentsvc.conversations.starting.assembly import make_starts as make_starts
 from agentsvc.conversations.starting.environments import Environment as Environment
 from agentsvc.conversations.starting.environments import EnvironmentSource as EnvironmentSource
+from agentsvc.conversations.starting.parts import StartParts as StartParts
 from agentsvc.conversations.starting.prompts import first_message as first_message
+from agentsvc.conversations.starting.service import Starts as Starts
 from agentsvc.conversations.starting.task_table import StartTaskTable as StartTaskTable
 from agentsvc.conversations.starting.workspace import Workspace as Workspace
 from agentsvc.conversations.statistics import Figures as Figures

@@ -2,36 +2,29 @@
 
 from agentsvc.conversations.other_agents import acp_server_of
 from agentsvc.conversations.starting.agent_request import check_secret_names, require_model
+from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.prompts import first_message
 from agentsvc.conversations.starting.states import Checked, Start
 from agentsvc.domain import DEFAULT_HOSTS, Provider, check_branch, check_host
-from agentsvc.settings import SecretStore, SettingsStore
 
 
-class RequestChecks:
-    """Checks requests against what their users have set."""
-
-    def __init__(self, settings: SettingsStore, secrets: SecretStore) -> None:
-        self._settings = settings
-        self._secrets = secrets
-
-    async def check(self, start: Start) -> Checked:
-        """Return the start with the settings and git tokens of its user; raises StartRefused."""
-        order, user_id = start.task.request, start.task.user_id
-        settings = await self._settings.get(user_id)
-        if acp_server_of(order, settings) is None:
-            require_model(order, settings)
-        check_secret_names(order)
-        first_message(order)
-        if order.branch:
-            check_branch(order.branch)
-        tokens = {}
-        for name, stored in (await self._secrets.provider_tokens(user_id)).items():
-            provider = Provider(name)
-            base_url = check_host(stored.host) if stored.host else _public_host(provider)
-            if base_url is not None:
-                tokens[provider] = (base_url, stored.token)
-        return Checked(start=start, settings=settings, tokens=tokens)
+async def check_request(parts: StartParts, start: Start) -> Checked:
+    """Return a start with the settings and git tokens of its user; raises StartRefused."""
+    order, user_id = start.task.request, start.task.user_id
+    settings = await parts.settings.get(user_id)
+    if acp_server_of(order, settings) is None:
+        require_model(order, settings)
+    check_secret_names(order)
+    first_message(order)
+    if order.branch:
+        check_branch(order.branch)
+    tokens = {}
+    for name, stored in (await parts.secrets.provider_tokens(user_id)).items():
+        provider = Provider(name)
+        base_url = check_host(stored.host) if stored.host else _public_host(provider)
+        if base_url is not None:
+            tokens[provider] = (base_url, stored.token)
+    return Checked(start=start, settings=settings, tokens=tokens)
 
 
 def _public_host(provider: Provider) -> str | None:

@@ -7,13 +7,11 @@ import msgspec
 
 from agentsvc.agentserver import ConversationInfo
 from agentsvc.base import ConversationDeleted, now
-from agentsvc.conversations.deletion import ConversationDeletion
-from agentsvc.conversations.event_ingestor import TOOL_SERVER_FAILED, EventIngestor
-from agentsvc.conversations.starting.progress import OnTaskChange, entered, milliseconds
+from agentsvc.conversations.event_ingestor import TOOL_SERVER_FAILED
+from agentsvc.conversations.starting.parts import StartParts
+from agentsvc.conversations.starting.progress import entered, milliseconds
 from agentsvc.conversations.starting.states import Start
-from agentsvc.conversations.stores import ConversationStores
 from agentsvc.domain import StartStatus
-from agentsvc.sandboxes import Sandboxes
 from agentsvc.storage import Transaction
 
 log = logging.getLogger(__name__)
@@ -22,22 +20,14 @@ log = logging.getLogger(__name__)
 class Ending:
     """Stores what became of starts, and tells who is concerned."""
 
-    def __init__(
-        self,
-        stores: ConversationStores,
-        *,
-        sandboxes: Sandboxes,
-        ingestor: EventIngestor,
-        deletion: ConversationDeletion,
-        on_change: OnTaskChange,
-    ) -> None:
-        self._db = stores.db
-        self._table = stores.conversations
-        self._tasks = stores.tasks
-        self._sandboxes = sandboxes
-        self._ingestor = ingestor
-        self._deletion = deletion
-        self._on_change = on_change
+    def __init__(self, parts: StartParts) -> None:
+        self._db = parts.stores.db
+        self._table = parts.stores.conversations
+        self._tasks = parts.stores.tasks
+        self._sandboxes = parts.sandboxes
+        self._ingestor = parts.ingestor
+        self._deletion = parts.deletion
+        self._followers = parts.followers
 
     async def finish(
         self,
@@ -123,4 +113,4 @@ class Ending:
     ) -> None:
         start.task = task = msgspec.structs.replace(entered(start.task, status), detail=detail)
         await self._tasks.update(tx, task)
-        tx.after_commit(lambda: self._on_change(task))
+        tx.after_commit(lambda: self._followers.announce(task))

@@ -4,16 +4,13 @@ from collections.abc import Mapping
 from typing import Final
 
 from agentsvc.base import Secret
-from agentsvc.config import ConversationsConfig
-from agentsvc.conversations.archives import Archives
 from agentsvc.conversations.starting.environments import Environment
+from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.progress import Progress
 from agentsvc.conversations.starting.sandbox_choice import SandboxChooser
 from agentsvc.conversations.starting.states import Equipped, Hosted, Prepared, Start
 from agentsvc.conversations.starting.workspace import Clone, Workspace
 from agentsvc.domain import Provider, locate
-from agentsvc.git import GitProviders
-from agentsvc.sandboxes import Checkpoints
 
 _COMMITTER: Final = "agentsvc"
 _COMMITTER_EMAIL: Final = "agentsvc@localhost"
@@ -22,23 +19,14 @@ _COMMITTER_EMAIL: Final = "agentsvc@localhost"
 class FileSteps:
     """Prepares workspaces through their agent servers; see `Workspace`."""
 
-    def __init__(
-        self,
-        *,
-        archives: Archives,
-        chooser: SandboxChooser,
-        progress: Progress,
-        git: GitProviders,
-        config: ConversationsConfig,
-        checkpoints: Checkpoints,
-    ) -> None:
-        self._archives = archives
-        self._chooser = chooser
-        self._progress = progress
-        self._git = git
-        self._config = config
-        self._checkpoints = checkpoints
-        self._environments = chooser.environments
+    def __init__(self, parts: StartParts) -> None:
+        self._archives = parts.archives
+        self._chooser = SandboxChooser(parts)
+        self._progress = Progress(parts)
+        self._git = parts.git
+        self._config = parts.config
+        self._checkpoints = parts.sandboxes.checkpoints
+        self._environments = parts.environments
 
     async def prepare(self, host: Hosted) -> Prepared:
         """Put the files there, and the user's git credentials and identity."""
@@ -59,7 +47,7 @@ class FileSteps:
         await prepared.workspace.set_identity(name, email)
         return prepared
 
-    async def run_setup_script(self, files: Prepared) -> Prepared:
+    async def run_setup_script(self, files: Prepared) -> None:
         """Run the repository's set-up script, unless its work came with a prepared environment.
 
         A failure is noted and stops nothing.
@@ -77,7 +65,6 @@ class FileSteps:
         if environment is not None and environment.maintenance_script:
             script, what = environment.maintenance_script, "the maintenance script"
             await self._progress.note(start, await workspace.run_script(script, what, seconds))
-        return files
 
     async def _refresh(
         self, start: Start, workspace: Workspace, environment: Environment, layer: str
@@ -94,10 +81,9 @@ class FileSteps:
         script, what = environment.setup_script, "the set-up script of the environment"
         await self._progress.note(start, await workspace.run_script(script, what, seconds))
 
-    async def install_hooks(self, files: Prepared) -> Prepared:
+    async def install_hooks(self, files: Prepared) -> None:
         """Install the repository's git hooks; a failure is noted and stops nothing."""
         await self._progress.note(files.host.asked.start, await files.workspace.install_hooks())
-        return files
 
     async def load_hooks(self, files: Prepared) -> Equipped:
         """Read the hooks of the agent; skills are loaded by the agent itself, in the sandbox.

@@ -4,15 +4,14 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from agentsvc.agentserver import AgentClient
 from agentsvc.base import AgentUnavailable, StartRefused, now, reason_of
-from agentsvc.config import ConversationsConfig
 from agentsvc.conversations.starting.failure import with_tail
+from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.progress import Progress, timed
 from agentsvc.conversations.starting.sandbox_checks import SandboxChecks
 from agentsvc.conversations.starting.sandbox_choice import SandboxChooser
 from agentsvc.conversations.starting.states import Checked, Hosted, Start
-from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
+from agentsvc.sandboxes import Sandbox, SandboxStatus
 
 _QUEUE_LOOK_SECONDS: Final = 10.0
 
@@ -20,22 +19,13 @@ _QUEUE_LOOK_SECONDS: Final = 10.0
 class Hosting:
     """Waits until a sandbox runs; who may start, and when, is decided by the admission of sandboxes."""
 
-    def __init__(
-        self,
-        *,
-        sandboxes: Sandboxes,
-        agents: AgentClient,
-        chooser: SandboxChooser,
-        checks: SandboxChecks,
-        progress: Progress,
-        config: ConversationsConfig,
-    ) -> None:
-        self._sandboxes = sandboxes
-        self._agents = agents
-        self._chooser = chooser
-        self._checks = checks
-        self._progress = progress
-        self._config = config
+    def __init__(self, parts: StartParts) -> None:
+        self._sandboxes = parts.sandboxes
+        self._agents = parts.agents
+        self._chooser = SandboxChooser(parts)
+        self._checks = SandboxChecks(parts)
+        self._progress = Progress(parts)
+        self._config = parts.config
 
     async def host(self, asked: Checked) -> Hosted:
         """Return the start with its sandbox; raises StartRefused."""

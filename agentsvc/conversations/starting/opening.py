@@ -4,10 +4,10 @@ from agentsvc.agentserver import ConversationInfo
 from agentsvc.conversations.event_ingestor import event_time
 from agentsvc.conversations.history_transfer import HistoryTransfer
 from agentsvc.conversations.message_delivery import check_first_message
-from agentsvc.conversations.model_health import ModelHealth
 from agentsvc.conversations.replays import play
 from agentsvc.conversations.starting.ending import Ending
 from agentsvc.conversations.starting.first_response import check_address, watch_first_answer
+from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.progress import Progress, timed
 from agentsvc.conversations.starting.prompts import first_message
 from agentsvc.conversations.starting.requests import AgentRequest, AgentRequests
@@ -19,24 +19,14 @@ from agentsvc.conversations.starting.tool_servers import Servers, find_failures
 class Opening:
     """Has agent servers begin conversations."""
 
-    def __init__(
-        self,
-        *,
-        requests: AgentRequests,
-        transfer: HistoryTransfer,
-        health: ModelHealth,
-        checks: SandboxChecks,
-        progress: Progress,
-        ending: Ending,
-        first_answer_seconds: float,
-    ) -> None:
-        self._requests = requests
-        self._transfer = transfer
-        self._health = health
-        self._checks = checks
-        self._progress = progress
-        self._ending = ending
-        self._first_answer_seconds = first_answer_seconds
+    def __init__(self, parts: StartParts) -> None:
+        self._requests = AgentRequests(parts)
+        self._transfer = HistoryTransfer(parts.events, time_limit=parts.config.start_seconds)
+        self._health = parts.model_tokens.memory
+        self._checks = SandboxChecks(parts)
+        self._progress = Progress(parts)
+        self._ending = Ending(parts)
+        self._first_answer_seconds = parts.config.first_answer_seconds
 
     async def open(self, ready: Equipped) -> None:
         """Begin the conversation, watch its first answer, and store that it is ready."""

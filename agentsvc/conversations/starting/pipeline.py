@@ -8,17 +8,21 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Final
 
 from agentsvc.base import AgentsvcError, ConversationDeleted, now, reason_of
+from agentsvc.conversations.starting.checks import check_request
 from agentsvc.conversations.starting.ending import Ending
 from agentsvc.conversations.starting.failure import ANEW, explain_error
+from agentsvc.conversations.starting.files import FileSteps
+from agentsvc.conversations.starting.hosting import Hosting
+from agentsvc.conversations.starting.opening import Opening
+from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.progress import Progress
 from agentsvc.conversations.starting.sandbox_checks import SandboxChecks
-from agentsvc.conversations.starting.states import Checked, Equipped, Hosted, Prepared, Start
-from agentsvc.conversations.stores import ConversationStores
+from agentsvc.conversations.starting.states import Start
 from agentsvc.domain import StartStatus
-from agentsvc.sandboxes import Sandboxes
 
 log = logging.getLogger(__name__)
 
@@ -26,40 +30,21 @@ _FIRST_RETRY_SECONDS: Final = 0.5
 _LAST_RETRY_SECONDS: Final = 10.0
 
 
-class Steps(NamedTuple):
-    """The steps of a start, in their order: each takes what the one before it has returned."""
-
-    check: Callable[[Start], Awaitable[Checked]]
-    get_sandbox: Callable[[Checked], Awaitable[Hosted]]
-    prepare_files: Callable[[Hosted], Awaitable[Prepared]]
-    run_setup_script: Callable[[Prepared], Awaitable[Prepared]]
-    install_hooks: Callable[[Prepared], Awaitable[Prepared]]
-    load_hooks: Callable[[Prepared], Awaitable[Equipped]]
-    open_conversation: Callable[[Equipped], Awaitable[None]]
-
-
 class StartPipeline:
     """Runs start tasks to their end."""
 
-    def __init__(
-        self,
-        stores: ConversationStores,
-        steps: Steps,
-        *,
-        sandboxes: Sandboxes,
-        checks: SandboxChecks,
-        progress: Progress,
-        ending: Ending,
-        start_seconds: float,
-    ) -> None:
-        self._tasks = stores.tasks
-        self._table = stores.conversations
-        self._steps = steps
-        self._sandboxes = sandboxes
-        self._checks = checks
-        self._progress = progress
-        self._ending = ending
-        self._time_limit = timedelta(seconds=start_seconds)
+    def __init__(self, parts: StartParts) -> None:
+        self._parts = parts
+        self._tasks = parts.stores.tasks
+        self._table = parts.stores.conversations
+        self._sandboxes = parts.sandboxes
+        self._hosting = Hosting(parts)
+        self._files = FileSteps(parts)
+        self._opening = Opening(parts)
+        self._checks = SandboxChecks(parts)
+        self._progress = Progress(parts)
+        self._ending = Ending(parts)
+        self._time_limit = timedelta(seconds=parts.config.start_seconds)
 
     async def run(self, task_id: str) -> None:
         """Take a start task to READY or ERROR; returns at once if it is there or gone."""
@@ -94,17 +79,18 @@ class StartPipeline:
 
     async def _carry_out(self, start: Start) -> None:
         """Go from step to step, each of them a stage that users see."""
-        do, stage = self._steps, StartStatus
-        asked = await self._step(start, stage.WORKING, do.check, start)
-        host = await self._step(start, stage.WAITING_FOR_SANDBOX, do.get_sandbox, asked)
+        stage, files = StartStatus, self._files
+        check = partial(check_request, self._parts)
+        asked = await self._step(start, stage.WORKING, check, start)
+        host = await self._step(start, stage.WAITING_FOR_SANDBOX, self._hosting.host, asked)
         if _waits_for_files(start):
             self._sandboxes.slots.give_back(start.task.id)
             await self._sandboxes.yield_to_starts()
-        files = await self._step(start, stage.PREPARING_REPOSITORY, do.prepare_files, host)
-        files = await self._step(start, stage.RUNNING_SETUP_SCRIPT, do.run_setup_script, files)
-        files = await self._step(start, stage.SETTING_UP_GIT_HOOKS, do.install_hooks, files)
-        ready = await self._step(start, stage.SETTING_UP_SKILLS, do.load_hooks, files)
-        await self._step(start, stage.STARTING_CONVERSATION, do.open_conversation, ready)
+        prepared = await self._step(start, stage.PREPARING_REPOSITORY, files.prepare, host)
+        await self._step(start, stage.RUNNING_SETUP_SCRIPT, files.run_setup_script, prepared)
+        await self._step(start, stage.SETTING_UP_GIT_HOOKS, files.install_hooks, prepared)
+        ready = await self._step(start, stage.SETTING_UP_SKILLS, files.load_hooks, prepared)
+        await self._step(start, stage.STARTING_CONVERSATION, self._opening.open, ready)
 
     async def _step[State, Next](
         self,

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
@@ -10,8 +10,8 @@ import msgspec
 
 from agentsvc.base import ConversationDeleted, monotonic, now
 from agentsvc.conversations.model import Stage, StartTask
+from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.states import Start
-from agentsvc.conversations.stores import ConversationStores
 from agentsvc.domain import StartStatus
 from agentsvc.sandboxes import Sandbox
 from agentsvc.storage import Transaction
@@ -20,17 +20,15 @@ log = logging.getLogger(__name__)
 
 _ORDER: Final = list(StartStatus)
 
-type OnTaskChange = Callable[[StartTask], None]
-
 
 class Progress:
     """Stores each step that a start takes; a deleted conversation ends it."""
 
-    def __init__(self, stores: ConversationStores, on_change: OnTaskChange) -> None:
-        self._db = stores.db
-        self._table = stores.conversations
-        self._tasks = stores.tasks
-        self._on_change = on_change
+    def __init__(self, parts: StartParts) -> None:
+        self._db = parts.stores.db
+        self._table = parts.stores.conversations
+        self._tasks = parts.stores.tasks
+        self._followers = parts.followers
 
     async def enter(self, start: Start, status: StartStatus) -> None:
         """Store that a stage has begun, unless it was passed before a restart."""
@@ -47,7 +45,7 @@ class Progress:
             if await self._tasks.find(task.id, tx) is None:
                 raise ConversationDeleted
             await self._tasks.update(tx, task)
-            tx.after_commit(lambda: self._on_change(task))
+            tx.after_commit(lambda: self._followers.announce(task))
 
         await self._db.write(body)
 
@@ -73,7 +71,7 @@ class Progress:
         await self._table.update(tx, start.conversation)
         await self._tasks.update(tx, start.task)
         task = start.task
-        tx.after_commit(lambda: self._on_change(task))
+        tx.after_commit(lambda: self._followers.announce(task))
 
     async def set_position(
         self, start: Start, position: int | None, *, queue: str = "room", cause: str = ""

@@ -6,21 +6,19 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.base import AgentRefused, Conflict, NotFound, Secret, StartRefused
-from agentsvc.conversations.model_tokens import ModelTokens
 from agentsvc.conversations.replay_script import recording_of
-from agentsvc.conversations.secret_lookup import Lookup, LookupTokens, make_lookups
+from agentsvc.conversations.secret_lookup import LookupTokens, make_lookups
 from agentsvc.conversations.starting.agent_request import (
     AgentInputs,
     chosen_model,
     make_agent_body,
 )
+from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.progress import Progress
 from agentsvc.conversations.starting.prompts import first_message
 from agentsvc.conversations.starting.states import Equipped, Hosted
 from agentsvc.conversations.starting.tool_servers import Servers
 from agentsvc.domain import Llm, RecordedStep, llm_to_agent, secrets_of
-from agentsvc.sandboxes import Sandbox, Sandboxes
-from agentsvc.settings import SecretStore
 
 _KEY_INSIDE: Final = (
     "Anybody may start this, and the key of its model would be in the sandbox: use a model that is"
@@ -59,22 +57,13 @@ class AgentRequest(msgspec.Struct, frozen=True, kw_only=True):
 class AgentRequests:
     """Makes requests to agent servers out of starts."""
 
-    def __init__(
-        self,
-        *,
-        sandboxes: Sandboxes,
-        secrets: SecretStore,
-        lookup_tokens: LookupTokens,
-        model_tokens: ModelTokens,
-        progress: Progress,
-        has_public_skills: bool,
-    ) -> None:
-        self._sandboxes = sandboxes
-        self._secrets = secrets
-        self._lookup_tokens = lookup_tokens
-        self._model_tokens = model_tokens
-        self._progress = progress
-        self._has_public_skills = has_public_skills
+    def __init__(self, parts: StartParts) -> None:
+        self._sandboxes = parts.sandboxes
+        self._secrets = parts.secrets
+        self._lookup_tokens = LookupTokens(parts.vault)
+        self._model_tokens = parts.model_tokens
+        self._progress = Progress(parts)
+        self._has_public_skills = parts.config.public_skills
 
     async def make(self, ready: Equipped) -> AgentRequest:
         """Return what is asked; brings the model that makes titles into the sandbox."""
@@ -105,7 +94,9 @@ class AgentRequests:
             settings=settings,
             working_dir=ready.files.workspace.project_dir,
             first_message=steps[0].message if steps else first_message(order),
-            lookups=await self._lookups(sandbox, server) if not withholds else {},
+            lookups={}
+            if withholds
+            else await make_lookups(sandbox, self._secrets, self._lookup_tokens, server),
             usable_tools=await host.agent.usable_tools(),
             has_public_skills=self._has_public_skills,
             hook_config=ready.hook_config,
@@ -122,9 +113,6 @@ class AgentRequests:
             hidden=[key for key in keys if key],
             steps=steps,
         )
-
-    async def _lookups(self, sandbox: Sandbox, server: str) -> dict[str, Lookup]:
-        return await make_lookups(sandbox, self._secrets, self._lookup_tokens, server)
 
     async def _share_title_profile(self, host: Hosted) -> str | None:
         """Bring the model that makes titles into the sandbox; a title is worth no failed start."""

@@ -2,16 +2,17 @@
 
 from agentsvc.base import StartRefused
 from agentsvc.conversations.starting.failure import explain_sandbox
+from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.states import Start
-from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
+from agentsvc.sandboxes import Sandbox, SandboxStatus
 
 
 class SandboxChecks:
     """Looks at the sandboxes of starts."""
 
-    def __init__(self, sandboxes: Sandboxes, *, start_seconds: float) -> None:
-        self._sandboxes = sandboxes
-        self._start_seconds = start_seconds
+    def __init__(self, parts: StartParts) -> None:
+        self._sandboxes = parts.sandboxes
+        self._start_seconds = parts.config.start_seconds
 
     async def check(self, start: Start) -> None:
         """Raise StartRefused where the sandbox of a start is gone or has failed."""

@@ -6,16 +6,16 @@ import logging
 import msgspec
 
 from agentsvc.base import BackendUnavailable, NotFound, StartRefused
-from agentsvc.conversations.starting.environments import Environments, is_named
+from agentsvc.conversations.starting.environments import is_named
 from agentsvc.conversations.starting.failure import unknown_sandbox
 from agentsvc.conversations.starting.grouping import choose_sandbox
+from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.progress import Progress
 from agentsvc.conversations.starting.sandbox_checks import SandboxChecks
 from agentsvc.conversations.starting.states import Checked, Hosted
-from agentsvc.conversations.stores import ConversationStores
 from agentsvc.domain import WhenFull
 from agentsvc.plugin import Spec
-from agentsvc.sandboxes import Lane, Sandbox, Sandboxes, SandboxStatus
+from agentsvc.sandboxes import Lane, Sandbox, SandboxStatus
 from agentsvc.settings import GroupingStrategy
 from agentsvc.storage import Transaction
 
@@ -25,21 +25,13 @@ log = logging.getLogger(__name__)
 class SandboxChooser:
     """Finds a sandbox for each start, and a place in it."""
 
-    def __init__(
-        self,
-        stores: ConversationStores,
-        *,
-        sandboxes: Sandboxes,
-        progress: Progress,
-        checks: SandboxChecks,
-    ) -> None:
-        self._db = stores.db
-        self._table = stores.conversations
-        self._sandboxes = sandboxes
-        self._progress = progress
-        self._checks = checks
-        self.environments = Environments()
-        """The prepared environments that conversations can begin with."""
+    def __init__(self, parts: StartParts) -> None:
+        self._db = parts.stores.db
+        self._table = parts.stores.conversations
+        self._sandboxes = parts.sandboxes
+        self._progress = Progress(parts)
+        self._checks = SandboxChecks(parts)
+        self._environments = parts.environments
 
     async def reserve(self, tx: Transaction, asked: Checked) -> None:
         """Ask at once for the room a new start needs, where room is limited.
@@ -155,7 +147,7 @@ class SandboxChooser:
                 spec, copy_of=copied.sandbox_id, backend=copied.backend, base=copied.base
             )
         strategy = asked.settings.sandbox_grouping_strategy
-        found = await self.environments.choose(
+        found = await self._environments.choose(
             tx,
             task.user_id,
             task.request,

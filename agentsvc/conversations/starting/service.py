@@ -1,26 +1,22 @@
 """Starts of conversations: asked for here, carried out in the background, and followed."""
 
-import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
 import msgspec
 
 from agentsvc.accounts import quotas
-from agentsvc.base import BadRequest, Conflict, NotFound, Supervisor, new_id, now
-from agentsvc.conversations.archives import Archives, ArchiveState
-from agentsvc.conversations.event_log import EventLog
+from agentsvc.base import BadRequest, Conflict, NotFound, new_id, now
+from agentsvc.conversations.archives import ArchiveState
 from agentsvc.conversations.model import Conversation, Generation, StartTask
 from agentsvc.conversations.records import new_conversation, new_task, require_settings
+from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.pipeline import StartPipeline
 from agentsvc.conversations.starting.prompts import first_message
 from agentsvc.conversations.starting.sandbox_choice import SandboxChooser
 from agentsvc.conversations.starting.states import Checked, Start
-from agentsvc.conversations.stores import ConversationStores
 from agentsvc.domain import StartOrder, check_branch, check_repository, restore_secrets
-from agentsvc.sandboxes import Sandboxes
-from agentsvc.settings import Settings, SettingsStore
+from agentsvc.settings import Settings
 from agentsvc.storage import Queryable, Transaction, note_effect
 
 log = logging.getLogger(__name__)
@@ -29,58 +25,15 @@ type Claim = Callable[[Transaction, StartTask], Awaitable[None]]
 """Runs in the transaction that creates a start task, and undoes it by raising."""
 
 
-class StartFollowers:
-    """Those who follow starts: a queue for each, and listeners that hear of all."""
-
-    def __init__(self) -> None:
-        self._queues: defaultdict[str, list[asyncio.Queue[StartTask | None]]] = defaultdict(list)
-        self._listeners: list[Callable[[StartTask], None]] = []
-
-    def listen(self, tell: Callable[[StartTask], None]) -> None:
-        """Call this with each start that gets on, once that is stored."""
-        self._listeners.append(tell)
-
-    def announce(self, task: StartTask) -> None:
-        """Tell of a start that has got on."""
-        for queue in self._queues.get(task.id, ()):
-            queue.put_nowait(task)
-        for tell in self._listeners:
-            tell(task)
-
-    def end(self, task_id: str) -> None:
-        """Tell that a start was deleted."""
-        for queue in self._queues.get(task_id, ()):
-            queue.put_nowait(None)
-
-    def join(self, task_id: str) -> asyncio.Queue[StartTask | None]:
-        """Return a queue that hears of a start from now on, until `leave`."""
-        queue: asyncio.Queue[StartTask | None] = asyncio.Queue()
-        self._queues[task_id].append(queue)
-        return queue
-
-    def leave(self, task_id: str, queue: asyncio.Queue[StartTask | None]) -> None:
-        """Hear no more."""
-        self._queues[task_id].remove(queue)
-        if not self._queues[task_id]:
-            del self._queues[task_id]
-
-
 class StartOrders:
     """Checks orders before anything of them is stored."""
 
-    def __init__(
-        self,
-        stores: ConversationStores,
-        *,
-        sandboxes: Sandboxes,
-        settings: SettingsStore,
-        archives: Archives,
-    ) -> None:
-        self._table = stores.conversations
-        self._tasks = stores.tasks
-        self._sandboxes = sandboxes
-        self._settings = settings
-        self._archives = archives
+    def __init__(self, parts: StartParts) -> None:
+        self._table = parts.stores.conversations
+        self._tasks = parts.stores.tasks
+        self._sandboxes = parts.sandboxes
+        self._settings = parts.settings
+        self._archives = parts.archives
 
     async def complete(self, user_id: str, order: StartOrder) -> tuple[StartOrder, Settings]:
         """Return the order with the secrets that it leaves out, and the settings of its user.
@@ -166,28 +119,18 @@ class StartOrders:
 class Starts:
     """Takes orders for conversations, and carries them out."""
 
-    def __init__(
-        self,
-        stores: ConversationStores,
-        *,
-        orders: StartOrders,
-        chooser: SandboxChooser,
-        pipeline: StartPipeline,
-        followers: StartFollowers,
-        events: EventLog,
-        supervisor: Supervisor,
-    ) -> None:
-        self.environments = chooser.environments
-        self._db = stores.db
-        self._table = stores.conversations
-        self._tasks = stores.tasks
-        self.search, self.count = stores.tasks.search, stores.tasks.count
-        self._orders = orders
-        self._chooser = chooser
-        self._pipeline = pipeline
-        self._followers = followers
-        self._events = events
-        self._supervisor = supervisor
+    def __init__(self, parts: StartParts) -> None:
+        self.environments = parts.environments
+        self._db = parts.stores.db
+        self._table = parts.stores.conversations
+        self._tasks = parts.stores.tasks
+        self.search, self.count = self._tasks.search, self._tasks.count
+        self._orders = StartOrders(parts)
+        self._chooser = SandboxChooser(parts)
+        self._pipeline = StartPipeline(parts)
+        self._followers = parts.followers
+        self._events = parts.events
+        self._supervisor = parts.supervisor
 
     async def start(
         self,
