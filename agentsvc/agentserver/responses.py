@@ -1,6 +1,7 @@
 """Structs, decoders and errors for responses of agent servers. Pure."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from http import HTTPStatus
 from typing import Any, Final
@@ -321,12 +322,31 @@ class Output:
 
 def decode[T](decoder: msgspec.json.Decoder[T], raw: bytes) -> T:
     """Return the decoded body of an answer; raises AgentRefused if it does not fit."""
-    try:
+    with _fitting():
         return decoder.decode(raw)
+
+
+def convert_answer[T](part: Any, kind: type[T]) -> T:
+    """Return a part of a decoded answer as what it is; raises AgentRefused if it does not fit."""
+    with _fitting():
+        return msgspec.convert(part, kind)
+
+
+@contextlib.contextmanager
+def _fitting() -> Iterator[None]:
+    try:
+        yield
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise AgentRefused(
             "The agent server answered in a form this server does not know", detail=str(exc)
         ) from exc
+
+
+def decode_events[T](decoder: msgspec.json.Decoder[T], raw: Iterable[bytes]) -> Iterator[T]:
+    """Yield events; what has another form is none of those that are looked for."""
+    for one in raw:
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            yield decoder.decode(one)
 
 
 def to_error(status: int, body: bytes, where: str, hide: Sequence[Secret]) -> AgentsvcError:

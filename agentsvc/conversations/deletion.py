@@ -14,7 +14,7 @@ from typing import Final
 
 from agentsvc.agentserver import AgentClient
 from agentsvc.base import AgentsvcError, NotFound, Supervisor, now, stored_or_none
-from agentsvc.conversations.archives import Archive, Archives, new_archive
+from agentsvc.conversations.archives import Archive, Archives
 from agentsvc.conversations.model import Conversation, StartTask
 from agentsvc.conversations.stores import ConversationStores
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 _UNTOLD: Final = """SELECT r.id, r.sandbox_id FROM removed_conversations AS r
     JOIN sandboxes AS b ON b.id = r.sandbox_id
     WHERE r.told_at IS NULL AND b.phase = 'running'"""
+_AGAIN: Final = "ON CONFLICT (id) DO UPDATE SET sandbox_id = excluded.sandbox_id, told_at = NULL"
 
 
 _WITH_FILES: Final = (SandboxStatus.STARTING, SandboxStatus.RUNNING, SandboxStatus.PAUSED)
@@ -33,7 +34,7 @@ _WITH_FILES: Final = (SandboxStatus.STARTING, SandboxStatus.RUNNING, SandboxStat
 def archive_of(conversation: Conversation, sandbox_id: str, *, releases: bool) -> Archive:
     """Return the record of a workspace that is to be saved."""
     has_repository = conversation.selected_repository is not None
-    return new_archive(
+    return Archive(
         user_id=conversation.user_id,
         conversation_id=conversation.id,
         title=conversation.title or "",
@@ -42,38 +43,6 @@ def archive_of(conversation: Conversation, sandbox_id: str, *, releases: bool) -
         directory=posixpath.basename(conversation.working_dir) if has_repository else "",
         releases=releases,
     )
-
-
-class RemovedTable:
-    """Which conversations were deleted out of sandboxes that are still there."""
-
-    async def insert(self, tx: Transaction, conversation_id: str, sandbox_id: str) -> None:
-        """Note that a conversation was deleted and its agent server is to be told."""
-        await tx.run(
-            "INSERT OR REPLACE INTO removed_conversations (id, sandbox_id)"
-            " VALUES (:id, :sandbox_id)",
-            {"id": conversation_id, "sandbox_id": sandbox_id},
-        )
-
-    async def set_told(
-        self, tx: Transaction, conversation_id: str, told_at: datetime | None
-    ) -> None:
-        """Store when the agent server was told, or that it has to be told again."""
-        await tx.run(
-            "UPDATE removed_conversations SET told_at = :told_at WHERE id = :id",
-            {"id": conversation_id, "told_at": stored_or_none(told_at)},
-        )
-
-    async def find_sandbox(self, reader: Queryable, conversation_id: str) -> str | None:
-        """Return the sandbox a deleted conversation was in, or None."""
-        return await reader.value(
-            "SELECT sandbox_id FROM removed_conversations WHERE id = :id",
-            {"id": conversation_id},
-        )
-
-    async def all_untold(self, reader: Queryable) -> list[str]:
-        """Return the deleted conversations whose agent servers run and are to be told."""
-        return [row["id"] for row in await reader.all(_UNTOLD)]
 
 
 class ConversationDeletion:
@@ -93,7 +62,6 @@ class ConversationDeletion:
         self._table = stores.conversations
         self._tasks = stores.tasks
         self._keep_failed = timedelta(seconds=keep_failed_seconds)
-        self._removed = RemovedTable()
         self._sandboxes = sandboxes
         self._agents = agents
         self._archives = archives
@@ -127,17 +95,17 @@ class ConversationDeletion:
         self, conversation_id: str, sandbox_id: str, reader: Queryable | None = None
     ) -> bool:
         """Whether a conversation that nobody knows was deleted out of this sandbox."""
-        found = await self._removed.find_sandbox(reader or self._db, conversation_id)
+        found = await _find_sandbox(reader or self._db, conversation_id)
         return found == sandbox_id
 
     async def tell_again(self, conversation_id: str) -> None:
         """Tell the agent server of a deleted conversation, which it may have started since."""
-        await self._db.write(lambda tx: self._removed.set_told(tx, conversation_id, None))
+        await self._set_told(conversation_id, None)
         self._tell_soon(conversation_id)
 
     async def tell_all(self) -> None:
         """Tell the agent servers that could not be told so far."""
-        for conversation_id in await self._removed.all_untold(self._db):
+        for conversation_id in await self._db.column(_UNTOLD):
             self._tell_soon(conversation_id)
 
     async def remove_failed(self) -> None:
@@ -167,7 +135,8 @@ class ConversationDeletion:
             if not await self._table.of_sandbox(member.sandbox_id, tx):
                 await self._give_up(tx, member, member.sandbox_id)
             elif await self._sandboxes.find_any(member.sandbox_id, tx) is not None:
-                await self._removed.insert(tx, member.id, member.sandbox_id)
+                row = {"id": member.id, "sandbox_id": member.sandbox_id}
+                await tx.insert("removed_conversations", row, _AGAIN)
                 tx.after_commit(partial(self._tell_soon, member.id))
 
     async def _give_up(self, tx: Transaction, last: Conversation, sandbox_id: str) -> None:
@@ -178,11 +147,17 @@ class ConversationDeletion:
         else:
             await self._sandboxes.release(tx, sandbox_id)
 
+    async def _set_told(self, conversation_id: str, told_at: datetime | None) -> None:
+        """Store when the agent server was told, or that it has to be told again."""
+        sql = "UPDATE removed_conversations SET told_at = :told_at WHERE id = :id"
+        row = {"id": conversation_id, "told_at": stored_or_none(told_at)}
+        await self._db.write(lambda tx: tx.run(sql, row))
+
     def _tell_soon(self, conversation_id: str) -> None:
         self._supervisor.spawn(f"forget {conversation_id}", lambda: self._tell(conversation_id))
 
     async def _tell(self, conversation_id: str) -> None:
-        sandbox_id = await self._removed.find_sandbox(self._db, conversation_id)
+        sandbox_id = await _find_sandbox(self._db, conversation_id)
         sandbox = await self._sandboxes.find_any(sandbox_id) if sandbox_id else None
         if sandbox is None or sandbox.agent_url is None:
             return
@@ -201,7 +176,13 @@ class ConversationDeletion:
                 extra={"conversation_id": conversation_id, "reason": str(exc)},
             )
             return
-        await self._db.write(lambda tx: self._removed.set_told(tx, conversation_id, now()))
+        await self._set_told(conversation_id, now())
+
+
+async def _find_sandbox(reader: Queryable, conversation_id: str) -> str | None:
+    """Return the sandbox a deleted conversation was in."""
+    sql = "SELECT sandbox_id FROM removed_conversations WHERE id = :id"
+    return await reader.value(sql, {"id": conversation_id})
 
 
 def _has_files(sandbox: Sandbox | None) -> bool:

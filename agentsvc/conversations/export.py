@@ -21,9 +21,8 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
 class Exports:
     """Packs conversations, each at most once at a time."""
 
-    def __init__(self, events: EventLog, *, max_events: int = MAX_EVENTS) -> None:
+    def __init__(self, events: EventLog) -> None:
         self._events = events
-        self._max_events = max_events
         self._running: set[str] = set()
 
     @asynccontextmanager
@@ -40,9 +39,9 @@ class Exports:
         self._running.add(conversation_id)
         try:
             count = await self._events.count(conversation_id, EventQuery())
-            if count > self._max_events:
+            if count > MAX_EVENTS:
                 raise ExportTooLarge(
-                    f"The conversation has {count} events, and at most {self._max_events} can be"
+                    f"The conversation has {count} events, and at most {MAX_EVENTS} can be"
                     " downloaded. Read them in pages"
                 )
             async with aclosing(self._pack(conversation_id, meta)) as parts:

@@ -6,11 +6,11 @@ Nothing is kept here. What a sandbox does not run for cannot be read.
 import logging
 from posixpath import normpath
 from shlex import quote
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from agentsvc.agentserver import AgentClient, AgentServer, GitChange, GitDiff
+from agentsvc.agentserver import AgentClient, AgentServer, GitChange, GitDiff, convert_answer
 from agentsvc.base import AgentRefused, AgentUnavailable, BadRequest, Conflict, NotFound, dashed
 from agentsvc.conversations.model import ConversationView
 from agentsvc.conversations.service import Conversations
@@ -158,7 +158,7 @@ class ConversationFiles:
             view.conversation.working_dir, load_public=self._has_public_skills
         )
         disabled = (await self._settings.get(user_id)).disabled_skills or ()
-        return [skill for skill in _convert(found, list[Skill]) if skill.name not in disabled]
+        return [skill for skill in convert_answer(found, list[Skill]) if skill.name not in disabled]
 
     async def hooks(self, user_id: str, conversation_id: str) -> list[HookEvent]:
         """Return the hooks the project has now, none unless its sandbox runs; raises as `skills`."""
@@ -167,7 +167,7 @@ class ConversationFiles:
         if agent is None:
             return []
         found = await agent.load_hooks(view.conversation.working_dir) or {}
-        by_event = _convert(found, dict[str, list[HookMatcher]])
+        by_event = convert_answer(found, dict[str, list[HookMatcher]])
         return [
             HookEvent(event_type=event_type, matchers=matchers)
             for event_type, matchers in by_event.items()
@@ -247,12 +247,3 @@ def _locate(path: str, view: ConversationView) -> str:
     if not is_inside(found, project, root):
         raise NotFound("The path is outside of the workspace")
     return normpath(found)
-
-
-def _convert[T](found: Any, shape: type[T]) -> T:
-    try:
-        return msgspec.convert(found, shape)
-    except msgspec.ValidationError as exc:
-        raise AgentRefused(
-            "The agent server answered in a form this server does not know", detail=str(exc)
-        ) from exc

@@ -4,8 +4,8 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.agentserver import AgentClient
-from agentsvc.base import AgentRefused, BadRequest, NotFound, sha256
+from agentsvc.agentserver import AgentClient, convert_answer
+from agentsvc.base import BadRequest, NotFound, sha256
 from agentsvc.conversations.model_tokens import ModelTokens
 from agentsvc.conversations.service import Conversations
 from agentsvc.domain import llm_to_agent, secrets_of
@@ -92,13 +92,7 @@ class LiveSettings:
         found = await self._agents.at(sandbox.agent_url, sandbox.session_key).load_skills(
             sandbox.working_dir, load_public=self._has_public_skills, load_project=False
         )
-        try:
-            skills = msgspec.convert(found, list[UserSkill])
-        except msgspec.ValidationError as exc:
-            raise AgentRefused(
-                "The agent server answered in a form this server does not know", detail=str(exc)
-            ) from exc
-        return sorted(skills, key=lambda skill: skill.name)
+        return sorted(convert_answer(found, list[UserSkill]), key=lambda skill: skill.name)
 
 
 async def _running(sandboxes: Sandboxes, user_id: str) -> Sandbox | None:

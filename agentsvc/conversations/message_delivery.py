@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.agentserver import AgentServer, ConversationInfo
+from agentsvc.agentserver import AgentServer, ConversationInfo, decode_events
 from agentsvc.base import AgentRefused, AgentUnavailable, Conflict, NotFound, monotonic
 from agentsvc.conversations.message_queue_table import ANSWERS, STOPS, Pending, PendingKind
 from agentsvc.conversations.starting.agent_request import text_of, to_agent_message
@@ -108,7 +108,7 @@ async def open_actions(agent: AgentServer, conversation_id: str) -> tuple[str, .
     info = await agent.find_conversation(conversation_id)
     if info is None or info.execution_status != ExecutionStatus.WAITING_FOR_CONFIRMATION:
         return ()
-    events = _decoded(await agent.newest_events(conversation_id))
+    events = list(decode_events(_event, await agent.newest_events(conversation_id)))
     ends = [one for one in events if one.kind in _ENDED]
     ended = {name for one in ends for name in (one.action_id, one.tool_call_id) if name}
     return tuple(
@@ -126,10 +126,10 @@ def times_said(message: Message, messages: Sequence[Message]) -> int:
 
 async def _find_last_event(agent: AgentServer, pending: Pending) -> str:
     try:
-        newest = _decoded(await agent.newest_events(pending.conversation_id, limit=1))
+        newest = await agent.newest_events(pending.conversation_id, limit=1)
     except AgentRefused as exc:
         raise _not_looked(exc) from exc
-    return newest[0].id if newest else ""
+    return next((one.id for one in decode_events(_event, newest)), "")
 
 
 async def _check_question(agent: AgentServer, pending: Pending) -> None:
@@ -222,7 +222,7 @@ async def _read_behind(agent: AgentServer, pending: Pending) -> list[_Event]:
     events: list[_Event] = []
     try:
         async for page in agent.event_pages(pending.conversation_id, first=last):
-            events += _decoded(page)
+            events += decode_events(_event, page)
     except AgentRefused as exc:
         raise _not_looked(exc) from exc
     if not last:
@@ -235,15 +235,6 @@ async def _read_behind(agent: AgentServer, pending: Pending) -> list[_Event]:
 def _not_looked(exc: AgentRefused) -> AgentUnavailable:
     # It says nothing about what is to be told.
     return AgentUnavailable(exc.message, detail=exc.detail)
-
-
-def _decoded(raw: Sequence[bytes]) -> list[_Event]:
-    events = []
-    for one in raw:
-        # What has another form is none of the events that are looked for.
-        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-            events.append(_event.decode(one))
-    return events
 
 
 def _is_taken_up(events: Sequence[_Event]) -> bool:

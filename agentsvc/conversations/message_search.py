@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.storage import Queryable
+from agentsvc.storage import Queryable, record_of
 
 _MAX_CONVERSATIONS: Final = 200
 _MAX_EVENTS: Final = 5000
@@ -99,13 +99,7 @@ async def find_messages(
         },
     )
     found = [
-        FoundMessage(
-            conversation_id=row["conversation_id"],
-            event_id=row["id"],
-            source=row["source"],
-            timestamp=row["timestamp"],
-            excerpt=excerpt,
-        )
+        record_of(row, FoundMessage, event_id=row["id"], excerpt=excerpt)
         for row in rows
         if (excerpt := _excerpt(_text(row["body"]), wanted))
     ]

@@ -62,9 +62,9 @@ class StartTask(msgspec.Struct, frozen=True, kw_only=True):
     user_id: str
     conversation_id: str
     status: StartStatus
-    detail: str | None
-    sandbox_id: str | None
-    agent_server_url: str | None
+    detail: str | None = None
+    sandbox_id: str | None = None
+    agent_server_url: str | None = None
     request: StartOrder
     generation: Generation
     stages: tuple[Stage, ...]
@@ -149,19 +149,19 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     pr_number: tuple[int, ...]
     llm_model: str | None
     agent_kind: str
-    metrics: Metrics | None
-    facts: Facts
+    metrics: Metrics | None = None
+    facts: Facts = Facts()
     parent_id: str | None
     is_public: bool | None
     tags: dict[str, str]
-    working_dir: str
+    working_dir: str = ""
     generation: Generation
-    execution_status: ExecutionStatus | None
+    execution_status: ExecutionStatus | None = None
     max_budget: float | None
-    is_ready: bool
-    start_failed: bool
-    start_detail: str | None
-    sub_ids: tuple[str, ...]
+    is_ready: bool = False
+    start_failed: bool = False
+    start_detail: str | None = None
+    sub_ids: tuple[str, ...] = ()
     created_at: datetime
     updated_at: datetime
     queued_messages: int = 0

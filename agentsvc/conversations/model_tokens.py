@@ -21,7 +21,6 @@ from agentsvc.base import (
     NotAuthenticated,
     QuotaExceeded,
     Secret,
-    copy_to,
     new_id,
     new_key,
     now,
@@ -40,7 +39,7 @@ from agentsvc.conversations.model_usage import (
     used_of,
 )
 from agentsvc.conversations.stores import ConversationStores
-from agentsvc.domain import Llm
+from agentsvc.domain import Llm, encode_revealed, revealed_decoder
 from agentsvc.models import CallUsage, Upstream, guess_usage, through, upstream_of
 from agentsvc.plugin import NOT_CALLING
 from agentsvc.sandboxes import Sandbox, Sandboxes
@@ -277,38 +276,11 @@ def _context(token_hash: str) -> str:
     return f"model grant {token_hash}"
 
 
-class _Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """An upstream with its secrets as texts, for sealing."""
-
-    model: str
-    base_url: str
-    api_key: str | None
-    headers: dict[str, str]
-    input_cost_per_token: float | None
-    output_cost_per_token: float | None
-
-
-_stored: Final = msgspec.json.Decoder(_Stored)
-
-
-def _seal(vault: Vault, token_hash: str, upstream: Upstream) -> bytes:
-    plain = copy_to(
-        _Stored,
-        upstream,
-        api_key=upstream.api_key.reveal() if upstream.api_key else None,
-        headers={name: value.reveal() for name, value in upstream.headers.items()},
-    )
-    return vault.seal(msgspec.json.encode(plain), _context(token_hash))
+_upstream: Final = revealed_decoder(Upstream)
 
 
 def _open(vault: Vault, row: Row) -> Upstream:
-    plain = _stored.decode(vault.unseal(row["sealed"], _context(row["token_hash"])))
-    return copy_to(
-        Upstream,
-        plain,
-        api_key=Secret(plain.api_key) if plain.api_key else None,
-        headers={name: Secret(value) for name, value in plain.headers.items()},
-    )
+    return _upstream.decode(vault.unseal(row["sealed"], _context(row["token_hash"])))
 
 
 class ModelTokenTable:
@@ -331,7 +303,7 @@ class ModelTokenTable:
             {
                 "token_hash": token_hash,
                 "conversation_id": conversation_id,
-                "sealed": _seal(vault, token_hash, upstream),
+                "sealed": vault.seal(encode_revealed(upstream), _context(token_hash)),
                 "created_at": to_stored(now()),
             },
         )

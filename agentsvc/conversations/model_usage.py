@@ -7,7 +7,7 @@ server ended meanwhile is not forgotten.
 from agentsvc.accounts import quotas
 from agentsvc.conversations.model import Conversation
 from agentsvc.models import CallUsage
-from agentsvc.storage import Queryable, Row, Transaction
+from agentsvc.storage import Queryable, Row, Transaction, record_of, row_of
 
 
 async def find_usage(reader: Queryable, conversation_id: str) -> CallUsage:
@@ -18,13 +18,7 @@ async def find_usage(reader: Queryable, conversation_id: str) -> CallUsage:
         WHERE conversation_id = :conversation_id
     """
     row = await reader.one(sql, {"conversation_id": conversation_id})
-    if row is None:
-        return CallUsage(dollars=0.0)
-    return CallUsage(
-        prompt_tokens=row["prompt_tokens"],
-        completion_tokens=row["completion_tokens"],
-        dollars=row["dollars"],
-    )
+    return record_of(row, CallUsage) if row else CallUsage(dollars=0.0)
 
 
 def used_of(conversation: Conversation, counted: CallUsage) -> CallUsage:
@@ -69,15 +63,7 @@ async def add_usage(tx: Transaction, conversation_id: str, usage: CallUsage) -> 
             dollars = dollars + excluded.dollars,
             largest = MAX(largest, excluded.largest)
     """
-    await tx.run(
-        sql,
-        {
-            "conversation_id": conversation_id,
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "dollars": usage.dollars or 0.0,
-        },
-    )
+    await tx.run(sql, row_of(usage, conversation_id=conversation_id, dollars=usage.dollars or 0.0))
 
 
 async def note_call(tx: Transaction, call_id: str, conversation_id: str, guess: CallUsage) -> None:
@@ -92,26 +78,15 @@ async def note_call(tx: Transaction, call_id: str, conversation_id: str, guess: 
         LEFT JOIN model_usage AS u ON u.conversation_id = c.id
         WHERE c.id = :conversation_id
     """
-    await tx.run(
-        sql,
-        {
-            "id": call_id,
-            "conversation_id": conversation_id,
-            "prompt_tokens": guess.prompt_tokens,
-            "dollars": guess.dollars or 0.0,
-        },
-    )
+    ids = {"id": call_id, "conversation_id": conversation_id}
+    await tx.run(sql, row_of(guess, **ids, dollars=guess.dollars or 0.0))
 
 
 async def forget_call(tx: Transaction, call_id: str) -> CallUsage | None:
     """Forget a call that is over, and return what was noted of it."""
-    row = await tx.one(
-        "SELECT prompt_tokens, dollars FROM model_calls WHERE id = :id", {"id": call_id}
-    )
-    if row is None:
-        return None
-    await tx.run("DELETE FROM model_calls WHERE id = :id", {"id": call_id})
-    return CallUsage(prompt_tokens=row["prompt_tokens"], dollars=row["dollars"])
+    sql = "DELETE FROM model_calls WHERE id = :id RETURNING prompt_tokens, dollars"
+    row = await tx.one(sql, {"id": call_id})
+    return record_of(row, CallUsage, completion_tokens=0) if row else None
 
 
 async def open_calls(reader: Queryable) -> list[Row]:

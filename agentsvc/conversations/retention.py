@@ -11,7 +11,7 @@ from agentsvc.base import now, to_stored
 from agentsvc.plugin import IdleRules
 from agentsvc.sandboxes import Target, UseTable, due, rules_for
 from agentsvc.settings import SettingsStore
-from agentsvc.storage import Database, Queryable, Transaction
+from agentsvc.storage import Database, Queryable, Transaction, record_of
 
 log = logging.getLogger(__name__)
 
@@ -107,10 +107,7 @@ async def keep_to_age(database: Database, age: timedelta) -> None:
 async def find_idle(source: Queryable, before: datetime) -> list[IdleSandbox]:
     """Return the sandboxes last used before a moment whose agents do not run, oldest use first."""
     rows = await source.all(f"{_IDLE} ORDER BY used_at, s.id", {"before": to_stored(before)})
-    return [
-        IdleSandbox(id=row["id"], user_name=row["user_name"], used_at=row["used_at"])
-        for row in rows
-    ]
+    return [record_of(row, IdleSandbox) for row in rows]
 
 
 async def find_idle_by_rules(

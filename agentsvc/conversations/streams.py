@@ -58,77 +58,40 @@ class StreamedChange(msgspec.Struct, frozen=True, kw_only=True):
     value: ConversationView | StartTask | Sandbox | None
 
 
-class Streams:
+class Streams(msgspec.Struct, frozen=True, kw_only=True):
     """Opens streams."""
 
-    def __init__(
-        self,
-        *,
-        event_bus: EventBus,
-        events: EventLog,
-        conversations: Conversations,
-        sandboxes: Sandboxes,
-        deltas: DeltaSubscriptions,
-        beat_seconds: float,
-    ) -> None:
-        self._event_bus = event_bus
-        self._events = events
-        self._deltas = deltas
-        self._conversations = conversations
-        self._sandboxes = sandboxes
-        self._beat_seconds = beat_seconds
+    event_bus: EventBus
+    events: EventLog
+    conversations: Conversations
+    sandboxes: Sandboxes
+    deltas: DeltaSubscriptions
+    beat_seconds: float
 
     async def of_conversation(
         self, user_id: str, conversation_id: str, *, after: int, latest: int | None = None
     ) -> "ConversationStream":
         """Return the events behind a number, -1 for all, or `latest` of them; raises NotFound."""
-        await self._conversations.get(user_id, conversation_id, include_starting=True)
+        await self.conversations.get(user_id, conversation_id, include_starting=True)
         if latest is not None:
-            last = await self._events.find_last(conversation_id)
+            last = await self.events.find_last(conversation_id)
             after = max(-1, (-1 if last is None else last) - latest)
-        return ConversationStream(
-            self._event_bus,
-            self._events,
-            self._deltas,
-            user_id=user_id,
-            conversation_id=conversation_id,
-            after=after,
-            beat_seconds=self._beat_seconds,
-        )
+        return ConversationStream(self, user_id, conversation_id, after)
 
     def of_user(self, user_id: str) -> "UserStream":
         """Return what changes of a user's from now on."""
-        return UserStream(
-            self._event_bus,
-            self._conversations,
-            self._sandboxes,
-            user_id=user_id,
-            beat_seconds=self._beat_seconds,
-        )
+        return UserStream(self, user_id)
 
 
 class ConversationStream:
     """The events of a conversation, and the deltas between them once it is READY."""
 
-    def __init__(
-        self,
-        event_bus: EventBus,
-        events: EventLog,
-        deltas: DeltaSubscriptions,
-        *,
-        user_id: str,
-        conversation_id: str,
-        after: int,
-        beat_seconds: float,
-    ) -> None:
+    def __init__(self, parts: Streams, user_id: str, conversation_id: str, after: int) -> None:
         self.last = after
         """The number of the last event that was told, -1 before the first."""
-        self._event_bus = event_bus
-        self._events = events
-        self._deltas = deltas
+        self._parts = parts
         self._user_id = user_id
         self._id = conversation_id
-        self._beat_seconds = beat_seconds
         self._is_live = False
 
     async def read(self) -> AsyncGenerator[StoredEvent | Delta | Mark, None]:
@@ -137,13 +100,13 @@ class ConversationStream:
         A reader that is ahead of the log, since that was restored from a copy, is told to RESYNC
         behind its `last` event.
         """
-        with self._event_bus.subscribe(
+        with self._parts.event_bus.subscribe(
             self._user_id,
             self._is_wanted,
             conversation_id=self._id,
             max_waiting_bytes=MAX_WAITING_BYTES,
         ) as news:
-            last = await self._events.find_last(self._id)
+            last = await self._parts.events.find_last(self._id)
             if last is None or last < self.last:
                 self.last = -1 if last is None else last
                 yield Mark.DELETED if last is None else Mark.RESYNC
@@ -152,7 +115,7 @@ class ConversationStream:
                 yield event
             self._is_live = True
             yield Mark.READY
-            with self._deltas.followed(self._id):
+            with self._parts.deltas.followed(self._id):
                 while True:
                     async for item in self._tell(news):
                         yield item
@@ -167,7 +130,7 @@ class ConversationStream:
 
     async def _tell(self, news: Subscription) -> AsyncGenerator[StoredEvent | Delta | Mark, None]:
         try:
-            heard = await _within(self._beat_seconds, news.take())
+            heard = await _within(self._parts.beat_seconds, news.take())
         except Overflow:
             yield Mark.RESYNC
             return
@@ -186,7 +149,7 @@ class ConversationStream:
     async def _replay(self, to_seq: int | None) -> AsyncGenerator[StoredEvent, None]:
         """Tell what is stored, up to a number or all of it."""
         while to_seq is None or self.last < to_seq:
-            page = await self._events.read_stretch(
+            page = await self._parts.events.read_stretch(
                 self._id,
                 from_seq=self.last + 1,
                 to_seq=to_seq,
@@ -203,33 +166,22 @@ class ConversationStream:
 class UserStream:
     """What changes of a user's: conversations, start tasks and sandboxes."""
 
-    def __init__(
-        self,
-        event_bus: EventBus,
-        conversations: Conversations,
-        sandboxes: Sandboxes,
-        *,
-        user_id: str,
-        beat_seconds: float,
-    ) -> None:
-        self._event_bus = event_bus
-        self._conversations = conversations
-        self._sandboxes = sandboxes
+    def __init__(self, parts: Streams, user_id: str) -> None:
+        self._parts = parts
         self._user_id = user_id
-        self._beat_seconds = beat_seconds
 
     async def read(self) -> AsyncGenerator[StreamedChange | Mark, None]:
         """Be READY at once, then tell each change; of several of one thing perhaps only the last.
 
         A conversation is told of when its sandbox changes, too, and not before it is ready.
         """
-        with self._event_bus.subscribe(
+        with self._parts.event_bus.subscribe(
             self._user_id, lambda news: news.subject in _CHANGING
         ) as news:
             yield Mark.READY
             while True:
                 try:
-                    heard = await _within(self._beat_seconds, news.take())
+                    heard = await _within(self._parts.beat_seconds, news.take())
                 except Overflow:
                     yield Mark.RESYNC
                     return
@@ -246,13 +198,19 @@ class UserStream:
         tasks = [one for one in left if one.subject is Subject.START_TASK]
         conversations = [one for one in left if one.subject is Subject.CONVERSATION]
         found = [
-            *zip(sandboxes, await self._sandboxes.find_many(*self._named(sandboxes)), strict=True),
             *zip(
-                tasks, await self._conversations.starts.find_many(*self._named(tasks)), strict=True
+                sandboxes,
+                await self._parts.sandboxes.find_many(*self._named(sandboxes)),
+                strict=True,
+            ),
+            *zip(
+                tasks,
+                await self._parts.conversations.starts.find_many(*self._named(tasks)),
+                strict=True,
             ),
             *zip(
                 conversations,
-                await self._conversations.find_many(*self._named(conversations)),
+                await self._parts.conversations.find_many(*self._named(conversations)),
                 strict=True,
             ),
         ]
@@ -268,7 +226,9 @@ class UserStream:
     async def _inside(self, sandbox_id: str) -> list[StreamedChange]:
         """Return the conversations that live in a sandbox."""
         query = ConversationQuery(sandbox_id=sandbox_id, include_children=True)
-        views, _ = await self._conversations.search(self._user_id, query, page_id=None, limit=_PAGE)
+        views, _ = await self._parts.conversations.search(
+            self._user_id, query, page_id=None, limit=_PAGE
+        )
         return [
             StreamedChange(subject=Subject.CONVERSATION, id=view.conversation.id, value=view)
             for view in views

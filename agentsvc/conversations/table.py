@@ -8,11 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.base import EventBus, Notice, Subject, from_stored, now, stored_or_none, to_stored
-from agentsvc.conversations.model import (
-    Conversation,
-    ConversationQuery,
-    Generation,
-)
+from agentsvc.conversations.model import Conversation, ConversationQuery, Generation
 from agentsvc.conversations.sorting import page_of
 from agentsvc.conversations.starting.grouping import Occupancy
 from agentsvc.plugin import NOT_CALLING
@@ -36,6 +32,14 @@ _SELECT: Final = """SELECT c.id, c.user_id, c.alias, c.sandbox_id, c.title, c.ti
       WHERE m.conversation_id = c.id AND m.run) AS has_run_queued
     FROM conversations AS c"""
 """The plus keeps SQLite from looking through all starts that failed, for each conversation."""
+
+
+_COLUMNS: Final = (
+    *("id", "user_id", "alias", "sandbox_id", "title", "title_source", "selected_repository"),
+    *("selected_branch", "git_provider", "trigger", "pr_number", "llm_model", "agent_kind"),
+    *("metrics", "facts", "parent_id", "is_public", "tags", "working_dir", "execution_status"),
+    *("max_budget", "ready_at", "created_at", "updated_at"),
+)
 
 
 _UPDATE: Final = """UPDATE conversations SET sandbox_id = :sandbox_id, title = :title,
@@ -78,17 +82,8 @@ class ConversationTable:
 
     async def insert(self, tx: Transaction, conversation: Conversation) -> None:
         """Insert a new conversation."""
-        await tx.run(
-            "INSERT INTO conversations (id, user_id, alias, sandbox_id, title, title_source,"
-            " selected_repository, selected_branch, git_provider, trigger, pr_number, llm_model,"
-            " agent_kind, metrics, facts, parent_id, is_public, tags, working_dir,"
-            " execution_status, max_budget, ready_at, created_at, updated_at)"
-            " VALUES (:id, :user_id, :alias, :sandbox_id, :title, :title_source,"
-            " :selected_repository, :selected_branch, :git_provider, :trigger, :pr_number,"
-            " :llm_model, :agent_kind, :metrics, :facts, :parent_id, :is_public, :tags,"
-            " :working_dir, :execution_status, :max_budget, :ready_at, :created_at, :updated_at)",
-            _to_row(conversation),
-        )
+        row = _to_row(conversation)
+        await tx.insert("conversations", {name: row[name] for name in _COLUMNS})
         self._announce(tx, conversation)
 
     async def update(
@@ -118,10 +113,7 @@ class ConversationTable:
         self, conversation_id: str, reader: Queryable | None = None
     ) -> Conversation | None:
         """Return a conversation, whoever owns it."""
-        row = await (reader or self._db).one(
-            _SELECT + " WHERE c.id = :id",
-            {"id": conversation_id},
-        )
+        row = await (reader or self._db).one(_SELECT + " WHERE c.id = :id", {"id": conversation_id})
         return _from_row(row) if row else None
 
     async def find_of_user(
@@ -140,13 +132,8 @@ class ConversationTable:
 
     async def is_of_user(self, user_id: str, conversation_id: str) -> bool:
         """Return whether there is this conversation of this user."""
-        return (
-            await self._db.one(
-                "SELECT 1 FROM conversations WHERE id = :id AND user_id = :user_id",
-                {"id": conversation_id, "user_id": user_id},
-            )
-            is not None
-        )
+        sql = "SELECT 1 FROM conversations WHERE id = :id AND user_id = :user_id"
+        return await self._db.one(sql, {"id": conversation_id, "user_id": user_id}) is not None
 
     async def occupancy(self, sandbox_ids: Sequence[str]) -> dict[str, Occupancy]:
         """Return who lives in these sandboxes, by id; an empty one is left out."""
@@ -190,22 +177,14 @@ class ConversationTable:
     async def count(self, user_id: str, query: ConversationQuery) -> int:
         """Return how many of a user's conversations a query finds."""
         where, params = _conditions(user_id, query)
-        return int(
-            await self._db.value(
-                _COUNT + " AND ".join(where),
-                params,
-            )
-            or 0
-        )
+        return int(await self._db.value(_COUNT + " AND ".join(where), params) or 0)
 
     async def of_sandbox(
         self, sandbox_id: str, reader: Queryable | None = None
     ) -> list[Conversation]:
         """Return the conversations that live in a sandbox."""
-        rows = await (reader or self._db).all(
-            _SELECT + " WHERE c.sandbox_id = :id",
-            {"id": sandbox_id},
-        )
+        sql = _SELECT + " WHERE c.sandbox_id = :id"
+        rows = await (reader or self._db).all(sql, {"id": sandbox_id})
         return [_from_row(row) for row in rows]
 
     async def used_by(self, reader: Queryable, sandbox_id: str) -> tuple[int, int]:
@@ -222,18 +201,12 @@ class ConversationTable:
 
     async def family(self, reader: Queryable, conversation_id: str) -> list[Conversation]:
         """Return a conversation and all that descend from it."""
-        rows = await reader.all(
-            _SELECT + _FAMILY,
-            {"id": conversation_id},
-        )
+        rows = await reader.all(_SELECT + _FAMILY, {"id": conversation_id})
         return [_from_row(row) for row in rows]
 
     async def failed_before(self, moment: datetime) -> list[Conversation]:
         """Return the conversations with a sandbox whose start failed before this moment."""
-        rows = await self._db.all(
-            _SELECT + _FAILED_BEFORE,
-            {"moment": to_stored(moment)},
-        )
+        rows = await self._db.all(_SELECT + _FAILED_BEFORE, {"moment": to_stored(moment)})
         return [_from_row(row) for row in rows]
 
     async def active_ids(self) -> list[str]:

@@ -15,7 +15,7 @@ from agentsvc.base import Conflict, NotFound, Supervisor, now, to_stored
 from agentsvc.conversations.archives import Archives
 from agentsvc.conversations.service import Conversations
 from agentsvc.sandboxes import Sandbox, Sandboxes
-from agentsvc.storage import Database, Queryable, Transaction
+from agentsvc.storage import Database, Queryable, Transaction, record_of
 
 log = logging.getLogger(__name__)
 
@@ -143,11 +143,7 @@ class UserDeletionTable:
                 (SELECT COUNT(*) FROM archives WHERE user_id = :id) AS archives
         """
         row: Any = await reader.one(sql, {"id": user_id})
-        return Owned(
-            conversations=row["conversations"],
-            sandboxes=row["sandboxes"],
-            archives=row["archives"],
-        )
+        return record_of(row, Owned)
 
     @staticmethod
     async def ids(reader: Queryable, table: str, user_id: str) -> list[str]:

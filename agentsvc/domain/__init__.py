@@ -53,3 +53,5 @@ from agentsvc.domain.repositories import credentials as credentials
 from agentsvc.domain.repositories import locate as locate
 from agentsvc.domain.repositories import refuse_credentials as refuse_credentials
 from agentsvc.domain.repositories import token_variable as token_variable
+from agentsvc.domain.secret_json import encode_revealed as encode_revealed
+from agentsvc.domain.secret_json import revealed_decoder as revealed_decoder

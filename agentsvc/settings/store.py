@@ -19,7 +19,13 @@ from agentsvc.base import (
     has_control,
     values,
 )
-from agentsvc.domain import Llm, restore_secrets, show_mcp_config
+from agentsvc.domain import (
+    Llm,
+    encode_revealed,
+    restore_secrets,
+    revealed_decoder,
+    show_mcp_config,
+)
 from agentsvc.settings.fields import (
     CHECKS,
     FLAT_FIELDS,
@@ -156,7 +162,7 @@ class SettingsStore:
         return await self._db.write(body)
 
     async def _save(self, tx: Transaction, user_id: str, settings: Settings) -> None:
-        sealed = self._vault.seal(_ENCODER.encode(settings), _context(user_id))
+        sealed = self._vault.seal(encode_revealed(settings), _context(user_id))
         await SettingsTable.put(tx, user_id, sealed)
 
     async def _load(self, reader: Queryable, user_id: str) -> Settings | None:
@@ -247,13 +253,4 @@ _PROBLEMS: Final[Mapping[type, Callable[[str, Any], str]]] = {
 }
 
 
-def _to_json(secret: Secret) -> str:
-    return secret.reveal()
-
-
-def _from_json(_kind: type, value: str) -> Secret:
-    return Secret(value)
-
-
-_ENCODER = msgspec.json.Encoder(enc_hook=_to_json)
-_DECODER = msgspec.json.Decoder(Settings, dec_hook=_from_json)
+_DECODER = revealed_decoder(Settings)

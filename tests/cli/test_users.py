@@ -13,7 +13,7 @@ from agentsvc.base.errors import NotAuthenticated
 from agentsvc.base.values import now
 from agentsvc.cli import cli
 from agentsvc.config.data_directory import DataDirectory
-from agentsvc.conversations.archives import new_archive
+from agentsvc.conversations.archives import Archive
 from agentsvc.conversations.archives.table import ArchiveTable
 from agentsvc.storage.database import Database
 from tests.accounts.identities import identify
@@ -90,7 +90,7 @@ def test_a_user_who_owns_something_waits_for_a_server_to_remove_it(data_dir: Pat
 
 
 def own_an_archive(data_dir: Path, user_id: str) -> None:
-    archive = new_archive(
+    archive = Archive(
         user_id=user_id,
         conversation_id="0" * 32,
         title="",

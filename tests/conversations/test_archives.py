@@ -19,7 +19,7 @@ from agentsvc.agentserver.client import AgentClient, AgentServer
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.agentserver.safe_connector import Confirm
 from agentsvc.base.values import Secret
-from agentsvc.conversations.archives import Archives, ArchiveState, new_archive
+from agentsvc.conversations.archives import Archive, Archives, ArchiveState
 from agentsvc.http import keys
 from agentsvc.http.keys import DATABASE, SANDBOXES, SUPERVISOR
 from agentsvc.plugin import Capability
@@ -407,7 +407,7 @@ async def test_a_bug_while_a_workspace_is_saved_ends_in_a_failure(
         supervisor=service.app[SUPERVISOR],
         config=service.config.archives,
     )
-    archive = new_archive(
+    archive = Archive(
         user_id=row.user_id,
         conversation_id=conversation_id,
         title="",
@@ -435,7 +435,7 @@ async def test_an_id_that_leads_elsewhere_removes_no_file_there(
     elsewhere.write_bytes(b"kept")
     (service.data_dir / "archives").mkdir(exist_ok=True)
     archives = service.app[keys.ARCHIVES]
-    archive = new_archive(
+    archive = Archive(
         user_id=row.user_id,
         conversation_id=conversation_id,
         title="",

@@ -5,6 +5,6 @@ others use.
 """
 
 from agentsvc.conversations.archives.model import Archive, ArchiveState
-from agentsvc.conversations.archives.service import Archives, new_archive
+from agentsvc.conversations.archives.service import Archives
 
-__all__ = ["Archive", "ArchiveState", "Archives", "new_archive"]
+__all__ = ["Archive", "ArchiveState", "Archives"]

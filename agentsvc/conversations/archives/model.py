@@ -5,6 +5,8 @@ from enum import StrEnum
 
 import msgspec
 
+from agentsvc.base import new_id, now
+
 
 class ArchiveState(StrEnum):
     """How far the saving of a workspace has come."""
@@ -30,7 +32,7 @@ class Rest(StrEnum):
 class Archive(msgspec.Struct, frozen=True, kw_only=True):
     """The saved workspace of one conversation, which may be gone since."""
 
-    id: str
+    id: str = msgspec.field(default_factory=new_id)
     user_id: str
     conversation_id: str
     title: str
@@ -39,16 +41,16 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
     """The project directory inside the sandbox it came from."""
     directory: str
     """What it is called below the workspace; empty where it is the workspace itself."""
-    state: ArchiveState
-    reason: str
+    state: ArchiveState = ArchiveState.SAVING
+    reason: str = ""
     """Why it could not be saved."""
     releases: bool
     """Whether its sandbox is given up once it is saved, or cannot be."""
-    size_bytes: int
-    unpacked_bytes: int
-    files: int
-    skipped: int
+    size_bytes: int = 0
+    unpacked_bytes: int = 0
+    files: int = 0
+    skipped: int = 0
     """How many links and special files were left out."""
-    created_at: datetime
+    created_at: datetime = msgspec.field(default_factory=now)
     rest: Rest = Rest.NONE
     """What its sandbox goes back to once it is saved, or cannot be."""

@@ -27,7 +27,6 @@ from agentsvc.base import (
     SandboxNotUsable,
     StartRefused,
     Supervisor,
-    new_id,
     now,
     reason_of,
     to_stored,
@@ -358,36 +357,6 @@ class Archives:
 
 
 _UNDER_WAY: Final = (SandboxStatus.STARTING, SandboxStatus.PAUSED)
-
-
-def new_archive(
-    *,
-    user_id: str,
-    conversation_id: str,
-    title: str,
-    sandbox_id: str,
-    working_dir: str,
-    directory: str,
-    releases: bool,
-) -> Archive:
-    """Return the record of a workspace that is to be saved."""
-    return Archive(
-        id=new_id(),
-        user_id=user_id,
-        conversation_id=conversation_id,
-        title=title,
-        sandbox_id=sandbox_id,
-        working_dir=working_dir,
-        directory=directory,
-        state=ArchiveState.SAVING,
-        reason="",
-        releases=releases,
-        size_bytes=0,
-        unpacked_bytes=0,
-        files=0,
-        skipped=0,
-        created_at=now(),
-    )
 
 
 def _failed(archive: Archive, reason: str) -> Archive:

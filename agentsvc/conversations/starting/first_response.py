@@ -4,14 +4,13 @@ A refused key or an unknown model shows only in the run, a tenth of a second aft
 accepted. Waiting a moment for the first sign of life makes it a failed start with a cause.
 """
 
-import contextlib
 from collections.abc import Sequence
 from shlex import quote
 from typing import Final
 
 import msgspec
 
-from agentsvc.agentserver import AgentServer
+from agentsvc.agentserver import AgentServer, decode_events
 from agentsvc.base import AgentUnavailable, Secret, StartRefused, monotonic, reason_of
 from agentsvc.conversations.model_health import Watched
 from agentsvc.domain import ExecutionStatus, Llm
@@ -119,10 +118,7 @@ def _unreachable(trouble: str) -> StartRefused:
 async def _read_events(agent: AgentServer, conversation_id: str) -> list[_Event]:
     events: list[_Event] = []
     async for page in agent.event_pages(conversation_id):
-        for raw in page:
-            # What has another form is none of the events that are looked for.
-            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-                events.append(_event.decode(raw))
+        events += decode_events(_event, page)
     return events
 
 

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base import EventBus, Notice, Secret, Subject, to_stored
+from agentsvc.base import EventBus, Notice, Subject, to_stored
 from agentsvc.conversations.model import StartTask
 from agentsvc.conversations.sorting import page_of
-from agentsvc.domain import StartOrder, StartSort
+from agentsvc.domain import StartOrder, StartSort, encode_revealed, revealed_decoder
 from agentsvc.storage import Database, Queryable, Row, Transaction, Vault, cut, record_of, row_of
 
 _SELECT_TASK: Final = """SELECT id, user_id, conversation_id, status, detail, sandbox_id, agent_server_url,
@@ -31,20 +31,7 @@ _TASKS_BY_IDS: Final = """ WHERE user_id = :user_id
 _encode = msgspec.json.encode
 
 
-def _hide(value: object) -> str:
-    if isinstance(value, Secret):
-        return value.reveal()
-    raise NotImplementedError(type(value))
-
-
-def _show(kind: type, value: object) -> object:
-    if kind is Secret and isinstance(value, str):
-        return Secret(value)
-    raise NotImplementedError(kind)
-
-
-_order_encoder = msgspec.json.Encoder(enc_hook=_hide)
-_order_decoder = msgspec.json.Decoder(StartOrder, dec_hook=_show)
+_order_decoder = revealed_decoder(StartOrder)
 
 
 class StartTaskTable:
@@ -57,14 +44,10 @@ class StartTaskTable:
 
     async def insert(self, tx: Transaction, task: StartTask) -> None:
         """Insert a new start task; its order is stored sealed."""
-        sealed = self._vault.seal(_order_encoder.encode(task.request), _context(task.id))
-        await tx.run(
-            "INSERT INTO start_tasks (id, user_id, conversation_id, status, detail, sandbox_id,"
-            " agent_server_url, sealed, generation, stages, created_at, updated_at)"
-            " VALUES (:id, :user_id, :conversation_id, :status, :detail, :sandbox_id,"
-            " :agent_server_url, :sealed, :generation, :stages, :created_at, :updated_at)",
-            {**_task_row(task), "sealed": sealed},
-        )
+        sealed = self._vault.seal(encode_revealed(task.request), _context(task.id))
+        row = {**_task_row(task), "sealed": sealed}
+        del row["request"], row["queued_messages"]
+        await tx.insert("start_tasks", row)
         self._announce(tx, task)
 
     async def update(self, tx: Transaction, task: StartTask) -> None:
@@ -153,13 +136,7 @@ class StartTaskTable:
     ) -> int:
         """Return how many start tasks a user has."""
         where, params = _task_conditions(user_id, conversation_id, created_at_gte)
-        return int(
-            await self._db.value(
-                _COUNT_TASKS + " AND ".join(where),
-                params,
-            )
-            or 0
-        )
+        return int(await self._db.value(_COUNT_TASKS + " AND ".join(where), params) or 0)
 
     def _announce(self, tx: Transaction, task: StartTask) -> None:
         news = Notice(

@@ -6,7 +6,6 @@ that is a program with its standard error in a file. What cannot be found out is
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Iterable, Mapping
 from shlex import quote
@@ -14,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.agentserver import AgentServer
+from agentsvc.agentserver import AgentServer, decode_events
 from agentsvc.base import MASK, AgentsvcError
 
 log = logging.getLogger(__name__)
@@ -70,11 +69,9 @@ async def find_failures(
 
 async def _without_tools(agent: AgentServer, conversation_id: str, servers: Servers) -> Servers:
     async for page in agent.event_pages(conversation_id):
-        for raw in page:
-            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-                event = _event.decode(raw)
-                if event.kind == "SystemPromptEvent":
-                    return without_tools(servers, event.tools)
+        for event in decode_events(_event, page):
+            if event.kind == "SystemPromptEvent":
+                return without_tools(servers, event.tools)
     return servers
 
 
