@@ -224,19 +224,13 @@ class DeviceTable:
     @staticmethod
     async def delete(tx: Transaction, device_hash: str) -> int:
         """Delete one login."""
-        sql = """
-            DELETE FROM device_logins
-            WHERE device_hash = :device_hash
-        """
+        sql = "DELETE FROM device_logins WHERE device_hash = :device_hash"
         return await tx.run(sql, {"device_hash": device_hash})
 
     @staticmethod
     async def delete_expired(tx: Transaction, before: str) -> int:
         """Delete the logins that expired before a moment."""
-        sql = """
-            DELETE FROM device_logins
-            WHERE expires_at < :before
-        """
+        sql = "DELETE FROM device_logins WHERE expires_at < :before"
         return await tx.run(sql, {"before": before})
 
 

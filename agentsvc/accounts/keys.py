@@ -174,22 +174,24 @@ class KeyRing:
     async def create_user(self, name: str, role: Role) -> str:
         """Add a user and return the id; raises Conflict if the name is taken."""
         check_name(name)
-        user_id = values.new_id()
+        moment = values.to_stored(values.now())
+        row = {"id": values.new_id(), "name": name, "role": role, "created_at": moment}
 
         async def insert(tx: Transaction) -> None:
-            if not await UserTable.insert(tx, user_id, name, role):
+            if not await UserTable.insert(tx, row):
                 raise Conflict(f"a user of this name exists already: {name}")
 
         await self._db.write(insert)
-        return user_id
+        return row["id"]
 
     async def find_user(self, name: str) -> str | None:
         """Return the id of the user of this name, or None."""
-        return await UserTable.find_id(self._db, name)
+        row = await UserTable.find_named(self._db, name)
+        return row["id"] if row else None
 
     async def list_users(self) -> list[str]:
         """Return the names of all users."""
-        return await UserTable.list_names(self._db)
+        return [row["name"] for row in await UserTable.list_all(self._db)]
 
     async def create_key(
         self,
@@ -288,10 +290,10 @@ async def insert_key(
     made_with: int | None = None,
 ) -> ApiKey:
     """Issue a key inside the caller's transaction; raises NotFound, NotAllowed or Conflict."""
-    user_name = await UserTable.find_name(tx, user_id)
-    if user_name is None:
+    user = await UserTable.find(tx, user_id)
+    if user is None:
         raise NotFound("no such user")
-    if scope is KeyScope.SERVICE and not await UserTable.is_admin(tx, user_id):
+    if scope is KeyScope.SERVICE and user["role"] != Role.ADMIN:
         raise NotAllowed("A key of the scope `service` can only be an administrator's")
     given = {
         "user_id": user_id,
@@ -307,7 +309,7 @@ async def insert_key(
     row = await KeyTable.insert(tx, given)
     if row is None:
         raise Conflict("this key exists already")
-    return record_of(row, ApiKey, user_name=user_name)
+    return record_of(row, ApiKey, user_name=user["name"])
 
 
 def _is_valid(row: Row) -> bool:
@@ -336,110 +338,99 @@ def _checked(key: Secret) -> Secret:
     return key
 
 
+_USERS: Final = "SELECT id, name, role, created_at, blocked_at, leaving_at FROM users"
+
+
 class UserTable:
     """The SQL of users."""
 
     @staticmethod
-    async def insert(tx: Transaction, user_id: str, name: str, role: Role) -> bool:
+    async def insert(tx: Transaction, row: Mapping[str, Any]) -> bool:
         """Add a user; return False if the name is taken."""
-        row = {
-            "id": user_id,
-            "name": name,
-            "role": role,
-            "created_at": values.to_stored(values.now()),
-        }
         return await tx.insert("users", row, "ON CONFLICT (name) DO NOTHING") == 1
 
     @staticmethod
-    async def find_id(source: Queryable, name: str) -> str | None:
-        """Return the id of the user of this name, or None."""
-        return await source.value("SELECT id FROM users WHERE name = :name", {"name": name})
+    async def find(source: Queryable, user_id: str) -> Row | None:
+        """Return the user of this id, or None."""
+        return await source.one(_USERS + " WHERE id = :id", {"id": user_id})
+
+    @staticmethod
+    async def find_named(source: Queryable, name: str) -> Row | None:
+        """Return the user of this name, or None."""
+        return await source.one(_USERS + " WHERE name = :name", {"name": name})
 
     @staticmethod
     async def is_admin(source: Queryable, user_id: str) -> bool:
         """Say whether a user is an administrator."""
-        sql = "SELECT 1 FROM users WHERE id = :id AND role = 'admin'"
-        return await source.one(sql, {"id": user_id}) is not None
+        row = await UserTable.find(source, user_id)
+        return row is not None and row["role"] == Role.ADMIN
 
     @staticmethod
-    async def list_names(source: Queryable) -> list[str]:
-        """Return the names of all users, in order."""
-        return await source.column("SELECT name FROM users ORDER BY name")
+    async def list_all(source: Queryable) -> list[Row]:
+        """Return every user by name."""
+        return await source.all(_USERS + " ORDER BY name")
 
     @staticmethod
     async def list_barred(source: Queryable) -> list[str]:
         """Return the ids of the users who are blocked or may only look."""
         sql = "SELECT id FROM users WHERE blocked_at IS NOT NULL OR role = 'viewer'"
-        return [str(row["id"]) for row in await source.all(sql)]
+        return await source.column(sql)
 
     @staticmethod
-    async def find_name(source: Queryable, user_id: str) -> str | None:
-        """Return the name of the user of this id, or None."""
-        return await source.value("SELECT name FROM users WHERE id = :id", {"id": user_id})
+    async def has_active_admin(source: Queryable) -> bool:
+        """Tell whether there is an administrator who is let in."""
+        sql = "SELECT 1 FROM users WHERE role = 'admin' AND blocked_at IS NULL LIMIT 1"
+        return await source.one(sql) is not None
+
+    @staticmethod
+    async def update(tx: Transaction, row: Mapping[str, Any]) -> int:
+        """Store what has changed of a user."""
+        sql = """
+            UPDATE users
+            SET name = :name, role = :role, blocked_at = :blocked_at
+            WHERE id = :id
+        """
+        return await tx.run(sql, row)
+
+
+_KEYS: Final = """
+    SELECT k.id, k.user_id, u.name AS user_name, u.role, u.blocked_at, k.name, k.hash, k.prefix,
+           k.scope, k.created_at, k.last_used_at, k.not_before, k.expires_at, k.revoked_at,
+           k.made_with
+    FROM api_keys AS k
+    JOIN users AS u ON u.id = k.user_id
+"""
+_OF_IDS: Final = " WHERE k.id IN (SELECT value FROM json_each(:ids))"
 
 
 class KeyTable:
-    """The SQL of API keys."""
+    """The SQL of API keys, each with its user."""
 
     @staticmethod
     async def find(source: Queryable, digest: str) -> Row | None:
         """Return the key of this hash and its user, or None."""
-        sql = """
-            SELECT k.id, k.user_id, u.name AS user_name, u.role, u.blocked_at, k.hash, k.scope,
-                   k.last_used_at, k.not_before, k.expires_at, k.revoked_at, k.made_with
-            FROM api_keys AS k
-            JOIN users AS u ON u.id = k.user_id
-            WHERE k.hash = :hash
-        """
-        return await source.one(sql, {"hash": digest})
+        return await source.one(_KEYS + " WHERE k.hash = :hash", {"hash": digest})
 
     @staticmethod
     async def find_many(source: Queryable, key_ids: Collection[int]) -> list[Row]:
         """Return the keys of these ids and their users."""
-        sql = """
-            SELECT k.id, k.user_id, u.name AS user_name, u.role, u.blocked_at, k.scope,
-                   k.not_before, k.expires_at, k.revoked_at, k.made_with
-            FROM api_keys AS k
-            JOIN users AS u ON u.id = k.user_id
-            WHERE k.id IN (SELECT value FROM json_each(:ids))
-        """
-        return await source.all(sql, {"ids": json.dumps(list(key_ids))})
+        return await source.all(_KEYS + _OF_IDS, {"ids": json.dumps(list(key_ids))})
 
     @staticmethod
     async def find_by_id(source: Queryable, key_id: int) -> Row | None:
         """Return the key of this id, or None."""
-        sql = """
-            SELECT k.id, k.user_id, u.name AS user_name, k.name, k.scope, k.prefix, k.created_at,
-                   k.last_used_at, k.not_before, k.expires_at, k.revoked_at
-            FROM api_keys AS k
-            JOIN users AS u ON u.id = k.user_id
-            WHERE k.id = :id
-        """
-        return await source.one(sql, {"id": key_id})
+        return await source.one(_KEYS + " WHERE k.id = :id", {"id": key_id})
 
     @staticmethod
     async def list_of_user(source: Queryable, user_id: str) -> list[Row]:
         """Return the keys of a user that are not revoked, oldest first."""
-        sql = """
-            SELECT k.id, k.user_id, u.name AS user_name, k.name, k.scope, k.prefix, k.created_at,
-                   k.last_used_at, k.not_before, k.expires_at, k.revoked_at
-            FROM api_keys AS k
-            JOIN users AS u ON u.id = k.user_id
-            WHERE k.user_id = :user_id AND k.revoked_at IS NULL
-            ORDER BY k.id
-        """
+        sql = _KEYS + " WHERE k.user_id = :user_id AND k.revoked_at IS NULL ORDER BY k.id"
         return await source.all(sql, {"user_id": user_id})
 
     @staticmethod
     async def list_all(source: Queryable) -> list[Row]:
         """Return every key, oldest first."""
-        return await source.all("""
-            SELECT k.id, k.user_id, u.name AS user_name, k.name, k.scope, k.prefix,
-                   k.created_at, k.last_used_at, k.not_before, k.expires_at, k.revoked_at
-            FROM api_keys AS k
-            JOIN users AS u ON u.id = k.user_id
-            ORDER BY k.id
-        """)
+        return await source.all(_KEYS + " ORDER BY k.id")
 
     @staticmethod
     async def has_any(source: Queryable) -> bool:

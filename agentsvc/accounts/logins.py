@@ -117,10 +117,11 @@ class Logins:
         token = _new_token()
 
         async def body(tx: Transaction) -> Login:
-            key_id = await LinkTable.take(tx, link)
-            if key_id is None:
+            row = await LinkTable.find(tx, link)
+            if row is None:
                 raise NotAuthenticated(_BAD_LINK)
-            return await self._insert(tx, key_id, token, client)
+            await LinkTable.delete(tx, link)
+            return await self._insert(tx, row["key_id"], token, client)
 
         # Anybody can ask, so a link that was never given costs no write.
         await self.find_user_of_link(link)
@@ -259,39 +260,14 @@ class LinkTable:
     @staticmethod
     async def find(source: Queryable, token: Secret) -> Row | None:
         """Return whom a link logs in, if it and its key are valid."""
-        sql = """
-            SELECT u.name AS user_name
-            FROM login_links AS n
-            JOIN api_keys AS k ON k.id = n.key_id
-            JOIN users AS u ON u.id = k.user_id
-            WHERE n.hash = :hash
-              AND n.expires_at > :now
-              AND u.blocked_at IS NULL
-              AND k.revoked_at IS NULL
-              AND COALESCE(k.not_before, '') <= :now
-              AND COALESCE(k.expires_at, '~') > :now
-        """
+        sql = _LINKS + _KEY_IS_GOOD
         return await source.one(sql, {"hash": values.sha256(token.reveal()), "now": _now()})
 
     @staticmethod
-    async def take(tx: Transaction, token: Secret) -> int | None:
-        """Delete a link and return its key; None if the link or the key is not valid."""
-        sql = """
-            DELETE FROM login_links
-            WHERE hash = :hash
-              AND expires_at > :now
-              AND key_id IN (
-                SELECT k.id
-                FROM api_keys AS k
-                JOIN users AS u ON u.id = k.user_id
-                WHERE u.blocked_at IS NULL
-                  AND k.revoked_at IS NULL
-                  AND COALESCE(k.not_before, '') <= :now
-                  AND COALESCE(k.expires_at, '~') > :now
-              )
-            RETURNING key_id
-        """
-        return await tx.value(sql, {"hash": values.sha256(token.reveal()), "now": _now()})
+    async def delete(tx: Transaction, token: Secret) -> int:
+        """Delete a link that was used."""
+        sql = "DELETE FROM login_links WHERE hash = :hash"
+        return await tx.run(sql, {"hash": values.sha256(token.reveal())})
 
     @staticmethod
     async def delete_expired(tx: Transaction) -> int:
@@ -299,17 +275,27 @@ class LinkTable:
         return await tx.run("DELETE FROM login_links WHERE expires_at <= :now", {"now": _now()})
 
 
-_GOOD: Final = """
+_KEY_IS_GOOD: Final = """
+    AND u.blocked_at IS NULL
+    AND k.revoked_at IS NULL
+    AND COALESCE(k.not_before, '') <= :now
+    AND COALESCE(k.expires_at, '~') > :now
+"""
+_LOGINS: Final = """
     SELECT l.id, l.key_id, l.client, l.created_at, l.last_used_at, l.expires_at,
            k.user_id, k.scope, u.name AS user_name, u.role
     FROM logins AS l
     JOIN api_keys AS k ON k.id = l.key_id
     JOIN users AS u ON u.id = k.user_id
     WHERE l.expires_at > :now
-      AND u.blocked_at IS NULL
-      AND k.revoked_at IS NULL
-      AND COALESCE(k.not_before, '') <= :now
-      AND COALESCE(k.expires_at, '~') > :now
+"""
+_GOOD: Final = _LOGINS + _KEY_IS_GOOD
+_LINKS: Final = """
+    SELECT n.key_id, u.name AS user_name
+    FROM login_links AS n
+    JOIN api_keys AS k ON k.id = n.key_id
+    JOIN users AS u ON u.id = k.user_id
+    WHERE n.hash = :hash AND n.expires_at > :now
 """
 
 

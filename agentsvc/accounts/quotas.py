@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from agentsvc.base import QuotaExceeded, values
-from agentsvc.storage import Database, Queryable, Row, Transaction
+from agentsvc.storage import Database, Queryable, Row, Transaction, row_of
 
 _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
@@ -109,25 +109,25 @@ def check_running(most: int | None, running: int) -> None:
 
 async def check_spend(reader: Queryable, user_id: str) -> None:
     """Raise QuotaExceeded for a user who has spent what may be spent today, or this month."""
-    quotas, moment = await _find(reader, user_id), values.now()
-    if quotas.spend_per_day is None and quotas.spend_per_month is None:
-        return
-    day, month = await _spent(reader, user_id, moment)
-    if quotas.spend_per_month is not None and month >= quotas.spend_per_month:
-        raise _overspent(month, quotas.spend_per_month, "month", next_month(moment) - moment)
-    if quotas.spend_per_day is not None and day >= quotas.spend_per_day:
-        raise _overspent(day, quotas.spend_per_day, "day", _midnight(moment) + _DAY - moment)
+    await left_to_spend(reader, user_id)
 
 
 async def left_to_spend(reader: Queryable, user_id: str) -> float:
     """Return how many dollars a user may spend, infinite without a limit; raises QuotaExceeded."""
-    await check_spend(reader, user_id)
-    quotas = await _find(reader, user_id)
+    quotas, moment = await _find(reader, user_id), values.now()
     if quotas.spend_per_day is None and quotas.spend_per_month is None:
         return math.inf
-    day, month = await _spent(reader, user_id, values.now())
-    limits = ((quotas.spend_per_day, day), (quotas.spend_per_month, month))
-    return min(most - spent for most, spent in limits if most is not None)
+    day, month = await _spent(reader, user_id, moment)
+    limits = (
+        (quotas.spend_per_month, month, "month", next_month(moment) - moment),
+        (quotas.spend_per_day, day, "day", _midnight(moment) + _DAY - moment),
+    )
+    left = math.inf
+    for most, spent, what, rest in limits:
+        if most is not None and spent >= most:
+            raise _overspent(spent, most, what, rest)
+        left = left if most is None else min(left, most - spent)
+    return left
 
 
 async def note_start(tx: Transaction, user_id: str) -> None:
@@ -204,6 +204,15 @@ def _midnight(moment: datetime) -> datetime:
     return moment.replace(hour=0, minute=0, second=0, microsecond=0)
 
 
+_OVER: Final = """
+    ON CONFLICT (user_id) DO UPDATE
+    SET running_sandboxes = excluded.running_sandboxes,
+        conversations_per_hour = excluded.conversations_per_hour,
+        spend_per_day = excluded.spend_per_day,
+        spend_per_month = excluded.spend_per_month
+"""
+
+
 class QuotaTable:
     """The SQL of limits, and of what was used."""
 
@@ -220,19 +229,8 @@ class QuotaTable:
     @staticmethod
     async def upsert(tx: Transaction, user_id: str, quotas: Quotas) -> int:
         """Store the limits of a user."""
-        sql = """
-            INSERT INTO quotas
-                (user_id, running_sandboxes, conversations_per_hour, spend_per_day, spend_per_month)
-            VALUES
-                (:user_id, :running_sandboxes, :conversations_per_hour, :spend_per_day,
-                 :spend_per_month)
-            ON CONFLICT (user_id) DO UPDATE
-            SET running_sandboxes = excluded.running_sandboxes,
-                conversations_per_hour = excluded.conversations_per_hour,
-                spend_per_day = excluded.spend_per_day,
-                spend_per_month = excluded.spend_per_month
-        """
-        return await tx.run(sql, {"user_id": user_id, **msgspec.structs.asdict(quotas)})
+        row = {"user_id": user_id, **msgspec.structs.asdict(quotas)}
+        return await tx.insert("quotas", row, _OVER)
 
     @staticmethod
     async def starts(reader: Queryable, user_id: str, since: datetime) -> list[datetime]:
@@ -297,10 +295,4 @@ class QuotaTable:
                 completion_tokens = completion_tokens + excluded.completion_tokens,
                 dollars = dollars + excluded.dollars
         """
-        params = {
-            "user_id": user_id,
-            "day": day,
-            "dollars": dollars,
-            **msgspec.structs.asdict(used),
-        }
-        return await tx.run(sql, params)
+        return await tx.run(sql, row_of(used, user_id=user_id, day=day, dollars=dollars))

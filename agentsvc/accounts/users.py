@@ -4,16 +4,13 @@ Their keys belong to `auth`, and how they are deleted to `user_deletion`.
 """
 
 from datetime import datetime
-from typing import Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from agentsvc.accounts.keys import Role, check_name
+from agentsvc.accounts.keys import Role, UserTable, check_name
 from agentsvc.base import Conflict, NotFound, values
-from agentsvc.storage import Database, Queryable, Row, Transaction, note_effect, record_of, row_of
-
-_SELECT: Final = "SELECT id, name, role, created_at, blocked_at, leaving_at FROM users"
+from agentsvc.storage import Database, Queryable, Transaction, note_effect, record_of, row_of
 
 
 class User(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +46,7 @@ class Users:
 
     async def list_all(self) -> list[User]:
         """Return all users by their names."""
-        return [record_of(row, User) for row in await AccountTable.list_all(self._db)]
+        return [record_of(row, User) for row in await UserTable.list_all(self._db)]
 
     async def get(self, user_id: str) -> User:
         """Return a user; raises NotFound."""
@@ -57,7 +54,7 @@ class Users:
 
     async def get_named(self, name: str) -> User:
         """Return the user of a name; raises NotFound."""
-        row = await AccountTable.find_named(self._db, name)
+        row = await UserTable.find_named(self._db, name)
         if row is None:
             raise NotFound(f"there is no user `{name}`")
         return record_of(row, User)
@@ -84,8 +81,8 @@ async def add_user(tx: Transaction, name: str, role: Role) -> User:
     """Add a user inside the caller's transaction; raises as `Users.create`."""
     check_name(name)
     user = User(id=values.new_id(), name=name, role=role, created_at=values.now(), blocked_at=None)
-    await _check_free(tx, user)
-    await AccountTable.insert(tx, user)
+    if not await UserTable.insert(tx, row_of(user)):
+        raise _taken(user)
     return user
 
 
@@ -102,8 +99,8 @@ async def change_user(tx: Transaction, user_id: str, patch: UserPatch) -> User:
         raise Conflict(f"`{before.name}` is being deleted")
     after = _patched(before, patch)
     await _check_free(tx, after)
-    await AccountTable.update(tx, after)
-    is_last = before.is_active_admin and not await AccountTable.has_active_admin(tx)
+    await UserTable.update(tx, row_of(after))
+    is_last = before.is_active_admin and not await UserTable.has_active_admin(tx)
     if is_last:
         raise Conflict(f"`{before.name}` is the only administrator, and has to stay one")
     return after
@@ -123,54 +120,17 @@ def _patched(user: User, patch: UserPatch) -> User:
 
 async def get_user(source: Queryable, user_id: str) -> User:
     """Return a user; raises NotFound."""
-    row = await AccountTable.find(source, user_id)
+    row = await UserTable.find(source, user_id)
     if row is None:
         raise NotFound("no such user")
     return record_of(row, User)
 
 
 async def _check_free(tx: Transaction, user: User) -> None:
-    named = await AccountTable.find_named(tx, user.name)
+    named = await UserTable.find_named(tx, user.name)
     if named is not None and named["id"] != user.id:
-        raise Conflict(f"a user of this name exists already: {user.name}")
+        raise _taken(user)
 
 
-class AccountTable:
-    """The SQL of users as they are looked after."""
-
-    @staticmethod
-    async def list_all(source: Queryable) -> list[Row]:
-        """Return every user by name."""
-        return await source.all(_SELECT + " ORDER BY name")
-
-    @staticmethod
-    async def find(source: Queryable, user_id: str) -> Row | None:
-        """Return the user of this id, or None."""
-        return await source.one(_SELECT + " WHERE id = :id", {"id": user_id})
-
-    @staticmethod
-    async def find_named(source: Queryable, name: str) -> Row | None:
-        """Return the user of this name, or None."""
-        return await source.one(_SELECT + " WHERE name = :name", {"name": name})
-
-    @staticmethod
-    async def has_active_admin(source: Queryable) -> bool:
-        """Tell whether there is an administrator who is let in."""
-        sql = "SELECT 1 FROM users WHERE role = 'admin' AND blocked_at IS NULL LIMIT 1"
-        return await source.one(sql) is not None
-
-    @staticmethod
-    async def insert(tx: Transaction, user: User) -> int:
-        """Add a user."""
-        return await tx.insert("users", row_of(user))
-
-    @staticmethod
-    async def update(tx: Transaction, user: User) -> int:
-        """Store what has changed of a user."""
-        sql = """
-            UPDATE users
-            SET name = :name, role = :role, blocked_at = :blocked_at
-            WHERE id = :id
-        """
-        row = row_of(user)
-        return await tx.run(sql, {name: row[name] for name in ("id", "name", "role", "blocked_at")})
+def _taken(user: User) -> Conflict:
+    return Conflict(f"a user of this name exists already: {user.name}")

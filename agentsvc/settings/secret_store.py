@@ -5,7 +5,7 @@ Values leave only as `Secret`, and lie in the database sealed.
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -191,99 +191,67 @@ _ENCODER = msgspec.json.Encoder()
 _SEALED = msgspec.json.Decoder(_Sealed)
 
 
+_SECRETS: Final = "SELECT user_id, kind, name, sealed, description, host FROM secrets"
+_OVER: Final = """
+    ON CONFLICT (user_id, kind, name) DO UPDATE
+    SET sealed = excluded.sealed,
+        description = excluded.description,
+        host = excluded.host,
+        updated_at = excluded.updated_at
+"""
+
+
 class SecretTable:
     """The SQL of the `secrets` table."""
 
     @staticmethod
     async def of_user(reader: Queryable, user_id: str, kind: str) -> list[Row]:
         """Return every secret of a kind, by name."""
-        return await reader.all(
-            """
-            SELECT user_id, kind, name, sealed, description, host
-            FROM secrets
-            WHERE user_id = :user_id AND kind = :kind
-            ORDER BY name
-            """,
-            {"user_id": user_id, "kind": kind},
-        )
+        sql = _SECRETS + " WHERE user_id = :user_id AND kind = :kind ORDER BY name"
+        return await reader.all(sql, {"user_id": user_id, "kind": kind})
 
     @staticmethod
     async def find(reader: Queryable, user_id: str, kind: str, name: str) -> Row | None:
         """Return one secret."""
-        return await reader.one(
-            """
-            SELECT user_id, kind, name, sealed, description, host
-            FROM secrets
-            WHERE user_id = :user_id AND kind = :kind AND name = :name
-            """,
-            {"user_id": user_id, "kind": kind, "name": name},
-        )
+        sql = _SECRETS + " WHERE user_id = :user_id AND kind = :kind AND name = :name"
+        return await reader.one(sql, {"user_id": user_id, "kind": kind, "name": name})
 
     @staticmethod
     async def put(tx: Transaction, row: Mapping[str, Any]) -> int:
         """Insert a secret, or replace the one of that name."""
-        return await tx.run(
-            """
-            INSERT INTO secrets
-                (user_id, kind, name, sealed, description, host, created_at, updated_at)
-            VALUES (:user_id, :kind, :name, :sealed, :description, :host, :now, :now)
-            ON CONFLICT (user_id, kind, name) DO UPDATE
-            SET sealed = excluded.sealed,
-                description = excluded.description,
-                host = excluded.host,
-                updated_at = excluded.updated_at
-            """,
-            row,
-        )
+        return await tx.insert("secrets", row, _OVER)
 
     @staticmethod
     async def delete(tx: Transaction, user_id: str, kind: str, name: str) -> int:
         """Delete one secret."""
-        return await tx.run(
-            """
-            DELETE FROM secrets
-            WHERE user_id = :user_id AND kind = :kind AND name = :name
-            """,
-            {"user_id": user_id, "kind": kind, "name": name},
-        )
+        sql = "DELETE FROM secrets WHERE user_id = :user_id AND kind = :kind AND name = :name"
+        return await tx.run(sql, {"user_id": user_id, "kind": kind, "name": name})
 
 
 async def _put_token(
     tx: Transaction, vault: Vault, user_id: str, provider: str, token: ProviderToken
 ) -> None:
     sealed = _Sealed(value=token.token.reveal(), account=token.user_id)
-    await SecretTable.put(
-        tx, _to_row(vault, user_id, _Kind.PROVIDER, provider, sealed, host=token.host)
-    )
+    row = _to_row(vault, user_id, _Kind.PROVIDER, provider, sealed)
+    await SecretTable.put(tx, {**row, "host": token.host})
 
 
 async def _put_secret(
     tx: Transaction, vault: Vault, user_id: str, name: str, secret: CustomSecret
 ) -> None:
-    sealed = _Sealed(value=secret.value.reveal())
-    await SecretTable.put(
-        tx, _to_row(vault, user_id, _Kind.CUSTOM, name, sealed, description=secret.description)
-    )
+    row = _to_row(vault, user_id, _Kind.CUSTOM, name, _Sealed(value=secret.value.reveal()))
+    await SecretTable.put(tx, {**row, "description": secret.description})
 
 
-def _to_row(
-    vault: Vault,
-    user_id: str,
-    kind: _Kind,
-    name: str,
-    sealed: _Sealed,
-    *,
-    description: str | None = None,
-    host: str | None = None,
-) -> dict[str, Any]:
+def _to_row(vault: Vault, user_id: str, kind: _Kind, name: str, sealed: _Sealed) -> dict[str, Any]:
+    moment = values.to_stored(values.now())
     return {
         "user_id": user_id,
         "kind": kind.value,
         "name": str(name),
         "sealed": vault.seal(_ENCODER.encode(sealed), _context(user_id, kind, name)),
-        "description": description,
-        "host": host,
-        "now": values.to_stored(values.now()),
+        "created_at": moment,
+        "updated_at": moment,
     }
 
 

@@ -172,34 +172,25 @@ class SettingsStore:
         return _DECODER.decode(self._vault.unseal(row["sealed"], _context(user_id)))
 
 
+_OVER: Final = (
+    "ON CONFLICT (user_id) DO UPDATE SET sealed = excluded.sealed, updated_at = excluded.updated_at"
+)
+
+
 class SettingsTable:
     """The SQL of the `settings` table."""
 
     @staticmethod
     async def find(reader: Queryable, user_id: str) -> Row | None:
         """Return the sealed record of a user."""
-        return await reader.one(
-            """
-            SELECT sealed
-            FROM settings
-            WHERE user_id = :user_id
-            """,
-            {"user_id": user_id},
-        )
+        sql = "SELECT sealed FROM settings WHERE user_id = :user_id"
+        return await reader.one(sql, {"user_id": user_id})
 
     @staticmethod
     async def put(tx: Transaction, user_id: str, sealed: bytes) -> int:
         """Insert the record of a user, or replace it."""
-        return await tx.run(
-            """
-            INSERT INTO settings (user_id, sealed, updated_at)
-            VALUES (:user_id, :sealed, :now)
-            ON CONFLICT (user_id) DO UPDATE
-            SET sealed = excluded.sealed,
-                updated_at = excluded.updated_at
-            """,
-            {"user_id": user_id, "sealed": sealed, "now": values.to_stored(values.now())},
-        )
+        row = {"user_id": user_id, "sealed": sealed, "updated_at": values.to_stored(values.now())}
+        return await tx.insert("settings", row, _OVER)
 
 
 def _context(user_id: str) -> str:
