@@ -14,15 +14,13 @@ import aiohttp
 import msgspec
 
 from agentsvc.agentserver.responses import (
-    COUNT,
-    HOME,
-    INIT,
-    OBJECT,
-    PAGE,
-    TOOL_SERVER_TEST,
     ConversationInfo,
+    Home,
+    Init,
     InitState,
+    Page,
     ServerFault,
+    ToolServerTest,
     decode,
     decode_conversation,
 )
@@ -150,7 +148,7 @@ class AgentServer(WorkspaceCalls):
 
     async def server_info(self) -> dict[str, Any]:
         """Return what the server says about itself, such as version and idle_time."""
-        return decode(OBJECT, await self._call("GET", "/server_info"))
+        return decode(dict[str, Any], await self._call("GET", "/server_info"))
 
     async def usable_tools(self) -> list[str] | None:
         """Return the names of the tools an agent can be given, or None if the server says none."""
@@ -163,7 +161,7 @@ class AgentServer(WorkspaceCalls):
             answer = await self._call("GET", "/api/init")
         except NotFound:
             return InitState.READY
-        return decode(INIT, answer).state
+        return decode(Init, answer).state
 
     async def initialize(self, identity: Mapping[str, Any], *, hide: Sequence[Secret]) -> None:
         """Tell a server for whom it is, with the key that it was started with in place of ours.
@@ -180,7 +178,7 @@ class AgentServer(WorkspaceCalls):
 
     async def home(self) -> str:
         """Return the absolute path of the home directory inside the sandbox."""
-        return decode(HOME, await self._call("GET", "/api/file/home")).home
+        return decode(Home, await self._call("GET", "/api/file/home")).home
 
     # Conversations
 
@@ -219,7 +217,7 @@ class AgentServer(WorkspaceCalls):
     async def count_running(self, *, time_limit: float | None = None) -> int:
         """Return in how many conversations of the server an agent is at work."""
         path = "/api/conversations/count?status=running"
-        return decode(COUNT, await self._call("GET", path, time_limit=time_limit))
+        return decode(int, await self._call("GET", path, time_limit=time_limit))
 
     async def send_message(
         self,
@@ -335,7 +333,7 @@ class AgentServer(WorkspaceCalls):
         body = {"name": name, "server": dict(server), "timeout": time_limit}
         limit = time_limit + _CLOSING_SECONDS
         told = decode(
-            TOOL_SERVER_TEST, await self._call("POST", "/api/mcp/test", json=body, time_limit=limit)
+            ToolServerTest, await self._call("POST", "/api/mcp/test", json=body, time_limit=limit)
         )
         return None if told.ok else told.error
 
@@ -348,7 +346,7 @@ class AgentServer(WorkspaceCalls):
         """Return up to so many stored events as raw JSON, newest first; raises NotFound."""
         query = urlencode({"sort_order": "TIMESTAMP_DESC", "limit": limit})
         page = decode(
-            PAGE, await self._call("GET", _path(conversation_id, f"events/search?{query}"))
+            Page, await self._call("GET", _path(conversation_id, f"events/search?{query}"))
         )
         return [bytes(item) for item in page.items]
 
@@ -375,7 +373,7 @@ class AgentServer(WorkspaceCalls):
         while True:
             path = _path(conversation_id, "events/search?" + urlencode(query))
             try:
-                page = decode(PAGE, await self._call("GET", path, time_limit=time_limit))
+                page = decode(Page, await self._call("GET", path, time_limit=time_limit))
             except AgentUnavailable as exc:
                 if query["limit"] == 1 or not isinstance(exc.__cause__, BodyTooLarge):
                     raise

@@ -16,6 +16,7 @@ from agentsvc.base import (
     Conflict,
     NotFound,
     Secret,
+    decoder_of,
 )
 
 MAX_OUTPUT_CHARS: Final = 256 * 1024
@@ -262,19 +263,6 @@ class _Trouble(msgspec.Struct, frozen=True, kw_only=True):
     exception: str | None = None
 
 
-CONVERSATION = msgspec.json.Decoder(ConversationInfo)
-PAGE = msgspec.json.Decoder(Page)
-BASH_PAGE = msgspec.json.Decoder(BashPage)
-STARTED = msgspec.json.Decoder(Started)
-INIT = msgspec.json.Decoder(Init)
-HOME = msgspec.json.Decoder(Home)
-TOOL_SERVER_TEST = msgspec.json.Decoder(ToolServerTest)
-COUNT = msgspec.json.Decoder(int)
-SKILLS = msgspec.json.Decoder(Skills)
-HOOKS = msgspec.json.Decoder(Hooks)
-OBJECT = msgspec.json.Decoder(dict[str, Any])
-GIT_CHANGES = msgspec.json.Decoder(list[GitChange])
-GIT_DIFF = msgspec.json.Decoder(GitDiff)
 _TROUBLE = msgspec.json.Decoder(_Trouble)
 
 
@@ -283,7 +271,7 @@ def decode_conversation(raw: bytes) -> ConversationInfo:
 
     Raises AgentRefused if it is not one.
     """
-    return decode(CONVERSATION, raw)
+    return decode(ConversationInfo, raw)
 
 
 class ServerFault(AgentUnavailable):
@@ -320,10 +308,10 @@ class Output:
         )
 
 
-def decode[T](decoder: msgspec.json.Decoder[T], raw: bytes) -> T:
+def decode[T](kind: type[T], raw: bytes) -> T:
     """Return the decoded body of an answer; raises AgentRefused if it does not fit."""
     with _fitting():
-        return decoder.decode(raw)
+        return decoder_of(kind).decode(raw)
 
 
 def convert_answer[T](part: Any, kind: type[T]) -> T:

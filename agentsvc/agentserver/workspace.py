@@ -11,16 +11,14 @@ import aiohttp
 
 from agentsvc.agentserver.calls import AgentCalls
 from agentsvc.agentserver.responses import (
-    BASH_PAGE,
-    GIT_CHANGES,
-    GIT_DIFF,
-    HOOKS,
-    SKILLS,
-    STARTED,
+    BashPage,
     CommandResult,
     GitChange,
     GitDiff,
+    Hooks,
     Output,
+    Skills,
+    Started,
     decode,
     to_git_error,
 )
@@ -85,7 +83,7 @@ class WorkspaceCalls(AgentCalls):
             order["cwd"] = cwd
         end = monotonic() + time_limit
         started = decode(
-            STARTED,
+            Started,
             await self._call("POST", "/api/bash/start_bash_command", json=order),
         )
         return await self._follow_command(started.id, end)
@@ -113,7 +111,7 @@ class WorkspaceCalls(AgentCalls):
         }
         while True:
             page = decode(
-                BASH_PAGE,
+                BashPage,
                 await self._call("GET", "/api/bash/bash_events/search?" + urlencode(query)),
             )
             for part in page.items:
@@ -134,7 +132,7 @@ class WorkspaceCalls(AgentCalls):
 
         Where there is no repository there are no changes. Raises BadRequest for an unknown ref.
         """
-        return decode(GIT_CHANGES, await self._ask_git("changes", path, ref))
+        return decode(list[GitChange], await self._ask_git("changes", path, ref))
 
     async def git_diff(self, path: str, *, ref: str | None = None) -> GitDiff:
         """Return a file, by its absolute path, as it is and as it is in a ref.
@@ -142,7 +140,7 @@ class WorkspaceCalls(AgentCalls):
         Raises BadRequest for one that is in neither, for one of more than 1 MiB and for an
         unknown ref.
         """
-        return decode(GIT_DIFF, await self._ask_git("diff", path, ref))
+        return decode(GitDiff, await self._ask_git("diff", path, ref))
 
     async def _ask_git(self, what: str, path: str, ref: str | None) -> bytes:
         query = {"path": path} if ref is None else {"path": path, "ref": ref}
@@ -166,9 +164,9 @@ class WorkspaceCalls(AgentCalls):
             "project_dir": project_dir,
             "sandbox_config": None,
         }
-        return decode(SKILLS, await self._call("POST", "/api/skills", json=order)).skills
+        return decode(Skills, await self._call("POST", "/api/skills", json=order)).skills
 
     async def load_hooks(self, project_dir: str) -> dict[str, Any] | None:
         """Return the hook configuration of a project directory, or None if it has none."""
         answer = await self._call("POST", "/api/hooks", json={"project_dir": project_dir})
-        return decode(HOOKS, answer).hook_config
+        return decode(Hooks, answer).hook_config

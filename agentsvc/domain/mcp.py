@@ -6,7 +6,7 @@ Reading takes what published clients send: plain URLs, shell-like argument strin
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
@@ -35,6 +35,7 @@ _SCHEMES = frozenset({"http", "https", "ws", "wss"})
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 Loc = tuple[str | int, ...]
+_LOC: Final = ("body", "mcp_config")
 
 
 class Extras(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -183,21 +184,19 @@ class McpListsBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Tool servers reached over HTTP, at most 100"""
 
 
-def read_mcp_config(raw: Any, *, loc: Loc = ("body", "mcp_config")) -> McpConfig:
+def read_mcp_config(raw: Any, *, loc: Loc = _LOC) -> McpConfig:
     """Return the tool servers that decoded JSON describes, see `to_mcp_config`."""
     return _to_config(convert(raw, McpListsBody, loc=loc), loc)
 
 
-def to_mcp_config(
-    given: McpListsBody | None, *, loc: Loc = ("body", "mcp_config")
-) -> McpConfig | None:
+def to_mcp_config(given: McpListsBody | None) -> McpConfig | None:
     """Return the tool servers of a body, None for null.
 
-    Raises InvalidRequest, located below `loc`, for a URL without scheme or host, a second server of
+    Raises InvalidRequest, located below `mcp_config`, for a URL without scheme or host, a second server of
     the same URL or name, and the like. Stars in place of secrets are kept as they are;
     `restore_secrets` replaces them.
     """
-    return None if given is None else _to_config(given, loc)
+    return None if given is None else _to_config(given, _LOC)
 
 
 def _to_config(given: McpListsBody, loc: Loc) -> McpConfig:
@@ -242,12 +241,7 @@ def show_mcp_config(config: McpConfig, *, is_revealed: bool = False) -> dict[str
     }
 
 
-def restore_secrets(
-    config: McpConfig,
-    stored: McpConfig | None,
-    *,
-    loc: Sequence[str | int] = ("body", "mcp_config"),
-) -> McpConfig:
+def restore_secrets(config: McpConfig, stored: McpConfig | None) -> McpConfig:
     """Return the config with the stored secret wherever it has stars.
 
     A server is the same one if it has the same URL or, for a process, the same name; it keeps what
@@ -259,15 +253,15 @@ def restore_secrets(
     stdio = {server.name: server for server in old.stdio_servers}
     return McpConfig(
         sse_servers=tuple(
-            _restored_remote(server, sse.get(server.url), (*loc, "sse_servers", index))
+            _restored_remote(server, sse.get(server.url), (*_LOC, "sse_servers", index))
             for index, server in enumerate(config.sse_servers)
         ),
         stdio_servers=tuple(
-            _restored_stdio(server, stdio.get(server.name), (*loc, "stdio_servers", index))
+            _restored_stdio(server, stdio.get(server.name), (*_LOC, "stdio_servers", index))
             for index, server in enumerate(config.stdio_servers)
         ),
         shttp_servers=tuple(
-            _restored_remote(server, shttp.get(server.url), (*loc, "shttp_servers", index))
+            _restored_remote(server, shttp.get(server.url), (*_LOC, "shttp_servers", index))
             for index, server in enumerate(config.shttp_servers)
         ),
     )

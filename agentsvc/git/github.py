@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from agentsvc.base import InvalidRequest, NotAllowed, NotFound
 from agentsvc.domain import Provider, SuggestedTask, TaskType
+from agentsvc.git.client import Answer
 from agentsvc.git.hosting import (
     INSTALLATION_LOC,
     Hosting,
@@ -266,19 +267,7 @@ class TasksAnswer(Struct, frozen=True):
     search: Issues = Issues()
 
 
-USER: Final = msgspec.json.Decoder(User)
-ACCOUNTS: Final = msgspec.json.Decoder(list[Account])
-REPOSITORY: Final = msgspec.json.Decoder(RepositoryWire)
-REPOSITORIES: Final = msgspec.json.Decoder(list[RepositoryWire])
-INSTALLATIONS: Final = msgspec.json.Decoder(Installations)
-INSTALLED: Final = msgspec.json.Decoder(InstalledRepositories)
-FOUND: Final = msgspec.json.Decoder(FoundRepositories)
-BRANCHES: Final = msgspec.json.Decoder(list[BranchWire])
-ENTRIES: Final = msgspec.json.Decoder(list[Entry])
 CONTENT: Final = msgspec.json.Decoder(Content | list[Entry])
-CHANGES: Final = msgspec.json.Decoder(list[CommitDetail])
-REFS: Final = msgspec.json.Decoder(RefsAnswer)
-TASKS: Final = msgspec.json.Decoder(TasksAnswer)
 
 BRANCHES_QUERY: Final = """
 query($owner: String!, $name: String!, $text: String!, $first: Int!, $after: String) {
@@ -337,7 +326,7 @@ class GitHub(Hosting):
 
     async def account(self) -> GitAccount:
         """Return whose token it is."""
-        user = (await self._api.get("/user", USER)).value
+        user = (await self._api.get("/user", User)).value
         return GitAccount(
             id=str(user.id),
             login=user.login,
@@ -351,19 +340,16 @@ class GitHub(Hosting):
         """Return the app's installations the token sees: none, unless an app got it."""
         try:
             answer = await self._api.get(
-                "/user/installations", INSTALLATIONS, per_page=limit, page=number_of(cursor)
+                "/user/installations", Installations, per_page=limit, page=number_of(cursor)
             )
         except NotAllowed:
             return Listing(items=[])
-        return Listing(
-            items=[str(one.id) for one in answer.value.installations],
-            cursor=next_number(answer.next_page()),
-            total=answer.value.total_count,
-        )
+        found = [str(one.id) for one in answer.value.installations]
+        return _listing(found, answer, answer.value.total_count)
 
     async def organizations(self) -> list[str]:
         """Return the organizations of the user."""
-        answer = await self._api.get("/user/orgs", ACCOUNTS, per_page=PAGE_MAX)
+        answer = await self._api.get("/user/orgs", list[Account], per_page=PAGE_MAX)
         return [one.login for one in answer.value]
 
     async def repositories(self, query: RepositoryQuery) -> Listing[Repository]:
@@ -374,18 +360,19 @@ class GitHub(Hosting):
             return await self._installed(query, _installation(query.installation_id))
         answer = await self._api.get(
             "/user/repos",
-            REPOSITORIES,
+            list[RepositoryWire],
             sort=_LIST_SORTS.get(query.sort, "pushed"),
             direction=_direction(query),
             per_page=query.limit,
             page=number_of(query.cursor),
         )
-        items = [_to_repository(one) for one in answer.value]
-        return Listing(items=items, cursor=next_number(answer.next_page()))
+        return _listing([_to_repository(one) for one in answer.value], answer)
 
     async def repository(self, name: str) -> Repository:
         """Return one repository."""
-        return _to_repository((await self._api.get(f"/repos/{self._path(name)}", REPOSITORY)).value)
+        return _to_repository(
+            (await self._api.get(f"/repos/{self._path(name)}", RepositoryWire)).value
+        )
 
     async def branches(self, query: BranchQuery) -> Listing[Branch]:
         """Return branches; with a text, those whose names contain it."""
@@ -393,7 +380,7 @@ class GitHub(Hosting):
             return await self._found_branches(query)
         answer = await self._api.get(
             f"/repos/{self._path(query.repository)}/branches",
-            BRANCHES,
+            list[BranchWire],
             per_page=query.limit,
             page=number_of(query.cursor),
         )
@@ -401,11 +388,11 @@ class GitHub(Hosting):
             Branch(name=one.name, commit_sha=one.commit.sha, is_protected=one.protected)
             for one in answer.value
         ]
-        return Listing(items=items, cursor=next_number(answer.next_page()))
+        return _listing(items, answer)
 
     async def suggested_tasks(self) -> list[SuggestedTask]:
         """Return open pull requests of the user that need something, and issues assigned to them."""
-        found = await self._api.query(TASKS_QUERY, TASKS, {"issues": ISSUES_SEARCH})
+        found = await self._api.query(TASKS_QUERY, TasksAnswer, {"issues": ISSUES_SEARCH})
         needs: list[tuple[TaskType, PullRequest | Issue]] = [
             (kind, one)
             for one in found.viewer.pull_requests.nodes
@@ -420,7 +407,7 @@ class GitHub(Hosting):
     async def files(self, repository: str, directory: str) -> list[File]:
         """Return the files of a directory on the main branch."""
         path = f"/repos/{self._path(repository)}/contents/{quoted_path(directory)}"
-        entries = (await self._api.get(path, ENTRIES)).value
+        entries = (await self._api.get(path, list[Entry])).value
         return [File(name=one.name, path=one.path) for one in entries if one.type == "file"]
 
     async def content(self, repository: str, path: str) -> str:
@@ -434,37 +421,31 @@ class GitHub(Hosting):
     async def changed_at(self, repository: str, directory: str) -> str | None:
         """Return when a directory was last changed on the main branch."""
         path = f"/repos/{self._path(repository)}/commits"
-        changes = (await self._api.get(path, CHANGES, path=directory, per_page=1)).value
+        changes = (await self._api.get(path, list[CommitDetail], path=directory, per_page=1)).value
         return changes[0].commit.committer.date if changes and changes[0].commit.committer else None
 
     async def _installed(self, query: RepositoryQuery, installation: int) -> Listing[Repository]:
         answer = await self._api.get(
             f"/user/installations/{installation}/repositories",
-            INSTALLED,
+            InstalledRepositories,
             per_page=query.limit,
             page=number_of(query.cursor),
         )
-        return Listing(
-            items=[_to_repository(one) for one in answer.value.repositories],
-            cursor=next_number(answer.next_page()),
-            total=answer.value.total_count,
-        )
+        found = [_to_repository(one) for one in answer.value.repositories]
+        return _listing(found, answer, answer.value.total_count)
 
     async def _found(self, query: RepositoryQuery) -> Listing[Repository]:
         answer = await self._api.get(
             "/search/repositories",
-            FOUND,
+            FoundRepositories,
             q=await self._search(query),
             sort=_SEARCH_SORTS.get(query.sort),
             order=_direction(query),
             per_page=query.limit,
             page=number_of(query.cursor),
         )
-        return Listing(
-            items=[_to_repository(one) for one in answer.value.items],
-            cursor=next_number(answer.next_page()),
-            total=answer.value.total_count,
-        )
+        found = [_to_repository(one) for one in answer.value.items]
+        return _listing(found, answer, answer.value.total_count)
 
     async def _search(self, query: RepositoryQuery) -> str:
         """Return what GitHub is to look for: a name among one owner's, or among the user's."""
@@ -476,7 +457,7 @@ class GitHub(Hosting):
             owners = [owner]
         else:
             name = owner
-            login = (await self._api.get("/user", USER)).value.login
+            login = (await self._api.get("/user", User)).value.login
             owners = [login, *(await self._seen_organizations())[:_ORGANIZATIONS_MAX]]
         return " ".join([f"{name} in:name fork:true", *(f"user:{one}" for one in owners)]).strip()
 
@@ -488,7 +469,7 @@ class GitHub(Hosting):
             return []
 
     async def _owner_of(self, installation: int) -> str:
-        answer = await self._api.get("/user/installations", INSTALLATIONS, per_page=PAGE_MAX)
+        answer = await self._api.get("/user/installations", Installations, per_page=PAGE_MAX)
         for one in answer.value.installations:
             if one.id == installation and one.account is not None:
                 return one.account.login
@@ -506,7 +487,7 @@ class GitHub(Hosting):
             "first": query.limit,
             "after": query.cursor,
         }
-        found = (await self._api.query(BRANCHES_QUERY, REFS, variables)).repository
+        found = (await self._api.query(BRANCHES_QUERY, RefsAnswer, variables)).repository
         if found is None or found.refs is None:
             raise NotFound(f"Not found at the git provider `{Provider.GITHUB.value}`")
         info = found.refs.page_info
@@ -528,6 +509,10 @@ _SEARCH_SORTS: Final = {
     SortBy.FORKS: "forks",
     SortBy.UPDATED: "updated",
 }
+
+
+def _listing[T, S](items: list[T], answer: Answer[S], total: int | None = None) -> Listing[T]:
+    return Listing(items=items, cursor=next_number(answer.next_page()), total=total)
 
 
 def _direction(query: RepositoryQuery) -> str:

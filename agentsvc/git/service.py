@@ -156,7 +156,9 @@ class GitProviders:
             token = merge_token(stored.get(provider), patch)
             if token is None:
                 continue
-            if not await self._is_good(provider, token, is_trusted=is_trusted):
+            try:
+                await self.identify(provider, token, is_trusted=is_trusted)
+            except _NOT_REFUSED:
                 unchecked.append(provider)
         await self._secrets.set_provider_tokens(user_id, tokens)
         return unchecked
@@ -244,8 +246,8 @@ class GitProviders:
         """Return the page of this number, or all pages, within reason."""
         hosting, _ = await self._home(user_id, None, query.repository)
         if page is not None:
-            return await hosting.branches(_from(query, hosting.cursor_of(page, query.limit)))
-        return Listing(items=await _walk(lambda cursor: hosting.branches(_from(query, cursor))))
+            return await hosting.branches(_at(query, hosting.cursor_of(page, query.limit)))
+        return Listing(items=await _walk(lambda cursor: hosting.branches(_at(query, cursor))))
 
     async def suggested_tasks(self, user_id: str) -> list[SuggestedTask]:
         """Return what there is to do for a user, at all providers."""
@@ -314,14 +316,6 @@ class GitProviders:
             yield made
 
     # Which service to ask
-
-    async def _is_good(self, provider: Provider, token: ProviderToken, *, is_trusted: bool) -> bool:
-        """Tell whether a provider knows a token; False means that it could not be asked."""
-        try:
-            await self.identify(provider, token, is_trusted=is_trusted)
-        except _NOT_REFUSED:
-            return False
-        return True
 
     def _hosting(self, provider: Provider, token: ProviderToken, *, is_trusted: bool) -> Hosting:
         api, kind, base = self._open(provider, token, is_trusted=is_trusted)
@@ -436,11 +430,7 @@ def _bracketed(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def _at(query: RepositoryQuery, cursor: str | None) -> RepositoryQuery:
-    return msgspec.structs.replace(query, cursor=cursor)
-
-
-def _from(query: BranchQuery, cursor: str | None) -> BranchQuery:
+def _at[Q: (RepositoryQuery, BranchQuery)](query: Q, cursor: str | None) -> Q:
     return msgspec.structs.replace(query, cursor=cursor)
 
 

@@ -3,12 +3,13 @@
 That is where sandboxes reach them as well.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from yarl import URL
 
 from agentsvc.agentserver import AddressNotAllowed, Lookup, SafeConnector
+from agentsvc.base import Secret
 from agentsvc.plugin.egress import BadHost, parse_host
 
 _REFUSAL: Final = (
@@ -42,3 +43,16 @@ async def may_ask(base_url: str, reach: SafeConnector) -> bool:
         # It may be found later, and the key is not to be elsewhere because of that.
         return True
     return True
+
+
+def model_headers(key: Secret | None, more: Mapping[str, Secret]) -> dict[str, str]:
+    """Return the headers of a request to a model, with its key if it has one."""
+    headers = {
+        "Accept-Encoding": "identity",
+        "Content-Type": "application/json",
+        "User-Agent": "agentsvc",
+        **{name: value.reveal() for name, value in more.items()},
+    }
+    if key:
+        headers["Authorization"] = f"Bearer {key.reveal()}"
+    return headers

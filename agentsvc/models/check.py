@@ -17,8 +17,8 @@ from yarl import URL
 
 from agentsvc.agentserver import AddressNotAllowed, Lookup, SafeConnector, refusal_in
 from agentsvc.domain import Llm
-from agentsvc.models.access import check_host, reach_of_models
-from agentsvc.models.hosts import host_of_url, provider_of
+from agentsvc.models.access import check_host, model_headers, reach_of_models
+from agentsvc.models.hosts import BASES, OWN_SERVERS, host_of_url, provider_of
 from agentsvc.plugin.egress import BadHost
 
 _ANSWER_MAX: Final = 256 * 1024
@@ -26,27 +26,8 @@ _SAID_MAX: Final = 500
 _TIME_LIMIT: Final = 30.0
 _QUESTION: Final = "This is a test of the connection. Answer with the one word OK."
 
-_BASES: Final = {
-    "anthropic": "https://api.anthropic.com/v1",
-    "cerebras": "https://api.cerebras.ai/v1",
-    "deepseek": "https://api.deepseek.com/v1",
-    "fireworks_ai": "https://api.fireworks.ai/inference/v1",
-    "gemini": "https://generativelanguage.googleapis.com/v1beta/openai",
-    "groq": "https://api.groq.com/openai/v1",
-    "mistral": "https://api.mistral.ai/v1",
-    "moonshot": "https://api.moonshot.ai/v1",
-    "openai": "https://api.openai.com/v1",
-    "openrouter": "https://openrouter.ai/api/v1",
-    "sambanova": "https://api.sambanova.ai/v1",
-    "xai": "https://api.x.ai/v1",
-}
-"""Where providers take chat completions as OpenAI does."""
-
 _OTHERWISE: Final = frozenset({"anthropic", "gemini"})
 """Providers whose own interface, which is what a base URL stands for, is another one."""
-
-_SERVERS: Final = frozenset({"custom_openai", "hosted_vllm", "litellm_proxy"})
-"""What servers of one's own are called that take chat completions as OpenAI does."""
 
 
 class CheckOutcome(StrEnum):
@@ -120,13 +101,13 @@ def _endpoint(llm: Llm) -> URL | Checked:
             "The name lacks its provider. Write openai/NAME for a server of your own that speaks as"
             " OpenAI's does."
         )
-    is_known = provider in _SERVERS or (provider in _BASES and provider not in _OTHERWISE)
-    if not (is_known if base else provider in _BASES):
+    is_known = provider in OWN_SERVERS or (provider in BASES and provider not in _OTHERWISE)
+    if not (is_known if base else provider in BASES):
         return _untested(
             f"Models of `{provider}`{' behind a base URL' if base else ''} cannot be tested here:"
             " the server asks only what speaks as OpenAI does. The first conversation will show."
         )
-    return _to_url(base or _BASES[provider]) or _failed(
+    return _to_url(base or BASES[provider]) or _failed(
         "The base URL is none: it begins with https:// or http:// and a host."
     )
 
@@ -148,13 +129,7 @@ async def _ask(llm: Llm, url: URL, reach: SafeConnector) -> Checked:
         "model": name.partition("/")[2] or name,
         "messages": [{"role": "user", "content": _QUESTION}],
     }
-    headers = {
-        "Accept-Encoding": "identity",
-        "Content-Type": "application/json",
-        "User-Agent": "agentsvc",
-    }
-    if key:
-        headers["Authorization"] = f"Bearer {key}"
+    headers = model_headers(llm.api_key, {})
     async with (
         reach.session() as session,
         session.post(

@@ -7,27 +7,36 @@ a base URL, or the operator lists the host.
 from typing import Final
 from urllib.parse import urlsplit
 
-_HOSTS: Final = {
-    "anthropic": "api.anthropic.com",
-    "cerebras": "api.cerebras.ai",
+BASES: Final = {
+    "anthropic": "https://api.anthropic.com/v1",
+    "cerebras": "https://api.cerebras.ai/v1",
+    "deepseek": "https://api.deepseek.com/v1",
+    "fireworks_ai": "https://api.fireworks.ai/inference/v1",
+    "gemini": "https://generativelanguage.googleapis.com/v1beta/openai",
+    "groq": "https://api.groq.com/openai/v1",
+    "mistral": "https://api.mistral.ai/v1",
+    "moonshot": "https://api.moonshot.ai/v1",
+    "openai": "https://api.openai.com/v1",
+    "openrouter": "https://openrouter.ai/api/v1",
+    "sambanova": "https://api.sambanova.ai/v1",
+    "xai": "https://api.x.ai/v1",
+}
+"""Where providers take chat completions as OpenAI does."""
+
+OWN_SERVERS: Final = frozenset({"custom_openai", "hosted_vllm", "litellm_proxy"})
+"""What servers of one's own are called that take requests as OpenAI does."""
+
+_OTHER_HOSTS: Final = {
     "cohere": "api.cohere.ai",
     "cohere_chat": "api.cohere.ai",
     "dashscope": "dashscope.aliyuncs.com",
-    "deepseek": "api.deepseek.com",
-    "fireworks_ai": "api.fireworks.ai",
-    "gemini": "generativelanguage.googleapis.com",
-    "groq": "api.groq.com",
     "minimax": "api.minimax.io",
-    "mistral": "api.mistral.ai",
-    "moonshot": "api.moonshot.ai",
-    "openai": "api.openai.com",
     "openhands": "llm-proxy.app.all-hands.dev",
-    "openrouter": "openrouter.ai",
     "perplexity": "api.perplexity.ai",
-    "sambanova": "api.sambanova.ai",
-    "xai": "api.x.ai",
     "zai": "api.z.ai",
 }
+"""Where the others are."""
+
 _LOCAL: Final = {"ollama": "localhost:11434", "ollama_chat": "localhost:11434"}
 _FAMILIES: Final = {
     "claude": "anthropic",
@@ -49,7 +58,9 @@ def host_of(model: str, base_url: str | None) -> str:
     provider = provider_of(model)
     if provider in _LOCAL:
         return _LOCAL[provider]
-    return f"{_HOSTS[provider]}:443" if provider in _HOSTS else ""
+    if provider in BASES:
+        return host_of_url(BASES[provider])
+    return f"{_OTHER_HOSTS[provider]}:443" if provider in _OTHER_HOSTS else ""
 
 
 def provider_of(model: str) -> str:

@@ -11,7 +11,7 @@ from yarl import URL
 
 from agentsvc.agentserver import Lookup, SafeConnector, refusal_in
 from agentsvc.base import ModelUnavailable
-from agentsvc.models.access import check_host, may_ask, reach_of_models
+from agentsvc.models.access import check_host, may_ask, model_headers, reach_of_models
 from agentsvc.models.hosts import host_of_url
 from agentsvc.models.wire import CallUsage, Upstream, UsageReader
 from agentsvc.plugin.egress import BadHost
@@ -112,7 +112,7 @@ class ModelProxy:
                 response = await session.post(
                     url,
                     data=body,
-                    headers=_headers(upstream),
+                    headers=model_headers(upstream.api_key, upstream.headers),
                     allow_redirects=False,
                     timeout=limits,
                 )
@@ -125,18 +125,6 @@ class ModelProxy:
             raise _unavailable(
                 f"Nothing answers at the address of the model: {place}", exc
             ) from exc
-
-
-def _headers(upstream: Upstream) -> dict[str, str]:
-    headers = {
-        "Accept-Encoding": "identity",
-        "Content-Type": "application/json",
-        "User-Agent": "agentsvc",
-        **{name: value.reveal() for name, value in upstream.headers.items()},
-    }
-    if upstream.api_key:
-        headers["Authorization"] = f"Bearer {upstream.api_key.reveal()}"
-    return headers
 
 
 def _unavailable(message: str, exc: Exception) -> ModelUnavailable:

@@ -7,12 +7,10 @@ from msgspec import Raw
 
 from agentsvc.base import Secret
 from agentsvc.domain import SECRET_OPTIONS, Llm, LlmOptions
-from agentsvc.models.hosts import provider_of
+from agentsvc.models.hosts import OWN_SERVERS, provider_of
 
 OPENAI_URL: Final = "https://api.openai.com/v1"
 
-_SERVERS: Final = frozenset({"custom_openai", "hosted_vllm", "litellm_proxy"})
-"""What servers of one's own are called that take requests as OpenAI does."""
 _LONGEST_LINE: Final = 4 * 1024 * 1024
 _BYTES_OF_TOKEN: Final = 4
 """About how long a token is."""
@@ -47,7 +45,7 @@ def upstream_of(llm: Llm) -> Upstream | None:
     """Return where requests for a model go, or None for one that does not speak as OpenAI's do."""
     model, base = (llm.model or "").strip(), (llm.base_url or "").strip()
     provider = provider_of(model)
-    if provider != "openai" and not (provider in _SERVERS and base):
+    if provider != "openai" and not (provider in OWN_SERVERS and base):
         return None
     options = llm.options
     if options.api_version is not None:
