@@ -402,7 +402,7 @@ def _make_callbacks(
     app: web.Application, ingestor: EventIngestor, deletion: ConversationDeletion
 ) -> SandboxCallbacks:
     return SandboxCallbacks(
-        app[_STORES],
+        stores=app[_STORES],
         lookup_tokens=LookupTokens(app[_VAULT]),
         sandboxes=app[keys.SANDBOXES],
         secrets=app[keys.SECRETS],
@@ -425,7 +425,7 @@ async def _messages(app: web.Application) -> AsyncIterator[None]:
         wait_seconds=app[keys.CONFIG].conversations.hand_over_seconds,
     )
     app[keys.REPLAYS] = Replays(
-        app[_STORES],
+        stores=app[_STORES],
         agents=app[_AGENTS],
         settings=app[keys.SETTINGS],
         model_tokens=app[keys.MODEL_TOKENS],

@@ -22,28 +22,16 @@ from agentsvc.storage import Transaction
 _FULL_SECONDS: Final = 3600
 
 
-class SandboxCallbacks:
+class SandboxCallbacks(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Takes in what agent servers report, and answers what they ask for."""
 
-    def __init__(
-        self,
-        stores: ConversationStores,
-        *,
-        lookup_tokens: LookupTokens,
-        sandboxes: Sandboxes,
-        secrets: SecretStore,
-        ingestor: EventIngestor,
-        deletion: ConversationDeletion,
-        max_adopted: int = 0,
-    ) -> None:
-        self._db = stores.db
-        self._passes = lookup_tokens
-        self._sandboxes = sandboxes
-        self._secrets = secrets
-        self._table = stores.conversations
-        self._ingestor = ingestor
-        self._deletion = deletion
-        self._max_adopted = max_adopted
+    stores: ConversationStores
+    lookup_tokens: LookupTokens
+    sandboxes: Sandboxes
+    secrets: SecretStore
+    ingestor: EventIngestor
+    deletion: ConversationDeletion
+    max_adopted: int
 
     async def receive_events(
         self, sandbox: Sandbox, conversation_id: str, raw: Sequence[bytes]
@@ -54,7 +42,7 @@ class SandboxCallbacks:
         for a conversation that is not this sandbox's.
         """
         try:
-            await self._ingestor.record(conversation_id, raw, sandbox_id=sandbox.id)
+            await self.ingestor.record(conversation_id, raw, sandbox_id=sandbox.id)
         except NotFound:
             if not await self._is_removed(sandbox, conversation_id):
                 raise NotFound(f"Conversation {shown(conversation_id)} not found") from None
@@ -72,10 +60,10 @@ class SandboxCallbacks:
             return
         if await self._is_removed(sandbox, conversation_id):
             return
-        if await self._table.find(conversation_id) is None:
+        if await self.stores.conversations.find(conversation_id) is None:
             await self._adopt(sandbox, conversation_id, told.workspace.working_dir)
         await self._require_own(sandbox, conversation_id)
-        await self._ingestor.receive_info(conversation_id, told)
+        await self.ingestor.receive_info(conversation_id, told)
 
     async def sandbox_secrets(self, sandbox: Sandbox) -> dict[str, tuple[str | None, Secret]]:
         """Return the secrets a sandbox may ask for: by name, the description and the value.
@@ -85,27 +73,27 @@ class SandboxCallbacks:
         if sandbox.spec.withholds_secrets:
             return {}
         found: dict[str, tuple[str | None, Secret]] = {}
-        for name, token in (await self._secrets.provider_tokens(sandbox.user_id)).items():
+        for name, token in (await self.secrets.provider_tokens(sandbox.user_id)).items():
             variable = token_variable(Provider(name))
             for known_as in (variable.lower(), variable):
                 found[known_as] = (f"{name} token", token.token)
-        for name, secret in (await self._secrets.custom_secrets(sandbox.user_id)).items():
+        for name, secret in (await self.secrets.custom_secrets(sandbox.user_id)).items():
             found[name] = (secret.description, secret.value)
         return found
 
     async def identify_pass(self, text: str) -> ProviderPass:
         """Return the pass a sandbox shows, while it runs; raises NotAuthenticated."""
-        granted = self._passes.read(text)
-        sandbox = await self._sandboxes.find_any(granted.sandbox_id)
+        granted = self.lookup_tokens.read(text)
+        sandbox = await self.sandboxes.find_any(granted.sandbox_id)
         if sandbox is None or not sandbox.may_call:
             raise NotAuthenticated(detail="the sandbox of the pass does not run")
         return granted
 
     async def provider_token(self, granted: ProviderPass) -> Secret:
         """Return the token a pass is for, as its user has it now; raises NotFound."""
-        sandbox = await self._sandboxes.find_any(granted.sandbox_id)
+        sandbox = await self.sandboxes.find_any(granted.sandbox_id)
         user_id = sandbox.user_id if sandbox else ""
-        found = await self._secrets.find_provider_token(user_id, granted.provider)
+        found = await self.secrets.find_provider_token(user_id, granted.provider)
         if found is None:
             raise NotFound("No such provider")
         return found.token
@@ -113,7 +101,7 @@ class SandboxCallbacks:
     # Inside
 
     async def _require_own(self, sandbox: Sandbox, conversation_id: str) -> None:
-        conversation = await self._table.find(conversation_id)
+        conversation = await self.stores.conversations.find(conversation_id)
         if conversation is None or conversation.sandbox_id != sandbox.id:
             raise NotFound(f"Conversation {shown(conversation_id)} not found")
 
@@ -128,26 +116,26 @@ class SandboxCallbacks:
         )
 
         async def body(tx: Transaction) -> None:
-            is_removed = await self._deletion.is_removed(conversation_id, sandbox.id, tx)
-            if not is_removed and await self._table.find(conversation_id, tx) is None:
+            is_removed = await self.deletion.is_removed(conversation_id, sandbox.id, tx)
+            if not is_removed and await self.stores.conversations.find(conversation_id, tx) is None:
                 await self._check_adopted(tx, sandbox)
                 await quotas.note_start(tx, sandbox.user_id)
-                await self._table.insert(tx, conversation)
+                await self.stores.conversations.insert(tx, conversation)
 
-        await self._db.write(body)
+        await self.stores.db.write(body)
 
     async def _check_adopted(self, tx: Transaction, sandbox: Sandbox) -> None:
-        _, adopted = await self._table.used_by(tx, sandbox.id)
-        if self._max_adopted and adopted >= self._max_adopted:
+        _, adopted = await self.stores.conversations.used_by(tx, sandbox.id)
+        if self.max_adopted and adopted >= self.max_adopted:
             raise QuotaExceeded(
                 f"{adopted} conversations of this sandbox are kept that the server has not started",
                 retry_after_seconds=_FULL_SECONDS,
             )
 
     async def _is_removed(self, sandbox: Sandbox, conversation_id: str) -> bool:
-        if await self._table.find(conversation_id) is not None:
+        if await self.stores.conversations.find(conversation_id) is not None:
             return False
-        if not await self._deletion.is_removed(conversation_id, sandbox.id):
+        if not await self.deletion.is_removed(conversation_id, sandbox.id):
             return False
-        await self._deletion.tell_again(conversation_id)
+        await self.deletion.tell_again(conversation_id)
         return True

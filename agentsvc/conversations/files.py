@@ -81,21 +81,13 @@ class HookEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The hooks on it, by the tools they are for"""
 
 
-class ConversationFiles:
+class ConversationFiles(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Reads out of the sandboxes that conversations live in."""
 
-    def __init__(
-        self,
-        *,
-        conversations: Conversations,
-        agents: AgentClient,
-        settings: SettingsStore,
-        has_public_skills: bool,
-    ) -> None:
-        self._conversations = conversations
-        self._agents = agents
-        self._settings = settings
-        self._has_public_skills = has_public_skills
+    conversations: Conversations
+    agents: AgentClient
+    settings: SettingsStore
+    has_public_skills: bool
 
     async def read_text(self, user_id: str, conversation_id: str, path: str) -> str:
         """Return a text file, or an empty text if it cannot be had for whatever reason.
@@ -103,7 +95,7 @@ class ConversationFiles:
         The path is relative to the project, or absolute.
         """
         try:
-            view = await self._conversations.get(user_id, conversation_id)
+            view = await self.conversations.get(user_id, conversation_id)
             agent = self._find_agent(view)
             data = await agent.download(_locate(path, view)) if agent else b""
             return data.decode()
@@ -120,7 +112,7 @@ class ConversationFiles:
         What is in no project's own history is left out: that of git, installed packages and
         caches. Raises as `git_changes`.
         """
-        view = await self._conversations.get(user_id, conversation_id)
+        view = await self.conversations.get(user_id, conversation_id)
         command = listing_command(_locate(path, view))
         result = await self._require_agent(view).run_command(command, time_limit=_LIST_SECONDS)
         return [name for name in result.stdout.split("\n") if name]
@@ -134,7 +126,7 @@ class ConversationFiles:
         if it cannot be reached for another reason, AgentRefused or AgentUnavailable.
         """
         check_ref(ref)
-        view = await self._conversations.get(user_id, conversation_id)
+        view = await self.conversations.get(user_id, conversation_id)
         return await self._require_agent(view).git_changes(_locate(path, view), ref=ref)
 
     async def git_diff(
@@ -142,7 +134,7 @@ class ConversationFiles:
     ) -> GitDiff:
         """Return a file as it is and as it is in a ref; raises as `git_changes`."""
         check_ref(ref)
-        view = await self._conversations.get(user_id, conversation_id)
+        view = await self.conversations.get(user_id, conversation_id)
         return await self._require_agent(view).git_diff(_locate(path, view), ref=ref)
 
     async def skills(self, user_id: str, conversation_id: str) -> list[Skill]:
@@ -150,19 +142,19 @@ class ConversationFiles:
 
         Raises NotFound, AgentRefused or AgentUnavailable.
         """
-        view = await self._conversations.get(user_id, conversation_id)
+        view = await self.conversations.get(user_id, conversation_id)
         agent = self._find_agent(view)
         if agent is None:
             return []
         found = await agent.load_skills(
-            view.conversation.working_dir, load_public=self._has_public_skills
+            view.conversation.working_dir, load_public=self.has_public_skills
         )
-        disabled = (await self._settings.get(user_id)).disabled_skills or ()
+        disabled = (await self.settings.get(user_id)).disabled_skills or ()
         return [skill for skill in convert_answer(found, list[Skill]) if skill.name not in disabled]
 
     async def hooks(self, user_id: str, conversation_id: str) -> list[HookEvent]:
         """Return the hooks the project has now, none unless its sandbox runs; raises as `skills`."""
-        view = await self._conversations.get(user_id, conversation_id)
+        view = await self.conversations.get(user_id, conversation_id)
         agent = self._find_agent(view)
         if agent is None:
             return []
@@ -188,7 +180,7 @@ class ConversationFiles:
     def _find_agent(self, view: ConversationView) -> AgentServer | None:
         if view.agent_url is None or view.session_api_key is None:
             return None
-        return self._agents.at(view.agent_url, view.session_api_key)
+        return self.agents.at(view.agent_url, view.session_api_key)
 
 
 def listing_command(folder: str) -> str:

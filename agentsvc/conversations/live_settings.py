@@ -25,25 +25,15 @@ class UserSkill(msgspec.Struct, frozen=True, kw_only=True):
     triggers: list[str] | None = None
 
 
-class LiveSettings:
+class LiveSettings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Reaches into the sandboxes of a user."""
 
-    def __init__(
-        self,
-        *,
-        conversations: Conversations,
-        sandboxes: Sandboxes,
-        agents: AgentClient,
-        settings: SettingsStore,
-        has_public_skills: bool,
-        model_tokens: ModelTokens,
-    ) -> None:
-        self._model_tokens = model_tokens
-        self._conversations = conversations
-        self._sandboxes = sandboxes
-        self._agents = agents
-        self._settings = settings
-        self._has_public_skills = has_public_skills
+    conversations: Conversations
+    sandboxes: Sandboxes
+    agents: AgentClient
+    settings: SettingsStore
+    has_public_skills: bool
+    model_tokens: ModelTokens
 
     async def switch_profile(self, user_id: str, conversation_id: str, name: str) -> None:
         """Let a conversation go on with a saved language model.
@@ -51,17 +41,17 @@ class LiveSettings:
         Raises NotFound for settings, profile or conversation, Conflict while the sandbox does not
         run, and whatever else `Conversations.agent` raises, AgentUnavailable or AgentRefused.
         """
-        settings = await self._settings.find(user_id)
+        settings = await self.settings.find(user_id)
         if settings is None:
             raise NotFound("Settings not found")
         llm = get_profile(settings, name)
         llm = msgspec.structs.replace(llm, api_key=llm.api_key or settings.llm_api_key)
         hidden = secrets_of(llm)
-        agent = await self._conversations.agent(user_id, conversation_id)
-        view = await self._conversations.get(user_id, conversation_id)
+        agent = await self.conversations.agent(user_id, conversation_id)
+        view = await self.conversations.get(user_id, conversation_id)
         if view.sandbox is not None:
             hidden += secrets_of(
-                llm := await self._model_tokens.lend(view.sandbox, conversation_id, llm)
+                llm := await self.model_tokens.lend(view.sandbox, conversation_id, llm)
             )
         body = llm_to_agent(llm, usage_id="", stream=True)
         # The agent server keeps one model for each usage id, so another key is another id.
@@ -74,8 +64,8 @@ class LiveSettings:
 
         Raises BadRequest where it has no such agent, or that cannot; and as `switch_profile`.
         """
-        agent = await self._conversations.agent(user_id, conversation_id)
-        view = await self._conversations.get(user_id, conversation_id)
+        agent = await self.conversations.agent(user_id, conversation_id)
+        view = await self.conversations.get(user_id, conversation_id)
         if view.conversation.agent_kind != "acp":
             raise BadRequest("This conversation has no agent of the kind `acp`")
         await agent.switch_acp_model(conversation_id, model)
@@ -86,11 +76,11 @@ class LiveSettings:
         They are inside sandboxes, so the newest one that runs is asked; while none runs there are
         none to be seen. Raises AgentUnavailable or AgentRefused.
         """
-        sandbox = await _running(self._sandboxes, user_id)
+        sandbox = await _running(self.sandboxes, user_id)
         if sandbox is None or sandbox.agent_url is None:
             return []
-        found = await self._agents.at(sandbox.agent_url, sandbox.session_key).load_skills(
-            sandbox.working_dir, load_public=self._has_public_skills, load_project=False
+        found = await self.agents.at(sandbox.agent_url, sandbox.session_key).load_skills(
+            sandbox.working_dir, load_public=self.has_public_skills, load_project=False
         )
         return sorted(convert_answer(found, list[UserSkill]), key=lambda skill: skill.name)
 

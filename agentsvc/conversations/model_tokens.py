@@ -20,7 +20,6 @@ from agentsvc.base import (
     ModelBudgetReached,
     NotAuthenticated,
     QuotaExceeded,
-    Secret,
     new_id,
     new_key,
     now,
@@ -43,7 +42,7 @@ from agentsvc.domain import Llm, encode_revealed, revealed_decoder
 from agentsvc.models import CallUsage, Upstream, guess_usage, through, upstream_of
 from agentsvc.plugin import NOT_CALLING
 from agentsvc.sandboxes import Sandbox, Sandboxes
-from agentsvc.storage import Queryable, Row, Transaction, Vault
+from agentsvc.storage import Transaction, Vault, record_of
 
 PATH: Final = "/llm/v1"
 """Below which sandboxes find their models."""
@@ -52,6 +51,22 @@ TOKEN_PREFIX: Final = "asmt_"  # noqa: S105  # what tokens begin with
 
 _STOP_SECONDS: Final = 5.0
 _TURNED_DOWN: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
+
+_INSERT: Final = """
+    INSERT INTO model_grants (token_hash, conversation_id, sealed, created_at)
+    SELECT :token_hash, id, :sealed, :created_at
+    FROM conversations
+    WHERE id = :conversation_id
+"""
+"""Of a token there is but a hash; nothing is added for a conversation that is gone."""
+_FIND: Final = """
+    SELECT g.token_hash, g.conversation_id, g.sealed, c.user_id, c.sandbox_id
+    FROM model_grants AS g
+    JOIN conversations AS c ON c.id = g.conversation_id
+    JOIN sandboxes AS s ON s.id = c.sandbox_id
+    WHERE g.token_hash = :token_hash AND s.target <> 'deleted'
+"""
+"""A token, if its conversation still has a sandbox that may call."""
 
 type MayReach = Callable[[str], Awaitable[bool]]
 """Says whether this server asks models at a base URL."""
@@ -119,22 +134,23 @@ class ModelTokens:
         if not await self._may_reach(upstream.base_url):
             return llm
         token = new_key(TOKEN_PREFIX)
-        await self._db.write(
-            lambda tx: ModelTokenTable.insert(tx, self._vault, token, conversation_id, upstream)
-        )
+        token_hash = sha256(token.reveal())
+        row = {
+            "token_hash": token_hash,
+            "conversation_id": conversation_id,
+            "sealed": self._vault.seal(encode_revealed(upstream), _context(token_hash)),
+            "created_at": to_stored(now()),
+        }
+        await self._db.write(lambda tx: tx.run(_INSERT, row))
         return through(llm, base_url=self._sandboxes.inside_url(sandbox) + PATH, token=token)
 
     async def identify(self, token: str) -> ModelToken:
         """Return what a token is for; raises NotAuthenticated for what is none, or none any more."""
-        row = await ModelTokenTable.find(self._db, sha256(token))
+        row = await self._db.one(_FIND, {"token_hash": sha256(token)})
         if row is None or row["user_id"] in await UserTable.list_barred(self._db):
             raise NotAuthenticated("Invalid model token")
-        return ModelToken(
-            conversation_id=row["conversation_id"],
-            user_id=row["user_id"],
-            sandbox_id=row["sandbox_id"],
-            upstream=_open(self._vault, row),
-        )
+        plain = self._vault.unseal(row["sealed"], _context(row["token_hash"]))
+        return record_of(row, ModelToken, upstream=_upstream.decode(plain))
 
     async def recover(self) -> None:
         """Count the calls that were under way when the server ended; called once at the start.
@@ -277,45 +293,3 @@ def _context(token_hash: str) -> str:
 
 
 _upstream: Final = revealed_decoder(Upstream)
-
-
-def _open(vault: Vault, row: Row) -> Upstream:
-    return _upstream.decode(vault.unseal(row["sealed"], _context(row["token_hash"])))
-
-
-class ModelTokenTable:
-    """The SQL of tokens for models; of a token there is but a hash."""
-
-    @staticmethod
-    async def insert(
-        tx: Transaction, vault: Vault, token: Secret, conversation_id: str, upstream: Upstream
-    ) -> int:
-        """Add a token; nothing is added for a conversation that is gone."""
-        token_hash = sha256(token.reveal())
-        sql = """
-            INSERT INTO model_grants (token_hash, conversation_id, sealed, created_at)
-            SELECT :token_hash, id, :sealed, :created_at
-            FROM conversations
-            WHERE id = :conversation_id
-        """
-        return await tx.run(
-            sql,
-            {
-                "token_hash": token_hash,
-                "conversation_id": conversation_id,
-                "sealed": vault.seal(encode_revealed(upstream), _context(token_hash)),
-                "created_at": to_stored(now()),
-            },
-        )
-
-    @staticmethod
-    async def find(reader: Queryable, token_hash: str) -> Row | None:
-        """Return a token's row, if its conversation still has a sandbox that may call."""
-        sql = """
-            SELECT g.token_hash, g.conversation_id, g.sealed, c.user_id, c.sandbox_id
-            FROM model_grants AS g
-            JOIN conversations AS c ON c.id = g.conversation_id
-            JOIN sandboxes AS s ON s.id = c.sandbox_id
-            WHERE g.token_hash = :token_hash AND s.target <> 'deleted'
-        """
-        return await reader.one(sql, {"token_hash": token_hash})

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 from uuid import UUID, uuid5
 
+import msgspec
+
 from agentsvc.agentserver import AgentClient, AgentServer, ConversationInfo
 from agentsvc.base import (
     AgentUnavailable,
@@ -53,23 +55,14 @@ type SayLater = Callable[[str, Pending], Awaitable[None]]
 type Check = Callable[[], Awaitable[None]]
 
 
-class Replays:
+class Replays(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Is the language model of agents that replay, until the real one takes over."""
 
-    def __init__(
-        self,
-        stores: ConversationStores,
-        *,
-        agents: AgentClient,
-        settings: SettingsStore,
-        model_tokens: ModelTokens,
-        say_later: SayLater,
-    ) -> None:
-        self._model_tokens = model_tokens
-        self._tasks = stores.tasks
-        self._agents = agents
-        self._settings = settings
-        self._say_later = say_later
+    stores: ConversationStores
+    agents: AgentClient
+    settings: SettingsStore
+    model_tokens: ModelTokens
+    say_later: SayLater
 
     async def answer(
         self, sandbox: Sandbox, conversation_id: str, question: Question
@@ -80,7 +73,7 @@ class Replays:
         before the agent has the answer. The same question gives the same answer. Raises NotFound
         where nothing is replayed, or nothing is left to be; AgentUnavailable or AgentRefused.
         """
-        task = await self._tasks.find_of_conversation(conversation_id)
+        task = await self.stores.tasks.find_of_conversation(conversation_id)
         if task is None or task.sandbox_id != sandbox.id or not task.request.replay:
             raise NotFound("Nothing is replayed in this conversation")
         steps = recording_of(task.request)
@@ -91,11 +84,11 @@ class Replays:
             raise NotFound("The recording is over")
         if sandbox.agent_url is None:
             raise AgentUnavailable("The sandbox is not known to run yet")
-        agent = self._agents.at(sandbox.agent_url, sandbox.session_key)
+        agent = self.agents.at(sandbox.agent_url, sandbox.session_key)
         if is_last_turn(steps, at):
-            settings = await self._settings.get(task.user_id)
+            settings = await self.settings.get(task.user_id)
             chosen = chosen_model(task.request, settings)
-            lent = await self._model_tokens.lend(sandbox, conversation_id, chosen)
+            lent = await self.model_tokens.lend(sandbox, conversation_id, chosen)
             hidden = [*secrets_of(chosen), *secrets_of(lent)]
             model = llm_to_agent(lent, usage_id="agent", stream=True)
             await agent.switch_llm(conversation_id, model, hide=hidden)
@@ -112,7 +105,7 @@ class Replays:
                 last_event="",
                 said_before=times_said(said.message, before),
             )
-            await self._say_later(task.user_id, pending)
+            await self.say_later(task.user_id, pending)
         return completion(steps, at, question)
 
 

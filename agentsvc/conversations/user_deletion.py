@@ -27,6 +27,8 @@ _OWNS_NOTHING: Final = "".join(
     for table in _HOLDING
 )
 
+_LEAVING: Final = "SELECT id FROM users WHERE leaving_at IS NOT NULL"
+
 
 class Owned(msgspec.Struct, frozen=True, kw_only=True):
     """How much of what has to go before its user there is."""
@@ -67,7 +69,8 @@ async def let_go(db: Database, user_id: str, *, with_owned: bool) -> PendingUser
                     f"`{user.name}` owns {owned}: delete that first, or all with `with_owned`"
                 )
             await change_user(tx, user_id, UserPatch(is_blocked=True))
-            await UserDeletionTable.set_leaving(tx, user_id)
+            sql = "UPDATE users SET leaving_at = :now WHERE id = :id"
+            await tx.run(sql, {"id": user_id, "now": to_stored(now())})
         is_over = await UserDeletionTable.delete(tx, user_id)
         return PendingUserDeletion(user=user, owned=owned, is_over=is_over)
 
@@ -102,7 +105,7 @@ class UserDeletions:
 
     async def look(self) -> None:
         """Remove what users who go still own, and those who own nothing any more; called now and then."""
-        for user_id in await UserDeletionTable.leaving(self._db):
+        for user_id in await self._db.column(_LEAVING):
             await self._clear(user_id)
             if await self._db.write(partial(UserDeletionTable.delete, user_id=user_id)):
                 log.info("user deleted", extra={"user_id": user_id})
@@ -152,17 +155,6 @@ class UserDeletionTable:
             f"SELECT id FROM {table} WHERE user_id = :id ORDER BY created_at",  # noqa: S608  # a name of ours
             {"id": user_id},
         )
-
-    @staticmethod
-    async def leaving(reader: Queryable) -> list[str]:
-        """Return the ids of the users who go."""
-        return await reader.column("SELECT id FROM users WHERE leaving_at IS NOT NULL")
-
-    @staticmethod
-    async def set_leaving(tx: Transaction, user_id: str) -> None:
-        """Note that a user goes."""
-        sql = "UPDATE users SET leaving_at = :now WHERE id = :id"
-        await tx.run(sql, {"id": user_id, "now": to_stored(now())})
 
     @staticmethod
     async def delete(tx: Transaction, user_id: str) -> bool:

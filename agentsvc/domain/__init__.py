@@ -16,6 +16,7 @@ from agentsvc.domain.agent_options import llm_to_agent as llm_to_agent
 from agentsvc.domain.agent_options import read_options as read_options
 from agentsvc.domain.agent_options import reveal_options as reveal_options
 from agentsvc.domain.agent_options import secrets_of as secrets_of
+from agentsvc.domain.agent_options import without_secret_options as without_secret_options
 from agentsvc.domain.mcp import McpConfig as McpConfig
 from agentsvc.domain.mcp import McpListsBody as McpListsBody
 from agentsvc.domain.mcp import restore_secrets as restore_secrets

@@ -289,6 +289,13 @@ def secrets_of(llm: Llm) -> list[Secret]:
     return [secret for secret in (llm.api_key, *options, *headers) if secret]
 
 
+def without_secret_options(llm: Llm) -> Llm:
+    """Return the model without what is secret of its options."""
+    hidden: dict[str, Any] = dict.fromkeys(SECRET_OPTIONS & {*LlmOptions.__struct_fields__})
+    options = msgspec.structs.replace(llm.options, **hidden, extra_headers=None)
+    return msgspec.structs.replace(llm, options=options)
+
+
 def _to_secret(kind: type, value: object) -> Secret:
     if kind is not Secret or not isinstance(value, str):
         raise ValueError("Expected `string`")

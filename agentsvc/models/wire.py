@@ -1,12 +1,12 @@
 """OpenAI-compatible models: request conversion, token usage and cost. Pure."""
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Raw
 
 from agentsvc.base import Secret
-from agentsvc.domain import SECRET_OPTIONS, Llm, LlmOptions
+from agentsvc.domain import Llm, without_secret_options
 from agentsvc.models.hosts import OWN_SERVERS, provider_of
 
 OPENAI_URL: Final = "https://api.openai.com/v1"
@@ -63,13 +63,8 @@ def upstream_of(llm: Llm) -> Upstream | None:
 
 def through(llm: Llm, *, base_url: str, token: Secret) -> Llm:
     """Return a model as a sandbox is to see it: behind this URL, with nothing secret but a token."""
-    hidden: dict[str, Any] = dict.fromkeys(SECRET_OPTIONS & {*LlmOptions.__struct_fields__})
-    return msgspec.structs.replace(
-        llm,
-        api_key=token,
-        base_url=base_url,
-        options=msgspec.structs.replace(llm.options, **hidden, extra_headers=None),
-    )
+    plain = without_secret_options(llm)
+    return msgspec.structs.replace(plain, api_key=token, base_url=base_url)
 
 
 def to_question(body: bytes, model: str, *, wants_usage: bool) -> bytes:

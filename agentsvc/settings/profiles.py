@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from agentsvc.base import Conflict, InvalidRequest, NotFound
-from agentsvc.domain import SECRET_OPTIONS, Llm
+from agentsvc.domain import Llm, without_secret_options
 from agentsvc.settings.fields import Settings
 from agentsvc.settings.store import llm_of
 
@@ -58,23 +58,18 @@ def save_profile(settings: Settings, name: str, llm: Llm) -> Settings:
         raise Conflict(
             f"Profile limit reached ({PROFILES_MAX}). Delete a profile before saving a new one."
         )
-    return _with(settings, {**settings.llm_profiles, name: llm})
+    return msgspec.structs.replace(settings, llm_profiles={**settings.llm_profiles, name: llm})
 
 
 def without_secrets(llm: Llm) -> Llm:
     """Return the model without its key and everything else that is secret."""
-    options = msgspec.structs.replace(
-        llm.options,
-        **{name: None for name in llm.options.__struct_fields__ if name in SECRET_OPTIONS},
-        extra_headers=None,
-    )
-    return msgspec.structs.replace(llm, api_key=None, options=options)
+    return msgspec.structs.replace(without_secret_options(llm), api_key=None)
 
 
 def delete_profile(settings: Settings, name: str) -> Settings:
     """Delete a profile; the settings keep the model it was made of. Nothing there is fine."""
     rest = {key: llm for key, llm in settings.llm_profiles.items() if key != name}
-    return _with(settings, rest)
+    return msgspec.structs.replace(settings, llm_profiles=rest)
 
 
 def rename_profile(settings: Settings, name: str, new_name: str) -> Settings:
@@ -105,7 +100,3 @@ def activate_profile(settings: Settings, name: str) -> Settings:
         llm_options=llm.options,
         activated_profile=name,
     )
-
-
-def _with(settings: Settings, profiles: dict[str, Llm]) -> Settings:
-    return msgspec.structs.replace(settings, llm_profiles=profiles)

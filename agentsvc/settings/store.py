@@ -39,7 +39,7 @@ from agentsvc.settings.fields import (
 )
 from agentsvc.settings.secret_store import apply_secrets
 from agentsvc.settings.user_secrets import SecretsPatch
-from agentsvc.storage import Database, Queryable, Row, Transaction, Vault, note_effect
+from agentsvc.storage import Database, Queryable, Transaction, Vault, note_effect
 
 _DEFAULTS: Final = Settings()
 _HIDDEN: Final = dict.fromkeys(SECRET_FIELDS)
@@ -163,34 +163,20 @@ class SettingsStore:
 
     async def _save(self, tx: Transaction, user_id: str, settings: Settings) -> None:
         sealed = self._vault.seal(encode_revealed(settings), _context(user_id))
-        await SettingsTable.put(tx, user_id, sealed)
+        row = {"user_id": user_id, "sealed": sealed, "updated_at": values.to_stored(values.now())}
+        await tx.insert("settings", row, _OVER)
 
     async def _load(self, reader: Queryable, user_id: str) -> Settings | None:
-        row = await SettingsTable.find(reader, user_id)
-        if row is None:
+        sql = "SELECT sealed FROM settings WHERE user_id = :user_id"
+        sealed = await reader.value(sql, {"user_id": user_id})
+        if sealed is None:
             return None
-        return _DECODER.decode(self._vault.unseal(row["sealed"], _context(user_id)))
+        return _DECODER.decode(self._vault.unseal(sealed, _context(user_id)))
 
 
 _OVER: Final = (
     "ON CONFLICT (user_id) DO UPDATE SET sealed = excluded.sealed, updated_at = excluded.updated_at"
 )
-
-
-class SettingsTable:
-    """The SQL of the `settings` table."""
-
-    @staticmethod
-    async def find(reader: Queryable, user_id: str) -> Row | None:
-        """Return the sealed record of a user."""
-        sql = "SELECT sealed FROM settings WHERE user_id = :user_id"
-        return await reader.one(sql, {"user_id": user_id})
-
-    @staticmethod
-    async def put(tx: Transaction, user_id: str, sealed: bytes) -> int:
-        """Insert the record of a user, or replace it."""
-        row = {"user_id": user_id, "sealed": sealed, "updated_at": values.to_stored(values.now())}
-        return await tx.insert("settings", row, _OVER)
 
 
 def _context(user_id: str) -> str:

@@ -6,7 +6,7 @@ start has come; nothing else is remembered between steps.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from functools import partial
 from typing import Final
@@ -68,14 +68,6 @@ class StartPipeline:
             self._sandboxes.slots.leave(task_id)
         is_ready = start.task.status is StartStatus.READY
         await self._sandboxes.yield_to_starts(start.seen if is_ready else None)
-
-    def expect(self, task_ids: Iterable[str]) -> None:
-        """Keep these in front of others until each of them runs again."""
-        self._sandboxes.slots.expect(task_ids)
-
-    def leave(self, task_id: str) -> None:
-        """Let a start that was deleted keep nobody waiting."""
-        self._sandboxes.slots.leave(task_id)
 
     async def _carry_out(self, start: Start) -> None:
         """Go from step to step, each of them a stage that users see."""

@@ -125,12 +125,14 @@ class Starts:
         self._table = parts.stores.conversations
         self._tasks = parts.stores.tasks
         self.search, self.count = self._tasks.search, self._tasks.count
+        self.waiting, self.on_change = self._tasks.waiting, parts.followers.listen
         self._orders = StartOrders(parts)
         self._chooser = SandboxChooser(parts)
         self._pipeline = StartPipeline(parts)
         self._followers = parts.followers
         self._events = parts.events
         self._supervisor = parts.supervisor
+        self._slots = parts.sandboxes.slots
 
     async def start(
         self,
@@ -212,25 +214,17 @@ class Starts:
         finally:
             self._followers.leave(task_id, queue)
 
-    def on_change(self, tell: Callable[[StartTask], None]) -> None:
-        """Call this with each start that gets on, once that is stored."""
-        self._followers.listen(tell)
-
     def forget(self, task_ids: Iterable[str]) -> None:
         """End starts that were deleted."""
         for task_id in task_ids:
-            self._pipeline.leave(task_id)
+            self._slots.leave(task_id)
             self._followers.end(task_id)
-
-    async def waiting(self) -> dict[str, str]:
-        """Return the sandboxes that unfinished starts wait for, by the ids of the starts."""
-        return await self._tasks.waiting()
 
     async def go_on(self) -> None:
         """Go on with the starts that a stop, a crash or a full disk interrupted."""
         unfinished = await self._tasks.unfinished()
         waiting = [one for one in unfinished if not self._supervisor.is_running(_start_name(one))]
-        self._pipeline.expect(waiting)
+        self._slots.expect(waiting)
         for task_id in waiting:
             log.info("conversation start resumed", extra={"task_id": task_id})
             self._run(task_id)
