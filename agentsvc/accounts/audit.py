@@ -35,7 +35,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     number: int = 0
-    at: datetime
+    at: datetime = msgspec.field(default_factory=values.now)
     user_id: str = ""
     user_name: str = ""
     key_id: int | None = None
@@ -96,7 +96,6 @@ def of_caller(
 ) -> Entry:
     """Return the entry of what a user has done just now."""
     return Entry(
-        at=values.now(),
         user_id=caller.user_id,
         user_name=caller.user_name,
         key_id=caller.key_id,
@@ -111,7 +110,6 @@ def of_caller(
 async def note_command(db: Database, action: str, subject: str) -> None:
     """Store what a command on this machine has done just now."""
     entry = Entry(
-        at=values.now(),
         action=f"agentsvc {action}",
         subject=subject[:_LONGEST],
         address=COMMAND_LINE,
@@ -122,7 +120,6 @@ async def note_command(db: Database, action: str, subject: str) -> None:
 async def note_by_server(tx: Transaction, user_id: str, action: str, subject: str) -> None:
     """Store what the server changes by itself, in one transaction with the change, of what a user has."""
     entry = Entry(
-        at=values.now(),
         user_id=user_id,
         user_name=(await get_user(tx, user_id)).name,
         action=action,

@@ -13,7 +13,7 @@ import msgspec
 
 from agentsvc.base import Conflict, IdempotencyKeyReused, RequestInProgress, TooManyRequests, values
 from agentsvc.config import IdempotencyConfig
-from agentsvc.storage import Database, Queryable, Row, Transaction, Vault
+from agentsvc.storage import Database, Queryable, Row, Transaction, Vault, row_of
 
 LARGEST_ANSWER_BYTES: Final = 1024 * 1024
 """What is larger is not kept; then a repeat is told no more than that it was done."""
@@ -153,17 +153,8 @@ class IdempotencyTable:
         tx: Transaction, slot: IdempotencySlot, kept: Kept, *, record_id: str, sealed: bytes
     ) -> int:
         """Add an answer."""
-        row = {
-            **_of(slot),
-            "id": record_id,
-            "fingerprint": slot.fingerprint,
-            "status": kept.status,
-            "media": kept.media,
-            "sealed": sealed,
-            "size_bytes": len(kept.body),
-            "is_final": kept.is_final,
-            "created_at": values.to_stored(values.now()),
-        }
+        row = row_of(kept, **_of(slot), id=record_id, fingerprint=slot.fingerprint, sealed=sealed)
+        row |= {"size_bytes": len(row.pop("body")), "created_at": values.to_stored(values.now())}
         return await tx.insert("kept_answers", row)
 
     @staticmethod

@@ -50,46 +50,35 @@ class Exports:
             self._running.discard(conversation_id)
 
     async def _pack(self, conversation_id: str, meta: bytes) -> AsyncGenerator[bytes, None]:
-        archive = _Archive()
-        archive.add("meta.json", meta)
+        out, moment = _Outlet(), now().timetuple()[:6]
+        archive = zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED)
+
+        def add(files: Sequence[tuple[str, bytes]]) -> None:
+            for name, data in files:
+                entry = zipfile.ZipInfo(name, date_time=moment)
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                entry.external_attr = 0o644 << 16
+                archive.writestr(entry, data)
+
+        add([("meta.json", meta)])
         page_id, number = None, 0
         while True:
             events, page_id = await self._events.search(
                 conversation_id, EventQuery(), page_id=page_id, limit=_PAGE
             )
-            await asyncio.to_thread(archive.add_events, events, number)
+            files = [(_name(at, event), event.body) for at, event in enumerate(events, number)]
+            await asyncio.to_thread(add, files)
             number += len(events)
-            yield archive.take()
+            yield out.take()
             if page_id is None:
                 break
         archive.close()
-        yield archive.take()
+        yield out.take()
 
 
-class _Archive:
-    """A zip file that goes out in parts."""
-
-    def __init__(self) -> None:
-        self._out = _Outlet()
-        self._moment = now().timetuple()[:6]
-        self._zip = zipfile.ZipFile(self._out, "w", zipfile.ZIP_DEFLATED)
-
-    def add(self, name: str, data: bytes) -> None:
-        entry = zipfile.ZipInfo(name, date_time=self._moment)
-        entry.compress_type = zipfile.ZIP_DEFLATED
-        entry.external_attr = 0o644 << 16
-        self._zip.writestr(entry, data)
-
-    def add_events(self, events: Sequence[StoredEvent], first: int) -> None:
-        for number, event in enumerate(events, first):
-            # Ids come out of sandboxes: none may name a place outside of the archive.
-            self.add(f"event_{number:06d}_{_UNSAFE.sub('_', event.id)}.json", event.body)
-
-    def close(self) -> None:
-        self._zip.close()
-
-    def take(self) -> bytes:
-        return self._out.take()
+def _name(number: int, event: StoredEvent) -> str:
+    # Ids come out of sandboxes: none may name a place outside of the archive.
+    return f"event_{number:06d}_{_UNSAFE.sub('_', event.id)}.json"
 
 
 class _Outlet(io.RawIOBase):

@@ -314,10 +314,6 @@ class MessageQueue:
 
     async def _find(self, user_id: str, reference: str) -> ConversationView:
         """Return a conversation of this user; raises NotFound."""
-        conversation_id = await self._resolve(user_id, reference)
-        return await self._conversations.get(user_id, conversation_id, include_starting=True)
-
-    async def _resolve(self, user_id: str, reference: str) -> str:
         if reference.startswith(_TASK):
             task_id = parse_uuid(reference.removeprefix(_TASK))
             tasks = await self._conversations.starts.find_many(user_id, [task_id or ""])
@@ -326,7 +322,7 @@ class MessageQueue:
             found = await self._conversations.resolve(user_id, reference)
         if found is None:
             raise NotFound(f"Conversation {reference} not found")
-        return found
+        return await self._conversations.get(user_id, found, include_starting=True)
 
     def _wake(self, user_id: str, conversation_id: str, lane: Lane) -> None:
         # One that is at work already looks once more before it ends.
@@ -395,7 +391,10 @@ class MessageQueue:
             await self._conversations.put_files_back(view, checkpoint_id)
         except (NotFound, Conflict, Gone, Unsupported, OrderRejected) as exc:
             await self._fail(user_id, pending, exc)
-            await self._wake_up(await self._view(view))
+            again = await self._conversations.get(
+                user_id, pending.conversation_id, include_starting=True
+            )
+            await self._wake_up(again)
             return True
         except AgentsvcError as exc:
             self._put_off(pending, exc)
@@ -409,12 +408,6 @@ class MessageQueue:
         await self._db.write(body)
         self._settle(pending)
         return True
-
-    async def _view(self, view: ConversationView) -> ConversationView:
-        conversation = view.conversation
-        return await self._conversations.get(
-            conversation.user_id, conversation.id, include_starting=True
-        )
 
     async def _keep_files(self, view: ConversationView, pending: Pending) -> None:
         """Keep a checkpoint of the files as they are before an agent that rests begins a turn."""

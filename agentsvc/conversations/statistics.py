@@ -3,6 +3,7 @@
 Each is one query that reads few rows, or an index, so that it can be asked every few seconds.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -85,10 +86,9 @@ async def _starts(db: Reader) -> tuple[dict[str, int], dict[str, list[float]]]:
         " ORDER BY rowid DESC LIMIT :most",
         since,
     )
-    counts: dict[str, int] = {}
+    counts = Counter(row["status"] for row in rows)
     seconds: dict[str, list[float]] = {}
     for row in rows:
-        counts[row["status"]] = counts.get(row["status"], 0) + 1
         for stage in _stages.decode(row["stages"]):
             if stage.duration_ms is not None:
                 seconds.setdefault(stage.status, []).append(stage.duration_ms / 1000)

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import shlex
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from agentsvc.conversations.archives.model import Archive, ArchiveState, Rest
 from agentsvc.conversations.archives.table import ArchiveTable
 from agentsvc.conversations.archives.tarball import Bounds, Contents, read_parts, repack
 from agentsvc.domain import WhenFull
+from agentsvc.plugin import finish
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
 from agentsvc.storage import SPARSE, Database, Page, Transaction, cut
 
@@ -296,7 +297,7 @@ class Archives:
                 raise ArchiveRefused(f"tar failed in the sandbox: {text}")
             await self._receive(agent, file, part)
             async with self._packing:
-                return await _to_end(partial(self._repack, archive.id, part))
+                return await finish(asyncio.to_thread(self._repack, archive.id, part))
         finally:
             await asyncio.to_thread(part.unlink, missing_ok=True)
             with contextlib.suppress(AgentsvcError):
@@ -315,7 +316,7 @@ class Archives:
                     f"The workspace is larger than archives may be: {self._config.max_bytes} bytes"
                 )
             try:
-                await _to_end(partial(_append, part, data))
+                await finish(asyncio.to_thread(_append, part, data))
             except OSError as exc:
                 raise CapacityExceeded("The server has no room for the archive") from exc
 
@@ -375,17 +376,6 @@ async def _parts(source: Path) -> AsyncIterator[bytes]:
     parts = read_parts(source)
     while (part := await asyncio.to_thread(next, parts, None)) is not None:
         yield part
-
-
-async def _to_end[T](work: Callable[[], T]) -> T:
-    """Do something in a thread and wait for its end, also when there is no more time for it."""
-    future = asyncio.get_running_loop().run_in_executor(None, work)
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        await asyncio.wait([future])
-        future.exception()
-        raise
 
 
 def _create(file: Path) -> None:

@@ -63,7 +63,7 @@ class ArchiveTable:
 
     async def all_ids(self) -> set[str]:
         """Return the ids of all archives."""
-        return {row["id"] for row in await self._db.all("SELECT id FROM archives")}
+        return set(await self._db.column("SELECT id FROM archives"))
 
     async def older_than(self, moment: datetime) -> list[str]:
         """Return the ids of the archives that were made before a moment."""

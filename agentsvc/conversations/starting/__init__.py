@@ -2,6 +2,6 @@
 
 Begin with `pipeline`, which has the list of the steps, and `states`, what they hand on: `checks`, `hosting`
 (the sandbox), `files`, `opening` (the agent). All are made of `parts`. `service` takes orders; `progress`
-stores how far a start is, `ending` what became of it, `failure` explains to users why one failed. How many
-start at once is decided by the admission of sandboxes.
+stores how far a start is and what became of it, `failure` explains to users why one failed. How many start
+at once is decided by the admission of sandboxes.
 """

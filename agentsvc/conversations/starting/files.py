@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from agentsvc.base import Secret
 from agentsvc.conversations.starting.environments import Environment
 from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.progress import Progress
 from agentsvc.conversations.starting.sandbox_choice import SandboxChooser
-from agentsvc.conversations.starting.states import Equipped, Hosted, Prepared, Start
+from agentsvc.conversations.starting.states import Hosted, Prepared, Start
 from agentsvc.conversations.starting.workspace import Clone, Workspace
 from agentsvc.domain import Provider, locate
 
@@ -85,14 +87,14 @@ class FileSteps:
         """Install the repository's git hooks; a failure is noted and stops nothing."""
         await self._progress.note(files.host.asked.start, await files.workspace.install_hooks())
 
-    async def load_hooks(self, files: Prepared) -> Equipped:
+    async def load_hooks(self, files: Prepared) -> Prepared:
         """Read the hooks of the agent; skills are loaded by the agent itself, in the sandbox.
 
         Of what is there now, before its agent does anything, a checkpoint is kept.
         """
-        equipped = Equipped(files=files, hook_config=await files.workspace.load_hooks())
+        hook_config = await files.workspace.load_hooks()
         await self._checkpoints.take(files.host.sandbox)
-        return equipped
+        return msgspec.structs.replace(files, hook_config=hook_config)
 
     async def _make(self, host: Hosted, base: str) -> Workspace:
         start, tokens = host.asked.start, _given(host)

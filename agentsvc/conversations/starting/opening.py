@@ -5,14 +5,13 @@ from agentsvc.conversations.event_ingestor import event_time
 from agentsvc.conversations.history_transfer import HistoryTransfer
 from agentsvc.conversations.message_delivery import check_first_message
 from agentsvc.conversations.replays import play
-from agentsvc.conversations.starting.ending import Ending
 from agentsvc.conversations.starting.first_response import check_address, watch_first_answer
 from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.progress import Progress, timed
 from agentsvc.conversations.starting.prompts import first_message
 from agentsvc.conversations.starting.requests import AgentRequest, AgentRequests
 from agentsvc.conversations.starting.sandbox_checks import SandboxChecks
-from agentsvc.conversations.starting.states import Equipped, Hosted, Prepared, Start
+from agentsvc.conversations.starting.states import Hosted, Prepared, Start
 from agentsvc.conversations.starting.tool_servers import Servers, find_failures
 
 
@@ -25,16 +24,15 @@ class Opening:
         self._health = parts.model_tokens.memory
         self._checks = SandboxChecks(parts)
         self._progress = Progress(parts)
-        self._ending = Ending(parts)
         self._first_answer_seconds = parts.config.first_answer_seconds
 
-    async def open(self, ready: Equipped) -> None:
+    async def open(self, files: Prepared) -> None:
         """Begin the conversation, watch its first answer, and store that it is ready."""
-        host = ready.files.host
+        host = files.host
         start = host.asked.start
         await self._progress.show_agent_url(start, host.sandbox)
-        request = await self._requests.make(ready)
-        history = await self._bring_history(ready.files)
+        request = await self._requests.make(files)
+        history = await self._bring_history(files)
         run_asked_at = "" if request.inputs.first_message is None else event_time()
         info = await self._begin(host, request)
         await self._transfer.check(start.conversation.id, host.agent, history)
@@ -47,8 +45,8 @@ class Opening:
             )
             run_asked_at = ""
         # One that was started before a restart may work elsewhere than it would now.
-        working_dir = info.workspace.working_dir or ready.files.workspace.project_dir
-        await self._ending.finish(
+        working_dir = info.workspace.working_dir or files.workspace.project_dir
+        await self._progress.finish(
             start,
             info,
             working_dir=working_dir,

@@ -13,7 +13,6 @@ from typing import Final
 
 from agentsvc.base import AgentsvcError, ConversationDeleted, now, reason_of
 from agentsvc.conversations.starting.checks import check_request
-from agentsvc.conversations.starting.ending import Ending
 from agentsvc.conversations.starting.failure import ANEW, explain_error
 from agentsvc.conversations.starting.files import FileSteps
 from agentsvc.conversations.starting.hosting import Hosting
@@ -43,7 +42,6 @@ class StartPipeline:
         self._opening = Opening(parts)
         self._checks = SandboxChecks(parts)
         self._progress = Progress(parts)
-        self._ending = Ending(parts)
         self._time_limit = timedelta(seconds=parts.config.start_seconds)
 
     async def run(self, task_id: str) -> None:
@@ -56,14 +54,14 @@ class StartPipeline:
         try:
             await self._carry_out(start)
         except ConversationDeleted:
-            await self._ending.forget(start)
+            await self._progress.forget(start)
         except AgentsvcError as exc:
             tail = await self._checks.log_tail(start.seen)
-            await self._ending.fail(start, explain_error(exc, tail), exc.detail or exc.code)
+            await self._progress.fail(start, explain_error(exc, tail), exc.detail or exc.code)
         except Exception:
             log.exception("conversation start failed", extra={"task_id": task_id})
             text = reason_of("An unexpected error; the server's log has the details", ANEW)
-            await self._ending.fail(start, text, "")
+            await self._progress.fail(start, text, "")
         finally:
             self._sandboxes.slots.leave(task_id)
         is_ready = start.task.status is StartStatus.READY

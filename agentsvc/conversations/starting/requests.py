@@ -16,7 +16,7 @@ from agentsvc.conversations.starting.agent_request import (
 from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.progress import Progress
 from agentsvc.conversations.starting.prompts import first_message
-from agentsvc.conversations.starting.states import Equipped, Hosted
+from agentsvc.conversations.starting.states import Hosted, Prepared
 from agentsvc.conversations.starting.tool_servers import Servers
 from agentsvc.domain import Llm, RecordedStep, llm_to_agent, secrets_of
 
@@ -65,9 +65,9 @@ class AgentRequests:
         self._progress = Progress(parts)
         self._has_public_skills = parts.config.public_skills
 
-    async def make(self, ready: Equipped) -> AgentRequest:
+    async def make(self, files: Prepared) -> AgentRequest:
         """Return what is asked; brings the model that makes titles into the sandbox."""
-        host = ready.files.host
+        host = files.host
         start, settings, sandbox = host.asked.start, host.asked.settings, host.sandbox
         withholds = sandbox.spec.withholds_secrets
         if withholds:
@@ -92,14 +92,14 @@ class AgentRequests:
             conversation_id=conversation_id,
             order=order,
             settings=settings,
-            working_dir=ready.files.workspace.project_dir,
+            working_dir=files.workspace.project_dir,
             first_message=steps[0].message if steps else first_message(order),
             lookups={}
             if withholds
             else await make_lookups(sandbox, self._secrets, self._lookup_tokens, server),
             usable_tools=await host.agent.usable_tools(),
             has_public_skills=self._has_public_skills,
-            hook_config=ready.hook_config,
+            hook_config=files.hook_config,
             model=None if lent is model else lent,
             title_profile=title_profile,
             replay_url=replay_url if steps else None,

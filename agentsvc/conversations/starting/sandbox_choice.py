@@ -72,7 +72,10 @@ class SandboxChooser:
         task, order = start.task, start.task.request
         wanted = task.sandbox_id or order.sandbox_id or start.conversation.sandbox_id
         if wanted is None:
-            return await self._join_sandbox(asked) or await self._new_sandbox(asked)
+            # Where room is limited, the caller was told when the start was asked for.
+            if (joined := await self._join_sandbox(asked)) is not None:
+                return joined
+            return await self._db.write(lambda tx: self._make(tx, asked, WhenFull.QUEUE))
         [sandbox] = await self._sandboxes.find_many(task.user_id, [wanted])
         if sandbox is None:
             is_lost = task.sandbox_id is not None
@@ -112,10 +115,6 @@ class SandboxChooser:
         ]
         occupancy = await self._table.occupancy([sandbox.id for sandbox in running])
         return choose_sandbox(strategy, running, occupancy)
-
-    async def _new_sandbox(self, asked: Checked) -> Sandbox:
-        # Where room is limited, the caller was told when the start was asked for.
-        return await self._db.write(lambda tx: self._make(tx, asked, WhenFull.QUEUE))
 
     async def _make(
         self,

@@ -170,7 +170,9 @@ class Starts:
             if order.alias and await self._table.find_by_alias(user_id, order.alias, tx):
                 raise Conflict("A conversation with this name exists")
             await quotas.note_start(tx, user_id)
-            await self._insert(tx, conversation, order)
+            await self._table.insert(tx, conversation)
+            if order.fork_of is not None:
+                await self._events.copy(tx, order.fork_of, conversation_id, order.fork_until)
             await self._tasks.insert(tx, task)
             start = Start(task=task, conversation=conversation, deadline=now())
             await self._chooser.reserve(tx, Checked(start=start, settings=settings))
@@ -231,11 +233,6 @@ class Starts:
 
     def _run(self, task_id: str) -> None:
         self._supervisor.spawn(_start_name(task_id), lambda: self._pipeline.run(task_id))
-
-    async def _insert(self, tx: Transaction, conversation: Conversation, order: StartOrder) -> None:
-        await self._table.insert(tx, conversation)
-        if order.fork_of is not None:
-            await self._events.copy(tx, order.fork_of, conversation.id, order.fork_until)
 
 
 def _start_name(task_id: str) -> str:

@@ -49,10 +49,5 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     workspace: Workspace
     old_dir: str | None = None
     """Where the files were, if they come from an archive or another sandbox."""
-
-
-class Equipped(msgspec.Struct, frozen=True, kw_only=True):
-    """A start whose files were looked at for what the agent is to know of them."""
-
-    files: Prepared
-    hook_config: dict[str, Any] | None
+    hook_config: dict[str, Any] | None = None
+    """The hooks of the agent, once they were looked for."""
