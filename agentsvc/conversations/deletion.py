@@ -88,8 +88,7 @@ class ConversationDeletion:
         order = task.request
         if task.sandbox_id is None or order.sandbox_id or order.parent_conversation_id:
             return
-        if len(await self._table.of_sandbox(task.sandbox_id, tx)) == 1:
-            await self._sandboxes.release(tx, task.sandbox_id)
+        await self._release_alone(tx, task.sandbox_id)
 
     async def is_removed(
         self, conversation_id: str, sandbox_id: str, reader: Queryable | None = None
@@ -116,17 +115,19 @@ class ConversationDeletion:
             if order is None or order.sandbox_id or order.parent_conversation_id:
                 # The sandbox was there before the start and is not the start's to remove.
                 continue
-            await self._give_up_alone(conversation)
+            release = partial(self._release_alone, sandbox_id=conversation.sandbox_id or "")
+            if await self._db.write(release):
+                log.info(
+                    "removing the sandbox of a failed start",
+                    extra={"sandbox_id": conversation.sandbox_id},
+                )
 
-    async def _give_up_alone(self, conversation: Conversation) -> None:
-        sandbox_id = conversation.sandbox_id or ""
-
-        async def body(tx: Transaction) -> None:
-            if len(await self._table.of_sandbox(sandbox_id, tx)) == 1:
-                log.info("removing the sandbox of a failed start", extra={"sandbox_id": sandbox_id})
-                await self._sandboxes.release(tx, sandbox_id)
-
-        await self._db.write(body)
+    async def _release_alone(self, tx: Transaction, sandbox_id: str) -> bool:
+        """Give up a sandbox in which one conversation lives; say whether that is so."""
+        is_alone = len(await self._table.of_sandbox(sandbox_id, tx)) == 1
+        if is_alone:
+            await self._sandboxes.release(tx, sandbox_id)
+        return is_alone
 
     async def _leave_sandboxes(self, tx: Transaction, family: Collection[Conversation]) -> None:
         for member in family:

@@ -9,7 +9,7 @@ from agentsvc.base import BadRequest, NotFound, sha256
 from agentsvc.conversations.model_tokens import ModelTokens
 from agentsvc.conversations.service import Conversations
 from agentsvc.domain import llm_to_agent, secrets_of
-from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
+from agentsvc.sandboxes import Sandboxes
 from agentsvc.settings import SettingsStore, get_profile
 
 _HASH_LENGTH: Final = 8
@@ -76,21 +76,11 @@ class LiveSettings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         They are inside sandboxes, so the newest one that runs is asked; while none runs there are
         none to be seen. Raises AgentUnavailable or AgentRefused.
         """
-        sandbox = await _running(self.sandboxes, user_id)
+        running = await self.sandboxes.find_running(user_id)
+        sandbox = running[-1] if running else None
         if sandbox is None or sandbox.agent_url is None:
             return []
         found = await self.agents.at(sandbox.agent_url, sandbox.session_key).load_skills(
             sandbox.working_dir, load_public=self.has_public_skills, load_project=False
         )
         return sorted(convert_answer(found, list[UserSkill]), key=lambda skill: skill.name)
-
-
-async def _running(sandboxes: Sandboxes, user_id: str) -> Sandbox | None:
-    page_id: str | None = None
-    while True:
-        found, page_id = await sandboxes.search(user_id, page_id=page_id, limit=_PAGE)
-        for sandbox in found:
-            if sandbox.status is SandboxStatus.RUNNING:
-                return sandbox
-        if page_id is None:
-            return None

@@ -21,9 +21,7 @@ from agentsvc.base import (
     Conflict,
     Gone,
     NotFound,
-    Notice,
     OrderRejected,
-    Subject,
     Supervisor,
     TooManyRequests,
     Unsupported,
@@ -95,7 +93,7 @@ class MessageQueue:
         """Have callers wait so long for what has become of what they told."""
         self._db = stores.db
         self._table = PendingTable()
-        self._event_bus = stores.event_bus
+        self._announce = stores.conversations.announce
         self._conversations = conversations
         self._sandboxes = sandboxes
         self._agents = agents
@@ -462,15 +460,6 @@ class MessageQueue:
         if run_asked_at is not None:
             await self._table.set_run_asked(tx, pending.conversation_id, run_asked_at)
         self._announce(tx, user_id, pending.conversation_id)
-
-    def _announce(self, tx: Transaction, user_id: str, conversation_id: str) -> None:
-        news = Notice(
-            subject=Subject.CONVERSATION,
-            user_id=user_id,
-            id=conversation_id,
-            conversation_id=conversation_id,
-        )
-        tx.after_commit(lambda: self._event_bus.announce(news))
 
     def _put_off(self, pending: Pending, error: AgentsvcError) -> None:
         log.info(

@@ -32,26 +32,16 @@ _KEYLESS_PREFIXES: Final = (
 def require_settings(order: StartOrder, settings: Settings | None) -> None:
     """Raise BadRequest, as the older generation words it, without settings or model key."""
     if settings is None:
-        raise BadRequest(
-            "Settings not found",
-            extra={
-                "status": "error",
-                "message": "Settings not found",
-                "msg_id": "CONFIGURATION$SETTINGS_NOT_FOUND",
-            },
-        )
+        raise _not_set("Settings not found", "CONFIGURATION$SETTINGS_NOT_FOUND")
     model = order.llm_model or settings.llm_model or ""
     is_keyless = model.startswith(_KEYLESS_PREFIXES) or bool(settings.llm_base_url)
     if not settings.llm_api_key and not is_keyless:
         text = "Error authenticating with the LLM provider. Please check your API key"
-        raise BadRequest(
-            text,
-            extra={
-                "status": "error",
-                "message": text,
-                "msg_id": "STATUS$ERROR_LLM_AUTHENTICATION",
-            },
-        )
+        raise _not_set(text, "STATUS$ERROR_LLM_AUTHENTICATION")
+
+
+def _not_set(text: str, msg_id: str) -> BadRequest:
+    return BadRequest(text, extra={"status": "error", "message": text, "msg_id": msg_id})
 
 
 def new_task(

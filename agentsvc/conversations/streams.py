@@ -6,7 +6,7 @@ once and in order, whenever it begins and however slowly it is read, and little 
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -29,6 +29,11 @@ MAX_WAITING_BYTES: Final = 128 * 1024
 _BATCH: Final = 50
 _PAGE: Final = 100
 _CHANGING: Final = (Subject.CONVERSATION, Subject.START_TASK, Subject.SANDBOX)
+
+
+type _Find = Callable[
+    [str, list[str]], Awaitable[Sequence[ConversationView | StartTask | Sandbox | None]]
+]
 
 
 class Mark(StrEnum):
@@ -192,36 +197,27 @@ class UserStream:
                     yield Mark.BEAT
 
     async def _look(self, heard: Sequence[Notice]) -> list[StreamedChange]:
-        gone = [_change(one, None) for one in heard if one.is_deleted]
-        left = [one for one in heard if not one.is_deleted]
-        sandboxes = [one for one in left if one.subject is Subject.SANDBOX]
-        tasks = [one for one in left if one.subject is Subject.START_TASK]
-        conversations = [one for one in left if one.subject is Subject.CONVERSATION]
-        found = [
-            *zip(
-                sandboxes,
-                await self._parts.sandboxes.find_many(*self._named(sandboxes)),
-                strict=True,
-            ),
-            *zip(
-                tasks,
-                await self._parts.conversations.starts.find_many(*self._named(tasks)),
-                strict=True,
-            ),
-            *zip(
-                conversations,
-                await self._parts.conversations.find_many(*self._named(conversations)),
-                strict=True,
-            ),
+        gone = [
+            StreamedChange(subject=one.subject, id=one.id, value=None)
+            for one in heard
+            if one.is_deleted
         ]
-        changes = [_change(one, value) for one, value in found if value is not None]
-        told = {one.id for one in conversations}
-        for sandbox in sandboxes:
-            changes += [each for each in await self._inside(sandbox.id) if each.id not in told]
+        left = [one for one in heard if not one.is_deleted]
+        finders: dict[Subject, _Find] = {
+            Subject.SANDBOX: self._parts.sandboxes.find_many,
+            Subject.START_TASK: self._parts.conversations.starts.find_many,
+            Subject.CONVERSATION: self._parts.conversations.find_many,
+        }
+        changes = []
+        for subject, find in finders.items():
+            ids = [one.id for one in left if one.subject is subject]
+            for changed_id, value in zip(ids, await find(self._user_id, ids), strict=True):
+                if value is not None:
+                    changes.append(StreamedChange(subject=subject, id=changed_id, value=value))
+        told = {one.id for one in left if one.subject is Subject.CONVERSATION}
+        for sandbox_id in [one.id for one in left if one.subject is Subject.SANDBOX]:
+            changes += [each for each in await self._inside(sandbox_id) if each.id not in told]
         return changes + gone
-
-    def _named(self, heard: Sequence[Notice]) -> tuple[str, list[str]]:
-        return self._user_id, [one.id for one in heard]
 
     async def _inside(self, sandbox_id: str) -> list[StreamedChange]:
         """Return the conversations that live in a sandbox."""
@@ -233,10 +229,6 @@ class UserStream:
             StreamedChange(subject=Subject.CONVERSATION, id=view.conversation.id, value=view)
             for view in views
         ]
-
-
-def _change(news: Notice, value: ConversationView | StartTask | Sandbox | None) -> StreamedChange:
-    return StreamedChange(subject=news.subject, id=news.id, value=value)
 
 
 async def _within[T](seconds: float, heard: Awaitable[list[T]]) -> list[T]:

@@ -84,7 +84,7 @@ class ConversationTable:
         """Insert a new conversation."""
         row = _to_row(conversation)
         await tx.insert("conversations", {name: row[name] for name in _COLUMNS})
-        self._announce(tx, conversation)
+        self.announce(tx, conversation.user_id, conversation.id)
 
     async def update(
         self, tx: Transaction, conversation: Conversation, *, before: Conversation | None = None
@@ -96,7 +96,7 @@ class ConversationTable:
         after = conversation
         is_filed = before and (before.sandbox_id, before.title) == (after.sandbox_id, after.title)
         await tx.run(_UPDATE_REST if is_filed else _UPDATE, _to_row(conversation))
-        self._announce(tx, conversation)
+        self.announce(tx, conversation.user_id, conversation.id)
 
     async def delete(self, tx: Transaction, conversations: Sequence[Conversation]) -> None:
         """Delete conversations with their start tasks; their events go with them."""
@@ -107,7 +107,7 @@ class ConversationTable:
         ):
             await tx.run(statement, params)
         for conversation in conversations:
-            self._announce(tx, conversation, is_deleted=True)
+            self.announce(tx, conversation.user_id, conversation.id, is_deleted=True)
 
     async def find(
         self, conversation_id: str, reader: Queryable | None = None
@@ -228,14 +228,15 @@ class ConversationTable:
         )
         return [_from_row(row) for row in rows]
 
-    def _announce(
-        self, tx: Transaction, conversation: Conversation, *, is_deleted: bool = False
+    def announce(
+        self, tx: Transaction, user_id: str, conversation_id: str, *, is_deleted: bool = False
     ) -> None:
+        """Tell of a change of a conversation once it is durable."""
         news = Notice(
             subject=Subject.CONVERSATION,
-            user_id=conversation.user_id,
-            id=conversation.id,
-            conversation_id=conversation.id,
+            user_id=user_id,
+            id=conversation_id,
+            conversation_id=conversation_id,
             is_deleted=is_deleted,
         )
         tx.after_commit(partial(self._event_bus.announce, news))

@@ -226,10 +226,10 @@ def to_secrets_patch(store: SecretsStoreBody | None) -> SecretsPatch:
     problems = Problems()
     tokens: dict[Provider, ProviderTokenPatch] = {}
     customs: dict[str, CustomSecretPatch] = {}
+    store = store or SecretsStoreBody()
     with problems.noted():
-        given = (store.provider_tokens if store else None) or {}
-        tokens = to_token_patches(given, loc=(*loc, "provider_tokens"))
-    for name, item in ((store.custom_secrets if store else None) or {}).items():
+        tokens = to_token_patches(store.provider_tokens or {}, loc=(*loc, "provider_tokens"))
+    for name, item in (store.custom_secrets or {}).items():
         where = (*loc, "custom_secrets", name)
         with problems.noted():
             check_secret_name(name, loc=where)
