@@ -50,20 +50,71 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """What is peculiar to one kind of processor."""
 
     audit: int
-    clone: int
-    socket: int
-    ioctl: int
-    fallocate: int
-    """It takes room on the disk in no time, faster than a limit of disk is looked at."""
-    ptrace: int
-    setns: int
-    process_vm: tuple[int, int]
-    """Reading and writing the memory of another process."""
-    prlimit: int
-    """It may set limits of another process of the same user, also one that the kernel kills it for."""
+    calls: Mapping[str, int]
+    """The numbers of calls that are refused with some arguments, or to some processes."""
     refused: Mapping[str, int]
+    """The numbers of those that are refused to everybody."""
     has_x32: bool = False
 
+
+_CALLS: Final = {
+    "clone": (56, 220),
+    # It takes room on the disk in no time, faster than a limit of disk is looked at.
+    "fallocate": (285, 47),
+    "ioctl": (16, 29),
+    # It may set limits of another process of the same user, also one that the kernel kills it for.
+    "prlimit": (302, 261),
+    # Reading and writing the memory of another process.
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "ptrace": (101, 117),
+    "setns": (308, 268),
+    "socket": (41, 198),
+}
+"""Numbers of calls on x86_64 and on aarch64."""
+
+_REFUSED: Final = {
+    "_sysctl": (156, None),
+    "acct": (163, 89),
+    "add_key": (248, 217),
+    "bpf": (321, 280),
+    "chroot": (161, 51),
+    "clock_settime": (227, 112),
+    "create_module": (174, None),
+    "delete_module": (176, 106),
+    "fanotify_init": (300, 262),
+    "finit_module": (313, 273),
+    "get_kernel_syms": (177, None),
+    "init_module": (175, 105),
+    "io_setup": (206, 0),
+    "ioperm": (173, None),
+    "iopl": (172, None),
+    "kexec_file_load": (320, 294),
+    "kexec_load": (246, 104),
+    "keyctl": (250, 219),
+    "lookup_dcookie": (212, 18),
+    "mount": (165, 40),
+    "nfsservctl": (180, 42),
+    "open_by_handle_at": (304, 265),
+    "perf_event_open": (298, 241),
+    "pivot_root": (155, 41),
+    "query_module": (178, None),
+    "quotactl": (179, 60),
+    "reboot": (169, 142),
+    "request_key": (249, 218),
+    "setdomainname": (171, 162),
+    "sethostname": (170, 161),
+    "settimeofday": (164, 170),
+    "swapoff": (168, 225),
+    "swapon": (167, 224),
+    "syslog": (103, 116),
+    "umount2": (166, 39),
+    "unshare": (272, 97),
+    "uselib": (134, None),
+    "userfaultfd": (323, 282),
+    "vhangup": (153, 58),
+}
+"""The same; None for what aarch64 does not have."""
 
 _EVERYWHERE: Final = {
     "open_tree": 428,
@@ -89,105 +140,20 @@ clone3 cannot be seen by a filter."""
 _PIDFD_OPEN: Final = 434
 _PIDFD_GETFD: Final = 438
 
+
+def _machine(column: int, audit: int, *, has_x32: bool = False) -> Machine:
+    refused = {name: numbers[column] for name, numbers in _REFUSED.items()}
+    return Machine(
+        audit=audit,
+        calls={name: numbers[column] for name, numbers in _CALLS.items()},
+        refused={name: number for name, number in refused.items() if number is not None},
+        has_x32=has_x32,
+    )
+
+
 MACHINES: Final = {
-    "x86_64": Machine(
-        audit=0xC000003E,
-        clone=56,
-        socket=41,
-        ioctl=16,
-        fallocate=285,
-        ptrace=101,
-        setns=308,
-        process_vm=(310, 311),
-        prlimit=302,
-        has_x32=True,
-        refused={
-            "syslog": 103,
-            "uselib": 134,
-            "vhangup": 153,
-            "pivot_root": 155,
-            "_sysctl": 156,
-            "chroot": 161,
-            "acct": 163,
-            "settimeofday": 164,
-            "mount": 165,
-            "umount2": 166,
-            "swapon": 167,
-            "swapoff": 168,
-            "reboot": 169,
-            "sethostname": 170,
-            "setdomainname": 171,
-            "iopl": 172,
-            "ioperm": 173,
-            "create_module": 174,
-            "init_module": 175,
-            "delete_module": 176,
-            "get_kernel_syms": 177,
-            "query_module": 178,
-            "quotactl": 179,
-            "nfsservctl": 180,
-            "lookup_dcookie": 212,
-            "clock_settime": 227,
-            "kexec_load": 246,
-            "add_key": 248,
-            "request_key": 249,
-            "keyctl": 250,
-            "unshare": 272,
-            "io_setup": 206,
-            "perf_event_open": 298,
-            "fanotify_init": 300,
-            "open_by_handle_at": 304,
-            "finit_module": 313,
-            "kexec_file_load": 320,
-            "bpf": 321,
-            "userfaultfd": 323,
-        },
-    ),
-    "aarch64": Machine(
-        audit=0xC00000B7,
-        clone=220,
-        socket=198,
-        ioctl=29,
-        fallocate=47,
-        ptrace=117,
-        setns=268,
-        process_vm=(270, 271),
-        prlimit=261,
-        refused={
-            "io_setup": 0,
-            "lookup_dcookie": 18,
-            "umount2": 39,
-            "mount": 40,
-            "pivot_root": 41,
-            "nfsservctl": 42,
-            "chroot": 51,
-            "vhangup": 58,
-            "quotactl": 60,
-            "acct": 89,
-            "unshare": 97,
-            "kexec_load": 104,
-            "init_module": 105,
-            "delete_module": 106,
-            "clock_settime": 112,
-            "syslog": 116,
-            "reboot": 142,
-            "sethostname": 161,
-            "setdomainname": 162,
-            "settimeofday": 170,
-            "add_key": 217,
-            "request_key": 218,
-            "keyctl": 219,
-            "swapon": 224,
-            "swapoff": 225,
-            "perf_event_open": 241,
-            "fanotify_init": 262,
-            "open_by_handle_at": 265,
-            "finit_module": 273,
-            "bpf": 280,
-            "userfaultfd": 282,
-            "kexec_file_load": 294,
-        },
-    ),
+    "x86_64": _machine(0, 0xC000003E, has_x32=True),
+    "aarch64": _machine(1, 0xC00000B7),
 }
 """By the name `uname -m` gives."""
 
@@ -201,8 +167,10 @@ def compile_filter(machine: str, *, may_join: bool = False, in_parts: bool = Fal
     kind = MACHINES.get(machine)
     if kind is None:
         return None
+    calls = kind.calls
     refused = [*kind.refused.values(), *_EVERYWHERE.values()]
-    refused += [*kind.process_vm, _PIDFD_GETFD] if may_join else [kind.setns]
+    memory = (calls["process_vm_readv"], calls["process_vm_writev"])
+    refused += [*memory, _PIDFD_GETFD] if may_join else [calls["setns"]]
     absent = [*_ABSENT.values(), *([_PIDFD_OPEN] if may_join else [])]
     parts = [
         _step(_LOAD, _ARCHITECTURE),
@@ -214,22 +182,24 @@ def compile_filter(machine: str, *, may_join: bool = False, in_parts: bool = Fal
         parts += [_step(_IF_AT_LEAST, _X32, no=1), _fail(errno.ENOSYS)]
     parts += _answers(refused, errno.EPERM)
     # Libraries write zeros instead, as where a file system does not have it.
-    parts += _answers((kind.fallocate,), errno.EOPNOTSUPP)
+    parts += _answers((calls["fallocate"],), errno.EOPNOTSUPP)
     parts += _answers(absent, errno.ENOSYS)
     if may_join and not in_parts:
         whole = [_step(_MASK, _TASK_NAMESPACES), _step(_IF_EQUAL, _TASK_NAMESPACES, yes=1)]
-        parts += _when(kind.setns, 1, [*whole, _fail(errno.EPERM)])
+        parts += _when(calls["setns"], 1, [*whole, _fail(errno.EPERM)])
     if may_join:
-        parts += _when(kind.ptrace, 0, _answers(_PTRACE_ATTACH, errno.EPERM))
-        parts += _when(kind.prlimit, 0, [_step(_IF_EQUAL, 0, yes=1), _fail(errno.EPERM)])
-    parts += _when(kind.clone, 0, [_step(_IF_ANY_BIT, _NEW_NAMESPACES, no=1), _fail(errno.EPERM)])
-    calls = _answers(_TERMINAL_INPUT, errno.EPERM)
+        parts += _when(calls["ptrace"], 0, _answers(_PTRACE_ATTACH, errno.EPERM))
+        parts += _when(calls["prlimit"], 0, [_step(_IF_EQUAL, 0, yes=1), _fail(errno.EPERM)])
+    parts += _when(
+        calls["clone"], 0, [_step(_IF_ANY_BIT, _NEW_NAMESPACES, no=1), _fail(errno.EPERM)]
+    )
+    asked = _answers(_TERMINAL_INPUT, errno.EPERM)
     if may_join:
         about_one = _step(_IF_EQUAL, _NAMESPACE_CALLS, no=1)
-        calls += [_step(_MASK, _KIND_OF_CALL), about_one, _fail(errno.EPERM)]
-    parts += _when(kind.ioctl, 1, calls)
+        asked += [_step(_MASK, _KIND_OF_CALL), about_one, _fail(errno.EPERM)]
+    parts += _when(calls["ioctl"], 1, asked)
     families = [_step(_IF_EQUAL, one, yes=len(_FAMILIES) - at) for at, one in enumerate(_FAMILIES)]
-    parts += _when(kind.socket, 0, [*families, _fail(errno.EAFNOSUPPORT)])
+    parts += _when(calls["socket"], 0, [*families, _fail(errno.EAFNOSUPPORT)])
     parts.append(_step(_RETURN, _ALLOW))
     return b"".join(parts)
 
