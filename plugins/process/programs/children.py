@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 from ..landlock import put_away
 from . import spaces
@@ -43,22 +43,6 @@ LISTENER: Final = "AGENTSVC_LISTENER"
 type Json = dict[str, Any]
 
 
-class Become(Protocol):
-    """Turns a fresh child into a command, and never returns; see `execute`."""
-
-    def __call__(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        *,
-        cwd: str,
-        umask: int,
-        out: int,
-        err: int,
-    ) -> None:
-        """Turn into that command, which writes to these two."""
-
-
 class Command:
     """A child in a session of its own, and the ends of its two output pipes."""
 
@@ -71,12 +55,12 @@ class Command:
         umask: int,
         keep: Sequence[int] = (),
         streams: tuple[int, int] | None = None,
-        become: "Become | None" = None,
+        prepare: Callable[[int], None] | None = None,
     ) -> None:
         """Start it; `keep` are files that it gets, too.
 
-        With `streams` it writes to these, and has no pipes. A child becomes it in the usual way
-        unless there is another one.
+        With `streams` it writes to these, and has no pipes. The child is prepared first, with the
+        descriptor on which it can say what is wrong.
         """
         self.exit_code: int | None = None
         self.watched = 0
@@ -91,7 +75,9 @@ class Command:
         if self.pid == 0:
             for number in keep:
                 os.set_inheritable(number, True)
-            (become or execute)(argv, env, cwd=cwd, umask=umask, out=out, err=err)
+            if prepare is not None:
+                prepare(err)
+            execute(argv, env, cwd=cwd, umask=umask, out=out, err=err)
         if self.out >= 0:
             os.close(out)
             os.close(err)
@@ -382,40 +368,20 @@ def execute(
         os._exit(127)
 
 
-def deaf(become: Become) -> Become:
-    """Return what becomes a command that ignores SIGTERM."""
-
-    def start(
-        argv: Sequence[str], env: Mapping[str, str], *, cwd: str, umask: int, out: int, err: int
-    ) -> None:
-        _DEFAULTS.remove(signal.SIGTERM)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        become(argv, env, cwd=cwd, umask=umask, out=out, err=err)
-
-    return start
+def ignore_terminate() -> None:
+    """Have this process, a fresh child, ignore SIGTERM, also as what it becomes."""
+    _DEFAULTS.remove(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def starting_as(user: int, around: int | None = None) -> Become:
-    """Return what turns a fresh child into a command of that user; see `spaces.become`."""
-
-    def turn_into(
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        *,
-        cwd: str,
-        umask: int,
-        out: int,
-        err: int,
-    ) -> None:
-        try:
-            spaces.become(user, around)
-        except OSError as exc:
-            who = f"user {user}" if user else "the namespace of the zygote"
-            os.write(err, f"{who} cannot be had: {exc.strerror}\n".encode())
-            os._exit(_NO_USER)
-        execute(argv, env, cwd=cwd, umask=umask, out=out, err=err)
-
-    return turn_into
+def become_user(user: int, around: int | None, err: int) -> None:
+    """Be that user in a fresh child, as `spaces.become` does, or end and say why not."""
+    try:
+        spaces.become(user, around)
+    except OSError as exc:
+        who = f"user {user}" if user else "the namespace of the zygote"
+        os.write(err, f"{who} cannot be had: {exc.strerror}\n".encode())
+        os._exit(_NO_USER)
 
 
 def take_name(name: bytes) -> None:

@@ -33,15 +33,14 @@ from .children import (
     Json,
     Ports,
     become_reaper,
-    deaf,
+    become_user,
     descendants,
     environment,
-    execute,
     fill,
+    ignore_terminate,
     kill,
     kill_descendants,
     start_time,
-    starting_as,
     take,
     told_of,
     wake_on_child,
@@ -168,14 +167,18 @@ class Shim:
         first = [box["program"], "--args", str(files[""])]
         user = box["user"]
         with spaces.made(user, box["entered_by"], around=box["around"]) as made:
-            is_elsewhere = user or made.around is not None
+
+            def prepare(err: int) -> None:
+                ignore_terminate()
+                become_user(user, made.around, err)
+
             command = Command(
                 [*first, *spaces.arguments(made.pair), *box["command"], str(theirs.fileno())],
                 {},
                 cwd="/",
                 umask=self.umask,
                 keep=[*files.values(), *made.pair, theirs.fileno()],
-                become=deaf(starting_as(user, made.around) if is_elsewhere else execute),
+                prepare=prepare,
             )
         if user:
             # What is written to by name, such as /dev/stdout, has to be its own.
