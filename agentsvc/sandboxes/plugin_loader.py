@@ -5,12 +5,9 @@ Nothing else imports a plugin or a backend class by name. What a plugin may do i
 """
 
 import asyncio
-import importlib.machinery
 import importlib.metadata
 import inspect
 import logging
-import os
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -43,7 +40,6 @@ EVENT_SECONDS: Final = 5.0
 """How long a plugin may take over one event."""
 
 _QUEUE_SIZE = 1000
-_ENTRY_POINTS: Final = "entry_points.txt"
 
 type Backend = RuntimeBackend[Any]
 type BackendType = type[RuntimeBackend[Any]]
@@ -61,20 +57,12 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     specs: tuple[Spec, ...] = ()
 
 
-def installed_points() -> Iterator[importlib.metadata.EntryPoint]:
+def installed_points() -> Iterable[importlib.metadata.EntryPoint]:
     """Return what the packages of this Python offer as plugins; looks at all of them.
 
     Where a package is there twice, the one that Python imports counts.
     """
-    if not _has_other_finders() and not any(map(_may_offer, sys.path)):
-        return
-    for found in importlib.metadata.distributions():
-        # Few say it, and to take all of their texts apart takes longer than to read them.
-        text = found.read_text(_ENTRY_POINTS) or ""
-        if f"[{NAME}]" in text:
-            first = importlib.metadata.distribution(found.name)
-            if first.read_text(_ENTRY_POINTS) == text:
-                yield from found.entry_points.select(group=NAME)
+    return importlib.metadata.entry_points(group=NAME)
 
 
 class PluginHost:
@@ -298,41 +286,6 @@ def _blame(name: str, origin: str) -> Iterator[None]:
             f"Plugin `{name}` ({origin}) cannot be loaded: {type(exc).__name__}: {exc}",
             hint=f"put `{name}` into plugins.disable to start without it",
         ) from exc
-
-
-def _may_offer(entry: str) -> bool:
-    """Whether what lies at an entry of the import path may offer plugins; False is certain.
-
-    What is installed is much, and this takes a tenth of the time that to look at all of it does.
-    """
-    try:
-        names = os.listdir(entry or os.curdir)  # noqa: PTH208  # paths are what takes the time
-    except NotADirectoryError:
-        return True
-    except OSError:
-        return False
-    wanted = f"[{NAME}]".encode()
-    return any(
-        wanted in _read(f"{entry or os.curdir}/{name}/{_ENTRY_POINTS}")
-        for name in names
-        if name.lower().endswith((".dist-info", ".egg-info")) or name.lower() == "egg-info"
-    )
-
-
-def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123  # as above
-            return file.read()
-    except OSError:
-        return b""
-
-
-def _has_other_finders() -> bool:
-    """Whether packages may be installed in places that only somebody else's code knows."""
-    return any(
-        finder is not importlib.machinery.PathFinder and hasattr(finder, "find_distributions")
-        for finder in sys.meta_path
-    )
 
 
 def _check_class(kind: BackendType) -> None:
