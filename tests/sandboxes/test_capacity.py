@@ -14,7 +14,6 @@ from agentsvc.sandboxes.admission.capacity import (
     fits,
     idlest,
     in_turn,
-    left,
     roomiest,
 )
 
@@ -51,12 +50,6 @@ def ids(found: list[Held]) -> list[str]:
 )
 def test_what_is_over_no_limit_fits(room: Room, load: Load, is_room: bool) -> None:
     assert fits(room, load, Load(sandboxes=1, memory_bytes=5)) is is_room
-
-
-def test_what_is_left_is_never_less_than_nothing() -> None:
-    assert left(Room(sandboxes=3), Load(sandboxes=1, memory_bytes=7)) == Room(sandboxes=2)
-    full = Load(sandboxes=4, memory_bytes=9)
-    assert left(Room(sandboxes=3, memory_bytes=8), full) == Room(sandboxes=0, memory_bytes=0)
 
 
 def test_the_place_with_most_room_comes_first_and_a_full_one_not_at_all() -> None:

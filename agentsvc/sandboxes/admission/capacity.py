@@ -4,6 +4,7 @@ The one notion of capacity for all who need one: limits of the server, of a back
 are a `Room`, what runs is a `Load`. Whoever places sandboxes asks `roomiest`.
 """
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -12,10 +13,10 @@ import msgspec
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
-    """What may run at the same time; None is no limit."""
+    """What may run at the same time."""
 
-    sandboxes: int | None = None
-    memory_bytes: int | None = None
+    sandboxes: float = math.inf
+    memory_bytes: float = math.inf
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,13 +24,6 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     sandboxes: int = 0
     memory_bytes: int = 0
-
-    def plus(self, other: "Load") -> "Load":
-        """Return both together."""
-        return Load(
-            sandboxes=self.sandboxes + other.sandboxes,
-            memory_bytes=self.memory_bytes + other.memory_bytes,
-        )
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,28 +41,17 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 def total(loads: Iterable[Load]) -> Load:
     """Return all together."""
-    together = Load()
+    sandboxes = memory_bytes = 0
     for load in loads:
-        together = together.plus(load)
-    return together
+        sandboxes += load.sandboxes
+        memory_bytes += load.memory_bytes
+    return Load(sandboxes=sandboxes, memory_bytes=memory_bytes)
 
 
 def fits(room: Room, load: Load, wanted: Load) -> bool:
     """Whether there is room for what is wanted beside what runs."""
-    after = load.plus(wanted)
-    return (room.sandboxes is None or after.sandboxes <= room.sandboxes) and (
-        room.memory_bytes is None or after.memory_bytes <= room.memory_bytes
-    )
-
-
-def left(room: Room, load: Load) -> Room:
-    """Return what may run beside what runs."""
-    return Room(
-        sandboxes=None if room.sandboxes is None else max(0, room.sandboxes - load.sandboxes),
-        memory_bytes=(
-            None if room.memory_bytes is None else max(0, room.memory_bytes - load.memory_bytes)
-        ),
-    )
+    after = total((load, wanted))
+    return after.sandboxes <= room.sandboxes and after.memory_bytes <= room.memory_bytes
 
 
 def roomiest(places: Mapping[str, tuple[Room, Load]], wanted: Load) -> list[str]:
@@ -79,10 +62,8 @@ def roomiest(places: Mapping[str, tuple[Room, Load]], wanted: Load) -> list[str]
 
     def rank(name: str) -> tuple[float, float, int, str]:
         room, load = places[name]
-        rest = left(room, load)
-        sandboxes = float("inf") if rest.sandboxes is None else rest.sandboxes
-        memory = float("inf") if rest.memory_bytes is None else rest.memory_bytes
-        return -sandboxes, -memory, load.sandboxes, name
+        sandboxes = load.sandboxes - room.sandboxes
+        return sandboxes, load.memory_bytes - room.memory_bytes, load.sandboxes, name
 
     fitting = [name for name, (room, load) in places.items() if fits(room, load, wanted)]
     return sorted(fitting, key=rank)

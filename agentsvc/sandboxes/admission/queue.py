@@ -5,6 +5,7 @@ transaction that wants a sandbox to run.
 """
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -252,4 +253,4 @@ def held_of(sandbox: Sandbox) -> Held:
 
 
 def _room(sandboxes: int, memory_bytes: int) -> Room:
-    return Room(sandboxes=sandboxes or None, memory_bytes=memory_bytes or None)
+    return Room(sandboxes=sandboxes or math.inf, memory_bytes=memory_bytes or math.inf)
