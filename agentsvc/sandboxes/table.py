@@ -43,16 +43,8 @@ class SandboxTable:
 
     async def insert(self, tx: Transaction, sandbox: Sandbox) -> None:
         """Insert a new sandbox."""
-        await self._change(
-            tx,
-            "INSERT INTO sandboxes (id, user_id, spec_id, spec, backend, target, phase, reason,"
-            " exit_code, handle, endpoints, working_dir, facts, session_key_sealed, ready_by,"
-            " created_at, updated_at, session_key_hash)"
-            " VALUES (:id, :user_id, :spec_id, :spec, :backend, :target, :phase, :reason,"
-            " :exit_code, :handle, :endpoints, :working_dir, :facts, :session_key_sealed,"
-            " :ready_by, :created_at, :updated_at, :session_key_hash)",
-            self._to_row(sandbox),
-        )
+        tx.after_commit(self._forget)
+        await tx.insert("sandboxes", self._to_row(sandbox))
 
     @staticmethod
     async def give_up_starts(tx: Transaction) -> int:
@@ -284,15 +276,19 @@ class SandboxTable:
 
     def _to_row(self, sandbox: Sandbox) -> Mapping[str, Any]:
         key = sandbox.session_key.reveal()
-        return row_of(
+        row = row_of(
             sandbox,
             spec=_encode(sandbox.spec),
             handle=_encode(sandbox.handle) if sandbox.handle else None,
             endpoints=_encode(sandbox.endpoints),
             facts=_encode(sandbox.facts),
+            enforced=_encode(sandbox.enforced),
             session_key_sealed=self._vault.seal(key.encode(), _context(sandbox.id)),
             session_key_hash=sha256(key),
         )
+        # The one is sealed, and the other one in a table of its own.
+        del row["session_key"], row["client_id"]
+        return row
 
     def _decode(self, row: Row) -> Sandbox:
         key = self._vault.unseal(row["session_key_sealed"], _context(row["id"]))

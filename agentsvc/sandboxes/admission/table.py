@@ -37,8 +37,8 @@ _IDLE: Final = """SELECT b.id, b.user_id, b.backend, b.spec, b.target, b.phase, 
       SELECT 1 FROM start_tasks AS t WHERE t.sandbox_id = b.id
         AND t.status NOT IN ('READY', 'ERROR'))"""
 
-_REMOVALS: Final = """SELECT b.id, b.user_id, b.backend, b.spec_id, b.reason, b.updated_at,
-    u.removal_tries, u.removal_due_at
+_REMOVALS: Final = """SELECT b.id AS sandbox_id, b.user_id, b.backend, b.spec_id, b.reason,
+    u.removal_tries AS tries, u.removal_due_at AS due_at
     FROM sandbox_uses AS u JOIN sandboxes AS b ON b.id = u.sandbox_id
     WHERE b.target = 'deleted' AND u.removal_tries > 0 ORDER BY b.updated_at, b.id LIMIT :limit"""
 
@@ -113,7 +113,7 @@ class UseTable:
     async def failed_removals(self, limit: int) -> list[Removal]:
         """Return the sandboxes whose removal has failed so far, the oldest first."""
         rows = await self._db.all(_REMOVALS, {"limit": limit})
-        return [_to_removal(row) for row in rows]
+        return [record_of(row, Removal) for row in rows]
 
     async def is_waiting(self, sandbox_id: str, reader: Queryable | None = None) -> bool:
         """Whether a sandbox waits for room."""
@@ -210,15 +210,3 @@ class UseTable:
 def _to_held(row: Row) -> Held:
     load = Load(sandboxes=1, memory_bytes=row["memory_bytes"] or 0)
     return record_of(row, Held, load=load)
-
-
-def _to_removal(row: Row) -> Removal:
-    return Removal(
-        sandbox_id=row["id"],
-        user_id=row["user_id"],
-        backend=row["backend"],
-        spec_id=row["spec_id"],
-        reason=row["reason"],
-        tries=row["removal_tries"],
-        due_at=moment_or_none(row["removal_due_at"]),
-    )

@@ -54,12 +54,7 @@ class WarmPoolTable:
 
     async def insert(self, tx: Transaction, spare: WarmSandbox) -> None:
         """Insert a new one, before there is anything of it."""
-        await tx.run(
-            "INSERT INTO spares (id, state, spec, backend, made_of, key_sealed, endpoints,"
-            " created_at) VALUES (:id, :state, :spec, :backend, :made_of, :key_sealed,"
-            " :endpoints, :created_at)",
-            self._to_row(spare),
-        )
+        await tx.insert("spares", self._to_row(spare))
 
     async def set_handle(self, tx: Transaction, handle: Handle) -> None:
         """Store where one is found."""
@@ -132,12 +127,14 @@ class WarmPoolTable:
         return self._from_row(row) if row else None
 
     def _to_row(self, spare: WarmSandbox) -> Mapping[str, Any]:
-        return row_of(
+        row = row_of(
             spare,
             spec=_encode(spare.spec),
             key_sealed=self._vault.seal(spare.key.reveal().encode(), _context(spare.id)),
             endpoints=_encode(spare.endpoints),
         )
+        del row["key"]
+        return row
 
     def _from_row(self, row: Row) -> WarmSandbox:
         key = self._vault.unseal(row["key_sealed"], _context(row["id"]))
