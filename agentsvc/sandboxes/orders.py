@@ -96,32 +96,17 @@ def make_dormant_order(spare_id: str, spec: Spec, key: Secret, rules: CallbackRu
 
     Its agent server takes nothing before it has heard that key and what `make_identity` returns.
     """
-    env = {
-        "TZ": "UTC",
-        **AGENT_OUTPUT,
-        "OH_ALLOW_CORS_ORIGINS_0": rules.internal_url,
-        "OH_LEASE_TTL_SECONDS": "0",
-        **spec.env,
-        "OH_DEFERRED_INIT": "1",
-    }
+    env = {**_environment(rules), **spec.env, "OH_DEFERRED_INIT": "1"}
     return _ordered(spare_id, spec, env, {"OH_SECRET_KEY": key})
 
 
 def make_identity(session_key: Secret, rules: CallbackRules) -> dict[str, object]:
     """Return what an agent server is told that was started for nobody."""
     key = session_key.reveal()
-    webhook = {
-        "base_url": rules.internal_url + WEBHOOK_PATH,
-        "event_buffer_size": rules.buffer_size,
-        "flush_delay": rules.flush_seconds,
-        "num_retries": _WEBHOOK_RETRIES,
-        "retry_delay": _WEBHOOK_RETRY_SECONDS,
-        "max_queue_size": _WEBHOOK_QUEUE,
-    }
     return {
         "session_api_keys": [key],
         "secret_key": _files_key(key),
-        "webhooks": [webhook],
+        "webhooks": [_webhook(rules)],
     }
 
 
@@ -132,23 +117,8 @@ def make_order(sandbox: Sandbox, rules: CallbackRules, client_env: Mapping[str, 
     """
     spec = sandbox.spec
     key = sandbox.session_key.reveal()
-    webhook = "OH_WEBHOOKS_0_"
-    env = {
-        # Events carry the sandbox's local time without a zone.
-        "TZ": "UTC",
-        **AGENT_OUTPUT,
-        "OH_ALLOW_CORS_ORIGINS_0": rules.internal_url,
-        # There is one agent server on these files at a time. With leases, the next one could take
-        # one that was killed for itself, and would leave its conversations alone for 45 s.
-        "OH_LEASE_TTL_SECONDS": "0",
-        f"{webhook}BASE_URL": rules.internal_url + WEBHOOK_PATH,
-        f"{webhook}EVENT_BUFFER_SIZE": str(rules.buffer_size),
-        f"{webhook}FLUSH_DELAY": str(rules.flush_seconds),
-        f"{webhook}NUM_RETRIES": str(_WEBHOOK_RETRIES),
-        f"{webhook}RETRY_DELAY": str(_WEBHOOK_RETRY_SECONDS),
-        f"{webhook}MAX_QUEUE_SIZE": str(_WEBHOOK_QUEUE),
-        **spec.env,
-    }
+    webhook = {f"OH_WEBHOOKS_0_{name.upper()}": str(it) for name, it in _webhook(rules).items()}
+    env = {**_environment(rules), **webhook, **spec.env}
     return _ordered(
         sandbox.id,
         spec,
@@ -161,6 +131,29 @@ def make_order(sandbox: Sandbox, rules: CallbackRules, client_env: Mapping[str, 
             "OH_SECRET_KEY": Secret(_files_key(key)),
         },
     )
+
+
+def _environment(rules: CallbackRules) -> dict[str, str]:
+    return {
+        # Events carry the sandbox's local time without a zone.
+        "TZ": "UTC",
+        **AGENT_OUTPUT,
+        "OH_ALLOW_CORS_ORIGINS_0": rules.internal_url,
+        # There is one agent server on these files at a time. With leases, the next one could take
+        # one that was killed for itself, and would leave its conversations alone for 45 s.
+        "OH_LEASE_TTL_SECONDS": "0",
+    }
+
+
+def _webhook(rules: CallbackRules) -> dict[str, object]:
+    return {
+        "base_url": rules.internal_url + WEBHOOK_PATH,
+        "event_buffer_size": rules.buffer_size,
+        "flush_delay": rules.flush_seconds,
+        "num_retries": _WEBHOOK_RETRIES,
+        "retry_delay": _WEBHOOK_RETRY_SECONDS,
+        "max_queue_size": _WEBHOOK_QUEUE,
+    }
 
 
 def _files_key(session_key: str) -> str:
