@@ -20,8 +20,6 @@ from agentsvc.sandboxes.idle_culler import rules_for as rules_for
 from agentsvc.sandboxes.isolation import Protection as Protection
 from agentsvc.sandboxes.isolation import check_isolation as check_isolation
 from agentsvc.sandboxes.isolation import find_protections as find_protections
-from agentsvc.sandboxes.logs import MAX_LINES as MAX_LINES
-from agentsvc.sandboxes.logs import read_output as read_output
 from agentsvc.sandboxes.orders import CallbackRules as CallbackRules
 from agentsvc.sandboxes.owners import Owners as Owners
 from agentsvc.sandboxes.plugin_loader import BUILT_IN as BUILT_IN

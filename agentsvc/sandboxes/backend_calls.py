@@ -3,15 +3,18 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Final
 
 import msgspec
 
 from agentsvc.base import AgentsvcError, BackendBroken, BackendUnavailable, is_cancelled
-from agentsvc.plugin import Handle, PartlyScanned, RuntimeBackend
+from agentsvc.plugin import Handle, PartlyScanned, RuntimeBackend, StillFetching
 from agentsvc.sandboxes.registry import BackendRegistry
 
 log = logging.getLogger(__name__)
+
+_POLL_SECONDS: Final = 0.2
 
 type Backend = RuntimeBackend[msgspec.Struct]
 
@@ -48,16 +51,29 @@ class BackendCalls:
             # A plugin may raise anything; one must not harm the others.
             raise _broken(name, exc) from exc
 
+    async def until_done[T](self, name: str, begin: Callable[[Backend], Awaitable[T]]) -> T:
+        """Ask a backend for what goes on beside the calls, again and again until it is done."""
+        while True:
+            try:
+                async with self.to(name) as backend:
+                    return await begin(backend)
+            except StillFetching:
+                await asyncio.sleep(_POLL_SECONDS)
+
+    async def read_log(self, name: str, handle: Handle, lines: int) -> list[str]:
+        """Return the last lines a sandbox wrote, oldest first."""
+        async with self.to(name) as backend:
+            found = backend.logs(handle, tail=lines, follow=False)
+            return [line.text async for line in found]
+
     async def log_tail(self, name: str, handle: Handle | None, lines: int) -> str:
         """Return the last lines a sandbox wrote, or nothing where they cannot be had."""
         if handle is None:
             return ""
         try:
-            async with self.to(name) as backend:
-                found = [line.text async for line in backend.logs(handle, tail=lines, follow=False)]
+            return "\n".join(await self.read_log(name, handle, lines))
         except AgentsvcError:
             return ""
-        return "\n".join(found)
 
     async def give_way(self, name: str, handles: Sequence[Handle]) -> bool:
         """Let these sandboxes of a backend give way and no others; say whether it took that."""

@@ -3,20 +3,17 @@
 They are kept by the backend, as a part of their sandbox, and go with it.
 """
 
-import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Final
 
 from agentsvc.base import AgentsvcError, Conflict, new_id
 from agentsvc.config import SandboxesConfig
-from agentsvc.plugin import Capability, Checkpoint, StillFetching
+from agentsvc.plugin import Capability, Checkpoint
 from agentsvc.sandboxes.backend_calls import BackendCalls
+from agentsvc.sandboxes.operations import can
 from agentsvc.sandboxes.state import Sandbox
 
 log = logging.getLogger(__name__)
-
-_POLL_SECONDS: Final = 0.2
 
 
 class Checkpoints:
@@ -30,21 +27,17 @@ class Checkpoints:
         """Keep a checkpoint where that is wanted and can be done; a failure is only noted."""
         if not self._config.checkpoints or sandbox.handle is None or not self._can_keep(sandbox):
             return
-        checkpoint_id = new_id()
+        handle, checkpoint_id = sandbox.handle, new_id()
         try:
-            while True:
-                try:
-                    async with self._calls.to(sandbox.backend) as backend:
-                        await backend.checkpoint(
-                            sandbox.handle,
-                            checkpoint_id,
-                            keep=self._config.checkpoints,
-                            max_bytes=self._config.checkpoint_bytes,
-                        )
-                except StillFetching:
-                    await asyncio.sleep(_POLL_SECONDS)
-                else:
-                    return
+            await self._calls.until_done(
+                sandbox.backend,
+                lambda backend: backend.checkpoint(
+                    handle,
+                    checkpoint_id,
+                    keep=self._config.checkpoints,
+                    max_bytes=self._config.checkpoint_bytes,
+                ),
+            )
         except AgentsvcError as exc:
             facts = {"sandbox_id": sandbox.id, "reason": f"{exc.message} {exc.detail}".strip()}
             log.warning("checkpoint not taken", extra=facts)
@@ -64,8 +57,4 @@ class Checkpoints:
             await backend.roll_back(sandbox.handle, checkpoint_id)
 
     def _can_keep(self, sandbox: Sandbox) -> bool:
-        try:
-            backend = self._calls.registry.get(sandbox.backend)
-        except AgentsvcError:
-            return False
-        return Capability.CHECKPOINTS in backend.capabilities
+        return can(self._calls.registry, sandbox, Capability.CHECKPOINTS)

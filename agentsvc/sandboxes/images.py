@@ -1,15 +1,11 @@
 """Images that are chosen, or built, for sandboxes, in the place of those of their specs."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final
 
-from agentsvc.plugin import Capability, ImageBuild, Spec, StillFetching
+from agentsvc.plugin import Capability, ImageBuild, Spec
 from agentsvc.sandboxes.backend_calls import BackendCalls
 from agentsvc.sandboxes.layers import Layers
 from agentsvc.sandboxes.table import SandboxTable
-
-_POLL_SECONDS: Final = 0.5
 
 
 class Images:
@@ -30,12 +26,10 @@ class Images:
 
         Raises OrderRejected with what was said last where it cannot be built.
         """
-        while True:
-            try:
-                async with self._calls.to(self._layers.backend_of(spec)) as backend:
-                    return await backend.build_image(image_id, build)
-            except StillFetching:
-                await asyncio.sleep(_POLL_SECONDS)
+        name = self._layers.backend_of(spec)
+        return await self._calls.until_done(
+            name, lambda backend: backend.build_image(image_id, build)
+        )
 
     async def remove_unused(
         self, backend: str, used: Callable[[], Awaitable[frozenset[str]]]

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base import BackendUnavailable, StartFailed
+from agentsvc.base import StartFailed
 from agentsvc.config import SandboxesConfig
 from agentsvc.plugin import Isolation, Limits, RuntimeBackend, Spec
 from agentsvc.sandboxes.registry import BackendRegistry
@@ -166,13 +166,7 @@ def _in_use(
 
 
 def _open(registry: BackendRegistry, names: tuple[str, ...]) -> Mapping[str, Backend]:
-    found = {}
-    for name in names:
-        try:
-            found[name] = registry.get(name)
-        except BackendUnavailable:
-            continue
-    return found
+    return {name: backend for name in names if (backend := registry.find(name)) is not None}
 
 
 def _given(limits: Limits) -> dict[str, Any]:

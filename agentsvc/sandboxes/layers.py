@@ -1,15 +1,10 @@
 """Layers: kept copies of the files of sandboxes, with which other sandboxes begin."""
 
-import asyncio
-from typing import Final
-
-from agentsvc.base import BackendUnavailable, Conflict
-from agentsvc.plugin import Capability, Spec, StillFetching
+from agentsvc.base import Conflict
+from agentsvc.plugin import Capability, Spec
 from agentsvc.sandboxes.backend_calls import BackendCalls
 from agentsvc.sandboxes.state import Sandbox
 from agentsvc.sandboxes.table import SandboxTable
-
-_POLL_SECONDS: Final = 0.5
 
 
 class Layers:
@@ -33,12 +28,10 @@ class Layers:
 
     def can_copy(self, sandbox: Sandbox) -> bool:
         """Say whether another sandbox can begin with the files of this one, whatever it does."""
-        try:
-            backend = self._calls.registry.get(sandbox.backend)
-        except BackendUnavailable:
+        backend = self._calls.registry.find(sandbox.backend)
+        if backend is None or sandbox.handle is None:
             return False
-        is_able = Capability.COPIES in backend.capabilities and not backend.why_no_copies()
-        return sandbox.handle is not None and is_able
+        return Capability.COPIES in backend.capabilities and not backend.why_no_copies()
 
     def backend_of(self, spec: Spec) -> str:
         """Return the name of the backend that keeps the layers of a spec."""
@@ -51,12 +44,11 @@ class Layers:
         """
         if sandbox.handle is None:
             raise Conflict("The sandbox was never made")
-        while True:
-            try:
-                async with self._calls.to(sandbox.backend) as backend:
-                    return await backend.keep_layer(sandbox.handle, layer_id, max_bytes=max_bytes)
-            except StillFetching:
-                await asyncio.sleep(_POLL_SECONDS)
+        handle = sandbox.handle
+        return await self._calls.until_done(
+            sandbox.backend,
+            lambda backend: backend.keep_layer(handle, layer_id, max_bytes=max_bytes),
+        )
 
     async def remove_unused(self, backend: str, used: frozenset[str]) -> list[str]:
         """Remove the layers that are neither used nor about to be copied; return what is gone.

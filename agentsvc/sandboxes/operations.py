@@ -1,6 +1,6 @@
 """Operations that a sandbox allows, by its phase and its backend's capabilities."""
 
-from agentsvc.base import BackendUnavailable, Unsupported
+from agentsvc.base import Unsupported
 from agentsvc.plugin import Capability, Phase
 from agentsvc.sandboxes.registry import BackendRegistry
 from agentsvc.sandboxes.state import Sandbox, Target
@@ -27,35 +27,29 @@ def possible(registry: BackendRegistry, sandbox: Sandbox, target: Target) -> Tar
     return target if is_possible else None
 
 
+def can(registry: BackendRegistry, sandbox: Sandbox, capability: Capability) -> bool:
+    """Say whether the backend of a sandbox is there and has a capability."""
+    found = registry.find(sandbox.backend)
+    return found is not None and capability in found.capabilities
+
+
 def is_pausable(registry: BackendRegistry, sandbox: Sandbox) -> bool:
     """Say whether a sandbox runs and can be paused."""
-    return _can(registry, sandbox, Capability.PAUSE) and sandbox.phase is Phase.RUNNING
+    return can(registry, sandbox, Capability.PAUSE) and sandbox.phase is Phase.RUNNING
 
 
 def can_reclaim(registry: BackendRegistry, backend: str) -> bool:
     """Say whether a backend can push the memory of paused sandboxes out now."""
-    try:
-        return not registry.get(backend).why_no_reclaim()
-    except BackendUnavailable:
-        return False
+    found = registry.find(backend)
+    return found is not None and not found.why_no_reclaim()
 
 
 def can_hibernate(registry: BackendRegistry, backend: str) -> bool:
     """Say whether a backend can keep the memory of paused sandboxes on disk now."""
-    try:
-        return not registry.get(backend).why_no_hibernate()
-    except BackendUnavailable:
-        return False
+    found = registry.find(backend)
+    return found is not None and not found.why_no_hibernate()
 
 
 def _is_stoppable(registry: BackendRegistry, sandbox: Sandbox) -> bool:
-    can_stop = _can(registry, sandbox, Capability.STOP)
+    can_stop = can(registry, sandbox, Capability.STOP)
     return can_stop and sandbox.phase in (Phase.RUNNING, Phase.PAUSED)
-
-
-def _can(registry: BackendRegistry, sandbox: Sandbox, capability: Capability) -> bool:
-    try:
-        require(registry, sandbox, capability)
-    except (BackendUnavailable, Unsupported):
-        return False
-    return True

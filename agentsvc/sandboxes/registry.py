@@ -173,17 +173,19 @@ class BackendRegistry:
         """Return how much may run at a time at each configured backend."""
         return dict(self._rooms)
 
+    def find(self, name: str) -> Backend | None:
+        """Return a backend if it is open."""
+        return self._backends.get(name) if name in self._open else None
+
     def get(self, name: str) -> Backend:
         """Return an open backend; raises BackendUnavailable for one that is not, or is unknown.
 
         Sandboxes of a backend that was taken out of the config are out of reach, not gone.
         """
-        backend = self._backends.get(name)
-        if backend is None:
-            raise BackendUnavailable(f"The backend `{name}` is not configured")
-        if name not in self._open:
-            raise BackendUnavailable(f"The backend `{name}` cannot be reached")
-        return backend
+        if backend := self.find(name):
+            return backend
+        why_not = "cannot be reached" if name in self._backends else "is not configured"
+        raise BackendUnavailable(f"The backend `{name}` {why_not}")
 
     def specs(self) -> list[Spec]:
         """Return the sandbox templates, the default one first."""

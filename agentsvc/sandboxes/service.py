@@ -294,7 +294,7 @@ class Sandboxes:
         place = choose(places, limits=self.admission.limits, held=held, wanted=wanted)
         return msgspec.structs.replace(sandbox, backend=place.backend, spec=place.spec)
 
-    async def start_any(
+    async def start_for(
         self,
         user_id: str,
         spec: Spec,
@@ -302,18 +302,12 @@ class Sandboxes:
         *,
         when_full: WhenFull | None = None,
     ) -> Sandbox:
-        """Ask for a new sandbox, under a client's own id if there is one."""
-        if order is None:
-            return await self.start(user_id, spec, when_full=when_full)
-        return await self.start_for(user_id, spec, order, when_full=when_full)
-
-    async def start_for(
-        self, user_id: str, spec: Spec, order: ClientOrder, *, when_full: WhenFull | None = None
-    ) -> Sandbox:
-        """Ask for a sandbox under a client's own id; asked for again, it is the one there is.
+        """Ask for a sandbox under a client's own id, if there is one; asked for again, it is the one there is.
 
         Raises Conflict while the one before it is being removed.
         """
+        if order is None:
+            return await self.start(user_id, spec, when_full=when_full)
 
         async def body(tx: Transaction) -> Sandbox:
             known = await self._stores.clients.find(user_id, order.id, tx)
@@ -461,6 +455,15 @@ class Sandboxes:
     async def log_tail(self, sandbox: Sandbox) -> str:
         """Return the last lines a sandbox wrote, or nothing where they cannot be had."""
         return await self._calls.log_tail(sandbox.backend, sandbox.handle, LOG_LINES)
+
+    async def read_output(self, sandbox: Sandbox, *, lines: int) -> list[str]:
+        """Return the last lines a sandbox wrote, oldest first.
+
+        Raises NotFound for one that was never made, Unsupported, BackendUnavailable or BackendBroken.
+        """
+        if sandbox.handle is None:
+            raise NotFound("The sandbox was never made, so there is nothing that it wrote")
+        return await self._calls.read_log(sandbox.backend, sandbox.handle, lines)
 
     # What happens in the background
 

@@ -52,7 +52,6 @@ from agentsvc.http.wire import (
 from agentsvc.plugin import Cause, Isolation, PausedAs, Spec
 from agentsvc.sandboxes import (
     AGENT_PORT,
-    MAX_LINES,
     ClientOrder,
     Measured,
     Meter,
@@ -60,7 +59,6 @@ from agentsvc.sandboxes import (
     Sandbox,
     SandboxStatus,
     find_protections,
-    read_output,
 )
 
 IDS_MAX: Final = 100
@@ -395,7 +393,7 @@ async def post_sandbox(request: web.Request, query: SpecChoice) -> Sandbox:
     body = await read_json(request, _ORDER, default=None) or SandboxOrder()
     spec = request.app[SANDBOXES].get_spec(query.sandbox_spec_id or body.sandbox_spec_id)
     try:
-        return await request.app[SANDBOXES].start_any(
+        return await request.app[SANDBOXES].start_for(
             user_of(request),
             sized(spec, body),
             to_client_order(body),
@@ -551,7 +549,7 @@ def calling_sandbox(request: web.Request) -> Sandbox:
 class Tail(msgspec.Struct, frozen=True, kw_only=True):
     """How many lines to return."""
 
-    tail: Annotated[int, msgspec.Meta(ge=1, le=MAX_LINES)] = 200
+    tail: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 200
     """How many lines to return at most, the last ones"""
 
 
@@ -574,8 +572,6 @@ async def get_logs(request: web.Request, sandbox_id: str, query: Tail) -> Sandbo
     What its command wrote to its output, and its backend about it. Values of its secrets are shown
     as stars. Refused (409) where its backend keeps none.
     """
-    app = request.app
-    sandbox = await app[SANDBOXES].get(user_of(request), sandbox_id)
-    seconds = app[CONFIG].sandboxes.call_seconds
-    lines = await read_output(app[BACKENDS], sandbox, lines=query.tail, time_limit=seconds)
-    return SandboxLog(lines=lines)
+    sandboxes = request.app[SANDBOXES]
+    sandbox = await sandboxes.get(user_of(request), sandbox_id)
+    return SandboxLog(lines=await sandboxes.read_output(sandbox, lines=query.tail))
