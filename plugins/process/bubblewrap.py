@@ -428,8 +428,7 @@ def _try(
     with Files() as files:
         for name, part in parts.items():
             files.add(name, part)
-        inner = [files.put_in(one) for one in arguments(view, has_filter="seccomp" in parts)]
-        inner_file = files.add("arguments", b"\0".join(one.encode() for one in inner) + b"\0")
+        inner_file = files.add_arguments(arguments(view, has_filter="seccomp" in parts))
         try:
             ended = subprocess.run(  # noqa: S603  # the program the operator has installed
                 [*before, str(inner_file), sys.executable, "-I", "-S", "-c", task],
@@ -480,9 +479,10 @@ class Files:
         """Return the number of one."""
         return self._made[name]
 
-    def put_in(self, argument: str) -> str:
-        """Return the argument, `@NAME` replaced by the number of that file."""
-        return str(self._made[argument[1:]]) if argument[:1] == "@" else argument
+    def add_arguments(self, arguments: Iterable[str]) -> int:
+        """Make one of arguments, in which `@NAME` is replaced by the number of that file."""
+        told = (str(self._made[one[1:]]) if one[:1] == "@" else one for one in arguments)
+        return self.add("arguments", b"".join(one.encode() + b"\0" for one in told))
 
     def numbers(self) -> tuple[int, ...]:
         """Return the numbers of all."""

@@ -1,9 +1,11 @@
 """Small files that are read very often, such as the kernel's."""
 
+import contextlib
 import os
 from typing import Final
 
 _AT_ONCE: Final = 65536
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def read_whole(path: str) -> bytes:
@@ -20,3 +22,20 @@ def read_whole(path: str) -> bytes:
     finally:
         os.close(descriptor)
     return data
+
+
+def read_field(path: str, name: str) -> int | None:
+    """Return the number behind a name that begins a line, None where there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in read_whole(path).decode().splitlines():
+            head, _, rest = line.partition(" ")
+            if head == name:
+                return int(rest.split()[0])
+    return None
+
+
+def resident_bytes(pid: int) -> int:
+    """Return how much memory a process has that is not swapped out; 0 for one that has ended."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(read_whole(f"/proc/{pid}/statm").split()[1]) * _PAGE
+    return 0

@@ -14,12 +14,11 @@ import msgspec
 from agentsvc.plugin import Usage
 
 from . import cgroup
-from .files import read_whole
+from .files import read_field, read_whole, resident_bytes
 from .sandbox_directory import State
 from .tree import Identity, Process, is_alive, look_up
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
-_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _CPU_FIELDS: Final = slice(11, 15)
 """Of `stat`, behind the name: its own time and that of the children it has waited for."""
 _WORKED_SECONDS: Final = 0.05
@@ -73,7 +72,7 @@ class Memories:
         """Return how many bytes processes take together, of which this is the time they have worked."""
         found: dict[Identity, _Memory] = {}
         for process, seconds in spent.items():
-            resident = _resident(process[0])
+            resident = resident_bytes(process[0])
             known = self._known.get(process)
             if known is None or known.is_over(seconds, resident):
                 known = _Memory(seconds, resident, _memory_of(process[0], resident))
@@ -123,7 +122,7 @@ def _children(pid: int) -> Iterator[int]:
 
 
 def _group_cpu(group: Path) -> float | None:
-    spent = _field(f"{group}/cpu.stat", "usage_usec")
+    spent = read_field(f"{group}/cpu.stat", "usage_usec")
     if spent is not None:
         return spent / 1e6
     spent = _number(f"{group}/cpuacct.usage")
@@ -138,7 +137,7 @@ def _group_memory(group: Path) -> int | None:
     ):
         used = _number(f"{group}/{total}")
         if used is not None:
-            return max(0, used - (_field(f"{group}/memory.stat", cached) or 0))
+            return max(0, used - (read_field(f"{group}/memory.stat", cached) or 0))
     return None
 
 
@@ -149,15 +148,9 @@ def _cpu_of(pid: int) -> float:
     return 0.0
 
 
-def _resident(pid: int) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        return int(read_whole(f"/proc/{pid}/statm").split()[1]) * _PAGE
-    return 0
-
-
 def _memory_of(pid: int, resident: int) -> int:
     # What several processes share counts in parts, so that the sum is what there is.
-    shared = _field(f"/proc/{pid}/smaps_rollup", "Pss:")
+    shared = read_field(f"/proc/{pid}/smaps_rollup", "Pss:")
     return resident if shared is None else shared * 1024
 
 
@@ -166,12 +159,3 @@ def _number(path: str) -> int | None:
         return int(read_whole(path))
     except (OSError, ValueError):
         return None
-
-
-def _field(path: str, name: str) -> int | None:
-    with contextlib.suppress(OSError, ValueError):
-        for line in read_whole(path).decode().splitlines():
-            head, _, rest = line.partition(" ")
-            if head == name:
-                return int(rest.split()[0])
-    return None

@@ -16,7 +16,7 @@ import msgspec
 
 from agentsvc.base import monotonic
 
-from .files import read_whole
+from .files import read_field, read_whole
 from .tree import Identity, is_alive
 
 _PROCESS_MADVISE: Final = 440
@@ -71,7 +71,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def why_not(unified: Path | None, controllers: frozenset[str]) -> str:
     """Say why memory can be pushed out nowhere now, or nothing where it can."""
-    if not _field("/proc/meminfo", "SwapFree:"):
+    if not _bytes("/proc/meminfo", "SwapFree:"):
         return "this machine has no swap, or none that is free"
     by_group = unified is not None and "memory" in controllers
     if by_group or os.geteuid() == 0:
@@ -133,8 +133,8 @@ def memory_of(pids: Iterator[int]) -> Memory:
     kept = swapped = 0
     for pid in pids:
         rollup = f"/proc/{pid}/smaps_rollup"
-        kept += _field(rollup, "Private_Dirty:")
-        swapped += _field(rollup, "SwapPss:")
+        kept += _bytes(rollup, "Private_Dirty:")
+        swapped += _bytes(rollup, "SwapPss:")
     return Memory(kept_bytes=kept, swapped_bytes=swapped)
 
 
@@ -157,11 +157,6 @@ def _advise(descriptor: int, start: int, length: int) -> None:
             raise OSError(number, os.strerror(number))
 
 
-def _field(path: str, name: str) -> int:
+def _bytes(path: str, name: str) -> int:
     """Return a field of such a file in bytes, 0 where there is none."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in read_whole(path).decode().splitlines():
-            head, _, rest = line.partition(" ")
-            if head == name:
-                return int(rest.split()[0]) * 1024
-    return 0
+    return (read_field(path, name) or 0) * 1024

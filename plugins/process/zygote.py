@@ -25,6 +25,7 @@ from agentsvc.base import CapacityExceeded, monotonic, new_id
 from agentsvc.plugin import PACKAGE_DIR, Advice
 
 from . import bubblewrap
+from .files import resident_bytes
 from .threads import reach
 from .users import Users
 
@@ -187,7 +188,7 @@ class Zygote:
         run = self._run
         if run is None:
             return
-        made_of, size = await reach(lambda: (fingerprint(), _resident_bytes(run.pid)))
+        made_of, size = await reach(lambda: (fingerprint(), resident_bytes(run.pid)))
         if made_of != run.made_of:
             self._failures = 0
             await self._drop(run)
@@ -421,8 +422,7 @@ def _confined(
         has_filter="seccomp" in parts,
         has_own_user=bool(user),
     )
-    told = b"".join(files.put_in(one).encode() + b"\0" for one in arguments)
-    first = [how.program, "--args", str(files.add("arguments", told))]
+    first = [how.program, "--args", str(files.add_arguments(arguments))]
     before = bubblewrap.running("joining")
     return [*first, *before, str(user), str(files.number("python")), *command]
 
@@ -464,10 +464,3 @@ def _copy_of_python() -> int:
         os.close(number)
         raise
     return number
-
-
-def _resident_bytes(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
-    return 0

@@ -571,8 +571,7 @@ def test_an_ordinary_user_is_held_too() -> None:
         with bubblewrap.Files() as files:
             for key, data in bubblewrap.data(view).items():
                 files.add(key, data)
-            arguments = [files.put_in(one) for one in bubblewrap.arguments(view, has_filter=True)]
-            number = files.add("arguments", b"".join(one.encode() + b"\0" for one in arguments))
+            number = files.add_arguments(bubblewrap.arguments(view, has_filter=True))
             said = subprocess.run(
                 [program, "--args", str(number), "/bin/sh", "-c", f"id -u; >{work}/made; ls /root"],
                 user=65534,
