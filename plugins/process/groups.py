@@ -66,37 +66,32 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
 
     def make(self, name: str, limits: Limits) -> "Held":
         """Make what enforces the limits, and set them; raises OSError if one is not taken."""
-        held = Held()
+        joined: dict[str, None] = {}
+        kills = ""
         for field, controller in CONTROLLERS.items():
             value = getattr(limits, field)
             if value is None:
                 continue
             if controller in self.controllers and self.unified is not None:
-                group = self.unified / name
-                group.mkdir(exist_ok=True)
-                _limit_unified(group, controller, value)
-                held.note(controller, group / "memory.events", group)
+                group, counter, limit = self.unified / name, "memory.events", _limit_unified
             else:
-                group = self.legacy[controller] / name
-                group.mkdir(exist_ok=True)
-                _limit_legacy(group, controller, value)
-                held.note(controller, group / "memory.oom_control", group)
-        return held
+                group, counter = self.legacy[controller] / name, "memory.oom_control"
+                limit = _limit_legacy
+            group.mkdir(exist_ok=True)
+            limit(group, controller, value)
+            joined[str(group)] = None
+            if controller == "memory":
+                kills = str(group / counter)
+        return Held(joined=tuple(joined), kills=kills)
 
 
-class Held:
-    """What was made for one sandbox: what its processes have to join, and what counts its kills."""
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """What was made for one sandbox."""
 
-    def __init__(self) -> None:
-        self.joined: list[str] = []
-        self.kills = ""
-
-    def note(self, controller: str, counter: Path, group: Path) -> None:
-        """Remember a group, and the file that counts kills for want of memory."""
-        if str(group) not in self.joined:
-            self.joined.append(str(group))
-        if controller == "memory":
-            self.kills = str(counter)
+    joined: tuple[str, ...]
+    """The groups that its processes have to join."""
+    kills: str
+    """The file that counts those that were ended for want of memory; empty where none does."""
 
 
 def find() -> Groups:

@@ -68,20 +68,12 @@ def find_all(state_dir: Path, temp_root: Path, instance_id: str) -> list[Found]:
         for place, made in sandbox_directory.list_places(state_dir, instance_id)
     }
     # Anything below is left of a sandbox whose directory is gone.
-    for path, mark in sandbox_directory.list_temps(temp_root):
+    left = [(mark, {"temp": str(path)}) for path, mark in sandbox_directory.list_temps(temp_root)]
+    left += [(mark, {}) for pid in snapshot() for mark in marks(pid)]
+    for mark, data in left:
         if (sandbox_id := _own(mark, instance_id)) and sandbox_id not in found:
-            data = {"temp": str(path)}
-            found[sandbox_id] = Found(
-                handle=Handle(sandbox_id=sandbox_id, version=HANDLE_VERSION, data=data),
-                created_at=now(),
-            )
-    for pid in snapshot():
-        for mark in marks(pid):
-            if (sandbox_id := _own(mark, instance_id)) and sandbox_id not in found:
-                found[sandbox_id] = Found(
-                    handle=Handle(sandbox_id=sandbox_id, version=HANDLE_VERSION),
-                    created_at=now(),
-                )
+            handle = Handle(sandbox_id=sandbox_id, version=HANDLE_VERSION, data=data)
+            found[sandbox_id] = Found(handle=handle, created_at=now())
     return list(found.values())
 
 

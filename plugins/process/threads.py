@@ -3,10 +3,11 @@
 import asyncio
 import errno
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 from agentsvc.base import BackendUnavailable, CapacityExceeded, monotonic
+from agentsvc.plugin import finish as complete
 
 FULL: Final = frozenset(
     {errno.EAGAIN, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC}
@@ -18,23 +19,8 @@ _POLL_SECONDS: Final = 0.02
 
 async def reach[T](work: Callable[[], T]) -> T:
     """Do blocking work in a thread; what the file system refuses is a control plane away."""
-    return await _translated(asyncio.to_thread(work))
-
-
-async def finish[T](work: Callable[[], T]) -> T:
-    """Do blocking work in a thread to its end, even if the caller is cancelled meanwhile."""
-    future = asyncio.get_running_loop().run_in_executor(None, work)
     try:
-        return await _translated(asyncio.shield(future))
-    except asyncio.CancelledError:
-        await asyncio.wait([future])
-        future.exception()
-        raise
-
-
-async def _translated[T](work: Awaitable[T]) -> T:
-    try:
-        return await work
+        return await asyncio.to_thread(work)
     except OSError as exc:
         if exc.errno in FULL:
             raise CapacityExceeded(
@@ -43,6 +29,11 @@ async def _translated[T](work: Awaitable[T]) -> T:
         raise BackendUnavailable(
             "The files of the process backend cannot be reached", detail=str(exc)
         ) from exc
+
+
+async def finish[T](work: Callable[[], T]) -> T:
+    """Do blocking work in a thread to its end, even if the caller is cancelled meanwhile."""
+    return await complete(reach(work))
 
 
 async def until_none(remain: Callable[[], bool], time_limit: float) -> bool:

@@ -129,9 +129,9 @@ def become_nobody(user: int) -> None:
     spaces.become(user)
     lose_capabilities()
     libc = ctypes.CDLL(None, use_errno=True)
-    _check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    spaces.check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     # The kernel forgets it with each change of user.
-    _check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
+    spaces.check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
 
 
 def renounce(filter_code: bytes, *, has_own_user: bool) -> None:
@@ -145,14 +145,14 @@ def renounce(filter_code: bytes, *, has_own_user: bool) -> None:
     if has_own_user:
         spaces.become(spaces.INSIDE)
     lose_capabilities()
-    _check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    spaces.check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     leave_abstract_sockets()
-    _check(libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0))
+    spaces.check(libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0))
     if filter_code:
         code = ctypes.create_string_buffer(filter_code, len(filter_code))
         steps = len(filter_code) // _STEP_BYTES
         program = struct.pack("@HP", steps, ctypes.addressof(code))
-        _check(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_FILTER, program, 0, 0))
+        spaces.check(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_FILTER, program, 0, 0))
 
 
 def drop_bounds() -> None:
@@ -160,16 +160,16 @@ def drop_bounds() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     for capability in range(_CAPABILITIES_MAX):
         if libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) == 1:
-            _check(libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0))
+            spaces.check(libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0))
 
 
 def lose_capabilities() -> None:
     """Give up all capabilities, also those that a program could bring; raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     drop_bounds()
-    _check(libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0))
+    spaces.check(libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0))
     header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
-    _check(libc.capset(header, bytes(24)))
+    spaces.check(libc.capset(header, bytes(24)))
 
 
 def limit_terminals(pid: int) -> None:
@@ -186,7 +186,7 @@ def limit_terminals(pid: int) -> None:
             os.setns(mounts, os.CLONE_NEWNS)
             options = b"mode=620,ptmxmode=666,max=%d" % _TERMINALS_MAX
             libc = ctypes.CDLL(None, use_errno=True)
-            _check(libc.mount(None, b"/dev/pts", None, ctypes.c_ulong(_MS_REMOUNT), options))
+            spaces.check(libc.mount(None, b"/dev/pts", None, ctypes.c_ulong(_MS_REMOUNT), options))
             code = 0
         finally:
             os._exit(code)
@@ -196,7 +196,7 @@ def limit_terminals(pid: int) -> None:
 
 def become_hidden() -> None:
     """Let no other process look into this one, whoever it belongs to; raises OSError."""
-    _check(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
+    spaces.check(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
 
 
 def pid_of(pidfd: int) -> int:
@@ -207,8 +207,3 @@ def pid_of(pidfd: int) -> int:
     if found is None:
         raise ProcessLookupError
     return int(found[1])
-
-
-def _check(result: int) -> None:
-    if result != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

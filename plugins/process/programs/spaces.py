@@ -278,12 +278,12 @@ def _become_with_rights(user: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
     rights = ctypes.create_string_buffer(_CAPABILITY_BYTES)
-    _check(libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0))
+    check(libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0))
     become(user)
-    _check(libc.capget(header, rights))
+    check(libc.capget(header, rights))
     fields = list(struct.unpack("=6I", rights.raw))
     fields[0], fields[3] = fields[1], fields[4]
-    _check(libc.capset(header, struct.pack("=6I", *fields)))
+    check(libc.capset(header, struct.pack("=6I", *fields)))
 
 
 def _answer(said: int, hold: Callable[[], None]) -> None:
@@ -314,6 +314,7 @@ def _expect(answer: bytes) -> int:
     raise NotMade(answer.decode() or "no user namespace can be made")
 
 
-def _check(result: int) -> None:
+def check(result: int) -> None:
+    """Raise OSError for what a call of the C library has answered, unless that is 0."""
     if result != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
