@@ -210,11 +210,13 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     async def inspect(self, handle: Handle) -> Report:
         """Look at the record, the processes and, unless paused, the awaited ports."""
         place = self._place(handle)
-        inspection = await self._look_and_knock(place, handle)
+        async with self._looking:
+            inspection = await reach(lambda: look_at(place, self._mark(handle)))
+        inspection = await self._finished(inspection, handle)
         phase = inspection.phase
         if phase is Phase.GONE:
             return Report(phase=phase)
-        if phase is Phase.RUNNING and not inspection.is_open:
+        if phase is Phase.RUNNING:
             tree = self._tree(inspection, handle)
             answers = await listening.answers(inspection, tree, self.config.connect_seconds)
             phase = Phase.RUNNING if answers else Phase.STARTING
@@ -471,7 +473,6 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             instance_id=self.context.instance_id,
             place=place,
             order=order,
-            group=self._features.groups.unified,
             groups=self._features.groups,
             readable=self._features.readable(),
             temp_root=self._temp_root,
@@ -543,19 +544,6 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     async def _look(self, place: SandboxDirectory, handle: Handle) -> Inspection:
         inspection = await reach(lambda: look_at(place, self._mark(handle)))
-        return await self._finished(inspection, handle)
-
-    async def _look_and_knock(self, place: SandboxDirectory, handle: Handle) -> Inspection:
-        """Look, and try its ports if that takes but a moment."""
-
-        def take() -> Inspection:
-            inspection = look_at(place, self._mark(handle))
-            tree = self._tree(inspection, handle)
-            is_open = inspection.phase is Phase.RUNNING and listening.is_open(inspection, tree)
-            return msgspec.structs.replace(inspection, is_open=is_open) if is_open else inspection
-
-        async with self._looking:
-            inspection = await reach(take)
         return await self._finished(inspection, handle)
 
     async def _finished(self, inspection: Inspection, handle: Handle) -> Inspection:

@@ -68,8 +68,6 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """Where the memory of a paused one is that was pushed out."""
     is_ended: bool = False
     """It is paused and its processes have been ended, or are about to be."""
-    is_open: bool = False
-    """Something answered at every port that is awaited."""
 
     @property
     def paused_as(self) -> PausedAs | None:

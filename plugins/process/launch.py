@@ -51,7 +51,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     instance_id: str
     place: SandboxDirectory
     order: Order
-    group: Path | None
     temp_root: Path
     search_path: str
     pass_env: tuple[str, ...]
@@ -134,7 +133,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "directory": str(self.place.directory),
             "control": str(control_path(record.temp)),
             "secrets": [value.reveal() for value in self.order.secret_env.values()],
-            "cgroup": str(group_path(self.group, mark) or ""),
+            "cgroup": str(group_path(self.groups.unified, mark) or ""),
             "log_bytes": self.log_bytes,
             "isolation": self._isolation(),
             "box": self._box(mark, record, temp, inside) if is_boxed else None,

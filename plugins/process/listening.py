@@ -19,9 +19,9 @@ _LOOK_SECONDS: Final = 0.01
 
 
 def is_open(inspection: Inspection, tree: Tree) -> bool:
-    """Say whether it listens itself at every port that is awaited, as far as that is quickly known.
+    """Say whether it listens itself at every port that is awaited, in the network of the machine.
 
-    It is where the sandbox has no network of its own. Blocks for a moment.
+    Blocks for a moment.
     """
     if inspection.record is None or not inspection.record.shares_network:
         return False
