@@ -153,11 +153,7 @@ class SandboxTable:
 
     async def find(self, sandbox_id: str, reader: Queryable | None = None) -> Sandbox | None:
         """Return the sandbox, whoever owns it."""
-        row = await (reader or self._db).one(
-            _SELECT + " WHERE id = :id",
-            {"id": sandbox_id},
-        )
-        return self._from_row(row) if row else None
+        return await self._find(reader or self._db, " WHERE id = :id", {"id": sandbox_id})
 
     async def find_owner(self, sandbox_id: str) -> str | None:
         """Return the id of the user whose sandbox this is."""
@@ -173,38 +169,29 @@ class SandboxTable:
         It is remembered until any sandbox changes, which nobody but this server makes: requests to
         sandboxes are many, and show the same key.
         """
+        where, params = " WHERE session_key_hash = :hash", {"hash": key_hash}
         if reader is not None:
-            return await self._read_by_key_hash(key_hash, reader)
+            return await self._find(reader, where, params)
         known = self._by_key_hash.get(key_hash)
         if known is not None:
             return known
         changes = self._changes
-        found = await self._read_by_key_hash(key_hash, self._db)
+        found = await self._find(self._db, where, params)
         if found is not None and changes == self._changes:
             self._by_key_hash[key_hash] = found
         return found
-
-    async def _read_by_key_hash(self, key_hash: str, reader: Queryable) -> Sandbox | None:
-        row = await reader.one(_SELECT + " WHERE session_key_hash = :hash", {"hash": key_hash})
-        return self._from_row(row) if row else None
 
     async def find_of_user(self, user_id: str, ids: list[str]) -> dict[str, Sandbox]:
         """Return those of the named sandboxes that are this user's, by id."""
         if not ids:
             return {}
-        rows = await self._db.all(
-            _SELECT + _OF_USER_BY_IDS,
-            {"user_id": user_id, "ids": _encode(ids).decode()},
-        )
-        return {row["id"]: self._from_row(row) for row in rows}
+        params = {"user_id": user_id, "ids": _encode(ids).decode()}
+        return {one.id: one for one in await self._find_all(_OF_USER_BY_IDS, params)}
 
     async def find_of_clients(self, user_id: str, client_ids: Sequence[str]) -> list[Sandbox]:
         """Return those of a user's sandboxes that clients know by these ids of their own."""
-        rows = await self._db.all(
-            _SELECT + _OF_USER_BY_CLIENT_IDS,
-            {"user_id": user_id, "ids": _encode(client_ids).decode()},
-        )
-        return [self._from_row(row) for row in rows]
+        params = {"user_id": user_id, "ids": _encode(client_ids).decode()}
+        return await self._find_all(_OF_USER_BY_CLIENT_IDS, params)
 
     async def bases(self) -> list[str]:
         """Return the images, other than those of their specs, in which sandboxes run."""
@@ -225,26 +212,19 @@ class SandboxTable:
     async def search(self, user_id: str, page: Page, limit: int) -> list[Sandbox]:
         """Return so many of a user's sandboxes, from where a page begins."""
         where, params = ["user_id = :user_id", "target <> 'deleted'"], {"user_id": user_id}
-        end = page.sql("", where, params, limit)
-        return [self._from_row(row) for row in await self._db.all(_SELECT + end, params)]
+        return await self._find_all(page.sql("", where, params, limit), params)
 
     async def running_of_user(self, user_id: str) -> list[Sandbox]:
         """Return a user's sandboxes that run and shall go on running."""
-        rows = await self._db.all(
-            _SELECT
-            + " WHERE user_id = :user_id AND target = :target AND phase = :phase"
-            + " ORDER BY created_at, id",
+        return await self._find_all(
+            " WHERE user_id = :user_id AND target = :target AND phase = :phase"
+            " ORDER BY created_at, id",
             {"user_id": user_id, "target": Target.RUNNING, "phase": Phase.RUNNING},
         )
-        return [self._from_row(row) for row in rows]
 
     async def all_of_backend(self, backend: str) -> list[Sandbox]:
         """Return every sandbox a backend has or should have."""
-        rows = await self._db.all(
-            _SELECT + " WHERE backend = :backend",
-            {"backend": backend},
-        )
-        return [self._from_row(row) for row in rows]
+        return await self._find_all(" WHERE backend = :backend", {"backend": backend})
 
     async def standing_of_backend(self, backend: str) -> list[SandboxSummary]:
         """Return the same, but of each sandbox only what a look at all of them needs."""
@@ -257,6 +237,15 @@ class SandboxTable:
     async def backends(self) -> list[str]:
         """Return the names of the backends that sandboxes were made with."""
         return await self._db.column("SELECT DISTINCT backend FROM sandboxes ORDER BY backend")
+
+    async def _find(
+        self, reader: Queryable, where: str, params: Mapping[str, Any]
+    ) -> Sandbox | None:
+        row = await reader.one(_SELECT + where, params)
+        return self._from_row(row) if row else None
+
+    async def _find_all(self, where: str, params: Mapping[str, Any]) -> list[Sandbox]:
+        return [self._from_row(row) for row in await self._db.all(_SELECT + where, params)]
 
     async def _set(
         self, tx: Transaction, sandbox_id: str, what: str, *, only: str = "", **params: Any

@@ -115,29 +115,20 @@ class UseTable:
         rows = await self._db.all(_REMOVALS, {"limit": limit})
         return [record_of(row, Removal) for row in rows]
 
-    async def is_waiting(self, sandbox_id: str, reader: Queryable | None = None) -> bool:
+    async def is_waiting(self, sandbox_id: str) -> bool:
         """Whether a sandbox waits for room."""
-        row = await (reader or self._db).one(
-            "SELECT 1 AS found FROM sandbox_uses WHERE sandbox_id = :id AND queued_at IS NOT NULL",
-            {"id": sandbox_id},
-        )
-        return row is not None
+        use = await self._use(self._db, sandbox_id)
+        return use is not None and use["queued_at"] is not None
 
     async def is_culled(self, sandbox_id: str) -> bool:
         """Whether a sandbox was paused by a rule or to make room."""
-        row = await self._db.one(
-            "SELECT 1 AS found FROM sandbox_uses WHERE sandbox_id = :id AND culled_at IS NOT NULL",
-            {"id": sandbox_id},
-        )
-        return row is not None
+        use = await self._use(self._db, sandbox_id)
+        return use is not None and use["culled_at"] is not None
 
     async def find_removal_due(self, sandbox_id: str) -> datetime | None:
         """Return when the removal of a sandbox may be tried again, None for at once."""
-        return moment_or_none(
-            await self._db.value(
-                "SELECT removal_due_at FROM sandbox_uses WHERE sandbox_id = :id", {"id": sandbox_id}
-            )
-        )
+        use = await self._use(self._db, sandbox_id)
+        return moment_or_none(use["removal_due_at"]) if use else None
 
     async def set_queued(
         self, tx: Transaction, sandbox_id: str, queued_at: datetime, *, may_pause_idle: bool
@@ -199,11 +190,14 @@ class UseTable:
 
     async def count_tries(self, reader: Queryable, sandbox_id: str) -> int:
         """Return how often the removal of a sandbox has failed."""
-        return int(
-            await reader.value(
-                "SELECT removal_tries FROM sandbox_uses WHERE sandbox_id = :id", {"id": sandbox_id}
-            )
-            or 0
+        use = await self._use(reader, sandbox_id)
+        return use["removal_tries"] if use else 0
+
+    async def _use(self, reader: Queryable, sandbox_id: str) -> Row | None:
+        return await reader.one(
+            "SELECT queued_at, culled_at, removal_tries, removal_due_at FROM sandbox_uses"
+            " WHERE sandbox_id = :id",
+            {"id": sandbox_id},
         )
 
 
