@@ -1,13 +1,13 @@
 """Builds the order for a backend from a spec and the sandbox's own agent server. Pure."""
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from agentsvc.base import Secret, copy_to, sha256
 from agentsvc.models import host_of
-from agentsvc.plugin import AGENT_OUTPUT, Network, Order, Spec
+from agentsvc.plugin import AGENT_OUTPUT, Network, Order, RuntimeBackend, Spec
 from agentsvc.plugin.egress import Address, BadHost, Mode, parse_host, parse_policy, split_port
 from agentsvc.sandboxes.state import AGENT_PORT, Sandbox
 from agentsvc.settings import Settings, llm_of
@@ -31,6 +31,11 @@ class CallbackRules(msgspec.Struct, frozen=True, kw_only=True):
     """How many events are sent together at the most."""
     git_hosts: tuple[str, ...] = ()
     """Private git hosts; those on this machine's loopback interface are reached from sandboxes."""
+
+    def seen_at(self, backend: RuntimeBackend[Any]) -> "CallbackRules":
+        """Return the same with the URL of this server as sandboxes of a backend see it."""
+        url = backend.inside_url(self.internal_url)
+        return msgspec.structs.replace(self, internal_url=url)
 
 
 def with_models(

@@ -236,8 +236,7 @@ class Reconciler:
                     self._reclaims.pop(handle.sandbox_id, None)
 
     async def _order(self, backend: Backend, sandbox: Sandbox) -> Order:
-        url = backend.inside_url(self._callbacks.internal_url)
-        rules = msgspec.structs.replace(self._callbacks, internal_url=url)
+        rules = self._callbacks.seen_at(backend)
         spec = as_now(sandbox.spec, backend, self._config)
         today = msgspec.structs.replace(sandbox, spec=spec)
         return make_order(today, rules, await self._clients.env(sandbox.id))
@@ -419,9 +418,7 @@ class Reconciler:
 
     async def _put_off(self, sandbox: Sandbox, exc: AgentsvcError) -> _Progress:
         is_first_start = sandbox.phase is None or sandbox.target is Target.RESTARTED
-        is_over = (
-            is_first_start and sandbox.target is not Target.DELETED and sandbox.ready_by < now()
-        )
+        is_over = is_first_start and sandbox.ready_by < now()
         if is_over or exc.message != sandbox.reason:
             log.warning(
                 "sandbox cannot be started"

@@ -61,12 +61,11 @@ class Meter:
                 for _ in range(min(_AT_ONCE, len(queue))):
                     group.create_task(self._work(name, queue, found))
         self._known = found
-        self._recent = {one.id: self._recent.get(one.id, deque()) for one in sandboxes}
+        self._recent = {
+            one.id: self._recent.get(one.id, deque(maxlen=_MAX_KEPT)) for one in sandboxes
+        }
         for sandbox_id, measured in found.items():
-            kept = self._recent[sandbox_id]
-            kept.append(measured)
-            if len(kept) > _MAX_KEPT:
-                kept.popleft()
+            self._recent[sandbox_id].append(measured)
 
     async def _work(
         self, name: str, queue: list[SandboxSummary], found: dict[str, Measured]

@@ -21,6 +21,7 @@ from agentsvc.agentserver import AgentServer, InitState
 from agentsvc.base import (
     AgentRefused,
     AgentsvcError,
+    OrderRejected,
     Secret,
     Supervisor,
     monotonic,
@@ -142,9 +143,7 @@ class WarmPool:
         try:
             state = await agent.init_state()
             if state is InitState.DORMANT:
-                backend = self._registry.get(sandbox.backend)
-                url = backend.inside_url(self._callbacks.internal_url)
-                rules = msgspec.structs.replace(self._callbacks, internal_url=url)
+                rules = self._callbacks.seen_at(self._registry.get(sandbox.backend))
                 identity = make_identity(sandbox.session_key, rules)
                 await agent.initialize(identity, hide=(sandbox.session_key,))
                 log.info("warm pool sandbox assigned", extra={"sandbox_id": sandbox.id})
@@ -208,28 +207,29 @@ class WarmPool:
             whole = msgspec.structs.replace(
                 spec, backend=spec.backend or self._config.default_backend
             )
-            if reason := self._why_not(whole):
+            try:
+                found[spec.id] = self._checked(whole)
+            except AgentsvcError as exc:
                 if spec.id not in self._refused:
-                    extra = {"spec": spec.id, "reason": reason}
+                    extra = {"spec": spec.id, "reason": exc.message}
                     log.warning("warm pool disabled for this spec", extra=extra)
                 self._refused.add(spec.id)
-                continue
-            self._refused.discard(spec.id)
-            found[spec.id] = checked(self._registry, whole.backend, whole, self._config)
+            else:
+                self._refused.discard(spec.id)
         return found
 
-    def _why_not(self, spec: Spec) -> str:
+    def _checked(self, spec: Spec) -> Spec:
+        """Return a spec as `placement.checked` does; raises for one of which there can be no pool, too."""
         if self._registry.members(spec.backend) != (spec.backend,):
-            return "its backend is a group"
+            raise OrderRejected("its backend is a group")
         if spec.network is not Network.OPEN:
-            return "what it reaches depends on its user"
+            raise OrderRejected("what it reaches depends on its user")
         if told := next((name for name in spec.env if name.startswith(_TOLD)), None):
-            return f"its environment has {told}"
-        try:
-            checked(self._registry, spec.backend, spec, self._config)
-        except AgentsvcError as exc:
-            return exc.message
-        return self._registry.get(spec.backend).why_no_pool(spec)
+            raise OrderRejected(f"its environment has {told}")
+        whole = checked(self._registry, spec.backend, spec, self._config)
+        if reason := self._registry.get(spec.backend).why_no_pool(spec):
+            raise OrderRejected(reason)
+        return whole
 
     def _made_of(self, spec: Spec, backend: str) -> str:
         url = self._registry.get(backend).inside_url(self._callbacks.internal_url)
@@ -309,8 +309,7 @@ class WarmPool:
         async with self._calls.to(spare.backend) as backend:
             handle = spare.handle
             if spare.state is WarmSandboxState.MAKING:
-                url = backend.inside_url(self._callbacks.internal_url)
-                rules = msgspec.structs.replace(self._callbacks, internal_url=url)
+                rules = self._callbacks.seen_at(backend)
                 order = make_dormant_order(spare.id, spare.spec, spare.key, rules)
                 save = self.table.set_handle
                 handle = await backend.create(
