@@ -103,8 +103,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     def __init__(self, config: ProcessConfig, context: BackendContext) -> None:
         super().__init__(config, context)
         self._temp_root = sandbox_directory.temp_root(config.temp_dir)
-        self._callback = doors.callback_of(context.callback_url)
-        self._features = HostFeatures(config, self._callback)
+        self._features = HostFeatures(config, doors.callback_of(context.callback_url))
         self._why_no_reclaim = "the backend is not open"
         self._doors = doors.Doors()
         self._layers = Layers(context.state_dir)
@@ -473,17 +472,10 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             instance_id=self.context.instance_id,
             place=place,
             order=order,
-            groups=self._features.groups,
-            readable=self._features.readable(),
+            config=self.config,
+            features=self._features,
             temp_root=self._temp_root,
-            search_path=self.config.path,
-            pass_env=self.config.pass_env,
-            log_bytes=self.config.log_bytes,
-            time_limit=self.config.launch_seconds,
-            held_by=self._features.bubblewrap,
             way_out=await reach(self._features.way_out),
-            users=self._features.users,
-            callback=self._callback,
         )
         await self._layers.attach(place)
         record = await finish(plan.prepare)

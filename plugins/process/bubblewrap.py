@@ -269,7 +269,7 @@ def arguments(view: View, *, has_filter: bool) -> list[str]:
     if view.has_own_network or view.network is not Network.OPEN:
         made.append("--unshare-net")
     made += ["--uid", str(INSIDE), "--gid", str(INSIDE), "--hostname", "sandbox"]
-    made += _system(view)
+    made += _system(has_resolver=view.has_resolver)
     # What runs here for root is still root to the kernel's own settings in /proc/sys.
     made += ["--proc", "/proc", "--remount-ro", "/proc"]
     made += ["--dev", "/dev", "--dir", "/run", "--dir", "/var"]
@@ -331,8 +331,7 @@ def fork_server_arguments(
     # Directories that are made on the way to others are for root alone.
     for path in (*filter(lambda one: one != Path("/"), shown), Path("/etc"), Path("/proc")):
         made += ["--perms", "0755", "--dir", str(path)]
-    view = View(mark="", writable=(), temp=None, home=None, readable=readable)
-    made += ["--hostname", "sandbox", *_system(view)]
+    made += ["--hostname", "sandbox", *_system(has_resolver=False)]
     made += ["--ro-bind", "/proc/self", "/proc/self", "--dev", "/dev", "--dir", "/run"]
     made += ["--dir", "/var", "--symlink", f"..{TEMP}", "/var/tmp"]  # noqa: S108  # its own
     for path in readable:
@@ -341,7 +340,7 @@ def fork_server_arguments(
     return [*made, "--seccomp", "@seccomp"] if has_filter else made
 
 
-def _system(view: View) -> list[str]:
+def _system(*, has_resolver: bool) -> list[str]:
     made = ["--ro-bind", "/usr", "/usr"]
     for name in _SYSTEM_LINKS:
         path = Path("/", name)
@@ -350,7 +349,7 @@ def _system(view: View) -> list[str]:
         elif path.is_dir():
             made += ["--ro-bind", str(path), str(path)]
     own = {"passwd": "@passwd", "group": "@group"}
-    if view.has_resolver:
+    if has_resolver:
         own["resolv.conf"] = "@resolver"
     for name in _ETC:
         if name not in own:

@@ -28,7 +28,8 @@ class HostFeatures:
 
     def __init__(self, config: ProcessConfig, callback: str) -> None:
         self._config = config
-        self._callback = callback
+        self.callback = callback
+        """Host and port at which sandboxes find the server."""
         self._confines = False
         self.groups = groups.Groups()
         self.users = users.Users()
@@ -58,7 +59,7 @@ class HostFeatures:
             if os.geteuid() == 0:
                 ways.append("run the server as an ordinary user")
             return Fences(
-                isolation=self._isolation(),
+                isolation=self.isolation(),
                 reason=found.reason,
                 remedy=", or ".join(ways),
                 network_remedy=": ".join(filter(None, (found.reason, found.remedy))),
@@ -71,6 +72,12 @@ class HostFeatures:
             limits=limits,
         )
 
+    def isolation(self) -> Isolation:
+        """Return how far sandboxes that start now are kept from everything else."""
+        if self.bubblewrap.program:
+            return Isolation.BUBBLEWRAP
+        return Isolation.LANDLOCK if self._confines else Isolation.NONE
+
     def way_out(self) -> WayOut:
         """Return how a sandbox that starts now gets out if its network is open. Blocks."""
         if not self.bubblewrap.program or self._config.network is OpenNetwork.HOST:
@@ -79,7 +86,7 @@ class HostFeatures:
 
     def readable(self) -> tuple[Path, ...] | None:
         """Return what sandboxes may read where Landlock alone holds them, and None elsewhere."""
-        if self._isolation() is not Isolation.LANDLOCK:
+        if self.isolation() is not Isolation.LANDLOCK:
             return None
         return (*bubblewrap.environment(), *(Path(path) for path in self._config.readable))
 
@@ -116,7 +123,7 @@ class HostFeatures:
         return {
             "cgroup": self.groups.describe(),
             "limits": ", ".join(sorted(self._limits())),
-            "isolation": self._isolation(),
+            "isolation": self.isolation(),
             "landlock": landlock.describe(landlock.abi()),
             "bubblewrap": self.bubblewrap.program or self.bubblewrap.reason,
             "users": self.users.describe(),
@@ -138,13 +145,13 @@ class HostFeatures:
             yield Advice(subject="network", text=text, remedy="apt-get install slirp4netns")
 
     def _has_doors(self) -> bool:
-        return not self._callback or doors.is_loopback(self._callback)
+        return not self.callback or doors.is_loopback(self.callback)
 
     def _why_no_uplink(self) -> str:
         return uplink.why_not() if self._has_doors() else self._why_no_doors()
 
     def _why_no_doors(self) -> str:
-        return f"`internal_url` is not on the loopback interface: {self._callback}"
+        return f"`internal_url` is not on the loopback interface: {self.callback}"
 
     def _open_network(self) -> str:
         way_out = self.way_out()
@@ -167,11 +174,6 @@ class HostFeatures:
 
     def _limits(self) -> frozenset[str]:
         return self.groups.limits() | _BY_PROCESS | (_BY_USER if self.users else set())
-
-    def _isolation(self) -> Isolation:
-        if self.bubblewrap.program:
-            return Isolation.BUBBLEWRAP
-        return Isolation.LANDLOCK if self._confines else Isolation.NONE
 
     def _find_bubblewrap(self, state_dir: Path) -> bubblewrap.Probe:
         if not self._config.use_bubblewrap:

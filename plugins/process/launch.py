@@ -17,15 +17,15 @@ from typing import Any
 import msgspec
 
 from agentsvc.base import INITIAL_OPEN_FILES, BackendUnavailable
-from agentsvc.plugin import AGENT_OUTPUT, PACKAGE_DIR, Isolation, Order
+from agentsvc.plugin import AGENT_OUTPUT, PACKAGE_DIR, Order
 from agentsvc.plugin.egress import relay
 
 from . import bubblewrap, doors, landlock, overlays, sandbox_directory, uplink
-from .groups import Groups
+from .host_features import HostFeatures
 from .sandbox_directory import Record, SandboxDirectory, WayOut
+from .settings import ProcessConfig
 from .specs import AGENT_SERVER, DEFAULT_SPEC, current, passed_port
 from .tree import MARK
-from .users import Users
 from .zygote import Loan
 
 _LOCALE = "C.UTF-8"
@@ -51,21 +51,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     instance_id: str
     place: SandboxDirectory
     order: Order
+    config: ProcessConfig
+    features: HostFeatures
+    """What holds it, limits it, and says who it is outside."""
     temp_root: Path
-    search_path: str
-    pass_env: tuple[str, ...]
-    log_bytes: int
-    time_limit: float
-    held_by: bubblewrap.Probe = bubblewrap.Probe()
-    """What holds it; nothing does where there is no program."""
-    groups: Groups = Groups()
-    """What limits it, where it is to be limited."""
-    readable: tuple[Path, ...] | None = None
-    """What one that Landlock confines may read besides the system; None where it does not."""
-    callback: str = ""
-    """Host and port at which the sandbox finds the server."""
-    users: Users = Users()
-    """Who sandboxes are outside that bubblewrap holds for root."""
     way_out: WayOut = WayOut.HOST
     """How the sandbox gets out if its network is open."""
     loan: Loan = Loan()
@@ -82,22 +71,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                 self.instance_id,
                 order,
                 root=self.temp_root,
-                callback=self.callback,
+                callback=self.features.callback,
                 way_out=self.way_out,
             )
         )
         if self.place.read_state() is not None:
             return record
         # What was made before has from now on what a new one would have.
-        is_boxed = bool(self.held_by.program)
-        changed = record.connected(self.way_out, self.callback)
-        shown = (*self._own(), *self.held_by.readable)
+        is_boxed = bool(self.features.bubblewrap.program)
+        changed = record.connected(self.way_out, self.features.callback)
+        shown = (*self._own(), *self.features.bubblewrap.readable)
         is_fixed = is_boxed and bubblewrap.can_show_workspace(shown)
         changed = msgspec.structs.replace(changed, has_fixed_paths=is_fixed)
         record = self.place.renew(record, changed)
         if os.geteuid() != 0:
             return record
-        user = self.users.take(order.sandbox_id, record.user) if is_boxed else 0
+        user = self.features.users.take(order.sandbox_id, record.user) if is_boxed else 0
         return self.place.assign(record, user)
 
     def carry_out(self) -> Record:
@@ -113,7 +102,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return record
 
     def _orders(self, mark: str, record: Record, temp: Path) -> dict[str, Any]:
-        is_boxed = bool(self.held_by.program)
+        is_boxed = bool(self.features.bubblewrap.program)
         inside: dict[str, Any] = {
             "argv": [_with_python(part) for part in current(self.order.command or ())],
             "env": self._environment(mark, record, temp),
@@ -133,26 +122,21 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "directory": str(self.place.directory),
             "control": str(control_path(record.temp)),
             "secrets": [value.reveal() for value in self.order.secret_env.values()],
-            "cgroup": str(group_path(self.groups.unified, mark) or ""),
-            "log_bytes": self.log_bytes,
-            "isolation": self._isolation(),
+            "cgroup": str(group_path(self.features.groups.unified, mark) or ""),
+            "log_bytes": self.config.log_bytes,
+            "isolation": self.features.isolation(),
             "box": self._box(mark, record, temp, inside) if is_boxed else None,
         }
-
-    def _isolation(self) -> Isolation:
-        if self.held_by.program:
-            return Isolation.BUBBLEWRAP
-        return Isolation.NONE if self.readable is None else Isolation.LANDLOCK
 
     def _limits(self, mark: str, temp: Path) -> dict[str, Any]:
         limits = self.order.limits
         sizes = {"RLIMIT_NOFILE": limits.open_files, "RLIMIT_FSIZE": limits.disk_bytes}
         by_groups = limits
-        if "pids" not in self.groups.limits():
+        if "pids" not in self.features.groups.limits():
             # The kernel counts by user, which here is nobody else.
             sizes["RLIMIT_NPROC"] = limits.pids
             by_groups = msgspec.structs.replace(limits, pids=None)
-        held = self.groups.make(group_name(mark), by_groups)
+        held = self.features.groups.make(group_name(mark), by_groups)
         return {
             "join": held.joined,
             "kills": held.kills,
@@ -173,11 +157,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def _confined(self, argv: list[str], temp: Path) -> dict[str, Any]:
-        if self.readable is None:
+        if (readable := self.features.readable()) is None:
             return {}
         write = [str(path) for path in (*self._own(), temp)]
         names = str(PACKAGE_DIR.parent)
-        rules = landlock.rules(map(str, self.readable), write, [names])
+        rules = landlock.rules(map(str, readable), write, [names])
         prefix = landlock.wrapped(rules, [])
         return {"argv": [*prefix, *argv], "wrap": prefix}
 
@@ -196,11 +180,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             has_own_network=record.has_own_network,
             has_resolver=bool(carrier),
             doors=None if record.shares_network else self.place.doors,
-            readable=self.held_by.readable,
+            readable=self.features.bubblewrap.readable,
             user=record.user,
         )
         return {
-            **bubblewrap.orders(self.held_by.program, view),
+            **bubblewrap.orders(self.features.bubblewrap.program, view),
             "entered_by": self.loan.user,
             "around": _SPACE if self.loan.space >= 0 else None,
             "command": bubblewrap.running("inside"),
@@ -215,9 +199,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def _environment(self, mark: str, record: Record, temp: Path) -> dict[str, str]:
-        passed = {name: os.environ[name] for name in self.pass_env if name in os.environ}
-        path = search_path(self.search_path)
-        home, is_boxed = str(self.place.home), bool(self.held_by.program)
+        passed = {name: os.environ[name] for name in self.config.pass_env if name in os.environ}
+        path = search_path(self.config.path)
+        home, is_boxed = str(self.place.home), bool(self.features.bubblewrap.program)
         if is_boxed:
             home, temp = bubblewrap.HOME, Path(bubblewrap.TEMP)
         return {
@@ -283,7 +267,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         try:
             with os.fdopen(out, "wb") as file:
                 file.write(json.dumps(orders).encode())
-            said = os.read(answer, 64) if _comes(answer, self.time_limit) else b""
+            said = os.read(answer, 64) if _comes(answer, self.config.launch_seconds) else b""
         except BrokenPipeError:
             said = b""
         finally:
