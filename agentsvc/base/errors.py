@@ -165,10 +165,8 @@ class MethodNotAllowed(AgentsvcError, code="method_not_allowed", status=405):
     `allowed` are the methods that do.
     """
 
-    def __init__(
-        self, message: str = "Method Not Allowed", *, allowed: Iterable[str] = (), detail: str = ""
-    ) -> None:
-        super().__init__(message, detail=detail)
+    def __init__(self, *, allowed: Iterable[str]) -> None:
+        super().__init__("Method Not Allowed")
         self.allowed = tuple(sorted(allowed))
 
 
@@ -220,9 +218,9 @@ class ServiceLimitReached(
 
     retry_after_seconds = 30
 
-    def __init__(self, message: str, *, detail: str = "") -> None:
+    def __init__(self, message: str) -> None:
         told = {"error": self.code.upper(), "message": message}
-        super().__init__(message, detail=detail, extra={"detail": told})
+        super().__init__(message, extra={"detail": told})
 
 
 class QuotaExceeded(AgentsvcError, code="quota_exceeded", status=429, retryable=True):

@@ -258,27 +258,25 @@ def _make(
             f" this server speaks {API_VERSION}",
             hint=f"update the plugin that offers `{type_name}`",
         )
-    try:
-        # Values from the environment are texts.
-        config = msgspec.convert(values, kind.Config, strict=False)
-    except msgspec.ValidationError as exc:
-        raise StartFailed(
-            f"The table [backends.{name}] does not fit: {exc}",
-            hint=f"its keys are: {listed(kind.Config.__struct_fields__)}",
-        ) from exc
+    keys = listed(kind.Config.__struct_fields__)
+    config = _converted(name, values, kind.Config, hint=f"its keys are: {keys}")
     context = msgspec.structs.replace(base, state_dir=base.state_dir / name)
     return kind(config, context)
 
 
 def _room(name: str, table: Mapping[str, Any]) -> RoomConfig:
     values = {key: value for key, value in table.items() if key in _ROOM_KEYS}
+    hint = "max_running and max_memory_bytes are whole numbers, 0 for no limit"
+    return _converted(name, values, RoomConfig, hint=hint)
+
+
+def _converted[T](name: str, values: Mapping[str, Any], kind: type[T], *, hint: str) -> T:
     try:
-        return msgspec.convert(values, RoomConfig, strict=False)
+        # Values from the environment are texts.
+        return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as exc:
-        raise StartFailed(
-            f"The table [backends.{name}] does not fit: {exc}",
-            hint="max_running and max_memory_bytes are whole numbers, 0 for no limit",
-        ) from exc
+        message = f"The table [backends.{name}] does not fit: {exc}"
+        raise StartFailed(message, hint=hint) from exc
 
 
 def _ordered_specs(
