@@ -94,14 +94,15 @@ from agentsvc.sandboxes import (
     CallbackRules,
     IdleCuller,
     Notifier,
-    Owners,
     PluginHost,
     Sandbox,
     Sandboxes,
     SandboxStores,
+    SandboxTable,
     StartSlots,
     Target,
     check_isolation,
+    find_owner_key,
     kinds_of,
 )
 from agentsvc.settings import ModelHosts, SecretStore, SettingsStore
@@ -242,12 +243,13 @@ async def _database(app: web.Application) -> AsyncIterator[None]:
 
 async def _backends(app: web.Application) -> AsyncIterator[None]:
     data_directory = app[_DATA_DIRECTORY]
+    sandboxes = SandboxTable(app[keys.DATABASE], app[_VAULT])
     app[keys.BACKENDS] = registry = BackendRegistry.build(
         app[_HOST],
         app[keys.CONFIG],
         instance_id=app[_INSTALLATION].read_id(),
         state_dir=data_directory.backends,
-        owner_key=Owners(app[keys.DATABASE], app[_VAULT], app[keys.SETTINGS]).find_key,
+        owner_key=partial(find_owner_key, sandboxes, app[keys.SETTINGS]),
     )
     try:
         await registry.open()

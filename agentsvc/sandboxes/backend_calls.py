@@ -6,17 +6,14 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final
 
-import msgspec
-
 from agentsvc.base import AgentsvcError, BackendBroken, BackendUnavailable, is_cancelled
-from agentsvc.plugin import Handle, PartlyScanned, RuntimeBackend, StillFetching
+from agentsvc.plugin import Handle, PartlyScanned, StillFetching
+from agentsvc.sandboxes.plugin_loader import Backend
 from agentsvc.sandboxes.registry import BackendRegistry
 
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS: Final = 0.2
-
-type Backend = RuntimeBackend[msgspec.Struct]
 
 
 class BackendCalls:

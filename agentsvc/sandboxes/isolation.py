@@ -12,10 +12,9 @@ import msgspec
 
 from agentsvc.base import StartFailed
 from agentsvc.config import SandboxesConfig
-from agentsvc.plugin import Isolation, Limits, RuntimeBackend, Spec
+from agentsvc.plugin import Isolation, Limits, Spec
+from agentsvc.sandboxes.plugin_loader import Backend
 from agentsvc.sandboxes.registry import BackendRegistry
-
-type Backend = RuntimeBackend[Any]
 
 _OF_MACHINE: Final = 2
 """One sandbox may have one part in so many of this machine's memory, unless its spec says more."""

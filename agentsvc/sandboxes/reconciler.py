@@ -29,9 +29,10 @@ from agentsvc.plugin import (
 )
 from agentsvc.sandboxes.admission.slots import StartSlots
 from agentsvc.sandboxes.admission.warm_pool import WarmPool
-from agentsvc.sandboxes.backend_calls import Backend, BackendCalls, find_handle
+from agentsvc.sandboxes.backend_calls import BackendCalls, find_handle
 from agentsvc.sandboxes.isolation import as_now, with_floor
 from agentsvc.sandboxes.orders import CallbackRules, make_order
+from agentsvc.sandboxes.plugin_loader import Backend
 from agentsvc.sandboxes.state import Action, Sandbox, Target, is_settled, next_action
 from agentsvc.sandboxes.stores import SandboxStores
 from agentsvc.storage import Transaction

@@ -94,7 +94,7 @@ class Targets:
         await self._table.set_target(tx, sandbox_id, target, self.deadline())
         await self._uses.set_culled(tx, sandbox_id, None)
         if target.is_rest or target is Target.DELETED:
-            await self._admission.leave(tx, sandbox_id)
+            await self._uses.clear_queued(tx, sandbox_id)
             return await self._told(tx, before)
         # To want it running is to use it.
         self._usage.note(sandbox_id)

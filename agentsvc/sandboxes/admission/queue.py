@@ -173,10 +173,6 @@ class AdmissionQueue:
         waiting = [one for one in await self._uses.waiting(reader) if one.id in ids]
         return capacity.in_turn(waiting, await self._uses.held(reader))
 
-    async def leave(self, tx: Transaction, sandbox_id: str) -> None:
-        """Let a sandbox wait no more, since nobody wants it to run."""
-        await self._uses.clear_queued(tx, sandbox_id)
-
     async def find_wait(self, sandbox_id: str) -> tuple[int, str] | None:
         """Return the place of a sandbox among those that wait for its backend, and why it waits.
 

@@ -123,12 +123,10 @@ class WarmPool:
         """Take one back that was claimed in the same transaction."""
         await self.table.set_state(tx, spare.id, WarmSandboxState.READY)
 
-    async def make_room(self, tx: Transaction) -> int:
-        """Let all go, since somebody has no room, and return how many there were."""
-        count = await self.table.let_all_go(tx)
-        if count:
+    async def make_room(self, tx: Transaction) -> None:
+        """Let all go, since somebody has no room."""
+        if await self.table.let_all_go(tx):
             tx.after_commit(self.look_soon)
-        return count
 
     async def awaken(self, sandbox: Sandbox, report: Report) -> Report:
         """Tell the agent server of a sandbox that runs for whom it is, if it waits for that.
