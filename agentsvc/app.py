@@ -583,5 +583,3 @@ async def _gateway(app: web.Application) -> AsyncIterator[None]:
 
 async def _end_streams(app: web.Application) -> None:
     app[LIVE].end()
-    if gateway.GATEWAY in app:
-        app[gateway.GATEWAY].end_streams()

@@ -51,29 +51,35 @@ _STOPPING: Final = Ending(message=None, code=WSCloseCode.GOING_AWAY)
 
 
 class LiveAnswers:
-    """Knows the streams that are being sent, to end them when the server stops."""
+    """Knows what is being sent without an end of its own, to end it when the server stops."""
 
     def __init__(self) -> None:
-        self._open: set[asyncio.Event] = set()
+        self._ends: set[Callable[[], None]] = set()
         self._is_over = False
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[asyncio.Event]:
         """Return what is set when the stream inside has to end."""
         over = asyncio.Event()
-        self._open.add(over)
-        if self._is_over:
-            over.set()
-        try:
+        with self.ending(over.set):
             yield over
+
+    @contextlib.contextmanager
+    def ending(self, end: Callable[[], None]) -> Iterator[None]:
+        """Have `end` called when what is inside has to end."""
+        self._ends.add(end)
+        if self._is_over:
+            end()
+        try:
+            yield
         finally:
-            self._open.discard(over)
+            self._ends.discard(end)
 
     def end(self) -> None:
-        """End all streams, also those that begin from now on."""
+        """End all of it, also what begins from now on."""
         self._is_over = True
-        for over in self._open:
-            over.set()
+        for end in self._ends:
+            end()
 
 
 LIVE: Final[web.AppKey[LiveAnswers]] = web.AppKey("live_answers", LiveAnswers)

@@ -15,7 +15,7 @@ from agentsvc.http.gateway.connection_pool import Broken, Connection, Pool
 from agentsvc.http.gateway.headers import passing_trailers, to_client, to_lines
 from agentsvc.http.gateway.http_responses import Head
 from agentsvc.http.gateway.request_body import LAST_CHUNK, RequestBody
-from agentsvc.http.gateway.request_lifetime import Lifetimes, with_client
+from agentsvc.http.gateway.request_lifetime import until_stop, with_client
 from agentsvc.http.gateway.target import Target, head_of
 from agentsvc.http.keys import IS_FORWARDED
 from agentsvc.http.sdk_versions import Reader
@@ -31,8 +31,7 @@ _READ_BYTES: Final = 64 * 1024 * 1024
 class Forwarder:
     """Passes requests on, over connections that are kept for the next one."""
 
-    def __init__(self, lifetimes: Lifetimes, *, connect_seconds: float) -> None:
-        self._lifetimes = lifetimes
+    def __init__(self, *, connect_seconds: float) -> None:
         self._pool = Pool(connect_seconds=connect_seconds)
 
     def close(self) -> None:
@@ -140,7 +139,7 @@ class Forwarder:
         await response.prepare(request)
         try:
             if _is_endless(head):
-                with self._lifetimes.endless(life):
+                with until_stop(request, life):
                     await _copy(request, response, connection)
             else:
                 await _copy(request, response, connection)

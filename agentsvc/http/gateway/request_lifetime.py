@@ -1,37 +1,17 @@
 """Ties a proxied request to its client's connection and to the server's shutdown."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 
 from aiohttp import web
 
 from agentsvc.http.keys import ON_LOST
+from agentsvc.http.streaming import LIVE
 
 
-class Lifetimes:
-    """Knows what has no end of its own, to end it when the server stops."""
-
-    def __init__(self) -> None:
-        self._endless: set[asyncio.Timeout] = set()
-        self._is_over = False
-
-    @contextmanager
-    def endless(self, life: asyncio.Timeout) -> Iterator[None]:
-        """Let what happens inside end when the server stops."""
-        self._endless.add(life)
-        if self._is_over:
-            _end(life)
-        try:
-            yield
-        finally:
-            self._endless.discard(life)
-
-    def end(self) -> None:
-        """End all that has no end of its own, also what begins from now on."""
-        self._is_over = True
-        for life in self._endless:
-            _end(life)
+def until_stop(request: web.Request, life: asyncio.Timeout) -> AbstractContextManager[None]:
+    """Let what happens inside, which has no end of its own, end when the server stops."""
+    return request.app[LIVE].ending(lambda: _end(life))
 
 
 def with_client(request: web.Request, *, grace_seconds: float = 0.0) -> asyncio.Timeout:

@@ -15,7 +15,7 @@ from agentsvc.http.gateway import websocket_frames as frames
 from agentsvc.http.gateway.admission import Admission, Visitor
 from agentsvc.http.gateway.http_proxy import Forwarder
 from agentsvc.http.gateway.older_clients import OlderClients
-from agentsvc.http.gateway.request_lifetime import Lifetimes, with_client
+from agentsvc.http.gateway.request_lifetime import until_stop, with_client
 from agentsvc.http.gateway.target import (
     PortRequest,
     Shown,
@@ -33,7 +33,7 @@ from agentsvc.http.port_origins import EDITOR_PORT
 from agentsvc.http.routes import send_elsewhere
 from agentsvc.http.server.connections import show_key
 from agentsvc.http.urls import MOUNT, work_origin_of
-from agentsvc.sandboxes import AGENT_PORT, Sandbox
+from agentsvc.sandboxes import AGENT_PORT
 
 _BAD_KEY: Final = 4001
 _NOT_ALLOWED: Final = 4003
@@ -52,24 +52,15 @@ class Gateway:
     def __init__(
         self, admission: Admission, first_message_auth: FirstMessageAuth, *, connect_seconds: float
     ) -> None:
-        self._admission = admission
+        self.admission = admission
         self._first_message_auth = first_message_auth
         self._older = OlderClients()
-        self._lifetimes = Lifetimes()
-        self._forwarder = Forwarder(self._lifetimes, connect_seconds=connect_seconds)
-        self._tunnels = Tunnels(self._lifetimes, connect_seconds=connect_seconds)
+        self._forwarder = Forwarder(connect_seconds=connect_seconds)
+        self._tunnels = Tunnels(connect_seconds=connect_seconds)
 
     def close(self) -> None:
         """Close all connections that nobody uses."""
         self._forwarder.close()
-
-    def end_streams(self) -> None:
-        """End what has no end of its own; the server is about to stop."""
-        self._lifetimes.end()
-
-    async def find_for_root(self, shown: Shown) -> Sandbox | None:
-        """Return the sandbox that a request at the root is for, None if it is for the server."""
-        return await self._admission.find_by_key(shown)
 
     async def serve(
         self, request: web.Request, place: PortRequest, sandbox_id: str
@@ -80,9 +71,9 @@ class Gateway:
         if shown.is_empty and _may_show_key_later(request, place):
             return await self.serve_late(request, place, sandbox_id)
         if shown.is_empty and _is_health_check(request, place):
-            visitor = await self._admission.let_in(sandbox_id)
+            visitor = await self.admission.let_in(sandbox_id)
         else:
-            visitor = await self._admission.identify(shown, sandbox_id)
+            visitor = await self.admission.identify(shown, sandbox_id)
             _show_key(request, visitor)
         target = await self._find_target(request, place, sandbox_id, visitor)
         with self._in_use(request, place, sandbox_id, visitor):
@@ -115,9 +106,9 @@ class Gateway:
     async def _find_target(
         self, request: web.Request, place: PortRequest, sandbox_id: str, visitor: Visitor
     ) -> Target:
-        sandbox = await self._admission.get(visitor, sandbox_id)
+        sandbox = await self.admission.get(visitor, sandbox_id)
         is_use = _is_use(request, place)
-        sandbox = await self._admission.wait_usable(sandbox, wakes_culled=is_use)
+        sandbox = await self.admission.wait_usable(sandbox, wakes_culled=is_use)
         target = make_target(request, sandbox, place, keys=visitor.keys)
         return self._older.adapt(request, place, sandbox.id, target)
 
@@ -127,8 +118,8 @@ class Gateway:
     ) -> Iterator[None]:
         """Let the sandbox count as used while somebody works with it, as long as they may."""
         is_use = _is_use(request, place)
-        using = self._admission.using(sandbox_id) if is_use else contextlib.nullcontext()
-        with using, self._admission.held(visitor, sandbox_id, lambda: _cut(request)):
+        using = self.admission.using(sandbox_id) if is_use else contextlib.nullcontext()
+        with using, self.admission.held(visitor, sandbox_id, lambda: _cut(request)):
             yield
 
     async def _meet(self, client: Client, place: PortRequest) -> Visitor | None:
@@ -136,13 +127,13 @@ class Gateway:
         life = with_client(client.request)
         try:
             async with life:
-                with self._lifetimes.endless(life):
+                with until_stop(client.request, life):
                     key = await self._first_message_auth.key_from(
                         client.request, _first_text(client)
                     )
                     login = shown_login(client.request, place, page_part=key)
                     shown = Shown(keys=(key,), sandbox_keys=(), others=(), login=login)
-                    return await self._admission.identify(shown)
+                    return await self.admission.identify(shown)
         except TimeoutError as exc:
             raise ConnectionResetError("the client has gone, or the server stops") from exc
         except NotAuthenticated as exc:
@@ -214,7 +205,7 @@ async def _serve_root(request: web.Request, place: PortRequest) -> web.StreamRes
     shown = shown_keys(request, place)
     if shown.is_empty and _may_show_key_later(request, place):
         return await gateway.serve_late(request, place, None)
-    sandbox = await gateway.find_for_root(shown)
+    sandbox = await gateway.admission.find_by_key(shown)
     return None if sandbox is None else await gateway.serve(request, place, sandbox.id)
 
 

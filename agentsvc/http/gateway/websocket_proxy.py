@@ -19,7 +19,7 @@ from agentsvc.http.gateway.address import connect
 from agentsvc.http.gateway.headers import to_client
 from agentsvc.http.gateway.http_proxy import CLIENT_GONE, unavailable
 from agentsvc.http.gateway.http_responses import Head, NotHttp, read_head
-from agentsvc.http.gateway.request_lifetime import Lifetimes, with_client
+from agentsvc.http.gateway.request_lifetime import until_stop, with_client
 from agentsvc.http.gateway.target import Target, head_of
 from agentsvc.http.keys import IS_FORWARDED
 from agentsvc.http.sdk_versions import Reader
@@ -125,8 +125,7 @@ class Upstream(NamedTuple):
 class Tunnels:
     """Makes tunnels; each ends with either side, and all of them when the server stops."""
 
-    def __init__(self, lifetimes: Lifetimes, *, connect_seconds: float) -> None:
-        self._lifetimes = lifetimes
+    def __init__(self, *, connect_seconds: float) -> None:
         self._connect_seconds = connect_seconds
 
     async def join(self, client: Client, target: Target) -> web.StreamResponse:
@@ -138,7 +137,7 @@ class Tunnels:
         life = with_client(client.request, grace_seconds=_LAST_SECONDS)
         try:
             async with life:
-                with self._lifetimes.endless(life):
+                with until_stop(client.request, life):
                     return await self._join(client, target)
         except TimeoutError as exc:
             if not life.expired():
