@@ -48,36 +48,6 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-class RateLimit:
-    """So many requests a minute of each caller, which may come at once; 0 is no limit."""
-
-    def __init__(self, name: str, most: int) -> None:
-        self._name = name
-        self._max = most
-        self._rate = most / _WINDOW_SECONDS
-        self._left: OrderedDict[object, tuple[float, float]] = OrderedDict()
-
-    def take(self, caller: object) -> State | None:
-        """Count a request, unless nothing is left; None without a limit."""
-        if not self._max:
-            return None
-        moment = monotonic()
-        left, at = self._left.pop(caller, (float(self._max), moment))
-        left = min(self._max, left + (moment - at) * self._rate)
-        is_over = left < 1
-        left -= 0 if is_over else 1
-        self._left[caller] = left, moment
-        if len(self._left) > _MAX_CALLERS:
-            self._left.popitem(last=False)
-        return State(
-            name=self._name,
-            most=self._max,
-            left=int(left),
-            reset_seconds=math.ceil((self._max - left) / self._rate),
-            retry_seconds=max(1, math.ceil((1 - left) / self._rate)) if is_over else 0,
-        )
-
-
 class Budget(StrEnum):
     """What each sandbox has so much of."""
 
@@ -91,9 +61,9 @@ class Throttle:
     def __init__(self, per_minute: int, *, at_once: int) -> None:
         self._at_once = at_once
         self._rate = per_minute / _WINDOW_SECONDS
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._left: OrderedDict[object, tuple[float, float]] = OrderedDict()
 
-    def reserve(self, caller: str, count: int, *, max_wait_seconds: float) -> tuple[float, bool]:
+    def reserve(self, caller: object, count: int, *, max_wait_seconds: float) -> tuple[float, bool]:
         """Take so much ahead; return in how many seconds it may be had, and whether it was taken.
 
         It was not if that takes too long. However much it is, it is taken from whoever has not had
@@ -110,6 +80,28 @@ class Throttle:
         if len(self._left) > _MAX_CALLERS:
             self._left.popitem(last=False)
         return min(seconds, max_wait_seconds) if is_taken else seconds, is_taken
+
+
+class RateLimit(Throttle):
+    """So many requests a minute of each caller, which may come at once; 0 is no limit."""
+
+    def __init__(self, name: str, most: int) -> None:
+        super().__init__(most, at_once=most)
+        self._name = name
+
+    def take(self, caller: object) -> State | None:
+        """Count a request, unless nothing is left; None without a limit."""
+        if not self._rate:
+            return None
+        seconds, is_taken = self.reserve(caller, 1, max_wait_seconds=0)
+        left, _ = self._left[caller]
+        return State(
+            name=self._name,
+            most=self._at_once,
+            left=int(left),
+            reset_seconds=math.ceil((self._at_once - left) / self._rate),
+            retry_seconds=0 if is_taken else max(1, math.ceil(seconds)),
+        )
 
 
 class Limits:
