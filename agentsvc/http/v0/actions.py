@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.http.v0.agent_events import ActionEvent, string_of, text_of
-from agentsvc.http.v0.event_types import Confirmation, ToolCallMetadata
+from agentsvc.http.v0.event_types import Confirmation
 
 RISKS: Final = {"LOW": 0, "MEDIUM": 1, "HIGH": 2}
 UNKNOWN_RISK: Final = -1
@@ -42,8 +42,8 @@ def show_action(event: ActionEvent) -> ShownAction:
     return build(event, fields)
 
 
-def show_tool_call(event: ActionEvent) -> ToolCallMetadata:
-    """Return what the model answered when it asked for the tool."""
+def show_tool_call(event: ActionEvent) -> Fields:
+    """Return the tool call an event stems from, with what the model answered when it asked for the tool."""
     arguments = event.tool_call.arguments if event.tool_call is not None else "{}"
     call = {
         "function": {"arguments": arguments, "name": event.tool_name},
@@ -56,15 +56,16 @@ def show_tool_call(event: ActionEvent) -> ToolCallMetadata:
         "tool_calls": [call],
         "function_call": None,
     }
-    return ToolCallMetadata(
-        function_name=event.tool_name,
-        tool_call_id=event.tool_call_id,
-        model_response={
+    return {
+        "function_name": event.tool_name,
+        "tool_call_id": event.tool_call_id,
+        "model_response": {
             "id": event.llm_response_id or "",
             "object": "chat.completion",
             "choices": [{"finish_reason": "tool_calls", "index": 0, "message": message}],
         },
-    )
+        "total_calls_in_response": 1,
+    }
 
 
 def _run(event: ActionEvent, fields: Fields) -> ShownAction:

@@ -163,12 +163,8 @@ class ConversationErrorEvent(Reported, frozen=True, kw_only=True, tag=True):
     classification: Classification | None = None
 
 
-class ServerErrorEvent(Reported, frozen=True, kw_only=True, tag=True):
+class ServerErrorEvent(ConversationErrorEvent, frozen=True, kw_only=True, tag=True):
     """The agent server itself failed."""
-
-    code: str = ""
-    detail: str = ""
-    classification: Classification | None = None
 
 
 class ConversationStateUpdateEvent(Reported, frozen=True, kw_only=True, tag=True):

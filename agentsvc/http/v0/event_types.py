@@ -1,4 +1,4 @@
-"""The wire form of an event of the older generation."""
+"""The wire form of an event of the older generation; members that say nothing are left out."""
 
 from enum import StrEnum
 from typing import Any
@@ -30,57 +30,34 @@ class Confirmation(StrEnum):
     AWAITING = "awaiting_confirmation"
 
 
-class AccumulatedUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens a conversation has taken so far."""
-
-    model: str = "default"
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cache_read_tokens: int = 0
-    cache_write_tokens: int = 0
-    context_window: int = 0
-    per_turn_token: int = 0
-    response_id: str = ""
-
-
-class LlmMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a conversation has cost so far; the three lists are always empty."""
-
-    accumulated_cost: float = 0.0
-    max_budget_per_task: float | None = None
-    accumulated_token_usage: AccumulatedUsage = AccumulatedUsage()
-    costs: tuple[float, ...] = ()
-    response_latencies: tuple[float, ...] = ()
-    token_usages: tuple[AccumulatedUsage, ...] = ()
-
-
-class ToolCallMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """The tool call an event stems from."""
-
-    function_name: str
-    tool_call_id: str
-    model_response: dict[str, Any]
-    total_calls_in_response: int = 1
-
-
-class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """An action or an observation; members that say nothing are left out.
-
-    `id` counts the events of a conversation from 0 without a gap; `cause` is the id of the
-    action an observation answers.
-    """
+class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What every event has; an action has `args` beside it, an observation `content` and `extras`."""
 
     id: int
+    """Number of the event in its conversation, counted from 0 without a gap"""
     timestamp: str
+    """When it happened, ISO 8601, without an offset"""
     source: str
+    """Where it comes from: `user`, `agent` or `environment`"""
     message: str
-    cause: int | UnsetType = UNSET
+    """What it is, in words"""
     action: str | UnsetType = UNSET
+    """Kind of the action, such as `run` or `message`; left out in an observation"""
     observation: str | UnsetType = UNSET
-    tool_call_metadata: ToolCallMetadata | UnsetType = UNSET
-    llm_metrics: LlmMetrics | UnsetType = UNSET
+    """Kind of the observation, such as `run` or `agent_state_changed`; left out in an action"""
     args: dict[str, Any] | UnsetType = UNSET
+    """Arguments of the action, by its kind; left out in an observation"""
     content: str | UnsetType = UNSET
+    """What was observed, as text; left out in an action"""
     extras: dict[str, Any] | UnsetType = UNSET
-    success: bool | UnsetType = UNSET
-    timeout: float | UnsetType = UNSET
+    """Further members of the observation, by its kind; left out in an action"""
+    cause: int | UnsetType | None = UNSET
+    """Number of the action an observation answers; null or left out: it answers none"""
+    success: bool | UnsetType | None = UNSET
+    """Whether a command has ended well; null or left out: it was no command"""
+    timeout: float | UnsetType | None = UNSET
+    """Seconds a command may take; null or left out: as long as the agent server lets it"""
+    tool_call_metadata: dict[str, Any] | UnsetType | None = UNSET
+    """The tool call it stems from, with what the model answered; null or left out: none"""
+    llm_metrics: dict[str, Any] | UnsetType | None = UNSET
+    """What the conversation has cost so far, in US dollars and tokens; null or left out: not told"""

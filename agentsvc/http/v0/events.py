@@ -1,11 +1,11 @@
 """Types and handlers of the older generation for what happens in a conversation."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 from aiohttp import web
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from agentsvc.base import BadRequest, QuotaExceeded, TooManyRequests, stated
 from agentsvc.conversations import Queued
@@ -13,9 +13,10 @@ from agentsvc.domain import Message
 from agentsvc.http.keys import PENDING, user_of
 from agentsvc.http.routes import OF_AGENTS, Effect, Routes, Socket, shown_as
 from agentsvc.http.v0.conversations import get_view, to_message
+from agentsvc.http.v0.event_types import HistoryEvent
 from agentsvc.http.v0.frames import ErrorFrame, StateFrame, StatusFrame
 from agentsvc.http.v0.socket_door import SOCKET_PATHS, SocketQuery
-from agentsvc.http.v0.transcripts import TRANSCRIPTS, Range, select
+from agentsvc.http.v0.transcripts import TRANSCRIPTS, select
 from agentsvc.http.v0.user_actions import (
     ACTION_BODY,
     ActionBody,
@@ -56,39 +57,6 @@ class MessageBody(msgspec.Struct, frozen=True, kw_only=True):
 
     message: Annotated[str, Meta(min_length=1)]
     """The message; not empty"""
-
-
-class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What every event has; an action has `args` beside it, an observation `content` and `extras`."""
-
-    id: int
-    """Number of the event in its conversation, counted from 0 without a gap"""
-    timestamp: str
-    """When it happened, ISO 8601, without an offset"""
-    source: str
-    """Where it comes from: `user`, `agent` or `environment`"""
-    message: str
-    """What it is, in words"""
-    action: str | UnsetType = UNSET
-    """Kind of the action, such as `run` or `message`; left out in an observation"""
-    observation: str | UnsetType = UNSET
-    """Kind of the observation, such as `run` or `agent_state_changed`; left out in an action"""
-    args: dict[str, Any] | UnsetType = UNSET
-    """Arguments of the action, by its kind; left out in an observation"""
-    content: str | UnsetType = UNSET
-    """What was observed, as text; left out in an action"""
-    extras: dict[str, Any] | UnsetType = UNSET
-    """Further members of the observation, by its kind; left out in an action"""
-    cause: int | UnsetType | None = UNSET
-    """Number of the action an observation answers; null or left out: it answers none"""
-    success: bool | UnsetType | None = UNSET
-    """Whether a command has ended well; null or left out: it was no command"""
-    timeout: float | UnsetType | None = UNSET
-    """Seconds a command may take; null or left out: as long as the agent server lets it"""
-    tool_call_metadata: dict[str, Any] | UnsetType | None = UNSET
-    """The tool call it stems from, with what the model answered; null or left out: none"""
-    llm_metrics: dict[str, Any] | UnsetType | None = UNSET
-    """What the conversation has cost so far, in US dollars and tokens; null or left out: not told"""
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +114,10 @@ async def get_events(request: web.Request, query: EventSearch) -> web.Response:
         raise BadRequest("Invalid limit")
     events, has_more = select(
         await _history(request),
-        Range(start=query.start_id, end=query.end_id, reverse=query.reverse, limit=query.limit),
+        query.start_id,
+        query.end_id,
+        reverse=query.reverse,
+        limit=query.limit,
     )
     body = b'{"events":' + raw_array(events) + b',"has_more":' + encode(has_more) + b"}"
     return raw_json_response(body)

@@ -11,7 +11,6 @@ from agentsvc.http.v0.agent_events import (
     ConversationErrorEvent,
     ObservationEvent,
     Part,
-    ServerErrorEvent,
     string_of,
     text_of,
 )
@@ -58,7 +57,7 @@ def show_error(content: str, *, error_id: str = "") -> ShownObservation:
     )
 
 
-def show_run_error(event: ConversationErrorEvent | ServerErrorEvent) -> ShownObservation:
+def show_run_error(event: ConversationErrorEvent) -> ShownObservation:
     """Return the error observation for a run that failed, with an id clients know."""
     content = event.detail or event.code
     return show_error(content, error_id=_error_id(event.code, event.classification))

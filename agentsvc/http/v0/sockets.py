@@ -79,52 +79,39 @@ class _Connection(msgspec.Struct, kw_only=True):
 _CALLER: Final[web.RequestKey[_Caller]] = web.RequestKey("socket_caller", _Caller)
 
 
-class SocketCallers:
-    """Knows who calls, what they may do now, and notes what they have asked for."""
+async def _identify(request: web.Request) -> _Caller:
+    """Return who sends a request; raises NotAuthenticated where it has no key at all."""
+    in_query = (key.strip() for key in query_keys(request))
+    shown = [*keys_of(request), *(key for key in in_query if key)]
+    for key in shown:
+        with contextlib.suppress(errors.NotAuthenticated):
+            return _known(request, await request.app[keys.KEYRING].identify(key))
+    if token := login_token(request):
+        return _known(request, await request.app[keys.LOGINS].identify(token))
+    if not shown:
+        raise errors.NotAuthenticated
+    return _Caller(principal=None, came_at=monotonic())
 
-    def __init__(self, app: web.Application) -> None:
-        self._keyring = app[keys.KEYRING]
-        self._logins = app[keys.LOGINS]
-        self._admitted = app[keys.OPEN_CONNECTIONS]
-        self._audit = app[keys.AUDIT]
 
-    async def identify(self, request: web.Request) -> _Caller:
-        """Return who sends a request; raises NotAuthenticated where it has no key at all."""
-        in_query = (key.strip() for key in query_keys(request))
-        shown = [*keys_of(request), *(key for key in in_query if key)]
-        for key in shown:
-            with contextlib.suppress(errors.NotAuthenticated):
-                return _known(request, await self._keyring.identify(key))
-        if token := login_token(request):
-            return _known(request, await self._logins.identify(token))
-        if not shown:
-            raise errors.NotAuthenticated
-        return _Caller(principal=None, came_at=monotonic())
+async def _check(app: web.Application, caller: Principal) -> None:
+    """Raise NotAuthenticated, or NotAllowed where the caller may only read."""
+    now = await app[keys.OPEN_CONNECTIONS].find(caller)
+    if now is None:
+        raise errors.NotAuthenticated
+    check_scope(Scope.RUN, now)
 
-    def held(self, caller: Principal, end: Callable[[], None]) -> AbstractContextManager[None]:
-        """Have a connection end when the key of its caller has lost its worth."""
-        return self._admitted.held(caller, end)
 
-    async def check(self, caller: Principal) -> None:
-        """Raise NotAuthenticated, or NotAllowed where the caller may only read."""
-        now = await self._admitted.find(caller)
-        if now is None:
-            raise errors.NotAuthenticated
-        check_scope(Scope.RUN, now)
-
-    async def note(
-        self, request: web.Request, caller: Principal, conversation_id: str, status: int
-    ) -> None:
-        """Note in the audit log what a caller has asked for, with the status it would have in HTTP."""
-        entry = of_caller(
-            caller,
-            _ACTION,
-            f"conversation_id={conversation_id}",
-            status=status,
-            address=address_of(request),
-            request_id=request[keys.REQUEST_ID],
-        )
-        await self._audit.note(entry)
+async def _note(request: web.Request, caller: Principal, conversation_id: str, status: int) -> None:
+    """Note in the audit log what a caller has asked for, with the status it would have in HTTP."""
+    entry = of_caller(
+        caller,
+        _ACTION,
+        f"conversation_id={conversation_id}",
+        status=status,
+        address=address_of(request),
+        request_id=request[keys.REQUEST_ID],
+    )
+    await request.app[keys.AUDIT].note(entry)
 
 
 class Sockets:
@@ -144,7 +131,6 @@ class Sockets:
             event_bus=app[keys.EVENT_BUS],
         )
         self._followers = app[FOLLOWERS]
-        self._auth = SocketCallers(app)
         self._supervisor = app[keys.SUPERVISOR]
         self._max_bytes = config.max_body_bytes
         self._send_seconds = config.request_seconds
@@ -161,7 +147,7 @@ class Sockets:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer a request of either transport."""
-        request[_CALLER] = caller = await self._auth.identify(request)
+        request[_CALLER] = caller = await _identify(request)
         query = parse_qs(request.query_string)
         if "j" in query:
             raise errors.BadRequest("JSONP is not supported")
@@ -250,11 +236,11 @@ class Sockets:
             line,
             view,
             latest_event_id=wish.latest_event_id,
-            check_key=lambda: self._auth.check(principal),
-            note=lambda status: self._auth.note(request, principal, view.conversation.id, status),
+            check_key=lambda: _check(request.app, principal),
+            note=lambda status: _note(request, principal, view.conversation.id, status),
             max_bytes=self._max_bytes,
         )
-        hold = self._auth.held(
+        hold = request.app[keys.OPEN_CONNECTIONS].held(
             principal, lambda: self._supervisor.spawn(f"socket {sid} ends", line.hang_up)
         )
         hold.__enter__()

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-import msgspec
 from aiohttp import web
 
 from agentsvc.conversations import EventLog
@@ -24,15 +23,6 @@ MAX_BYTES: Final = 64 * 1024 * 1024
 """How much of encoded history is kept; the conversation read last stays, whatever its size."""
 
 _CHUNK: Final = 100
-
-
-class Range(msgspec.Struct, frozen=True, kw_only=True):
-    """Which events of a history, by number; both ends belong to it."""
-
-    start: int = 0
-    end: int | None = None
-    reverse: bool = False
-    limit: int = 20
 
 
 class Transcripts:
@@ -89,12 +79,14 @@ class _Entry:
             self.events.append(encoded)
 
 
-def select(events: Sequence[bytes], wanted: Range) -> tuple[list[bytes], bool]:
-    """Return the events of a range, in its order, and whether it has more than its limit."""
-    start = max(wanted.start, 0)
-    end = len(events) - 1 if wanted.end is None else min(wanted.end, len(events) - 1)
+def select(
+    events: Sequence[bytes], first: int, last: int | None, *, reverse: bool, limit: int
+) -> tuple[list[bytes], bool]:
+    """Return the events between two numbers, both included, and whether there are more than asked for."""
+    start = max(first, 0)
+    end = len(events) - 1 if last is None else min(last, len(events) - 1)
     count = max(end - start + 1, 0)
-    taken = min(count, wanted.limit)
-    if wanted.reverse:
+    taken = min(count, limit)
+    if reverse:
         return [events[end - offset] for offset in range(taken)], count > taken
     return list(events[start : start + taken]), count > taken

@@ -24,15 +24,8 @@ from msgspec import UNSET
 
 from agentsvc.conversations import IMPORTED_KEY, TOOL_SERVER_FAILED, WISH_KEY
 from agentsvc.http.v0 import agent_events as agent
-from agentsvc.http.v0.actions import UNKNOWN_RISK, ShownAction, show_action, show_tool_call
-from agentsvc.http.v0.event_types import (
-    AccumulatedUsage,
-    AgentState,
-    Confirmation,
-    Event,
-    LlmMetrics,
-    ToolCallMetadata,
-)
+from agentsvc.http.v0.actions import UNKNOWN_RISK, Fields, ShownAction, show_action, show_tool_call
+from agentsvc.http.v0.event_types import AgentState, Confirmation, HistoryEvent
 from agentsvc.http.v0.observations import (
     ShownObservation,
     show_error,
@@ -66,14 +59,8 @@ class _OpenAction(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     tool_call_id: str
     shown: ShownAction
-    tool_call: ToolCallMetadata
+    tool_call: Fields
     confirmation: Confirmation
-
-
-def translate(bodies: Iterable[bytes]) -> list[Event | msgspec.Raw]:
-    """Return the older history for the stored events of one conversation."""
-    translator = Translator()
-    return [event for body in bodies for event in translator.feed(body)]
 
 
 class Translator:
@@ -91,12 +78,12 @@ class Translator:
         self._has_run = False
         self._ended_on_message = False
         self._reason = ""
-        self._metrics: LlmMetrics | None = None
+        self._metrics: Fields | None = None
         self._rest: AgentState | None = None
         """How the user asked the agent to rest, until it runs again."""
         self._rest_asked_at = ""
 
-    def feed(self, body: bytes) -> list[Event | msgspec.Raw]:
+    def feed(self, body: bytes) -> list[HistoryEvent | msgspec.Raw]:
         """Return what one more stored event adds; often nothing, sometimes several events."""
         event = agent.decode_event(body)
         if event is None:
@@ -123,7 +110,7 @@ class Translator:
         self._state = self._state or AgentState.LOADING
         yield imported.event
 
-    def _steps(self, event: agent.AgentEvent) -> Iterable[Event]:
+    def _steps(self, event: agent.AgentEvent) -> Iterable[HistoryEvent]:
         if not isinstance(event, agent.ActionEvent | agent.ConversationStateUpdateEvent):
             yield from self._release(event)
         match event:
@@ -141,7 +128,7 @@ class Translator:
             case agent.ObservationEvent() | agent.UserRejectObservation() | agent.AgentErrorEvent():
                 yield from self._begin(event)
                 yield from self._answer(event)
-            case agent.ConversationErrorEvent() | agent.ServerErrorEvent():
+            case agent.ConversationErrorEvent():
                 yield from self._begin(event)
                 yield from self._fail(event)
             case (
@@ -157,18 +144,18 @@ class Translator:
 
     # States
 
-    def _begin(self, event: agent.Reported) -> Iterable[Event]:
+    def _begin(self, event: agent.Reported) -> Iterable[HistoryEvent]:
         """Tell that the agent is loading, before anything else is told."""
         if self._state is None:
             yield self._enter(event, AgentState.LOADING)
 
-    def _enter(self, event: agent.Reported, state: AgentState, reason: str = "") -> Event:
+    def _enter(self, event: agent.Reported, state: AgentState, reason: str = "") -> HistoryEvent:
         self._state = state
         extras = {"agent_state": state, "reason": reason}
         shown = ShownObservation(observation=_STATE_CHANGED, content="", message="", extras=extras)
         return self._observe(event, "environment", shown)
 
-    def _update(self, event: agent.ConversationStateUpdateEvent) -> Iterable[Event]:
+    def _update(self, event: agent.ConversationStateUpdateEvent) -> Iterable[HistoryEvent]:
         if event.key == "stats":
             stats = agent.decode_stats(event.value)
             self._metrics = self._metrics if stats is None else _sum_up(stats)
@@ -179,7 +166,7 @@ class Translator:
         else:
             self._policy = agent.find_policy(event) or self._policy
 
-    def _change(self, event: agent.Reported, status: str) -> Iterable[Event]:
+    def _change(self, event: agent.Reported, status: str) -> Iterable[HistoryEvent]:
         state = self._state_for(status)
         if state is None:
             return
@@ -212,7 +199,7 @@ class Translator:
 
     # Actions
 
-    def _system(self, event: agent.SystemPromptEvent) -> Event:
+    def _system(self, event: agent.SystemPromptEvent) -> HistoryEvent:
         content = event.system_prompt.text or ""
         args = {
             "content": content,
@@ -224,7 +211,7 @@ class Translator:
             event, "agent", ShownAction(action="system", args=args, message=content)
         )
 
-    def _say(self, event: agent.MessageEvent) -> Iterable[Event]:
+    def _say(self, event: agent.MessageEvent) -> Iterable[HistoryEvent]:
         is_agent = event.source == "agent"
         parts = event.llm_message.content
         images = [url for part in parts for url in part.image_urls or ()]
@@ -244,7 +231,7 @@ class Translator:
             if self._state is AgentState.FINISHED:
                 yield self._enter(event, AgentState.AWAITING_USER_INPUT)
 
-    def _act(self, event: agent.ActionEvent) -> Iterable[Event]:
+    def _act(self, event: agent.ActionEvent) -> Iterable[HistoryEvent]:
         self._ended_on_message = False
         if self._held or self._will_ask(event):
             self._held.append(event)
@@ -259,13 +246,13 @@ class Translator:
             and show_action(event).needs_confirmation
         )
 
-    def _release(self, because: agent.Reported) -> Iterable[Event]:
+    def _release(self, because: agent.Reported) -> Iterable[HistoryEvent]:
         """Publish what was held back, as of the event that ends the wait."""
         held, self._held = self._held, []
         for event in held:
             yield self._show(event, because)
 
-    def _show(self, event: agent.ActionEvent, because: agent.Reported) -> Event:
+    def _show(self, event: agent.ActionEvent, because: agent.Reported) -> HistoryEvent:
         shown = show_action(event)
         confirmation = Confirmation.CONFIRMED
         if self._state is AgentState.AWAITING_USER_CONFIRMATION and shown.needs_confirmation:
@@ -290,7 +277,7 @@ class Translator:
         | agent.InterruptEvent
         | agent.Condensation
         | agent.CondensationRequest,
-    ) -> Iterable[Event]:
+    ) -> Iterable[HistoryEvent]:
         match event:
             case agent.PauseEvent() | agent.InterruptEvent():
                 is_stop = isinstance(event, agent.InterruptEvent)
@@ -303,7 +290,7 @@ class Translator:
                 shown = ShownAction(action="condensation_request", args={}, message="")
                 yield self._publish(event, "agent", shown)
 
-    def _hear(self, event: agent.Reported, asked: str) -> Iterable[Event]:
+    def _hear(self, event: agent.Reported, asked: str) -> Iterable[HistoryEvent]:
         """Tell what the user has asked the agent to do."""
         if asked not in set(AgentState):
             return
@@ -316,7 +303,7 @@ class Translator:
             yield from self._release(event)
             yield self._enter(event, state)
 
-    def _wish(self, event: agent.Reported, state: AgentState) -> Event:
+    def _wish(self, event: agent.Reported, state: AgentState) -> HistoryEvent:
         shown = ShownAction(
             action="change_agent_state",
             args={"agent_state": state, "thought": ""},
@@ -341,13 +328,13 @@ class Translator:
 
     # Confirmation
 
-    def _ask(self, event: agent.Reported) -> Iterable[Event]:
+    def _ask(self, event: agent.Reported) -> Iterable[HistoryEvent]:
         for key, action in list(self._open.items()):
             if action.shown.needs_confirmation:
                 yield self._republish(event, key, Confirmation.AWAITING)
         yield from self._release(event)
 
-    def _confirm(self, event: agent.Reported) -> Iterable[Event]:
+    def _confirm(self, event: agent.Reported) -> Iterable[HistoryEvent]:
         waiting = [
             key
             for key, action in self._open.items()
@@ -358,7 +345,9 @@ class Translator:
         for key in waiting:
             yield self._republish(event, key, Confirmation.CONFIRMED)
 
-    def _republish(self, event: agent.Reported, key: str, confirmation: Confirmation) -> Event:
+    def _republish(
+        self, event: agent.Reported, key: str, confirmation: Confirmation
+    ) -> HistoryEvent:
         action = msgspec.structs.replace(
             self._open[key], number=self._next_number, confirmation=confirmation
         )
@@ -369,7 +358,7 @@ class Translator:
 
     def _answer(
         self, event: agent.ObservationEvent | agent.UserRejectObservation | agent.AgentErrorEvent
-    ) -> Iterable[Event]:
+    ) -> Iterable[HistoryEvent]:
         match event:
             case agent.ObservationEvent():
                 action = self._close(event.action_id)
@@ -383,7 +372,7 @@ class Translator:
                 action = self._close(key) if key else None
                 yield self._observe(event, "agent", show_error(event.error), action)
 
-    def _reject(self, event: agent.UserRejectObservation) -> Iterable[Event]:
+    def _reject(self, event: agent.UserRejectObservation) -> Iterable[HistoryEvent]:
         before = self._state
         if event.action_id in self._open:
             yield self._republish(event, event.action_id, Confirmation.REJECTED)
@@ -396,9 +385,7 @@ class Translator:
         if before not in (None, AgentState.AWAITING_USER_CONFIRMATION, AgentState.USER_REJECTED):
             yield self._enter(event, before)
 
-    def _fail(
-        self, event: agent.ConversationErrorEvent | agent.ServerErrorEvent
-    ) -> Iterable[Event]:
+    def _fail(self, event: agent.ConversationErrorEvent) -> Iterable[HistoryEvent]:
         shown = show_run_error(event)
         yield self._observe(event, "environment", shown)
         if event.code == TOOL_SERVER_FAILED:
@@ -421,7 +408,7 @@ class Translator:
 
     # Making events
 
-    def _publish_action(self, event: agent.Reported, action: _OpenAction) -> Event:
+    def _publish_action(self, event: agent.Reported, action: _OpenAction) -> HistoryEvent:
         args = dict(action.shown.args)
         if action.shown.needs_confirmation:
             args["confirmation_state"] = action.confirmation
@@ -439,8 +426,8 @@ class Translator:
         source: str,
         shown: ShownAction,
         *,
-        metrics: LlmMetrics | None = None,
-    ) -> Event:
+        metrics: Fields | None = None,
+    ) -> HistoryEvent:
         self._numbers.setdefault(event.id, self._next_number)
         return self._make_action(event, source, shown, metrics=metrics)
 
@@ -450,10 +437,10 @@ class Translator:
         source: str,
         shown: ShownAction,
         *,
-        tool_call: ToolCallMetadata | None = None,
-        metrics: LlmMetrics | None = None,
-    ) -> Event:
-        return Event(
+        tool_call: Fields | None = None,
+        metrics: Fields | None = None,
+    ) -> HistoryEvent:
+        return HistoryEvent(
             id=self._take_number(),
             timestamp=event.timestamp,
             source=source,
@@ -471,10 +458,10 @@ class Translator:
         source: str,
         shown: ShownObservation,
         action: _OpenAction | None = None,
-    ) -> Event:
+    ) -> HistoryEvent:
         if shown.observation != _STATE_CHANGED:
             self._numbers.setdefault(event.id, self._next_number)
-        return Event(
+        return HistoryEvent(
             id=self._take_number(),
             timestamp=event.timestamp,
             source=source,
@@ -492,7 +479,7 @@ class Translator:
         self._next_number += 1
         return number
 
-    def _metrics_of(self, is_agent: bool) -> LlmMetrics | None:
+    def _metrics_of(self, is_agent: bool) -> Fields | None:
         return self._metrics if is_agent else None
 
 
@@ -509,19 +496,25 @@ def _show_tool(tool: dict[str, object]) -> dict[str, object]:
     return {"type": "function", "function": function}
 
 
-def _sum_up(stats: agent.Stats) -> LlmMetrics:
+def _sum_up(stats: agent.Stats) -> Fields:
+    """Return what a conversation has cost so far; what is told of single answers is always empty."""
     metrics = list(stats.usage_to_metrics.values())
     usages = [use.accumulated_token_usage for use in metrics if use.accumulated_token_usage]
     budgets = [use.max_budget_per_task for use in metrics if use.max_budget_per_task is not None]
-    return LlmMetrics(
-        accumulated_cost=sum(use.accumulated_cost for use in metrics),
-        max_budget_per_task=max(budgets, default=None),
-        accumulated_token_usage=AccumulatedUsage(
-            prompt_tokens=sum(usage.prompt_tokens for usage in usages),
-            completion_tokens=sum(usage.completion_tokens for usage in usages),
-            cache_read_tokens=sum(usage.cache_read_tokens for usage in usages),
-            cache_write_tokens=sum(usage.cache_write_tokens for usage in usages),
-            context_window=max((usage.context_window for usage in usages), default=0),
-            per_turn_token=max((usage.per_turn_token for usage in usages), default=0),
-        ),
-    )
+    return {
+        "accumulated_cost": sum(use.accumulated_cost for use in metrics),
+        "max_budget_per_task": max(budgets, default=None),
+        "accumulated_token_usage": {
+            "model": "default",
+            "prompt_tokens": sum(usage.prompt_tokens for usage in usages),
+            "completion_tokens": sum(usage.completion_tokens for usage in usages),
+            "cache_read_tokens": sum(usage.cache_read_tokens for usage in usages),
+            "cache_write_tokens": sum(usage.cache_write_tokens for usage in usages),
+            "context_window": max((usage.context_window for usage in usages), default=0),
+            "per_turn_token": max((usage.per_turn_token for usage in usages), default=0),
+            "response_id": "",
+        },
+        "costs": [],
+        "response_latencies": [],
+        "token_usages": [],
+    }

@@ -5,7 +5,13 @@ from typing import Any
 
 import msgspec
 
-from agentsvc.http.v0.translate import translate
+from agentsvc.http.v0.event_types import HistoryEvent
+from agentsvc.http.v0.translate import Translator
+
+
+def translate(bodies: list[bytes]) -> list[HistoryEvent | msgspec.Raw]:
+    translator = Translator()
+    return [event for body in bodies for event in translator.feed(body)]
 
 
 def shown(bodies: list[bytes]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsvc.http.v0.translate import Translator, translate
+from agentsvc.http.v0.translate import Translator
 from tests.http.v0.event_samples import (
     action,
     last,
@@ -17,6 +17,7 @@ from tests.http.v0.event_samples import (
     shown,
     status,
     text,
+    translate,
 )
 
 DATA = Path(__file__).parents[2] / "data" / "v0"

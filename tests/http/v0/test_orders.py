@@ -19,7 +19,7 @@ from agentsvc.domain.orders import (
 )
 from agentsvc.http.v0.conversations import StartBody, to_order
 from agentsvc.http.v0.settings import SettingsBody, from_settings, to_patch
-from agentsvc.http.v0.transcripts import Range, select
+from agentsvc.http.v0.transcripts import select
 from agentsvc.http.v0.user_actions import ActionBody, to_user_action
 from agentsvc.http.wire import decode
 from agentsvc.settings.fields import Settings, SettingsPatch
@@ -216,24 +216,27 @@ def test_settings_show_whether_secrets_are_set_and_never_the_secrets() -> None:
 @pytest.mark.parametrize(
     ("wanted", "numbers", "has_more"),
     [
-        (Range(), [0, 1, 2, 3, 4], False),
-        (Range(limit=2), [0, 1], True),
-        (Range(limit=0), [], True),
-        (Range(start=3), [3, 4], False),
-        (Range(start=1, end=3, limit=2), [1, 2], True),
-        (Range(start=1, end=3, limit=2, reverse=True), [3, 2], True),
-        (Range(reverse=True, limit=2), [4, 3], True),
-        (Range(reverse=True, end=1), [1, 0], False),
-        (Range(start=-5, end=99), [0, 1, 2, 3, 4], False),
-        (Range(start=5), [], False),
-        (Range(start=3, end=1), [], False),
-        (Range(end=-1), [], False),
-        (Range(start=9, limit=0), [], False),
+        ((0, None, False, 20), [0, 1, 2, 3, 4], False),
+        ((0, None, False, 2), [0, 1], True),
+        ((0, None, False, 0), [], True),
+        ((3, None, False, 20), [3, 4], False),
+        ((1, 3, False, 2), [1, 2], True),
+        ((1, 3, True, 2), [3, 2], True),
+        ((0, None, True, 2), [4, 3], True),
+        ((0, 1, True, 20), [1, 0], False),
+        ((-5, 99, False, 20), [0, 1, 2, 3, 4], False),
+        ((5, None, False, 20), [], False),
+        ((3, 1, False, 20), [], False),
+        ((0, -1, False, 20), [], False),
+        ((9, None, False, 0), [], False),
     ],
 )
-def test_a_range_has_both_its_ends(wanted: Range, numbers: list[int], has_more: bool) -> None:
+def test_a_range_has_both_its_ends(
+    wanted: tuple[int, int | None, bool, int], numbers: list[int], has_more: bool
+) -> None:
     events = [str(number).encode() for number in range(5)]
-    taken, more = select(events, wanted)
+    first, last, reverse, limit = wanted
+    taken, more = select(events, first, last, reverse=reverse, limit=limit)
     assert [int(event) for event in taken] == numbers
     assert more is has_more
 

@@ -12,7 +12,7 @@ import pytest
 from cryptography.fernet import Fernet
 
 from agentsvc.conversations.event_log import IMPORTED_KEY
-from agentsvc.http.v0.translate import translate
+from tests.http.v0.event_samples import translate
 from tests.openhands_data import OLDER_ID, USES, every_event, sealed, write
 from tests.plugin_loading import part
 
