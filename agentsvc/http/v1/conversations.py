@@ -52,7 +52,6 @@ from agentsvc.http.wire import (
     Time,
     find_time,
     json_response,
-    read_query,
     stream_array,
 )
 from agentsvc.sandboxes import SandboxStatus
@@ -361,7 +360,7 @@ async def get_app_conversations(request: web.Request, query: ConversationIds) ->
     """
     ids = to_ids(query.ids)
     if not ids:
-        return await search_app_conversations(request)
+        return await search_app_conversations(request, query)
     views = await request.app[CONVERSATIONS].find_many(user_of(request), ids)
     return json_response(from_views(views, links_of(request)))
 
@@ -390,35 +389,33 @@ async def post_stream_start(request: web.Request, body: StartBody) -> web.Stream
     "GET",
     "/search",
     Page[AppConversation],
-    query=ConversationSearch,
     example={"title__contains": "fix", "limit": 10},
 )
-async def search_app_conversations(request: web.Request) -> web.Response:
+async def search_app_conversations(request: web.Request, query: ConversationSearch) -> web.Response:
     """Search conversations.
 
     Newest first unless `sort_order` says otherwise. Filters are all to be met. One sees only
     conversations of one's own.
     """
-    wanted = read_query(request, ConversationSearch)
-    query = to_query(
-        wanted, include_children=wanted.include_sub_conversations, sort=wanted.sort_order
+    wanted = to_query(
+        query, include_children=query.include_sub_conversations, sort=query.sort_order
     )
     views, next_page_id = await request.app[CONVERSATIONS].search(
-        user_of(request), query, page_id=wanted.page_id, limit=wanted.limit
+        user_of(request), wanted, page_id=query.page_id, limit=query.limit
     )
     return json_response(
         Page(items=from_views(views, links_of(request)), next_page_id=next_page_id)
     )
 
 
-@ROUTES.add("GET", "/count", query=ConversationFilter)
-async def count_app_conversations(request: web.Request) -> int:
+@ROUTES.add("GET", "/count")
+async def count_app_conversations(request: web.Request, query: ConversationFilter) -> int:
     """Count conversations.
 
     With the filters of the search; conversations that are parts of another one count, too.
     """
-    query = to_query(read_query(request, ConversationFilter), include_children=True)
-    return await request.app[CONVERSATIONS].count(user_of(request), query)
+    wanted = to_query(query, include_children=True)
+    return await request.app[CONVERSATIONS].count(user_of(request), wanted)
 
 
 @ROUTES.add("GET", "/{conversation_id}")

@@ -20,11 +20,9 @@ from agentsvc.http.wire import (
     Page,
     Time,
     find_time,
-    json_response,
     raw_array,
     raw_json_response,
     raw_page,
-    read_query,
 )
 
 WEBHOOK_EVENTS_MAX: Final = 10_000
@@ -82,12 +80,6 @@ class EventSearch(EventFilter, frozen=True, kw_only=True):
     """`TIMESTAMP` lists the earliest first, `TIMESTAMP_DESC` the latest"""
     page_id: str | None = None
     limit: Limit = PAGE_MAX
-
-
-class OfConversation(msgspec.Struct, frozen=True, kw_only=True):
-    """The conversation, where the query names it and not the path."""
-
-    conversation_id: UUID = msgspec.field(name="conversation_id__eq")
 
 
 class OldEventFilter(EventFilter, frozen=True, kw_only=True):
@@ -156,43 +148,42 @@ ROUTES: Final = Routes()
     "GET",
     f"{PREFIX}/search",
     Page[StoredEvent],
-    query=EventSearch,
     example={"kind__eq": "MessageEvent", "limit": 10},
 )
-async def search_events(request: web.Request, conversation_id: str) -> web.Response:
+async def search_events(
+    request: web.Request, conversation_id: str, query: EventSearch
+) -> web.Response:
     """Search the events of a conversation.
 
     In the form the agent server wrote them. An unknown conversation has no events: the page is
     empty.
     """
-    return await _search(request, conversation_id)
+    return await _search(request, conversation_id, query)
 
 
-@ROUTES.add("GET", f"{PREFIX}/count", int, query=EventFilter)
-async def count_events(request: web.Request, conversation_id: str) -> web.Response:
+@ROUTES.add("GET", f"{PREFIX}/count")
+async def count_events(request: web.Request, conversation_id: str, query: EventFilter) -> int:
     """Count the events of a conversation.
 
     With the filters of the search; 0 for an unknown conversation.
     """
-    return await _count(request, conversation_id)
+    return await _count(request, conversation_id, to_query(query))
 
 
 @ROUTES.add(
     "GET",
     PREFIX,
     list[StoredEvent | None],
-    query=Ids,
     errors=(BadRequest,),
     example={"id": ["08cd748d-de9f-40da-ad3a-a06df58cf5bf"]},
 )
-async def get_events(request: web.Request, conversation_id: str) -> web.Response:
+async def get_events(request: web.Request, conversation_id: str, query: Ids) -> web.Response:
     """Get events of a conversation by id.
 
     A list of as many items as `id` is given, in their order, null for each that is unknown.
     """
     readable = await _readable(request, conversation_id)
-    ids = check_ids(read_query(request, Ids).ids)
-    events = await request.app[EVENTS].find_many(readable, ids)
+    events = await request.app[EVENTS].find_many(readable, check_ids(query.ids))
     reader = reader_of(request.get(SDK_VERSION))
     bodies = (event.body if event else None for event in events)
     shown = (reader.event(body) if reader and body else body for body in bodies)
@@ -203,39 +194,30 @@ async def get_events(request: web.Request, conversation_id: str) -> web.Response
     "GET",
     f"{OLD_PREFIX}/search",
     Page[StoredEvent],
-    query=OldEventSearch,
     example={"conversation_id__eq": EXAMPLE_ID, "limit": 10},
 )
-async def search_events_of(request: web.Request) -> web.Response:
+async def search_events_of(request: web.Request, query: OldEventSearch) -> web.Response:
     """Search the events of a conversation, as clients of 2025 do.
 
     The same as `conversation/{conversation_id}/events/search`, where the query names the
     conversation.
     """
-    return await _search(request, read_query(request, OfConversation).conversation_id.hex)
+    return await _search(request, query.conversation_id.hex, query)
 
 
-@ROUTES.add(
-    "GET",
-    f"{OLD_PREFIX}/count",
-    int,
-    query=OldEventFilter,
-    example={"conversation_id__eq": EXAMPLE_ID},
-)
-async def count_events_of(request: web.Request) -> web.Response:
+@ROUTES.add("GET", f"{OLD_PREFIX}/count", example={"conversation_id__eq": EXAMPLE_ID})
+async def count_events_of(request: web.Request, query: OldEventFilter) -> int:
     """Count the events in the agent server's log, as clients of 2025 do.
 
     The same as `conversation/{conversation_id}/events/count`, where the query names the
     conversation.
     """
-    conversation_id = read_query(request, OfConversation).conversation_id.hex
     # Front ends of 2025 ask this and take the history for loaded when so many events have come
     # out of the agent server's socket, which replays its log.
-    return await _count(request, conversation_id, logged=True)
+    return await _count(request, query.conversation_id.hex, to_query(query, logged=True))
 
 
-async def _search(request: web.Request, conversation_id: str) -> web.Response:
-    wanted = read_query(request, EventSearch)
+async def _search(request: web.Request, conversation_id: str, wanted: EventSearch) -> web.Response:
     query = to_query(wanted, sort=wanted.sort_order)
     bodies, next_page_id = await request.app[EVENTS].search_bodies(
         await _readable(request, conversation_id), query, page_id=wanted.page_id, limit=wanted.limit
@@ -245,12 +227,9 @@ async def _search(request: web.Request, conversation_id: str) -> web.Response:
     return raw_json_response(raw_page(shown, next_page_id))
 
 
-async def _count(
-    request: web.Request, conversation_id: str, *, logged: bool = False
-) -> web.Response:
-    query = to_query(read_query(request, EventFilter), logged=logged)
+async def _count(request: web.Request, conversation_id: str, query: EventQuery) -> int:
     readable = await _readable(request, conversation_id)
-    return json_response(await request.app[EVENTS].count(readable, query))
+    return await request.app[EVENTS].count(readable, query)
 
 
 async def _readable(request: web.Request, conversation_id: str) -> str:
