@@ -200,13 +200,14 @@ def _resources(activity: Activity) -> Resources:
     disk = shutil.disk_usage(Path.cwd())
     return Resources(
         cpu_percent=_percent(activity.cpu_seconds, activity.uptime_seconds),
-        memory=_memory(),
+        memory=read_memory(),
         disk=copy_to(Disk, disk, percent=_percent(disk.used, disk.total)),
         io=_transfer(),
     )
 
 
-def _memory() -> Memory:
+def read_memory() -> Memory:
+    """Return the memory of this process; zeros where the system does not tell."""
     page = resource.getpagesize()
     pages = _read(_PROC / "self/statm").split() or ["0", "0"]
     total = os.sysconf("SC_PHYS_PAGES") * page

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from agentsvc import __version__
 from agentsvc.conversations import Figures, quantile, read_figures
+from agentsvc.http.health import read_memory
 from agentsvc.http.keys import BACKENDS, CONFIG, DATABASE, MEASURES, SANDBOXES, SUPERVISOR
 from agentsvc.http.middleware.pipeline import ACTIVITY
 from agentsvc.http.routes import TEXT, Routes, Scope
@@ -105,17 +106,10 @@ def _process(uptime_seconds: float) -> Iterator[Family]:
     yield counter(
         "cpu_seconds_total", "Time of processors that the server has used.", [({}, seconds)]
     )
-    yield gauge("memory_bytes", "Memory of the server.", [({}, _memory())])
+    yield gauge("memory_bytes", "Memory of the server.", [({}, read_memory().rss)])
     yield gauge("open_files", "Files and connections it has open.", [({}, _open_files())])
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield gauge("open_files_limit", "How many it may have open; -1 is no limit.", [({}, most)])
-
-
-def _memory() -> int:
-    try:
-        return int((_PROC / "statm").read_text().split()[1]) * resource.getpagesize()
-    except OSError:
-        return 0
 
 
 def _open_files() -> int:

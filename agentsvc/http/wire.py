@@ -8,7 +8,7 @@ import contextlib
 import functools
 import itertools
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any, Final, get_args, get_origin
@@ -186,6 +186,16 @@ def error_body(error: AgentsvcError, request_id: str) -> bytes:
     detail = _listed(error) if isinstance(error, InvalidRequest) else error.message
     body = {"detail": detail, **error.extra, "code": error.code, "request_id": request_id}
     return encode(body)
+
+
+@contextlib.contextmanager
+def error_member() -> Iterator[None]:
+    """Say what is wrong in the member `error`, too, where clients of some operations look for it."""
+    try:
+        yield
+    except AgentsvcError as exc:
+        exc.extra = {**exc.extra, "error": exc.message}
+        raise
 
 
 def refusal_of(error: AgentsvcError) -> bytes:

@@ -1,7 +1,6 @@
 """Types and handlers of the older generation for the workspace of a conversation."""
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -10,7 +9,6 @@ from msgspec import Meta
 
 from agentsvc.agentserver import AgentServer
 from agentsvc.base import (
-    AgentsvcError,
     BadRequest,
     BodyTooLarge,
     Conflict,
@@ -24,6 +22,7 @@ from agentsvc.http.routes import MULTIPART, OF_AGENTS, ZIP, Routes
 from agentsvc.http.urls import links_of
 from agentsvc.http.v0.conversations import get_view
 from agentsvc.http.v0.workspaces import Skipped, Workspace
+from agentsvc.http.wire import error_member
 
 type Path = Annotated[str, Meta(max_length=4096)]
 
@@ -164,7 +163,7 @@ async def get_list(request: web.Request, query: ListQuery) -> list[str]:
     Names in the directory, relative to the workspace: directories first, with a slash behind. What
     git ignores is left out. Not found (404) unless the sandbox runs.
     """
-    with _error_member():
+    with error_member():
         return await (await _workspace(request)).list_files(query.path)
 
 
@@ -179,7 +178,7 @@ async def get_file(request: web.Request, query: FileQuery) -> Code:
 
     Refused (415) for a file that is no text. Not found (404) unless the sandbox runs.
     """
-    with _error_member():
+    with error_member():
         return Code(code=await (await _workspace(request)).read_text(query.file))
 
 
@@ -220,7 +219,7 @@ async def get_zip(request: web.Request) -> web.Response:
 
     Refused (409) where the files are too many or too large.
     """
-    with _error_member():
+    with error_member():
         packed = await (await _workspace(request)).pack()
     headers = {"Content-Disposition": 'attachment; filename="workspace.zip"'}
     return web.Response(body=packed, content_type="application/zip", headers=headers)
@@ -233,7 +232,7 @@ async def get_changes(request: web.Request) -> list[Change]:
     Compared with the remote branch, else with the last commit.
     """
     root = (await get_view(request)).conversation.working_dir
-    with _error_member():
+    with error_member():
         found = await (await _agent(request)).git_changes(root)
         return [Change(status=_STATUSES.get(one.status, "M"), path=one.path) for one in found]
 
@@ -244,7 +243,7 @@ async def get_diff(request: web.Request, query: DiffQuery) -> Diff:
 
     The other side is the file in the remote branch, else in the last commit.
     """
-    with _error_member():
+    with error_member():
         place = (await _workspace(request)).locate(query.path)
         try:
             diff = await (await _agent(request)).git_diff(place)
@@ -286,7 +285,7 @@ async def get_microagents(request: web.Request) -> Microagents:
     """
     root = (await get_view(request)).conversation.working_dir
     load_public = request.app[CONFIG].conversations.public_skills
-    with _error_member():
+    with error_member():
         agent = await _agent(request)
         return from_skills(await agent.load_skills(root, load_public=load_public))
 
@@ -320,13 +319,3 @@ async def _files(request: web.Request) -> AsyncIterator[tuple[str, AsyncIterator
 async def _chunks(part: BodyPartReader) -> AsyncIterator[bytes]:
     while chunk := await part.read_chunk(_CHUNK_BYTES):
         yield chunk
-
-
-@contextmanager
-def _error_member() -> Iterator[None]:
-    """Say what is wrong also where clients of these operations look for it."""
-    try:
-        yield
-    except AgentsvcError as exc:
-        exc.extra = {"error": exc.message, **exc.extra}
-        raise

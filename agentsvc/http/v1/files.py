@@ -1,22 +1,21 @@
 """Types and handlers of what is read out of a conversation's sandbox, and of downloads."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Final
 
 import msgspec
 from aiohttp import web
 
 from agentsvc.agentserver import GitChange, GitDiff
-from agentsvc.base import AgentsvcError, BadRequest, Conflict, ExportTooLarge, NotFound, dashed
+from agentsvc.base import BadRequest, Conflict, ExportTooLarge, NotFound, dashed
 from agentsvc.conversations import USUAL_ROOT, ConversationView, HookEvent, Skill
 from agentsvc.http.keys import CONFIG, CONVERSATIONS, EXPORTS, FILES, user_of
 from agentsvc.http.routes import OF_AGENTS, ZIP, Routes
 from agentsvc.http.urls import Links
 from agentsvc.http.v1.conversations import PREFIX as CONVERSATIONS_PREFIX
 from agentsvc.http.v1.conversations import from_view
-from agentsvc.http.wire import encode
+from agentsvc.http.wire import encode, error_member
 
 DEFAULT_FILE: Final = "/workspace/project/PLAN.md"
 
@@ -131,7 +130,7 @@ async def get_skills(request: web.Request, conversation_id: str) -> SkillsView:
 
     Those of the repository, of the user and published ones, without those the user has disabled.
     """
-    with _error_member():
+    with error_member():
         found = await request.app[FILES].skills(user_of(request), conversation_id)
     return SkillsView(skills=found)
 
@@ -142,7 +141,7 @@ async def get_hooks(request: web.Request, conversation_id: str) -> HooksView:
 
     As the agent server reads them from the project.
     """
-    with _error_member():
+    with error_member():
         found = await request.app[FILES].hooks(user_of(request), conversation_id)
     return HooksView(hooks=found)
 
@@ -187,13 +186,3 @@ async def _send(
             raise ConnectionResetError("the client does not read on") from exc
     await response.write_eof()
     return response
-
-
-@contextmanager
-def _error_member() -> Iterator[None]:
-    """Say what is wrong also where clients of this operation look for it."""
-    try:
-        yield
-    except AgentsvcError as exc:
-        exc.extra = {**exc.extra, "error": exc.message}
-        raise
