@@ -6,27 +6,29 @@ import shlex
 import shutil
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
 import click
 
 from agentsvc.base import Secret, monotonic, new_key
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.client import KEY_HEADER, V1
-from agentsvc.cli.demo.api import V0, DemoApi
+from agentsvc.cli.client import KEY_HEADER, V1, Api
 from agentsvc.cli.options import example
 from agentsvc.cli.private import PrivateServer, check_installed, choose_isolation
 from agentsvc.cli.show.notes import Event, find_created_file, find_outcome, to_note
 from agentsvc.cli.show.screen import Screen, open_screen
+from agentsvc.cli.talk import CONVERSATIONS, SANDBOXES, Record, find_conversation
 from agentsvc.cli.text import words
 from agentsvc.testing import MODEL, ScriptedModel
 
+V0: Final = "/api"
 _TASK: Final = "Look around, write a small program, and run it."
 _LONGEST_SECONDS: Final = 240.0
+_LOOK_SECONDS: Final = 0.1
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -58,7 +60,7 @@ def command(*, keep: bool, port: int) -> None:
     except asyncio.CancelledError:
         click.echo("stopped; everything is removed", err=True)
         raise SystemExit(0 if keep else 1) from None
-    except aiohttp.ClientError as exc:
+    except (ConnectionError, HTTPException) as exc:
         raise CommandFailed(f"the server went away: {exc}") from exc
     finally:
         shutil.rmtree(directory)
@@ -79,17 +81,19 @@ class _Demo:
         """Show everything; whatever happens, nothing is left running afterwards."""
         _cancel_on_signal()
         key = new_key("asvc_")
-        async with ScriptedModel() as model, self._server(key) as url, DemoApi(url, key) as api:
+        async with ScriptedModel() as model, self._server(key) as url:
+            api = Api(url, key)
             with self._measured("settings, by V0"):
                 llm = {"llm_model": f"openai/{MODEL}", "llm_base_url": model.url}
-                await api.save_settings({**llm, "llm_api_key": model.key.reveal()})
+                settings = {**llm, "llm_api_key": model.key.reveal()}
+                await ask(api, "POST", f"{V0}/settings", body=settings)
             conversation_id = await self._start(api)
             await self._watch(api, conversation_id)
             if keep:
                 self._show_times()
                 await self._stay(url, conversation_id)
             with self._measured("removal"):
-                await api.delete_conversation(conversation_id)
+                await ask(api, "DELETE", f"{CONVERSATIONS}/{conversation_id}")
         self._show_times()
 
     @asynccontextmanager
@@ -113,10 +117,12 @@ class _Demo:
             server.stop()
             self._stages.append(("stop of the server", monotonic() - began))
 
-    async def _start(self, api: DemoApi) -> str:
+    async def _start(self, api: Api) -> str:
         self._screen.title("A conversation, by V1")
-        began, task = monotonic(), await api.start_conversation(_TASK)
-        async for seen in api.follow_start(task):
+        began = monotonic()
+        message = {"role": "user", "content": [{"type": "text", "text": _TASK}]}
+        task = await ask(api, "POST", CONVERSATIONS, body={"initial_message": message})
+        async for seen in follow_start(api, task):
             if seen["status"] != task["status"]:
                 self._end_stage(words(task["status"]), began)
                 began, task = monotonic(), seen
@@ -124,10 +130,11 @@ class _Demo:
         if task["status"] == "ERROR":
             raise CommandFailed(f"the conversation did not start: {task['detail']}")
         self._screen.busy("")
-        self._screen.line(f"\n  isolation of its sandbox: {await api.get_isolation(task)}\n")
+        [sandbox] = await ask(api, "GET", SANDBOXES, query={"id": task["sandbox_id"]})
+        self._screen.line(f"\n  isolation of its sandbox: {sandbox['isolation']}\n")
         return str(task["app_conversation_id"])
 
-    async def _watch(self, api: DemoApi, conversation_id: str) -> None:
+    async def _watch(self, api: Api, conversation_id: str) -> None:
         self._screen.title("The agent at work")
         self._screen.busy("working")
         began = monotonic()
@@ -142,12 +149,12 @@ class _Demo:
         outcome, path = find_outcome(events), find_created_file(events)
         if outcome != "finished" or path is None:
             raise CommandFailed(f"the agent did not do its work, its run ended with: {outcome}")
-        conversation = await api.get_conversation(conversation_id)
         self._screen.title("The file that it wrote, read from its sandbox")
-        self._screen.file(path, await api.read_file(conversation, path))
+        text = await asyncio.to_thread(read_file, api, conversation_id, path)
+        self._screen.file(path, text)
 
-    async def _show_events(self, api: DemoApi, conversation_id: str, events: list[Event]) -> None:
-        async for event in api.follow_events(conversation_id):
+    async def _show_events(self, api: Api, conversation_id: str, events: list[Event]) -> None:
+        async for event in follow_events(api, conversation_id):
             events.append(event)
             self._screen.note(to_note(event))
             if find_outcome(events):
@@ -175,6 +182,43 @@ class _Demo:
         rows = [(name, f"{took:.2f} s") for name, took in self._stages]
         total = f"{monotonic() - self._began:.2f} s"
         self._screen.table(("Stage", "Time"), [*rows, ("all of it", total)])
+
+
+async def ask(api: Api, method: str, path: str, **asked: Any) -> Any:
+    """Return what the server answers; the model, which is in this process, goes on meanwhile."""
+    return await asyncio.to_thread(api.call, method, path, **asked)
+
+
+async def follow_start(api: Api, task: Record) -> AsyncIterator[Record]:
+    """Yield the start task each time its status has changed; READY or ERROR is the last."""
+    yield task
+    while task["status"] not in {"READY", "ERROR"}:
+        await asyncio.sleep(_LOOK_SECONDS)
+        [found] = await ask(api, "GET", f"{CONVERSATIONS}/start-tasks", query={"ids": task["id"]})
+        if found["status"] != task["status"]:
+            yield found
+        task = found
+
+
+async def follow_events(api: Api, conversation_id: str) -> AsyncGenerator[Event]:
+    """Yield each event of a conversation as soon as the server has it; there is no end."""
+    path = f"{V1}/conversation/{conversation_id}/events/search"
+    seen: set[str] = set()
+    while True:
+        # Deliveries may be out of order, so the search starts anew each time.
+        for event in await asyncio.to_thread(lambda: list(api.pages(path))):
+            if event["id"] not in seen:
+                seen.add(event["id"])
+                yield event
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def read_file(api: Api, conversation_id: str, path: str) -> str:
+    """Return a file as it lies in the sandbox, asked of the agent server there."""
+    sandbox_id = find_conversation(api, conversation_id)["sandbox_id"]
+    place = f"/sandboxes/{sandbox_id}/agent/api/file/download"
+    with api.open("GET", place, query={"path": path}) as answer:
+        return answer.read().decode()
 
 
 def commands_to_try(url: str, key_file: Path, conversation_id: str) -> list[tuple[str, str]]:
