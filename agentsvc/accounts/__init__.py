@@ -17,7 +17,7 @@ from agentsvc.accounts.device_logins import DeviceLogin as DeviceLogin
 from agentsvc.accounts.device_logins import DeviceLogins as DeviceLogins
 from agentsvc.accounts.idempotency import IdempotencySlot as IdempotencySlot
 from agentsvc.accounts.idempotency import IdempotencyStore as IdempotencyStore
-from agentsvc.accounts.idempotency import Kept as Kept
+from agentsvc.accounts.idempotency import StoredAnswer as StoredAnswer
 from agentsvc.accounts.keys import KEY_PREFIX as KEY_PREFIX
 from agentsvc.accounts.keys import SHORTEST_KEY as SHORTEST_KEY
 from agentsvc.accounts.keys import ApiKey as ApiKey
@@ -38,7 +38,7 @@ from agentsvc.accounts.open_connections import OpenConnections as OpenConnection
 from agentsvc.accounts.quotas import DayOfUse as DayOfUse
 from agentsvc.accounts.quotas import Quotas as Quotas
 from agentsvc.accounts.quotas import QuotaStore as QuotaStore
-from agentsvc.accounts.quotas import Used as Used
+from agentsvc.accounts.quotas import QuotaUse as QuotaUse
 from agentsvc.accounts.quotas import check_running as check_running
 from agentsvc.accounts.quotas import check_spend as check_spend
 from agentsvc.accounts.quotas import check_starts as check_starts

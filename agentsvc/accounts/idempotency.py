@@ -30,7 +30,7 @@ class IdempotencySlot(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: bytes
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class StoredAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """An answer; one that is not final is that of a stream that has only begun."""
 
     status: int
@@ -60,7 +60,7 @@ class IdempotencyStore:
         finally:
             self._running.discard(name)
 
-    async def find(self, slot: IdempotencySlot) -> Kept | None:
+    async def find(self, slot: IdempotencySlot) -> StoredAnswer | None:
         """Return what was answered; raises IdempotencyKeyReused for another request.
 
         Raises Conflict if the answer was too large to be kept.
@@ -72,7 +72,7 @@ class IdempotencyStore:
             raise IdempotencyKeyReused("This Idempotency-Key was used for another request")
         if row["size_bytes"] > LARGEST_ANSWER_BYTES:
             raise Conflict("The request was done, and its answer was too large to be kept")
-        return Kept(
+        return StoredAnswer(
             status=row["status"],
             media=row["media"],
             body=self._vault.unseal(row["sealed"], _context(row["id"])),
@@ -83,11 +83,11 @@ class IdempotencyStore:
         """Raise TooManyRequests if no further answer is kept for a user."""
         await self._require_room(self._db, user_id, 0)
 
-    async def keep(self, slot: IdempotencySlot, kept: Kept) -> None:
+    async def keep(self, slot: IdempotencySlot, kept: StoredAnswer) -> None:
         """Store an answer; raises TooManyRequests, and CapacityExceeded for a full disk."""
         await self._db.write(lambda tx: self.keep_in(tx, slot, kept))
 
-    async def keep_in(self, tx: Transaction, slot: IdempotencySlot, kept: Kept) -> None:
+    async def keep_in(self, tx: Transaction, slot: IdempotencySlot, kept: StoredAnswer) -> None:
         """Store an answer in the transaction of what it tells of; raises TooManyRequests."""
         await IdempotencyTable.delete(tx, slot)
         size_bytes = len(kept.body)
@@ -150,7 +150,7 @@ class IdempotencyTable:
 
     @staticmethod
     async def insert(
-        tx: Transaction, slot: IdempotencySlot, kept: Kept, *, record_id: str, sealed: bytes
+        tx: Transaction, slot: IdempotencySlot, kept: StoredAnswer, *, record_id: str, sealed: bytes
     ) -> int:
         """Add an answer."""
         row = row_of(kept, **_of(slot), id=record_id, fingerprint=slot.fingerprint, sealed=sealed)

@@ -28,7 +28,7 @@ class Quotas(msgspec.Struct, frozen=True, kw_only=True):
     spend_per_month: float | None = None
 
 
-class Used(msgspec.Struct, frozen=True, kw_only=True):
+class QuotaUse(msgspec.Struct, frozen=True, kw_only=True):
     """What a user has used of that."""
 
     conversations_last_hour: int
@@ -80,12 +80,14 @@ class QuotaStore:
         """Store the limits of a user, who exists."""
         await self._db.write(lambda tx: QuotaTable.upsert(tx, user_id, quotas))
 
-    async def used(self, user_id: str) -> Used:
+    async def used(self, user_id: str) -> QuotaUse:
         """Return what a user has used."""
         moment = values.now()
         day, month = await _spent(self._db, user_id, moment)
         starts = await QuotaTable.starts(self._db, user_id, moment - _HOUR)
-        return Used(conversations_last_hour=len(starts), spent_today=day, spent_this_month=month)
+        return QuotaUse(
+            conversations_last_hour=len(starts), spent_today=day, spent_this_month=month
+        )
 
     async def days(self, days: int, user_id: str | None = None) -> list[DayOfUse]:
         """Return what was used in the last days, of one user or of all, the first day first."""

@@ -192,7 +192,7 @@ class BashPage(msgspec.Struct, frozen=True, kw_only=True):
     next_page_id: str | None = None
 
 
-class Started(msgspec.Struct, frozen=True, kw_only=True):
+class StartedCommand(msgspec.Struct, frozen=True, kw_only=True):
     """The command that was started."""
 
     id: str
@@ -258,12 +258,12 @@ class GitDiff(msgspec.Struct, frozen=True, kw_only=True):
     """Text of the file as it was; null if it is new, or there is no repository"""
 
 
-class _Trouble(msgspec.Struct, frozen=True, kw_only=True):
+class _ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     detail: Any = None
     exception: str | None = None
 
 
-_TROUBLE = msgspec.json.Decoder(_Trouble)
+_TROUBLE = msgspec.json.Decoder(_ErrorBody)
 
 
 def decode_conversation(raw: bytes) -> ConversationInfo:

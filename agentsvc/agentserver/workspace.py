@@ -18,7 +18,7 @@ from agentsvc.agentserver.responses import (
     Hooks,
     Output,
     Skills,
-    Started,
+    StartedCommand,
     decode,
     to_git_error,
 )
@@ -83,7 +83,7 @@ class WorkspaceCalls(AgentCalls):
             order["cwd"] = cwd
         end = monotonic() + time_limit
         started = decode(
-            Started,
+            StartedCommand,
             await self._call("POST", "/api/bash/start_bash_command", json=order),
         )
         return await self._follow_command(started.id, end)

@@ -22,7 +22,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """What would fit, for people."""
 
 
-class _More(TypedDict, total=False):
+class _Details(TypedDict, total=False):
     """What an error may carry beside its message."""
 
     detail: str
@@ -140,7 +140,7 @@ class UnsupportedMediaType(AgentsvcError, code="unsupported_media_type", status=
 class NotAuthenticated(AgentsvcError, code="not_authenticated", status=401):
     """No key, an unknown key or a revoked key: one answer for all three."""
 
-    def __init__(self, message: str = "Unauthorized", **more: Unpack[_More]) -> None:
+    def __init__(self, message: str = "Unauthorized", **more: Unpack[_Details]) -> None:
         super().__init__(message, **more)
 
 
@@ -155,7 +155,7 @@ class GitTokenMissing(NotAllowed):
 class NotFound(AgentsvcError, code="not_found", status=404):
     """No such record, one the caller may not see, or no such path."""
 
-    def __init__(self, message: str = "Not Found", **more: Unpack[_More]) -> None:
+    def __init__(self, message: str = "Not Found", **more: Unpack[_Details]) -> None:
         super().__init__(message, **more)
 
 

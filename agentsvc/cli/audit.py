@@ -3,7 +3,7 @@
 import click
 
 from agentsvc.accounts import COMMAND_LINE, AuditLog, Entry, EntryQuery, Users
-from agentsvc.cli.options import Where, example, json_option, where_options
+from agentsvc.cli.options import ConfigOptions, example, json_option, where_options
 from agentsvc.cli.stored import run_on
 from agentsvc.cli.text import print_table
 from agentsvc.storage import Database
@@ -19,7 +19,13 @@ _TITLES = ("AT (UTC)", "WHO", "KEY", "ACTION", "SUBJECT", "STATUS", "FROM")
 @json_option
 @where_options
 def command(
-    *, user: str | None, text: str | None, refused: bool, limit: int, as_json: bool, where: Where
+    *,
+    user: str | None,
+    text: str | None,
+    refused: bool,
+    limit: int,
+    as_json: bool,
+    where: ConfigOptions,
 ) -> None:
     """Print who changed what, the newest first, with the status that was answered.
 

@@ -14,7 +14,7 @@ import click
 from agentsvc import __version__
 from agentsvc.base import now
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.options import FILE, Where, example, where_options
+from agentsvc.cli.options import FILE, ConfigOptions, example, where_options
 from agentsvc.config import DataDirectory
 from agentsvc.storage import check_file, copy_running
 
@@ -36,7 +36,7 @@ ABOUT: Final = "about.json"
 )
 @click.option("--archives", is_flag=True, help="Include saved workspaces, which may be large.")
 @where_options
-def command(*, file: Path, without_key: bool, archives: bool, where: Where) -> None:
+def command(*, file: Path, without_key: bool, archives: bool, where: ConfigOptions) -> None:
     """Write the database, the id of the installation and the master key to FILE, a tar.gz.
 
     The server may run: the copy is of one moment, and it is opened and checked before it is kept. With

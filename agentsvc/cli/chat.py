@@ -75,7 +75,7 @@ def _start(api: Api, task: str, repository: str | None) -> Record:
     run: Any = importlib.import_module("agentsvc.cli.run")
     conversations: Any = importlib.import_module("agentsvc.cli.run.conversation")
     watching: Any = importlib.import_module("agentsvc.cli.run.watch")
-    wanted = run.Wanted(task=task, repository=repository)
+    wanted = run.RunOptions(task=task, repository=repository)
     started: Record = conversations.start(api, wanted, watching.View(as_json=False))
     return started
 

@@ -29,7 +29,7 @@ _SILENCE_SECONDS: Final = 60.0
 _NOT_AUTHENTICATED: Final = 401
 
 
-class Refused(CommandFailed):
+class RequestRefused(CommandFailed):
     """The server answered, and not with what was asked for."""
 
     def __init__(self, status: int, message: str, hint: str = "", *, error: str = "") -> None:
@@ -39,7 +39,7 @@ class Refused(CommandFailed):
         self.error = error
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class StreamMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a stream."""
 
     type: str
@@ -78,7 +78,7 @@ class Api:
                 return
             asked["page_id"] = page["next_page_id"]
 
-    def stream(self, path: str, *, after: int, beats: bool = False) -> Iterator[Told]:
+    def stream(self, path: str, *, after: int, beats: bool = False) -> Iterator[StreamMessage]:
         """Yield the messages of a stream behind an event, until the server ends it.
 
         Signs of life are `beat`, for who wants them.
@@ -140,32 +140,32 @@ class Api:
             raise CommandFailed(f"no server answers at {self.url}: {exc}", hint) from exc
 
 
-def read_messages(lines: Iterator[bytes]) -> Iterator[Told]:
+def read_messages(lines: Iterator[bytes]) -> Iterator[StreamMessage]:
     """Yield the server-sent events among lines, and the signs of life."""
     said: dict[str, str] = {}
     for line in lines:
         if line.startswith(b":"):
-            yield Told(type=BEAT, id=None, data=None)
+            yield StreamMessage(type=BEAT, id=None, data=None)
             continue
         name, _, value = line.decode().rstrip("\r\n").partition(": ")
         if name:
             said[name] = value
         elif kind := said.get("event"):
             number = int(said["id"]) if said.get("id") else None
-            yield Told(type=kind, id=number, data=json.loads(said.get("data", "")))
+            yield StreamMessage(type=kind, id=number, data=json.loads(said.get("data", "")))
             said = {}
 
 
-def _refusal(status: int, text: bytes) -> Refused:
+def _refusal(status: int, text: bytes) -> RequestRefused:
     try:
         body = json.loads(text)
         detail = body["detail"]
     except (ValueError, KeyError, TypeError):
-        return Refused(status, f"the server answers {status}, and does not say why")
+        return RequestRefused(status, f"the server answers {status}, and does not say why")
     if isinstance(detail, list):
         detail = "; ".join(f"{_place(one.get('loc'))}: {one.get('msg')}" for one in detail)
     hint = "name a key that is valid with --key" if status == _NOT_AUTHENTICATED else ""
-    return Refused(status, f"{detail}", hint, error=str(body.get("error") or ""))
+    return RequestRefused(status, f"{detail}", hint, error=str(body.get("error") or ""))
 
 
 def _place(loc: Any) -> str:

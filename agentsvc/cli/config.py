@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from agentsvc.base import MASK
-from agentsvc.cli.options import Where, example, where_options
+from agentsvc.cli.options import ConfigOptions, example, where_options
 from agentsvc.config import Loaded, render_default, settings_of, to_toml
 from agentsvc.plugin import sections
 
@@ -24,7 +24,7 @@ def command() -> None:
 
 @command.command(epilog=example("agentsvc config show | grep sandboxes"))
 @where_options
-def show(where: Where) -> None:
+def show(where: ConfigOptions) -> None:
     """Print every key with its value and where that is from.
 
     Keys of backends and plugins that are named like a secret show as stars.

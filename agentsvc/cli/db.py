@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.options import Where, example, where_options
+from agentsvc.cli.options import ConfigOptions, example, where_options
 from agentsvc.storage import check_file, copy_running, lock_data_dir, vacuum_file
 
 
@@ -17,7 +17,7 @@ def command() -> None:
 
 @command.command(epilog=example("agentsvc db check --data-dir /srv/agents"))
 @where_options
-def check(where: Where) -> None:
+def check(where: ConfigOptions) -> None:
     """Check the database, on a copy of this moment; the server may run."""
     data_directory = where.data_directory()
     with tempfile.TemporaryDirectory(dir=data_directory.path, prefix="check-") as scratch:
@@ -34,7 +34,7 @@ def check(where: Where) -> None:
 
 @command.command(epilog=example("agentsvc db vacuum"))
 @where_options
-def vacuum(where: Where) -> None:
+def vacuum(where: ConfigOptions) -> None:
     """Write the database anew; the server has to be stopped, and the disk needs room for a copy."""
     data_directory = where.data_directory()
     with lock_data_dir(data_directory.path):

@@ -8,7 +8,7 @@ import click
 from agentsvc.accounts import ApiKey, DeviceLogins, KeyRing, KeyScope, Role
 from agentsvc.base import NotFound, Secret, now
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.options import Where, example, json_option, where_options
+from agentsvc.cli.options import ConfigOptions, example, json_option, where_options
 from agentsvc.cli.secretoutput import output_option, secret_output
 from agentsvc.cli.stored import run_on
 from agentsvc.cli.text import print_table
@@ -52,7 +52,7 @@ def create(
     scope: str,
     days: int | None,
     output: str | None,
-    where: Where,
+    where: ConfigOptions,
 ) -> None:
     """Make a key and show it on the terminal; it cannot be shown again."""
 
@@ -76,7 +76,7 @@ def create(
 @command.command("list", epilog=example("agentsvc keys list"))
 @json_option
 @where_options
-def list_keys(*, as_json: bool, where: Where) -> None:
+def list_keys(*, as_json: bool, where: ConfigOptions) -> None:
     """List all keys, revoked ones included; their values are not stored."""
     rows = [
         (
@@ -98,7 +98,7 @@ def list_keys(*, as_json: bool, where: Where) -> None:
 @command.command(epilog=example("agentsvc keys revoke 2"))
 @click.argument("key_id", type=int, metavar="ID")
 @where_options
-def revoke(key_id: int, where: Where) -> None:
+def revoke(key_id: int, where: ConfigOptions) -> None:
     """Revoke the key with an ID of `agentsvc keys list`; from then on it opens nothing."""
 
     async def body(database: Database) -> None:
@@ -117,7 +117,7 @@ def revoke(key_id: int, where: Where) -> None:
 @click.argument("code", metavar="CODE")
 @click.option("--user", metavar="NAME", help="Who is logged in; may be left out if there is one.")
 @where_options
-def approve(code: str, user: str | None, where: Where) -> None:
+def approve(code: str, user: str | None, where: ConfigOptions) -> None:
     """Let in the program that shows CODE and waits for its login.
 
     It gets a key of its own, which `agentsvc keys list` shows.
@@ -143,7 +143,7 @@ def approve(code: str, user: str | None, where: Where) -> None:
 
 @command.command("rotate-master", epilog=example("agentsvc keys rotate-master"))
 @where_options
-def rotate_master(where: Where) -> None:
+def rotate_master(where: ConfigOptions) -> None:
     """Replace the master key, and seal all stored secrets with the new one.
 
     The server has to be stopped. The former key stays beside the new one: older backups need it.

@@ -9,7 +9,7 @@ import msgspec
 
 from agentsvc.base import Secret, monotonic
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.client import Api, Refused
+from agentsvc.cli.client import Api, RequestRefused
 from agentsvc.cli.options import example
 from agentsvc.cli.secretoutput import replace_private
 from agentsvc.cli.server import Login, login_file
@@ -48,7 +48,7 @@ def _by_browser(api: Api) -> str:
     """Return the key that somebody gives this program in a browser, "" where that is not offered."""
     try:
         begun: dict[str, Any] = api.call("POST", f"{_DEVICE}/authorize")
-    except Refused as exc:
+    except RequestRefused as exc:
         if exc.status == _NOT_FOUND:
             return ""
         raise
@@ -62,7 +62,7 @@ def _by_browser(api: Api) -> str:
         try:
             asked = {"device_code": begun["device_code"]}
             token: str = api.call("POST", f"{_DEVICE}/token", body=asked)["access_token"]
-        except Refused as exc:
+        except RequestRefused as exc:
             if exc.error not in _WAITING:
                 raise
             wait += exc.error == "slow_down"

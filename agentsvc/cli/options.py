@@ -73,7 +73,7 @@ def existing_data_dir(loaded: Loaded) -> DataDirectory:
     return data_dir
 
 
-class Where(msgspec.Struct, frozen=True, kw_only=True):
+class ConfigOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the options of a command say of the configuration and the data directory it is for."""
 
     data_dir: str | None
@@ -111,5 +111,5 @@ def as_struct(name: str, kind: type[msgspec.Struct], *options: Decorator) -> Dec
     return decorate
 
 
-where_options: Final = as_struct("where", Where, config_option, data_dir_option)
+where_options: Final = as_struct("where", ConfigOptions, config_option, data_dir_option)
 """Gives a command the options that name the configuration and data directory, as `where`."""

@@ -9,7 +9,13 @@ import click
 import msgspec
 
 from agentsvc.base import now
-from agentsvc.cli.options import Where, example, existing_data_dir, where_options, yes_option
+from agentsvc.cli.options import (
+    ConfigOptions,
+    example,
+    existing_data_dir,
+    where_options,
+    yes_option,
+)
 from agentsvc.cli.text import columns, confirm, moment
 from agentsvc.config import Config, DataDirectory
 from agentsvc.conversations import (
@@ -29,7 +35,7 @@ _AGE: Final = re.compile(r"([1-9][0-9]{0,4})([hdw])")
 _UNITS: Final = {"h": "hours", "d": "days", "w": "weeks"}
 
 
-class Age(click.ParamType[timedelta]):
+class Duration(click.ParamType[timedelta]):
     """A length of time, such as `90d`."""
 
     name = "age"
@@ -59,13 +65,13 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.option(
     "--events-older-than",
-    type=Age(),
+    type=Duration(),
     metavar="AGE",
     help="Delete events of that age of conversations whose sandbox is gone.",
 )
 @click.option(
     "--sandboxes-idle-for",
-    type=Age(),
+    type=Duration(),
     metavar="AGE",
     help="Delete sandboxes, with their files, that nobody has used for so long.",
 )
@@ -78,7 +84,7 @@ def command(
     sandboxes_idle_for: timedelta | None,
     dry_run: bool,
     yes: bool,
-    where: Where,
+    where: ConfigOptions,
 ) -> None:
     """Delete what was kept for long enough, of all users; the server may run.
 

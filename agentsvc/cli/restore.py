@@ -17,17 +17,17 @@ import msgspec
 from agentsvc.base import ArchiveRefused
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.backup import ABOUT, ARCHIVE, ARCHIVES, DATABASE, INSTANCE_ID, MASTER_KEY
-from agentsvc.cli.options import EXISTING_FILE, Where, data_dir_of, example, where_options
+from agentsvc.cli.options import EXISTING_FILE, ConfigOptions, data_dir_of, example, where_options
 from agentsvc.config import DataDirectory
-from agentsvc.conversations import Bounds
+from agentsvc.conversations import UnpackLimits
 from agentsvc.conversations import check as check_archive
 from agentsvc.sandboxes import SandboxTable, WarmPoolTable
 from agentsvc.storage import (
     BadTar,
     Gunzip,
     Installation,
-    Kind,
     Member,
+    MemberKind,
     TarStream,
     Transaction,
     check_file,
@@ -65,7 +65,7 @@ class _About(msgspec.Struct, frozen=True):
     help="The master key, where the backup was made without it.",
 )
 @where_options
-def command(*, file: Path, key_file: Path | None, where: Where) -> None:
+def command(*, file: Path, key_file: Path | None, where: ConfigOptions) -> None:
     """Make a data directory from FILE, which `agentsvc backup` wrote.
 
     There must be no database in it yet. What is in FILE is checked, its database is brought up to
@@ -74,7 +74,7 @@ def command(*, file: Path, key_file: Path | None, where: Where) -> None:
     """
     loaded = where.load()
     data_directory, limits = data_dir_of(loaded), loaded.config.archives
-    bounds = Bounds(unpacked_bytes=limits.max_unpacked_bytes, files=limits.max_files)
+    bounds = UnpackLimits(unpacked_bytes=limits.max_unpacked_bytes, files=limits.max_files)
     if data_directory.database.exists():
         hint = "name another directory with --data-dir, or move that database away"
         raise CommandFailed(f"there is a database in {data_directory.path} already", hint)
@@ -167,9 +167,9 @@ class _Unpacking:
         if name in self._seen or len(self._seen) >= _MEMBERS_MAX:
             raise BadTar("a file is in it twice, or there are too many")
         self._seen.add(name)
-        if member.kind is Kind.DIRECTORY and name.rstrip("/") == ARCHIVES:
+        if member.kind is MemberKind.DIRECTORY and name.rstrip("/") == ARCHIVES:
             return
-        if member.kind is not Kind.FILE or member.segments is not None:
+        if member.kind is not MemberKind.FILE or member.segments is not None:
             raise BadTar("there is something in it that is no plain file")
         if member.size > min(self._room, _SMALL.get(name, self._room)):
             raise BadTar("a file in it is too large for what it is, or for the disk")
@@ -198,7 +198,7 @@ def _write(directory: int, name: str, archive: TarStream) -> None:
         os.fsync(descriptor)
 
 
-def _check(file: Path, restored: DataDirectory, bounds: Bounds) -> None:
+def _check(file: Path, restored: DataDirectory, bounds: UnpackLimits) -> None:
     """Open what was restored as a server does; raises CommandFailed or StartFailed."""
     if not restored.database.is_file() or not restored.instance_id.is_file():
         raise CommandFailed(f"the backup is not whole: {file}")

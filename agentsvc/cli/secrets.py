@@ -6,7 +6,7 @@ from urllib.parse import quote
 import click
 
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.client import V1, Refused
+from agentsvc.cli.client import V1, RequestRefused
 from agentsvc.cli.options import example, json_option
 from agentsvc.cli.server import ServerChoice, get_api, server_options
 from agentsvc.cli.settings import read_value
@@ -57,7 +57,7 @@ def delete(name: str, *, server: ServerChoice) -> None:
     """Forget a secret."""
     try:
         get_api(server).call("DELETE", f"{_SECRETS}/{quote(name, safe='')}")
-    except Refused as exc:
+    except RequestRefused as exc:
         if exc.status != _NOT_FOUND:
             raise
         raise CommandFailed(

@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.client import V1, Api, Refused
+from agentsvc.cli.client import V1, Api, RequestRefused
 from agentsvc.cli.options import example, json_option
 from agentsvc.cli.server import ServerChoice, get_api, server_options
 from agentsvc.cli.text import clean, json_text
@@ -82,7 +82,7 @@ def read_value(name: str) -> str:
 def _read(api: Api) -> dict[str, Any]:
     try:
         found: dict[str, Any] = api.call("GET", _SETTINGS)
-    except Refused as exc:
+    except RequestRefused as exc:
         if exc.status == _NOT_FOUND:
             raise CommandFailed(
                 "nothing is set yet", "begin with `agentsvc settings set llm_model MODEL`"

@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from agentsvc.base import MAX_OPEN_FILES
-from agentsvc.cli.options import Where, data_dir_of, example, where_options
+from agentsvc.cli.options import ConfigOptions, data_dir_of, example, where_options
 
 _UNIT: Final = """\
 [Unit]
@@ -61,7 +61,7 @@ WantedBy=multi-user.target
 )
 @click.option("--user", metavar="NAME", help="User the server runs as; otherwise you.")
 @where_options
-def command(user: str | None, where: Where) -> None:
+def command(user: str | None, where: ConfigOptions) -> None:
     """Print a unit for systemd: it says when the server is ready, and restarts one that hangs.
 
     `systemctl reload agentsvc` reads the configuration again.

@@ -7,8 +7,15 @@ import click
 import msgspec
 from msgspec import UNSET
 
-from agentsvc.accounts import Quotas, QuotaStore, Role, Used, User, UserPatch, Users
-from agentsvc.cli.options import Decorator, Where, example, json_option, where_options, yes_option
+from agentsvc.accounts import Quotas, QuotaStore, QuotaUse, Role, User, UserPatch, Users
+from agentsvc.cli.options import (
+    ConfigOptions,
+    Decorator,
+    example,
+    json_option,
+    where_options,
+    yes_option,
+)
 from agentsvc.cli.stored import run_on
 from agentsvc.cli.text import columns, confirm, print_found, print_table
 from agentsvc.conversations import PendingUserDeletion, let_go
@@ -60,7 +67,7 @@ def command() -> None:
 @click.argument("name", metavar="NAME")
 @click.option("--role", type=_ROLES, default="member", help="What the user may do.")
 @where_options
-def create(name: str, role: str, where: Where) -> None:
+def create(name: str, role: str, where: ConfigOptions) -> None:
     """Add a user; `agentsvc keys create --user NAME` makes a key for the user."""
     noted = ("users create", name)
     run_on(
@@ -74,7 +81,7 @@ def create(name: str, role: str, where: Where) -> None:
 @command.command("list", epilog=example("agentsvc users list"))
 @json_option
 @where_options
-def list_users(*, as_json: bool, where: Where) -> None:
+def list_users(*, as_json: bool, where: ConfigOptions) -> None:
     """List all users."""
     rows = [
         (user.id, user.name, user.role.value, f"{user.created_at:%Y-%m-%d %H:%M}", _state_of(user))
@@ -93,7 +100,12 @@ def list_users(*, as_json: bool, where: Where) -> None:
 @_limit_option("--spend-per-month", _limit, "US dollars, of a month of UTC.")
 @where_options
 def change(
-    *, name: str, role: str | None, new_name: str | None, where: Where, **limits: float | str | None
+    *,
+    name: str,
+    role: str | None,
+    new_name: str | None,
+    where: ConfigOptions,
+    **limits: float | str | None,
 ) -> None:
     """Give a user another role, name or limits; `none` takes a limit away."""
     patch = UserPatch(name=new_name or UNSET, role=Role(role) if role else UNSET)
@@ -119,10 +131,10 @@ def change(
 @click.argument("name", metavar="NAME")
 @json_option
 @where_options
-def show(name: str, *, as_json: bool, where: Where) -> None:
+def show(name: str, *, as_json: bool, where: ConfigOptions) -> None:
     """Show a user, the limits there are, and what was used of them."""
 
-    async def body(database: Database) -> tuple[User, Quotas, Used]:
+    async def body(database: Database) -> tuple[User, Quotas, QuotaUse]:
         user, quotas = await Users(database).get_named(name), QuotaStore(database)
         return user, await quotas.get(user.id), await quotas.used(user.id)
 
@@ -147,7 +159,7 @@ def show(name: str, *, as_json: bool, where: Where) -> None:
 @command.command(epilog=example("agentsvc users block ann"))
 @click.argument("name", metavar="NAME")
 @where_options
-def block(name: str, where: Where) -> None:
+def block(name: str, where: ConfigOptions) -> None:
     """Let a user in no more, with any key; what the user has stays, and goes on running."""
     _block(where, name, noted="users block", is_blocked=True)
     click.echo(f"user `{name}` is blocked", err=True)
@@ -156,7 +168,7 @@ def block(name: str, where: Where) -> None:
 @command.command(epilog=example("agentsvc users unblock ann"))
 @click.argument("name", metavar="NAME")
 @where_options
-def unblock(name: str, where: Where) -> None:
+def unblock(name: str, where: ConfigOptions) -> None:
     """Let a user in again, with the keys there were."""
     _block(where, name, noted="users unblock", is_blocked=False)
     click.echo(f"user `{name}` is let in", err=True)
@@ -169,7 +181,7 @@ def unblock(name: str, where: Where) -> None:
 )
 @yes_option
 @where_options
-def delete(*, name: str, with_owned: bool, yes: bool, where: Where) -> None:
+def delete(*, name: str, with_owned: bool, yes: bool, where: ConfigOptions) -> None:
     """Delete a user with keys, settings and secrets.
 
     What the user owns otherwise is in the way, unless it is to go, too: the user is let in no more, and a
@@ -200,7 +212,7 @@ def _shown(limit: float | None) -> str:
     return "any" if limit is None else f"{limit}"
 
 
-def _block(where: Where, name: str, *, noted: str, is_blocked: bool) -> None:
+def _block(where: ConfigOptions, name: str, *, noted: str, is_blocked: bool) -> None:
     async def body(database: Database) -> User:
         users = Users(database)
         user = await users.get_named(name)

@@ -11,9 +11,9 @@ from agentsvc.config.file import render_default as render_default
 from agentsvc.config.file import to_toml as to_toml
 from agentsvc.config.layers import PREFIX as PREFIX
 from agentsvc.config.sandboxes import ArchivesConfig as ArchivesConfig
+from agentsvc.config.sandboxes import CapacityConfig as CapacityConfig
 from agentsvc.config.sandboxes import MinimumIsolation as MinimumIsolation
 from agentsvc.config.sandboxes import OnShutdown as OnShutdown
-from agentsvc.config.sandboxes import RoomConfig as RoomConfig
 from agentsvc.config.sandboxes import SandboxesConfig as SandboxesConfig
 from agentsvc.config.schema import BOOTSTRAP_KEY_FILE_VARIABLE as BOOTSTRAP_KEY_FILE_VARIABLE
 from agentsvc.config.schema import BOOTSTRAP_KEY_VARIABLE as BOOTSTRAP_KEY_VARIABLE

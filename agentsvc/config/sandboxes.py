@@ -127,7 +127,7 @@ class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         parse_policy("allowlist", self.model_hosts)
 
 
-class RoomConfig(Struct, frozen=True, kw_only=True):
+class CapacityConfig(Struct, frozen=True, kw_only=True):
     """What every `backends.NAME` table may say: how much runs there at a time; 0 is no limit."""
 
     max_running: Annotated[int, Meta(ge=0, le=10**6)] = 0

@@ -8,7 +8,7 @@ steps of a start, `message_queue` what agents are told, `event_ingestor` what sa
 from agentsvc.conversations.archives.model import Archive as Archive
 from agentsvc.conversations.archives.model import ArchiveState as ArchiveState
 from agentsvc.conversations.archives.service import Archives as Archives
-from agentsvc.conversations.archives.tarball import Bounds as Bounds
+from agentsvc.conversations.archives.tarball import UnpackLimits as UnpackLimits
 from agentsvc.conversations.archives.tarball import check as check
 from agentsvc.conversations.callbacks import SandboxCallbacks as SandboxCallbacks
 from agentsvc.conversations.deletion import ConversationDeletion as ConversationDeletion
@@ -30,8 +30,8 @@ from agentsvc.conversations.live_settings import LiveSettings as LiveSettings
 from agentsvc.conversations.live_settings import UserSkill as UserSkill
 from agentsvc.conversations.message_queue import MessageQueue as MessageQueue
 from agentsvc.conversations.message_queue import Queued as Queued
-from agentsvc.conversations.message_queue_table import Pending as Pending
 from agentsvc.conversations.message_queue_table import PendingKind as PendingKind
+from agentsvc.conversations.message_queue_table import PendingMessage as PendingMessage
 from agentsvc.conversations.message_search import FoundMessage as FoundMessage
 from agentsvc.conversations.message_search import find_messages as find_messages
 from agentsvc.conversations.model import SANDBOX_GONE as SANDBOX_GONE

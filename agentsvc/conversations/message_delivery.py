@@ -14,7 +14,7 @@ import msgspec
 
 from agentsvc.agentserver import AgentServer, ConversationInfo, decode_events
 from agentsvc.base import AgentRefused, AgentUnavailable, Conflict, NotFound, monotonic
-from agentsvc.conversations.message_queue_table import ANSWERS, STOPS, Pending, PendingKind
+from agentsvc.conversations.message_queue_table import ANSWERS, STOPS, PendingKind, PendingMessage
 from agentsvc.conversations.starting.agent_request import text_of, to_agent_message
 from agentsvc.domain import ExecutionStatus, Message
 
@@ -53,7 +53,7 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True):
 _event = msgspec.json.Decoder(_Event)
 
 
-async def deliver_once(agent: AgentServer, pending: Pending, begin: Begin) -> None:
+async def deliver_once(agent: AgentServer, pending: PendingMessage, begin: Begin) -> None:
     """Tell an agent something, unless an earlier try that seemed to fail got through.
 
     Waits as long as the agent uses a tool, but for an interruption. Raises AgentUnavailable when it
@@ -92,7 +92,7 @@ async def check_first_message(
     async def begin(_last_event: str) -> bool:
         return True
 
-    pending = Pending(
+    pending = PendingMessage(
         id=info.hex_id,
         conversation_id=info.hex_id,
         kind=PendingKind.MESSAGE,
@@ -124,7 +124,7 @@ def times_said(message: Message, messages: Sequence[Message]) -> int:
     return sum(_text(one) == wanted for one in messages)
 
 
-async def _find_last_event(agent: AgentServer, pending: Pending) -> str:
+async def _find_last_event(agent: AgentServer, pending: PendingMessage) -> str:
     try:
         newest = await agent.newest_events(pending.conversation_id, limit=1)
     except AgentRefused as exc:
@@ -132,14 +132,14 @@ async def _find_last_event(agent: AgentServer, pending: Pending) -> str:
     return next((one.id for one in decode_events(_event, newest)), "")
 
 
-async def _check_question(agent: AgentServer, pending: Pending) -> None:
+async def _check_question(agent: AgentServer, pending: PendingMessage) -> None:
     if pending.about:
         still = await open_actions(agent, pending.conversation_id)
         if not set(pending.about) & set(still):
             raise Conflict("The agent does not wait for this answer any more")
 
 
-async def _is_told(agent: AgentServer, pending: Pending) -> bool:
+async def _is_told(agent: AgentServer, pending: PendingMessage) -> bool:
     if pending.kind in ANSWERS and (pending.about or pending.kind is PendingKind.REJECT):
         still = await open_actions(agent, pending.conversation_id)
         return not set(pending.about) & set(still)
@@ -152,7 +152,7 @@ async def _is_told(agent: AgentServer, pending: Pending) -> bool:
     return is_running or _is_taken_up(behind)
 
 
-async def _is_said(agent: AgentServer, pending: Pending, behind: Sequence[_Event]) -> bool:
+async def _is_said(agent: AgentServer, pending: PendingMessage, behind: Sequence[_Event]) -> bool:
     """Look for a message, and have the agent go on with one that it has and was to run for."""
     wanted = _text(pending.message)
     places = [at for at, one in enumerate(behind) if _said_by_user(one) == wanted]
@@ -165,7 +165,7 @@ async def _is_said(agent: AgentServer, pending: Pending, behind: Sequence[_Event
     return True
 
 
-async def _tell(agent: AgentServer, pending: Pending) -> None:
+async def _tell(agent: AgentServer, pending: PendingMessage) -> None:
     conversation_id, kind = pending.conversation_id, pending.kind
     content = to_agent_message(pending.message)["content"]
     longest = LONGEST_TOOL_SECONDS
@@ -188,7 +188,7 @@ async def _tell(agent: AgentServer, pending: Pending) -> None:
             await agent.interrupt(conversation_id)
 
 
-async def _run(agent: AgentServer, pending: Pending) -> None:
+async def _run(agent: AgentServer, pending: PendingMessage) -> None:
     if not pending.run:
         # The agent was told to stop since.
         return
@@ -200,7 +200,7 @@ async def _run(agent: AgentServer, pending: Pending) -> None:
             raise
 
 
-async def _wait_until_told(agent: AgentServer, pending: Pending) -> None:
+async def _wait_until_told(agent: AgentServer, pending: PendingMessage) -> None:
     """Wait until an answer has had its effect: it is not in the log before."""
     end = monotonic() + _EFFECT_SECONDS
     while not await _is_told(agent, pending):
@@ -209,14 +209,14 @@ async def _wait_until_told(agent: AgentServer, pending: Pending) -> None:
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-async def _status(agent: AgentServer, pending: Pending) -> str:
+async def _status(agent: AgentServer, pending: PendingMessage) -> str:
     info = await agent.find_conversation(pending.conversation_id)
     if info is None:
         raise NotFound("The agent server does not know the conversation")
     return str(info.execution_status)
 
 
-async def _read_behind(agent: AgentServer, pending: Pending) -> list[_Event]:
+async def _read_behind(agent: AgentServer, pending: PendingMessage) -> list[_Event]:
     """Return the events behind the place where the first try began."""
     last = pending.last_event or ""
     events: list[_Event] = []

@@ -35,8 +35,8 @@ from agentsvc.conversations.message_queue_table import (
     ANSWERS,
     ORDERED,
     Lane,
-    Pending,
     PendingKind,
+    PendingMessage,
     PendingTable,
     lane_of,
     lanes_behind,
@@ -169,7 +169,7 @@ class MessageQueue:
     async def say_later(
         self,
         user_id: str,
-        pending: Pending,
+        pending: PendingMessage,
         *,
         claim: Callable[[Transaction], Awaitable[None]] | None = None,
     ) -> None:
@@ -216,7 +216,7 @@ class MessageQueue:
         _require_future(view)
         return await self._take(view, _new(view, PendingKind.MESSAGE, message, run=run), most)
 
-    async def waiting(self, user_id: str, reference: str) -> list[Pending]:
+    async def waiting(self, user_id: str, reference: str) -> list[PendingMessage]:
         """Return the messages that wait, in their order; `reference` as for `queue`."""
         view = await self._find(user_id, reference)
         return await self._table.messages(self._db, view.conversation.id)
@@ -225,7 +225,7 @@ class MessageQueue:
         """Remove a message that waits; raises NotFound, and Conflict where its agent was sent it."""
         view = await self._find(user_id, reference)
 
-        async def body(tx: Transaction) -> Pending:
+        async def body(tx: Transaction) -> PendingMessage:
             messages = await self._table.messages(tx, view.conversation.id)
             found = next((one for one in messages if one.id == message_id), None)
             if found is None:
@@ -251,7 +251,11 @@ class MessageQueue:
     # Taking
 
     async def _take(
-        self, view: ConversationView, pending: Pending, most: int, events: Sequence[bytes] = ()
+        self,
+        view: ConversationView,
+        pending: PendingMessage,
+        most: int,
+        events: Sequence[bytes] = (),
     ) -> Queued:
         """Store something, and events that tell of it, before it has an effect.
 
@@ -283,7 +287,7 @@ class MessageQueue:
         return await self._db.write(body)
 
     async def _take_and_wait(
-        self, view: ConversationView, pending: Pending, events: Sequence[bytes] = ()
+        self, view: ConversationView, pending: PendingMessage, events: Sequence[bytes] = ()
     ) -> None:
         """Store something, and wait a while for what becomes of it; raises what went wrong.
 
@@ -382,7 +386,7 @@ class MessageQueue:
                 extra={"sandbox_id": view.sandbox.id, "reason": str(exc)},
             )
 
-    async def _put_back(self, view: ConversationView, pending: Pending) -> bool:
+    async def _put_back(self, view: ConversationView, pending: PendingMessage) -> bool:
         """Put files back, and have the agent told it next; say whether that waits no more."""
         user_id, [checkpoint_id] = view.conversation.user_id, pending.about
         try:
@@ -407,14 +411,16 @@ class MessageQueue:
         self._settle(pending)
         return True
 
-    async def _keep_files(self, view: ConversationView, pending: Pending) -> None:
+    async def _keep_files(self, view: ConversationView, pending: PendingMessage) -> None:
         """Keep a checkpoint of the files as they are before an agent that rests begins a turn."""
         begins = pending.kind is PendingKind.MESSAGE and pending.run and not pending.is_tried
         is_at_work = view.conversation.execution_status is ExecutionStatus.RUNNING
         if begins and not is_at_work and view.sandbox is not None:
             await self._sandboxes.checkpoints.take(view.sandbox)
 
-    async def _try(self, view: ConversationView, agent: AgentServer, pending: Pending) -> bool:
+    async def _try(
+        self, view: ConversationView, agent: AgentServer, pending: PendingMessage
+    ) -> bool:
         """Hand over something; say whether it waits no more."""
         user_id, asked_at, is_tried = view.conversation.user_id, event_time(), pending.is_tried
 
@@ -451,7 +457,11 @@ class MessageQueue:
         return True
 
     async def _forget(
-        self, tx: Transaction, user_id: str, pending: Pending, run_asked_at: str | None = None
+        self,
+        tx: Transaction,
+        user_id: str,
+        pending: PendingMessage,
+        run_asked_at: str | None = None,
     ) -> None:
         """Remove what waits no more; its agent may be at work now, whenever that is reported."""
         await self._table.delete(tx, pending.id)
@@ -461,13 +471,13 @@ class MessageQueue:
             await self._table.set_run_asked(tx, pending.conversation_id, run_asked_at)
         self._announce(tx, user_id, pending.conversation_id)
 
-    def _put_off(self, pending: Pending, error: AgentsvcError) -> None:
+    def _put_off(self, pending: PendingMessage, error: AgentsvcError) -> None:
         log.info(
             "pending message cannot be delivered now",
             extra={"conversation_id": pending.conversation_id, "reason": str(error)},
         )
 
-    async def _fail(self, user_id: str, pending: Pending, error: AgentsvcError) -> None:
+    async def _fail(self, user_id: str, pending: PendingMessage, error: AgentsvcError) -> None:
         """Remove what can never be told, and tell its caller, or the conversation."""
         if pending.is_tried:
             # Nobody knows whether it was told: that is for the conversation, too.
@@ -482,12 +492,12 @@ class MessageQueue:
             if not caller.done():
                 caller.set_exception(error)
 
-    def _settle(self, pending: Pending) -> None:
+    def _settle(self, pending: PendingMessage) -> None:
         caller = self._callers.pop(pending.id, None)
         if caller is not None and not caller.done():
             caller.set_result(None)
 
-    async def _give_up(self, user_id: str, pending: Pending, error: AgentsvcError) -> None:
+    async def _give_up(self, user_id: str, pending: PendingMessage, error: AgentsvcError) -> None:
         log.warning(
             "pending message not delivered, attempts exhausted",
             extra={
@@ -505,7 +515,7 @@ class MessageQueue:
         await self._db.write(body)
 
 
-def _explain(pending: Pending, error: AgentsvcError) -> str:
+def _explain(pending: PendingMessage, error: AgentsvcError) -> str:
     """Return what a person is told of something that their agent may never have got."""
     if pending.kind is PendingKind.ROLLBACK:
         return f"The files could not be put back: {error.message}"
@@ -524,8 +534,8 @@ def _new(
     *,
     run: bool = True,
     about: Sequence[str] = (),
-) -> Pending:
-    return Pending(
+) -> PendingMessage:
+    return PendingMessage(
         id=new_id(),
         conversation_id=view.conversation.id,
         kind=kind,

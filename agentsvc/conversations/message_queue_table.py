@@ -54,7 +54,7 @@ def lanes_behind(kind: PendingKind) -> list[Lane]:
     return [lane for lane, before in _ALSO_BEFORE.items() if kind in before]
 
 
-class Pending(msgspec.Struct, frozen=True, kw_only=True):
+class PendingMessage(msgspec.Struct, frozen=True, kw_only=True):
     """Something that an agent is to be told.
 
     `last_event` is where the log of its agent ended before the first try, "" for the beginning and
@@ -83,7 +83,7 @@ _encode = msgspec.json.encode
 class PendingTable:
     """The SQL of what waits."""
 
-    async def insert(self, tx: Transaction, pending: Pending) -> None:
+    async def insert(self, tx: Transaction, pending: PendingMessage) -> None:
         """Insert something behind all others; the same id a second time changes nothing."""
         row = row_of(pending, message=_encode(pending.message), created_at=now())
         await tx.insert("pending_messages", row, "ON CONFLICT (id) DO NOTHING")
@@ -101,7 +101,7 @@ class PendingTable:
 
     async def find_first(
         self, reader: Queryable, conversation_id: str, lane: Lane
-    ) -> Pending | None:
+    ) -> PendingMessage | None:
         """Return what is next in a lane of a conversation; None while it waits for another lane."""
         sql = """
             SELECT id, conversation_id, kind, message, run, about, last_event, said_before, is_tried
@@ -124,7 +124,7 @@ class PendingTable:
         row = await reader.one(sql, values)
         return _from_row(row) if row else None
 
-    async def messages(self, reader: Queryable, conversation_id: str) -> list[Pending]:
+    async def messages(self, reader: Queryable, conversation_id: str) -> list[PendingMessage]:
         """Return the messages that wait in a conversation, in their order."""
         sql = """
             SELECT id, conversation_id, kind, message, run, about, last_event, said_before, is_tried
@@ -135,7 +135,7 @@ class PendingTable:
         rows = await reader.all(sql, {"conversation_id": conversation_id})
         return [_from_row(row) for row in rows]
 
-    async def begin(self, tx: Transaction, pending: Pending, last_event: str) -> bool | None:
+    async def begin(self, tx: Transaction, pending: PendingMessage, last_event: str) -> bool | None:
         """Note that it is being tried, and where the agent's log ended before.
 
         Returns whether the agent is still to go on with it, None for one that was cancelled. With
@@ -196,5 +196,5 @@ def _of(conversation_id: str, kinds: Sequence[str]) -> dict[str, str]:
     return {"conversation_id": conversation_id, "kinds": _encode(kinds).decode()}
 
 
-def _from_row(row: Row) -> Pending:
-    return record_of(row, Pending, said_before=row["said_before"] or 0)
+def _from_row(row: Row) -> PendingMessage:
+    return record_of(row, PendingMessage, said_before=row["said_before"] or 0)

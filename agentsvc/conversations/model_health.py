@@ -19,7 +19,7 @@ type _Known = tuple[str, str | None, str | None, str]
 """Whose it is, model, base URL and key."""
 
 
-class Watched:
+class WatchedModel:
     """What a model says to the first requests of one conversation, where they come by here."""
 
     def __init__(self, upstream: Upstream | None) -> None:
@@ -52,12 +52,12 @@ class ModelHealth:
 
     def __init__(self) -> None:
         self._answered: dict[_Known, _Answered] = {}
-        self._watched: defaultdict[str, list[Watched]] = defaultdict(list)
+        self._watched: defaultdict[str, list[WatchedModel]] = defaultdict(list)
 
     @contextlib.contextmanager
-    def watching(self, conversation_id: str, model: Llm) -> Iterator[Watched]:
+    def watching(self, conversation_id: str, model: Llm) -> Iterator[WatchedModel]:
         """Hear what that model says in a conversation."""
-        watched = Watched(upstream_of(model))
+        watched = WatchedModel(upstream_of(model))
         self._watched[conversation_id].append(watched)
         try:
             yield watched

@@ -18,7 +18,7 @@ from agentsvc.base import (
     StartRefused,
 )
 from agentsvc.conversations.message_delivery import times_said
-from agentsvc.conversations.message_queue_table import Pending, PendingKind
+from agentsvc.conversations.message_queue_table import PendingKind, PendingMessage
 from agentsvc.conversations.model_tokens import ModelTokens
 from agentsvc.conversations.replay_script import (
     MODEL,
@@ -49,7 +49,7 @@ _EARLIER_SECONDS: Final = 10.0
 
 _BROKEN: Final = (ExecutionStatus.ERROR, ExecutionStatus.STUCK)
 
-type SayLater = Callable[[str, Pending], Awaitable[None]]
+type SayLater = Callable[[str, PendingMessage], Awaitable[None]]
 """Has an agent of a user told something, once for each id."""
 
 type Check = Callable[[], Awaitable[None]]
@@ -95,7 +95,7 @@ class Replays(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         said = interjection(steps, at)
         if said is not None and said.message is not None:
             before = [step.message for step in steps[: at + 1] if step.message is not None]
-            pending = Pending(
+            pending = PendingMessage(
                 # The same each time that this question is asked.
                 id=uuid5(UUID(conversation_id), f"recorded {at + 1}").hex,
                 conversation_id=conversation_id,

@@ -31,7 +31,7 @@ from agentsvc.conversations.records import patched, shown
 from agentsvc.conversations.starting.service import Claim, Starts
 from agentsvc.conversations.stores import ConversationStores
 from agentsvc.domain import (
-    Copied,
+    CopySource,
     ExecutionStatus,
     StartOrder,
     check_branch,
@@ -224,7 +224,7 @@ class Conversations:
         order = msgspec.structs.replace(order, fork_of=view.conversation.id)
         return await self.starts.start(user_id, order, claim=claim)
 
-    async def _copied(self, view: ConversationView) -> tuple[Copied, str] | None:
+    async def _copied(self, view: ConversationView) -> tuple[CopySource, str] | None:
         """Return the sandbox to copy and its spec; None where only the workspace is to be saved.
 
         With a whole sandbox come the files of all that have worked in it.
@@ -240,7 +240,7 @@ class Conversations:
             return None
         if sandbox.spec_id not in {spec.id for spec in self._sandboxes.specs()}:
             return None
-        copied = Copied(
+        copied = CopySource(
             sandbox_id=sandbox.id,
             backend=sandbox.backend,
             working_dir=conversation.working_dir,

@@ -30,7 +30,7 @@ _OWNS_NOTHING: Final = "".join(
 _LEAVING: Final = "SELECT id FROM users WHERE leaving_at IS NOT NULL"
 
 
-class Owned(msgspec.Struct, frozen=True, kw_only=True):
+class RemainingData(msgspec.Struct, frozen=True, kw_only=True):
     """How much of what has to go before its user there is."""
 
     conversations: int
@@ -49,7 +49,7 @@ class PendingUserDeletion(msgspec.Struct, frozen=True, kw_only=True):
     """A user who goes, with what; `is_over` once nothing is left."""
 
     user: User
-    owned: Owned
+    owned: RemainingData
     is_over: bool
 
 
@@ -137,7 +137,7 @@ class UserDeletionTable:
     """The SQL of users who go."""
 
     @staticmethod
-    async def owned(reader: Queryable, user_id: str) -> Owned:
+    async def owned(reader: Queryable, user_id: str) -> RemainingData:
         """Return what a user owns, except for what goes with the user's row."""
         sql = """
             SELECT
@@ -146,7 +146,7 @@ class UserDeletionTable:
                 (SELECT COUNT(*) FROM archives WHERE user_id = :id) AS archives
         """
         row: Any = await reader.one(sql, {"id": user_id})
-        return record_of(row, Owned)
+        return record_of(row, RemainingData)
 
     @staticmethod
     async def ids(reader: Queryable, table: str, user_id: str) -> list[str]:

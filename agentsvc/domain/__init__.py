@@ -31,7 +31,7 @@ from agentsvc.domain.orders import AgentType as AgentType
 from agentsvc.domain.orders import Content as Content
 from agentsvc.domain.orders import ContentKind as ContentKind
 from agentsvc.domain.orders import ConversationSort as ConversationSort
-from agentsvc.domain.orders import Copied as Copied
+from agentsvc.domain.orders import CopySource as CopySource
 from agentsvc.domain.orders import ExecutionStatus as ExecutionStatus
 from agentsvc.domain.orders import Message as Message
 from agentsvc.domain.orders import Provider as Provider

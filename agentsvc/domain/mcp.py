@@ -38,7 +38,7 @@ Loc = tuple[str | int, ...]
 _LOC: Final = ("body", "mcp_config")
 
 
-class Extras(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ToolServerExtras(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What only the newer form of a tool server can say, see `mcpmap`."""
 
     name: str = ""
@@ -59,7 +59,7 @@ class SseServer(Struct, frozen=True, kw_only=True):
 
     url: str
     api_key: Secret | None = None
-    extras: Extras | None = None
+    extras: ToolServerExtras | None = None
     """None in a change means that the stored ones stay."""
 
 
@@ -69,7 +69,7 @@ class ShttpServer(Struct, frozen=True, kw_only=True):
     url: str
     api_key: Secret | None = None
     timeout_seconds: int = DEFAULT_TIMEOUT_SECONDS
-    extras: Extras | None = None
+    extras: ToolServerExtras | None = None
 
 
 class StdioServer(Struct, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ class StdioServer(Struct, frozen=True, kw_only=True):
     command: str
     args: tuple[str, ...] = ()
     env: dict[str, Secret] = {}
-    extras: Extras | None = None
+    extras: ToolServerExtras | None = None
 
 
 type Server = SseServer | ShttpServer | StdioServer
@@ -301,7 +301,7 @@ def server_headers(server: SseServer | ShttpServer) -> dict[str, Secret]:
 
 
 def _to_agent_server(server: Server) -> dict[str, Any]:
-    extras = server.extras or Extras()
+    extras = server.extras or ToolServerExtras()
     if isinstance(server, StdioServer):
         body: dict[str, Any] = {
             "command": server.command,
@@ -461,7 +461,7 @@ def _refuse_twice(ids: list[str], field: str, loc: Loc) -> None:
 
 def _restored_remote[T: (SseServer, ShttpServer)](server: T, stored: T | None, loc: Loc) -> T:
     old_key = stored.api_key if stored else None
-    old_extras = (stored.extras if stored else None) or Extras()
+    old_extras = (stored.extras if stored else None) or ToolServerExtras()
     extras = server.extras
     key = server.api_key
     if extras is None:

@@ -1,7 +1,7 @@
 """Tool servers (MCP) as the newer generation writes them: one map from a name to a server.
 
 The three lists of `mcp` and this map are two forms of one thing. What has no place in the lists
-is kept in the `Extras` of a server, so that neither form loses what the other one said.
+is kept in the `ToolServerExtras` of a server, so that neither form loses what the other one said.
 """
 
 import base64
@@ -29,7 +29,6 @@ from agentsvc.domain.mcp import (
     MAX_TIMEOUT_SECONDS,
     Arguments,
     Command,
-    Extras,
     Loc,
     McpConfig,
     Server,
@@ -37,6 +36,7 @@ from agentsvc.domain.mcp import (
     ShttpServer,
     SseServer,
     StdioServer,
+    ToolServerExtras,
     Variables,
     named_servers,
     read_mcp_config,
@@ -221,8 +221,8 @@ def _to_remote(name: str, wire: NamedServer, loc: Loc) -> Server:
     )
 
 
-def _extras(wire: NamedServer) -> Extras:
-    return Extras(
+def _extras(wire: NamedServer) -> ToolServerExtras:
+    return ToolServerExtras(
         sse_read_timeout_seconds=wire.sse_read_timeout,
         description=wire.description,
         icon=wire.icon,
@@ -315,7 +315,7 @@ def _from_server(server: Server, *, is_revealed: bool) -> dict[str, Any]:
             for name, secret in secrets.items()
         }
 
-    extras = server.extras or Extras()
+    extras = server.extras or ToolServerExtras()
     if isinstance(server, StdioServer):
         body: dict[str, Any] = {
             "transport": "stdio",

@@ -151,7 +151,7 @@ class WhenFull(StrEnum):
     """The sandbox idle longest is paused for it; where none is idle it is refused."""
 
 
-class Copied(msgspec.Struct, frozen=True, kw_only=True):
+class CopySource(msgspec.Struct, frozen=True, kw_only=True):
     """A sandbox with a copy of whose files a conversation begins."""
 
     sandbox_id: str
@@ -197,7 +197,7 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     settings_required: bool = False
     archive_id: str | None = None
     """The archive whose files the workspace begins with."""
-    copied: Copied | None = None
+    copied: CopySource | None = None
     """The sandbox whose files its own begins with."""
     environment_id: str | None = None
     """The prepared environment a copy of which it begins with, `none` for none; None for that of its

@@ -181,7 +181,7 @@ class RefsAnswer(Struct, frozen=True):
     repository: RefsHolder | None = None
 
 
-class InRepository(Struct, frozen=True, rename="camel"):
+class RepositoryItem(Struct, frozen=True, rename="camel"):
     """Where something is."""
 
     name_with_owner: str
@@ -228,7 +228,7 @@ class Issue(Struct, frozen=True):
 
     number: Number
     title: str
-    repository: InRepository
+    repository: RepositoryItem
 
 
 class PullRequest(Struct, frozen=True):
@@ -236,7 +236,7 @@ class PullRequest(Struct, frozen=True):
 
     number: Number
     title: str
-    repository: InRepository
+    repository: RepositoryItem
     mergeable: str = "UNKNOWN"
     commits: Heads = Heads()
     reviews: Reviews = Reviews()

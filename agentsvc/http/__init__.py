@@ -22,7 +22,7 @@ from agentsvc.http.keys import PRINCIPAL as PRINCIPAL
 from agentsvc.http.keys import REQUEST_ID as REQUEST_ID
 from agentsvc.http.keys import SANDBOXES as SANDBOXES
 from agentsvc.http.keys import SUPERVISOR as SUPERVISOR
-from agentsvc.http.keys import Audited as Audited
+from agentsvc.http.keys import AuditNote as AuditNote
 from agentsvc.http.middleware.authentication import keys_of as keys_of
 from agentsvc.http.middleware.host_names import known_hosts as known_hosts
 from agentsvc.http.middleware.pipeline import install as install

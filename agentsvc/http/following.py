@@ -26,7 +26,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """Which of the streams in one WebSocket it belongs to; None for the one that was opened."""
 
 
-class Ending(msgspec.Struct, frozen=True, kw_only=True):
+class StreamEnd(msgspec.Struct, frozen=True, kw_only=True):
     """Why a stream ends: a last server-sent event, or the code and reason a WebSocket closes with."""
 
     message: Message | None
@@ -34,7 +34,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-type Item = Message | Ending | None
+type Item = Message | StreamEnd | None
 """None says that nothing has happened for a while."""
 type Items = AsyncGenerator[Item, None]
 
@@ -62,7 +62,7 @@ type Finder = Callable[[Follow], Awaitable[Items]]
 _decode = msgspec.json.Decoder(Follow | Unfollow).decode
 
 
-class Followed:
+class FollowedStreams:
     """The streams that the client of a WebSocket has asked for."""
 
     def __init__(
@@ -110,7 +110,7 @@ class Followed:
     async def _tell(self, name: str, items: Items) -> None:
         async with aclosing(items):
             async for item in items:
-                message = item.message if isinstance(item, Ending) else item
+                message = item.message if isinstance(item, StreamEnd) else item
                 # The other stream shows that the connection is alive.
                 if message is not None:
                     await self._send(msgspec.structs.replace(message, stream=name))

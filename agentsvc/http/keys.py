@@ -42,7 +42,7 @@ from agentsvc.conversations import (
 )
 from agentsvc.git import GitProviders
 from agentsvc.http.sdk_versions import Version
-from agentsvc.http.server.metrics_registry import Measures, Refusal
+from agentsvc.http.server.metrics_registry import Refusal, RequestMetrics
 from agentsvc.models import Catalogue, ModelProxy
 from agentsvc.sandboxes import BackendRegistry, Sandbox, Sandboxes
 from agentsvc.settings import ModelHosts, SecretStore, SettingsStore
@@ -82,7 +82,7 @@ STREAMS: Final[web.AppKey[Streams]] = web.AppKey("streams")
 ARCHIVES: Final[web.AppKey[Archives]] = web.AppKey("archives", Archives)
 PENDING: Final[web.AppKey[MessageQueue]] = web.AppKey("pending_messages")
 IDEMPOTENCY: Final[web.AppKey[IdempotencyStore]] = web.AppKey("idempotency")
-MEASURES: Final[web.AppKey[Measures]] = web.AppKey("measures", Measures)
+MEASURES: Final[web.AppKey[RequestMetrics]] = web.AppKey("measures", RequestMetrics)
 
 REFUSED_FOR: Final[web.RequestKey[Refusal]] = web.RequestKey("refused_for", Refusal)
 """Why a request was turned away, where the error does not say so."""
@@ -108,7 +108,7 @@ ON_LOST: Final[web.RequestKey[Callable[[], None]]] = web.RequestKey("on_lost")
 """What to call when the client goes while its request is being served."""
 
 
-class Audited(msgspec.Struct, frozen=True, kw_only=True):
+class AuditNote(msgspec.Struct, frozen=True, kw_only=True):
     """What the audit log says of a request, where its route does not say it; empty: nothing."""
 
     action: str
@@ -116,7 +116,7 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 200
 
 
-AUDITED: Final[web.RequestKey[Audited]] = web.RequestKey("audited", Audited)
+AUDITED: Final[web.RequestKey[AuditNote]] = web.RequestKey("audited", AuditNote)
 """What a request was, of those that all come in at one path."""
 
 

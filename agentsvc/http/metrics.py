@@ -16,7 +16,7 @@ from agentsvc.http.health import read_memory
 from agentsvc.http.keys import BACKENDS, CONFIG, DATABASE, MEASURES, SANDBOXES, SUPERVISOR
 from agentsvc.http.middleware.pipeline import ACTIVITY
 from agentsvc.http.routes import TEXT, Routes, Scope
-from agentsvc.http.server.metrics_registry import Family, Labels, counter, gauge, to_text
+from agentsvc.http.server.metrics_registry import Labels, MetricFamily, counter, gauge, to_text
 from agentsvc.sandboxes import BackendRegistry
 
 MEDIA: Final = f"{TEXT}; version=0.0.4; charset=utf-8"
@@ -51,7 +51,7 @@ async def get_metrics(request: web.Request) -> web.Response:
     return web.Response(body=to_text(families).encode(), headers={"Content-Type": MEDIA})
 
 
-def _stored(figures: Figures) -> Iterator[Family]:
+def _stored(figures: Figures) -> Iterator[MetricFamily]:
     sandboxes = (
         ({"backend": backend, "target": target, "phase": phase}, count)
         for (backend, target, phase), count in sorted(figures.sandboxes.items())
@@ -77,14 +77,14 @@ def _stored(figures: Figures) -> Iterator[Family]:
     yield gauge("model_cost_dollars", text, _by("model", figures.cost_dollars))
 
 
-def _database(figures: Figures, sizes: dict[str, int]) -> Iterator[Family]:
+def _database(figures: Figures, sizes: dict[str, int]) -> Iterator[MetricFamily]:
     text = "Size of the database and of its log, and what is free where they are."
     yield gauge("database_bytes", text, (({"file": name}, size) for name, size in sizes.items()))
     text = "How long it took to read these figures."
     yield gauge("database_read_seconds", text, [({}, figures.read_seconds)])
 
 
-def _backends(registry: BackendRegistry, silent: Collection[str]) -> Family:
+def _backends(registry: BackendRegistry, silent: Collection[str]) -> MetricFamily:
     away = {*silent, *(name for name, health in registry.health().items() if not health.ok)}
     text = (
         "Whether a backend answered at the last look at its sandboxes, and, of a group, takes some."
@@ -99,7 +99,7 @@ def _by(label: str, figures: Mapping[str, float]) -> Iterator[tuple[Labels, floa
     return (({label: name}, figure) for name, figure in sorted(figures.items()))
 
 
-def _process(uptime_seconds: float) -> Iterator[Family]:
+def _process(uptime_seconds: float) -> Iterator[MetricFamily]:
     used = resource.getrusage(resource.RUSAGE_SELF)
     yield gauge("uptime_seconds", "How long the server has run.", [({}, uptime_seconds)])
     seconds = used.ru_utime + used.ru_stime

@@ -14,7 +14,7 @@ from aiohttp import WSCloseCode, WSMsgType, hdrs, web
 
 from agentsvc.accounts import Principal
 from agentsvc.base import AgentsvcError, BadRequest, NotAuthenticated, NotFound
-from agentsvc.http.following import Ending, Finder, Followed, Items, Message
+from agentsvc.http.following import Finder, FollowedStreams, Items, Message, StreamEnd
 from agentsvc.http.keys import KEYRING, LOGINS, ON_LOST, OPEN_CONNECTIONS, PRINCIPAL
 from agentsvc.http.middleware.login_cookie import login_token
 from agentsvc.http.middleware.websocket_auth import (
@@ -39,15 +39,15 @@ _LAST_SECONDS: Final = 1.0
 _BREAKS: Final = bytes.maketrans(b"\r\n", b"  ")
 
 
-DELETED: Final = Ending(
+DELETED: Final = StreamEnd(
     message=Message(type="end", data=b'{"reason":"deleted"}'), code=_GONE_CODE, reason="deleted"
 )
-_KEY_LOST: Final = Ending(
+_KEY_LOST: Final = StreamEnd(
     message=Message(type="end", data=b'{"reason":"not_authenticated"}'),
     code=_KEY_CODE,
     reason="not_authenticated",
 )
-_STOPPING: Final = Ending(message=None, code=WSCloseCode.GOING_AWAY)
+_STOPPING: Final = StreamEnd(message=None, code=WSCloseCode.GOING_AWAY)
 
 
 class LiveAnswers:
@@ -89,10 +89,10 @@ type _Line = _Lines | _Socket
 """How items reach a client."""
 
 
-def resync(last: int | None) -> Ending:
+def resync(last: int | None) -> StreamEnd:
     """Return the end after which a client has to go on behind this event, or begin anew."""
     shown = None if last is None or last < 0 else last
-    return Ending(
+    return StreamEnd(
         message=Message(type="resync", data=encode({"last_event_id": shown}), id=last),
         code=RESYNC_CODE,
         reason="" if shown is None else str(shown),
@@ -132,7 +132,7 @@ async def _tell_late(
     find_items: Callable[[], Awaitable[Items]],
     find_more: Finder | None,
     over: asyncio.Event,
-) -> Ending | None:
+) -> StreamEnd | None:
     """Tell a client that shows its key first; what is wrong can only end the WebSocket."""
     await line.open()
     ending = await _first(_meet(request, line), _wait(over))
@@ -142,11 +142,11 @@ async def _tell_late(
         items = await find_items()
     except AgentsvcError as exc:
         code = _GONE_CODE if isinstance(exc, NotFound) else WSCloseCode.INTERNAL_ERROR
-        return Ending(message=None, code=code, reason=exc.code)
+        return StreamEnd(message=None, code=code, reason=exc.code)
     return await _tell_all(request, line, items, find_more, over)
 
 
-async def _meet(request: web.Request, line: _Line) -> Ending | None:
+async def _meet(request: web.Request, line: _Line) -> StreamEnd | None:
     """Note who a client is."""
     try:
         key = await request.app[FIRST_MESSAGE_AUTH].key_from(request, line.first_text())
@@ -167,7 +167,7 @@ async def _identify(request: web.Request, key: str) -> Principal:
 
 async def _tell_all(
     request: web.Request, line: _Line, items: Items, find_more: Finder | None, over: asyncio.Event
-) -> Ending | None:
+) -> StreamEnd | None:
     async with contextlib.aclosing(items):
         gone, lost = asyncio.Event(), asyncio.Event()
         request[ON_LOST] = gone.set
@@ -182,10 +182,10 @@ async def _tell_all(
             )
 
 
-async def _listen(line: _Line, gone: asyncio.Event, find_more: Finder | None) -> Ending | None:
+async def _listen(line: _Line, gone: asyncio.Event, find_more: Finder | None) -> StreamEnd | None:
     """Heed what a client asks for, until it has gone."""
     async with asyncio.TaskGroup() as group:
-        followed = Followed(group, line.send, find_more)
+        followed = FollowedStreams(group, line.send, find_more)
         await line.listen(gone, followed.heed)
         followed.end()
     return None
@@ -220,7 +220,7 @@ class _Lines:
         """Show that the stream is alive; raises ConnectionError if the client seems not to be."""
         await self.response.write(b":\n\n")
 
-    async def end(self, ending: Ending) -> None:
+    async def end(self, ending: StreamEnd) -> None:
         """Say why it ends."""
         if ending.message is not None:
             await self.send(ending.message)
@@ -271,15 +271,15 @@ class _Socket:
         self._missed += 1
         await self._socket.ping()
 
-    async def end(self, ending: Ending) -> None:
+    async def end(self, ending: StreamEnd) -> None:
         await self._socket.close(code=ending.code, message=ending.reason.encode())
 
 
-async def _tell(line: _Line, items: Items) -> Ending | None:
+async def _tell(line: _Line, items: Items) -> StreamEnd | None:
     """Send items until one is the end."""
     async for item in items:
         match item:
-            case Ending():
+            case StreamEnd():
                 return item
             case Message():
                 await line.send(item)
@@ -288,12 +288,12 @@ async def _tell(line: _Line, items: Items) -> Ending | None:
     return None
 
 
-async def _wait(over: asyncio.Event, ending: Ending | None = None) -> Ending | None:
+async def _wait(over: asyncio.Event, ending: StreamEnd | None = None) -> StreamEnd | None:
     await over.wait()
     return ending
 
 
-async def _first(*works: Awaitable[Ending | None]) -> Ending | None:
+async def _first(*works: Awaitable[StreamEnd | None]) -> StreamEnd | None:
     """Return what the first that ends returns, and end the others."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_quietly(work)) for work in works]
@@ -303,7 +303,7 @@ async def _first(*works: Awaitable[Ending | None]) -> Ending | None:
     return next((task.result() for task in tasks if task in done and task.result()), None)
 
 
-async def _quietly(work: Awaitable[Ending | None]) -> Ending | None:
+async def _quietly(work: Awaitable[StreamEnd | None]) -> StreamEnd | None:
     """Wait for some work; a client that has gone ends it, and is no failure."""
     with contextlib.suppress(ConnectionError):
         return await work

@@ -6,7 +6,7 @@ backends. Nothing here knows conversations or HTTP. Imports `accounts`, `setting
 and what they import.
 """
 
-from agentsvc.sandboxes.admission.slots import Lane as Lane
+from agentsvc.sandboxes.admission.slots import StartLane as StartLane
 from agentsvc.sandboxes.admission.slots import StartSlots as StartSlots
 from agentsvc.sandboxes.admission.table import Removal as Removal
 from agentsvc.sandboxes.admission.table import UseTable as UseTable
@@ -41,5 +41,5 @@ from agentsvc.sandboxes.state import failure_of as failure_of
 from agentsvc.sandboxes.state import status_of as status_of
 from agentsvc.sandboxes.stores import SandboxStores as SandboxStores
 from agentsvc.sandboxes.table import SandboxTable as SandboxTable
-from agentsvc.sandboxes.usage_meter import Measured as Measured
 from agentsvc.sandboxes.usage_meter import Meter as Meter
+from agentsvc.sandboxes.usage_meter import UsageSample as UsageSample

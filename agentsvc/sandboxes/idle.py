@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from agentsvc.base import now
-from agentsvc.sandboxes.admission.table import Unused
+from agentsvc.sandboxes.admission.table import UnusedSandbox
 from agentsvc.sandboxes.last_used import ActivityTracker
 from agentsvc.sandboxes.operations import can_hibernate, can_reclaim, possible
 from agentsvc.sandboxes.registry import BackendRegistry
@@ -39,11 +39,11 @@ class IdleSandboxes:
             self._usage.put_back(moments)
             raise
 
-    async def find_unused(self) -> list[Unused]:
+    async def find_unused(self) -> list[UnusedSandbox]:
         """Return the sandboxes in which no agent runs and nothing starts, as far as is stored."""
         return await self._db.read(self._uses.unused)
 
-    def last_use(self, unused: Unused) -> datetime:
+    def last_use(self, unused: UnusedSandbox) -> datetime:
         """Return when a sandbox was last used.
 
         What runs may have been used while no server did; that time does not count as idle.
@@ -51,16 +51,16 @@ class IdleSandboxes:
         noted = self._usage.latest(unused.id, unused.active_at)
         return max(noted, self._usage.since) if unused.may_pause else noted
 
-    def reclaims(self, unused: Unused) -> bool:
+    def reclaims(self, unused: UnusedSandbox) -> bool:
         """Whether the memory of a sandbox could be pushed out if it is paused."""
         return can_reclaim(self._registry, unused.backend)
 
-    def takes_memory_here(self, unused: Unused) -> bool:
+    def takes_memory_here(self, unused: UnusedSandbox) -> bool:
         """Whether a sandbox has its memory from this machine."""
         has_memory = unused.may_pause or unused.paused_as in TAKES_MEMORY
         return has_memory and self._registry.runs_here(unused.backend)
 
-    def hibernates(self, unused: Unused) -> bool:
+    def hibernates(self, unused: UnusedSandbox) -> bool:
         """Whether the memory of a sandbox could be kept on disk if it is paused."""
         return can_hibernate(self._registry, unused.backend)
 

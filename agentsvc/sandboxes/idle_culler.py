@@ -13,9 +13,9 @@ from agentsvc.agentserver import AgentClient
 from agentsvc.base import AgentsvcError, Supervisor, copy_to, now
 from agentsvc.config import SandboxesConfig
 from agentsvc.plugin import IdleRules, Phase
-from agentsvc.sandboxes.admission.capacity import Held
+from agentsvc.sandboxes.admission.capacity import AdmittedSandbox
 from agentsvc.sandboxes.admission.memory import available_bytes
-from agentsvc.sandboxes.admission.table import Unused
+from agentsvc.sandboxes.admission.table import UnusedSandbox
 from agentsvc.sandboxes.service import Sandboxes
 from agentsvc.sandboxes.state import Sandbox, Target
 from agentsvc.settings import SettingsStore
@@ -62,7 +62,7 @@ class IdleCuller:
         """Look in the background for a sandbox to pause, for one that waits."""
         self._supervisor.spawn(_TASK, self._make_room)
 
-    async def _apply(self, unused: Unused) -> None:
+    async def _apply(self, unused: UnusedSandbox) -> None:
         rules = await rules_for(unused, self._settings, self._defaults)
         idle = now() - self._sandboxes.idle.last_use(unused)
         target = due(
@@ -134,8 +134,8 @@ class IdleCuller:
             for wanted in await self._db.read(self._sandboxes.admission.find_wanting):
                 await self._make_room_for(wanted)
 
-    async def _make_room_for(self, wanted: Held) -> None:
-        async def idle_ones(reader: Reader) -> list[Held]:
+    async def _make_room_for(self, wanted: AdmittedSandbox) -> None:
+        async def idle_ones(reader: Reader) -> list[AdmittedSandbox]:
             return await self._sandboxes.admission.find_idle(reader, wanted)
 
         for idle in await self._db.read(idle_ones):
@@ -148,7 +148,9 @@ def defaults_of(config: SandboxesConfig) -> IdleRules:
     return copy_to(IdleRules, config)
 
 
-async def rules_for(unused: Unused, settings: SettingsStore, defaults: IdleRules) -> IdleRules:
+async def rules_for(
+    unused: UnusedSandbox, settings: SettingsStore, defaults: IdleRules
+) -> IdleRules:
     """Return the rules for one sandbox: its user's word wins, then its spec's."""
     own = (await settings.get(unused.user_id)).sandbox_idle
     return own.over(unused.spec.idle).over(defaults)
@@ -156,7 +158,7 @@ async def rules_for(unused: Unused, settings: SettingsStore, defaults: IdleRules
 
 def due(
     rules: IdleRules,
-    unused: Unused,
+    unused: UnusedSandbox,
     idle: timedelta,
     *,
     reclaims: bool = True,
@@ -184,7 +186,9 @@ def due(
     return Target.PAUSED if is_paused else None
 
 
-def deeper(unused: Unused, *, reclaims: bool, hibernates: bool, stops: bool) -> Target | None:
+def deeper(
+    unused: UnusedSandbox, *, reclaims: bool, hibernates: bool, stops: bool
+) -> Target | None:
     """Return the next deeper rest of a sandbox that takes memory, None where there is none."""
     if reclaims and (unused.may_pause or unused.may_reclaim):
         return Target.RECLAIMED

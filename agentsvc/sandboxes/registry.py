@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.base import AgentsvcError, BackendUnavailable, OrderRejected, StartFailed
-from agentsvc.config import Config, RoomConfig
+from agentsvc.config import CapacityConfig, Config
 from agentsvc.plugin import (
     API_VERSION,
     BackendContext,
@@ -27,7 +27,7 @@ from agentsvc.sandboxes.plugin_loader import Backend, BackendType, PluginHost, l
 log = logging.getLogger(__name__)
 
 _POOL_KEY: Final = "pool"
-_ROOM_KEYS: Final = frozenset(RoomConfig.__struct_fields__)
+_ROOM_KEYS: Final = frozenset(CapacityConfig.__struct_fields__)
 
 
 class BackendRegistry:
@@ -37,7 +37,7 @@ class BackendRegistry:
         self,
         backends: Mapping[str, Backend],
         specs: Sequence[Spec],
-        rooms: Mapping[str, RoomConfig] | None = None,
+        rooms: Mapping[str, CapacityConfig] | None = None,
         pools: Mapping[str, tuple[str, ...]] | None = None,
         offered: Sequence[Spec] = (),
         *,
@@ -169,7 +169,7 @@ class BackendRegistry:
         members = (self._backends.get(member) for member in self.members(name))
         return any(backend is not None and backend.runs_here for backend in members)
 
-    def rooms(self) -> dict[str, RoomConfig]:
+    def rooms(self) -> dict[str, CapacityConfig]:
         """Return how much may run at a time at each configured backend."""
         return dict(self._rooms)
 
@@ -264,10 +264,10 @@ def _make(
     return kind(config, context)
 
 
-def _room(name: str, table: Mapping[str, Any]) -> RoomConfig:
+def _room(name: str, table: Mapping[str, Any]) -> CapacityConfig:
     values = {key: value for key, value in table.items() if key in _ROOM_KEYS}
     hint = "max_running and max_memory_bytes are whole numbers, 0 for no limit"
-    return _converted(name, values, RoomConfig, hint=hint)
+    return _converted(name, values, CapacityConfig, hint=hint)
 
 
 def _converted[T](name: str, values: Mapping[str, Any], kind: type[T], *, hint: str) -> T:

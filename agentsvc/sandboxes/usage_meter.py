@@ -25,7 +25,7 @@ _MAX_KEPT: Final = 240
 _MEASURED: Final = (Phase.STARTING, Phase.RUNNING, Phase.PAUSED)
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class UsageSample(msgspec.Struct, frozen=True, kw_only=True):
     """What a sandbox used at a moment."""
 
     usage: Usage
@@ -37,14 +37,14 @@ class Meter:
 
     def __init__(self, calls: BackendCalls) -> None:
         self._calls = calls
-        self._known: dict[str, Measured] = {}
-        self._recent: dict[str, deque[Measured]] = {}
+        self._known: dict[str, UsageSample] = {}
+        self._recent: dict[str, deque[UsageSample]] = {}
 
-    def find(self, sandbox: Sandbox) -> Measured | None:
+    def find(self, sandbox: Sandbox) -> UsageSample | None:
         """Return what was last measured of a sandbox, None where it cannot use anything now."""
         return self._known.get(sandbox.id) if sandbox.phase in _MEASURED else None
 
-    def recent(self, sandbox: Sandbox) -> list[Measured]:
+    def recent(self, sandbox: Sandbox) -> list[UsageSample]:
         """Return the last measurements of a sandbox since the server started, oldest first."""
         return list(self._recent.get(sandbox.id, ()))
 
@@ -54,7 +54,7 @@ class Meter:
         for sandbox in sandboxes:
             if sandbox.phase in _MEASURED and sandbox.handle is not None:
                 by_backend[sandbox.backend].append(sandbox)
-        found: dict[str, Measured] = {}
+        found: dict[str, UsageSample] = {}
         async with asyncio.TaskGroup() as group:
             for name, its in by_backend.items():
                 queue = its[::-1]
@@ -68,7 +68,7 @@ class Meter:
             self._recent[sandbox_id].append(measured)
 
     async def _work(
-        self, name: str, queue: list[SandboxSummary], found: dict[str, Measured]
+        self, name: str, queue: list[SandboxSummary], found: dict[str, UsageSample]
     ) -> None:
         while queue:
             sandbox = queue.pop()
@@ -87,4 +87,4 @@ class Meter:
                     queue.clear()
                 continue
             if usage is not None:
-                found[sandbox.id] = Measured(usage=usage, at=now())
+                found[sandbox.id] = UsageSample(usage=usage, at=now())

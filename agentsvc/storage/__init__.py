@@ -30,8 +30,8 @@ from agentsvc.storage.tar_reader import BLOCK as BLOCK
 from agentsvc.storage.tar_reader import SPARSE as SPARSE
 from agentsvc.storage.tar_reader import BadTar as BadTar
 from agentsvc.storage.tar_reader import Gunzip as Gunzip
-from agentsvc.storage.tar_reader import Kind as Kind
 from agentsvc.storage.tar_reader import Member as Member
+from agentsvc.storage.tar_reader import MemberKind as MemberKind
 from agentsvc.storage.tar_reader import Readable as Readable
 from agentsvc.storage.tar_reader import TarStream as TarStream
 from agentsvc.storage.tar_reader import safe_name as safe_name

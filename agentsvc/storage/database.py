@@ -68,7 +68,7 @@ class _Connection(Protocol):
         """Return what the work returns."""
 
 
-class _Apart:
+class _WriterThread:
     """The connection that writes, in a thread of its own, which does one thing after the other."""
 
     def __init__(self, thread: ThreadPoolExecutor, raw: sqlite3.Connection) -> None:
@@ -76,7 +76,7 @@ class _Apart:
         self._raw = raw
 
     @classmethod
-    async def open(cls, path: Path, busy_seconds: float) -> "_Apart":
+    async def open(cls, path: Path, busy_seconds: float) -> "_WriterThread":
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="database")
         loop = asyncio.get_running_loop()
         return cls(thread, await loop.run_in_executor(thread, connect_writer, path, busy_seconds))
@@ -91,7 +91,7 @@ class _Apart:
         self._thread.shutdown(wait=False)
 
 
-class _Here:
+class _InlineConnection:
     """A connection of the thread that uses it."""
 
     def __init__(self, raw: sqlite3.Connection) -> None:
@@ -213,7 +213,7 @@ class _Readers:
 
     def _in_snapshot[T](self, body: Callable[[Reader], Awaitable[T]]) -> "_Done[T]":
         self._raw.execute("BEGIN")
-        return _Done(_finish(_call(body, Reader(_Here(self._raw).fetch))))
+        return _Done(_finish(_call(body, Reader(_InlineConnection(self._raw).fetch))))
 
     @contextlib.asynccontextmanager
     async def _lend(self) -> AsyncIterator[aiosqlite.Connection]:
@@ -316,7 +316,7 @@ class _Batch:
 class Database(Queryable):
     """One SQLite file: a queue of writers that share commits, and a pool of readers."""
 
-    def __init__(self, path: Path, writer: _Apart, readers: _Readers) -> None:
+    def __init__(self, path: Path, writer: _WriterThread, readers: _Readers) -> None:
         self._path = path
         self._writer = writer
         self._readers = readers
@@ -344,7 +344,7 @@ class Database(Queryable):
         """
         await asyncio.to_thread(prepare, path, migrations, busy_seconds)
         readers = await _Readers.open(path, busy_seconds)
-        return cls(path, await _Apart.open(path, busy_seconds), readers)
+        return cls(path, await _WriterThread.open(path, busy_seconds), readers)
 
     async def write[T](self, body: Callable[[Transaction], Awaitable[T]]) -> T:
         """Run the body in a transaction and return what it returns once that is durable.
@@ -511,7 +511,7 @@ async def _call[R: Reader, T](body: Callable[[R], Awaitable[T]], tx: R) -> T:
 
 
 def _attempt_here(job: _Job, raw: sqlite3.Connection) -> _Attempt:
-    tx = Transaction(_Here(raw))
+    tx = Transaction(_InlineConnection(raw))
     result, failure = None, None
     try:
         result = job.context.run(_finish, _call(job.body, tx))

@@ -94,7 +94,7 @@ class Gunzip:
         return bool(self._data)
 
 
-class Kind(StrEnum):
+class MemberKind(StrEnum):
     """What a member is."""
 
     FILE = "file"
@@ -109,7 +109,7 @@ class Member:
     """A member as its headers say; nothing of it is checked but that it can be read."""
 
     name: str
-    kind: Kind
+    kind: MemberKind
     size: int
     """How large the file seems."""
     stored: int
@@ -123,13 +123,13 @@ class Member:
 
 
 _KINDS: Final = {
-    b"0": Kind.FILE,
-    b"\0": Kind.FILE,
-    b"7": Kind.FILE,
-    _SPARSE: Kind.FILE,
-    b"1": Kind.HARDLINK,
-    b"2": Kind.SYMLINK,
-    b"5": Kind.DIRECTORY,
+    b"0": MemberKind.FILE,
+    b"\0": MemberKind.FILE,
+    b"7": MemberKind.FILE,
+    _SPARSE: MemberKind.FILE,
+    b"1": MemberKind.HARDLINK,
+    b"2": MemberKind.SYMLINK,
+    b"5": MemberKind.DIRECTORY,
 }
 _WITHOUT_CONTENT: Final = b"123456"
 
@@ -201,9 +201,9 @@ class TarStream:
             name, real, segments = self._new_segments(name, records)
         if segments is not None:
             _check_segments(segments, real, self._left)
-        found = _KINDS.get(kind, Kind.OTHER)
+        found = _KINDS.get(kind, MemberKind.OTHER)
         if kind in b"\x000" and name.endswith("/"):
-            found = Kind.DIRECTORY
+            found = MemberKind.DIRECTORY
         return Member(
             name=name,
             kind=found,

@@ -10,14 +10,14 @@ from agentsvc.cli.extension import (
     Api,
     CommandFailed,
     Record,
-    Told,
+    StreamMessage,
     ask_agent,
     check_text,
     find_conversation,
     wake,
 )
 
-from .connection import INVALID_PARAMS, METHOD_NOT_FOUND, Connection, Params, Refused
+from .connection import INVALID_PARAMS, METHOD_NOT_FOUND, Connection, Params, RequestFailed
 from .settings import OrderQuery
 from .updates import Json, chunk, to_content, tool_call_of, updates_of
 
@@ -80,7 +80,7 @@ class Agent:
         """Return the result of a request; raises Refused or CommandFailed."""
         handle = self._methods.get(method)
         if handle is None:
-            raise Refused(METHOD_NOT_FOUND, f"There is no method `{method}`")
+            raise RequestFailed(METHOD_NOT_FOUND, f"There is no method `{method}`")
         return handle(params)
 
     def _initialize(self, _params: Params) -> Json:
@@ -167,7 +167,7 @@ class Agent:
     def _session(self, params: Params) -> Session:
         session = self._sessions.get(str(params.get("sessionId")))
         if session is None:
-            raise Refused(INVALID_PARAMS, "There is no such session; load it first")
+            raise RequestFailed(INVALID_PARAMS, "There is no such session; load it first")
         return session
 
     def _conversation(self, params: Params) -> Record:
@@ -242,7 +242,7 @@ class Agent:
         ask_agent(self._api, conversation, "events/respond_to_confirmation", body)
         session.is_rejected = not is_allowed
 
-    def _note(self, session: Session, message: Told, *, is_told: bool = True) -> None:
+    def _note(self, session: Session, message: StreamMessage, *, is_told: bool = True) -> None:
         event = message.data
         session.last = session.last if message.id is None else message.id
         if event.get("kind") == "ActionEvent":

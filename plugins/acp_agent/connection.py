@@ -22,7 +22,7 @@ type Params = dict[str, Any]
 type Answer = Callable[[str, Params], Any]
 
 
-class Refused(Exception):
+class RequestFailed(Exception):
     """A request that has no result."""
 
     def __init__(self, code: int, message: str) -> None:
@@ -113,7 +113,7 @@ class Connection:
         reply = _failure(_INTERNAL, "The request has failed")
         try:
             reply = {"result": answer(message.method or "", message.params or {})}
-        except Refused as exc:
+        except RequestFailed as exc:
             reply = _failure(exc.code, str(exc))
         except CommandFailed as exc:
             reply = _failure(_INTERNAL, exc.format_message())

@@ -11,7 +11,7 @@ from agentsvc.plugin import Order
 
 from . import resources
 from .kube import api, inspection, making, names, objects, settings, watch
-from .resources import Bound, Json, Resource
+from .resources import BoundSandbox, Json, Resource
 
 if TYPE_CHECKING:
     import aiohttp
@@ -31,7 +31,7 @@ class PodApi(api.Api):
 
     def __init__(self, config: settings.KubernetesConfig) -> None:
         super().__init__(config)
-        self.given: dict[str, Bound] = {}
+        self.given: dict[str, BoundSandbox] = {}
 
     async def ask(self, method: str, path: str, **more: Any) -> Json | None:
         """Do as the parent, at the real pod."""
@@ -130,7 +130,7 @@ class SandboxMaker(making.Maker):
             await asyncio.sleep(_LOOK_SECONDS)
         return await super().has_begun(sandbox_id)
 
-    async def find_bound(self, sandbox_id: str) -> Bound | None:
+    async def find_bound(self, sandbox_id: str) -> BoundSandbox | None:
         """Ask which sandbox a claim was given, and remember it."""
         self._pods.pop(sandbox_id, None)
         claim = await self.find_claim(sandbox_id)

@@ -29,7 +29,7 @@ _REFUSED: Final = ("InvalidMetadata", "EnvVarsInjectionRejected", "VolumeClaimTe
 _ENDED: Final = ("ClaimExpired", "SandboxExpired")
 
 
-class Bound(msgspec.Struct, frozen=True, kw_only=True):
+class BoundSandbox(msgspec.Struct, frozen=True, kw_only=True):
     """The sandbox in the cluster that a claim has been given."""
 
     name: str
@@ -145,11 +145,11 @@ def name_of(claimed: Json) -> str:
     return _name(_map(_map(claimed.get("status")).get("sandbox")).get("name"))
 
 
-def bound(found: Json) -> Bound:
+def bound(found: Json) -> BoundSandbox:
     """Return what has to be known of a sandbox that was claimed."""
     name = _name(_map(found.get("metadata")).get("name"))
     pod = _name(names.annotations_of(found).get(_POD_NAME)) or name
-    return Bound(name=name, uid=names.uid_of(found), pod=pod)
+    return BoundSandbox(name=name, uid=names.uid_of(found), pod=pod)
 
 
 def without_pod(found: Json) -> Report:

@@ -29,7 +29,7 @@ _TREE_ID: Final = re.compile(r"\A[0-9a-f]{40}(?:[0-9a-f]{24})?\Z")
 _COUNTS: Final = re.compile(r"([0-9]{1,9}) (file|insertion|deletion)")
 
 
-class Changes(msgspec.Struct, frozen=True, kw_only=True):
+class DiffSize(msgspec.Struct, frozen=True, kw_only=True):
     """How much of the files is another."""
 
     files: int
@@ -48,7 +48,7 @@ async def note_files(agent: AgentServer, directory: str) -> str:
     return tree if told.exit_code == 0 and _TREE_ID.match(tree) else ""
 
 
-async def compare_files(agent: AgentServer, directory: str, base: str) -> Changes | None:
+async def compare_files(agent: AgentServer, directory: str, base: str) -> DiffSize | None:
     """Return what has changed since a tree, None where nobody can say."""
     script = _COMPARE.format(directory=quote(directory), base=base)
     told = await agent.run_command(script, time_limit=_SECONDS)
@@ -56,7 +56,7 @@ async def compare_files(agent: AgentServer, directory: str, base: str) -> Change
         return None
     # It is the sandbox that has said it.
     counts = {kind: int(number) for number, kind in _COUNTS.findall(told.stdout[:200])}
-    return Changes(
+    return DiffSize(
         files=counts.get("file", 0),
         additions=counts.get("insertion", 0),
         deletions=counts.get("deletion", 0),

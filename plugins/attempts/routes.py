@@ -25,7 +25,7 @@ from agentsvc.extension.web import (
 
 from .model import Attempt, AttemptOrder, AttemptStatus
 from .runner import Runner
-from .service import Attempts, Shown
+from .service import Attempts, AttemptSetResult
 from .settings import MAX, AttemptsConfig
 from .table import MIGRATIONS
 
@@ -99,7 +99,7 @@ class AttemptSetList(msgspec.Struct, frozen=True, kw_only=True):
     """All of them, the newest first"""
 
 
-def to_info(shown: Shown, *, with_output: bool = True) -> AttemptSetInfo:
+def to_info(shown: AttemptSetResult, *, with_output: bool = True) -> AttemptSetInfo:
     """Return a task as its owner sees it."""
     task, attempts = shown.task, shown.attempts
     return view_of(
@@ -146,11 +146,11 @@ async def get_all_attempts(request: web.Request) -> AttemptSetList:
     "",
     AttemptSetInfo,
     status=HTTPStatus.CREATED,
-    effect=effect_of(Shown, to_info, status=HTTPStatus.CREATED),
+    effect=effect_of(AttemptSetResult, to_info, status=HTTPStatus.CREATED),
     errors=(BadRequest, Conflict, NotFound, QuotaExceeded),
     example={"message": "Make the tests pass.", "count": 2, "test_command": "true"},
 )
-async def post_attempts(request: web.Request, body: AttemptOrder) -> Shown:
+async def post_attempts(request: web.Request, body: AttemptOrder) -> AttemptSetResult:
     """Give one task to several agents at once.
 
     The answer comes at once; the attempts begin in the background. Each is a conversation in a sandbox
@@ -172,11 +172,11 @@ async def get_attempts(request: web.Request) -> AttemptSetInfo:
     "POST",
     f"{_ONE}/choose",
     AttemptSetInfo,
-    effect=effect_of(Shown, to_info),
+    effect=effect_of(AttemptSetResult, to_info),
     errors=(Conflict, NotFound),
     example={"attempt": 1},
 )
-async def post_choose(request: web.Request, body: AttemptChoice) -> Shown:
+async def post_choose(request: web.Request, body: AttemptChoice) -> AttemptSetResult:
     """Go on with one attempt, and reclaim the others.
 
     The conversation of the attempt is one as any other from now on. Those of the others are deleted with

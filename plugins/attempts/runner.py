@@ -24,7 +24,7 @@ from agentsvc.base import (
     monotonic,
     now,
 )
-from agentsvc.extension.agents import Pending, PendingKind
+from agentsvc.extension.agents import PendingKind, PendingMessage
 from agentsvc.extension.commands import stop_once, watch_once
 from agentsvc.extension.conversations import (
     ConversationPatch,
@@ -63,7 +63,7 @@ _GONE: Final = "Its conversation was deleted"
 _BATCH: Final = 500
 
 
-class _Taken(Exception):
+class _AlreadyTaken(Exception):
     """The attempt is not there to be begun any more."""
 
 
@@ -171,7 +171,7 @@ class Runner:
             if not may_begin or not await AttemptTable.change(
                 tx, begun, since=AttemptStatus.QUEUED
             ):
-                raise _Taken
+                raise _AlreadyTaken
 
         settings = await self._settings.get(task.user_id)
         order = order_of(task.definition, one.model, settings, one)
@@ -187,7 +187,7 @@ class Runner:
                     up_to=task.definition.up_to_event_id,
                     claim=claim,
                 )
-        except _Taken:
+        except _AlreadyTaken:
             return
         except _PASSING as exc:
             waiting = msgspec.structs.replace(one, detail=exc.message)
@@ -220,17 +220,17 @@ class Runner:
         async def claim(tx: Transaction) -> None:
             found = await SetTable.find(tx, task.id)
             if found is None or found.stop or found.is_deleted:
-                raise _Taken
+                raise _AlreadyTaken
             if not await AttemptTable.change(tx, told, since=AttemptStatus.STARTING):
-                raise _Taken
+                raise _AlreadyTaken
 
-        pending = Pending(
+        pending = PendingMessage(
             id=one.conversation_id,
             conversation_id=one.conversation_id,
             kind=PendingKind.MESSAGE,
             message=text_message(task.definition.message),
         )
-        with contextlib.suppress(_Taken):
+        with contextlib.suppress(_AlreadyTaken):
             await self._messages.say_later(task.user_id, pending, claim=claim)
         return True
 

@@ -27,7 +27,7 @@ _NOT_BEGUN: Final = (AttemptStatus.QUEUED, AttemptStatus.STARTING, AttemptStatus
 _MAX_TITLE: Final = 190
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptSetResult(msgspec.Struct, frozen=True, kw_only=True):
     """A task with its attempts."""
 
     task: AttemptSet
@@ -47,17 +47,17 @@ class Attempts:
         self._config = config
         self._wake = wake
 
-    async def list_of(self, user_id: str) -> list[Shown]:
+    async def list_of(self, user_id: str) -> list[AttemptSetResult]:
         """Return the tasks of a user, the newest first."""
         found = await SetTable.of_user(self._db, user_id)
         attempts = await AttemptTable.of_sets(self._db, [one.id for one in found])
-        return [Shown(task=one, attempts=attempts[one.id]) for one in found]
+        return [AttemptSetResult(task=one, attempts=attempts[one.id]) for one in found]
 
-    async def get(self, user_id: str, set_id: str) -> Shown:
+    async def get(self, user_id: str, set_id: str) -> AttemptSetResult:
         """Return a task; raises NotFound."""
         return await _shown(self._db, await _owned(self._db, user_id, set_id))
 
-    async def create(self, user_id: str, definition: AttemptOrder) -> Shown:
+    async def create(self, user_id: str, definition: AttemptOrder) -> AttemptSetResult:
         """Store a task, whose attempts begin in the background.
 
         Raises InvalidRequest for what makes no sense, QuotaExceeded where that are too many starts, and
@@ -79,7 +79,7 @@ class Attempts:
             for number in range(definition.size)
         ]
 
-        async def body(tx: Transaction) -> Shown:
+        async def body(tx: Transaction) -> AttemptSetResult:
             if len(await SetTable.of_user(tx, user_id)) >= self._config.most_per_user:
                 most = self._config.most_per_user
                 raise QuotaExceeded(f"A user has at most {most} tasks with attempts: delete one")
@@ -87,7 +87,7 @@ class Attempts:
             await SetTable.insert(tx, task)
             for one in attempts:
                 await AttemptTable.insert(tx, one)
-            made = Shown(task=task, attempts=attempts)
+            made = AttemptSetResult(task=task, attempts=attempts)
             await note_effect(tx, made)
             tx.after_commit(lambda: self._wake(attempts))
             return made
@@ -96,7 +96,7 @@ class Attempts:
 
     async def choose(
         self, user_id: str, set_id: str, wanted: int | str, *, keep_others: bool
-    ) -> Shown:
+    ) -> AttemptSetResult:
         """Go on with one attempt, by its number or its conversation, and delete or stop the others.
 
         Raises NotFound, and Conflict for one that has not begun, and where another one was chosen.
@@ -104,7 +104,7 @@ class Attempts:
         known = _named((await self.get(user_id, set_id)).attempts, wanted)
         [view] = await self._conversations.find_many(user_id, [known.conversation_id])
 
-        async def body(tx: Transaction) -> Shown:
+        async def body(tx: Transaction) -> AttemptSetResult:
             task = await _owned(tx, user_id, set_id)
             before = (await _shown(tx, task)).attempts
             chosen = _named(before, wanted)
@@ -211,9 +211,9 @@ async def _owned(source: Queryable, user_id: str, set_id: str) -> AttemptSet:
     return found
 
 
-async def _shown(source: Queryable, task: AttemptSet) -> Shown:
+async def _shown(source: Queryable, task: AttemptSet) -> AttemptSetResult:
     found = await AttemptTable.of_sets(source, [task.id])
-    return Shown(task=task, attempts=found[task.id])
+    return AttemptSetResult(task=task, attempts=found[task.id])
 
 
 def order_of(

@@ -22,7 +22,7 @@ _LONGEST: Final = 2000
 """Characters of what is kept of a result, or a reason."""
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     """How a run has ended."""
 
     status: RunStatus
@@ -47,14 +47,14 @@ def new_run(
     )
 
 
-def judge(view: ConversationView) -> Verdict | None:
+def judge(view: ConversationView) -> RunEnd | None:
     """Return how the run of a conversation has ended, None while it goes on."""
     reason, cost = find_end(view), cost_of(view)
     if reason is None:
         return None
     if reason == DONE:
-        return Verdict(status=RunStatus.COMPLETED, cost=cost)
-    return Verdict(status=RunStatus.FAILED, detail=reason, cost=cost)
+        return RunEnd(status=RunStatus.COMPLETED, cost=cost)
+    return RunEnd(status=RunStatus.FAILED, detail=reason, cost=cost)
 
 
 def ended(
@@ -76,7 +76,7 @@ def ended(
     )
 
 
-async def settle(tx: Transaction, run: Run, verdict: Verdict) -> str:
+async def settle(tx: Transaction, run: Run, verdict: RunEnd) -> str:
     """Store how a run has ended, and what follows from it: another try, or the end of it all.
 
     Return why the automation was disabled, or an empty text.

@@ -23,7 +23,7 @@ from agentsvc.extension.server import Notice, SandboxStatus, Server, Subject
 from agentsvc.extension.storage import Transaction
 
 from .clock import ClockWatch
-from .ending import Verdict, halt, judge, settle
+from .ending import RunEnd, halt, judge, settle
 from .model import Run, RunStatus
 from .plain_command import Commands
 from .publication import Publisher
@@ -149,7 +149,7 @@ class Follower:
         if view is None:
             detail, gone = "Its conversation was deleted", run.conversation_id or ""
             await self._db.write(lambda tx: WorkTable.close(tx, gone))
-            await self._end(run, Verdict(status=RunStatus.CANCELLED, detail=detail))
+            await self._end(run, RunEnd(status=RunStatus.CANCELLED, detail=detail))
             return
         verdict = judge(view)
         if verdict is None:
@@ -165,7 +165,7 @@ class Follower:
             verdict = await self._with_words(view.conversation.id, verdict)
             await self._conclude(run, verdict, view)
 
-    async def _conclude(self, run: Run, verdict: Verdict, view: ConversationView) -> None:
+    async def _conclude(self, run: Run, verdict: RunEnd, view: ConversationView) -> None:
         """End a run, once what it has made of an issue is published."""
         work = await WorkTable.of_conversation(self._db, view.conversation.id)
         if work is None:
@@ -188,12 +188,12 @@ class Follower:
         if run.timeout_at <= now():
             await halt(self._conversations, run)
             detail = "It took longer than its automation allows"
-            verdict = Verdict(status=RunStatus.FAILED, detail=detail, cost=cost_of(view))
+            verdict = RunEnd(status=RunStatus.FAILED, detail=detail, cost=cost_of(view))
             await self._conclude(run, verdict, view)
         elif self._sweep_at is None or run.timeout_at < self._sweep_at:
             self._sweep_at = run.timeout_at
 
-    async def _with_words(self, conversation_id: str, verdict: Verdict) -> Verdict:
+    async def _with_words(self, conversation_id: str, verdict: RunEnd) -> RunEnd:
         """Return a verdict with what the agent has said last, or what went wrong."""
         if verdict.status is RunStatus.COMPLETED:
             return msgspec.structs.replace(verdict, result=await self._result(conversation_id))
@@ -220,7 +220,7 @@ class Follower:
                 told.append(_told.decode(event.body))
         return told
 
-    async def _end(self, run: Run, verdict: Verdict, view: ConversationView | None = None) -> None:
+    async def _end(self, run: Run, verdict: RunEnd, view: ConversationView | None = None) -> None:
         automation = await AutomationTable.find(self._db, run.automation_id)
 
         async def body(tx: Transaction) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.base import NotFound
-from agentsvc.extension.agents import Pending, PendingKind
+from agentsvc.extension.agents import PendingKind, PendingMessage
 from agentsvc.extension.conversations import StartOrder, StartTask, WhenFull, text_message
 from agentsvc.extension.conversations import Trigger as StartTrigger
 from agentsvc.extension.git import Head
@@ -23,7 +23,7 @@ from .host_calls import HostCalls, Thing
 from .host_events import OWN, HostEvent, wanted
 from .hosts import Kind
 from .issue_hosts import IssueHosts, repository_of
-from .model import Automation, Definition, GitTrigger, Run, Work
+from .model import Automation, Definition, GitTrigger, Run, WorkItem
 from .prompt import fill, marked
 from .service import provider_of
 from .work_table import WorkTable
@@ -182,7 +182,7 @@ class IssueStarter:
         text += _LOOKING.format(what="issue") if is_answer else _rules(automation, head)
         return await self._begin(automation, run, text, work, claim)
 
-    async def _find_living(self, automation: Automation, event: HostEvent) -> Work | None:
+    async def _find_living(self, automation: Automation, event: HostEvent) -> WorkItem | None:
         """Return what an event is about, if its conversation has a sandbox to go on in."""
         work = await WorkTable.find_open(self._db, automation.id, event)
         if work is None:
@@ -201,7 +201,7 @@ class IssueStarter:
         automation: Automation,
         run: Run,
         text: str,
-        begun: Work,
+        begun: WorkItem,
         claim: Claim,
         *,
         compared_to: str | None = None,
@@ -228,7 +228,7 @@ class IssueStarter:
         return task.conversation_id
 
     async def _go_on(
-        self, run: Run, event: HostEvent, work: Work, calls: HostCalls, claim: Claim
+        self, run: Run, event: HostEvent, work: WorkItem, calls: HostCalls, claim: Claim
     ) -> str:
         text, changes = await self._news(event, work, calls)
 
@@ -236,7 +236,7 @@ class IssueStarter:
             await claim(tx, work.conversation_id)
             await WorkTable.change(tx, work.id, **changes)
 
-        pending = Pending(
+        pending = PendingMessage(
             id=run.id,
             conversation_id=work.conversation_id,
             kind=PendingKind.MESSAGE,
@@ -246,7 +246,7 @@ class IssueStarter:
         return work.conversation_id
 
     async def _news(
-        self, event: HostEvent, work: Work, calls: HostCalls
+        self, event: HostEvent, work: WorkItem, calls: HostCalls
     ) -> tuple[str, dict[str, Any]]:
         """Return what the agent is told, and what is to be remembered of that."""
         if event.kind is Kind.CHECK:
@@ -309,9 +309,9 @@ def _rules(automation: Automation, head: Head) -> str:
     return _RULES.format(base=head.branch) + ("" if may_change else _NO_WORKFLOWS)
 
 
-def _work(automation: Automation, run: Run, head: Head, about: Thing) -> Work:
+def _work(automation: Automation, run: Run, head: Head, about: Thing) -> WorkItem:
     number = about["number"]
-    return Work(
+    return WorkItem(
         id=run.id,
         automation_id=automation.id,
         user_id=run.user_id,

@@ -278,7 +278,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     number: int = 0
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
     """What a run brings to a host: a branch, a comment, a pull request; often about an issue."""
 
     id: str

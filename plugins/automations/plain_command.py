@@ -10,13 +10,13 @@ from agentsvc.extension.conversations import ConversationView
 from agentsvc.extension.endings import AT_WORK
 from agentsvc.extension.server import Server
 
-from .ending import Verdict
+from .ending import RunEnd
 from .model import Run, RunStatus
 from .table import AutomationTable, RunTable
 
 log = logging.getLogger(__name__)
 
-type End = Callable[[Run, Verdict, ConversationView], Awaitable[None]]
+type End = Callable[[Run, RunEnd, ConversationView], Awaitable[None]]
 
 
 class Commands:
@@ -62,10 +62,10 @@ class Commands:
         return found is not None and found.status is RunStatus.RUNNING
 
 
-def _verdict(outcome: Outcome) -> Verdict:
+def _verdict(outcome: Outcome) -> RunEnd:
     code, output = outcome.exit_code, outcome.output
     said = output if code is None else f"exit code {code}\n{output}"
     if code == 0:
-        return Verdict(status=RunStatus.COMPLETED, result=said)
+        return RunEnd(status=RunStatus.COMPLETED, result=said)
     text = "The command was ended" if code is None else f"The command has ended with {said}"
-    return Verdict(status=RunStatus.FAILED, detail=text, result=said)
+    return RunEnd(status=RunStatus.FAILED, detail=text, result=said)

@@ -18,7 +18,7 @@ from .host_calls import HostCalls
 from .host_events import HostEvent, event_of, events_of_issue, wanted
 from .hosts import Kind
 from .issue_hosts import PASSING, IssueHosts, wait_of
-from .model import Automation, GitSubject, GitTrigger, RunStatus, Source, Work
+from .model import Automation, GitSubject, GitTrigger, RunStatus, Source, WorkItem
 from .service import Automations
 from .table import AutomationTable, RunTable
 from .work_table import Poll, PollTable, WorkTable
@@ -110,7 +110,7 @@ class Poller:
         return is_known and (since is None or _is_after(created, since))
 
 
-async def _of_pull(trigger: GitTrigger, work: Work, calls: HostCalls) -> list[HostEvent]:
+async def _of_pull(trigger: GitTrigger, work: WorkItem, calls: HostCalls) -> list[HostEvent]:
     """Return what has happened to the pull request of a work."""
     if work.pull is None:
         return []

@@ -27,10 +27,10 @@ from agentsvc.base import (
 from agentsvc.extension.conversations import ConversationQuery, ConversationView, WhenFull
 from agentsvc.extension.server import SandboxStatus, Server
 
-from .ending import Verdict, ended, halt
+from .ending import RunEnd, ended, halt
 from .host_calls import MARK
 from .issue_hosts import PASSING, RETRIED_FOR, IssueHosts, wait_of
-from .model import Automation, GitTrigger, Run, RunStatus, Work
+from .model import Automation, GitTrigger, Run, RunStatus, WorkItem
 from .table import AutomationTable, RunTable
 from .work_table import WorkTable
 
@@ -50,7 +50,7 @@ new=$(git rev-list --count {commit}..HEAD) || exit 3
 rm -f {file} && git bundle create -q {file} HEAD ^{commit} || exit 3
 """
 
-type End = Callable[[Run, Verdict, ConversationView], Awaitable[None]]
+type End = Callable[[Run, RunEnd, ConversationView], Awaitable[None]]
 
 
 class Publisher:
@@ -65,13 +65,13 @@ class Publisher:
         self._url = (server.config.server.public_url or "").rstrip("/")
         self._later: dict[str, float] = {}
 
-    def begun(self, work: Work) -> None:
+    def begun(self, work: WorkItem) -> None:
         """Say soon, unless that is said, that work on an issue has begun."""
         if work.comment_id is None and self._is_time(work.id):
             self._supervisor.spawn(f"publication of work {work.id}", partial(self._say_begun, work))
 
     def ended(
-        self, run: Run, work: Work, view: ConversationView, verdict: Verdict, end: End
+        self, run: Run, work: WorkItem, view: ConversationView, verdict: RunEnd, end: End
     ) -> None:
         """Publish soon what a run has made, then end it; called again until that is done."""
         if self._is_time(run.id):
@@ -98,7 +98,7 @@ class Publisher:
                 due_at = now() + max(_AGAIN, timedelta(seconds=wait_of(exc)))
             await self._look_again(work, due_at)
 
-    async def _look_again(self, work: Work, due_at: datetime | None) -> None:
+    async def _look_again(self, work: WorkItem, due_at: datetime | None) -> None:
         await self._db.write(
             lambda tx: WorkTable.look_at(tx, work.automation_id, due_at, work_id=work.id)
         )
@@ -106,7 +106,7 @@ class Publisher:
     def _is_time(self, key: str) -> bool:
         return monotonic() >= self._later.get(key, 0.0)
 
-    async def _say_begun(self, work: Work) -> None:
+    async def _say_begun(self, work: WorkItem) -> None:
         automation = await AutomationTable.find(self._db, work.automation_id)
         if automation is None:
             return
@@ -118,7 +118,7 @@ class Publisher:
             log.warning("comment of an issue not written yet", extra=_about(work, exc))
 
     async def _finish(
-        self, run: Run, work_id: str, view: ConversationView, verdict: Verdict, end: End
+        self, run: Run, work_id: str, view: ConversationView, verdict: RunEnd, end: End
     ) -> None:
         automation = await AutomationTable.find(self._db, run.automation_id)
         work = await WorkTable.find(self._db, work_id)
@@ -160,9 +160,9 @@ class Publisher:
         self,
         automation: Automation,
         run: Run,
-        work: Work,
+        work: WorkItem,
         view: ConversationView,
-        verdict: Verdict,
+        verdict: RunEnd,
     ) -> None:
         if work.published != run.id:
             head = await self._push(automation, work, view)
@@ -183,7 +183,7 @@ class Publisher:
         found = {"pull": pull["number"], "pull_url": pull["url"]}
         await self._db.write(lambda tx: WorkTable.change(tx, work.id, **found))
 
-    async def _push(self, automation: Automation, work: Work, view: ConversationView) -> str:
+    async def _push(self, automation: Automation, work: WorkItem, view: ConversationView) -> str:
         """Push what the agent has committed and return its last commit; empty for nothing."""
         trigger = automation.definition.trigger
         may_change = isinstance(trigger, GitTrigger) and trigger.workflows
@@ -218,7 +218,7 @@ class Publisher:
             await checkout.push(head, work.branch)
         return head
 
-    def _description(self, automation: Automation, work: Work, verdict: Verdict) -> str:
+    def _description(self, automation: Automation, work: WorkItem, verdict: RunEnd) -> str:
         name = automation.definition.name.replace("`", "'")
         about = f"For issue #{work.issue}, by" if work.issue else "By"
         return (
@@ -226,7 +226,7 @@ class Publisher:
             f" {self._link(work)}{_cost(verdict)}, as the automation `{name}` says."
         )
 
-    def _link(self, work: Work) -> str:
+    def _link(self, work: WorkItem) -> str:
         name = f"conversation {work.conversation_id[:8]}"
         return f"[{name}]({self._url}/#/c/{work.conversation_id})" if self._url else f"{name}"
 
@@ -250,7 +250,7 @@ class Publisher:
         known = {"comment_id": comment_id, "shown": shown}
         await self._db.write(lambda tx: WorkTable.change(tx, work.id, **known))
 
-    async def _close(self, automation: Automation, work: Work, state: str) -> None:
+    async def _close(self, automation: Automation, work: WorkItem, state: str) -> None:
         """End what is done about an issue, and free its sandbox."""
         for run in await RunTable.of_conversations(self._db, [work.conversation_id]):
             await halt(self._conversations, run)
@@ -279,7 +279,7 @@ def quoted(text: str) -> str:
     return "\n".join(f"> {line}" for line in harmless.splitlines())
 
 
-def _outcome(work: Work, verdict: Verdict) -> str:
+def _outcome(work: WorkItem, verdict: RunEnd) -> str:
     if verdict.status is RunStatus.FAILED:
         return f"The agent did not succeed{_cost(verdict)}:\n\n{quoted(verdict.detail)}"
     if verdict.status is RunStatus.CANCELLED:
@@ -288,14 +288,14 @@ def _outcome(work: Work, verdict: Verdict) -> str:
     return f"{done}{_cost(verdict)}:\n\n{quoted(verdict.result)}"
 
 
-def _cost(verdict: Verdict) -> str:
+def _cost(verdict: RunEnd) -> str:
     return f" (${verdict.cost:.2f})" if verdict.cost else ""
 
 
-def _failed(verdict: Verdict, exc: AgentsvcError) -> Verdict:
+def _failed(verdict: RunEnd, exc: AgentsvcError) -> RunEnd:
     detail = f"Its work was not published: {exc.message}"
     return msgspec.structs.replace(verdict, status=RunStatus.FAILED, detail=detail)
 
 
-def _about(work: Work, exc: AgentsvcError) -> dict[str, str]:
+def _about(work: WorkItem, exc: AgentsvcError) -> dict[str, str]:
     return {"work_id": work.id, "reason": exc.message}

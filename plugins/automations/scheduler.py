@@ -30,7 +30,7 @@ from agentsvc.extension.storage import Transaction
 
 from .clock import ClockWatch, bring_back
 from .cron import parse_cron
-from .ending import Verdict, disabled, ended, halt, new_run, settle
+from .ending import RunEnd, disabled, ended, halt, new_run, settle
 from .issue_hosts import PASSING, RETRIED_FOR, wait_of
 from .issue_start import Ignored, IssueStarter, order_of
 from .model import (
@@ -60,7 +60,7 @@ _PASSING: Final = (SandboxLimitReached, CapacityExceeded, BackendUnavailable)
 """What says nothing of the automation: it is tried again."""
 
 
-class _Taken(Exception):
+class _AlreadyTaken(Exception):
     """The run is not there to be begun any more."""
 
 
@@ -184,23 +184,23 @@ class Scheduler:
         try:
             for other in running:
                 await halt(self._conversations, other)
-                verdict = Verdict(status=RunStatus.CANCELLED, detail="A later run has replaced it")
+                verdict = RunEnd(status=RunStatus.CANCELLED, detail="A later run has replaced it")
                 await self._settle(other, verdict)
             await self._start(automation, run)
-        except _Taken:
+        except _AlreadyTaken:
             return
         except Ignored as exc:
             await self._skip(run, str(exc))
         except (*_PASSING, *PASSING) as exc:
             await self._put_off(run, exc)
         except AgentsvcError as exc:
-            await self._settle(run, Verdict(status=RunStatus.FAILED, detail=exc.message))
+            await self._settle(run, RunEnd(status=RunStatus.FAILED, detail=exc.message))
 
     async def _put_off(self, run: Run, exc: AgentsvcError) -> None:
         """Try a run again later; a git host is asked for so long only."""
         moment = now()
         if isinstance(exc, PASSING) and moment - run.created_at > RETRIED_FOR:
-            await self._settle(run, Verdict(status=RunStatus.FAILED, detail=exc.message))
+            await self._settle(run, RunEnd(status=RunStatus.FAILED, detail=exc.message))
             return
         wait = timedelta(seconds=wait_of(exc)) if isinstance(exc, PASSING) else _LATER
         later = msgspec.structs.replace(run, due_at=moment + wait, error_detail=exc.message)
@@ -215,7 +215,7 @@ class Scheduler:
             await check_may_run(tx, run.user_id)
             if not replaces and await RunTable.running(tx, automation.id):
                 # Another one has begun while a host was asked.
-                raise _Taken
+                raise _AlreadyTaken
             begun = msgspec.structs.replace(
                 run,
                 status=RunStatus.RUNNING,
@@ -224,7 +224,7 @@ class Scheduler:
                 started_at=now(),
             )
             if not await RunTable.change(tx, begun, since=RunStatus.PENDING):
-                raise _Taken
+                raise _AlreadyTaken
 
         async def claim_task(tx: Transaction, task: StartTask) -> None:
             await claim(tx, task.conversation_id)
@@ -254,7 +254,7 @@ class Scheduler:
 
         await self._db.write(body)
 
-    async def _settle(self, run: Run, verdict: Verdict) -> None:
+    async def _settle(self, run: Run, verdict: RunEnd) -> None:
         reason = await self._db.write(lambda tx: settle(tx, run, verdict))
         if reason:
             extra = {"automation_id": run.automation_id, "reason": reason}

@@ -10,7 +10,7 @@ from agentsvc.extension.storage import Queryable, Records, Transaction, record_o
 
 from .host_events import HostEvent
 from .hosts import Kind
-from .model import Work
+from .model import WorkItem
 
 
 class Poll(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +23,7 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
     """Why it could not be asked, as its user was told; empty if it could."""
 
 
-class WorkTable(Records[Work], table="plugin_automations_works"):
+class WorkTable(Records[WorkItem], table="plugin_automations_works"):
     """The SQL of what is done about issues."""
 
     @classmethod
@@ -54,19 +54,19 @@ class WorkTable(Records[Work], table="plugin_automations_works"):
         await tx.run(sql, {"id": conversation_id})
 
     @classmethod
-    async def of_conversation(cls, source: Queryable, conversation_id: str) -> Work | None:
+    async def of_conversation(cls, source: Queryable, conversation_id: str) -> WorkItem | None:
         """Return what a conversation works on."""
         return await cls.first(source, "WHERE t.conversation_id = :id", id=conversation_id)
 
     @classmethod
-    async def all_open(cls, source: Queryable, automation_id: str) -> list[Work]:
+    async def all_open(cls, source: Queryable, automation_id: str) -> list[WorkItem]:
         """Return what of an automation has not ended."""
         return await cls.select(
             source, "WHERE t.is_open AND t.automation_id = :id", id=automation_id
         )
 
     @staticmethod
-    async def find_open(source: Queryable, automation_id: str, event: HostEvent) -> Work | None:
+    async def find_open(source: Queryable, automation_id: str, event: HostEvent) -> WorkItem | None:
         """Return what an event is about, if that has not ended."""
         for work in await WorkTable.all_open(source, automation_id):
             if event.kind is Kind.CHECK:
@@ -79,13 +79,13 @@ class WorkTable(Records[Work], table="plugin_automations_works"):
         return None
 
     @classmethod
-    async def last_pull(cls, source: Queryable, automation_id: str) -> Work | None:
+    async def last_pull(cls, source: Queryable, automation_id: str) -> WorkItem | None:
         """Return what an automation has opened a pull request for last, about no issue."""
         rest = "WHERE t.automation_id = :id AND t.pull IS NOT NULL AND t.issue = ''"
         return await cls.first(source, f"{rest} ORDER BY t.rowid DESC", id=automation_id)
 
     @classmethod
-    async def due(cls, source: Queryable, now: datetime) -> list[Work]:
+    async def due(cls, source: Queryable, now: datetime) -> list[WorkItem]:
         """Return those whose pull requests are to be looked at."""
         rest = "WHERE t.due_at IS NOT NULL AND t.due_at <= :now"
         return await cls.select(source, rest, now=to_stored(now))

@@ -38,9 +38,9 @@ from . import checkpoints, commands, hibernation, inspection, names, plan
 from .builds import Builds
 from .engine import Engine, Json
 from .failures import CONFLICT
-from .firewall import Guard
-from .fleet import Fleet
-from .images import Images
+from .firewall import FirewallGuard
+from .fleet import EnginePool
+from .images import ImagePulls
 from .inventory import left_on, sandboxes_on
 from .layers import Layers
 from .making import Maker
@@ -83,13 +83,13 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         super().__init__(config, context)
         limit = config.request_seconds
         found = [Engine(host, time_limit=limit) for host in engines(config)]
-        self._fleet = Fleet(found, context.instance_id, context.state_dir)
-        self._images = Images(config)
+        self._fleet = EnginePool(found, context.instance_id, context.state_dir)
+        self._images = ImagePulls(config)
         self._layers = Layers(context.instance_id)
         self._checkpoints = LongTasks()
         self._copies = LongTasks()
         self._builds = Builds(context.instance_id, config.pull_wait_seconds)
-        self._guard = Guard()
+        self._guard = FirewallGuard()
         self._watches = {one.name: EngineWatch(one, context.instance_id) for one in found}
 
     @property
@@ -513,7 +513,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             raise Conflict("The sandbox does not exist any more")
         return engine, maker, found
 
-    async def _see(self, handle: Handle) -> inspection.Seen | None:
+    async def _see(self, handle: Handle) -> inspection.ContainerStates | None:
         engine, maker, found = await self._find(handle)
         sandbox_id = handle.sandbox_id
         if found is None:
@@ -524,7 +524,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         facts = await engine.facts()
         is_over = inspection.status_of(found) not in ("running", "paused", "created")
         is_paused = is_over and await maker.is_marked_paused(sandbox_id)
-        return inspection.Seen(
+        return inspection.ContainerStates(
             container=found,
             front=front,
             is_paused=is_paused,

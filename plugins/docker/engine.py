@@ -51,7 +51,7 @@ type Json = dict[str, Any]
 type Explain = Callable[[int, str], AgentsvcError]
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What one engine is and can do."""
 
     kind: str
@@ -118,7 +118,7 @@ class Engine:
         self._time_limit = time_limit
         self._client: aiodocker.Docker | None = None
         self._tunnel: Tunnel | None = None
-        self._facts: Facts | None = None
+        self._facts: EngineInfo | None = None
         self._version: Json | None = None
         self._base = ""
         self._opening = asyncio.Lock()
@@ -143,7 +143,7 @@ class Engine:
         """Whether the engine is on another machine than this server."""
         return address_of(self.url) not in ("", "localhost", _LOOPBACK, "::1")
 
-    async def facts(self, *, fresh: bool = False) -> Facts:
+    async def facts(self, *, fresh: bool = False) -> EngineInfo:
         """Return what the engine is; asked once a connection, or anew."""
         if self._facts is None or fresh:
             self._facts = await self._look()
@@ -278,7 +278,7 @@ class Engine:
         self._client, self._version = client, version
         self._base = f"{base}/v{major}.{minor}"
 
-    async def _look(self) -> Facts:
+    async def _look(self) -> EngineInfo:
         info = await self.ask("GET", "info")
         # It was asked for to open the connection, and takes Podman a while.
         version, self._version = self._version, None
@@ -299,7 +299,7 @@ class Engine:
         )
 
 
-def to_facts(info: Json, version: Json, *, is_beside: bool) -> Facts:
+def to_facts(info: Json, version: Json, *, is_beside: bool) -> EngineInfo:
     """Return what the engine's own account of itself means."""
     kind = "podman" if _is_podman(version) else "docker"
     security = " ".join(info.get("SecurityOptions") or [])
@@ -311,7 +311,7 @@ def to_facts(info: Json, version: Json, *, is_beside: bool) -> Facts:
     has_quota = info.get("Driver") in ("btrfs", "zfs") or (
         status.get("Backing Filesystem") == "xfs" and info.get("Driver") == "overlay2"
     )
-    return Facts(
+    return EngineInfo(
         kind=kind,
         version=version.get("Version", "unknown"),
         api=version.get("ApiVersion", "unknown"),

@@ -85,7 +85,7 @@ def rules_of(bridge: str, listed: str) -> list[Rule]:
     return [tuple(words[1:]) for words in found if words[:1] == ["-A"] and bridge in words]
 
 
-class Guard:
+class FirewallGuard:
     """Puts rules back that were taken away, as by whoever loads a machine's rules anew."""
 
     def __init__(self) -> None:

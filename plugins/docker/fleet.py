@@ -10,13 +10,13 @@ import msgspec
 from agentsvc.base import BackendUnavailable, CapacityExceeded, OrderRejected
 
 from . import names
-from .engine import Engine, Facts
+from .engine import Engine, EngineInfo
 
 _AWAY_SECONDS: Final = 10.0
 """How long one of several engines may keep the others waiting."""
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     """What one engine has to do now."""
 
     name: str
@@ -28,7 +28,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the sandbox that is to be placed is there already."""
 
 
-def choose(loads: Iterable[Load]) -> str:
+def choose(loads: Iterable[EngineLoad]) -> str:
     """Return the engine for a sandbox: where it is, else the one with the most room for each.
 
     Raises CapacityExceeded where all of them are full.
@@ -48,12 +48,12 @@ def fits(asked: Mapping[str, str], labels: Mapping[str, str]) -> bool:
     return all(labels.get(name) == value for name, value in asked.items())
 
 
-class Fleet:
+class EnginePool:
     """All engines of a backend by name, and what was last known of each."""
 
     def __init__(self, engines: Iterable[Engine], instance_id: str, state_dir: Path) -> None:
         self.engines = {engine.name: engine for engine in engines}
-        self.facts: dict[str, Facts] = {}
+        self.facts: dict[str, EngineInfo] = {}
         self._instance_id = instance_id
         self._placements = state_dir / "placements"
 
@@ -152,12 +152,12 @@ class Fleet:
         """Drop the note of where a sandbox was."""
         await asyncio.to_thread((self._placements / sandbox_id).unlink, missing_ok=True)
 
-    async def _load(self, engine: Engine, sandbox_id: str) -> Load:
+    async def _load(self, engine: Engine, sandbox_id: str) -> EngineLoad:
         facts = await engine.facts()
         self.facts[engine.name] = facts
         found = await engine.listed("containers", names.of_installation(self._instance_id))
         own = [one for one in found if (one.get("Labels") or {}).get(names.ROLE) == "sandbox"]
-        return Load(
+        return EngineLoad(
             name=engine.name,
             sandboxes=sum(one.get("State") in ("running", "created") for one in own),
             cpus=facts.cpus,
@@ -167,7 +167,7 @@ class Fleet:
         )
 
 
-def _busyness(load: Load) -> tuple[float, int]:
+def _busyness(load: EngineLoad) -> tuple[float, int]:
     return (load.sandboxes + 1) / max(load.cpus, 1), -load.memory_bytes
 
 

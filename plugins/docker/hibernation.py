@@ -14,7 +14,7 @@ from agentsvc.base import AgentsvcError
 from agentsvc.plugin import Isolation
 
 from . import inspection
-from .engine import Engine, Facts
+from .engine import Engine, EngineInfo
 from .failures import CONFLICT, NOT_FOUND
 from .plan import Json, isolation_of
 from .watch import has_told
@@ -31,7 +31,7 @@ _PLACED_SECONDS: Final = 60.0
 """How long after its end what a container had may still be put into its place."""
 
 
-def why_not(facts: Facts, runtime: str) -> str:
+def why_not(facts: EngineInfo, runtime: str) -> str:
     """Say why an engine keeps no containers of a runtime on disk, or nothing where it does."""
     runtime = runtime or facts.default_runtime
     if facts.is_podman:

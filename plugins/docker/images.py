@@ -13,7 +13,7 @@ from agentsvc.plugin import StillFetching
 
 from .engine import Engine, registry_login
 from .failures import from_pull, one_line
-from .plan import Image, Json, to_image
+from .plan import ImageInfo, Json, to_image
 from .settings import DockerConfig
 
 _MEGABYTE = 1_000_000
@@ -62,7 +62,7 @@ class Progress:
         )
 
 
-class Images:
+class ImagePulls:
     """The fetches that are under way."""
 
     def __init__(self, config: DockerConfig) -> None:
@@ -76,7 +76,7 @@ class Images:
             task.cancel()
         await asyncio.gather(*(task for task, _ in fetches.values()), return_exceptions=True)
 
-    async def get(self, engine: Engine, name: str) -> Image:
+    async def get(self, engine: Engine, name: str) -> ImageInfo:
         """Return an image, fetched if need be.
 
         While that takes longer than `pull_wait_seconds`, it raises StillFetching with the progress,

@@ -22,7 +22,7 @@ _UNGUARDED: Final = {"host_ports": "reachable"}
 _OOM_REASON: Final = "a process in it wanted more memory than the sandbox may use, and was killed"
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class ContainerStates(msgspec.Struct, frozen=True, kw_only=True):
     """One look at a sandbox's containers."""
 
     container: Json
@@ -41,7 +41,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     default_runtime: str = ""
 
 
-def to_report(seen: Seen) -> Report:
+def to_report(seen: ContainerStates) -> Report:
     """Return a report; a sandbox that runs is still to be tried at its awaited ports."""
     labels = labels_of(seen.container)
     report = Report(
@@ -67,7 +67,7 @@ def to_report(seen: Seen) -> Report:
             return _ended(report, seen)
 
 
-def _ended(report: Report, seen: Seen) -> Report:
+def _ended(report: Report, seen: ContainerStates) -> Report:
     state = seen.container.get("State") or {}
     if seen.is_paused or seen.is_on_disk:
         paused_as = PausedAs.ON_DISK if seen.is_on_disk else PausedAs.STOPPED
@@ -84,7 +84,7 @@ def _facts(labels: Mapping[str, str]) -> dict[str, str]:
     return {**facts, **_UNGUARDED} if is_open else facts
 
 
-def _running(report: Report, seen: Seen) -> Report:
+def _running(report: Report, seen: ContainerStates) -> Report:
     if seen.front is None or not is_running(seen.front):
         return replace(report, reason="its gateway is not running")
     running = replace(report, phase=Phase.RUNNING, endpoints=endpoints(seen))
@@ -137,7 +137,7 @@ def ended(
     return code, cause, reason
 
 
-def endpoints(seen: Seen) -> tuple[Endpoint, ...]:
+def endpoints(seen: ContainerStates) -> tuple[Endpoint, ...]:
     """Return where each port is reached now; none for ports that are not."""
     found = []
     for name, number in ports_of(seen.container).items():
@@ -184,7 +184,7 @@ def is_running(container: Json) -> bool:
     return bool(state.get("Running")) and not state.get("Paused")
 
 
-def _target(seen: Seen, number: int) -> str:
+def _target(seen: ContainerStates, number: int) -> str:
     settings = (seen.front or {}).get("NetworkSettings") or {}
     if seen.publish:
         bound = (settings.get("Ports") or {}).get(f"{number}/tcp") or []

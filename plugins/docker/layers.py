@@ -19,7 +19,7 @@ from agentsvc.plugin import LongTasks, finish, is_below
 from . import inspection, names
 from .engine import Engine
 from .failures import CONFLICT, NOT_FOUND
-from .plan import Image, Json, to_image
+from .plan import ImageInfo, Json, to_image
 from .transfer import Transfer, paths_of
 
 _ID: Final = re.compile(r"[a-z0-9]{1,64}")
@@ -38,7 +38,7 @@ class Layers:
         """End what is being made; what there is of it goes at the next look."""
         await self._making.close()
 
-    async def find(self, engine: Engine, layer_id: str) -> Image | None:
+    async def find(self, engine: Engine, layer_id: str) -> ImageInfo | None:
         """Return the image of a layer, or None."""
         return await self._find(engine, _name_of(layer_id))
 
@@ -113,7 +113,7 @@ class Layers:
         is_ours = labels.get(names.INSTALLATION) == self._instance_id
         return is_ours and labels.get(names.ROLE) == "layer"
 
-    async def _find(self, engine: Engine, name: str) -> Image | None:
+    async def _find(self, engine: Engine, name: str) -> ImageInfo | None:
         found = await engine.get(f"images/{name}/json")
         image = to_image(found or {})
         return image if self._is_layers(image.labels) else None
@@ -129,7 +129,7 @@ async def _make_image(
         if is_below(path, volume) or is_below(volume, path):
             raise OrderRejected(f"The image has a volume at {path}, of which nothing is kept")
     # Of what began with a layer it is that layer's own base, so that none is on top of another.
-    base = inspection.labels_of(source).get(names.BASE) or source["Image"]
+    base = inspection.labels_of(source).get(names.BASE) or source["ImageInfo"]
     made = await _make_container(
         engine, name, base, {**labels, names.BASE: base, names.MADE_FOR: name}
     )
@@ -163,7 +163,7 @@ async def _make_container(
     if not image.id:
         raise OrderRejected("The image of the sandbox is gone from the engine")
     body = {
-        "Image": base,
+        "ImageInfo": base,
         "Labels": labels,
         "NetworkDisabled": True,
         "HostConfig": {"NetworkMode": "none"},

@@ -22,14 +22,14 @@ from agentsvc.base import AgentsvcError, BackendUnavailable, Conflict, OrderReje
 from agentsvc.plugin import LongTasks, Network, Order, working_dir
 
 from . import firewall, gateways, inspection, names, networks, tools
-from .engine import Engine, Facts
+from .engine import Engine, EngineInfo
 from .failures import CONFLICT
-from .images import Images
+from .images import ImagePulls
 from .layers import Layers
 from .plan import (
     CALLBACK_NAME,
     PRIVATE,
-    Image,
+    ImageInfo,
     Json,
     Mount,
     Placement,
@@ -72,7 +72,7 @@ class Maker:
         self,
         engine: Engine,
         config: DockerConfig,
-        images: Images,
+        images: ImagePulls,
         layers: Layers,
         instance_id: str,
         *,
@@ -233,7 +233,7 @@ class Maker:
 
     # The parts
 
-    async def _beginning(self, order: Order) -> Image:
+    async def _beginning(self, order: Order) -> ImageInfo:
         """Return the image with which a sandbox begins, with the agent server of its spec's."""
         begun = await self._files_of(order)
         if not order.base:
@@ -241,7 +241,7 @@ class Maker:
         agent = await self._image(order.image)
         return in_base(agent, begun, await tools.ensure(self._engine, agent))
 
-    async def _files_of(self, order: Order) -> Image:
+    async def _files_of(self, order: Order) -> ImageInfo:
         if order.layer:
             found = await self._layers.find(self._engine, order.layer)
             if found is not None:
@@ -253,15 +253,15 @@ class Maker:
         # One that has begun with a layer has its files in its volume.
         return await self._image(order.base or order.image)
 
-    def _has_volume_for(self, order: Order, facts: Facts) -> bool:
+    def _has_volume_for(self, order: Order, facts: EngineInfo) -> bool:
         options = to_options(order)
         runtime = options.runtime or self._config.runtime or facts.default_runtime
         return not order.layer or needs_volume(runtime, is_read_only=options.read_only)
 
-    async def _image(self, name: str) -> Image:
+    async def _image(self, name: str) -> ImageInfo:
         return await self._images.get(self._engine, name)
 
-    async def _networks(self, order: Order, facts: Facts) -> Placement:
+    async def _networks(self, order: Order, facts: EngineInfo) -> Placement:
         sandbox_id, pool = order.sandbox_id, self._config.subnets
         labels = names.labels(self._instance_id, sandbox_id, "network")
         outer = names.outer(sandbox_id)
@@ -311,7 +311,7 @@ class Maker:
             proxy_url=f"http://{inner_gateway}:{gateways.PROXY_PORT}",
         )
 
-    async def _guard(self, order: Order, ports: set[int], facts: Facts, names_at: str) -> str:
+    async def _guard(self, order: Order, ports: set[int], facts: EngineInfo, names_at: str) -> str:
         """Close the engine's machine to an open sandbox; return how far, as the label says it."""
         if not self.may_guard(facts):
             return "no"
@@ -322,13 +322,13 @@ class Maker:
         await firewall.close(bridge, sorted(ports), names_at)
         return ",".join(map(str, sorted(ports)))
 
-    def may_guard(self, facts: Facts) -> bool:
+    def may_guard(self, facts: EngineInfo) -> bool:
         """Say whether this server can close the engine's machine to sandboxes."""
         is_near = facts.is_beside and not self._engine.is_remote
         return self._config.guard_host and is_near and firewall.can_guard()
 
     async def _way_back(
-        self, callback: tuple[str, int] | None, facts: Facts, bridge: str
+        self, callback: tuple[str, int] | None, facts: EngineInfo, bridge: str
     ) -> tuple[tuple[str, ...], bool]:
         """Return the names a sandbox must be told for it, and whether there is one."""
         if callback is None:
@@ -364,7 +364,7 @@ class Maker:
             )
         await self.start(container_id)
 
-    async def _volumes(self, order: Order, facts: Facts) -> None:
+    async def _volumes(self, order: Order, facts: EngineInfo) -> None:
         sandbox_id = order.sandbox_id
         if self._has_volume_for(order, facts):
             await self._volume(names.workspace(sandbox_id), sandbox_id, "workspace")
@@ -386,7 +386,9 @@ class Maker:
         if not names.is_own(found.get("Labels"), self._instance_id, sandbox_id):
             raise OrderRejected(f"The engine has a volume `{name}` that is not of this server")
 
-    async def _container(self, order: Order, image: Image, place: Placement, facts: Facts) -> str:
+    async def _container(
+        self, order: Order, image: ImageInfo, place: Placement, facts: EngineInfo
+    ) -> str:
         body = container(
             order,
             image,
@@ -406,7 +408,7 @@ class Maker:
         await self._give_workspace(order, image, container_id)
         return container_id
 
-    async def _give_workspace(self, order: Order, image: Image, container_id: str) -> None:
+    async def _give_workspace(self, order: Order, image: ImageInfo, container_id: str) -> None:
         options = to_options(order)
         user = user_of(image, options, self._config)
         owner = parse_user(user)

@@ -83,7 +83,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Size of /dev/shm, which browsers need."""
 
 
-class Image(msgspec.Struct, frozen=True, kw_only=True):
+class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What an image says of itself."""
 
     id: str = ""
@@ -124,10 +124,10 @@ def to_options(asked: Spec | Order) -> Options:
         raise OrderRejected(f"The options do not fit: {exc}") from exc
 
 
-def to_image(inspected: Json) -> Image:
+def to_image(inspected: Json) -> ImageInfo:
     """Return what matters of an image."""
     config = inspected.get("Config") or {}
-    return Image(
+    return ImageInfo(
         id=inspected.get("Id", ""),
         entrypoint=tuple(config.get("Entrypoint") or ()),
         command=tuple(config.get("Cmd") or ()),
@@ -137,7 +137,7 @@ def to_image(inspected: Json) -> Image:
     )
 
 
-def in_base(agent: Image, base: Image, tools: str) -> Image:
+def in_base(agent: ImageInfo, base: ImageInfo, tools: str) -> ImageInfo:
     """Return an image with the agent server of another one, from a volume."""
     return msgspec.structs.replace(
         base, entrypoint=agent.entrypoint, command=agent.command, tools=tools
@@ -189,14 +189,14 @@ def check_mount(mount: Mount, allowed: Iterable[str]) -> None:
         )
 
 
-def user_of(image: Image, options: Options, config: DockerConfig) -> str:
+def user_of(image: ImageInfo, options: Options, config: DockerConfig) -> str:
     """Return the user a sandbox runs as: never root, unless that was asked for."""
     if asked := options.user or config.user:
         return asked
     return f"{_OWNER}:{_OWNER}" if image.user.partition(":")[0] in ("", "0", "root") else image.user
 
 
-def argv_of(order: Order, image: Image, ports: Mapping[str, int]) -> list[str]:
+def argv_of(order: Order, image: ImageInfo, ports: Mapping[str, int]) -> list[str]:
     """Return the command line; raises OrderRejected where neither order nor image has one."""
     command = image.command if order.command is None else order.command
     argv = [*image.entrypoint, *(fill(part, ports) for part in command)]
@@ -217,7 +217,7 @@ def environment_of(order: Order, ports: Mapping[str, int], place: Placement) -> 
 
 def container(
     order: Order,
-    image: Image,
+    image: ImageInfo,
     config: DockerConfig,
     *,
     place: Placement,
@@ -243,7 +243,7 @@ def container(
         env.setdefault("PATH", f"{own}:{TOOLS}/base/path")
     runtime = options.runtime or config.runtime
     return {
-        "Image": image.id or order.image,
+        "ImageInfo": image.id or order.image,
         "Entrypoint": ["/bin/sh", "-c", ENTRY, directory],
         "Cmd": argv_of(order, image, ports),
         "Env": [f"{name}={value}" for name, value in env.items()],

@@ -13,7 +13,7 @@ from agentsvc.plugin import StillFetching
 
 from .engine import Engine
 from .failures import CONFLICT, NOT_FOUND, one_line
-from .plan import TOOLS, Image, Json
+from .plan import TOOLS, ImageInfo, Json
 
 _PYTHON: Final = f"{TOOLS}/bin/python"
 _TARGET: Final = "/tools"
@@ -22,12 +22,12 @@ _PAUSE_SECONDS: Final = 0.25
 _REMEDY: Final = "use a sandbox spec of the image that `agentsvc images build` makes"
 
 
-def name_of(image: Image) -> str:
+def name_of(image: ImageInfo) -> str:
     """Return the name of the volume, and of the container that fills it."""
     return f"agentsvc-tools-{image.id.removeprefix('sha256:')[:24]}"
 
 
-async def ensure(engine: Engine, image: Image) -> str:
+async def ensure(engine: Engine, image: ImageInfo) -> str:
     """Return the name of the volume with the agent server of an image.
 
     Raises StillFetching while it is being filled, OrderRejected where that cannot be done.
@@ -78,10 +78,10 @@ async def _give_up(engine: Engine, name: str) -> None:
     )
 
 
-def _body(image: Image, name: str) -> Json:
+def _body(image: ImageInfo, name: str) -> Json:
     program = Path(__file__).with_name("tools_program.py").read_text(encoding="utf-8")
     return {
-        "Image": image.id,
+        "ImageInfo": image.id,
         "Entrypoint": [_PYTHON, "-I", "-c", program],
         "Cmd": [],
         "User": "0:0",

@@ -49,7 +49,7 @@ type Option = Text | bool | int | float | None
 type Features = Annotated[dict[Text, Text | dict[Text, Option]], Meta(max_length=_MAX)]
 
 
-class Build(msgspec.Struct, frozen=True, kw_only=True):
+class ImageBuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How the image is built."""
 
     dockerfile: Text = ""
@@ -62,7 +62,7 @@ class Devcontainer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What a file says, as far as it is used."""
 
     image: Text = ""
-    build: Build = Build()
+    build: ImageBuildOptions = ImageBuildOptions()
     docker_file: Text = ""
     """As older files name that of `build`."""
     context: Text = ""
@@ -82,7 +82,7 @@ class Devcontainer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return [f"`{name}`" for name, value in said.items() if value]
 
     @property
-    def built(self) -> Build:
+    def built(self) -> ImageBuildOptions:
         """How the image is built, however old the file is."""
         if self.build.dockerfile or not self.docker_file:
             return self.build

@@ -9,7 +9,7 @@ from agentsvc.base import StartRefused
 from agentsvc.extension.environments import ImageBuild, Spec
 from agentsvc.extension.server import Sandboxes
 
-from .devcontainer import MAX_BYTES, Build, beside, fill_args
+from .devcontainer import MAX_BYTES, ImageBuildOptions, beside, fill_args
 from .features import add_features, find_features, with_features
 from .settings import EnvironmentsConfig
 from .source import DevcontainerFile, Source
@@ -40,7 +40,7 @@ class ImageMaker:
 
         Raises StartRefused for what may not be used or built, OrderRejected for what cannot be built.
         """
-        build = Build()
+        build = ImageBuildOptions()
         if wanted is None:
             return self._allowed(named) if named else ""
         source, found = wanted

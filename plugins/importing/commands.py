@@ -9,10 +9,10 @@ import msgspec
 
 from agentsvc.cli.extension import (
     CommandFailed,
+    ConfigOptions,
     Installation,
     Role,
     Users,
-    Where,
     clean,
     columns,
     example,
@@ -56,7 +56,7 @@ def openhands(
     source_user: str | None,
     dry_run: bool,
     as_json: bool,
-    where: Where,
+    where: ConfigOptions,
 ) -> None:
     """Take over conversations, settings and secrets of an OpenHands server.
 

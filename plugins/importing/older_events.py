@@ -17,7 +17,7 @@ from agentsvc.extension.history import IMPORTED_KEY
 from .older_tools import (
     ANSWERED,
     Fields,
-    Use,
+    ToolCall,
     list_of,
     observation_of,
     string_of,
@@ -60,7 +60,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     """A use of a tool: which event tells of it, and how it was asked for."""
 
     event_id: str
-    use: Use
+    use: ToolCall
     call_id: str
 
 
@@ -141,7 +141,7 @@ class Converter:
         use = use_of(name, args)
         return None if use is None else self._use(number, event, args, use)
 
-    def _use(self, number: int, event: Fields, args: Fields, use: Use) -> Twin:
+    def _use(self, number: int, event: Fields, args: Fields, use: ToolCall) -> Twin:
         call_id = _call_id(event) or f"imported-{number}"
         earlier = self._by_call.get(call_id)
         if earlier is not None:

@@ -23,14 +23,14 @@ _TASK_STATES: Final = frozenset({"todo", "in_progress", "done"})
 _MAX_TASKS: Final = 1000
 
 
-class Use(msgspec.Struct, frozen=True, kw_only=True):
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """A tool, and what it was told."""
 
     tool: str
     action: dict[str, Any]
 
 
-def use_of(name: str, args: Fields) -> Use | None:
+def use_of(name: str, args: Fields) -> ToolCall | None:
     """Return an action as the use of a tool, or None for one that uses none."""
     if name in _NOT_DONE:
         return None
@@ -38,7 +38,7 @@ def use_of(name: str, args: Fields) -> Use | None:
     return _other(name, args) if build is None else build(args)
 
 
-def observation_of(use: Use, content: str, extras: Fields, event: Fields) -> dict[str, Any]:
+def observation_of(use: ToolCall, content: str, extras: Fields, event: Fields) -> dict[str, Any]:
     """Return what came of a use."""
     base: dict[str, Any] = {"content": [text_part(content)], "is_error": False}
     match use.action["kind"]:
@@ -74,7 +74,7 @@ def list_of(fields: Fields, name: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _run(args: Fields) -> Use:
+def _run(args: Fields) -> ToolCall:
     action = {
         "command": string_of(args, "command"),
         "is_input": args.get("is_input") in (True, "true"),
@@ -82,25 +82,25 @@ def _run(args: Fields) -> Use:
         "reset": False,
         "kind": "TerminalAction",
     }
-    return Use(tool="terminal", action=action)
+    return ToolCall(tool="terminal", action=action)
 
 
-def _file(args: Fields, **given: Any) -> Use:
+def _file(args: Fields, **given: Any) -> ToolCall:
     action = {"command": "view", "path": string_of(args, "path"), **given}
-    return Use(tool="file_editor", action={**action, "kind": "FileEditorAction"})
+    return ToolCall(tool="file_editor", action={**action, "kind": "FileEditorAction"})
 
 
-def _read(args: Fields) -> Use:
+def _read(args: Fields) -> ToolCall:
     seen = list_of(args, "view_range")
     is_range = bool(seen) and all(type(line) is int for line in seen)
     return _file(args, view_range=seen if is_range else None)
 
 
-def _write(args: Fields) -> Use:
+def _write(args: Fields) -> ToolCall:
     return _file(args, command="create", file_text=string_of(args, "content"))
 
 
-def _edit(args: Fields) -> Use:
+def _edit(args: Fields) -> ToolCall:
     command = string_of(args, "command")
     if command not in _EDITS:
         return _other("edit", args)
@@ -114,24 +114,24 @@ def _edit(args: Fields) -> Use:
     )
 
 
-def _think(args: Fields) -> Use:
+def _think(args: Fields) -> ToolCall:
     action = {"thought": string_of(args, "thought"), "kind": "ThinkAction"}
-    return Use(tool="think", action=action)
+    return ToolCall(tool="think", action=action)
 
 
-def _finish(args: Fields) -> Use:
+def _finish(args: Fields) -> ToolCall:
     text = string_of(args, "final_thought") or string_of(args, "thought")
-    return Use(tool="finish", action={"message": text, "kind": "FinishAction"})
+    return ToolCall(tool="finish", action={"message": text, "kind": "FinishAction"})
 
 
-def _track(args: Fields) -> Use:
+def _track(args: Fields) -> ToolCall:
     tasks = [one for one in list_of(args, "task_list")[:_MAX_TASKS] if isinstance(one, dict)]
     action = {
         "command": "plan" if args.get("command") == "plan" else "view",
         "task_list": [_task(one) for one in tasks],
         "kind": "TaskTrackerAction",
     }
-    return Use(tool="task_tracker", action=action)
+    return ToolCall(tool="task_tracker", action=action)
 
 
 def _task(task: Fields) -> dict[str, str]:
@@ -143,10 +143,10 @@ def _task(task: Fields) -> dict[str, str]:
     }
 
 
-def _call(args: Fields) -> Use:
+def _call(args: Fields) -> ToolCall:
     arguments = args.get("arguments")
     data = arguments if isinstance(arguments, dict) else {}
-    return Use(tool=_tool_name(args), action={"data": data, "kind": "MCPToolAction"})
+    return ToolCall(tool=_tool_name(args), action={"data": data, "kind": "MCPToolAction"})
 
 
 def _tool_name(args: Fields) -> str:
@@ -154,14 +154,14 @@ def _tool_name(args: Fields) -> str:
     return name if name.isprintable() and 0 < len(name) <= 100 else "mcp"  # noqa: PLR2004
 
 
-def _other(name: str, args: Fields) -> Use:
+def _other(name: str, args: Fields) -> ToolCall:
     tool = name if name.isidentifier() and len(name) <= 100 else "tool"  # noqa: PLR2004
     left = ("thought", "confirmation_state", "security_risk")
     data = {key: value for key, value in args.items() if key not in left}
-    return Use(tool=tool, action={"data": data, "kind": "MCPToolAction"})
+    return ToolCall(tool=tool, action={"data": data, "kind": "MCPToolAction"})
 
 
-def _ran(use: Use, extras: Fields, event: Fields) -> dict[str, Any]:
+def _ran(use: ToolCall, extras: Fields, event: Fields) -> dict[str, Any]:
     given = extras.get("metadata")
     metadata = given if isinstance(given, dict) else {}
     code = metadata.get("exit_code")
@@ -174,7 +174,7 @@ def _ran(use: Use, extras: Fields, event: Fields) -> dict[str, Any]:
     }
 
 
-def _edited(use: Use, extras: Fields) -> dict[str, Any]:
+def _edited(use: ToolCall, extras: Fields) -> dict[str, Any]:
     texts = {name: extras.get(name) for name in ("old_content", "new_content")}
     return {
         "command": use.action["command"],
@@ -185,7 +185,7 @@ def _edited(use: Use, extras: Fields) -> dict[str, Any]:
     }
 
 
-TOOLS: Final[Mapping[str, Callable[[Fields], Use]]] = {
+TOOLS: Final[Mapping[str, Callable[[Fields], ToolCall]]] = {
     "run": _run,
     "read": _read,
     "write": _write,

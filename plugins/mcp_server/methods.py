@@ -9,14 +9,14 @@ from aiohttp import web
 from agentsvc.base import AgentsvcError, NotAllowed
 from agentsvc.extension.agents import FILES, Principal
 from agentsvc.extension.server import VERSION, Server
-from agentsvc.extension.web import AUDITED, PRINCIPAL, Audited, Scope, check_scope
+from agentsvc.extension.web import AUDITED, PRINCIPAL, AuditNote, Scope, check_scope
 
 from .protocol import (
     INVALID_PARAMS,
     LATEST,
     METHOD_NOT_FOUND,
     VERSIONS,
-    Refused,
+    RequestFailed,
     refused_for,
     told,
 )
@@ -53,7 +53,7 @@ async def answer(
             except AgentsvcError as exc:
                 raise refused_for(exc) from exc
         case _:
-            raise Refused(METHOD_NOT_FOUND, f"There is no method `{method}`")
+            raise RequestFailed(METHOD_NOT_FOUND, f"There is no method `{method}`")
 
 
 async def _read(
@@ -62,7 +62,7 @@ async def _read(
     name = "cursor" if method == "resources/list" else "uri"
     given = params.get(name)
     if not isinstance(given, str) and (name == "uri" or given is not None):
-        raise Refused(INVALID_PARAMS, f"`{name}` should be a text")
+        raise RequestFailed(INVALID_PARAMS, f"`{name}` should be a text")
     if name == "cursor":
         return await list_resources(services, caller, given)
     return await read_resource(services, caller, given or "")
@@ -72,7 +72,7 @@ async def _call(request: web.Request, services: Services, params: dict[str, Any]
     """Use a tool: what goes wrong in it is told to the agent, which may mend it."""
     tool = TOOLS.get(params["name"]) if isinstance(params.get("name"), str) else None
     if tool is None:
-        raise Refused(INVALID_PARAMS, "There is no such tool")
+        raise RequestFailed(INVALID_PARAMS, "There is no such tool")
     arguments = params.get("arguments") or {}
     if tool.scope is not Scope.READ:
         request[AUDITED] = _audited(tool.name, arguments, HTTPStatus.INTERNAL_SERVER_ERROR)
@@ -90,10 +90,10 @@ async def _call(request: web.Request, services: Services, params: dict[str, Any]
     return result
 
 
-def _audited(tool: str, about: Any, status: int) -> Audited:
+def _audited(tool: str, about: Any, status: int) -> AuditNote:
     chosen = str(_object(about).get("conversation_id") or "")[:64]
     subject = f"conversation_id={chosen}" if chosen else ""
-    return Audited(action=f"MCP {tool}", subject=subject, status=status)
+    return AuditNote(action=f"MCP {tool}", subject=subject, status=status)
 
 
 def _object(value: Any) -> dict[str, Any]:

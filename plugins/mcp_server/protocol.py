@@ -59,7 +59,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """Why it failed; left out where it did not"""
 
 
-class Refused(Exception):
+class RequestFailed(Exception):
     """A request that has no result."""
 
     def __init__(self, code: int, message: str, data: dict[str, Any] | None = None) -> None:
@@ -67,7 +67,7 @@ class Refused(Exception):
         self.failure = Failure(code=code, message=message, data=data or {})
 
 
-def refused_for(error: AgentsvcError) -> Refused:
+def refused_for(error: AgentsvcError) -> RequestFailed:
     """Return what says in the protocol what an error says in the API."""
     match error:
         case NotFound():
@@ -76,7 +76,7 @@ def refused_for(error: AgentsvcError) -> Refused:
             code = INVALID_PARAMS
         case _:
             code = _REFUSED
-    return Refused(code, told(error), {"code": error.code, "status": error.status})
+    return RequestFailed(code, told(error), {"code": error.code, "status": error.status})
 
 
 def told(error: AgentsvcError) -> str:

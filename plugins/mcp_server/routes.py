@@ -16,7 +16,7 @@ from agentsvc.extension.server import Extension, Middleware, Server
 from agentsvc.extension.web import (
     AUDITED,
     CONFIG,
-    Audited,
+    AuditNote,
     Handler,
     Route,
     Routes,
@@ -26,7 +26,7 @@ from agentsvc.extension.web import (
     read_json,
 )
 
-from .protocol import VERSIONS, Message, Refused, Reply
+from .protocol import VERSIONS, Message, Reply, RequestFailed
 from .settings import McpServerConfig
 
 PATH: Final = "/mcp"
@@ -148,7 +148,7 @@ class McpServer(Extension[McpServerConfig]):
         """
         _check_headers(request)
         message = await read_json(request, Message)
-        request[AUDITED] = Audited(action="")
+        request[AUDITED] = AuditNote(action="")
         if message.method is UNSET or message.id is UNSET:
             return web.Response(status=HTTPStatus.ACCEPTED)
         params = {} if message.params is UNSET else message.params
@@ -158,7 +158,7 @@ class McpServer(Extension[McpServerConfig]):
 
         try:
             result = await answer(request, self._server, message.method, params)
-        except Refused as exc:
+        except RequestFailed as exc:
             return json_response(Reply(id=message.id, error=exc.failure))
         return json_response(Reply(id=message.id, result=result))
 

@@ -78,13 +78,13 @@ class ListArguments(Arguments, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=100, description="How many")] = 20
 
 
-class OneArgument(Arguments, frozen=True, kw_only=True):
+class ConversationArguments(Arguments, frozen=True, kw_only=True):
     """What a tool for one conversation takes."""
 
     conversation_id: ConversationId
 
 
-class ReadArguments(OneArgument, frozen=True, kw_only=True):
+class ReadArguments(ConversationArguments, frozen=True, kw_only=True):
     """What `read_conversation` takes."""
 
     after: Annotated[
@@ -93,20 +93,20 @@ class ReadArguments(OneArgument, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=200, description="How many events to look at")] = 100
 
 
-class SendArguments(OneArgument, frozen=True, kw_only=True):
+class SendArguments(ConversationArguments, frozen=True, kw_only=True):
     """What `send_message` takes."""
 
     message: Annotated[Said, Meta(description="What to tell the agent")]
 
 
-class AnswerArguments(OneArgument, frozen=True, kw_only=True):
+class AnswerArguments(ConversationArguments, frozen=True, kw_only=True):
     """What `answer_confirmation` takes."""
 
     accept: Annotated[bool, Meta(description="Whether the agent may act")]
     reason: Annotated[str, Meta(max_length=10_000, description="Why not; told to the agent")] = ""
 
 
-class CollectArguments(OneArgument, frozen=True, kw_only=True):
+class CollectArguments(ConversationArguments, frozen=True, kw_only=True):
     """What `collect_conversation` takes."""
 
     wait_seconds: Annotated[
@@ -173,7 +173,7 @@ async def send_message(
 
 
 async def stop_conversation(
-    services: Services, caller: Principal, given: OneArgument
+    services: Services, caller: Principal, given: ConversationArguments
 ) -> dict[str, Any]:
     """Stop the agent now, in the middle of a step; a message lets it go on."""
     conversation_id = given.conversation_id.hex
@@ -286,7 +286,7 @@ _ALL: Final = (
     Tool(run=list_conversations, takes=ListArguments, scope=Scope.READ),
     Tool(run=read_conversation, takes=ReadArguments, scope=Scope.READ),
     Tool(run=send_message, takes=SendArguments),
-    Tool(run=stop_conversation, takes=OneArgument, is_destructive=True),
+    Tool(run=stop_conversation, takes=ConversationArguments, is_destructive=True),
     Tool(run=answer_confirmation, takes=AnswerArguments),
     Tool(run=collect_conversation, takes=CollectArguments, scope=Scope.READ),
 )

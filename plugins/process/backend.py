@@ -105,7 +105,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         self._temp_root = sandbox_directory.temp_root(config.temp_dir)
         self._features = HostFeatures(config, doors.callback_of(context.callback_url))
         self._why_no_reclaim = "the backend is not open"
-        self._doors = doors.Doors()
+        self._doors = doors.PortForwards()
         self._layers = Layers(context.state_dir)
         self._meters: dict[str, Meter] = {}
         self._tries = reclaiming.Tries()
@@ -497,11 +497,11 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         await save(handle)
         return handle
 
-    async def _lend(self, order: Order) -> zygote.Loan:
+    async def _lend(self, order: Order) -> zygote.ForkHandle:
         if (order.command or ())[:3] != ("{python}", "-m", self.program):
-            return zygote.Loan()
+            return zygote.ForkHandle()
         if not order.options.get(ZYGOTE, True):
-            return zygote.Loan(reason="the spec has no zygote")
+            return zygote.ForkHandle(reason="the spec has no zygote")
         return await self._zygote.lend()
 
     def _scan(self) -> list[Found]:

@@ -26,7 +26,7 @@ from agentsvc.plugin.egress import (
 )
 
 from .bubblewrap import DOORS
-from .sandbox_directory import OLD_DOOR, Record, SandboxDirectory, WayOut
+from .sandbox_directory import OLD_DOOR, OutboundNetwork, Record, SandboxDirectory
 from .threads import finish
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ PROXY_PORT: Final = 3128
 _SO_PASSRIGHTS: Final = 83
 
 
-class Doors:
+class PortForwards:
     """The doors that are open; closed ones are opened again by the next server."""
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ def is_loopback(callback: str) -> bool:
 
 def policy_of(record: Record) -> Policy:
     """Return what the proxy of a sandbox lets through."""
-    modes = {WayOut.SLIRP: Mode.NONE, WayOut.PROXY: Mode.ELSEWHERE}
+    modes = {OutboundNetwork.SLIRP: Mode.NONE, OutboundNetwork.PROXY: Mode.ELSEWHERE}
     mode = modes[record.way_out] if record.way_out in modes else Mode(record.network)
     needed = [split(one) for one in _near(record)]
     return parse_policy(mode, record.allow_hosts, needed, map(split, record.models))

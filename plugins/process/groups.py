@@ -64,7 +64,7 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
         """Return where a sandbox's groups of version 1 are, or would be."""
         return [parent / name for parent in self.legacy.values()]
 
-    def make(self, name: str, limits: Limits) -> "Held":
+    def make(self, name: str, limits: Limits) -> "SandboxGroups":
         """Make what enforces the limits, and set them; raises OSError if one is not taken."""
         joined: dict[str, None] = {}
         kills = ""
@@ -82,10 +82,10 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
             joined[str(group)] = None
             if controller == "memory":
                 kills = str(group / counter)
-        return Held(joined=tuple(joined), kills=kills)
+        return SandboxGroups(joined=tuple(joined), kills=kills)
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class SandboxGroups(msgspec.Struct, frozen=True, kw_only=True):
     """What was made for one sandbox."""
 
     joined: tuple[str, ...]

@@ -11,7 +11,7 @@ from agentsvc.plugin import Advice, Fences, Isolation, Network
 
 from . import bubblewrap, doors, groups, landlock, reclaiming, seccomp, uplink, users
 from .inspection import NETWORKS
-from .sandbox_directory import WayOut
+from .sandbox_directory import OutboundNetwork
 from .settings import OpenNetwork, ProcessConfig
 from .zygote import Confinement
 
@@ -78,11 +78,11 @@ class HostFeatures:
             return Isolation.BUBBLEWRAP
         return Isolation.LANDLOCK if self._confines else Isolation.NONE
 
-    def way_out(self) -> WayOut:
+    def way_out(self) -> OutboundNetwork:
         """Return how a sandbox that starts now gets out if its network is open. Blocks."""
         if not self.bubblewrap.program or self._config.network is OpenNetwork.HOST:
-            return WayOut.HOST
-        return WayOut.PROXY if self._why_no_uplink() else WayOut.SLIRP
+            return OutboundNetwork.HOST
+        return OutboundNetwork.PROXY if self._why_no_uplink() else OutboundNetwork.SLIRP
 
     def readable(self) -> tuple[Path, ...] | None:
         """Return what sandboxes may read where Landlock alone holds them, and None elsewhere."""
@@ -133,13 +133,13 @@ class HostFeatures:
     def advice(self) -> Iterator[Advice]:
         """Say what the network of open sandboxes lacks."""
         way_out = self.way_out()
-        if way_out is WayOut.HOST and self.bubblewrap.program:
+        if way_out is OutboundNetwork.HOST and self.bubblewrap.program:
             text = (
                 '`network = "host"`: open sandboxes reach all that listens on this machine\'s'
                 " loopback interface, and each other"
             )
             yield Advice(subject="network", text=text, remedy="remove that line")
-        elif way_out is WayOut.PROXY:
+        elif way_out is OutboundNetwork.PROXY:
             text = "sandboxes with the network `open` reach other hosts by HTTP and HTTPS through a proxy only"
             text = f"{text}: {self._why_no_uplink()}"
             yield Advice(subject="network", text=text, remedy="apt-get install slirp4netns")
@@ -155,18 +155,18 @@ class HostFeatures:
 
     def _open_network(self) -> str:
         way_out = self.way_out()
-        reason = f": {self._why_no_uplink()}" if way_out is WayOut.PROXY else ""
+        reason = f": {self._why_no_uplink()}" if way_out is OutboundNetwork.PROXY else ""
         return f"{NETWORKS[way_out]}{reason}"
 
     def _warn_of_network(self) -> None:
         way_out = self.way_out()
-        if way_out is WayOut.HOST and self.bubblewrap.program:
+        if way_out is OutboundNetwork.HOST and self.bubblewrap.program:
             log.warning(
                 "open sandboxes share the network of this machine: they reach all that listens on"
                 " its loopback interface, and each other",
                 extra={"reason": '[backends.process] says `network = "host"`'},
             )
-        elif way_out is WayOut.PROXY:
+        elif way_out is OutboundNetwork.PROXY:
             log.warning(
                 "sandboxes with the network `open` reach other hosts by HTTP and HTTPS through a proxy only",
                 extra={"reason": self._why_no_uplink()},

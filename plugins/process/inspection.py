@@ -19,7 +19,7 @@ from . import cgroup
 from .bubblewrap import WORKSPACE
 from .programs.shim import ZYGOTE
 from .reclaiming import Memory
-from .sandbox_directory import Exit, Record, SandboxDirectory, State, WayOut
+from .sandbox_directory import Exit, OutboundNetwork, Record, SandboxDirectory, State
 from .tree import Tree, boot_id, is_alive, is_stopped, reap
 
 MACHINES_NETWORK: Final = "the machine's, with its loopback interface"
@@ -32,9 +32,9 @@ PROXIED_NETWORK: Final = "one of its own, with HTTP and HTTPS by a proxy as the 
 """What it has where there is no slirp4netns."""
 
 NETWORKS: Final = {
-    WayOut.HOST: MACHINES_NETWORK,
-    WayOut.SLIRP: OWN_NETWORK,
-    WayOut.PROXY: PROXIED_NETWORK,
+    OutboundNetwork.HOST: MACHINES_NETWORK,
+    OutboundNetwork.SLIRP: OWN_NETWORK,
+    OutboundNetwork.PROXY: PROXIED_NETWORK,
 }
 
 _SETTLE_SECONDS: Final = 2.0

@@ -22,11 +22,11 @@ from agentsvc.plugin.egress import relay
 
 from . import bubblewrap, doors, landlock, overlays, sandbox_directory, uplink
 from .host_features import HostFeatures
-from .sandbox_directory import Record, SandboxDirectory, WayOut
+from .sandbox_directory import OutboundNetwork, Record, SandboxDirectory
 from .settings import ProcessConfig
 from .specs import AGENT_SERVER, DEFAULT_SPEC, current, passed_port
 from .tree import MARK
-from .zygote import Loan
+from .zygote import ForkHandle
 
 _LOCALE = "C.UTF-8"
 _CERTIFICATES = "/etc/ssl/certs"
@@ -55,9 +55,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     features: HostFeatures
     """What holds it, limits it, and says who it is outside."""
     temp_root: Path
-    way_out: WayOut = WayOut.HOST
+    way_out: OutboundNetwork = OutboundNetwork.HOST
     """How the sandbox gets out if its network is open."""
-    loan: Loan = Loan()
+    loan: ForkHandle = ForkHandle()
     """The fork that becomes the command, or why it is started as any other."""
 
     def prepare(self) -> Record:
@@ -169,7 +169,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return (self.place.workspace, self.place.home, self.place.agent)
 
     def _box(self, mark: str, record: Record, temp: Path, inside: dict[str, Any]) -> dict[str, Any]:
-        carrier = _find_uplink() if record.way_out is WayOut.SLIRP else ""
+        carrier = _find_uplink() if record.way_out is OutboundNetwork.SLIRP else ""
         view = bubblewrap.View(
             mark=mark,
             writable=self._own(),

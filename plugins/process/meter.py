@@ -31,7 +31,7 @@ class Meter:
     """Knows what one sandbox used when it was last looked at, so that one that rests costs little."""
 
     def __init__(self) -> None:
-        self._memories = Memories()
+        self._memories = MemorySamples()
         self._last: tuple[Identity, Usage] | None = None
 
     def take(self, state: State) -> Usage | None:
@@ -58,7 +58,7 @@ class Meter:
         return usage
 
 
-class Memories:
+class MemorySamples:
     """What the processes of a sandbox take, where nothing else counts it.
 
     The kernel looks at each of their pages to tell, so of those that have as many as when they were

@@ -52,7 +52,7 @@ _REST = " " * 8
 """What goes before the rest of a line that was broken because it is long."""
 
 
-class WayOut(StrEnum):
+class OutboundNetwork(StrEnum):
     """How a sandbox whose network is open reaches anything."""
 
     HOST = "host"
@@ -91,31 +91,31 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its workspace has a path inside that is the same in all sandboxes."""
 
     @property
-    def way_out(self) -> WayOut | None:
+    def way_out(self) -> OutboundNetwork | None:
         """How it gets out if its network is open, else None."""
         if self.network is not Network.OPEN:
             return None
         if not self.has_own_network:
-            return WayOut.HOST
-        return WayOut.PROXY if self.is_proxied else WayOut.SLIRP
+            return OutboundNetwork.HOST
+        return OutboundNetwork.PROXY if self.is_proxied else OutboundNetwork.SLIRP
 
     @property
     def shares_network(self) -> bool:
         """Whether it is in the network of the machine."""
-        return self.way_out is WayOut.HOST
+        return self.way_out is OutboundNetwork.HOST
 
     @property
     def has_proxy(self) -> bool:
         """Whether its programs are sent to the proxy."""
-        return self.way_out in (None, WayOut.PROXY)
+        return self.way_out in (None, OutboundNetwork.PROXY)
 
-    def connected(self, way_out: WayOut, callback: str) -> "Record":
+    def connected(self, way_out: OutboundNetwork, callback: str) -> "Record":
         """Return the record for a start with that way out, if its network is open."""
         return msgspec.structs.replace(
             self,
             callback=callback,
-            has_own_network=self.network is Network.OPEN and way_out is not WayOut.HOST,
-            is_proxied=self.network is Network.OPEN and way_out is WayOut.PROXY,
+            has_own_network=self.network is Network.OPEN and way_out is not OutboundNetwork.HOST,
+            is_proxied=self.network is Network.OPEN and way_out is OutboundNetwork.PROXY,
             door=secrets.token_hex(16) if self.door == OLD_DOOR else self.door,
         )
 
@@ -482,7 +482,12 @@ def remove_temps(mark: str, root: Path, known: str) -> None:
 
 
 def new_record(
-    instance_id: str, order: Order, *, root: Path, callback: str, way_out: WayOut = WayOut.HOST
+    instance_id: str,
+    order: Order,
+    *,
+    root: Path,
+    callback: str,
+    way_out: OutboundNetwork = OutboundNetwork.HOST,
 ) -> Record:
     """Return the record of a sandbox that is about to be made."""
     return copy_to(

@@ -60,7 +60,7 @@ def why_not() -> str:
     return ""
 
 
-class Uplink:
+class OutboundLink:
     """The way out of one sandbox; `start` again when its process has ended."""
 
     def __init__(self, program: str, pid: int, user: int) -> None:

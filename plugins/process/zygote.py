@@ -77,7 +77,7 @@ class Confinement(msgspec.Struct, frozen=True, kw_only=True):
     """Why there may be none here."""
 
 
-class Loan(msgspec.Struct, frozen=True, kw_only=True):
+class ForkHandle(msgspec.Struct, frozen=True, kw_only=True):
     """A socket to a fork that waits for its orders, or why there is none."""
 
     number: int = -1
@@ -132,28 +132,28 @@ class Zygote:
         if self._rules.is_wanted and sys.platform == "linux" and not self._confinement.refusal:
             self._start_after(self._rules.delay_seconds)
 
-    async def lend(self) -> Loan:
+    async def lend(self) -> ForkHandle:
         """Return a fork, loading what it is a fork of if need be, or say why there is none."""
         if not self._rules.is_wanted:
-            return Loan(reason="the configuration has no zygote")
+            return ForkHandle(reason="the configuration has no zygote")
         if sys.platform != "linux":
-            return Loan(reason="this is not Linux")
+            return ForkHandle(reason="this is not Linux")
         if self._confinement.refusal:
-            return Loan(reason=self._confinement.refusal)
+            return ForkHandle(reason=self._confinement.refusal)
         await self._renew()
         if self._run is None and self._may_start():
             await asyncio.wait([self._start()])
         run = self._run
         if run is None:
-            return Loan(reason=self._reason)
+            return ForkHandle(reason=self._reason)
         run.hurry()
         self._begin_idling()
         try:
             async with asyncio.timeout(self._rules.wait_seconds):
                 await run.settled.wait()
         except TimeoutError:
-            return Loan(reason="the zygote is still being loaded")
-        return run.fork() or Loan(reason=self._reason or ENDED)
+            return ForkHandle(reason="the zygote is still being loaded")
+        return run.fork() or ForkHandle(reason=self._reason or ENDED)
 
     def describe(self) -> str:
         """Say in a few words what there is."""
@@ -328,7 +328,7 @@ class _Run:
             with contextlib.suppress(OSError):  # it has ended, which is heard elsewhere
                 os.write(self.number, b"h")
 
-    def fork(self) -> Loan | None:
+    def fork(self) -> ForkHandle | None:
         """Return a socket to a new fork, or None if there can be none."""
         if not self.is_ready:
             return None
@@ -339,7 +339,7 @@ class _Run:
             except OSError:
                 return None
             space = -1 if self._space < 0 else _high(self._space)
-            return Loan(number=_high(ours.fileno()), user=self._user.number, space=space)
+            return ForkHandle(number=_high(ours.fileno()), user=self._user.number, space=space)
 
     def end(self) -> None:
         """Kill it and wait until it is gone; fine if it is."""

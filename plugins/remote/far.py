@@ -26,7 +26,7 @@ from .calls import Calls, one_line, session_prefix
 GONE: Final = "The sandbox does not exist any more"
 
 
-class FarConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the tables of both say."""
 
     url: Annotated[str, Meta(pattern=r"^https?://[^/\s@]+(/\S*)?$")]
@@ -41,7 +41,7 @@ class FarConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How long one call may take."""
 
 
-class FarBackend[C: FarConfig](RuntimeBackend[C]):
+class ServiceBackend[C: ServiceConfig](RuntimeBackend[C]):
     """Has one service run the sandboxes; how it is spoken to is the subclass's matter."""
 
     key_header: ClassVar[str]

@@ -43,7 +43,7 @@ from agentsvc.plugin import (
 )
 
 from .calls import HANDLE_VERSION, check_handle, fingerprint, one_line
-from .far import GONE, FarBackend, FarConfig, known, phase_of, usable
+from .far import GONE, ServiceBackend, ServiceConfig, known, phase_of, usable
 
 _AGENT: Final = "agent"
 _USUAL_PORTS: Final[Mapping[str, int]] = {
@@ -88,7 +88,7 @@ RUNTIME_SPEC: Final = Spec(
 """The published image of the agent server, as control planes ask for it."""
 
 
-class RemoteConfig(FarConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RemoteConfig(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `[backends.remote]` table."""
 
     resource_factor: Factor = 1
@@ -134,7 +134,7 @@ _PHASES: Final[Mapping[str, Phase]] = {
 }
 
 
-class RemoteBackend(FarBackend[RemoteConfig]):
+class RemoteBackend(ServiceBackend[RemoteConfig]):
     """Has a service with the remote runtime API run the sandboxes."""
 
     name: ClassVar[str] = "remote"

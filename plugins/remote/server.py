@@ -42,7 +42,7 @@ from agentsvc.plugin import (
 )
 
 from .calls import HANDLE_VERSION, check_handle, fingerprint, one_line
-from .far import GONE, FarBackend, FarConfig, known, phase_of, usable
+from .far import GONE, ServiceBackend, ServiceConfig, known, phase_of, usable
 
 _SANDBOXES: Final = "/api/v1/sandboxes"
 _PAGE: Final = "100"
@@ -52,7 +52,7 @@ SERVER_SPEC: Final = Spec(id="agentsvc", backend="agentsvc")
 """Whatever the other server starts by itself."""
 
 
-class ServerConfig(FarConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ServerConfig(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `[backends.agentsvc]` table; the key is that of a user there, who has all sandboxes."""
 
 
@@ -104,7 +104,7 @@ _PHASES: Final[Mapping[str, Phase]] = {
 }
 
 
-class ServerBackend(FarBackend[ServerConfig]):
+class ServerBackend(ServiceBackend[ServerConfig]):
     """Has another server run the sandboxes."""
 
     name: ClassVar[str] = "agentsvc"

@@ -125,7 +125,7 @@ class Links:
         return found
 
 
-class Reading:
+class SharedView:
     """What one link shows, without the secrets of its user."""
 
     def __init__(
@@ -137,7 +137,7 @@ class Reading:
         self.mask = mask
 
     @classmethod
-    async def open(cls, server: Server, link: Link) -> "Reading":
+    async def open(cls, server: Server, link: Link) -> "SharedView":
         """Read what is needed to show a conversation; raises NotFound for one that did not start."""
         user_id, conversation_id = link.user_id, link.conversation_id
         view = await server.conversations.get(user_id, conversation_id)

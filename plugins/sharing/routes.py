@@ -50,7 +50,7 @@ from agentsvc.extension.web import (
     to_query,
 )
 
-from .links import MIGRATIONS, Link, Links, Reading
+from .links import MIGRATIONS, Link, Links, SharedView
 from .redaction import Redaction, show_text
 from .settings import SharingConfig
 
@@ -351,12 +351,12 @@ class Sharing(Extension[SharingConfig]):
             raise NotFound("There is no such conversation")
         return found
 
-    async def _find(self, link_id: str) -> Reading | None:
+    async def _find(self, link_id: str) -> SharedView | None:
         link = await self._links.find(link_id)
         if link is None:
             return None
         try:
-            return await Reading.open(self._server, link)
+            return await SharedView.open(self._server, link)
         except NotFound:
             # It was deleted a moment ago, or has not started.
             return None
@@ -366,7 +366,7 @@ class Sharing(Extension[SharingConfig]):
     ) -> web.StreamResponse:
         from .page import POLICY  # noqa: PLC0415  # few ask for one
 
-        reading = await Reading.open(self._server, link)
+        reading = await SharedView.open(self._server, link)
         headers = {
             **_HEADERS,
             hdrs.CONTENT_TYPE: f"{HTML}; charset=utf-8",
@@ -390,7 +390,7 @@ class Sharing(Extension[SharingConfig]):
         await response.write_eof()
         return response
 
-    async def _parts(self, reading: Reading) -> AsyncIterator[bytes]:
+    async def _parts(self, reading: SharedView) -> AsyncIterator[bytes]:
         from .page import FOOT, articles, head  # noqa: PLC0415  # few ask for one
 
         shown = from_reading(reading)
@@ -418,7 +418,7 @@ def from_link(request: web.Request, link: Link) -> Share:
     return view_of(Share, link, url=url)
 
 
-def from_reading(reading: Reading) -> SharedConversation:
+def from_reading(reading: SharedView) -> SharedConversation:
     """Return what is shown of a conversation beside its events."""
     found, link = reading.conversation, reading.link
     # Each by its name: what else a conversation has is not for readers.

@@ -58,7 +58,7 @@ MIGRATIONS: Final = (
 )
 
 
-class Person(msgspec.Struct, frozen=True, kw_only=True):
+class ExternalIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """Somebody whom a provider or a proxy knows, with what that says of them."""
 
     provider: str
@@ -77,7 +77,7 @@ class Identities:
     def __init__(self, db: Database) -> None:
         self._db = db
 
-    async def find_key(self, person: Person, invitation: str | None) -> int:
+    async def find_key(self, person: ExternalIdentity, invitation: str | None) -> int:
         """Return the number of the key that stands for somebody; makes user and key where needed.
 
         Raises NotAllowed for who is not invited or is blocked, Conflict for a name that is taken,
@@ -100,7 +100,9 @@ class Identities:
 
         return await self._db.write(body)
 
-    async def note_login(self, login_id: str, person: Person, session: str | None) -> None:
+    async def note_login(
+        self, login_id: str, person: ExternalIdentity, session: str | None
+    ) -> None:
         """Keep by whom a login began, so that a provider can end it."""
         row = {
             "login_id": login_id,
@@ -147,7 +149,7 @@ class Identities:
         return token
 
 
-async def _find(tx: Transaction, person: Person) -> Row | None:
+async def _find(tx: Transaction, person: ExternalIdentity) -> Row | None:
     sql = """
         SELECT i.user_id, k.id AS key_id
         FROM plugin_sign_in_identities AS i
@@ -170,7 +172,9 @@ async def _take_invitation(tx: Transaction, token: str) -> str:
     return str(row["user_id"])
 
 
-async def _key_for(tx: Transaction, person: Person, user_id: str, found: Row | None) -> int:
+async def _key_for(
+    tx: Transaction, person: ExternalIdentity, user_id: str, found: Row | None
+) -> int:
     """Return the key that logins of somebody stand for; one that was revoked is replaced."""
     if (await get_user(tx, user_id)).blocked_at is not None:
         raise NotAllowed("This user is blocked")

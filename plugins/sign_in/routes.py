@@ -53,7 +53,7 @@ from agentsvc.extension.web import (
 )
 
 from .attempts import Attempts
-from .identities import MIGRATIONS, Identities, Person
+from .identities import MIGRATIONS, ExternalIdentity, Identities
 from .provider import Claims, Provider, check_installed, new_session
 from .roles import role_of
 from .settings import SignInConfig
@@ -254,7 +254,7 @@ class SignIn(Extension[SignInConfig]):
         if not is_from_proxy(request) or len(named) != 1 or not named[0].strip():
             raise NotAuthenticated("No trusted proxy says who you are")
         groups = request.headers.get(config.groups_header, "") if config.groups_header else ""
-        person = Person(
+        person = ExternalIdentity(
             provider=_PROXY,
             subject=named[0].strip()[:_LONGEST_SUBJECT],
             name=named[0].strip()[:_LONGEST_NAME],
@@ -299,7 +299,12 @@ class SignIn(Extension[SignInConfig]):
         return response
 
     async def _log_in(
-        self, request: web.Request, person: Person, invitation: str | None, *, session: str | None
+        self,
+        request: web.Request,
+        person: ExternalIdentity,
+        invitation: str | None,
+        *,
+        session: str | None,
     ) -> web.Response:
         key_id = await self._identities.find_key(person, invitation)
         logins = request.app[LOGINS]
@@ -315,13 +320,13 @@ class SignIn(Extension[SignInConfig]):
         return found
 
 
-def _person_of(provider: Provider, claims: Claims) -> Person:
+def _person_of(provider: Provider, claims: Claims) -> ExternalIdentity:
     """Return who has signed in; raises NotAllowed for who may not, NotAuthenticated for nobody."""
     config, subject = provider.config, _text(claims.get("sub"))
     if not subject or len(subject) > _LONGEST_SUBJECT:
         raise NotAuthenticated("The provider does not say who has signed in")
     names = (_text(claims.get(one)) for one in (config.name_claim, "email"))
-    return Person(
+    return ExternalIdentity(
         provider=provider.name,
         subject=subject,
         name=next((one for one in names if one), subject)[:_LONGEST_NAME],

@@ -9,9 +9,9 @@ import click
 from agentsvc.base import Secret
 from agentsvc.cli.extension import (
     CommandFailed,
+    ConfigOptions,
     Installation,
     KeyRing,
-    Where,
     example,
     existing_data_dir,
     json_option,
@@ -52,7 +52,7 @@ def command() -> None:
 @command.command("list", epilog=example("agentsvc webhooks list"))
 @json_option
 @where_options
-def list_webhooks(*, as_json: bool, where: Where) -> None:
+def list_webhooks(*, as_json: bool, where: ConfigOptions) -> None:
     """List the webhooks of all users; their secrets are not shown."""
 
     async def body(webhooks: Webhooks, users: KeyRing) -> list[tuple[str, ...]]:
@@ -87,7 +87,7 @@ def add(
     no_changes: bool,
     description: str,
     output: str | None,
-    where: Where,
+    where: ConfigOptions,
 ) -> None:
     """Deliver to URL and show the secret of its signatures; it cannot be shown again."""
     if (kind and no_events) or (change and no_changes):
@@ -114,7 +114,7 @@ def add(
 @command.command(epilog=example("agentsvc webhooks enable ID"))
 @click.argument("webhook_id", metavar="ID")
 @where_options
-def enable(webhook_id: str, where: Where) -> None:
+def enable(webhook_id: str, where: ConfigOptions) -> None:
     """Deliver again to the webhook with this ID, first what was left when it was disabled."""
     _switch(webhook_id, where, is_enabled=True)
 
@@ -122,7 +122,7 @@ def enable(webhook_id: str, where: Where) -> None:
 @command.command(epilog=example("agentsvc webhooks disable ID"))
 @click.argument("webhook_id", metavar="ID")
 @where_options
-def disable(webhook_id: str, where: Where) -> None:
+def disable(webhook_id: str, where: ConfigOptions) -> None:
     """Deliver nothing more to the webhook with this ID until it is enabled."""
     _switch(webhook_id, where, is_enabled=False)
 
@@ -131,7 +131,7 @@ def disable(webhook_id: str, where: Where) -> None:
 @click.argument("webhook_id", metavar="ID")
 @output_option
 @where_options
-def rotate(webhook_id: str, output: str | None, where: Where) -> None:
+def rotate(webhook_id: str, output: str | None, where: ConfigOptions) -> None:
     """Replace the secret of the webhook with this ID and show the new one, which is shown once.
 
     The former secret signs as well for `webhooks.rotation_seconds`, so that the receiver has time to
@@ -152,7 +152,7 @@ def rotate(webhook_id: str, output: str | None, where: Where) -> None:
 @command.command(epilog=example("agentsvc webhooks remove ID"))
 @click.argument("webhook_id", metavar="ID")
 @where_options
-def remove(webhook_id: str, where: Where) -> None:
+def remove(webhook_id: str, where: ConfigOptions) -> None:
     """Delete the webhook with an ID of `agentsvc webhooks list`, and its deliveries."""
 
     async def body(webhooks: Webhooks, _users: KeyRing) -> None:
@@ -169,7 +169,7 @@ def remove(webhook_id: str, where: Where) -> None:
 @json_option
 @where_options
 def deliveries(
-    webhook_id: str, state: str | None, limit: int, *, as_json: bool, where: Where
+    webhook_id: str, state: str | None, limit: int, *, as_json: bool, where: ConfigOptions
 ) -> None:
     """List the newest deliveries of the webhook with this ID."""
 
@@ -205,7 +205,7 @@ def deliveries(
 @click.argument("delivery_id", metavar="[DELIVERY]", required=False)
 @click.option("--failed", is_flag=True, help="Every delivery that was given up.")
 @where_options
-def replay(webhook_id: str, delivery_id: str | None, failed: bool, where: Where) -> None:
+def replay(webhook_id: str, delivery_id: str | None, failed: bool, where: ConfigOptions) -> None:
     """Make a delivery of the webhook with this ID again, or all that were given up."""
     if failed == bool(delivery_id):
         raise click.UsageError("name a delivery, or all that were given up with --failed")
@@ -240,7 +240,7 @@ def _state(subscription: Subscription) -> str:
     return f"disabled: {reason}" if reason else "disabled"
 
 
-def _switch(webhook_id: str, where: Where, *, is_enabled: bool) -> None:
+def _switch(webhook_id: str, where: ConfigOptions, *, is_enabled: bool) -> None:
     async def body(webhooks: Webhooks, _users: KeyRing) -> None:
         wanted = WebhookUpdate(is_enabled=is_enabled)
         await webhooks.update(await _owner(webhooks, webhook_id), webhook_id, wanted)
@@ -256,7 +256,7 @@ async def _owner(webhooks: Webhooks, webhook_id: str) -> str:
     return found.user_id
 
 
-def _run[T](where: Where, body: Callable[[Webhooks, KeyRing], Awaitable[T]]) -> T:
+def _run[T](where: ConfigOptions, body: Callable[[Webhooks, KeyRing], Awaitable[T]]) -> T:
     loaded = where.load()
     places = existing_data_dir(loaded)
 

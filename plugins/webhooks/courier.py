@@ -37,7 +37,7 @@ _LANES: Final = 4
 _JITTER: Final = 0.5
 
 
-class Courier:
+class WebhookSender:
     """Delivers for every subscription, each in a task of its own while there is something to do."""
 
     def __init__(

@@ -22,7 +22,7 @@ from agentsvc.extension.web import (
     path_text,
 )
 
-from .courier import Courier
+from .courier import WebhookSender
 from .model import (
     ChangeKind,
     Delivery,
@@ -38,7 +38,7 @@ from .settings import WebhooksConfig
 _FORGET_SECONDS: Final = 600.0
 
 WEBHOOKS: Final[web.AppKey[Webhooks]] = web.AppKey("webhooks")
-COURIER: Final[web.AppKey[Courier]] = web.AppKey("courier")
+COURIER: Final[web.AppKey[WebhookSender]] = web.AppKey("courier")
 
 _ONE: Final = "/{subscription_id}"
 _PAGE: Final = 50
@@ -311,7 +311,7 @@ class WebhooksExtension(Extension[WebhooksConfig]):
             most=self.config.concurrency,
             own=server.config.server.own_urls(),
         )
-        courier = Courier(
+        courier = WebhookSender(
             db=server.database,
             vault=server.vault,
             events=server.events,

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from agentsvc.cli.demo import commands_to_try
 from agentsvc.cli.show.colour import ColourScreen
-from agentsvc.cli.show.notes import Note, Tone, find_created_file, find_outcome, to_note
+from agentsvc.cli.show.notes import Note, NoteKind, find_created_file, find_outcome, to_note
 from agentsvc.cli.show.screen import Screen, open_screen
 
 
@@ -30,7 +30,7 @@ def action(tool: str, *, thought: str = "", **arguments: Any) -> dict[str, Any]:
     return event("ActionEvent", tool_name=tool, action=arguments, thought=thoughts)
 
 
-def told(given: dict[str, Any]) -> list[tuple[Tone, str]]:
+def told(given: dict[str, Any]) -> list[tuple[NoteKind, str]]:
     return [(part.tone, part.text) for part in to_note(given).parts]
 
 
@@ -40,17 +40,17 @@ def test_a_change_of_a_file_is_told_as_a_diff() -> None:
         "ObservationEvent", "environment", tool_name="file_editor", observation=observation
     )
     assert told(given) == [
-        (Tone.OUTPUT, "@@ -1,3 +1,3 @@\n a"),
-        (Tone.REMOVED, "-b"),
-        (Tone.ADDED, "+B"),
-        (Tone.OUTPUT, " c"),
+        (NoteKind.OUTPUT, "@@ -1,3 +1,3 @@\n a"),
+        (NoteKind.REMOVED, "-b"),
+        (NoteKind.ADDED, "+B"),
+        (NoteKind.OUTPUT, " c"),
     ]
 
 
 def test_a_note_says_when_and_who() -> None:
     note = to_note(event("MessageEvent", "user", llm_message={"content": texts("hello", "you")}))
     assert (note.at, note.who) == ("19:15:05", "user")
-    assert [(part.tone, part.text) for part in note.parts] == [(Tone.USER, "hello\nyou")]
+    assert [(part.tone, part.text) for part in note.parts] == [(NoteKind.USER, "hello\nyou")]
 
 
 @pytest.mark.parametrize(
@@ -58,39 +58,39 @@ def test_a_note_says_when_and_who() -> None:
     [
         (
             event("SystemPromptEvent", tools=[{"name": "terminal"}, {"title": "finish"}]),
-            [(Tone.STATE, "is ready, with the tools terminal, finish")],
+            [(NoteKind.STATE, "is ready, with the tools terminal, finish")],
         ),
-        (event("MessageEvent", llm_message={"content": texts("hi")}), [(Tone.AGENT, "hi")]),
+        (event("MessageEvent", llm_message={"content": texts("hi")}), [(NoteKind.AGENT, "hi")]),
         (
             action("terminal", thought="I look.", command="ls"),
-            [(Tone.AGENT, "I look."), (Tone.COMMAND, "$ ls")],
+            [(NoteKind.AGENT, "I look."), (NoteKind.COMMAND, "$ ls")],
         ),
         (
             action("file_editor", command="create", path="/w/a.py", file_text="x = 1\ny = 2\n"),
-            [(Tone.COMMAND, "create /w/a.py"), (Tone.OUTPUT, "x = 1\ny = 2")],
+            [(NoteKind.COMMAND, "create /w/a.py"), (NoteKind.OUTPUT, "x = 1\ny = 2")],
         ),
-        (action("file_editor", command="view", path="/w"), [(Tone.COMMAND, "view /w")]),
-        (action("finish", message="Done."), [(Tone.AGENT, "Done.")]),
-        (action("browse", kind="B", url="x"), [(Tone.COMMAND, 'browse {"url":"x"}')]),
+        (action("file_editor", command="view", path="/w"), [(NoteKind.COMMAND, "view /w")]),
+        (action("finish", message="Done."), [(NoteKind.AGENT, "Done.")]),
+        (action("browse", kind="B", url="x"), [(NoteKind.COMMAND, 'browse {"url":"x"}')]),
         (
             event(
                 "ObservationEvent",
                 tool_name="terminal",
                 observation={"content": texts("out"), "exit_code": 0},
             ),
-            [(Tone.OUTPUT, "out"), (Tone.STATE, "exit code 0")],
+            [(NoteKind.OUTPUT, "out"), (NoteKind.STATE, "exit code 0")],
         ),
         (
             event("ObservationEvent", tool_name="terminal", observation={"exit_code": 3}),
-            [(Tone.ERROR, "exit code 3")],
+            [(NoteKind.ERROR, "exit code 3")],
         ),
         (
             event("ObservationEvent", tool_name="finish", observation={"content": texts("x")}),
-            [(Tone.STATE, "the agent is done")],
+            [(NoteKind.STATE, "the agent is done")],
         ),
         (
             event("ConversationStateUpdateEvent", key="execution_status", value="running"),
-            [(Tone.STATE, "is running")],
+            [(NoteKind.STATE, "is running")],
         ),
         (
             event("ConversationStateUpdateEvent", key="full_state", value={}),
@@ -115,9 +115,12 @@ def test_a_note_says_when_and_who() -> None:
             ),
             [],
         ),
-        (event("AgentErrorEvent", error="no such tool"), [(Tone.ERROR, "no such tool")]),
-        (event("ConversationErrorEvent", code="X", detail="it broke"), [(Tone.ERROR, "it broke")]),
-        (event("PauseEvent", "user"), [(Tone.STATE, "PauseEvent")]),
+        (event("AgentErrorEvent", error="no such tool"), [(NoteKind.ERROR, "no such tool")]),
+        (
+            event("ConversationErrorEvent", code="X", detail="it broke"),
+            [(NoteKind.ERROR, "it broke")],
+        ),
+        (event("PauseEvent", "user"), [(NoteKind.STATE, "PauseEvent")]),
     ],
 )
 def test_an_event_is_told_in_words(given: dict[str, Any], expected: list[Any]) -> None:
@@ -133,7 +136,7 @@ def test_what_could_disturb_a_terminal_is_left_out() -> None:
     message = event(
         "MessageEvent", llm_message={"content": texts("a\x1b[31mb\x07\tc\x1b[?2004h\n\x1b[?2004l")}
     )
-    assert told(message) == [(Tone.AGENT, "ab    c")]
+    assert told(message) == [(NoteKind.AGENT, "ab    c")]
 
 
 def test_of_a_long_text_the_beginning_is_shown() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from agentsvc.base.errors import ArchiveRefused
-from agentsvc.conversations.archives.tarball import Bounds, Contents, read_parts, repack
+from agentsvc.conversations.archives.tarball import Contents, UnpackLimits, read_parts, repack
 
-BOUNDS = Bounds(unpacked_bytes=1_000_000, files=100)
+BOUNDS = UnpackLimits(unpacked_bytes=1_000_000, files=100)
 
 type Fill = Callable[[tarfile.TarFile], None]
 

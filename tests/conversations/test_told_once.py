@@ -10,7 +10,7 @@ from agentsvc.agentserver.client import AgentClient
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.base.values import Secret, new_id
 from agentsvc.conversations.message_delivery import deliver_once
-from agentsvc.conversations.message_queue_table import Pending, PendingKind
+from agentsvc.conversations.message_queue_table import PendingKind, PendingMessage
 from agentsvc.domain.orders import Content, ContentKind, Message
 from agentsvc.testing.llm import call, finish, make_playbook
 from tests.fake_sandbox import FakeSandbox
@@ -252,7 +252,7 @@ async def test_a_message_that_a_paused_agent_has_but_has_not_begun_with_sets_it_
     last_event = conversation.events[-1]["id"]
     conversation.add_message(HELLO["content"])
     [sandbox] = fake_agent.sandboxes.values()
-    pending = Pending(
+    pending = PendingMessage(
         id=new_id(),
         conversation_id=conversation_id,
         kind=PendingKind.MESSAGE,

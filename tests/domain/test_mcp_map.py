@@ -8,11 +8,11 @@ import pytest
 from agentsvc.base.errors import InvalidRequest
 from agentsvc.base.values import MASK, Secret
 from agentsvc.domain.mcp import (
-    Extras,
     McpConfig,
     ShttpServer,
     SseServer,
     StdioServer,
+    ToolServerExtras,
     read_mcp_config,
     restore_secrets,
     show_mcp_config,
@@ -48,14 +48,14 @@ def test_a_map_becomes_the_three_lists() -> None:
             command="npx",
             args=("-y", "a b"),
             env={"A": Secret("1")},
-            extras=Extras(cwd="/srv"),
+            extras=ToolServerExtras(cwd="/srv"),
         ),
     )
     assert config.sse_servers == (
         SseServer(
             url="http://a/sse",
             api_key=Secret("k"),
-            extras=Extras(
+            extras=ToolServerExtras(
                 name="events", headers={"X-Team": Secret("t")}, sse_read_timeout_seconds=30
             ),
         ),
@@ -65,10 +65,11 @@ def test_a_map_becomes_the_three_lists() -> None:
             url="http://h/mcp",
             api_key=Secret("q"),
             timeout_seconds=5,
-            extras=Extras(name="search"),
+            extras=ToolServerExtras(name="search"),
         ),
         ShttpServer(
-            url="http://off/mcp", extras=Extras(name="off", enabled=False, description="later")
+            url="http://off/mcp",
+            extras=ToolServerExtras(name="off", enabled=False, description="later"),
         ),
     )
 

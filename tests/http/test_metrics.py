@@ -6,7 +6,7 @@ import pytest
 
 from agentsvc.accounts.keys import Role
 from agentsvc.conversations.statistics import lag_seconds, quantile
-from agentsvc.http.server.metrics_registry import Measures, gauge, to_text
+from agentsvc.http.server.metrics_registry import RequestMetrics, gauge, to_text
 from agentsvc.testing.backend import FakeWorld
 from tests.service import WAIT_SECONDS, Client, Service
 
@@ -123,7 +123,7 @@ def test_what_a_label_says_is_escaped() -> None:
 
 
 def test_a_time_is_in_the_first_part_it_fits_and_in_all_later_ones() -> None:
-    measures = Measures()
+    measures = RequestMetrics()
     for seconds in (0.1, 0.3, 1000.0):
         measures.note(method="GET", route="/x", status=200, seconds=seconds)
     measures.note(method="GET", route="/stream", status=200, seconds=None)

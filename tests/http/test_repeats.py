@@ -12,7 +12,7 @@ from agentsvc.accounts.idempotency import (
     LARGEST_ANSWER_BYTES,
     IdempotencySlot,
     IdempotencyStore,
-    Kept,
+    StoredAnswer,
 )
 from agentsvc.accounts.keys import KeyRing, Role
 from agentsvc.agentserver.responses import CommandResult
@@ -274,8 +274,8 @@ async def slot_of(database: Database, key: bytes = b"key", print_: bytes = b"x")
     return IdempotencySlot(user_id=user_id, operation="POST /x", key_hash=key, fingerprint=print_)
 
 
-def kept(body: bytes = b"{}") -> Kept:
-    return Kept(status=200, media="application/json", body=body)
+def kept(body: bytes = b"{}") -> StoredAnswer:
+    return StoredAnswer(status=200, media="application/json", body=body)
 
 
 async def test_an_answer_is_forgotten_in_time(installation: Installation) -> None:

@@ -50,7 +50,7 @@ def burn() -> None:
         pass
 
 
-def run_in(held: groups.Held, work: Callable[[], Any]) -> Any:
+def run_in(held: groups.SandboxGroups, work: Callable[[], Any]) -> Any:
     """Return what the work returns in the groups, or the signal that ended it."""
 
     def inside() -> Any:

@@ -7,7 +7,7 @@ import pytest
 from agentsvc.base.values import now
 from agentsvc.plugin.backend import IdleRules, PausedAs, Phase, Spec
 from agentsvc.sandboxes import Target
-from agentsvc.sandboxes.admission.table import Unused
+from agentsvc.sandboxes.admission.table import UnusedSandbox
 from agentsvc.sandboxes.idle_culler import due
 from agentsvc.sandboxes.last_used import ActivityTracker
 
@@ -17,8 +17,8 @@ RULES = IdleRules(pause_after_seconds=60, delete_after_seconds=600)
 
 def unused(
     phase: Phase | None, target: Target = Target.RUNNING, paused_as: PausedAs | None = None
-) -> Unused:
-    return Unused(
+) -> UnusedSandbox:
+    return UnusedSandbox(
         id="s",
         user_id="u",
         backend="b",

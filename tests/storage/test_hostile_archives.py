@@ -22,13 +22,13 @@ from agentsvc.cli import CommandFailed, cli
 from agentsvc.cli.run.files import read_files
 from agentsvc.config.data_directory import DataDirectory
 from agentsvc.conversations.archives import tarball
-from agentsvc.conversations.archives.tarball import Bounds, read_parts, repack
+from agentsvc.conversations.archives.tarball import UnpackLimits, read_parts, repack
 from agentsvc.http.v0.workspaces import to_zip
 from agentsvc.storage.tar_reader import BadTar, TarStream
 from tests.cli.test_operations import store_model_key
 from tests.hostile_archives import PLANTED, TERABYTES, hostile_tars, plant, tree
 
-BOUNDS = Bounds(unpacked_bytes=4 * 1024**3, files=10_000)
+BOUNDS = UnpackLimits(unpacked_bytes=4 * 1024**3, files=10_000)
 
 
 def call(*arguments: object) -> Result:
@@ -249,7 +249,7 @@ def test_a_saved_workspace_that_unpacks_to_too_much_is_refused_early(
     with zstd.open(file, "wb") as opened:
         opened.write(info.tobuf() + bytes(info.size + 4 * 512))
     with pytest.raises(ArchiveRefused, match="larger than archives may be"):
-        tarball.check(file, Bounds(unpacked_bytes=1024**2, files=10))
+        tarball.check(file, UnpackLimits(unpacked_bytes=1024**2, files=10))
 
 
 def deep_workspace(levels: int, files: int) -> bytes:
@@ -263,7 +263,7 @@ def deep_workspace(levels: int, files: int) -> bytes:
 
 def test_files_that_are_very_deep_are_left_out_and_cost_little(tmp_path: Path) -> None:
     packed, kept = tmp_path / "in", tmp_path / "out"
-    bounds = Bounds(unpacked_bytes=10**9, files=10**6)
+    bounds = UnpackLimits(unpacked_bytes=10**9, files=10**6)
     packed.write_bytes(deep_workspace(2000, 1000))
     began = time.process_time()
     contents = repack(packed, kept, bounds)

@@ -10,8 +10,8 @@ import msgspec
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.doctor import environment as environment
 from agentsvc.cli.doctor import machine
-from agentsvc.cli.doctor.finding import Finding, Grade
-from agentsvc.cli.options import Where, data_dir_of, example, json_option, where_options
+from agentsvc.cli.doctor.finding import Finding, Severity
+from agentsvc.cli.options import ConfigOptions, data_dir_of, example, json_option, where_options
 from agentsvc.cli.text import json_text
 from agentsvc.config import Config, DataDirectory
 
@@ -35,7 +35,7 @@ _CHECKS: Final[tuple[Check, ...]] = (
 @click.command("doctor", epilog=example("agentsvc doctor", "agentsvc doctor --json | jq '.[]'"))
 @json_option
 @where_options
-def command(*, as_json: bool, where: Where) -> None:
+def command(*, as_json: bool, where: ConfigOptions) -> None:
     """Check this machine for problems, and name the command that fixes each of them.
 
     Models are looked for at the addresses in the settings of all users, and at LLM_BASE_URL; nothing
@@ -51,13 +51,13 @@ def command(*, as_json: bool, where: Where) -> None:
                 _show(finding)
     if as_json:
         click.echo(json_text(msgspec.to_builtins(found)))
-    bad = sum(finding.grade is Grade.BAD for finding in found)
+    bad = sum(finding.grade is Severity.BAD for finding in found)
     if bad:
         raise CommandFailed(f"problems found: {bad}", "each is listed with its fix")
 
 
 def _show(finding: Finding) -> None:
-    colour = {Grade.FINE: "green", Grade.NOTE: "yellow", Grade.BAD: "red"}[finding.grade]
+    colour = {Severity.FINE: "green", Severity.NOTE: "yellow", Severity.BAD: "red"}[finding.grade]
     has_colour = not os.environ.get("NO_COLOR")
     grade = click.style(f"{finding.grade:<5}", fg=colour) if has_colour else f"{finding.grade:<5}"
     click.echo(f"{grade} {finding.name}: {finding.text}")

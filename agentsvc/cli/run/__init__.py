@@ -27,7 +27,7 @@ _MODEL_HINT: Final = (
 )
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the options say of the conversation."""
 
     task: str
@@ -84,7 +84,7 @@ def command(
     said = sys.stdin.read() if task == "-" else task
     if not said.strip():
         raise click.UsageError("the task is empty")
-    wanted = Wanted(task=said, **options)
+    wanted = RunOptions(task=said, **options)
     signal.signal(signal.SIGTERM, _leave)
     api = None if private else find_api(server)
     conversations = importlib.import_module("agentsvc.cli.run.conversation")
@@ -100,7 +100,7 @@ def command(
         conversations.carry_out(made, msgspec.structs.replace(wanted, model=None), is_removed=False)
 
 
-def model_of(wanted: Wanted, environ: Mapping[str, str]) -> dict[str, str]:
+def model_of(wanted: RunOptions, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of the model for a private server; raises CommandFailed without one."""
     model = wanted.model or environ.get("LLM_MODEL", "")
     vendor = model.partition("/")[0].upper().replace("-", "_")

@@ -7,8 +7,8 @@ from typing import Any, Final
 import click
 
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.client import Api, Refused
-from agentsvc.cli.run import Wanted
+from agentsvc.cli.client import Api, RequestRefused
+from agentsvc.cli.run import RunOptions
 from agentsvc.cli.run.files import bring_back, send_directory
 from agentsvc.cli.run.watch import ConversationWatch, RunOutcome, View, end
 from agentsvc.cli.talk import CONVERSATIONS, Record, find_conversation, send_message
@@ -19,7 +19,7 @@ _NOTABLE_PART: Final = 10
 """A stage is named if the start took at most so many times as long."""
 
 
-def carry_out(api: Api, wanted: Wanted, *, is_removed: bool) -> None:
+def carry_out(api: Api, wanted: RunOptions, *, is_removed: bool) -> None:
     """Let an agent do a task, show it, and say how it ended; raises CommandFailed if it failed."""
     view = View(as_json=wanted.as_json)
     conversation = start(api, wanted, view)
@@ -44,7 +44,7 @@ def carry_out(api: Api, wanted: Wanted, *, is_removed: bool) -> None:
                 api.call("DELETE", f"{CONVERSATIONS}/{conversation['id']}")
 
 
-def start(api: Api, wanted: Wanted, view: View) -> Record:
+def start(api: Api, wanted: RunOptions, view: View) -> Record:
     """Start the conversation and return it once it is ready."""
     body: dict[str, Any] = {
         "selected_repository": wanted.repository,
@@ -89,7 +89,7 @@ def took(stages: list[Record]) -> str:
 def _show_changes(api: Api, conversation: Record, view: View) -> None:
     try:
         changes = api.call("GET", f"{CONVERSATIONS}/{conversation['id']}/git/changes")
-    except Refused as exc:
+    except RequestRefused as exc:
         view.say(f"what was changed cannot be listed: {exc.message}")
         return
     for change in changes:

@@ -17,7 +17,7 @@ from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import Api
 from agentsvc.cli.talk import SANDBOXES, Record
 from agentsvc.cli.text import clean, confirm
-from agentsvc.storage import SPARSE, BadTar, Gunzip, Kind, TarStream
+from agentsvc.storage import SPARSE, BadTar, Gunzip, MemberKind, TarStream
 
 MAX_BYTES: Final = 256 * 1024 * 1024
 _MAX_FILES: Final = 100_000
@@ -74,7 +74,7 @@ def read_files(packed: bytes) -> Iterator[tuple[str, tuple[bytes, int]]]:
         archive = TarStream(Gunzip(io.BytesIO(packed)))
         for member in archive:
             name = str(PurePosixPath(member.name))
-            if member.kind is not Kind.FILE or _is_git(name):
+            if member.kind is not MemberKind.FILE or _is_git(name):
                 continue
             total += member.size
             if total > MAX_BYTES or not is_inside(name):

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from agentsvc.cli import CommandFailed, printable
-from agentsvc.cli.client import V1, Api, Told
+from agentsvc.cli.client import V1, Api, StreamMessage
 from agentsvc.cli.show.notes import Event, to_note
 from agentsvc.cli.show.screen import Screen, open_screen
 from agentsvc.cli.talk import (
@@ -137,7 +137,7 @@ class ConversationWatch:
                 return outcome
         return None
 
-    def _take(self, message: Told) -> RunOutcome | None:
+    def _take(self, message: StreamMessage) -> RunOutcome | None:
         match message.type:
             case "event":
                 self._last = self._last if message.id is None else message.id

@@ -4,7 +4,7 @@ The recipe is the Containerfile beside this file. What is here needs no engine u
 for one, and the client library only then.
 """
 
-from agentsvc.cli.sandbox_image.build import Built, build, listed
+from agentsvc.cli.sandbox_image.build import BuiltImage, build, listed
 from agentsvc.cli.sandbox_image.recipe import BASE, Recipe, default_name, find_recipe
 
-__all__ = ["BASE", "Built", "Recipe", "build", "default_name", "find_recipe", "listed"]
+__all__ = ["BASE", "BuiltImage", "Recipe", "build", "default_name", "find_recipe", "listed"]

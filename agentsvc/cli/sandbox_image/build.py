@@ -22,7 +22,7 @@ _WIDTH: Final = 90
 type Tell = Callable[[str], None]
 
 
-class Built(msgspec.Struct, frozen=True, kw_only=True):
+class BuiltImage(msgspec.Struct, frozen=True, kw_only=True):
     """One image that an engine has."""
 
     name: str
@@ -33,7 +33,7 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
 
 async def build(
     recipe: Recipe, name: str, *, engine: str | None, anew: bool, tell: Tell
-) -> tuple[Built, bool]:
+) -> tuple[BuiltImage, bool]:
     """Return the image and whether it had to be built; one of the same recipe is kept.
 
     Says each step as it begins. Raises StartFailed with what the engine said last.
@@ -68,7 +68,7 @@ async def build(
         return built, True
 
 
-async def listed(*, engine: str | None) -> list[Built]:
+async def listed(*, engine: str | None) -> list[BuiltImage]:
     """Return the images an engine has that were built from this recipe or an older one."""
     async with _connected(engine) as docker:
         found = await docker.images.list(filters={"label": [LABEL]})
@@ -105,7 +105,7 @@ async def _connected(engine: str | None) -> AsyncIterator[Any]:
 _HINT: Final = "start Docker or Podman, or name its address, such as --engine unix:///run/user/1000/podman/podman.sock"
 
 
-async def _find(docker: Any, name: str) -> Built | None:
+async def _find(docker: Any, name: str) -> BuiltImage | None:
     for image in await docker.images.list(filters={"reference": [name]}):
         return _to_built(image, name)
     return None
@@ -120,8 +120,8 @@ async def _forget_stages(docker: Any) -> None:
             await docker.images.delete(image["Id"])
 
 
-def _to_built(image: dict[str, Any], name: str) -> Built:
-    return Built(
+def _to_built(image: dict[str, Any], name: str) -> BuiltImage:
+    return BuiltImage(
         name=name,
         id=image["Id"],
         size_bytes=image["Size"],

@@ -12,24 +12,24 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from agentsvc.cli.show.notes import Note, Part, Tone
+from agentsvc.cli.show.notes import Note, NoteKind, Part
 from agentsvc.cli.show.screen import Screen
 
 _STYLES: Final = {
-    Tone.USER: "bold magenta",
-    Tone.AGENT: "bold",
-    Tone.COMMAND: "cyan",
-    Tone.OUTPUT: "green",
-    Tone.STATE: "dim",
-    Tone.ERROR: "bold red",
-    Tone.ADDED: "green",
-    Tone.REMOVED: "red",
+    NoteKind.USER: "bold magenta",
+    NoteKind.AGENT: "bold",
+    NoteKind.COMMAND: "cyan",
+    NoteKind.OUTPUT: "green",
+    NoteKind.STATE: "dim",
+    NoteKind.ERROR: "bold red",
+    NoteKind.ADDED: "green",
+    NoteKind.REMOVED: "red",
 }
 
 
 def _rendered(part: Part) -> RenderableType:
     """Return what is shown of a part: what the agent says is Markdown."""
-    if part.tone is Tone.AGENT:
+    if part.tone is NoteKind.AGENT:
         return Markdown(part.text)
     return Text(part.text, style=_STYLES[part.tone])
 

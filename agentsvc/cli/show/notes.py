@@ -14,7 +14,7 @@ _MAX_LINES: Final = 12
 _WIDTH: Final = 160
 
 
-class Tone(StrEnum):
+class NoteKind(StrEnum):
     """What kind of thing a note says, so that a screen can set it off from the others."""
 
     USER = "user"
@@ -30,7 +30,7 @@ class Tone(StrEnum):
 class Part(msgspec.Struct, frozen=True):
     """A text in one tone; it may have several lines."""
 
-    tone: Tone
+    tone: NoteKind
     text: str
 
 
@@ -76,33 +76,33 @@ type Told = tuple[str, list[Part]]
 
 def _tell_prompt(event: Event) -> Told:
     tools = ", ".join(str(it.get("name") or it.get("title")) for it in event.get("tools") or ())
-    return "agent", [Part(Tone.STATE, f"is ready, with the tools {tools}")]
+    return "agent", [Part(NoteKind.STATE, f"is ready, with the tools {tools}")]
 
 
 def _tell_message(event: Event) -> Told:
-    tone = Tone.USER if event.get("source") == "user" else Tone.AGENT
+    tone = NoteKind.USER if event.get("source") == "user" else NoteKind.AGENT
     message = event.get("llm_message") or {}
     return str(event.get("source")), [Part(tone, _text_of(message.get("content")))]
 
 
 def _tell_action(event: Event) -> Told:
     action = event.get("action") or {}
-    thought = Part(Tone.AGENT, _text_of(event.get("thought")))
+    thought = Part(NoteKind.AGENT, _text_of(event.get("thought")))
     return "agent", [thought, *_tell_tool(str(event.get("tool_name")), action)]
 
 
 def _tell_tool(tool: str, action: Event) -> list[Part]:
     match tool:
         case "terminal":
-            return [Part(Tone.COMMAND, f"$ {action.get('command')}")]
+            return [Part(NoteKind.COMMAND, f"$ {action.get('command')}")]
         case "file_editor":
-            head = Part(Tone.COMMAND, f"{action.get('command')} {action.get('path')}")
-            return [head, Part(Tone.OUTPUT, str(action.get("file_text") or ""))]
+            head = Part(NoteKind.COMMAND, f"{action.get('command')} {action.get('path')}")
+            return [head, Part(NoteKind.OUTPUT, str(action.get("file_text") or ""))]
         case "finish":
-            return [Part(Tone.AGENT, str(action.get("message")))]
+            return [Part(NoteKind.AGENT, str(action.get("message")))]
         case _:
             given = {name: value for name, value in action.items() if name != "kind"}
-            return [Part(Tone.COMMAND, f"{tool} {msgspec.json.encode(given).decode()}")]
+            return [Part(NoteKind.COMMAND, f"{tool} {msgspec.json.encode(given).decode()}")]
 
 
 def _tell_observation(event: Event) -> Told:
@@ -111,11 +111,13 @@ def _tell_observation(event: Event) -> Told:
     if changed := list(_tell_change(observation)):
         parts.extend(changed)
     elif event.get("tool_name") != "finish":
-        parts.append(Part(Tone.OUTPUT, _text_of(observation.get("content"))))
+        parts.append(Part(NoteKind.OUTPUT, _text_of(observation.get("content"))))
     exit_code = observation.get("exit_code")
     if exit_code is not None:
-        parts.append(Part(Tone.STATE if exit_code == 0 else Tone.ERROR, f"exit code {exit_code}"))
-    return "sandbox", parts or [Part(Tone.STATE, "the agent is done")]
+        parts.append(
+            Part(NoteKind.STATE if exit_code == 0 else NoteKind.ERROR, f"exit code {exit_code}")
+        )
+    return "sandbox", parts or [Part(NoteKind.STATE, "the agent is done")]
 
 
 def _tell_change(observation: Event) -> Iterator[Part]:
@@ -123,10 +125,10 @@ def _tell_change(observation: Event) -> Iterator[Part]:
     old, new = observation.get("old_content"), observation.get("new_content")
     if not isinstance(old, str) or not isinstance(new, str) or not observation.get("prev_exist"):
         return
-    tones = {"+": Tone.ADDED, "-": Tone.REMOVED}
+    tones = {"+": NoteKind.ADDED, "-": NoteKind.REMOVED}
     lines = difflib.unified_diff(old.splitlines(), new.splitlines(), n=2, lineterm="")
     for tone, group in itertools.groupby(
-        itertools.islice(lines, 2, None), lambda line: tones.get(line[:1], Tone.OUTPUT)
+        itertools.islice(lines, 2, None), lambda line: tones.get(line[:1], NoteKind.OUTPUT)
     ):
         yield Part(tone, "\n".join(group))
 
@@ -145,16 +147,16 @@ def _tell_state(event: Event) -> Told:
         case _:
             # The agent server's own bookkeeping.
             text = ""
-    return "state", [Part(Tone.STATE, text)]
+    return "state", [Part(NoteKind.STATE, text)]
 
 
 def _tell_error(event: Event) -> Told:
     text = event.get("error") or event.get("detail") or event.get("code") or event.get("kind")
-    return str(event.get("source")), [Part(Tone.ERROR, str(text))]
+    return str(event.get("source")), [Part(NoteKind.ERROR, str(text))]
 
 
 def _tell_other(event: Event) -> Told:
-    return str(event.get("source")), [Part(Tone.STATE, str(event.get("kind")))]
+    return str(event.get("source")), [Part(NoteKind.STATE, str(event.get("kind")))]
 
 
 _TELLERS: Final[Mapping[str, Callable[[Event], Told]]] = {
@@ -180,7 +182,7 @@ def _shown(part: Part) -> str:
     """Return a text without control characters, and only the beginning of a long output."""
     text = _ESCAPE.sub("", part.text).replace("\t", "    ")
     clean = "".join(char for char in text if char == "\n" or char.isprintable()).strip("\n")
-    if part.tone in (Tone.USER, Tone.AGENT):
+    if part.tone in (NoteKind.USER, NoteKind.AGENT):
         return clean
     lines = clean.split("\n")
     more = len(lines) - _MAX_LINES

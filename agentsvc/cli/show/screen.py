@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import click
 
-from agentsvc.cli.show.notes import Note, Tone
+from agentsvc.cli.show.notes import Note, NoteKind
 from agentsvc.cli.text import columns
 
 
@@ -34,7 +34,7 @@ class Screen:
         """Show one event; what it says stands in a column of its own."""
         head = f"  {note.at}  {note.who:<13}"
         for part in note.parts:
-            mark = "| " if part.tone is Tone.OUTPUT else ""
+            mark = "| " if part.tone is NoteKind.OUTPUT else ""
             for line in part.text.split("\n"):
                 click.echo(f"{head}{mark}{line}".rstrip())
                 head = " " * len(head)

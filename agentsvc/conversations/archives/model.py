@@ -19,7 +19,7 @@ class ArchiveState(StrEnum):
     """It could not be saved"""
 
 
-class Rest(StrEnum):
+class PausedState(StrEnum):
     """How a sandbox rested before it was woken to be saved."""
 
     NONE = ""
@@ -52,5 +52,5 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
     skipped: int = 0
     """How many links and special files were left out."""
     created_at: datetime = msgspec.field(default_factory=now)
-    rest: Rest = Rest.NONE
+    rest: PausedState = PausedState.NONE
     """What its sandbox goes back to once it is saved, or cannot be."""

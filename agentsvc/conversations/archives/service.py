@@ -32,9 +32,9 @@ from agentsvc.base import (
     to_stored,
 )
 from agentsvc.config import ArchivesConfig
-from agentsvc.conversations.archives.model import Archive, ArchiveState, Rest
+from agentsvc.conversations.archives.model import Archive, ArchiveState, PausedState
 from agentsvc.conversations.archives.table import ArchiveTable
-from agentsvc.conversations.archives.tarball import Bounds, Contents, read_parts, repack
+from agentsvc.conversations.archives.tarball import Contents, UnpackLimits, read_parts, repack
 from agentsvc.domain import WhenFull
 from agentsvc.plugin import finish
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
@@ -217,15 +217,15 @@ class Archives:
     async def _let_rest(self, archive: Archive) -> None:
         """Let a sandbox that was woken to be saved rest again."""
         noted = await self._table.find(archive.id)
-        if noted is None or archive.releases or noted.rest is Rest.NONE:
+        if noted is None or archive.releases or noted.rest is PausedState.NONE:
             return
-        if noted.rest is Rest.CULLED:
+        if noted.rest is PausedState.CULLED:
             await self._sandboxes.idle.cull(archive.sandbox_id, Target.PAUSED, unused_since=now())
             return
         sandbox = await self._sandboxes.find_any(archive.sandbox_id)
         # What becomes of the sandbox changes nothing about the archive any more.
         with contextlib.suppress(AgentsvcError):
-            if sandbox is not None and noted.rest is Rest.STOPPED:
+            if sandbox is not None and noted.rest is PausedState.STOPPED:
                 await self._sandboxes.stop(sandbox.user_id, sandbox.id)
             elif sandbox is not None:
                 await self._sandboxes.pause(sandbox.user_id, sandbox.id)
@@ -264,8 +264,8 @@ class Archives:
         """Return the sandbox once it runs; if it rests, that is noted, and it is woken."""
         found = await self._sandboxes.find_any(archive.sandbox_id)
         if found is not None and found.target.is_rest:
-            rest = Rest.STOPPED if found.target is Target.STOPPED else Rest.PAUSED
-            rest = Rest.CULLED if await self._sandboxes.idle.is_culled(found) else rest
+            rest = PausedState.STOPPED if found.target is Target.STOPPED else PausedState.PAUSED
+            rest = PausedState.CULLED if await self._sandboxes.idle.is_culled(found) else rest
             await self._db.write(lambda tx: self._table.set_rest(tx, archive.id, rest))
             await self._sandboxes.resume(found.user_id, found.id, when_full=WhenFull.QUEUE)
         seen = await self._sandboxes.wait_for(
@@ -326,7 +326,7 @@ class Archives:
             raise ArchiveRefused("What `tar` wrote in the sandbox is not there any more") from exc
 
     def _repack(self, archive_id: str, part: Path) -> Contents:
-        bounds = Bounds(
+        bounds = UnpackLimits(
             unpacked_bytes=self._config.max_unpacked_bytes, files=self._config.max_files
         )
         draft = self._path(archive_id, ".draft")

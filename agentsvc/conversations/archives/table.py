@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Final
 
 from agentsvc.base import to_stored
-from agentsvc.conversations.archives.model import Archive, Rest
+from agentsvc.conversations.archives.model import Archive, PausedState
 from agentsvc.storage import Database, Page, Queryable, Transaction, record_of, row_of
 
 _SELECT: Final = """SELECT id, user_id, conversation_id, title, sandbox_id, working_dir, directory,
@@ -34,7 +34,7 @@ class ArchiveTable:
             row_of(archive),
         )
 
-    async def set_rest(self, tx: Transaction, archive_id: str, rest: Rest) -> None:
+    async def set_rest(self, tx: Transaction, archive_id: str, rest: PausedState) -> None:
         """Store how the sandbox rested."""
         await tx.run(
             "UPDATE archives SET rest = :rest WHERE id = :id", {"id": archive_id, "rest": rest}

@@ -21,8 +21,8 @@ from agentsvc.storage import (
     BLOCK,
     BadTar,
     Gunzip,
-    Kind,
     Member,
+    MemberKind,
     Readable,
     TarStream,
     safe_name,
@@ -35,7 +35,7 @@ _LEVEL: Final = 3
 _TIME_MAX: Final = 2**33
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+class UnpackLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How large an archive may become when it is unpacked; holes in files count for nothing."""
 
     unpacked_bytes: int
@@ -53,7 +53,7 @@ class Contents(msgspec.Struct, kw_only=True):
 class _Bounded:
     """A stream that ends with an error where it has more than it may."""
 
-    def __init__(self, source: Readable, bounds: Bounds) -> None:
+    def __init__(self, source: Readable, bounds: UnpackLimits) -> None:
         self._source = source
         # Headers and padding come on top of what is in the files.
         self._left = bounds.unpacked_bytes + bounds.files * 4096 + 2**20
@@ -67,7 +67,7 @@ class _Bounded:
         return data
 
 
-class _Joined:
+class _PrefixedStream:
     """Some bytes, and behind them the content of the current member."""
 
     def __init__(self, head: bytes, rest: TarStream) -> None:
@@ -80,7 +80,7 @@ class _Joined:
         return data + self._rest.read(size - len(data)) if len(data) < size else data
 
 
-def repack(source: Path, target: Path, bounds: Bounds) -> Contents:
+def repack(source: Path, target: Path, bounds: UnpackLimits) -> Contents:
     """Write what is safe of a tar file with gzip into a new tar file with zstd.
 
     Raises ArchiveRefused for one that is broken or too large; then the target is worth nothing.
@@ -103,7 +103,7 @@ def repack(source: Path, target: Path, bounds: Bounds) -> Contents:
     return contents
 
 
-def check(file: Path, bounds: Bounds) -> None:
+def check(file: Path, bounds: UnpackLimits) -> None:
     """Raise ArchiveRefused for a file that `repack` cannot have written within these bounds."""
     contents = Contents()
     try:
@@ -125,7 +125,7 @@ def read_parts(file: Path) -> Iterator[bytes]:
 
 def _safe_members(tar: TarStream, contents: Contents) -> Iterator[tuple[Member, tarfile.TarInfo]]:
     """Yield what is safe of an archive, each with a header of our own, and count what there is."""
-    seen: dict[bytes, Kind] = {}
+    seen: dict[bytes, MemberKind] = {}
     for member in tar:
         name = safe_name(member.name)
         if name == ".":
@@ -142,7 +142,7 @@ def _safe_members(tar: TarStream, contents: Contents) -> Iterator[tuple[Member, 
         yield member, info
 
 
-def _check_bounds(contents: Contents, bounds: Bounds) -> None:
+def _check_bounds(contents: Contents, bounds: UnpackLimits) -> None:
     if contents.files > bounds.files or contents.unpacked_bytes > bounds.unpacked_bytes:
         raise ArchiveRefused(
             f"The workspace is larger than archives may be: {bounds.files} files and"
@@ -151,7 +151,7 @@ def _check_bounds(contents: Contents, bounds: Bounds) -> None:
 
 
 def _add(new: tarfile.TarFile, old: TarStream, member: Member, info: tarfile.TarInfo) -> None:
-    if member.kind is not Kind.FILE:
+    if member.kind is not MemberKind.FILE:
         new.addfile(info)
         return
     head = b""
@@ -159,7 +159,7 @@ def _add(new: tarfile.TarFile, old: TarStream, member: Member, info: tarfile.Tar
         head = _sparse_head(member, info)
     info.size = len(head) + member.stored
     # To read is all that is done with it.
-    new.addfile(info, cast("IO[bytes]", _Joined(head, old)))
+    new.addfile(info, cast("IO[bytes]", _PrefixedStream(head, old)))
 
 
 def _sparse_head(member: Member, info: tarfile.TarInfo) -> bytes:
@@ -179,21 +179,21 @@ def _sparse_head(member: Member, info: tarfile.TarInfo) -> bytes:
     return table + bytes(-len(table) % BLOCK)
 
 
-def _safe_info(member: Member, name: str, seen: dict[bytes, Kind]) -> tarfile.TarInfo | None:
+def _safe_info(member: Member, name: str, seen: dict[bytes, MemberKind]) -> tarfile.TarInfo | None:
     """Return a header of our own for a member, or None for what is left out."""
     info = tarfile.TarInfo(name)
     info.mtime = min(member.mtime, _TIME_MAX)
     info.mode = (member.mode & 0o777) | 0o600
     match member.kind:
-        case Kind.DIRECTORY:
+        case MemberKind.DIRECTORY:
             info.type, info.mode = tarfile.DIRTYPE, info.mode | 0o700
-        case Kind.FILE:
+        case MemberKind.FILE:
             pass
-        case Kind.SYMLINK if stays_inside(name, member.target):
+        case MemberKind.SYMLINK if stays_inside(name, member.target):
             info.type, info.linkname = tarfile.SYMTYPE, member.target
-        case Kind.HARDLINK:
+        case MemberKind.HARDLINK:
             target = safe_name(member.target)
-            if target is None or seen.get(_digest(target)) is not Kind.FILE:
+            if target is None or seen.get(_digest(target)) is not MemberKind.FILE:
                 return None
             info.type, info.linkname = tarfile.LNKTYPE, target
         case _:
@@ -201,11 +201,11 @@ def _safe_info(member: Member, name: str, seen: dict[bytes, Kind]) -> tarfile.Ta
     return info
 
 
-def _is_new(name: str, seen: dict[bytes, Kind]) -> bool:
+def _is_new(name: str, seen: dict[bytes, MemberKind]) -> bool:
     """Whether nothing has a path yet, and whatever it is in is a directory."""
     *parents, own = _digests(name)
     return own not in seen and all(
-        seen.get(parent, Kind.DIRECTORY) is Kind.DIRECTORY for parent in parents
+        seen.get(parent, MemberKind.DIRECTORY) is MemberKind.DIRECTORY for parent in parents
     )
 
 

@@ -4,11 +4,11 @@ from agentsvc.conversations.other_agents import acp_server_of
 from agentsvc.conversations.starting.agent_request import check_secret_names, require_model
 from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.prompts import first_message
-from agentsvc.conversations.starting.states import Checked, Start
+from agentsvc.conversations.starting.states import CheckedStart, Start
 from agentsvc.domain import DEFAULT_HOSTS, Provider, check_branch, check_host
 
 
-async def check_request(parts: StartParts, start: Start) -> Checked:
+async def check_request(parts: StartParts, start: Start) -> CheckedStart:
     """Return a start with the settings and git tokens of its user; raises StartRefused."""
     order, user_id = start.task.request, start.task.user_id
     settings = await parts.settings.get(user_id)
@@ -24,7 +24,7 @@ async def check_request(parts: StartParts, start: Start) -> Checked:
         base_url = check_host(stored.host) if stored.host else _public_host(provider)
         if base_url is not None:
             tokens[provider] = (base_url, stored.token)
-    return Checked(start=start, settings=settings, tokens=tokens)
+    return CheckedStart(start=start, settings=settings, tokens=tokens)
 
 
 def _public_host(provider: Provider) -> str | None:

@@ -10,7 +10,7 @@ from agentsvc.conversations.starting.environments import Environment
 from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.progress import Progress
 from agentsvc.conversations.starting.sandbox_choice import SandboxChooser
-from agentsvc.conversations.starting.states import Hosted, Prepared, Start
+from agentsvc.conversations.starting.states import Start, StartWithSandbox, StartWithWorkspace
 from agentsvc.conversations.starting.workspace import Clone, Workspace
 from agentsvc.domain import Provider, locate
 
@@ -30,7 +30,7 @@ class FileSteps:
         self._checkpoints = parts.sandboxes.checkpoints
         self._environments = parts.environments
 
-    async def prepare(self, host: Hosted) -> Prepared:
+    async def prepare(self, host: StartWithSandbox) -> StartWithWorkspace:
         """Put the files there, and the user's git credentials and identity."""
         order, settings = host.asked.start.task.request, host.asked.settings
         base = await self._chooser.base_dir(host)
@@ -39,9 +39,11 @@ class FileSteps:
         elif order.copied is not None:
             workspace = Workspace(host.agent, base)
             await workspace.set_credentials(_given(host))
-            prepared = Prepared(host=host, workspace=workspace, old_dir=order.copied.working_dir)
+            prepared = StartWithWorkspace(
+                host=host, workspace=workspace, old_dir=order.copied.working_dir
+            )
         else:
-            prepared = Prepared(host=host, workspace=await self._make(host, base))
+            prepared = StartWithWorkspace(host=host, workspace=await self._make(host, base))
         name, email = settings.git_user_name, settings.git_user_email
         if order.commit is not None:
             # It is there to be committed to, which git refuses to nobody.
@@ -49,7 +51,7 @@ class FileSteps:
         await prepared.workspace.set_identity(name, email)
         return prepared
 
-    async def run_setup_script(self, files: Prepared) -> None:
+    async def run_setup_script(self, files: StartWithWorkspace) -> None:
         """Run the repository's set-up script, unless its work came with a prepared environment.
 
         A failure is noted and stops nothing.
@@ -83,11 +85,11 @@ class FileSteps:
         script, what = environment.setup_script, "the set-up script of the environment"
         await self._progress.note(start, await workspace.run_script(script, what, seconds))
 
-    async def install_hooks(self, files: Prepared) -> None:
+    async def install_hooks(self, files: StartWithWorkspace) -> None:
         """Install the repository's git hooks; a failure is noted and stops nothing."""
         await self._progress.note(files.host.asked.start, await files.workspace.install_hooks())
 
-    async def load_hooks(self, files: Prepared) -> Prepared:
+    async def load_hooks(self, files: StartWithWorkspace) -> StartWithWorkspace:
         """Read the hooks of the agent; skills are loaded by the agent itself, in the sandbox.
 
         Of what is there now, before its agent does anything, a checkpoint is kept.
@@ -96,7 +98,7 @@ class FileSteps:
         await self._checkpoints.take(files.host.sandbox)
         return msgspec.structs.replace(files, hook_config=hook_config)
 
-    async def _make(self, host: Hosted, base: str) -> Workspace:
+    async def _make(self, host: StartWithSandbox, base: str) -> Workspace:
         start, tokens = host.asked.start, _given(host)
         conversation = start.conversation
         repository = conversation.selected_repository
@@ -148,16 +150,18 @@ class FileSteps:
                 time_limit=seconds,
             )
 
-    async def _restore(self, host: Hosted, archive_id: str, base: str) -> Prepared:
+    async def _restore(
+        self, host: StartWithSandbox, archive_id: str, base: str
+    ) -> StartWithWorkspace:
         """Begin with the files of an archive, in the directory they were in."""
         archive = await self._archives.wait_ready(archive_id)
         directory = f"{base}/{archive.directory}" if archive.directory else base
         workspace = Workspace(host.agent, directory)
         await workspace.set_credentials(_given(host))
         await self._archives.restore(archive, host.agent, directory)
-        return Prepared(host=host, workspace=workspace, old_dir=archive.working_dir)
+        return StartWithWorkspace(host=host, workspace=workspace, old_dir=archive.working_dir)
 
 
-def _given(host: Hosted) -> Mapping[Provider, tuple[str, Secret]]:
+def _given(host: StartWithSandbox) -> Mapping[Provider, tuple[str, Secret]]:
     """Return the tokens that may be in the sandbox."""
     return {} if host.sandbox.spec.withholds_secrets else host.asked.tokens

@@ -12,7 +12,7 @@ import msgspec
 
 from agentsvc.agentserver import AgentServer, decode_events
 from agentsvc.base import AgentUnavailable, Secret, StartRefused, monotonic, reason_of
-from agentsvc.conversations.model_health import Watched
+from agentsvc.conversations.model_health import WatchedModel
 from agentsvc.domain import ExecutionStatus, Llm
 from agentsvc.models import host_of
 from agentsvc.plugin.egress import split_port
@@ -64,7 +64,7 @@ async def watch_first_answer(
     agent: AgentServer,
     conversation_id: str,
     time_limit: float,
-    watched: Watched,
+    watched: WatchedModel,
     *,
     hide: Sequence[Secret] = (),
 ) -> bool:

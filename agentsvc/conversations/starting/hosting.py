@@ -10,13 +10,13 @@ from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.progress import Progress, timed
 from agentsvc.conversations.starting.sandbox_checks import SandboxChecks
 from agentsvc.conversations.starting.sandbox_choice import SandboxChooser
-from agentsvc.conversations.starting.states import Checked, Hosted, Start
+from agentsvc.conversations.starting.states import CheckedStart, Start, StartWithSandbox
 from agentsvc.sandboxes import Sandbox, SandboxStatus
 
 _QUEUE_LOOK_SECONDS: Final = 10.0
 
 
-class Hosting:
+class SandboxWait:
     """Waits until a sandbox runs; who may start, and when, is decided by the admission of sandboxes."""
 
     def __init__(self, parts: StartParts) -> None:
@@ -27,7 +27,7 @@ class Hosting:
         self._progress = Progress(parts)
         self._config = parts.config
 
-    async def host(self, asked: Checked) -> Hosted:
+    async def host(self, asked: CheckedStart) -> StartWithSandbox:
         """Return the start with its sandbox; raises StartRefused."""
         start = asked.start
         is_asked_for = start.task.sandbox_id is not None
@@ -55,7 +55,7 @@ class Hosting:
             remedy = "Raise `conversations.agent_seconds` in the server's config"
             text = reason_of(exc.message, remedy)
             raise StartRefused(with_tail(text, await self._checks.log_tail(waited))) from exc
-        return Hosted(asked=asked, sandbox=waited, agent=agent)
+        return StartWithSandbox(asked=asked, sandbox=waited, agent=agent)
 
     async def _wait_until_it_runs(self, start: Start, sandbox_id: str) -> Sandbox | None:
         """Wait for a sandbox that is starting, and say meanwhile what it is waiting for."""
@@ -73,7 +73,7 @@ class Hosting:
         await self._progress.set_detail(start, None)
         return seen
 
-    async def _take_turn(self, asked: Checked) -> None:
+    async def _take_turn(self, asked: CheckedStart) -> None:
         """Wait until few enough work on this machine; only then the time for the start begins."""
         start = asked.start
         lane = await self._chooser.find_lane(asked)

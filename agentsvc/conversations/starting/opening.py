@@ -11,11 +11,11 @@ from agentsvc.conversations.starting.progress import Progress, timed
 from agentsvc.conversations.starting.prompts import first_message
 from agentsvc.conversations.starting.requests import AgentRequest, AgentRequests
 from agentsvc.conversations.starting.sandbox_checks import SandboxChecks
-from agentsvc.conversations.starting.states import Hosted, Prepared, Start
+from agentsvc.conversations.starting.states import Start, StartWithSandbox, StartWithWorkspace
 from agentsvc.conversations.starting.tool_servers import Servers, find_failures
 
 
-class Opening:
+class ConversationOpener:
     """Has agent servers begin conversations."""
 
     def __init__(self, parts: StartParts) -> None:
@@ -26,7 +26,7 @@ class Opening:
         self._progress = Progress(parts)
         self._first_answer_seconds = parts.config.first_answer_seconds
 
-    async def open(self, files: Prepared) -> None:
+    async def open(self, files: StartWithWorkspace) -> None:
         """Begin the conversation, watch its first answer, and store that it is ready."""
         host = files.host
         start = host.asked.start
@@ -54,7 +54,7 @@ class Opening:
             run_asked_at=run_asked_at,
         )
 
-    async def _begin(self, host: Hosted, request: AgentRequest) -> ConversationInfo:
+    async def _begin(self, host: StartWithSandbox, request: AgentRequest) -> ConversationInfo:
         start, agent = host.asked.start, host.agent
         with timed(start, "conversation"):
             is_known = await agent.find_conversation(start.conversation.id) is not None
@@ -63,7 +63,7 @@ class Opening:
                 await check_first_message(agent, info, request.inputs.first_message)
         return info
 
-    async def _watch_first_answer(self, host: Hosted, request: AgentRequest) -> None:
+    async def _watch_first_answer(self, host: StartWithSandbox, request: AgentRequest) -> None:
         """Find out whether the model answers, unless it has just done so for this user."""
         start, agent, model = host.asked.start, host.agent, request.model
         user_id, conversation_id = start.task.user_id, start.conversation.id
@@ -80,7 +80,7 @@ class Opening:
                 # The agent would repeat what it asks for more than a minute before it says so.
                 await check_address(agent, model)
 
-    async def _try_tool_servers(self, host: Hosted, servers: Servers) -> list[str]:
+    async def _try_tool_servers(self, host: StartWithSandbox, servers: Servers) -> list[str]:
         """Return what is told of each tool server that does not start; nothing waits for these."""
         if not servers:
             return []
@@ -95,7 +95,7 @@ class Opening:
         await self._progress.note(start, "\n".join(failures) or None)
         return failures
 
-    async def _bring_history(self, files: Prepared) -> str | None:
+    async def _bring_history(self, files: StartWithWorkspace) -> str | None:
         """Give the agent of a copied conversation its history; returns as `HistoryTransfer.bring`."""
         start = files.host.asked.start
         if start.task.request.fork_of is None:

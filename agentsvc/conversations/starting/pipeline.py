@@ -15,8 +15,8 @@ from agentsvc.base import AgentsvcError, ConversationDeleted, now, reason_of
 from agentsvc.conversations.starting.checks import check_request
 from agentsvc.conversations.starting.failure import ANEW, explain_error
 from agentsvc.conversations.starting.files import FileSteps
-from agentsvc.conversations.starting.hosting import Hosting
-from agentsvc.conversations.starting.opening import Opening
+from agentsvc.conversations.starting.hosting import SandboxWait
+from agentsvc.conversations.starting.opening import ConversationOpener
 from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.progress import Progress
 from agentsvc.conversations.starting.sandbox_checks import SandboxChecks
@@ -37,9 +37,9 @@ class StartPipeline:
         self._tasks = parts.stores.tasks
         self._table = parts.stores.conversations
         self._sandboxes = parts.sandboxes
-        self._hosting = Hosting(parts)
+        self._hosting = SandboxWait(parts)
         self._files = FileSteps(parts)
-        self._opening = Opening(parts)
+        self._opening = ConversationOpener(parts)
         self._checks = SandboxChecks(parts)
         self._progress = Progress(parts)
         self._time_limit = timedelta(seconds=parts.config.start_seconds)

@@ -16,7 +16,7 @@ from agentsvc.conversations.starting.agent_request import (
 from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.progress import Progress
 from agentsvc.conversations.starting.prompts import first_message
-from agentsvc.conversations.starting.states import Hosted, Prepared
+from agentsvc.conversations.starting.states import StartWithSandbox, StartWithWorkspace
 from agentsvc.conversations.starting.tool_servers import Servers
 from agentsvc.domain import Llm, RecordedStep, llm_to_agent, secrets_of
 
@@ -65,7 +65,7 @@ class AgentRequests:
         self._progress = Progress(parts)
         self._has_public_skills = parts.config.public_skills
 
-    async def make(self, files: Prepared) -> AgentRequest:
+    async def make(self, files: StartWithWorkspace) -> AgentRequest:
         """Return what is asked; brings the model that makes titles into the sandbox."""
         host = files.host
         start, settings, sandbox = host.asked.start, host.asked.settings, host.sandbox
@@ -114,7 +114,7 @@ class AgentRequests:
             steps=steps,
         )
 
-    async def _share_title_profile(self, host: Hosted) -> str | None:
+    async def _share_title_profile(self, host: StartWithSandbox) -> str | None:
         """Bring the model that makes titles into the sandbox; a title is worth no failed start."""
         start, settings = host.asked.start, host.asked.settings
         name = settings.title_llm_profile

@@ -12,10 +12,10 @@ from agentsvc.conversations.starting.grouping import choose_sandbox
 from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.progress import Progress
 from agentsvc.conversations.starting.sandbox_checks import SandboxChecks
-from agentsvc.conversations.starting.states import Checked, Hosted
+from agentsvc.conversations.starting.states import CheckedStart, StartWithSandbox
 from agentsvc.domain import WhenFull
 from agentsvc.plugin import Spec
-from agentsvc.sandboxes import Lane, Sandbox, SandboxStatus
+from agentsvc.sandboxes import Sandbox, SandboxStatus, StartLane
 from agentsvc.settings import GroupingStrategy
 from agentsvc.storage import Transaction
 
@@ -33,7 +33,7 @@ class SandboxChooser:
         self._checks = SandboxChecks(parts)
         self._environments = parts.environments
 
-    async def reserve(self, tx: Transaction, asked: Checked) -> None:
+    async def reserve(self, tx: Transaction, asked: CheckedStart) -> None:
         """Ask at once for the room a new start needs, where room is limited.
 
         So its caller hears of it: raises as `AdmissionQueue.enter`. A start that may join a running sandbox
@@ -51,7 +51,7 @@ class SandboxChooser:
             with contextlib.suppress(BackendUnavailable):
                 await self._make(tx, asked, order.when_full, start_id=start.task.id)
 
-    async def find_lane(self, asked: Checked) -> Lane | None:
+    async def find_lane(self, asked: CheckedStart) -> StartLane | None:
         """Return what a start would need of this machine now; None for nothing to speak of."""
         start, task = asked.start, asked.start.task
         named = task.sandbox_id or task.request.sandbox_id or start.conversation.sandbox_id
@@ -64,9 +64,9 @@ class SandboxChooser:
         if not self._sandboxes.runs_here(found.spec if found else self._spec(asked)):
             return None
         is_running = found is not None and found.status is SandboxStatus.RUNNING
-        return Lane.RUNNING if is_running else Lane.NEW
+        return StartLane.RUNNING if is_running else StartLane.NEW
 
-    async def choose(self, asked: Checked) -> Sandbox:
+    async def choose(self, asked: CheckedStart) -> Sandbox:
         """Return the sandbox, asked for and linked to the conversation; raises StartRefused."""
         start = asked.start
         task, order = start.task, start.task.request
@@ -90,7 +90,7 @@ class SandboxChooser:
             await self._db.write(lambda tx: self._progress.link_sandbox(tx, start, wanted))
         return sandbox
 
-    async def _join_sandbox(self, asked: Checked) -> Sandbox | None:
+    async def _join_sandbox(self, asked: CheckedStart) -> Sandbox | None:
         start = asked.start
         chosen = await self._find_joinable(asked)
         if chosen is not None:
@@ -98,7 +98,7 @@ class SandboxChooser:
             await self._db.write(lambda tx: self._progress.link_sandbox(tx, start, sandbox_id))
         return chosen
 
-    async def _find_joinable(self, asked: Checked) -> Sandbox | None:
+    async def _find_joinable(self, asked: CheckedStart) -> Sandbox | None:
         strategy, spec = asked.settings.sandbox_grouping_strategy, self._spec(asked)
         order = asked.start.task.request
         has_own_files = is_named(order) or order.copied is not None
@@ -119,7 +119,7 @@ class SandboxChooser:
     async def _make(
         self,
         tx: Transaction,
-        asked: Checked,
+        asked: CheckedStart,
         when_full: WhenFull | None,
         *,
         start_id: str | None = None,
@@ -138,7 +138,7 @@ class SandboxChooser:
         await self._progress.link_sandbox(tx, asked.start, sandbox.id)
         return sandbox
 
-    async def _with_files(self, tx: Transaction, asked: Checked, spec: Spec) -> Spec:
+    async def _with_files(self, tx: Transaction, asked: CheckedStart, spec: Spec) -> Spec:
         """Return the spec, with the files that the conversation begins with."""
         task = asked.start.task
         if (copied := task.request.copied) is not None:
@@ -162,7 +162,7 @@ class SandboxChooser:
             base=found.base,
         )
 
-    def _spec(self, asked: Checked) -> Spec:
+    def _spec(self, asked: CheckedStart) -> Spec:
         """Return the spec that is asked for, else the user's usual one if there is one of that id."""
         wanted = asked.start.task.request.spec_id
         usual = asked.settings.default_sandbox_spec_id
@@ -173,7 +173,7 @@ class SandboxChooser:
                 log.warning("sandbox spec of the settings does not exist", extra={"spec_id": usual})
         return self._sandboxes.get_spec(wanted)
 
-    async def base_dir(self, host: Hosted) -> str:
+    async def base_dir(self, host: StartWithSandbox) -> str:
         """Return the directory in which the conversation may make its project."""
         start, sandbox = host.asked.start, host.sandbox
         parent_id = start.task.request.parent_conversation_id

@@ -14,7 +14,7 @@ from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.pipeline import StartPipeline
 from agentsvc.conversations.starting.prompts import first_message
 from agentsvc.conversations.starting.sandbox_choice import SandboxChooser
-from agentsvc.conversations.starting.states import Checked, Start
+from agentsvc.conversations.starting.states import CheckedStart, Start
 from agentsvc.domain import StartOrder, check_branch, check_repository, restore_secrets
 from agentsvc.settings import Settings
 from agentsvc.storage import Queryable, Transaction, note_effect
@@ -175,7 +175,7 @@ class Starts:
                 await self._events.copy(tx, order.fork_of, conversation_id, order.fork_until)
             await self._tasks.insert(tx, task)
             start = Start(task=task, conversation=conversation, deadline=now())
-            await self._chooser.reserve(tx, Checked(start=start, settings=settings))
+            await self._chooser.reserve(tx, CheckedStart(start=start, settings=settings))
             if claim is not None:
                 await claim(tx, start.task)
             await note_effect(tx, start.task)

@@ -25,7 +25,7 @@ class Start(msgspec.Struct, kw_only=True):
     """Its sandbox once that has run, by which a failure is explained."""
 
 
-class Checked(msgspec.Struct, frozen=True, kw_only=True):
+class CheckedStart(msgspec.Struct, frozen=True, kw_only=True):
     """A start whose request can be carried out with the settings of its user."""
 
     start: Start
@@ -34,18 +34,18 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     """URL and token of each git host that the user has a token for."""
 
 
-class Hosted(msgspec.Struct, frozen=True, kw_only=True):
+class StartWithSandbox(msgspec.Struct, frozen=True, kw_only=True):
     """A start whose sandbox runs, with an agent server that answers."""
 
-    asked: Checked
+    asked: CheckedStart
     sandbox: Sandbox
     agent: AgentServer
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+class StartWithWorkspace(msgspec.Struct, frozen=True, kw_only=True):
     """A start whose files are there."""
 
-    host: Hosted
+    host: StartWithSandbox
     workspace: Workspace
     old_dir: str | None = None
     """Where the files were, if they come from an archive or another sandbox."""

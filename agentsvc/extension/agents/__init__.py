@@ -5,8 +5,8 @@ from agentsvc.conversations import ConversationFiles as ConversationFiles
 from agentsvc.conversations import ConversationQuery as ConversationQuery
 from agentsvc.conversations import EventLog as EventLog
 from agentsvc.conversations import MessageQueue as MessageQueue
-from agentsvc.conversations import Pending as Pending
 from agentsvc.conversations import PendingKind as PendingKind
+from agentsvc.conversations import PendingMessage as PendingMessage
 from agentsvc.conversations import StoredEvent as StoredEvent
 from agentsvc.domain import Content as Content
 from agentsvc.domain import ContentKind as ContentKind

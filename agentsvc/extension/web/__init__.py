@@ -15,7 +15,7 @@ from agentsvc.http import OF_SANDBOXES as OF_SANDBOXES
 from agentsvc.http import PRINCIPAL as PRINCIPAL
 from agentsvc.http import REQUEST_ID as REQUEST_ID
 from agentsvc.http import SUCCESS as SUCCESS
-from agentsvc.http import Audited as Audited
+from agentsvc.http import AuditNote as AuditNote
 from agentsvc.http import ClientId as ClientId
 from agentsvc.http import Described as Described
 from agentsvc.http import Effect as Effect

@@ -16,12 +16,12 @@ from agentsvc.accounts import KEY_PREFIX, KeyRing, Logins, OpenConnections, Prin
 from agentsvc.base import errors
 from agentsvc.config import GatewayConfig
 from agentsvc.http.gateway.port_cookies import port_token
-from agentsvc.http.gateway.target import Shown
+from agentsvc.http.gateway.target import RequestKeys
 from agentsvc.http.routes import Scope, check_scope
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target, failure_of
 
 
-class Visitor(msgspec.Struct, frozen=True, kw_only=True):
+class GatewayCaller(msgspec.Struct, frozen=True, kw_only=True):
     """Whose keys a request shows, and which of them must not reach a sandbox."""
 
     principal: Principal | None = None
@@ -47,7 +47,7 @@ class Admission:
         self._sandboxes = sandboxes
         self._config = config
 
-    async def find_by_key(self, shown: Shown) -> Sandbox | None:
+    async def find_by_key(self, shown: RequestKeys) -> Sandbox | None:
         """Return the sandbox whose session key is among the keys, whatever its state."""
         for key in (*shown.keys, *shown.sandbox_keys):
             sandbox = await self._find(key)
@@ -55,16 +55,18 @@ class Admission:
                 return sandbox
         return None
 
-    async def identify(self, shown: Shown, sandbox_id: str = "") -> Visitor:
+    async def identify(self, shown: RequestKeys, sandbox_id: str = "") -> GatewayCaller:
         """Return who shows these keys; raises NotAuthenticated if none of them is good.
 
         `sandbox_id` is that of the origin whose cookie is shown.
         """
-        visitor = Visitor()
+        visitor = GatewayCaller()
         for key in shown.keys:
             visitor = await self._add(visitor, key)
         for key in shown.sandbox_keys:
-            visitor = _merge(visitor, Visitor(sandbox=await self._find(key), keys=frozenset({key})))
+            visitor = _merge(
+                visitor, GatewayCaller(sandbox=await self._find(key), keys=frozenset({key}))
+            )
         if visitor.principal is None and shown.login:
             visitor = await self._add_login(visitor, shown.login)
         if visitor.principal is None and visitor.sandbox is None:
@@ -74,7 +76,7 @@ class Admission:
             hidden = await self._add(hidden, key)
         return msgspec.structs.replace(visitor, keys=hidden.keys)
 
-    async def let_in(self, sandbox_id: str) -> Visitor:
+    async def let_in(self, sandbox_id: str) -> GatewayCaller:
         """Return a visitor without a key, for what needs none; raises NotAuthenticated.
 
         A sandbox that does not exist is no other than one that is closed. Raises Conflict for a
@@ -85,9 +87,9 @@ class Admission:
             raise errors.NotAuthenticated
         if _is_paused(sandbox):
             raise _paused(sandbox)
-        return Visitor(sandbox=sandbox)
+        return GatewayCaller(sandbox=sandbox)
 
-    async def get(self, visitor: Visitor, sandbox_id: str) -> Sandbox:
+    async def get(self, visitor: GatewayCaller, sandbox_id: str) -> Sandbox:
         """Return a sandbox the visitor may use; raises NotFound, as if others did not exist.
 
         Raises NotAllowed for a user who may only read: what a request does there, nobody knows.
@@ -104,7 +106,9 @@ class Admission:
         return sandbox
 
     @contextlib.contextmanager
-    def held(self, visitor: Visitor, sandbox_id: str, end: Callable[[], None]) -> Iterator[None]:
+    def held(
+        self, visitor: GatewayCaller, sandbox_id: str, end: Callable[[], None]
+    ) -> Iterator[None]:
         """Call `end()` when the key that opens a sandbox has lost its worth, while this lasts."""
         with contextlib.ExitStack() as stack:
             if visitor.sandbox is not None and visitor.sandbox.id == sandbox_id:
@@ -140,32 +144,32 @@ class Admission:
             raise errors.NotFound
         return _running(seen)
 
-    async def _add(self, visitor: Visitor, key: str) -> Visitor:
+    async def _add(self, visitor: GatewayCaller, key: str) -> GatewayCaller:
         keys = frozenset({key})
         sandbox = await self._find(key)
         if sandbox is not None:
-            return _merge(visitor, Visitor(sandbox=sandbox, keys=keys))
+            return _merge(visitor, GatewayCaller(sandbox=sandbox, keys=keys))
         try:
             principal = await self._keyring.identify(key)
         except errors.NotAuthenticated:
             return visitor
-        return _merge(visitor, Visitor(principal=principal, keys=keys))
+        return _merge(visitor, GatewayCaller(principal=principal, keys=keys))
 
-    async def _add_login(self, visitor: Visitor, token: str) -> Visitor:
+    async def _add_login(self, visitor: GatewayCaller, token: str) -> GatewayCaller:
         try:
             principal = await self._logins.identify(token)
         except errors.NotAuthenticated:
             return visitor
-        return _merge(visitor, Visitor(principal=principal))
+        return _merge(visitor, GatewayCaller(principal=principal))
 
-    async def _find_by_token(self, shown: Shown, sandbox_id: str) -> Visitor:
+    async def _find_by_token(self, shown: RequestKeys, sandbox_id: str) -> GatewayCaller:
         sandbox = await self._sandboxes.find_any(sandbox_id) if shown.port_token else None
         if sandbox is None or shown.origin is None or sandbox.target is Target.DELETED:
             raise errors.NotAuthenticated
         expected = port_token(shown.origin, sandbox.session_key.reveal())
         if not hmac.compare_digest(expected, shown.port_token):
             raise errors.NotAuthenticated
-        return Visitor(sandbox=sandbox)
+        return GatewayCaller(sandbox=sandbox)
 
     async def _find(self, key: str) -> Sandbox | None:
         # A user's key cannot be a sandbox's, and is by far the more common one.
@@ -176,8 +180,8 @@ def _may_run(caller: Principal) -> bool:
     return caller.may_run
 
 
-def _merge(visitor: Visitor, more: Visitor) -> Visitor:
-    return Visitor(
+def _merge(visitor: GatewayCaller, more: GatewayCaller) -> GatewayCaller:
+    return GatewayCaller(
         principal=visitor.principal or more.principal,
         sandbox=visitor.sandbox or more.sandbox,
         keys=visitor.keys | more.keys,

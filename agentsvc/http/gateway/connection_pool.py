@@ -14,7 +14,7 @@ from agentsvc.http.gateway.address import Address, connect
 from agentsvc.http.gateway.http_responses import (
     Body,
     Head,
-    NotHttp,
+    InvalidResponse,
     SizedBody,
     body_of,
     find_end,
@@ -30,11 +30,11 @@ _FRESH_SECONDS: Final = 1.0
 """How long it may have been idle for a request that changes something."""
 
 
-class Broken(Exception):
+class ConnectionBroken(Exception):
     """A connection failed, or what came over it is no HTTP."""
 
 
-class Outlet(Sink, Protocol):
+class BodyWriter(Sink, Protocol):
     """Where a body goes."""
 
     @property
@@ -62,7 +62,7 @@ class Connection(asyncio.Protocol):
         self._held = 0
         self._is_reading = True
         self._reader: asyncio.Future[None] | None = None
-        self._outlet: Outlet | None = None
+        self._outlet: BodyWriter | None = None
         self._is_writable = True
         self._writer: asyncio.Future[None] | None = None
         self.on_writable: Callable[[], None] | None = None
@@ -81,7 +81,7 @@ class Connection(asyncio.Protocol):
         """Take in what the sandbox says."""
         try:
             self._take(data)
-        except NotHttp as exc:
+        except InvalidResponse as exc:
             self.fail(exc)
 
     def eof_received(self) -> bool:
@@ -93,7 +93,7 @@ class Connection(asyncio.Protocol):
         if self._body is not None and not self._body.is_done and exc is None:
             try:
                 self._body.feed_end()
-            except NotHttp as early:
+            except InvalidResponse as early:
                 exc = early
         self.fail(exc or ConnectionResetError("the connection was closed"))
 
@@ -156,7 +156,7 @@ class Connection(asyncio.Protocol):
     def write(self, data: bytes | memoryview) -> None:
         """Send bytes without waiting; raises Broken."""
         if self._failure is not None or self._transport is None:
-            raise Broken from self._failure
+            raise ConnectionBroken from self._failure
         self._transport.write(data)
 
     async def send(self, data: bytes | memoryview) -> None:
@@ -198,7 +198,7 @@ class Connection(asyncio.Protocol):
         self._go_on_reading()
         return data
 
-    async def pour(self, outlet: "Outlet") -> None:
+    async def pour(self, outlet: "BodyWriter") -> None:
         """Put what comes of the body through an outlet until its end; raises Broken.
 
         It goes there as it comes, past whoever called this.
@@ -247,7 +247,7 @@ class Connection(asyncio.Protocol):
 
     async def _wait(self) -> None:
         if self._failure is not None:
-            raise Broken from self._failure
+            raise ConnectionBroken from self._failure
         self._reader = self._loop.create_future()
         await self._reader
 
@@ -260,7 +260,7 @@ class Connection(asyncio.Protocol):
         self._put(parts)
         if rest:
             # Nobody asked for it, so it cannot be told what it is an answer to.
-            raise NotHttp("there is something behind the answer")
+            raise InvalidResponse("there is something behind the answer")
 
     def _put(self, parts: list[bytes]) -> None:
         """Let a reader have parts of the body, and stop the sandbox if there are too many."""
@@ -287,7 +287,7 @@ class Connection(asyncio.Protocol):
     def _take_head(self, data: bytes) -> bytes:
         """Take in heads, and return what comes behind the last one."""
         if not self._is_asked:
-            raise NotHttp("nobody has asked")
+            raise InvalidResponse("nobody has asked")
         self._raw += data
         while (found := find_end(self._raw)) is not None:
             head = read_head(self._raw[: found[0]])
@@ -321,7 +321,7 @@ class Pool:
                 address, Connection, confirm=confirm, time_limit=self._connect_seconds
             )
         except (OSError, TimeoutError, ValueError) as exc:
-            raise Broken from exc
+            raise ConnectionBroken from exc
         return made
 
     def find(self, address: Address, *, is_safe: bool) -> Connection | None:

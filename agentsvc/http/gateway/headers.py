@@ -131,7 +131,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str = ""
 
 
-class Confines(msgspec.Struct, frozen=True, kw_only=True):
+class CookieScope(msgspec.Struct, frozen=True, kw_only=True):
     """Where what a sandbox answers may have an effect."""
 
     upstream: str
@@ -190,7 +190,7 @@ def to_sandbox(
     return passed
 
 
-def to_client(headers: CIMultiDictProxy[str], confines: Confines) -> CIMultiDict[str]:
+def to_client(headers: CIMultiDictProxy[str], confines: CookieScope) -> CIMultiDict[str]:
     """Return the headers of an answer as the client gets them, its length aside."""
     dropped = _DROPPED_OUTWARD | _named(headers) if hdrs.CONNECTION in headers else _DROPPED_OUTWARD
     passed: CIMultiDict[str] = CIMultiDict()
@@ -328,7 +328,7 @@ def _is_own_cookie(pair: str, keys: AbstractSet[str]) -> bool:
     return name.lower().startswith(OWN_COOKIES) or _is_key(value.strip().strip('"'), keys)
 
 
-def _confine(name: str, value: str, confines: Confines) -> str | None:
+def _confine(name: str, value: str, confines: CookieScope) -> str | None:
     if name == "set-cookie":
         mount, base = confines.mount, confines.base
         return confine_cookie(value, mount, base=base, is_framed=confines.is_framed)
@@ -339,7 +339,7 @@ def _confine(name: str, value: str, confines: Confines) -> str | None:
     return value
 
 
-def _relocate(location: str, confines: Confines) -> str:
+def _relocate(location: str, confines: CookieScope) -> str:
     """Return a location inside the sandbox as the client reaches it; any other is left alone."""
     if location.startswith(confines.upstream):
         rest = location.removeprefix(confines.upstream)

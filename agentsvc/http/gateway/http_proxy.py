@@ -11,7 +11,7 @@ from aiohttp import hdrs, web
 from aiohttp.http import StreamWriter
 
 from agentsvc.base import AgentsvcError, PortUnavailable
-from agentsvc.http.gateway.connection_pool import Broken, Connection, Pool
+from agentsvc.http.gateway.connection_pool import Connection, ConnectionBroken, Pool
 from agentsvc.http.gateway.headers import passing_trailers, to_client, to_lines
 from agentsvc.http.gateway.http_responses import Head
 from agentsvc.http.gateway.request_body import LAST_CHUNK, RequestBody
@@ -69,7 +69,7 @@ class Forwarder:
                 response = await self._answer(request, target, connection, life)
             else:
                 response = await self._answer_meanwhile(request, target, connection, life, body)
-        except Broken as exc:
+        except ConnectionBroken as exc:
             raise body.failure or unavailable(exc.__cause__ or exc) from exc
         finally:
             # What is left of the answer, or of the body, is wanted by nobody.
@@ -92,7 +92,7 @@ class Forwarder:
                 return connection
             try:
                 await connection.head()
-            except Broken:
+            except ConnectionBroken:
                 if connection.has_answered:
                     raise
                 connection = await self._pool.connect(target.address, target.confirm)
@@ -100,7 +100,7 @@ class Forwarder:
             except asyncio.CancelledError:
                 connection.finish(is_sent=False)
                 raise
-        except Broken as exc:
+        except ConnectionBroken as exc:
             raise unavailable(exc.__cause__ or exc) from exc
         return connection
 
@@ -119,7 +119,7 @@ class Forwarder:
             pump = group.create_task(body.pump(connection))
             try:
                 response = await self._answer(request, target, connection, life)
-            except (AgentsvcError, Broken, ConnectionError) as exc:
+            except (AgentsvcError, ConnectionBroken, ConnectionError) as exc:
                 # The group would wrap it.
                 failure = exc
             finally:
@@ -143,7 +143,7 @@ class Forwarder:
                     await _copy(request, response, connection)
             else:
                 await _copy(request, response, connection)
-        except Broken as exc:
+        except ConnectionBroken as exc:
             # Too late for another answer: that the connection ends early says it was not all.
             raise ConnectionResetError("the sandbox broke off its answer") from exc
         return response

@@ -21,7 +21,7 @@ _LENGTH = re.compile(r"\A[0-9]{1,18}\Z")
 _NO_BODY: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 
 
-class NotHttp(Exception):
+class InvalidResponse(Exception):
     """What was answered is no HTTP."""
 
 
@@ -69,7 +69,7 @@ class SizedBody:
     def feed_end(self) -> None:
         """Take in the end; raises NotHttp if it is early."""
         if not self.is_done:
-            raise NotHttp("the body is shorter than its length")
+            raise InvalidResponse("the body is shorter than its length")
 
 
 class EndlessBody:
@@ -102,7 +102,7 @@ class ChunkedBody:
             spans, end = self._chunks.feed(data)
             self.trailers = tuple(read_fields(self._chunks.trailers))
         except (BadChunks, BadField) as exc:
-            raise NotHttp(str(exc)) from exc
+            raise InvalidResponse(str(exc)) from exc
         self.is_done = end is not None
         rest = b"" if end is None else data[end:]
         return [data[start:stop] for start, stop in spans], rest
@@ -110,7 +110,7 @@ class ChunkedBody:
     def feed_end(self) -> None:
         """Take in the end; raises NotHttp if it is early."""
         if not self.is_done:
-            raise NotHttp("the last chunk is missing")
+            raise InvalidResponse("the last chunk is missing")
 
 
 type Body = SizedBody | EndlessBody | ChunkedBody
@@ -124,7 +124,7 @@ def find_end(raw: bytes | bytearray) -> tuple[int, int] | None:
     """
     found = _HEAD_END.search(raw)
     if (found.start() if found else len(raw)) > HEAD_BYTES:
-        raise NotHttp("the head is too long")
+        raise InvalidResponse("the head is too long")
     return found.span() if found else None
 
 
@@ -133,11 +133,11 @@ def read_head(raw: bytes | bytearray) -> Head:
     first, _, rest = raw.partition(b"\n")
     status = _STATUS_LINE.match(first.removesuffix(b"\r").decode("utf-8", "surrogateescape"))
     if status is None:
-        raise NotHttp("there is no status line")
+        raise InvalidResponse("there is no status line")
     try:
         headers = CIMultiDict(read_fields(rest))
     except BadField as exc:
-        raise NotHttp("a header is not well-formed") from exc
+        raise InvalidResponse("a header is not well-formed") from exc
     return Head(
         status=int(status.group(2)),
         reason=legible(status.group(3) or ""),
@@ -151,9 +151,9 @@ def body_of(head: Head, *, answers_head: bool) -> Body:
     codings = ",".join(head.headers.getall("Transfer-Encoding", ())).strip().lower()
     lengths = set(head.headers.getall("Content-Length", ()))
     if len(lengths) > 1 or (codings and lengths) or not all(map(_LENGTH.match, lengths)):
-        raise NotHttp("the length is not clear")
+        raise InvalidResponse("the length is not clear")
     if codings and (codings != "chunked" or head.has_old_version):
-        raise NotHttp("the transfer coding is unknown")
+        raise InvalidResponse("the transfer coding is unknown")
     if answers_head or head.status in _NO_BODY:
         return SizedBody(0)
     if codings:

@@ -7,7 +7,7 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from agentsvc.base import AgentsvcError, MalformedBody
-from agentsvc.http.gateway.connection_pool import Broken, Connection
+from agentsvc.http.gateway.connection_pool import Connection, ConnectionBroken
 from agentsvc.http.gateway.headers import was_decoded
 from agentsvc.http.keys import AWAITS_CONTINUE
 from agentsvc.http.server.connections import ask_for_body
@@ -79,7 +79,7 @@ class RequestBody:
         """Send the body over a connection as it comes; the connection fails where that fails."""
         try:
             await self._pass(connection)
-        except (Broken, ConnectionError):
+        except (ConnectionBroken, ConnectionError):
             # Who reads the answer hears of it, too, be it the sandbox or the client that has gone.
             return
         except (web.RequestPayloadError, HttpProcessingError) as exc:

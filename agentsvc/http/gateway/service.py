@@ -12,13 +12,13 @@ from agentsvc.accounts import KEY_PREFIX
 from agentsvc.base import AgentsvcError, NotAllowed, NotAuthenticated, NotFound
 from agentsvc.http.gateway import rewriting as rewrite
 from agentsvc.http.gateway import websocket_frames as frames
-from agentsvc.http.gateway.admission import Admission, Visitor
+from agentsvc.http.gateway.admission import Admission, GatewayCaller
 from agentsvc.http.gateway.http_proxy import Forwarder
 from agentsvc.http.gateway.older_clients import OlderClients
 from agentsvc.http.gateway.request_lifetime import until_stop, with_client
 from agentsvc.http.gateway.target import (
     PortRequest,
-    Shown,
+    RequestKeys,
     Target,
     check,
     find_place,
@@ -104,7 +104,7 @@ class Gateway:
         return response
 
     async def _find_target(
-        self, request: web.Request, place: PortRequest, sandbox_id: str, visitor: Visitor
+        self, request: web.Request, place: PortRequest, sandbox_id: str, visitor: GatewayCaller
     ) -> Target:
         sandbox = await self.admission.get(visitor, sandbox_id)
         is_use = _is_use(request, place)
@@ -114,7 +114,7 @@ class Gateway:
 
     @contextlib.contextmanager
     def _in_use(
-        self, request: web.Request, place: PortRequest, sandbox_id: str, visitor: Visitor
+        self, request: web.Request, place: PortRequest, sandbox_id: str, visitor: GatewayCaller
     ) -> Iterator[None]:
         """Let the sandbox count as used while somebody works with it, as long as they may."""
         is_use = _is_use(request, place)
@@ -122,7 +122,7 @@ class Gateway:
         with using, self.admission.held(visitor, sandbox_id, lambda: _cut(request)):
             yield
 
-    async def _meet(self, client: Client, place: PortRequest) -> Visitor | None:
+    async def _meet(self, client: Client, place: PortRequest) -> GatewayCaller | None:
         """Return who a client is by its first message; one that says no key is let go."""
         life = with_client(client.request)
         try:
@@ -132,7 +132,7 @@ class Gateway:
                         client.request, _first_text(client)
                     )
                     login = shown_login(client.request, place, page_part=key)
-                    shown = Shown(keys=(key,), sandbox_keys=(), others=(), login=login)
+                    shown = RequestKeys(keys=(key,), sandbox_keys=(), others=(), login=login)
                     return await self.admission.identify(shown)
         except TimeoutError as exc:
             raise ConnectionResetError("the client has gone, or the server stops") from exc
@@ -216,7 +216,7 @@ def _may_be_for_sandbox(request: web.Request) -> bool:
     return has_other or hdrs.UPGRADE in request.headers
 
 
-def _show_key(request: web.Request, visitor: Visitor) -> None:
+def _show_key(request: web.Request, visitor: GatewayCaller) -> None:
     """Count a connection for whose key it has shown; raises TooManyRequests."""
     sandbox = visitor.sandbox if visitor.principal is None else None
     show_key(request, sandbox.id if sandbox is not None else "")
@@ -254,7 +254,7 @@ def _may_show_key_later(request: web.Request, place: PortRequest) -> bool:
 async def _first_text(client: Client) -> bytes:
     try:
         return await frames.read_text(client.reader, limit=LARGEST_FIRST_BYTES)
-    except frames.NotAText as exc:
+    except frames.InvalidFirstFrame as exc:
         raise NotAuthenticated("The first message has no key") from exc
     except asyncio.IncompleteReadError as exc:
         raise ConnectionResetError("the client has gone") from exc

@@ -15,7 +15,7 @@ from agentsvc.http.gateway import headers
 from agentsvc.http.gateway import port_cookies as own_origin
 from agentsvc.http.gateway import rewriting as rewrite
 from agentsvc.http.gateway.address import Address, address_of
-from agentsvc.http.gateway.headers import Caller, Confines
+from agentsvc.http.gateway.headers import Caller, CookieScope
 from agentsvc.http.keys import CONFIG, REQUEST_ID, SANDBOXES, SENT_TARGET
 from agentsvc.http.middleware.authentication import keys_of, password_of
 from agentsvc.http.middleware.login_cookie import login_token
@@ -61,7 +61,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     """With the query."""
     headers: CIMultiDict[str]
-    confines: Confines
+    confines: CookieScope
     confirm: Confirm | None = None
     """What confirms a new connection to the address."""
     edit_body: Callable[[bytes], bytes] | None = None
@@ -72,7 +72,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Headers of this server that the answer gets."""
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
+class RequestKeys(msgspec.Struct, frozen=True, kw_only=True):
     """The keys a request shows, by what they may open."""
 
     keys: tuple[str, ...]
@@ -104,7 +104,7 @@ def find_place(request: web.Request, origin: WorkOrigin) -> tuple[str, PortReque
     return sandbox_id, PortRequest(port=port, path=path, query=query, own_origin=origin)
 
 
-def shown_keys(request: web.Request, place: PortRequest) -> Shown:
+def shown_keys(request: web.Request, place: PortRequest) -> RequestKeys:
     """Return every key a request shows, wherever published clients put one."""
     elsewhere = [*rewrite.find_parameters(place.query, rewrite.KEY_PARAMETER)]
     if place.port == EDITOR_PORT:
@@ -112,7 +112,7 @@ def shown_keys(request: web.Request, place: PortRequest) -> Shown:
         if place.own_origin is None or own_origin.may_show_editor_key(request, place.own_origin):
             elsewhere.append(request.cookies.get(_EDITOR_COOKIE, ""))
     origin = place.own_origin
-    return Shown(
+    return RequestKeys(
         keys=keys_of(request),
         sandbox_keys=tuple(key for key in elsewhere if key and key.isascii())[:MAX_QUERY_KEYS],
         others=password_of(request),
@@ -180,7 +180,7 @@ def make_target(
             own_key=sandbox.session_key.reveal(),
             needs_key=is_agent or end.needs_key,
         ),
-        confines=Confines(
+        confines=CookieScope(
             upstream=address.origin,
             base=address.base,
             mount=mount,

@@ -34,7 +34,7 @@ _MESSAGE_BYTES: Final = 64 * 1024 * 1024
 _KEY_BYTES: Final = 16
 
 
-class NotAText(Exception):
+class InvalidFirstFrame(Exception):
     """The first frame is not a text of a reasonable size."""
 
 
@@ -75,11 +75,11 @@ async def read_text(reader: asyncio.StreamReader, *, limit: int) -> bytes:
     first, second = await reader.readexactly(2)
     length = second & ~_MASKED
     if first != _TEXT or not second & _MASKED or length == _LENGTH_64:
-        raise NotAText
+        raise InvalidFirstFrame
     if length == _LENGTH_16:
         (length,) = struct.unpack("!H", await reader.readexactly(2))
     if length > limit:
-        raise NotAText
+        raise InvalidFirstFrame
     mask = await reader.readexactly(4)
     data = await reader.readexactly(length)
     return bytes(byte ^ mask[index % 4] for index, byte in enumerate(data))
@@ -124,13 +124,13 @@ async def _frame(reader: asyncio.StreamReader, limit: int) -> tuple[int, bytes, 
     raw = await reader.readexactly(2)
     first, length = raw
     if length & _MASKED:
-        raise NotAText
+        raise InvalidFirstFrame
     if length >= _LENGTH_16:
         size = await reader.readexactly(2 if length == _LENGTH_16 else 8)
         raw += size
         length = int.from_bytes(size)
     if length > limit:
-        raise NotAText
+        raise InvalidFirstFrame
     data = await reader.readexactly(length)
     return first, raw + data, data
 

@@ -18,7 +18,7 @@ from agentsvc.http.gateway import websocket_frames as frames
 from agentsvc.http.gateway.address import connect
 from agentsvc.http.gateway.headers import to_client
 from agentsvc.http.gateway.http_proxy import CLIENT_GONE, unavailable
-from agentsvc.http.gateway.http_responses import Head, NotHttp, read_head
+from agentsvc.http.gateway.http_responses import Head, InvalidResponse, read_head
 from agentsvc.http.gateway.request_lifetime import until_stop, with_client
 from agentsvc.http.gateway.target import Target, head_of
 from agentsvc.http.keys import IS_FORWARDED
@@ -108,7 +108,7 @@ class Upstream(NamedTuple):
                     return head
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError) as exc:
             raise unavailable(exc) from exc
-        except NotHttp as exc:
+        except InvalidResponse as exc:
             raise PortUnavailable("The server in the sandbox does not answer in HTTP") from exc
 
     async def refusal(self, head: Head, target: Target) -> web.Response:
@@ -229,7 +229,7 @@ async def _pump_out(reader: asyncio.StreamReader, client: Client) -> None:
 
 async def _pump_events(source: asyncio.StreamReader, client: Client, reader: Reader) -> None:
     """Pass messages on as the client reads them; one that is cut off ends it."""
-    with contextlib.suppress(OSError, asyncio.IncompleteReadError, frames.NotAText):
+    with contextlib.suppress(OSError, asyncio.IncompleteReadError, frames.InvalidFirstFrame):
         messages = frames.ServerMessages(source)
         while True:
             frame = await messages.read()

@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from agentsvc.accounts import of_caller
-from agentsvc.http.keys import AUDIT, AUDITED, PRINCIPAL, REQUEST_ID, Audited
+from agentsvc.http.keys import AUDIT, AUDITED, PRINCIPAL, REQUEST_ID, AuditNote
 from agentsvc.http.routes import route_of
 from agentsvc.http.urls import address_of
 
@@ -40,7 +40,7 @@ async def _note(request: web.Request, made: str, status: int) -> None:
         return
     named = ", ".join(f"{name}={value}" for name, value in request.match_info.items())
     action = f"{route.method} {route.path}"
-    told = request.get(AUDITED) or Audited(action=action, subject=named or made, status=status)
+    told = request.get(AUDITED) or AuditNote(action=action, subject=named or made, status=status)
     if not told.action:
         return
     entry = of_caller(

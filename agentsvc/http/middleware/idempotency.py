@@ -10,7 +10,7 @@ from typing import Any, Final
 from aiohttp import web
 from multidict import istr
 
-from agentsvc.accounts import IdempotencySlot, Kept
+from agentsvc.accounts import IdempotencySlot, StoredAnswer
 from agentsvc.base import AgentsvcError, BadRequest
 from agentsvc.http.keys import IDEMPOTENCY, user_of
 from agentsvc.http.routes import Handler, Route, route_of, takes_repeats
@@ -73,7 +73,7 @@ class _Watch:
         self._route = route
         self._slot = slot
         self._repeats = request.app[IDEMPOTENCY]
-        self._stored: Kept | None = None
+        self._stored: StoredAnswer | None = None
         self._is_over = False
         if route.is_stream:
             request[ON_STREAMED] = self._end_stream
@@ -93,12 +93,16 @@ class _Watch:
             return response
         if self._stored is not None:
             return _to_response(self._stored)
-        kept = Kept(status=response.status, media=response.content_type, body=_body_of(response))
+        kept = StoredAnswer(
+            status=response.status, media=response.content_type, body=_body_of(response)
+        )
         await self._repeats.keep(self._slot, kept)
         return response
 
     async def _end_stream(self, last: bytes) -> None:
-        kept = Kept(status=self._route.status, media=self._route.media, body=b"[" + last + b"]")
+        kept = StoredAnswer(
+            status=self._route.status, media=self._route.media, body=b"[" + last + b"]"
+        )
         await self._repeats.keep(self._slot, kept)
 
     async def _note(self, tx: Transaction, made: object) -> None:
@@ -108,7 +112,7 @@ class _Watch:
         if effect is None or not is_it or self._is_over or self._stored is not None:
             return
         answer = effect.answer(self._request, made)
-        kept = Kept(
+        kept = StoredAnswer(
             status=answer.status,
             media=answer.content_type,
             body=_body_of(answer),
@@ -117,17 +121,17 @@ class _Watch:
         await self._repeats.keep_in(tx, self._slot, kept)
         tx.after_commit(lambda: self._set(kept))
 
-    def _set(self, kept: Kept) -> None:
+    def _set(self, kept: StoredAnswer) -> None:
         self._stored = kept
 
 
-def _again(kept: Kept) -> web.Response:
+def _again(kept: StoredAnswer) -> web.Response:
     response = _to_response(kept)
     response.headers[REPLAYED] = "true"
     return response
 
 
-def _to_response(kept: Kept) -> web.Response:
+def _to_response(kept: StoredAnswer) -> web.Response:
     return web.Response(status=kept.status, body=kept.body, content_type=kept.media)
 
 

@@ -28,9 +28,9 @@ from agentsvc.http.middleware.idempotency import answer_once
 from agentsvc.http.middleware.rate_limit import (
     LIMITS,
     STATE,
-    Allowance,
     Budget,
     Limits,
+    SandboxAllowance,
     enforce,
     is_many,
 )
@@ -45,7 +45,7 @@ from agentsvc.http.server.delayed_refusal import (
     RefusalDelay,
     hold_back,
 )
-from agentsvc.http.server.metrics_registry import Measures, Refusal
+from agentsvc.http.server.metrics_registry import Refusal, RequestMetrics
 from agentsvc.http.server.time_limit import TimeLimit
 from agentsvc.http.urls import address_of, is_from_proxy
 from agentsvc.http.wire import (
@@ -139,7 +139,7 @@ def install(
     answers to those who are turned away may be kept back at a time.
     """
     app[ACTIVITY] = Activity()
-    app[keys.MEASURES] = Measures()
+    app[keys.MEASURES] = RequestMetrics()
     app[LIMITS] = Limits(limits)
     app[REFUSAL_DELAY], app[LOG_THROTTLE] = RefusalDelay(max_held), LogThrottle()
     app[_CORS_ORIGINS] = frozenset(cors_origins)
@@ -318,7 +318,7 @@ async def _count_sandbox(request: web.Request) -> None:
     if not sandbox_id:
         return
     show_key(request, sandbox_id)
-    allowance = Allowance(request.app[LIMITS], sandbox_id)
+    allowance = SandboxAllowance(request.app[LIMITS], sandbox_id)
     await _wait_for(request, allowance, Budget.REQUESTS, 1)
     if keys.SANDBOX in request:
         # Before any of it is read, so that what waits is not in memory.
@@ -337,7 +337,9 @@ def _sandbox_of(request: web.Request) -> str:
     return request[keys.MODEL_TOKEN].sandbox_id if keys.MODEL_TOKEN in request else ""
 
 
-async def _wait_for(request: web.Request, allowance: Allowance, budget: Budget, count: int) -> None:
+async def _wait_for(
+    request: web.Request, allowance: SandboxAllowance, budget: Budget, count: int
+) -> None:
     """Wait until so much may be had of a budget; raises TooManyRequests."""
     try:
         await allowance.take(budget, count)

@@ -117,7 +117,7 @@ class Limits:
         }
 
 
-class Allowance:
+class SandboxAllowance:
     """What one request of a sandbox takes of what the sandbox may send.
 
     It waits rather than being refused: an agent server sends what was refused a few times only.

@@ -23,7 +23,7 @@ from agentsvc.http.keys import AWAITS_CONTINUE, MEASURES, REQUEST_ID, SDK_VERSIO
 from agentsvc.http.sdk_versions import unmark_request
 from agentsvc.http.server.connection_limit import LOOPBACK, ConnectionLimit, Network
 from agentsvc.http.server.connections import ClientConnection, Shared, connection_of
-from agentsvc.http.server.metrics_registry import Measures
+from agentsvc.http.server.metrics_registry import RequestMetrics
 from agentsvc.http.urls import to_networks
 from agentsvc.http.wire import error_body, raw_json_response
 
@@ -125,7 +125,7 @@ class Runner:
         """Serve at a socket that has its address; it is taken over, and closed by the cleanup."""
         if self._server is None:
             raise RuntimeError("the application was not set up")
-        measures = self.app.get(MEASURES) or Measures()
+        measures = self.app.get(MEASURES) or RequestMetrics()
         shared = Shared(self._server, self._limits, self._limit, measures)
         listening = await asyncio.get_running_loop().create_server(
             lambda: ClientConnection(shared), sock=listener, backlog=_ACCEPTED_AT_ONCE

@@ -16,7 +16,7 @@ from agentsvc.config import ServerConfig
 from agentsvc.http.keys import AWAITS_CONTINUE, ON_LOST, REFUSED_FOR
 from agentsvc.http.server.connection_limit import Connection, ConnectionLimit
 from agentsvc.http.server.delayed_refusal import HOLD_SECONDS, LogThrottle
-from agentsvc.http.server.metrics_registry import Measures, Refusal
+from agentsvc.http.server.metrics_registry import Refusal, RequestMetrics
 from agentsvc.http.wire import refusal_of
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Shared:
         make_handler: MakeHandler,
         limits: ServerConfig,
         limit: ConnectionLimit,
-        measures: Measures,
+        measures: RequestMetrics,
     ) -> None:
         self.make_handler = make_handler
         self.limits = limits

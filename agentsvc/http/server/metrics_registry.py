@@ -38,7 +38,7 @@ type Sample = tuple[str, Labels, float]
 """What stands behind the name of the family, such as `_count`; labels; the value."""
 
 
-class Family(msgspec.Struct, frozen=True, kw_only=True):
+class MetricFamily(msgspec.Struct, frozen=True, kw_only=True):
     """One figure with all its values; `kind` is gauge, counter or histogram."""
 
     name: str
@@ -47,27 +47,29 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[Sample, ...]
 
 
-def gauge(name: str, text: str, samples: Iterable[tuple[Labels, float]]) -> Family:
+def gauge(name: str, text: str, samples: Iterable[tuple[Labels, float]]) -> MetricFamily:
     """Return a figure that goes up and down."""
     return _family("gauge", name, text, samples)
 
 
-def counter(name: str, text: str, samples: Iterable[tuple[Labels, float]]) -> Family:
+def counter(name: str, text: str, samples: Iterable[tuple[Labels, float]]) -> MetricFamily:
     """Return a figure that only grows while the server runs."""
     return _family("counter", name, text, samples)
 
 
-def _family(kind: str, name: str, text: str, samples: Iterable[tuple[Labels, float]]) -> Family:
+def _family(
+    kind: str, name: str, text: str, samples: Iterable[tuple[Labels, float]]
+) -> MetricFamily:
     found = tuple(("", labels, value) for labels, value in samples)
-    return Family(name=f"agentsvc_{name}", kind=kind, help=text, samples=found)
+    return MetricFamily(name=f"agentsvc_{name}", kind=kind, help=text, samples=found)
 
 
-def to_text(families: Iterable[Family]) -> str:
+def to_text(families: Iterable[MetricFamily]) -> str:
     """Return figures in the text format, version 0.0.4."""
     return "".join(f"{line}\n" for family in families for line in _lines(family))
 
 
-class Measures:
+class RequestMetrics:
     """What was measured of requests since the start; the labels are few, since routes are."""
 
     def __init__(self) -> None:
@@ -89,7 +91,7 @@ class Measures:
         """Count somebody who was turned away."""
         self._refused[reason] += 1
 
-    def families(self) -> Iterator[Family]:
+    def families(self) -> Iterator[MetricFamily]:
         """Yield the figures of requests."""
         yield counter(
             "requests_total",
@@ -105,7 +107,7 @@ class Measures:
             (({"reason": reason}, count) for reason, count in self._refused.items()),
         )
         yield gauge("requests_running", "Requests and streams that go on.", [({}, self.running)])
-        yield Family(
+        yield MetricFamily(
             name="agentsvc_request_seconds",
             kind="histogram",
             help="Time from the head of a request to the end of its answer, streams aside.",
@@ -126,7 +128,7 @@ def _histogram(labels: Labels, times: list[float]) -> Iterator[Sample]:
     yield "_count", labels, count
 
 
-def _lines(family: Family) -> Iterator[str]:
+def _lines(family: MetricFamily) -> Iterator[str]:
     yield f"# HELP {family.name} {family.help}"
     yield f"# TYPE {family.name} {family.kind}"
     for suffix, labels, value in family.samples:

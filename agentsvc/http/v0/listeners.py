@@ -89,7 +89,7 @@ class Listener:
         self._check_key = check_key
         self._note = note
         self._max_bytes = max_bytes
-        self._told = _Told(status=READY, title=title_frame(view), waiting=None)
+        self._told = _SentFrames(status=READY, title=title_frame(view), waiting=None)
         self._position = 0
         self._inbox: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._inbox_bytes = 0
@@ -200,7 +200,7 @@ class Listener:
         view = await self._find()
         if view is None:
             return False
-        now = _Told(
+        now = _SentFrames(
             status=status_frame(view, await self._stage(view)),
             title=title_frame(view),
             waiting=None if self._position else waiting_frame(view),
@@ -235,7 +235,7 @@ class Listener:
             return
 
 
-class _Told(NamedTuple):
+class _SentFrames(NamedTuple):
     """The frames a client has of what changes; it need not be told that all is well."""
 
     status: bytes

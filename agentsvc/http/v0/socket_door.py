@@ -34,14 +34,14 @@ class SocketQuery(msgspec.Struct, frozen=True, kw_only=True):
     """API key of the user, for clients that can send no header; left out where a header has it"""
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class SocketSubscription(msgspec.Struct, frozen=True, kw_only=True):
     """Which conversation a client wants to see, and behind which event."""
 
     name: str
     latest_event_id: int = NOTHING_SEEN
 
 
-def to_wish(request: web.Request) -> Wish:
+def to_wish(request: web.Request) -> SocketSubscription:
     """Return what the query asks for; raises BadRequest.
 
     Clients that have seen nothing say so in many ways: what is no number means that.
@@ -51,7 +51,9 @@ def to_wish(request: web.Request) -> Wish:
         raise BadRequest("No conversation_id in query params")
     if len(name) > _NAME_MAX or not name.isprintable():
         raise BadRequest("The conversation_id can be no id")
-    return Wish(name=name, latest_event_id=_to_number(request.query.get("latest_event_id", "")))
+    return SocketSubscription(
+        name=name, latest_event_id=_to_number(request.query.get("latest_event_id", ""))
+    )
 
 
 def _to_number(text: str) -> int:
@@ -71,7 +73,7 @@ if TYPE_CHECKING:
 _MODULE: Final = "agentsvc.http.v0.sockets"
 
 
-class SocketDoor:
+class SocketOpener:
     """Opens the event socket of a server when it is wanted."""
 
     def __init__(self) -> None:
@@ -92,12 +94,12 @@ class SocketDoor:
             await self._sockets.close()
 
 
-SOCKET_DOOR: Final[web.AppKey[SocketDoor]] = web.AppKey("socket_door", SocketDoor)
+SOCKET_DOOR: Final[web.AppKey[SocketOpener]] = web.AppKey("socket_door", SocketOpener)
 
 
 def install(app: web.Application) -> None:
     """Add the event socket to an application."""
-    app[SOCKET_DOOR] = SocketDoor()
+    app[SOCKET_DOOR] = SocketOpener()
     for path in SOCKET_PATHS:
         for method in (hdrs.METH_GET, hdrs.METH_POST):
             # Past `mount`: it tells for itself who calls, and is no operation to describe.

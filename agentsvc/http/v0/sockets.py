@@ -32,7 +32,7 @@ from agentsvc.http.urls import address_of
 from agentsvc.http.v0.frames import error_frame
 from agentsvc.http.v0.listeners import Listener, Services
 from agentsvc.http.v0.packets import Packet, check_payload, event_packet
-from agentsvc.http.v0.socket_door import FOLLOWERS, Wish, to_wish
+from agentsvc.http.v0.socket_door import FOLLOWERS, SocketSubscription, to_wish
 from agentsvc.http.v0.transcripts import TRANSCRIPTS
 
 log = logging.getLogger(__name__)
@@ -275,7 +275,9 @@ class Sockets:
             self._followers += Counter()
         return connection
 
-    async def _read_wish(self, request: web.Request, user_id: str) -> tuple[Wish, ConversationView]:
+    async def _read_wish(
+        self, request: web.Request, user_id: str
+    ) -> tuple[SocketSubscription, ConversationView]:
         wish = to_wish(request)
         conversations = self._services.conversations
         conversation_id = await conversations.resolve(user_id, wish.name)

@@ -20,8 +20,8 @@ from agentsvc.storage import (
     SPARSE,
     BadTar,
     Gunzip,
-    Kind,
     Member,
+    MemberKind,
     TarStream,
     safe_name,
     stays_inside,
@@ -180,7 +180,11 @@ def to_zip(packed: bytes) -> bytes:
     return out.getvalue()
 
 
-_MODES: Final = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: stat.S_IFLNK}
+_MODES: Final = {
+    MemberKind.FILE: stat.S_IFREG,
+    MemberKind.DIRECTORY: stat.S_IFDIR,
+    MemberKind.SYMLINK: stat.S_IFLNK,
+}
 
 
 def _copy(member: Member, name: str, source: TarStream, target: zipfile.ZipFile) -> None:
@@ -188,10 +192,10 @@ def _copy(member: Member, name: str, source: TarStream, target: zipfile.ZipFile)
         return
     # A zip file has names in Unicode only.
     name = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    entry = zipfile.ZipInfo(f"{name}/" if member.kind is Kind.DIRECTORY else name)
+    entry = zipfile.ZipInfo(f"{name}/" if member.kind is MemberKind.DIRECTORY else name)
     entry.compress_type = zipfile.ZIP_DEFLATED
     entry.external_attr = (_MODES[member.kind] | (member.mode & 0o777)) << 16
-    if member.kind is Kind.SYMLINK:
+    if member.kind is MemberKind.SYMLINK:
         if stays_inside(name, member.target):
             target.writestr(entry, member.target.encode("utf-8", "surrogateescape"))
         return

@@ -17,7 +17,7 @@ from agentsvc.base import (
     in_text,
     stated,
 )
-from agentsvc.conversations import Pending as Waiting
+from agentsvc.conversations import PendingMessage as Waiting
 from agentsvc.conversations import Queued
 from agentsvc.domain import Message
 from agentsvc.http.keys import PENDING, user_of
@@ -54,7 +54,7 @@ class PendingBody(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of the message, 1 to 1000; one is an image, or a text that is not empty"""
 
 
-type Pending = Annotated[PendingBody, stated(required=["content"])]
+type PendingMessage = Annotated[PendingBody, stated(required=["content"])]
 """A message whose content is left out is refused like one without any, and by the same words."""
 
 
@@ -119,7 +119,7 @@ def _answer(_request: web.Request, queued: Queued) -> web.Response:
     "POST",
     "",
     PendingView,
-    body=Pending,
+    body=PendingMessage,
     status=HTTPStatus.CREATED,
     effect=Effect(kind=Queued, answer=_answer),
     errors=(BadRequest, Conflict, Gone, QuotaExceeded, TooManyRequests),

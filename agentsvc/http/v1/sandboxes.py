@@ -53,11 +53,11 @@ from agentsvc.plugin import Cause, Isolation, PausedAs, Spec
 from agentsvc.sandboxes import (
     AGENT_PORT,
     ClientOrder,
-    Measured,
     Meter,
     Protection,
     Sandbox,
     SandboxStatus,
+    UsageSample,
     find_protections,
 )
 
@@ -246,7 +246,9 @@ def check_ids(ids: Sequence[str]) -> Sequence[str]:
     return ids
 
 
-def from_sandbox(sandbox: Sandbox, links: Links, measured: Measured | None = None) -> SandboxInfo:
+def from_sandbox(
+    sandbox: Sandbox, links: Links, measured: UsageSample | None = None
+) -> SandboxInfo:
     """Return a sandbox as clients see it; its URLs are shown only while it runs."""
     is_running = sandbox.status is SandboxStatus.RUNNING
     is_dead = sandbox.status in (SandboxStatus.ERROR, SandboxStatus.MISSING)
@@ -273,7 +275,7 @@ def from_sandboxes(
     return [from_sandbox(one, links, meter.find(one)) if one else None for one in sandboxes]
 
 
-def from_measured(measured: Measured) -> UsageView:
+def from_measured(measured: UsageSample) -> UsageView:
     """Return a measurement as clients see it."""
     return copy_to(UsageView, measured.usage, measured_at=to_stored(measured.at))
 

@@ -25,7 +25,7 @@ _HEAD_MAX: Final = 4096
 _HEAD_END: Final = b"\r\n\r\n"
 
 
-class Side:
+class RelayEnd:
     """One end of a connection that is passed on: its socket, and what waits to be sent there."""
 
     def __init__(self, link: socket.socket) -> None:
@@ -35,7 +35,7 @@ class Side:
         """Nothing more will be added to what waits."""
         self.is_open = True
         """More may be read here."""
-        self.other: Side = self
+        self.other: RelayEnd = self
         self.answer: bytes | None = None
         """The beginning of the proxy's answer, as long as it is not whole."""
 
@@ -107,7 +107,7 @@ class Relay:
         for key, events in self._selector.select():
             if key.data is None:
                 self._accept(key.fileobj)  # type: ignore[arg-type]  # a listener
-            elif isinstance(key.data, Side):
+            elif isinstance(key.data, RelayEnd):
                 self._move(key.data, events)
             else:
                 key.data()
@@ -148,7 +148,7 @@ class Relay:
             far.close()
             return
         self._pairs += 1
-        one, two = Side(near), Side(far)
+        one, two = RelayEnd(near), RelayEnd(far)
         one.other, two.other = two, one
         if ask:
             two.waiting, two.answer = ask, b""
@@ -156,7 +156,7 @@ class Relay:
             self._selector.register(side.link, selectors.EVENT_READ | selectors.EVENT_WRITE, side)
             self._settle(side)
 
-    def _move(self, side: Side, events: int) -> None:
+    def _move(self, side: RelayEnd, events: int) -> None:
         if side.link.fileno() < 0:
             return  # dropped since these events were told
         try:
@@ -180,7 +180,7 @@ class Relay:
         self._settle(side)
         self._settle(side.other)
 
-    def _read(self, side: Side) -> None:
+    def _read(self, side: RelayEnd) -> None:
         data = side.link.recv(_BUFFER_MAX)
         if not data:
             side.is_open = False
@@ -199,7 +199,7 @@ class Relay:
         elif len(side.answer) > _HEAD_MAX:
             raise OSError
 
-    def _settle(self, side: Side) -> None:
+    def _settle(self, side: RelayEnd) -> None:
         wanted = side.wanted()
         is_registered = side.link in self._selector.get_map()
         if not wanted:
@@ -210,7 +210,7 @@ class Relay:
         else:
             self._selector.register(side.link, wanted, side)
 
-    def _drop(self, side: Side) -> None:
+    def _drop(self, side: RelayEnd) -> None:
         for each in (side, side.other):
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(each.link)

@@ -1,7 +1,7 @@
 """Capacity: what may run at the same time, who waits, and who is paused to make room. Pure.
 
 The one notion of capacity for all who need one: limits of the server, of a backend and of a user
-are a `Room`, what runs is a `Load`. Whoever places sandboxes asks `roomiest`.
+are a `CapacityLimits`, what runs is a `Load`. Whoever places sandboxes asks `roomiest`.
 """
 
 import math
@@ -12,7 +12,7 @@ from datetime import datetime
 import msgspec
 
 
-class Room(msgspec.Struct, frozen=True, kw_only=True):
+class CapacityLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What may run at the same time."""
 
     sandboxes: float = math.inf
@@ -26,7 +26,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class AdmittedSandbox(msgspec.Struct, frozen=True, kw_only=True):
     """A sandbox that takes room, or waits for some."""
 
     id: str
@@ -48,13 +48,13 @@ def total(loads: Iterable[Load]) -> Load:
     return Load(sandboxes=sandboxes, memory_bytes=memory_bytes)
 
 
-def fits(room: Room, load: Load, wanted: Load) -> bool:
+def fits(room: CapacityLimits, load: Load, wanted: Load) -> bool:
     """Whether there is room for what is wanted beside what runs."""
     after = total((load, wanted))
     return after.sandboxes <= room.sandboxes and after.memory_bytes <= room.memory_bytes
 
 
-def roomiest(places: Mapping[str, tuple[Room, Load]], wanted: Load) -> list[str]:
+def roomiest(places: Mapping[str, tuple[CapacityLimits, Load]], wanted: Load) -> list[str]:
     """Return the names of the places where something fits, the one with most room left first.
 
     A place without a limit has more room than any with one; of those, the emptiest comes first.
@@ -72,52 +72,56 @@ def roomiest(places: Mapping[str, tuple[Room, Load]], wanted: Load) -> list[str]
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """All the limits there are: of the server, of each backend and of every user."""
 
-    server: Room = Room()
-    user: Room = Room()
-    backends: Mapping[str, Room] = {}
+    server: CapacityLimits = CapacityLimits()
+    user: CapacityLimits = CapacityLimits()
+    backends: Mapping[str, CapacityLimits] = {}
 
-    def blocks(self, held: Collection[Held], wanted: Held) -> str | None:
+    def blocks(self, held: Collection[AdmittedSandbox], wanted: AdmittedSandbox) -> str | None:
         """Return which limit stands in the way of one more, in words, or None if it fits."""
         of_user = total(one.load for one in held if one.user_id == wanted.user_id)
         if not fits(self.user, of_user, wanted.load):
             return "your limit of running sandboxes is reached"
         of_backend = total(one.load for one in held if one.backend == wanted.backend)
-        if not fits(self.backends.get(wanted.backend, Room()), of_backend, wanted.load):
+        if not fits(self.backends.get(wanted.backend, CapacityLimits()), of_backend, wanted.load):
             return f"the limit of the backend `{wanted.backend}` is reached"
         if not fits(self.server, total(one.load for one in held), wanted.load):
             return "the server's limit of running sandboxes is reached"
         return None
 
-    def wait_reason(self, held: Collection[Held], waiting: Held) -> str:
+    def wait_reason(self, held: Collection[AdmittedSandbox], waiting: AdmittedSandbox) -> str:
         """Return why one does not run yet, in words."""
         return self.blocks(held, waiting) or "others are before it"
 
-    def can_ever_hold(self, wanted: Held) -> bool:
+    def can_ever_hold(self, wanted: AdmittedSandbox) -> bool:
         """Whether it would fit if nothing else ran."""
         return self.blocks((), wanted) is None
 
 
-def in_turn(waiting: Sequence[Held], held: Iterable[Held]) -> list[Held]:
+def in_turn(
+    waiting: Sequence[AdmittedSandbox], held: Iterable[AdmittedSandbox]
+) -> list[AdmittedSandbox]:
     """Return those who wait in the order in which they get room, fair between users.
 
     Whoever has least running, counting those of theirs that are before it, comes first; between
     equals it is the one that has waited longest.
     """
     running = Counter(one.user_id for one in held)
-    ranked: list[tuple[int, datetime, str, Held]] = []
+    ranked: list[tuple[int, datetime, str, AdmittedSandbox]] = []
     for one in sorted(waiting, key=lambda one: (one.since, one.id)):
         ranked.append((running[one.user_id], one.since, one.id, one))
         running[one.user_id] += 1
     return [one for *_, one in sorted(ranked, key=lambda item: item[:3])]
 
 
-def admit(limits: Limits, held: Collection[Held], waiting: Sequence[Held]) -> list[Held]:
+def admit(
+    limits: Limits, held: Collection[AdmittedSandbox], waiting: Sequence[AdmittedSandbox]
+) -> list[AdmittedSandbox]:
     """Return those who wait and get room now, in turn.
 
     Who is first for a backend keeps its turn until it fits there: one that needs less does not
     overtake. One whose own user is at the limit holds up nobody else.
     """
-    present, admitted = list(held), list[Held]()
+    present, admitted = list(held), list[AdmittedSandbox]()
     closed: set[str] = set()
     for one in in_turn(waiting, held):
         of_user = total(other.load for other in present if other.user_id == one.user_id)
@@ -132,8 +136,11 @@ def admit(limits: Limits, held: Collection[Held], waiting: Sequence[Held]) -> li
 
 
 def idlest(
-    limits: Limits, held: Collection[Held], idle: Collection[Held], wanted: Held
-) -> list[Held]:
+    limits: Limits,
+    held: Collection[AdmittedSandbox],
+    idle: Collection[AdmittedSandbox],
+    wanted: AdmittedSandbox,
+) -> list[AdmittedSandbox]:
     """Return the idle sandboxes whose pause would make room, those idle longest first.
 
     None, where enough are leaving already. A user's own may always go. Those of others go only as long as they have more running than
@@ -152,13 +159,15 @@ def idlest(
     return found
 
 
-def _relieves(limits: Limits, held: Collection[Held], one: Held, wanted: Held) -> bool:
+def _relieves(
+    limits: Limits, held: Collection[AdmittedSandbox], one: AdmittedSandbox, wanted: AdmittedSandbox
+) -> bool:
     """Whether a limit that stands in the way counts this sandbox."""
     mine = [other for other in held if other.user_id == wanted.user_id]
     if not fits(limits.user, total(other.load for other in mine), wanted.load):
         return one.user_id == wanted.user_id
     there = [other for other in held if other.backend == wanted.backend]
-    room = limits.backends.get(wanted.backend, Room())
+    room = limits.backends.get(wanted.backend, CapacityLimits())
     if not fits(room, total(other.load for other in there), wanted.load):
         return one.backend == wanted.backend
     return True

@@ -8,7 +8,14 @@ import msgspec
 from agentsvc.base import AgentsvcError, BackendUnavailable, OrderRejected
 from agentsvc.config import SandboxesConfig
 from agentsvc.plugin import Health, Spec
-from agentsvc.sandboxes.admission.capacity import Held, Limits, Load, Room, roomiest, total
+from agentsvc.sandboxes.admission.capacity import (
+    AdmittedSandbox,
+    CapacityLimits,
+    Limits,
+    Load,
+    roomiest,
+    total,
+)
 from agentsvc.sandboxes.isolation import floor_of, with_floor, with_limits
 from agentsvc.sandboxes.registry import BackendRegistry
 
@@ -54,13 +61,13 @@ def places_of(
 
 
 def choose(
-    places: Sequence[Placed], *, limits: Limits, held: Collection[Held], wanted: Load
+    places: Sequence[Placed], *, limits: Limits, held: Collection[AdmittedSandbox], wanted: Load
 ) -> Placed:
     """Return the place with most room; where there is none, the one with fewest sandboxes."""
     by_name = {place.backend: place for place in places}
-    state: Mapping[str, tuple[Room, Load]] = {
+    state: Mapping[str, tuple[CapacityLimits, Load]] = {
         name: (
-            limits.backends.get(name, Room()),
+            limits.backends.get(name, CapacityLimits()),
             total(one.load for one in held if one.backend == name),
         )
         for name in by_name

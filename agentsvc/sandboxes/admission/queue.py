@@ -15,10 +15,10 @@ import msgspec
 
 from agentsvc.accounts import check_running, find_running
 from agentsvc.base import OrderRejected, SandboxLimitReached, Supervisor, now
-from agentsvc.config import RoomConfig, SandboxesConfig
+from agentsvc.config import CapacityConfig, SandboxesConfig
 from agentsvc.domain import WhenFull
 from agentsvc.sandboxes.admission import capacity
-from agentsvc.sandboxes.admission.capacity import Held, Limits, Load, Room
+from agentsvc.sandboxes.admission.capacity import AdmittedSandbox, CapacityLimits, Limits, Load
 from agentsvc.sandboxes.last_used import ActivityTracker
 from agentsvc.sandboxes.state import Sandbox
 from agentsvc.sandboxes.stores import SandboxStores
@@ -40,7 +40,7 @@ class AdmissionQueue:
         *,
         supervisor: Supervisor,
         config: SandboxesConfig,
-        rooms: Mapping[str, RoomConfig],
+        rooms: Mapping[str, CapacityConfig],
         usage: ActivityTracker,
         let_in: LetIn,
     ) -> None:
@@ -69,7 +69,7 @@ class AdmissionQueue:
     def is_limited(self) -> bool:
         """Whether there is any limit."""
         rooms = (self.limits.server, self.limits.user, *self.limits.backends.values())
-        return any(room != Room() for room in rooms)
+        return any(room != CapacityLimits() for room in rooms)
 
     async def is_limited_for(self, reader: Queryable, user_id: str) -> bool:
         """Whether there is any limit for a user."""
@@ -79,12 +79,12 @@ class AdmissionQueue:
         """Call `listener()` whenever somebody waits for an idle sandbox to be paused."""
         self._on_wanted.append(listener)
 
-    async def has_room(self, reader: Queryable, wanted: Held) -> bool:
+    async def has_room(self, reader: Queryable, wanted: AdmittedSandbox) -> bool:
         """Say whether one more fits whoever it is for, and nobody waits."""
         if not self.is_limited:
             return True
         held = [one for one in await self._uses.held(reader) if one.id != wanted.id]
-        limits = msgspec.structs.replace(self.limits, user=Room())
+        limits = msgspec.structs.replace(self.limits, user=CapacityLimits())
         return limits.blocks(held, wanted) is None and not await self._uses.waiting(reader)
 
     async def enter(self, tx: Transaction, sandbox: Sandbox, when_full: WhenFull | None) -> bool:
@@ -115,9 +115,9 @@ class AdmissionQueue:
     async def _wait(
         self,
         tx: Transaction,
-        wanted: Held,
-        held: Sequence[Held],
-        waiting: Sequence[Held],
+        wanted: AdmittedSandbox,
+        held: Sequence[AdmittedSandbox],
+        waiting: Sequence[AdmittedSandbox],
         when_full: WhenFull,
     ) -> None:
         cause = self.limits.wait_reason(held, wanted)
@@ -149,7 +149,7 @@ class AdmissionQueue:
 
         return await self._db.read(body)
 
-    async def find_idle(self, reader: Queryable, wanted: Held) -> list[Held]:
+    async def find_idle(self, reader: Queryable, wanted: AdmittedSandbox) -> list[AdmittedSandbox]:
         """Return the sandboxes whose pause would make room, those idle longest first."""
         held = [one for one in await self._uses.held(reader) if one.id != wanted.id]
         latest = now() - timedelta(seconds=self._config.min_idle_seconds)
@@ -165,7 +165,7 @@ class AdmissionQueue:
         ]
         return capacity.idlest(self.limits, held, idle, wanted)
 
-    async def find_wanting(self, reader: Queryable) -> list[Held]:
+    async def find_wanting(self, reader: Queryable) -> list[AdmittedSandbox]:
         """Return the sandboxes that wait for an idle one to be paused, in turn."""
         if not self._may_wait:
             return []
@@ -213,7 +213,7 @@ class AdmissionQueue:
         await self._show_places(tx, [*held, *admitted], rest)
 
     async def _show_places(
-        self, tx: Transaction, held: Sequence[Held], waiting: Sequence[Held]
+        self, tx: Transaction, held: Sequence[AdmittedSandbox], waiting: Sequence[AdmittedSandbox]
     ) -> None:
         """Say in each record that waits which place it has, where that has changed."""
         places = _places(waiting, held)
@@ -228,7 +228,7 @@ class AdmissionQueue:
             tx.after_commit(partial(self._changes.announce, before, after))
 
 
-def _places(waiting: Sequence[Held], held: Sequence[Held]) -> dict[str, int]:
+def _places(waiting: Sequence[AdmittedSandbox], held: Sequence[AdmittedSandbox]) -> dict[str, int]:
     """Return the place of each that waits, counted from 1 for each backend."""
     places: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -237,9 +237,9 @@ def _places(waiting: Sequence[Held], held: Sequence[Held]) -> dict[str, int]:
     return places
 
 
-def held_of(sandbox: Sandbox) -> Held:
+def held_of(sandbox: Sandbox) -> AdmittedSandbox:
     """Return what a sandbox takes, since now."""
-    return Held(
+    return AdmittedSandbox(
         id=sandbox.id,
         user_id=sandbox.user_id,
         backend=sandbox.backend,
@@ -248,5 +248,5 @@ def held_of(sandbox: Sandbox) -> Held:
     )
 
 
-def _room(sandboxes: int, memory_bytes: int) -> Room:
-    return Room(sandboxes=sandboxes or math.inf, memory_bytes=memory_bytes or math.inf)
+def _room(sandboxes: int, memory_bytes: int) -> CapacityLimits:
+    return CapacityLimits(sandboxes=sandboxes or math.inf, memory_bytes=memory_bytes or math.inf)

@@ -18,7 +18,14 @@ from typing import Final
 import msgspec
 
 from agentsvc.base import now
-from agentsvc.sandboxes.admission.capacity import Held, Limits, Load, Room, admit, in_turn
+from agentsvc.sandboxes.admission.capacity import (
+    AdmittedSandbox,
+    CapacityLimits,
+    Limits,
+    Load,
+    admit,
+    in_turn,
+)
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +35,7 @@ _TELL_SECONDS: Final = 0.25
 type TellPlace = Callable[[int], Awaitable[None]]
 
 
-class Lane(StrEnum):
+class StartLane(StrEnum):
     """What a start needs first. Those of one lane wait for each other only."""
 
     NEW = "new"
@@ -38,7 +45,7 @@ class Lane(StrEnum):
 
 
 class _Waiting(msgspec.Struct, kw_only=True):
-    wanted: Held
+    wanted: AdmittedSandbox
     is_over: asyncio.Event
     place: int = 0
 
@@ -47,8 +54,8 @@ class _Queue:
     """The places of one lane, and who waits for one."""
 
     def __init__(self, places: int) -> None:
-        self._limits = Limits(server=Room(sandboxes=places))
-        self.held: dict[str, Held] = {}
+        self._limits = Limits(server=CapacityLimits(sandboxes=places))
+        self.held: dict[str, AdmittedSandbox] = {}
         self.waiting: dict[str, _Waiting] = {}
         self._had: dict[str, int] = {}
         """How many turns that ended each user had who has a place or waits, less what all had."""
@@ -83,12 +90,15 @@ class _Queue:
             self.waiting[one.id].place = place
         return [one.id for one in admitted]
 
-    def _wanted(self) -> list[Held]:
+    def _wanted(self) -> list[AdmittedSandbox]:
         return [one.wanted for one in self.waiting.values()]
 
-    def _ended(self) -> list[Held]:
+    def _ended(self) -> list[AdmittedSandbox]:
         ended = Counter(self._had).elements()
-        return [Held(id="", user_id=user, backend="", load=Load(), since=now()) for user in ended]
+        return [
+            AdmittedSandbox(id="", user_id=user, backend="", load=Load(), since=now())
+            for user in ended
+        ]
 
 
 class StartSlots:
@@ -96,7 +106,7 @@ class StartSlots:
 
     def __init__(self, places: int, *, lapse_seconds: float) -> None:
         """Have so many places in each lane; 0 is as many as fit the processors."""
-        self._queues = {lane: _Queue(places or _places_of_machine()) for lane in Lane}
+        self._queues = {lane: _Queue(places or _places_of_machine()) for lane in StartLane}
         self._lapse_seconds = lapse_seconds
         self._expected: set[str] = set()
         self._lapses: dict[str, asyncio.TimerHandle] = {}
@@ -125,7 +135,7 @@ class StartSlots:
             loop.call_later(self._lapse_seconds, self._expect_no_more, expected)
 
     async def take(
-        self, start_id: str, user_id: str, since: datetime, lane: Lane | None, tell: TellPlace
+        self, start_id: str, user_id: str, since: datetime, lane: StartLane | None, tell: TellPlace
     ) -> bool:
         """Wait for a turn, told each place meanwhile; says whether there was a wait.
 
@@ -133,7 +143,7 @@ class StartSlots:
         `give_back`, `leave`, or it lapses. Who is made to leave meanwhile goes on and has none.
         """
         place = Load(sandboxes=1)  # one, as a sandbox would take
-        wanted = Held(id=start_id, user_id=user_id, backend="", load=place, since=since)
+        wanted = AdmittedSandbox(id=start_id, user_id=user_id, backend="", load=place, since=since)
         waiting = _Waiting(wanted=wanted, is_over=asyncio.Event())
         if lane is not None and not self.has_had(start_id):
             self._queues[lane].join(waiting)

@@ -8,7 +8,7 @@ import msgspec
 
 from agentsvc.base import moment_or_none, stored_or_none, to_stored
 from agentsvc.plugin import PausedAs, Phase, Spec
-from agentsvc.sandboxes.admission.capacity import Held, Load
+from agentsvc.sandboxes.admission.capacity import AdmittedSandbox, Load
 from agentsvc.sandboxes.state import TAKES_MEMORY, Target
 from agentsvc.storage import Database, Queryable, Row, Transaction, record_of
 
@@ -43,7 +43,7 @@ _REMOVALS: Final = """SELECT b.id AS sandbox_id, b.user_id, b.backend, b.spec_id
     WHERE b.target = 'deleted' AND u.removal_tries > 0 ORDER BY b.updated_at, b.id LIMIT :limit"""
 
 
-class Unused(msgspec.Struct, frozen=True, kw_only=True):
+class UnusedSandbox(msgspec.Struct, frozen=True, kw_only=True):
     """A sandbox in which no agent runs and nothing starts, as far as is stored."""
 
     id: str
@@ -98,17 +98,17 @@ class UseTable:
     def __init__(self, db: Database) -> None:
         self._db = db
 
-    async def held(self, reader: Queryable) -> list[Held]:
+    async def held(self, reader: Queryable) -> list[AdmittedSandbox]:
         """Return the sandboxes that run or are about to, those on their way out included."""
         return [_to_held(row) for row in await reader.all(_HELD)]
 
-    async def waiting(self, reader: Queryable) -> list[Held]:
+    async def waiting(self, reader: Queryable) -> list[AdmittedSandbox]:
         """Return the sandboxes that wait for room."""
         return [_to_held(row) for row in await reader.all(_WAITING)]
 
-    async def unused(self, reader: Queryable) -> list[Unused]:
+    async def unused(self, reader: Queryable) -> list[UnusedSandbox]:
         """Return the sandboxes in which no agent runs and nothing starts."""
-        return [record_of(row, Unused) for row in await reader.all(_IDLE)]
+        return [record_of(row, UnusedSandbox) for row in await reader.all(_IDLE)]
 
     async def failed_removals(self, limit: int) -> list[Removal]:
         """Return the sandboxes whose removal has failed so far, the oldest first."""
@@ -201,6 +201,6 @@ class UseTable:
         )
 
 
-def _to_held(row: Row) -> Held:
+def _to_held(row: Row) -> AdmittedSandbox:
     load = Load(sandboxes=1, memory_bytes=row["memory_bytes"] or 0)
-    return record_of(row, Held, load=load)
+    return record_of(row, AdmittedSandbox, load=load)

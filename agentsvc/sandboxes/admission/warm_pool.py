@@ -32,7 +32,7 @@ from agentsvc.base import (
 )
 from agentsvc.config import SandboxesConfig
 from agentsvc.plugin import Endpoint, Handle, IdleRules, Network, Phase, Report, Spec
-from agentsvc.sandboxes.admission.capacity import Held, Load
+from agentsvc.sandboxes.admission.capacity import AdmittedSandbox, Load
 from agentsvc.sandboxes.admission.placement import checked
 from agentsvc.sandboxes.admission.warm_pool_table import (
     WarmSandbox,
@@ -81,7 +81,7 @@ class WarmPool:
         config: SandboxesConfig,
         callbacks: CallbackRules,
         connect: Connect,
-        fits: Callable[[Transaction, Held], Awaitable[bool]],
+        fits: Callable[[Transaction, AdmittedSandbox], Awaitable[bool]],
     ) -> None:
         self._db = stores.db
         self.table = stores.warm_pool
@@ -377,10 +377,12 @@ def core_of(spec: Spec) -> Spec:
     )
 
 
-def _held(spare: WarmSandbox) -> Held:
+def _held(spare: WarmSandbox) -> AdmittedSandbox:
     memory = spare.spec.limits.memory_bytes or 0
     load = Load(sandboxes=1, memory_bytes=memory)
-    return Held(id=spare.id, user_id="", backend=spare.backend, load=load, since=spare.created_at)
+    return AdmittedSandbox(
+        id=spare.id, user_id="", backend=spare.backend, load=load, since=spare.created_at
+    )
 
 
 def _versions() -> list[str]:

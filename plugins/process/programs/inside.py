@@ -61,11 +61,11 @@ def main() -> None:
     # What serves others there may take root outside for root, whom it knows no better.
     with contextlib.suppress(OSError):
         leave_abstract_sockets()
-    inside = Inside(orders, files[1:])
+    inside = SandboxRun(orders, files[1:])
     sys.exit(inside.run(channel))
 
 
-class Inside:
+class SandboxRun:
     """One run of a sandbox's command, and all that goes with it."""
 
     def __init__(self, orders: Json, listeners: Sequence[int]) -> None:

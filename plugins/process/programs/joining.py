@@ -68,14 +68,14 @@ def main() -> None:
         sys.exit(_FAILED)
 
 
-class WayIn(NamedTuple):
+class NamespaceEntry(NamedTuple):
     """What a process joins to be with another one, first to last; the numbers are for the maker to close."""
 
     flags: int
     numbers: Sequence[int]
 
 
-def way_in(pid: int, pidfd: int, *, at_once: bool) -> WayIn:
+def way_in(pid: int, pidfd: int, *, at_once: bool) -> NamespaceEntry:
     """Return how a process is to join that which a descriptor stands for; raises OSError.
 
     What may become root on its way, as within the namespace around a sandbox of root's, has to join all
@@ -84,7 +84,7 @@ def way_in(pid: int, pidfd: int, *, at_once: bool) -> WayIn:
     other = pid_of(pidfd)
     differing = [name for name in _NAMESPACES if _link(pid, name) != _link(other, name)]
     if at_once:
-        return WayIn(sum(_NAMESPACES[name] for name in differing), [os.dup(pidfd)])
+        return NamespaceEntry(sum(_NAMESPACES[name] for name in differing), [os.dup(pidfd)])
     found: list[int] = []
     try:
         paths = (f"/proc/{other}/ns/{name}" for name in differing)
@@ -98,7 +98,7 @@ def way_in(pid: int, pidfd: int, *, at_once: bool) -> WayIn:
         for number in found:
             os.close(number)
         raise
-    return WayIn(0, found)
+    return NamespaceEntry(0, found)
 
 
 def _link(pid: int, name: str) -> str:
@@ -114,7 +114,7 @@ def let_in(pid: int, orders: dict[str, Any]) -> None:
 
 
 def enter(flags: int, numbers: Sequence[int]) -> None:
-    """Go a `WayIn`, and close its descriptors; raises OSError.
+    """Go a `NamespaceEntry`, and close its descriptors; raises OSError.
 
     This process keeps its own pid: only its children are seen inside.
     """

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from ..uplink import Uplink
+from ..uplink import OutboundLink
 from . import spaces
 from .children import (
     MAX_FILES,
@@ -104,7 +104,7 @@ class Shim:
         self.held: Ports | None = None
         self.inside: socket.socket | None = None
         """Leads to what runs in bubblewrap, if anything does."""
-        self.uplink: Uplink | None = None
+        self.uplink: OutboundLink | None = None
         """The way out of a network of its own, if it has one."""
         self.next_uplink = 0.0
 
@@ -120,7 +120,7 @@ class Shim:
             with expendable():
                 command = self._start_boxed() if self.orders["box"] else self._start()
         except OSError as exc:
-            is_of_user = isinstance(exc, spaces.NotMade)
+            is_of_user = isinstance(exc, spaces.NamespaceUnavailable)
             why = str(exc) if is_of_user else f"a port cannot be had: {exc.strerror}"
             self._record_exit(None, why)
             _tell_ready()
@@ -230,7 +230,7 @@ class Shim:
         """Lead out of the network of that process; return what went wrong, or nothing."""
         box = self.orders["box"]
         try:
-            self.uplink = Uplink(box["uplink"], pid_of(first), box["user"])
+            self.uplink = OutboundLink(box["uplink"], pid_of(first), box["user"])
             command.watched = self.uplink.start()
         except OSError as exc:
             return f"its network could not be set up: {exc}"

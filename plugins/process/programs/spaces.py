@@ -42,11 +42,11 @@ _MESSAGE_MAX = 4096
 _FAILED = 1
 
 
-class NotMade(OSError):
+class NamespaceUnavailable(OSError):
     """There can be no such namespaces here."""
 
 
-class Spaces:
+class UserNamespaces:
     """The descriptors of one sandbox's user namespaces; none for a sandbox that needs none."""
 
     def __init__(self) -> None:
@@ -61,14 +61,14 @@ class Spaces:
 
 
 @contextlib.contextmanager
-def made(user: int, entered_by: int = 0, *, around: int | None = None) -> Iterator[Spaces]:
+def made(user: int, entered_by: int = 0, *, around: int | None = None) -> Iterator[UserNamespaces]:
     """Make the namespaces and close them at the end; raises NotMade.
 
     The pair belongs to that user, who may enter it from where it was made and from nowhere else.
     For user 0, who needs none, there are none but `around`, if that is there already. With
     `entered_by`, the pair is made within one that belongs to that user.
     """
-    spaces = Spaces()
+    spaces = UserNamespaces()
     if not user:
         spaces.around = around
         try:
@@ -101,14 +101,16 @@ def made(user: int, entered_by: int = 0, *, around: int | None = None) -> Iterat
 
 
 def _set_up(
-    spaces: Spaces, pid: int, user: int, entered_by: int, *, tell: int, answers: FileIO
+    spaces: UserNamespaces, pid: int, user: int, entered_by: int, *, tell: int, answers: FileIO
 ) -> None:
     _expect(answers.read(_MESSAGE_MAX))
     known = f"{user} {user} 1\n" if entered_by else _outer(user)
     try:
         _map(pid, f"0 0 1\n{known}")
     except OSError as exc:
-        raise NotMade(f"user {user} cannot be had in a namespace: {exc.strerror}") from exc
+        raise NamespaceUnavailable(
+            f"user {user} cannot be had in a namespace: {exc.strerror}"
+        ) from exc
     os.write(tell, b"!")
     outer = pid
     if entered_by:
@@ -136,7 +138,7 @@ def mapping(owner: int, user: int) -> int:
     os.close(waits)
     try:
         if os.read(ready, _MESSAGE_MAX) != b"!":
-            raise NotMade("no user namespace can be made")
+            raise NamespaceUnavailable("no user namespace can be made")
         _map(pid, f"{owner} {user} 1\n")
         return _space_of(pid)
     finally:
@@ -311,7 +313,7 @@ def _write(path: str, data: bytes) -> None:
 def _expect(answer: bytes) -> int:
     if answer.isdigit():
         return int(answer)
-    raise NotMade(answer.decode() or "no user namespace can be made")
+    raise NamespaceUnavailable(answer.decode() or "no user namespace can be made")
 
 
 def check(result: int) -> None:

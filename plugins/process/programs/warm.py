@@ -86,7 +86,7 @@ def _load_and_serve(number: int, budget: int, program: str, preload: str) -> "Fo
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     take_name(b"agentsvc-zygote")
-    warm = Warm(program, preload)
+    warm = PreloadedProgram(program, preload)
     try:
         warm.load(control)
         problem = warm.problem(budget)
@@ -100,14 +100,14 @@ def _load_and_serve(number: int, budget: int, program: str, preload: str) -> "Fo
     os._exit(0)
 
 
-class Warm:
+class PreloadedProgram:
     """A program that has been loaded, of which forks are made."""
 
     def __init__(self, program: str, preload: str) -> None:
         """Take the program, and the module that loads it and sets it up in a fork."""
         self.program = program
         self.preload = preload
-        self.asked = Asked()
+        self.asked = ReadVariables()
         self.set_up: Callable[[], None] = _nothing
 
     def load(self, control: socket.socket) -> None:
@@ -193,7 +193,7 @@ class Warm:
 class Fork:
     """A fork in its sandbox, on its way to be the program."""
 
-    def __init__(self, warm: Warm, orders: Mapping[str, Any], talk: int) -> None:
+    def __init__(self, warm: PreloadedProgram, orders: Mapping[str, Any], talk: int) -> None:
         """Give up all rights, and take what the first process there gives."""
         hold(dict(orders))
         joining.renounce(base64.b64decode(orders["filter"]), has_own_user=orders["has_own_user"])
@@ -231,7 +231,7 @@ def _nothing() -> None:
     """Set up a program of which nothing is loaded yet."""
 
 
-class Asked:
+class ReadVariables:
     """The variables that somebody wanted while loading, and what they were."""
 
     def __init__(self, again: Sequence[str] = ()) -> None:

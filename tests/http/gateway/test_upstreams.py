@@ -9,7 +9,7 @@ import pytest
 
 from agentsvc.base.errors import PortUnavailable
 from agentsvc.http.gateway.address import address_of
-from agentsvc.http.gateway.http_responses import NotHttp, body_of, find_end, read_head
+from agentsvc.http.gateway.http_responses import InvalidResponse, body_of, find_end, read_head
 from agentsvc.testing.backend import FakeWorld
 from tests.http.gateway.steps import Box, Wire, head, until
 from tests.http.gateway.wire_upstream import OK, WireUpstream, wired
@@ -169,11 +169,11 @@ async def test_a_host_that_is_none_is_an_answer_of_502(box: Box, world: FakeWorl
     ],
 )
 def test_an_answer_without_a_certain_end_is_refused(raw: bytes) -> None:
-    with pytest.raises(NotHttp):
+    with pytest.raises(InvalidResponse):
         body_of(read_head(raw), answers_head=False)
 
 
 def test_a_head_without_an_end_is_refused() -> None:
     assert find_end(b"HTTP/1.1 200 OK\r\n") is None
-    with pytest.raises(NotHttp):
+    with pytest.raises(InvalidResponse):
         find_end(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000)

@@ -105,7 +105,7 @@ async def a_maker() -> AsyncIterator[tuple[Answers, making.Maker]]:
                 making.Maker(
                     asked,
                     config,
-                    images.Images(config),
+                    images.ImagePulls(config),
                     layers.Layers(INSTANCE),
                     INSTANCE,
                     copies=LongTasks(),
@@ -178,7 +178,7 @@ async def test_podman_keeps_no_fence_that_this_server_does_not_guard(tmp_path: P
 
 def test_podmans_containers_have_no_second_address_and_its_networks_a_server_for_names() -> None:
     order = Order(sandbox_id=new_id(), image="a", command=("x",), limits=Limits(pids=5))
-    image, place = plan.Image(id="1"), plan.Placement(network="n", address="10.0.0.3")
+    image, place = plan.ImageInfo(id="1"), plan.Placement(network="n", address="10.0.0.3")
     bodies = [
         plan.container(
             order,
@@ -266,7 +266,9 @@ async def test_an_exit_code_of_255_is_the_commands_own_where_the_engine_saw_its_
     for events, cause in (([{"id": "c1"}], Cause.EXITED), ([], Cause.HOST_RESTARTED)):
         told: Any = Events(*events)
         was_told = await watch.has_seen_the_end(told, box, 30)
-        report = inspection.to_report(inspection.Seen(container=box, front=box, was_told=was_told))
+        report = inspection.to_report(
+            inspection.ContainerStates(container=box, front=box, was_told=was_told)
+        )
         assert (report.phase, report.exit_code, report.cause) == (Phase.FAILED, 255, cause)
         [asked] = told.asked
         assert asked["filters"] == {"event": ["die"], "container": ["c1"]}

@@ -145,8 +145,10 @@ def container(status: str, **state: Any) -> dict[str, Any]:
     }
 
 
-def seen(found: dict[str, Any], **changes: Any) -> inspection.Seen:
-    return msgspec.structs.replace(inspection.Seen(container=found, front=found), **changes)
+def seen(found: dict[str, Any], **changes: Any) -> inspection.ContainerStates:
+    return msgspec.structs.replace(
+        inspection.ContainerStates(container=found, front=found), **changes
+    )
 
 
 def test_a_running_sandbox_is_reached_at_its_own_address_or_where_it_is_published() -> None:
@@ -397,9 +399,9 @@ def test_containers_are_told_a_url_that_is_not_their_own_loopback(tmp_path: Path
 # Placement and networks
 
 
-def load(name: str, **changes: Any) -> fleet.Load:
+def load(name: str, **changes: Any) -> fleet.EngineLoad:
     return msgspec.structs.replace(
-        fleet.Load(name=name, sandboxes=0, cpus=2, memory_bytes=8), **changes
+        fleet.EngineLoad(name=name, sandboxes=0, cpus=2, memory_bytes=8), **changes
     )
 
 

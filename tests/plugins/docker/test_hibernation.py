@@ -61,7 +61,7 @@ def test_a_sandbox_is_on_disk_once_it_has_ended(
     status: str, expected: tuple[Phase, PausedAs | None], *, is_paused: bool, is_on_disk: bool
 ) -> None:
     container = {"State": {"Status": status, "StartedAt": "2026-11-26T21:00:00.5Z"}}
-    seen = inspection.Seen(
+    seen = inspection.ContainerStates(
         container=container, front=None, is_paused=is_paused, is_on_disk=is_on_disk
     )
     report = inspection.to_report(seen)

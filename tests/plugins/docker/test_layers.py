@@ -24,7 +24,7 @@ ORDER = Order(sandbox_id=new_id(), image="a", command=("x",), layer=new_id())
 def body(order: Order, *, has_volume: bool) -> dict[str, Any]:
     return plan.container(
         order,
-        plan.Image(id="sha256:layer"),
+        plan.ImageInfo(id="sha256:layer"),
         settings.DockerConfig(),
         place=plan.Placement(network="n", address="10.0.0.3"),
         has_init=True,
@@ -44,7 +44,7 @@ def test_what_begins_with_a_layer_has_its_files_in_the_container_or_in_a_volume(
 
 
 def test_an_image_does_not_say_itself_what_is_below_it() -> None:
-    hostile = plan.Image(id="sha256:own", labels={names.BASE: "sha256:of-others"})
+    hostile = plan.ImageInfo(id="sha256:own", labels={names.BASE: "sha256:of-others"})
     made = plan.container(
         msgspec.structs.replace(ORDER, layer=""),
         hostile,
@@ -93,7 +93,7 @@ async def test_an_id_that_cannot_name_an_image_is_refused(bad: str) -> None:
 async def test_a_sandbox_goes_where_its_layer_is_and_away_is_not_gone(tmp_path: Path) -> None:
     hosts = [settings.Host(name=name, host="unix:///nowhere") for name in ("a", "b")]
     engines = [engine.Engine(host, time_limit=1) for host in hosts]
-    placed = fleet.Fleet(engines, new_id(), tmp_path)
+    placed = fleet.EnginePool(engines, new_id(), tmp_path)
 
     async def nowhere(_: Any) -> bool:
         return False

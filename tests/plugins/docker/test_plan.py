@@ -23,7 +23,7 @@ else:
     fence_program = part("docker.fence_program")
 
 CONFIG = settings.DockerConfig()
-IMAGE = plan.Image(id="sha256:1", entrypoint=("serve",), command=("--default",))
+IMAGE = plan.ImageInfo(id="sha256:1", entrypoint=("serve",), command=("--default",))
 PLACE = plan.Placement(network="inner", address="10.213.0.3", publish="127.0.0.1")
 HERE = new_id()
 
@@ -38,7 +38,7 @@ def make_order(**changes: Any) -> Order:
 
 
 def body_of(
-    order: Order, image: plan.Image = IMAGE, config: settings.DockerConfig = CONFIG
+    order: Order, image: plan.ImageInfo = IMAGE, config: settings.DockerConfig = CONFIG
 ) -> dict[str, Any]:
     return plan.container(order, image, config, place=PLACE, has_init=True, instance_id=HERE)
 
@@ -66,7 +66,7 @@ def test_the_command_stands_behind_the_images_entry() -> None:
     ordered = body_of(make_order(command=("--port", "{port.other}")))
     assert ordered["Cmd"] == ["serve", "--port", "8101"]
     with pytest.raises(OrderRejected, match="has no command"):
-        body_of(make_order(), plan.Image(id="sha256:2"))
+        body_of(make_order(), plan.ImageInfo(id="sha256:2"))
 
 
 def test_secrets_are_in_an_archive_and_nowhere_in_the_request() -> None:

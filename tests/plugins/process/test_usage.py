@@ -147,7 +147,7 @@ print(flush=True); input()
 
 
 def test_memory_is_asked_for_again_of_those_only_that_have_changed() -> None:
-    memories = meter.Memories()
+    memories = meter.MemorySamples()
     with ExitStack() as opened:
         process = opened.enter_context(_python(_GROWS))
         found = look_up(process.pid)

@@ -19,7 +19,7 @@ import msgspec
 
 from agentsvc.base.errors import AgentsvcError
 from agentsvc.base.values import monotonic
-from agentsvc.conversations.archives.tarball import Bounds, read_parts, repack
+from agentsvc.conversations.archives.tarball import UnpackLimits, read_parts, repack
 from tests.hostile_archives import hostile_tars, plant, tree
 from tests.openhands_data import lay_newer, lay_older
 from tests.resilience.book import Figure, Ground, Half, Outcome, Row, zero
@@ -113,7 +113,7 @@ def _pack(name: str, raw: bytes, directory: Path, guarded: Guarded) -> Iterator[
     source.write_bytes(raw)
     began = monotonic()
     try:
-        repack(source, target, Bounds(unpacked_bytes=1 << 26, files=2000))
+        repack(source, target, UnpackLimits(unpacked_bytes=1 << 26, files=2000))
         yield from _leading_out(target, directory)
     except AgentsvcError:
         pass
