@@ -16,7 +16,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from agentsvc.accounts import (
-    LOOK_SECONDS,
+    POLL_SECONDS,
     AuditLog,
     DeviceLogins,
     IdempotencyStore,
@@ -534,16 +534,16 @@ def _loops_of_sandboxes(app: web.Application) -> Iterator[_Loop]:
     yield "backends", every, registry.open
     yield "health of backends", every, lambda: registry.check_health(config.call_seconds)
     yield "sandboxes", every, sandboxes.sweep
-    yield "warm pool", min(every, SPARES_SECONDS), sandboxes.warm_pool.look
-    yield "idle sandboxes", every, app[_CULLER].look
-    yield "user deletions", every, app[keys.USER_DELETIONS].look
+    yield "warm pool", min(every, SPARES_SECONDS), sandboxes.warm_pool.refill
+    yield "idle sandboxes", every, app[_CULLER].cull
+    yield "user deletions", every, app[keys.USER_DELETIONS].delete_due
 
 
 def _loops_of_conversations(app: web.Application) -> Iterator[_Loop]:
     config, conversations = app[keys.CONFIG].conversations, app[keys.CONVERSATIONS]
     yield "event polling", config.poll_seconds, conversations.poll
     yield "agent liveness", config.silent_seconds / _LOOKS_IN_SILENCE, conversations.watch
-    yield "open connections", LOOK_SECONDS, app[keys.OPEN_CONNECTIONS].look
+    yield "open connections", POLL_SECONDS, app[keys.OPEN_CONNECTIONS].close_revoked
     yield "events", config.sync_seconds, conversations.sync
     yield "pending messages", config.sync_seconds, app[keys.PENDING].deliver_all
     yield "failed starts", _REMOVE_FAILED_SECONDS, conversations.remove_failed

@@ -33,7 +33,7 @@ from agentsvc.accounts.logins import LoginProvider as LoginProvider
 from agentsvc.accounts.logins import Logins as Logins
 from agentsvc.accounts.logins import LoginToken as LoginToken
 from agentsvc.accounts.logins import join_parts as join_parts
-from agentsvc.accounts.open_connections import LOOK_SECONDS as LOOK_SECONDS
+from agentsvc.accounts.open_connections import POLL_SECONDS as POLL_SECONDS
 from agentsvc.accounts.open_connections import OpenConnections as OpenConnections
 from agentsvc.accounts.quotas import DayOfUse as DayOfUse
 from agentsvc.accounts.quotas import Quotas as Quotas

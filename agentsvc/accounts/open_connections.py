@@ -14,7 +14,7 @@ from agentsvc.accounts.keys import KeyRing, Principal
 from agentsvc.accounts.logins import Logins
 from agentsvc.base import monotonic
 
-LOOK_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 1.0
 """How often it is looked whether keys are good still."""
 
 
@@ -76,9 +76,9 @@ class OpenConnections:
     async def is_barred(self, user_id: str) -> bool:
         """Tell whether a user may use no sandbox: one who is blocked, or may only look.
 
-        What is known of that is not older than LOOK_SECONDS.
+        What is known of that is not older than POLL_SECONDS.
         """
-        if self._barred_at is None or monotonic() - self._barred_at >= LOOK_SECONDS:
+        if self._barred_at is None or monotonic() - self._barred_at >= POLL_SECONDS:
             await self._read_barred()
         return user_id in self._barred
 
@@ -88,26 +88,26 @@ class OpenConnections:
             return (await self._logins.find_good([caller.login_id])).get(caller.login_id)
         return (await self._keyring.find_good([caller.key_id])).get(caller.key_id)
 
-    async def look(self) -> None:
+    async def close_revoked(self) -> None:
         """End the connections whose key, or the login that stands for it, is not good now."""
         self._barred_at = None
         if self._owned:
-            await self._look_at_owners()
+            await self._check_owners()
         if self._open:
-            await self._look_at_callers()
+            await self._check_callers()
 
     async def _read_barred(self) -> None:
         self._barred = await self._keyring.find_barred()
         self._barred_at = monotonic()
 
-    async def _look_at_owners(self) -> None:
+    async def _check_owners(self) -> None:
         await self._read_barred()
         for one in tuple(self._owned):
             if one.user_id in self._barred:
                 self._owned.discard(one)
                 one.end()
 
-    async def _look_at_callers(self) -> None:
+    async def _check_callers(self) -> None:
         seen = tuple(self._open)
         logins = {one.caller.login_id for one in seen if one.caller.login_id is not None}
         keys = {one.caller.key_id for one in seen if one.caller.login_id is None}

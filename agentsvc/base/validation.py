@@ -165,7 +165,7 @@ def refusal(
 ) -> InvalidRequest:
     """Return the error that names all that does not fit in a value which a decoder has refused."""
     search = _Search(strict=strict, dec_hook=dec_hook)
-    search.look(value, kind, tuple(loc))
+    search.check(value, kind, tuple(loc))
     if not search.problems:
         return InvalidRequest("The value is not of the type that is described", loc=loc)
     return InvalidRequest.of(search.problems, is_all=search.is_all)
@@ -201,7 +201,7 @@ class _Search:
         self._dec_hook = dec_hook
         self._looks = 0
 
-    def look(self, value: Any, kind: Any, loc: Loc) -> None:
+    def check(self, value: Any, kind: Any, loc: Loc) -> None:
         """Find what does not fit in a value and in what is inside of it."""
         self._looks += 1
         if self._looks > _MAX_LOOKS or len(loc) > _DEEPEST:
@@ -210,32 +210,32 @@ class _Search:
         options = list(_options(kind))
         before = len(self.problems)
         if not any(option.kind in _ALL for option in options):
-            self._look_at(value, options, loc)
+            self._check(value, options, loc)
         check = _check_of(options)
         is_nothing = value is None and any(one.kind is types.NoneType for one in options)
         if check is not None and not is_nothing and len(self.problems) == before:
             self._run(check, value, loc)
 
-    def _look_at(self, value: Any, options: list[_Option], loc: Loc) -> None:
+    def _check(self, value: Any, options: list[_Option], loc: Loc) -> None:
         taking = [option for option in options if self._may_be(value, option.kind)]
         first = taking[0] if taking else None
         match first:
             case None:
                 self._add(*_wrong_type(value, options, is_text=self._is_text(value)), loc)
             case _ if _is_struct(first.kind):
-                self._look_at_struct(value, [option.kind for option in taking], loc)
+                self._check_struct(value, [option.kind for option in taking], loc)
             case _ if isinstance(value, dict):
-                self._look_at_map(value, first, options, loc)
+                self._check_map(value, first, options, loc)
             case _ if isinstance(value, list):
-                self._look_at_list(value, first, options, loc)
+                self._check_list(value, first, options, loc)
             case _:
-                self._look_at_leaf(value, first, options, loc)
+                self._check_leaf(value, first, options, loc)
 
-    def _look_at_struct(self, value: dict[str, Any], kinds: list[Any], loc: Loc) -> None:
+    def _check_struct(self, value: dict[str, Any], kinds: list[Any], loc: Loc) -> None:
         if len(kinds) > 1:
             kinds = self._chosen(value, kinds, loc)
         for kind in kinds:
-            self._look_at_members(value, kind, loc)
+            self._check_members(value, kind, loc)
 
     def _chosen(self, value: dict[str, Any], kinds: list[Any], loc: Loc) -> list[Any]:
         """Return the struct that a tag names, none if it names none of them."""
@@ -248,12 +248,12 @@ class _Search:
             self._add("enum", f"Expected one of {_listed(tuple(tags))}", (*loc, name))
         return [tags[tag]] if isinstance(tag, str | int) and tag in tags else []
 
-    def _look_at_members(self, value: dict[str, Any], kind: type[Struct], loc: Loc) -> None:
+    def _check_members(self, value: dict[str, Any], kind: type[Struct], loc: Loc) -> None:
         config = kind.__struct_config__
         fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
         for name, field in fields.items():
             if name in value:
-                self.look(value[name], field.type, (*loc, name))
+                self.check(value[name], field.type, (*loc, name))
             elif field.required:
                 self._add("missing", "Field required", (*loc, name))
         if config.forbid_unknown_fields:
@@ -261,35 +261,35 @@ class _Search:
                 text = f"Extra inputs are not permitted, only {_listed(tuple(fields))}"
                 self._add("extra_forbidden", text, (*loc, name))
 
-    def _look_at_map(
+    def _check_map(
         self, value: dict[str, Any], option: _Option, options: list[_Option], loc: Loc
     ) -> None:
-        self._look_at_bounds(value, dict, option, options, loc)
+        self._check_bounds(value, dict, option, options, loc)
         of_key, of_value = get_args(option.kind) or (Any, Any)
         if self._fits(value, option.kind) and not (_is_checked(of_key) or _is_checked(of_value)):
             return
         for name, one in value.items():
             if self._looks > _MAX_LOOKS:
                 break
-            self.look(name, of_key, (*loc, name))
-            self.look(one, of_value, (*loc, name))
+            self.check(name, of_key, (*loc, name))
+            self.check(one, of_value, (*loc, name))
 
-    def _look_at_list(
+    def _check_list(
         self, value: list[Any], option: _Option, options: list[_Option], loc: Loc
     ) -> None:
-        self._look_at_bounds(value, list, option, options, loc)
+        self._check_bounds(value, list, option, options, loc)
         [of_item, *_] = get_args(option.kind) or (Any,)
         if not _is_checked(of_item) and (_takes_all(of_item) or self._fits(value, option.kind)):
             return
         for index, one in enumerate(value):
             if self._looks > _MAX_LOOKS:
                 break
-            self.look(one, of_item, (*loc, index))
+            self.check(one, of_item, (*loc, index))
 
-    def _look_at_leaf(self, value: Any, option: _Option, options: list[_Option], loc: Loc) -> None:
+    def _check_leaf(self, value: Any, option: _Option, options: list[_Option], loc: Loc) -> None:
         kind = option.kind
         if self._fits(value, kind):
-            self._look_at_bounds(value, kind, option, options, loc)
+            self._check_bounds(value, kind, option, options, loc)
         elif kind is UUID:
             self._add("uuid_parsing", "Input should be a valid UUID", loc)
         elif _allowed(kind):
@@ -299,7 +299,7 @@ class _Search:
         else:
             self._add(*_wrong_type(value, options, is_text=self._is_text(value)), loc)
 
-    def _look_at_bounds(
+    def _check_bounds(
         self, value: Any, kind: Any, option: _Option, options: list[_Option], loc: Loc
     ) -> None:
         for name, bound in _bounds(option):

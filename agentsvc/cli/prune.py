@@ -102,7 +102,7 @@ def command(
             sandboxes_before=now() - sandboxes_idle_for if sandboxes_idle_for else None,
         )
     data_directory = existing_data_dir(loaded)
-    events, conversations, idle = asyncio.run(_look(data_directory, rules))
+    events, conversations, idle = asyncio.run(_count_due(data_directory, rules))
     rows = [(one.id, one.user_name, moment(one.used_at)) for one in idle]
     for line in columns(("SANDBOX", "USER", "USED LAST (UTC)"), rows) if rows else ():
         click.echo(line)
@@ -124,7 +124,9 @@ def _configured(config: Config) -> Rules:
     )
 
 
-async def _look(data_directory: DataDirectory, rules: Rules) -> tuple[int, int, list[IdleSandbox]]:
+async def _count_due(
+    data_directory: DataDirectory, rules: Rules
+) -> tuple[int, int, list[IdleSandbox]]:
     """Return how many events of how many conversations the rules apply to, and which sandboxes."""
     async with await Installation.open(data_directory) as installation:
         database = installation.database

@@ -15,7 +15,7 @@ type Record = dict[str, Any]
 
 _ID_LENGTH: Final = 32
 _WAKE_SECONDS: Final = 300.0
-_LOOK_SECONDS: Final = 0.3
+_POLL_SECONDS: Final = 0.3
 
 
 def find_conversation(api: Api, conversation_id: str) -> Record:
@@ -60,7 +60,7 @@ def wake(api: Api, conversation: Record) -> Record:
     while conversation["sandbox_status"] in {"PAUSED", "STARTING"}:
         if monotonic() > deadline:
             raise CommandFailed("the sandbox does not come up", _LOG_HINT)
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
         conversation = find_conversation(api, conversation["id"])
     if conversation["sandbox_status"] != "RUNNING":
         state = conversation["sandbox_status"].lower()

@@ -22,7 +22,7 @@ LONGEST_TOOL_SECONDS: Final = 6 * 3600.0
 """How long a change of a conversation may wait for a tool to end."""
 
 _EFFECT_SECONDS: Final = 5.0
-_LOOK_SECONDS: Final = 0.05
+_POLL_SECONDS: Final = 0.05
 
 _STOPPED: Final = frozenset({"PauseEvent", "InterruptEvent"})
 _TAKEN_UP: Final = _STOPPED | {"ActionEvent", "ConversationErrorEvent"}
@@ -206,7 +206,7 @@ async def _wait_until_told(agent: AgentServer, pending: PendingMessage) -> None:
     while not await _is_told(agent, pending):
         if monotonic() > end:
             raise AgentUnavailable("The agent still waits for an answer that it was given")
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _status(agent: AgentServer, pending: PendingMessage) -> str:

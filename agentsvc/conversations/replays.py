@@ -41,8 +41,8 @@ from agentsvc.settings import SettingsStore
 
 log = logging.getLogger(__name__)
 
-_FIRST_LOOK_SECONDS: Final = 0.2
-_LAST_LOOK_SECONDS: Final = 2.0
+_FIRST_POLL_SECONDS: Final = 0.2
+_LAST_POLL_SECONDS: Final = 2.0
 _HAND_OVER_SECONDS: Final = 600.0
 _EARLIER_SECONDS: Final = 10.0
 """How long changes of before are waited for at a time: they may have set the agent going."""
@@ -117,7 +117,7 @@ async def play(
     `check` raises when there is nothing to wait for any more. May be called again after a crash.
     Raises StartRefused when the replay cannot go on.
     """
-    pause = _FIRST_LOOK_SECONDS
+    pause = _FIRST_POLL_SECONDS
     while True:
         try:
             info = await _find(agent, conversation_id)
@@ -131,7 +131,7 @@ async def play(
             log.info("replay waits for the agent server", extra={"reason": exc.message})
         await check()
         await asyncio.sleep(pause)
-        pause = min(pause * 1.5, _LAST_LOOK_SECONDS)
+        pause = min(pause * 1.5, _LAST_POLL_SECONDS)
 
 
 async def _find(agent: AgentServer, conversation_id: str) -> ConversationInfo:

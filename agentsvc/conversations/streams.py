@@ -191,12 +191,12 @@ class UserStream:
                     yield Mark.RESYNC
                     return
                 for batch in itertools.batched(heard, _BATCH):
-                    for change in await self._look(batch):
+                    for change in await self._find_changes(batch):
                         yield change
                 if not heard:
                     yield Mark.BEAT
 
-    async def _look(self, heard: Sequence[Notice]) -> list[StreamedChange]:
+    async def _find_changes(self, heard: Sequence[Notice]) -> list[StreamedChange]:
         gone = [
             StreamedChange(subject=one.subject, id=one.id, value=None)
             for one in heard

@@ -100,10 +100,10 @@ class UserDeletions:
         """Do what the function of this name does, and begin to remove what is owned; raises the same."""
         deletion = await let_go(self._db, user_id, with_owned=with_owned)
         if not deletion.is_over:
-            self._look_soon()
+            self._delete_soon()
         return deletion
 
-    async def look(self) -> None:
+    async def delete_due(self) -> None:
         """Remove what users who go still own, and those who own nothing any more; called now and then."""
         for user_id in await self._db.column(_LEAVING):
             await self._clear(user_id)
@@ -127,10 +127,10 @@ class UserDeletions:
 
     def _sandbox_changed(self, _before: Sandbox, after: Sandbox | None) -> None:
         if after is None:
-            self._look_soon()
+            self._delete_soon()
 
-    def _look_soon(self) -> None:
-        self._supervisor.spawn(_TASK, self.look)
+    def _delete_soon(self) -> None:
+        self._supervisor.spawn(_TASK, self.delete_due)
 
 
 class UserDeletionTable:

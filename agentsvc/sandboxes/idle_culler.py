@@ -50,7 +50,7 @@ class IdleCuller:
         self._lock = asyncio.Lock()
         sandboxes.admission.on_wanted(self.make_room_soon)
 
-    async def look(self) -> None:
+    async def cull(self) -> None:
         """Store what was used, and do what the rules say; called now and then."""
         await self._sandboxes.idle.store_usage()
         for unused in await self._sandboxes.idle.find_unused():

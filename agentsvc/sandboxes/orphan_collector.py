@@ -72,7 +72,7 @@ class OrphanCollector:
             scan = await self._scan(name)
             if scan is None:
                 continue
-            await self._look_at(known, scan.found)
+            await self._check(known, scan.found)
             await self._remove_orphans(name, scan, {sandbox.id for sandbox in known} | warm_pool)
 
     def failed_removals(self) -> list[Removal]:
@@ -108,7 +108,7 @@ class OrphanCollector:
             exc_info=exc if isinstance(exc, BackendBroken) else None,
         )
 
-    async def _look_at(self, known: Sequence[SandboxSummary], found: Mapping[str, Found]) -> None:
+    async def _check(self, known: Sequence[SandboxSummary], found: Mapping[str, Found]) -> None:
         at_once, wait_seconds = _AT_ONCE, _SOON_SECONDS
         woken = 0
         for sandbox in known:

@@ -42,8 +42,8 @@ log = logging.getLogger(__name__)
 LOG_LINES: Final = 15
 """How much of what a sandbox wrote goes with the news that it failed."""
 
-_FIRST_LOOK_SECONDS: Final = 0.05
-_LAST_LOOK_SECONDS: Final = 1.0
+_FIRST_POLL_SECONDS: Final = 0.05
+_LAST_POLL_SECONDS: Final = 1.0
 _FIRST_RETRY_SECONDS: Final = 0.5
 _LAST_RETRY_SECONDS: Final = 30.0
 _REMOVAL_RETRY_SECONDS: Final = 300.0
@@ -120,7 +120,7 @@ class Reconciler:
 
     async def _drive(self, sandbox_id: str) -> None:
         woken = self._wakes[sandbox_id]
-        look, retry = _FIRST_LOOK_SECONDS, _FIRST_RETRY_SECONDS
+        look, retry = _FIRST_POLL_SECONDS, _FIRST_RETRY_SECONDS
         try:
             while True:
                 woken.clear()
@@ -131,7 +131,7 @@ class Reconciler:
                 if progress is _Progress.BLOCKED:
                     pause, retry = retry, min(retry * 2, _LAST_RETRY_SECONDS)
                 else:
-                    pause, look = look, min(look * 1.5, _LAST_LOOK_SECONDS)
+                    pause, look = look, min(look * 1.5, _LAST_POLL_SECONDS)
                     retry = _FIRST_RETRY_SECONDS
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(woken.wait(), pause)

@@ -138,7 +138,7 @@ class _Readers:
         self._looks = 0
         self._slow: dict[str, float] = {}
         self._unknown = itertools.count(-1, -1)
-        raw.set_progress_handler(self._look, _STEPS)
+        raw.set_progress_handler(self._is_over, _STEPS)
 
     @classmethod
     async def open(cls, path: Path, busy_seconds: float) -> "_Readers":
@@ -192,7 +192,7 @@ class _Readers:
             await other.close()
         self._raw.close()
 
-    def _look(self) -> bool:
+    def _is_over(self) -> bool:
         self._looks += 1
         return self._looks > _MAX_LOOKS
 

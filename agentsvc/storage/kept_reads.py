@@ -42,13 +42,13 @@ class KeptReads:
         """
         if not self._has_looked:
             self._has_looked = True
-            asyncio.get_running_loop().call_soon(self._look_again)
+            asyncio.get_running_loop().call_soon(self._check_version)
             version = self._find_version()
             if version != self._recent.version:
                 self._recent = _Recent(version)
         return self._recent
 
-    def _look_again(self) -> None:
+    def _check_version(self) -> None:
         self._has_looked = False
 
 

@@ -25,7 +25,7 @@ PROTOCOL_VERSION: Final = 1
 """The version of the protocol."""
 
 _CONVERSATIONS: Final = "/api/v1/app-conversations"
-_LOOK_SECONDS: Final = 0.3
+_POLL_SECONDS: Final = 0.3
 _AGAIN_SECONDS: Final = 0.5
 _MAX_BREAKS: Final = 60
 _ENDED: Final = ("finished", "error", "stuck", "paused")
@@ -104,7 +104,7 @@ class Agent:
         task = self._api.call("POST", _CONVERSATIONS, body=body)
         while task["status"] not in ("READY", "ERROR"):
             self._connection.check()
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
             query = {"ids": task["id"]}
             [task] = self._api.call("GET", f"{_CONVERSATIONS}/start-tasks", query=query)
             if task is None:

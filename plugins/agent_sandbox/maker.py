@@ -23,7 +23,7 @@ _POD: Final = re.compile(r"(?<=/pods/)oh-agent-server-([a-z0-9]+)(?=/|$)")
 _NOT_FOUND: Final = 404
 _FORBIDDEN: Final = 403
 _CONFLICT: Final = 409
-_LOOK_SECONDS: Final = 0.1
+_POLL_SECONDS: Final = 0.1
 
 
 class PodApi(api.Api):
@@ -127,7 +127,7 @@ class SandboxMaker(making.Maker):
             claim = await self.find_claim(sandbox_id)
             if claim is None or names.annotations_of(claim).get(names.PAUSED):
                 return False
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
         return await super().has_begun(sandbox_id)
 
     async def find_bound(self, sandbox_id: str) -> BoundSandbox | None:
@@ -176,7 +176,7 @@ class SandboxMaker(making.Maker):
                     await self._delete("pods", name, pod, grace_seconds=0)
             if monotonic() > until:
                 raise BackendUnavailable("The cluster does not let go of the sandbox")
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
         for kind in _BESIDE:
             if (found := await self.find(kind, name, sandbox_id)) is not None:
                 await self._delete(kind, name, found)

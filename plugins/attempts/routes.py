@@ -220,7 +220,7 @@ class AttemptsExtension(Extension[AttemptsConfig]):
         runner = Runner(server, self.config)
         server.app[ATTEMPTS] = Attempts(server, self.config, runner.wake)
         server.event_bus.watch_all(runner.hear)
-        server.supervisor.loop("attempts", runner.look, every_seconds=0)
+        server.supervisor.loop("attempts", runner.run_due, every_seconds=0)
         if self.config.delete_after_seconds:
             server.supervisor.loop("old attempts", runner.delete_old, every_seconds=600)
         yield

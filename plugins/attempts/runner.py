@@ -99,7 +99,7 @@ class Runner:
             self._changed.add(news.conversation_id or "")
             self._news.set()
 
-    async def look(self) -> None:
+    async def run_due(self) -> None:
         """Wait for news, and take on what it is about; call it again and again."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, self._sweep_at - monotonic())):

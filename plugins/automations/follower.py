@@ -90,15 +90,15 @@ class Follower:
     def watch(self, conversation_id: str) -> None:
         """Look at a conversation soon, and whenever there is news of it."""
         self._watched.add(conversation_id)
-        self._look_at(conversation_id)
+        self._follow_run(conversation_id)
 
     def hear(self, news: Notice) -> None:
         """Take in what was announced."""
         is_watched = news.conversation_id in self._watched
         if is_watched and news.subject in (Subject.CONVERSATION, Subject.START_TASK):
-            self._look_at(news.conversation_id or "")
+            self._follow_run(news.conversation_id or "")
 
-    async def look(self) -> None:
+    async def follow_runs(self) -> None:
         """Wait for news, and look at what it is about; call it again and again."""
         if self._sweep_at is not None:
             with contextlib.suppress(TimeoutError):
@@ -141,7 +141,7 @@ class Follower:
                 timed = msgspec.structs.replace(run, timeout_at=moved)
                 await self._db.write(partial(RunTable.change, run=timed, since=run.status))
 
-    def _look_at(self, conversation_id: str) -> None:
+    def _follow_run(self, conversation_id: str) -> None:
         self._changed.add(conversation_id)
         self._news.set()
 
@@ -160,7 +160,7 @@ class Follower:
                 await self._commands.watch(run, view, self._end)
             await self._hold_time(run, view)
         elif timedelta(0) <= now() - view.conversation.updated_at < _REST:
-            self._look_at(view.conversation.id)
+            self._follow_run(view.conversation.id)
         else:
             verdict = await self._with_words(view.conversation.id, verdict)
             await self._conclude(run, verdict, view)

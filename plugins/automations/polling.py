@@ -43,16 +43,16 @@ class Poller:
         self._known_for = known_for
         """How long it is known what runs there were; None for ever."""
 
-    async def look(self) -> None:
+    async def poll_due(self) -> None:
         """Ask the hosts whose time has come."""
         for poll in await PollTable.due(self._db, now()):
             automation = await AutomationTable.find(self._db, poll.automation_id)
             trigger = automation.definition.trigger if automation else None
             if automation is None or not isinstance(trigger, GitTrigger):
                 continue
-            await self._look_at(automation, trigger, poll)
+            await self._poll(automation, trigger, poll)
 
-    async def _look_at(self, automation: Automation, trigger: GitTrigger, poll: Poll) -> None:
+    async def _poll(self, automation: Automation, trigger: GitTrigger, poll: Poll) -> None:
         seconds = float(trigger.poll_seconds or 0)
         after = poll
         try:

@@ -79,7 +79,7 @@ class Publisher:
             # By the name of the comment's task: both at once would write two.
             self._supervisor.spawn(f"publication of work {work.id}", publish)
 
-    async def look(self) -> None:
+    async def publish_due(self) -> None:
         """End what is done about issues whose pull requests were merged or closed."""
         for work in await WorkTable.due(self._db, now()):
             automation = await AutomationTable.find(self._db, work.automation_id)
@@ -96,9 +96,9 @@ class Publisher:
             except AgentsvcError as exc:
                 log.warning("pull request not seen", extra=_about(work, exc))
                 due_at = now() + max(_AGAIN, timedelta(seconds=wait_of(exc)))
-            await self._look_again(work, due_at)
+            await self._check_again(work, due_at)
 
-    async def _look_again(self, work: WorkItem, due_at: datetime | None) -> None:
+    async def _check_again(self, work: WorkItem, due_at: datetime | None) -> None:
         await self._db.write(
             lambda tx: WorkTable.look_at(tx, work.automation_id, due_at, work_id=work.id)
         )

@@ -50,7 +50,7 @@ from .table import AutomationTable, RunTable, payload_context
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 5.0
+POLL_SECONDS: Final = 5.0
 """How long a change of the clock may go unnoticed."""
 
 _BATCH: Final = 50
@@ -87,7 +87,7 @@ class Scheduler:
         self._wake = wake
         self._clock = ClockWatch()
 
-    async def look(self) -> None:
+    async def start_due(self) -> None:
         """Do what is due, then wait until there may be more to do; call it again and again."""
         self._wake.clear()
         jump = self._clock.jump()
@@ -102,7 +102,7 @@ class Scheduler:
         waits = (await AutomationTable.next_at(self._db), await RunTable.next_at(self._db, moment))
         seconds = [(due - moment).total_seconds() for due in waits if due is not None]
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, min([*seconds, LOOK_SECONDS]))):
+            async with asyncio.timeout(max(0.0, min([*seconds, POLL_SECONDS]))):
                 await self._wake.wait()
 
     async def _make_runs(self) -> bool:

@@ -99,7 +99,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
 
     async def open(self) -> None:
         """Connect to every engine; raises BackendUnavailable if none answers."""
-        away = await self._fleet.look()
+        away = await self._fleet.probe()
         if len(away) == len(self._fleet.engines):
             await self.close()
             raise BackendUnavailable(
@@ -122,7 +122,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
 
     async def probe(self) -> Health:
         """Ask each engine what it is now."""
-        away = await self._fleet.look()
+        away = await self._fleet.probe()
         facts: dict[str, str] = {}
         is_one = len(self._fleet.engines) == 1
         for name, found in self._fleet.facts.items():

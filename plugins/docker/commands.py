@@ -16,7 +16,7 @@ _LIMIT: Final = 'ulimit -m "$0" 2>/dev/null; '
 _KIBIBYTE: Final = 1024
 _ROUNDS: Final = 50
 _NOT_FOUND: Final = 127
-_LOOK_SECONDS: Final = 0.05
+_POLL_SECONDS: Final = 0.05
 
 # Everything a command started has its mark, however it was detached: a variable, and a limit that
 # no kernel enforces, each process inherits and none may raise, so that a cleared environment hides
@@ -121,7 +121,7 @@ async def _exit_code(engine: Engine, exec_id: str) -> int:
     while (seen := await engine.get(f"exec/{exec_id}/json")) is not None:
         if not seen.get("Running"):
             return int(seen.get("ExitCode") or 0)
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)
     raise Conflict("The sandbox has ended while it ran a command")
 
 

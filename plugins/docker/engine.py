@@ -146,7 +146,7 @@ class Engine:
     async def facts(self, *, fresh: bool = False) -> EngineInfo:
         """Return what the engine is; asked once a connection, or anew."""
         if self._facts is None or fresh:
-            self._facts = await self._look()
+            self._facts = await self._read_info()
         return self._facts
 
     async def get(self, path: str, **params: Any) -> Any:
@@ -278,7 +278,7 @@ class Engine:
         self._client, self._version = client, version
         self._base = f"{base}/v{major}.{minor}"
 
-    async def _look(self) -> EngineInfo:
+    async def _read_info(self) -> EngineInfo:
         info = await self.ask("GET", "info")
         # It was asked for to open the connection, and takes Podman a while.
         version, self._version = self._version, None

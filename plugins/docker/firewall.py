@@ -21,7 +21,7 @@ type Rule = tuple[str, ...]
 _PROGRAM = "iptables"
 _PATH = "/usr/sbin:/sbin:/usr/local/sbin:/usr/bin:/bin"
 _WAIT = ("-w", "10")
-_LOOK_SECONDS = 2.0
+_POLL_SECONDS = 2.0
 
 
 def can_guard() -> bool:
@@ -95,7 +95,7 @@ class FirewallGuard:
     async def keep(self, bridge: str, ports: Iterable[int], names_at: str = "") -> None:
         """Make sure that a bridge has its rules; looks at them no more often than needed."""
         wanted = rules(bridge, list(ports), names_at)
-        if monotonic() - self._at > _LOOK_SECONDS:
+        if monotonic() - self._at > _POLL_SECONDS:
             self._at = monotonic()
             _, self._listed = await finish(_run("-S", "INPUT"))
         if len(rules_of(bridge, self._listed)) >= len(wanted):

@@ -64,7 +64,7 @@ class EnginePool:
             raise BackendUnavailable(f"The container engine `{name}` is not configured any more")
         return engine
 
-    async def look(self) -> dict[str, str]:
+    async def probe(self) -> dict[str, str]:
         """Ask every engine what it is; return why those did not answer that did not."""
         found, away = await self.ask_all(lambda one: one.facts(fresh=True))
         self.facts |= found

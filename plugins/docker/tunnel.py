@@ -23,7 +23,7 @@ _OPTIONS: Final = (
     *("-o", "LogLevel=ERROR"),
     *("-o", "StreamLocalBindUnlink=yes", "-o", "ControlMaster=no", "-o", "ControlPath=none"),
 )
-_LOOK_SECONDS: Final = 0.05
+_POLL_SECONDS: Final = 0.05
 _KEPT: Final = ("PATH", "HOME", "USER", "LOGNAME", "SSH_AUTH_SOCK")
 
 
@@ -56,7 +56,7 @@ class Tunnel:
             async with asyncio.timeout(time_limit):
                 # It tells nobody when its end of the tunnel is there.
                 while not path.exists() and not self.is_down:  # noqa: ASYNC110
-                    await asyncio.sleep(_LOOK_SECONDS)
+                    await asyncio.sleep(_POLL_SECONDS)
         except FileNotFoundError as exc:
             raise BackendUnavailable("There is no `ssh` on this machine") from exc
         except TimeoutError as exc:

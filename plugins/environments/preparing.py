@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 _AGENT_SECONDS: Final = 60.0
 _LOG_CHARACTERS: Final = 20_000
 _LOOKS: Final = 5
-_LOOK_SECONDS: Final = 0.5
+_POLL_SECONDS: Final = 0.5
 
 
 class _Superseded(Exception):
@@ -65,7 +65,7 @@ class Preparer:
         self._reserved: dict[str, int] = {}
         """The disk that environments which are being prepared may take, in bytes by their ids."""
 
-    async def look(self) -> None:
+    async def prepare_due(self) -> None:
         """Begin with what is to be prepared, and remove files that nobody uses any more."""
         try:
             await self._remove_unused()
@@ -177,7 +177,7 @@ class Preparer:
                 seen = await self._sandboxes.wait_for(
                     sandbox_id,
                     lambda one: one is None or one.status is SandboxStatus.ERROR,
-                    time_limit=_LOOK_SECONDS,
+                    time_limit=_POLL_SECONDS,
                 )
                 if seen is None or seen.status is SandboxStatus.ERROR:
                     return seen

@@ -127,7 +127,7 @@ def _shown[T: EnvironmentInfo](kind: type[T], one: Environment) -> T:
     )
 
 
-_LOOK_SECONDS: Final = 30.0
+_POLL_SECONDS: Final = 30.0
 ENVIRONMENTS: Final[web.AppKey[EnvironmentService]] = web.AppKey("environments")
 
 _ONE: Final = "/{environment_id}"
@@ -240,10 +240,10 @@ class EnvironmentsExtension(Extension[EnvironmentsConfig]):
         def wake() -> None:
             # What is removed may take long, and keeps nobody waiting.
             server.supervisor.spawn("begin environments", preparer.begin_waiting)
-            server.supervisor.spawn("look at environments", preparer.look)
+            server.supervisor.spawn("look at environments", preparer.prepare_due)
 
         service = EnvironmentService(server, self.config, wake)
         server.app[ENVIRONMENTS] = service
         server.conversations.starts.environments.source = service
-        server.supervisor.loop("environments", preparer.look, every_seconds=_LOOK_SECONDS)
+        server.supervisor.loop("environments", preparer.prepare_due, every_seconds=_POLL_SECONDS)
         yield

@@ -46,11 +46,11 @@ from . import (
     bubblewrap,
     cgroup,
     control,
-    doors,
     launch,
     listening,
     pausing,
     peers,
+    proxy_sockets,
     reclaiming,
     sandbox_directory,
     zygote,
@@ -103,9 +103,9 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     def __init__(self, config: ProcessConfig, context: BackendContext) -> None:
         super().__init__(config, context)
         self._temp_root = sandbox_directory.temp_root(config.temp_dir)
-        self._features = HostFeatures(config, doors.callback_of(context.callback_url))
+        self._features = HostFeatures(config, proxy_sockets.callback_of(context.callback_url))
         self._why_no_reclaim = "the backend is not open"
-        self._doors = doors.PortForwards()
+        self._doors = proxy_sockets.ProxySockets()
         self._layers = Layers(context.state_dir)
         self._meters: dict[str, Meter] = {}
         self._tries = reclaiming.Tries()
@@ -167,7 +167,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         """Say so where its user has a model on this machine, to which the way is made at the start."""
         if self.config.network is OpenNetwork.HOST:
             return ""
-        near = filter(doors.is_loopback, (*spec.reaches, *spec.models))
+        near = filter(proxy_sockets.is_loopback, (*spec.reaches, *spec.models))
         return f"{found} is on this machine" if (found := next(near, "")) else ""
 
     def why_no_hibernate(self) -> str:
@@ -197,7 +197,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         check(order)
         self.check_fences(order)
         place = self._place(handle)
-        inspection = await self._look(place, handle)
+        inspection = await self._inspect(place, handle)
         if not inspection.exists:
             raise Conflict("The sandbox cannot be started again: its files are gone")
         if inspection.phase is not Phase.FAILED and not inspection.is_ended:
@@ -257,7 +257,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     async def delete(self, handle: Handle) -> None:
         """End every process, then remove every file; see `ProcessConfig` for how long."""
         place = self._place(handle)
-        inspection = await self._look(place, handle)
+        inspection = await self._inspect(place, handle)
         tree = self._tree(inspection, handle)
         await self._end(tree, grace_seconds=0 if inspection.is_paused else self.config.stop_seconds)
         await self._doors.close(handle.sandbox_id)
@@ -534,7 +534,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     def _tree(self, inspection: Inspection, handle: Handle) -> Tree:
         return tree_of(inspection, handle, self._mark(handle), self._features.groups.unified)
 
-    async def _look(self, place: SandboxDirectory, handle: Handle) -> Inspection:
+    async def _inspect(self, place: SandboxDirectory, handle: Handle) -> Inspection:
         inspection = await reach(lambda: look_at(place, self._mark(handle)))
         return await self._finished(inspection, handle)
 
@@ -557,7 +557,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         return inspection
 
     async def _running(self, handle: Handle) -> Inspection:
-        inspection = await self._look(self._place(handle), handle)
+        inspection = await self._inspect(self._place(handle), handle)
         if inspection.phase is Phase.GONE:
             raise Conflict("The sandbox does not exist any more")
         if inspection.phase is Phase.FAILED:

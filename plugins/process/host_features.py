@@ -9,7 +9,7 @@ from typing import Final
 
 from agentsvc.plugin import Advice, Fences, Isolation, Network
 
-from . import bubblewrap, doors, groups, landlock, reclaiming, seccomp, uplink, users
+from . import bubblewrap, groups, landlock, proxy_sockets, reclaiming, seccomp, uplink, users
 from .inspection import NETWORKS
 from .sandbox_directory import OutboundNetwork
 from .settings import OpenNetwork, ProcessConfig
@@ -145,7 +145,7 @@ class HostFeatures:
             yield Advice(subject="network", text=text, remedy="apt-get install slirp4netns")
 
     def _has_doors(self) -> bool:
-        return not self.callback or doors.is_loopback(self.callback)
+        return not self.callback or proxy_sockets.is_loopback(self.callback)
 
     def _why_no_uplink(self) -> str:
         return uplink.why_not() if self._has_doors() else self._why_no_doors()

@@ -159,7 +159,7 @@ def look_at(place: SandboxDirectory, mark: str) -> Inspection:
     deadline = monotonic() + _SETTLE_SECONDS
     while (state := place.read_state()) is not None:
         is_last = monotonic() > deadline or place.read_pause() is not None
-        inspection = _look_at_processes(place, record, state, is_last=is_last)
+        inspection = _inspect_processes(place, record, state, is_last=is_last)
         if inspection is not None:
             return inspection
         time.sleep(_POLL_SECONDS)
@@ -210,7 +210,7 @@ def _without_state(place: SandboxDirectory, record: Record | None, mark: str) ->
     return _failed(seen, None, "it was never started", Cause.NOT_STARTED)
 
 
-def _look_at_processes(
+def _inspect_processes(
     place: SandboxDirectory, record: Record | None, state: State, *, is_last: bool
 ) -> Inspection | None:
     if state.boot != boot_id():

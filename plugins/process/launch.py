@@ -20,7 +20,7 @@ from agentsvc.base import INITIAL_OPEN_FILES, BackendUnavailable
 from agentsvc.plugin import AGENT_OUTPUT, PACKAGE_DIR, Order
 from agentsvc.plugin.egress import relay
 
-from . import bubblewrap, doors, landlock, overlays, sandbox_directory, uplink
+from . import bubblewrap, landlock, overlays, proxy_sockets, sandbox_directory, uplink
 from .host_features import HostFeatures
 from .sandbox_directory import OutboundNetwork, Record, SandboxDirectory
 from .settings import ProcessConfig
@@ -193,7 +193,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "inside": {
                 **inside,
                 "relay": relay.__file__,
-                "outward": list(doors.outward(record)),
+                "outward": list(proxy_sockets.outward(record)),
                 "waits": bool(carrier) or self.loan.number >= 0,
             },
         }
@@ -207,7 +207,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return {
             **(self._of_agent_server(path, is_boxed=is_boxed) if self._is_agent_server else {}),
             **passed,
-            **doors.environment(record),
+            **proxy_sockets.environment(record),
             "PATH": path,
             "LANG": _LOCALE,
             "LC_CTYPE": _LOCALE,

@@ -15,7 +15,7 @@ LOOPBACK: Final = "127.0.0.1"
 """Where ports are that no network of the sandbox's own hides."""
 
 _WAIT_SECONDS: Final = 0.4
-_LOOK_SECONDS: Final = 0.01
+_POLL_SECONDS: Final = 0.01
 
 
 def is_open(inspection: Inspection, tree: Tree) -> bool:
@@ -44,7 +44,7 @@ async def answers(inspection: Inspection, tree: Tree, connect_seconds: float) ->
     end = monotonic() + _WAIT_SECONDS
     found = await reach(lambda: is_open(inspection, tree))
     while not found and monotonic() < end:
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)
         found = await reach(lambda: is_open(inspection, tree))
     return found
 

@@ -23,7 +23,7 @@ _IN_IPV6: Final = "0000000000000000FFFF0000" + _LOOPBACK
 _AT_LOOPBACK: Final = (_LOOPBACK, _IN_IPV6)
 _LISTENING_THERE: Final = (*_AT_LOOPBACK, "0" * 8, "0" * 32)
 _ACCEPT_SECONDS: Final = 2.0
-_LOOK_SECONDS: Final = 0.005
+_POLL_SECONDS: Final = 0.005
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ def is_peer(tree: Tree, port: int, source_port: int) -> bool:
             return True
         if monotonic() > end:
             return False
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 def _peer(lines: Collection[_Line], port: int, source_port: int) -> str | None:

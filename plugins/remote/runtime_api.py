@@ -43,7 +43,7 @@ from agentsvc.plugin import (
 )
 
 from .calls import HANDLE_VERSION, check_handle, fingerprint, one_line
-from .far import GONE, ServiceBackend, ServiceConfig, known, phase_of, usable
+from .service_backend import GONE, ServiceBackend, ServiceConfig, known, phase_of, usable
 
 _AGENT: Final = "agent"
 _USUAL_PORTS: Final[Mapping[str, int]] = {

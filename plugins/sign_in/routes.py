@@ -293,7 +293,7 @@ class SignIn(Extension[SignInConfig]):
         ended = await self._identities.logins_of(provider.name, subject=subject, session=session)
         for user_id, login_id in ended:
             await request.app[LOGINS].end(user_id, login_id)
-        await request.app[OPEN_CONNECTIONS].look()
+        await request.app[OPEN_CONNECTIONS].close_revoked()
         response = json_response(SUCCESS)
         response.headers[hdrs.CACHE_CONTROL] = "no-store"
         return response

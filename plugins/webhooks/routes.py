@@ -22,7 +22,7 @@ from agentsvc.extension.web import (
     path_text,
 )
 
-from .courier import WebhookSender
+from .delivery_worker import DeliveryWorker
 from .model import (
     ChangeKind,
     Delivery,
@@ -38,7 +38,7 @@ from .settings import WebhooksConfig
 _FORGET_SECONDS: Final = 600.0
 
 WEBHOOKS: Final[web.AppKey[Webhooks]] = web.AppKey("webhooks")
-COURIER: Final[web.AppKey[WebhookSender]] = web.AppKey("courier")
+DELIVERY_WORKER: Final[web.AppKey[DeliveryWorker]] = web.AppKey("worker")
 
 _ONE: Final = "/{subscription_id}"
 _PAGE: Final = 50
@@ -186,7 +186,7 @@ async def post_webhook_subscription(
     private network is refused unless the operator allows it.
     """
     made = await request.app[WEBHOOKS].add(request[PRINCIPAL].user_id, body)
-    request.app[COURIER].wake()
+    request.app[DELIVERY_WORKER].wake()
     return made
 
 
@@ -207,7 +207,7 @@ async def patch_webhook_subscription(request: web.Request, body: WebhookUpdate) 
     Only what is sent is changed. What is waiting is delivered as the subscription says then.
     """
     changed = await request.app[WEBHOOKS].update(*_named(request), body)
-    request.app[COURIER].wake()
+    request.app[DELIVERY_WORKER].wake()
     return from_subscription(changed)
 
 
@@ -266,7 +266,7 @@ async def post_webhook_replay(request: web.Request) -> Delivery:
     """
     delivery_id = path_text(request, "delivery_id")
     delivery = await request.app[WEBHOOKS].replay(*_named(request), delivery_id)
-    request.app[COURIER].wake()
+    request.app[DELIVERY_WORKER].wake()
     return delivery
 
 
@@ -283,7 +283,7 @@ async def post_webhook_replay_failed(request: web.Request) -> int:
     At once, each under the id it had.
     """
     count = await request.app[WEBHOOKS].replay_failed(*_named(request))
-    request.app[COURIER].wake()
+    request.app[DELIVERY_WORKER].wake()
     return count
 
 
@@ -311,7 +311,7 @@ class WebhooksExtension(Extension[WebhooksConfig]):
             most=self.config.concurrency,
             own=server.config.server.own_urls(),
         )
-        courier = WebhookSender(
+        worker = DeliveryWorker(
             db=server.database,
             vault=server.vault,
             events=server.events,
@@ -321,13 +321,13 @@ class WebhooksExtension(Extension[WebhooksConfig]):
             config=self.config,
         )
         server.app[WEBHOOKS] = Webhooks(server.database, server.vault, self.config)
-        server.app[COURIER] = courier
-        server.supervisor.loop("webhooks", courier.look, every_seconds=0)
+        server.app[DELIVERY_WORKER] = worker
+        server.supervisor.loop("webhooks", worker.deliver_due, every_seconds=0)
         server.supervisor.loop(
-            "old webhook deliveries", courier.forget_settled, every_seconds=_FORGET_SECONDS
+            "old webhook deliveries", worker.forget_settled, every_seconds=_FORGET_SECONDS
         )
         try:
             yield
         finally:
-            courier.close()
+            worker.close()
             await sender.close()

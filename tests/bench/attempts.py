@@ -19,7 +19,7 @@ from tests.live.installation import eventually
 _PATH: Final = "/api/v1/attempts"
 _TASKS: Final = "/api/v1/app-conversations/start-tasks/search"
 _PATIENCE_SECONDS: Final = 240.0
-_LOOK_SECONDS: Final = 0.02
+_POLL_SECONDS: Final = 0.02
 _BEGUN: Final = ("running", "finished", "failed", "cancelled")
 
 
@@ -53,7 +53,7 @@ async def _begin(client: LiveClient, order: dict[str, Any]) -> tuple[float, floa
     made = (await client.post(_PATH, json=order)).json()
     async with asyncio.timeout(_PATIENCE_SECONDS):
         while any(one["status"] not in _BEGUN for one in made["attempts"]):
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
             made = (await client.get(f"{_PATH}/{made['id']}")).json()
     failed = [one["detail"] for one in made["attempts"] if one["started_at"] is None]
     if failed:

@@ -28,7 +28,7 @@ _ENVIRONMENT: Final = {
 _NONE: Final[Mapping[str, str]] = {}
 _LOADED: Final = "fork server ready"
 _LOAD_SECONDS: Final = 120.0
-_LOOK_SECONDS: Final = 0.01
+_POLL_SECONDS: Final = 0.01
 _LOOK_AT_ALL_SECONDS: Final = 0.05
 _TASKS: Final = "/api/v1/app-conversations/start-tasks"
 _PATIENCE_SECONDS: Final = 240.0
@@ -179,7 +179,7 @@ async def _begin(client: LiveClient) -> _Begun:
     max_ahead = task["queue_position"] or 0
     async with asyncio.timeout(_PATIENCE_SECONDS):
         while task["status"] not in _OVER:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
             task = await client.task(task["id"])
             max_ahead = max(max_ahead, task["queue_position"] or 0)
         ready_seconds = monotonic() - began

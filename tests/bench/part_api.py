@@ -15,7 +15,7 @@ from tests.service import Client
 
 _READY_SECONDS: Final = 0.5
 _ALL_READY_SECONDS: Final = 5.0
-_LOOK_SECONDS: Final = 0.01
+_POLL_SECONDS: Final = 0.01
 _START_SECONDS: Final = 300.0
 _LIST: Final = "/api/v1/app-conversations/search?limit=20"
 _STARTS: Final = "/api/v1/app-conversations"
@@ -112,7 +112,7 @@ async def _start(client: Client, made: list[str]) -> float:
     task: dict[str, Any] = answer.json()
     async with asyncio.timeout(_START_SECONDS):
         while task["status"] not in ("READY", "ERROR"):
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
             task = await client.task(task["id"])
     took = monotonic() - began
     if task["app_conversation_id"]:

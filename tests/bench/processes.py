@@ -15,7 +15,7 @@ import msgspec
 from agentsvc.base.values import monotonic
 from tests.live.nginx import free_port
 
-_LOOK_SECONDS: Final = 0.002
+_POLL_SECONDS: Final = 0.002
 _START_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 20.0
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -105,4 +105,4 @@ async def _until_alive(process: asyncio.subprocess.Process, url: str) -> None:
                     if response.status == 200:
                         return
             except aiohttp.ClientError:
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)

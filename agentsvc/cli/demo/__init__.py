@@ -28,7 +28,7 @@ from agentsvc.testing import MODEL, ScriptedModel
 V0: Final = "/api"
 _TASK: Final = "Look around, write a small program, and run it."
 _LONGEST_SECONDS: Final = 240.0
-_LOOK_SECONDS: Final = 0.1
+_POLL_SECONDS: Final = 0.1
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -193,7 +193,7 @@ async def follow_start(api: Api, task: Record) -> AsyncIterator[Record]:
     """Yield the start task each time its status has changed; READY or ERROR is the last."""
     yield task
     while task["status"] not in {"READY", "ERROR"}:
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)
         [found] = await ask(api, "GET", f"{CONVERSATIONS}/start-tasks", query={"ids": task["id"]})
         if found["status"] != task["status"]:
             yield found
@@ -210,7 +210,7 @@ async def follow_events(api: Api, conversation_id: str) -> AsyncGenerator[Event]
             if event["id"] not in seen:
                 seen.add(event["id"])
                 yield event
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)
 
 
 def read_file(api: Api, conversation_id: str, path: str) -> str:

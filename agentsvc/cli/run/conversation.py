@@ -14,7 +14,7 @@ from agentsvc.cli.run.watch import ConversationWatch, RunOutcome, View, end
 from agentsvc.cli.talk import CONVERSATIONS, Record, find_conversation, send_message
 from agentsvc.cli.text import clean, words
 
-_LOOK_SECONDS: Final = 0.2
+_POLL_SECONDS: Final = 0.2
 _NOTABLE_PART: Final = 10
 """A stage is named if the start took at most so many times as long."""
 
@@ -73,7 +73,7 @@ def wait_until_ready(api: Api, task: Record, view: View) -> Record:
         if status == "ERROR":
             view.busy("")
             raise CommandFailed(f"the conversation did not start: {task['detail']}")
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
         task = api.call("GET", f"{CONVERSATIONS}/start-tasks", query={"ids": task["id"]})[0]
 
 

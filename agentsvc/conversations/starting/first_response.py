@@ -17,8 +17,8 @@ from agentsvc.domain import ExecutionStatus, Llm
 from agentsvc.models import host_of
 from agentsvc.plugin.egress import split_port
 
-_FIRST_LOOK_SECONDS: Final = 0.05
-_LAST_LOOK_SECONDS: Final = 0.4
+_FIRST_POLL_SECONDS: Final = 0.05
+_LAST_POLL_SECONDS: Final = 0.4
 _SIGNS_OF_LIFE: Final = frozenset({"ActionEvent", "ObservationEvent"})
 
 _REMEDIES: Final = {
@@ -75,14 +75,14 @@ async def watch_first_answer(
     conversation.
     """
     end = monotonic() + time_limit
-    pause = _FIRST_LOOK_SECONDS
+    pause = _FIRST_POLL_SECONDS
     while monotonic() < end:
         await watched.wait(pause)
         if watched.is_good:
             return True
         if watched.trouble:
             raise _unreachable(watched.trouble)
-        pause = min(pause * 1.5, _LAST_LOOK_SECONDS)
+        pause = min(pause * 1.5, _LAST_POLL_SECONDS)
         info = await agent.find_conversation(conversation_id)
         if info is None:
             raise AgentUnavailable("The agent server has lost the conversation")

@@ -15,11 +15,11 @@ from agentsvc.base import AgentsvcError, ConversationDeleted, now, reason_of
 from agentsvc.conversations.starting.checks import check_request
 from agentsvc.conversations.starting.failure import ANEW, explain_error
 from agentsvc.conversations.starting.files import FileSteps
-from agentsvc.conversations.starting.hosting import SandboxWait
-from agentsvc.conversations.starting.opening import ConversationOpener
+from agentsvc.conversations.starting.opener import ConversationOpener
 from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.progress import Progress
 from agentsvc.conversations.starting.sandbox_checks import SandboxChecks
+from agentsvc.conversations.starting.sandbox_wait import SandboxWait
 from agentsvc.conversations.starting.states import Start
 from agentsvc.domain import StartStatus
 

@@ -140,7 +140,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._handler = self._shared.make_handler()
         self._handler.connection_made(transport)
-        self._look()
+        self._check_time()
 
     def data_received(self, data: bytes) -> None:
         """Take in what has come."""
@@ -192,7 +192,7 @@ class ClientConnection(asyncio.Protocol):
         """Take in that a good key was shown; return whether whose it is may have the connection."""
         return self._counted is None or self._shared.limit.show_key(self._counted, sandbox_id)
 
-    def _look(self) -> None:
+    def _check_time(self) -> None:
         """Let a client go that has taken nothing of an answer since the last look.
 
         The body of a request that does not come is given up.
@@ -210,7 +210,7 @@ class ClientConnection(asyncio.Protocol):
             _give_up_body(self.request, self._transport)
         self._unsent_bytes, self._has_sent, self._has_received = unsent, False, False
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._shared.limits.stall_seconds, self._look)
+        self._timer = loop.call_later(self._shared.limits.stall_seconds, self._check_time)
 
     def _evict(self) -> None:
         """Make room for another connection; who has asked nothing yet is told why."""

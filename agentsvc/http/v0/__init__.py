@@ -22,11 +22,11 @@ from agentsvc.http.v0 import (
     options,
     secrets,
     settings,
-    socket_door,
+    socket_opener,
     user,
 )
 from agentsvc.http.v0.retirement import add_headers, refuse
-from agentsvc.http.v0.socket_door import FOLLOWERS, SOCKET_PATHS
+from agentsvc.http.v0.socket_opener import FOLLOWERS, SOCKET_PATHS
 from agentsvc.http.v0.transcripts import TRANSCRIPTS, Transcripts
 
 __all__ = ["ROUTES", "install"]
@@ -58,7 +58,7 @@ def install(app: web.Application, *, enabled: bool) -> None:
         mount(app, ROUTES)
         app[FOLLOWERS] = Counter()
         app.cleanup_ctx.append(_transcripts)
-        socket_door.install(app)
+        socket_opener.install(app)
     else:
         # Past `mount`, so that they need no key and are no part of the published description.
         for path in dict.fromkeys((*(route.path for route in ROUTES), *SOCKET_PATHS)):

@@ -46,7 +46,7 @@ from agentsvc.http.keys import CONVERSATIONS, user_of
 from agentsvc.http.routes import OF_STARTS, Effect, Routes, shown_as
 from agentsvc.http.urls import Links, links_of
 from agentsvc.http.v0.replay import read_recording
-from agentsvc.http.v0.socket_door import FOLLOWERS
+from agentsvc.http.v0.socket_opener import FOLLOWERS
 from agentsvc.http.wire import PAGE_MAX, Int64, Time, json_response, read_json
 from agentsvc.sandboxes import SandboxStatus
 

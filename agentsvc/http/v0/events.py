@@ -15,7 +15,7 @@ from agentsvc.http.routes import OF_AGENTS, Effect, Routes, Socket, shown_as
 from agentsvc.http.v0.conversations import get_view, to_message
 from agentsvc.http.v0.event_types import HistoryEvent
 from agentsvc.http.v0.frames import ErrorFrame, StateFrame, StatusFrame
-from agentsvc.http.v0.socket_door import SOCKET_PATHS, SocketQuery
+from agentsvc.http.v0.socket_opener import SOCKET_PATHS, SocketQuery
 from agentsvc.http.v0.transcripts import TRANSCRIPTS, select
 from agentsvc.http.v0.user_actions import (
     ACTION_BODY,

@@ -32,7 +32,7 @@ from agentsvc.http.urls import address_of
 from agentsvc.http.v0.frames import error_frame
 from agentsvc.http.v0.listeners import Listener, Services
 from agentsvc.http.v0.packets import Packet, check_payload, event_packet
-from agentsvc.http.v0.socket_door import FOLLOWERS, SocketSubscription, to_wish
+from agentsvc.http.v0.socket_opener import FOLLOWERS, SocketSubscription, to_wish
 from agentsvc.http.v0.transcripts import TRANSCRIPTS
 
 log = logging.getLogger(__name__)

@@ -154,7 +154,7 @@ async def patch_user(request: web.Request, body: UserChange) -> UserInfo:
     """
     patch = UserPatch(name=body.name, role=body.role, is_blocked=body.is_blocked)
     user = await request.app[USERS].change(path_user(request), patch)
-    await request.app[OPEN_CONNECTIONS].look()
+    await request.app[OPEN_CONNECTIONS].close_revoked()
     return view_of(UserInfo, user)
 
 
@@ -167,7 +167,7 @@ async def delete_user(request: web.Request, query: DeletionQuery) -> UserDeletio
     """
     deletions, user_id = request.app[USER_DELETIONS], path_user(request)
     deletion = await deletions.let_go(user_id, with_owned=query.with_owned)
-    await request.app[OPEN_CONNECTIONS].look()
+    await request.app[OPEN_CONNECTIONS].close_revoked()
     owned = copy_to(OwnedCounts, deletion.owned)
     return copy_to(UserDeletion, deletion.user, is_over=deletion.is_over, owned=owned)
 
@@ -208,5 +208,5 @@ async def delete_key(request: web.Request, key_id: str) -> Success:
     It opens nothing from now on; streams and connections with it end.
     """
     await request.app[KEYRING].revoke_key(key_id_of(key_id), user_id=path_user(request))
-    await request.app[OPEN_CONNECTIONS].look()
+    await request.app[OPEN_CONNECTIONS].close_revoked()
     return SUCCESS

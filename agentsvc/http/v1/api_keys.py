@@ -200,7 +200,7 @@ async def delete_key(request: web.Request, key_id: str) -> Message:
         await request.app[KEYRING].revoke_key(number, user_id=user_of(request))
     except NotFound as exc:
         raise NotFound("API key not found") from exc
-    await request.app[OPEN_CONNECTIONS].look()
+    await request.app[OPEN_CONNECTIONS].close_revoked()
     return Message(message="API key deleted successfully")
 
 

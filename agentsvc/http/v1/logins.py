@@ -178,7 +178,7 @@ async def delete_current_login(request: web.Request) -> web.Response:
     caller = request[PRINCIPAL]
     if caller.login_id is not None:
         await request.app[LOGINS].end(caller.user_id, caller.login_id)
-        await request.app[OPEN_CONNECTIONS].look()
+        await request.app[OPEN_CONNECTIONS].close_revoked()
     response = json_response(SUCCESS)
     response.headers.add(hdrs.SET_COOKIE, expired_cookie(origin_of(request)))
     return response
@@ -191,7 +191,7 @@ async def delete_login(request: web.Request, login_id: str) -> Success:
     It opens nothing from now on; its streams end.
     """
     await request.app[LOGINS].end(user_of(request), login_id)
-    await request.app[OPEN_CONNECTIONS].look()
+    await request.app[OPEN_CONNECTIONS].close_revoked()
     return SUCCESS
 
 

@@ -191,9 +191,9 @@ class AdmissionQueue:
         """Let in, in the background, whoever there is room for now."""
         if self._may_wait:
             self._has_changed = True
-            self._supervisor.spawn(_TASK, self._look)
+            self._supervisor.spawn(_TASK, self._run)
 
-    async def _look(self) -> None:
+    async def _run(self) -> None:
         while self._has_changed:
             self._has_changed = False
             await self._db.write(self._admit)

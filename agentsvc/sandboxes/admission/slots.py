@@ -189,9 +189,9 @@ class StartSlots:
     def _drop(self, task_id: str) -> None:
         for queue in self._queues.values():
             queue.drop(task_id)
-        self._look()
+        self._grant()
 
-    def _look(self) -> None:
+    def _grant(self) -> None:
         """Give turns to whoever there is a place for."""
         if self._expected:
             return
@@ -202,7 +202,7 @@ class StartSlots:
 
     def _expect_no_more(self, task_ids: set[str]) -> None:
         self._expected -= task_ids
-        self._look()
+        self._grant()
 
     def _lapse(self, task_id: str) -> None:
         if any(queue.waiting for queue in self._queues.values()):

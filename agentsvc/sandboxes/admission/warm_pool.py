@@ -168,9 +168,9 @@ class WarmPool:
     def look_soon(self) -> None:
         """Look at all in the background."""
         if not self._is_closed:
-            self._supervisor.spawn(_TASK, self.look)
+            self._supervisor.spawn(_TASK, self.refill)
 
-    async def look(self) -> None:
+    async def refill(self) -> None:
         """Make what is missing, look at what there is, and remove what is stale; called now and then."""
         if not self._may_be_left and not self._are_wanted():
             return
@@ -178,9 +178,7 @@ class WarmPool:
             wanted = self._wanted()
             warm_pool = await self.table.unclaimed()
             for spare in warm_pool:
-                await self._look_at(
-                    spare, wanted, [one for one in warm_pool if _is_like(one, spare)]
-                )
+                await self._check(spare, wanted, [one for one in warm_pool if _is_like(one, spare)])
             for spec in wanted.values():
                 await self._fill(spec)
             self._may_be_left = bool(warm_pool)
@@ -263,9 +261,9 @@ class WarmPool:
 
         spare = await self._db.write(insert)
         if spare is not None:
-            await self._look_at(spare, {spec.id: spec}, [spare])
+            await self._check(spare, {spec.id: spec}, [spare])
 
-    async def _look_at(
+    async def _check(
         self, spare: WarmSandbox, wanted: dict[str, Spec], alike: Sequence[WarmSandbox]
     ) -> None:
         try:

@@ -29,7 +29,7 @@ _REQUEST_SECONDS: Final = 10.0
 _NO_ROOM: Final = 126
 _NO_USER: Final = 1
 _CONNECT_SECONDS: Final = 0.4
-_LOOK_SECONDS: Final = 0.01
+_POLL_SECONDS: Final = 0.01
 _WAIT_SECONDS_MAX: Final = 5.0
 _DEFAULTS: Final = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGCHLD]
 """What a command finds as if nobody had changed it."""
@@ -166,7 +166,7 @@ class Execution:
         """Say whether all ports answer, at once or as soon as they do within some seconds."""
         end = time.monotonic() + min(request.get("wait", 0.0), _WAIT_SECONDS_MAX)
         while not (is_open := all(map(_answers, request["connect"]))) and time.monotonic() < end:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         connection.sendall(json.dumps({"open": is_open}).encode() + b"\n")
 
     def serve(self, connection: socket.socket) -> None:

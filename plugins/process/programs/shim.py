@@ -236,7 +236,7 @@ class Shim:
             return f"its network could not be set up: {exc}"
         return ""
 
-    def _look_after_link(self, command: Command) -> None:
+    def _restart_link(self, command: Command) -> None:
         """Begin what leads out anew where it has ended, and keep it from this machine, at times."""
         if self.uplink is None or time.monotonic() < self.next_uplink:
             return
@@ -293,9 +293,9 @@ class Shim:
         for descriptor in (*streams, listener.fileno(), wake):
             poller.register(descriptor, select.POLLIN)
         while not command.reap():
-            if self.watch.look():
+            if self.watch.check():
                 self._react(command)
-            self._look_after_link(command)
+            self._restart_link(command)
             for descriptor, _ in poller.poll(self._pause_milliseconds()):
                 if descriptor == wake:
                     take(wake)

@@ -65,13 +65,13 @@ class LimitWatch:
         """What its files took when they were last counted; None where they are not."""
         return self._disk.size if self._disk else None
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Look, unless that was only just done, and say whether there is something new."""
         if time.monotonic() - self._looked_at < PAUSE_SECONDS:
             return False
-        return self._look()
+        return self._check()
 
-    def _look(self) -> bool:
+    def _check(self) -> bool:
         self._looked_at = time.monotonic()
         before = (self.kills, self.is_disk_full, self.disk_bytes)
         kills = read_kills(self._counter) - self._before
@@ -83,7 +83,7 @@ class LimitWatch:
 
     def cause_of(self, exit_code: int | None) -> str:
         """Return why a command that has just ended did so, if it is a matter of limits."""
-        self._look()
+        self._check()
         if self.is_disk_full:
             return DISK_FULL
         is_recent = time.monotonic() - self._killed_at < _TOGETHER_SECONDS

@@ -9,7 +9,7 @@ import pytest
 from agentsvc.config.schema import V0Config
 from agentsvc.http import v0
 from agentsvc.http.routes import Route
-from agentsvc.http.v0.socket_door import SOCKET_PATHS
+from agentsvc.http.v0.socket_opener import SOCKET_PATHS
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
 from tests.http.v0.steps import PATH, UNKNOWN_ID

@@ -20,7 +20,7 @@ from agentsvc.accounts.keys import Role
 from agentsvc.base.values import monotonic
 from agentsvc.http.keys import KEYRING
 from agentsvc.http.v0.listeners import MAX_ACTIONS
-from agentsvc.http.v0.socket_door import SOCKET_DOOR
+from agentsvc.http.v0.socket_opener import SOCKET_OPENER
 from agentsvc.http.v0.sockets import MAX_OF_USER
 from agentsvc.sandboxes.plugin_loader import PluginHost
 from agentsvc.testing.backend import FakeWorld
@@ -179,7 +179,7 @@ async def test_who_follows_nothing_is_let_go_of(client: Client, service: Service
     name = await start_running(client)
     path = await connect(client)
     async with follow(client.base_url, client.key, name) as follower:
-        await (await service.app[SOCKET_DOOR].sockets(service.app)).tidy(at=monotonic() + 20)
+        await (await service.app[SOCKET_OPENER].sockets(service.app)).tidy(at=monotonic() + 20)
         async with asyncio.timeout(client.patience):
             while (await client.get(path)).status == 200:
                 pass

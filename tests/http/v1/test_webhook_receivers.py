@@ -22,9 +22,9 @@ from tests.receivers import Received, Receiver
 from tests.service import Client, Service
 
 if TYPE_CHECKING:
-    from webhooks.routes import COURIER
+    from webhooks.routes import DELIVERY_WORKER
 else:
-    COURIER = part("webhooks.routes").COURIER
+    DELIVERY_WORKER = part("webhooks.routes").DELIVERY_WORKER
 
 __all__ = ["feed", "receiver"]
 KINDS = {"event_kinds": ["MessageEvent"]}
@@ -88,7 +88,7 @@ async def test_a_receiver_that_asks_for_time_is_left_alone(
     # It is left alone with other conversations, too, until it is at another address.
     await other.send(events(1))
     assert len(await deliveries(client, made)) == 2
-    service.app[COURIER].wake()
+    service.app[DELIVERY_WORKER].wake()
     receiver.answer = lambda _: 200
     assert len(receiver.received) == 1
     moved = await client.patch(f"{HOOKS}/{made['id']}", json={"url": f"{receiver.url}/moved"})
@@ -139,7 +139,7 @@ async def test_two_secrets_sign_after_a_rotation(
     await feed.send(events(1, first=3))
     await receiver.wait_for(lambda: len(receiver.taken) == 3)
     assert [verify(receiver.taken[2], one["secret"]) for one in (changed, newest)] == [False, True]
-    await service.app[COURIER].forget_settled()
+    await service.app[DELIVERY_WORKER].forget_settled()
     row = await service.app[DATABASE].one("SELECT former_sealed FROM webhook_subscriptions")
     assert row is not None
     assert row["former_sealed"] is None

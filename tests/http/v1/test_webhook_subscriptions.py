@@ -26,12 +26,12 @@ from tests.service import Client, Service
 
 if TYPE_CHECKING:
     from webhooks.model import WebhookOrder
-    from webhooks.routes import COURIER
+    from webhooks.routes import DELIVERY_WORKER
     from webhooks.service import Webhooks
     from webhooks.settings import WebhooksConfig
 else:
     WebhookOrder = part("webhooks.model").WebhookOrder
-    COURIER = part("webhooks.routes").COURIER
+    DELIVERY_WORKER = part("webhooks.routes").DELIVERY_WORKER
     Webhooks = part("webhooks.service").Webhooks
     WebhooksConfig = part("webhooks.settings").WebhooksConfig
 
@@ -249,7 +249,7 @@ async def test_old_deliveries_are_forgotten(
     made = await subscribe(client, receiver.url, event_kinds=["MessageEvent"])
     await feed.send(events(2))
     await wait_for(client, made, lambda seen: {one["state"] for one in seen} == {"delivered"})
-    await service.app[COURIER].forget_settled()
+    await service.app[DELIVERY_WORKER].forget_settled()
     assert len(await deliveries(client, made)) == 2
     await configure(service, keep_seconds=0)
     await wait_for(client, made, lambda seen: seen == [])

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from process.backend import ProcessBackend
-from process.doors import PortForwards
+from process.proxy_sockets import ProxySockets
 from process.sandbox_directory import SandboxDirectory, new_record
 from process.users import Users
 
@@ -189,7 +189,7 @@ async def test_a_door_that_could_not_be_opened_is_opened_by_the_next_attempt(
 async def test_a_door_whose_opening_is_cancelled_at_any_moment_is_not_left_open(
     tmp_path: Path,
 ) -> None:
-    doors = PortForwards()
+    doors = ProxySockets()
     for moment in itertools.count():
         order = Order(sandbox_id=new_id(), network=Network.NONE)
         place = SandboxDirectory(directory=tmp_path / order.sandbox_id)

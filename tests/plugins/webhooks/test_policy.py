@@ -14,16 +14,16 @@ from agentsvc.base.values import Secret
 from tests.plugin_loading import part
 
 if TYPE_CHECKING:
-    from webhooks.courier import after_try, back_off, may_send
+    from webhooks.delivery_worker import after_try, back_off, may_send
     from webhooks.model import Delivery, DeliveryState, Subscription
     from webhooks.sender import DeliveryResult, wait_seconds
     from webhooks.settings import WebhooksConfig
     from webhooks.signing import new_secret, sign
     from webhooks.targets import check_url
 else:
-    after_try = part("webhooks.courier").after_try
-    back_off = part("webhooks.courier").back_off
-    may_send = part("webhooks.courier").may_send
+    after_try = part("webhooks.delivery_worker").after_try
+    back_off = part("webhooks.delivery_worker").back_off
+    may_send = part("webhooks.delivery_worker").may_send
     Delivery = part("webhooks.model").Delivery
     DeliveryState = part("webhooks.model").DeliveryState
     Subscription = part("webhooks.model").Subscription

@@ -28,7 +28,7 @@ from .table import DeliveryTable, SubscriptionTable
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 5.0
+POLL_SECONDS: Final = 5.0
 """How long it takes at most to see what another process has changed."""
 
 _LANES: Final = 4
@@ -37,7 +37,7 @@ _LANES: Final = 4
 _JITTER: Final = 0.5
 
 
-class WebhookSender:
+class DeliveryWorker:
     """Delivers for every subscription, each in a task of its own while there is something to do."""
 
     def __init__(
@@ -66,12 +66,12 @@ class WebhookSender:
         """Have it look at once: a subscription has changed, or there is something to deliver."""
         self._wake.set()
 
-    async def look(self) -> None:
+    async def deliver_due(self) -> None:
         """Start what is due, then wait until there may be more to do; call it again and again."""
         self._wake.clear()
         active = [one for one in await SubscriptionTable.all(self._db) if one.is_enabled]
         self._listen({one.user_id for one in active})
-        wait_seconds = LOOK_SECONDS
+        wait_seconds = POLL_SECONDS
         for subscription in active:
             name = f"webhook {subscription.id}"
             if self._supervisor.is_running(name):
@@ -113,7 +113,7 @@ class WebhookSender:
     async def _due_seconds(self, subscription: Subscription) -> float:
         heads = await DeliveryTable.heads(self._db, subscription.id, 1)
         if not heads:
-            return LOOK_SECONDS
+            return POLL_SECONDS
         due_at = max(heads[0].due_at, subscription.quiet_until or heads[0].due_at)
         return (due_at - values.now()).total_seconds()
 

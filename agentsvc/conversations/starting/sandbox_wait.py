@@ -13,7 +13,7 @@ from agentsvc.conversations.starting.sandbox_choice import SandboxChooser
 from agentsvc.conversations.starting.states import CheckedStart, Start, StartWithSandbox
 from agentsvc.sandboxes import Sandbox, SandboxStatus
 
-_QUEUE_LOOK_SECONDS: Final = 10.0
+_QUEUE_POLL_SECONDS: Final = 10.0
 
 
 class SandboxWait:
@@ -109,7 +109,7 @@ class SandboxWait:
             await self._sandboxes.wait_for(
                 sandbox_id,
                 partial(_differs_from, seen.reason),
-                time_limit=_QUEUE_LOOK_SECONDS,
+                time_limit=_QUEUE_POLL_SECONDS,
             )
         if start.task.queue_position is not None:
             await self._progress.set_position(start, None)

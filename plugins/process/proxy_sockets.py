@@ -37,7 +37,7 @@ PROXY_PORT: Final = 3128
 _SO_PASSRIGHTS: Final = 83
 
 
-class PortForwards:
+class ProxySockets:
     """The doors that are open; closed ones are opened again by the next server."""
 
     def __init__(self) -> None:

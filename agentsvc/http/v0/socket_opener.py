@@ -94,12 +94,12 @@ class SocketOpener:
             await self._sockets.close()
 
 
-SOCKET_DOOR: Final[web.AppKey[SocketOpener]] = web.AppKey("socket_door", SocketOpener)
+SOCKET_OPENER: Final[web.AppKey[SocketOpener]] = web.AppKey("socket_opener", SocketOpener)
 
 
 def install(app: web.Application) -> None:
     """Add the event socket to an application."""
-    app[SOCKET_DOOR] = SocketOpener()
+    app[SOCKET_OPENER] = SocketOpener()
     for path in SOCKET_PATHS:
         for method in (hdrs.METH_GET, hdrs.METH_POST):
             # Past `mount`: it tells for itself who calls, and is no operation to describe.
@@ -108,9 +108,9 @@ def install(app: web.Application) -> None:
 
 
 async def _handle(request: web.Request) -> web.StreamResponse:
-    sockets = await request.app[SOCKET_DOOR].sockets(request.app)
+    sockets = await request.app[SOCKET_OPENER].sockets(request.app)
     return await sockets.handle(request)
 
 
 async def _close(app: web.Application) -> None:
-    await app[SOCKET_DOOR].close()
+    await app[SOCKET_OPENER].close()
