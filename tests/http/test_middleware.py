@@ -33,10 +33,15 @@ _DELIBERATE = {
     for kind in vars(errors).values()
     if isinstance(kind, type) and issubclass(kind, errors.AgentsvcError)
 }
+_OWN_TEXTS = {"internal", "invalid_request", "method_not_allowed"}
+_SERVICE_LIMIT = "concurrency_limit_reached"
 
 
 async def _raise(request: web.Request) -> web.Response:
-    raise _DELIBERATE[request.match_info["code"]]("what went wrong", detail="for the log only")
+    code = request.match_info["code"]
+    if code == _SERVICE_LIMIT:
+        raise errors.ServiceLimitReached("what went wrong")
+    raise _DELIBERATE[code]("what went wrong", detail="for the log only")
 
 
 async def _fail(_request: web.Request) -> web.Response:
@@ -113,7 +118,7 @@ async def client(aiohttp_client: MakeClient, tmp_path: Path) -> AsyncIterator[Cl
     await database.close()
 
 
-@pytest.mark.parametrize("code", sorted(set(_DELIBERATE) - {"internal", "invalid_request"}))
+@pytest.mark.parametrize("code", sorted(set(_DELIBERATE) - _OWN_TEXTS))
 async def test_every_deliberate_error_has_its_status_and_the_one_body(
     client: Client, code: str
 ) -> None:
@@ -121,7 +126,7 @@ async def test_every_deliberate_error_has_its_status_and_the_one_body(
     kind = _DELIBERATE[code]
     assert response.status == kind.status
     told: object = "what went wrong"
-    if code == "concurrency_limit_reached":
+    if code == _SERVICE_LIMIT:
         told = {"error": "CONCURRENCY_LIMIT_REACHED", "message": told}
     assert await response.json() == {
         "detail": told,
