@@ -129,7 +129,7 @@ async def _make_image(
         if is_below(path, volume) or is_below(volume, path):
             raise OrderRejected(f"The image has a volume at {path}, of which nothing is kept")
     # Of what began with a layer it is that layer's own base, so that none is on top of another.
-    base = inspection.labels_of(source).get(names.BASE) or source["ImageInfo"]
+    base = inspection.labels_of(source).get(names.BASE) or source["Image"]
     made = await _make_container(
         engine, name, base, {**labels, names.BASE: base, names.MADE_FOR: name}
     )
@@ -163,7 +163,7 @@ async def _make_container(
     if not image.id:
         raise OrderRejected("The image of the sandbox is gone from the engine")
     body = {
-        "ImageInfo": base,
+        "Image": base,
         "Labels": labels,
         "NetworkDisabled": True,
         "HostConfig": {"NetworkMode": "none"},

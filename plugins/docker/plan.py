@@ -243,7 +243,7 @@ def container(
         env.setdefault("PATH", f"{own}:{TOOLS}/base/path")
     runtime = options.runtime or config.runtime
     return {
-        "ImageInfo": image.id or order.image,
+        "Image": image.id or order.image,
         "Entrypoint": ["/bin/sh", "-c", ENTRY, directory],
         "Cmd": argv_of(order, image, ports),
         "Env": [f"{name}={value}" for name, value in env.items()],

@@ -81,7 +81,7 @@ async def _give_up(engine: Engine, name: str) -> None:
 def _body(image: ImageInfo, name: str) -> Json:
     program = Path(__file__).with_name("tools_program.py").read_text(encoding="utf-8")
     return {
-        "ImageInfo": image.id,
+        "Image": image.id,
         "Entrypoint": [_PYTHON, "-I", "-c", program],
         "Cmd": [],
         "User": "0:0",
