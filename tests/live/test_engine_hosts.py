@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import shutil
+import subprocess
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -144,6 +145,15 @@ async def serving(directory: Path, near: Host, far: Host, client: Path) -> Async
         yield service
     finally:
         await service.close()
+        # Connections that were cut off are closed by TLS: when the engine answers, or after 30 s.
+        async with asyncio.timeout(PATIENCE):
+            await becomes(partial(connections, far.cable), "")
+
+
+def connections(cable: Cable) -> str:
+    """Return the open connections to the other end of a cable."""
+    command = ("ss", "--no-header", "--tcp", "--numeric", "state", "established", "dst", cable.far)
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 async def order(client: Client, spec: str = "any") -> str:
