@@ -1,5 +1,6 @@
 """Fixtures that most tests share: a whole server on a fake backend with a fake agent."""
 
+import asyncio
 import gc
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from agentsvc.config.sandboxes import SandboxesConfig
 from agentsvc.config.schema import Config, GitConfig, LimitsConfig
 from agentsvc.storage.database import Database
 from agentsvc.testing.backend import FakeWorld
+from tests.new_data import write_database
 from tests.plugin_loading import load_plugins
 from tests.service import Client, Service
 from tests.troubles import TroubledAgent, TroubledWorld
@@ -101,7 +103,9 @@ async def client(service: Service) -> Client:
 
 @pytest.fixture
 async def db(tmp_path: Path) -> AsyncIterator[Database]:
-    database = await Database.open(tmp_path / "agentsvc.db")
+    path = tmp_path / "agentsvc.db"
+    await asyncio.to_thread(write_database, path)
+    database = await Database.open(path)
     try:
         yield database
     finally:

@@ -17,9 +17,13 @@ def lay_database(data_dir: Path) -> None:
     if data_dir.exists():
         return
     data_dir.mkdir(mode=0o700, parents=True)
-    database = DataDirectory(path=data_dir).database
-    database.touch(mode=0o600)
-    database.write_bytes(_new_database())
+    write_database(DataDirectory(path=data_dir).database)
+
+
+def write_database(file: Path) -> None:
+    """Write a new database to a file. Blocks."""
+    file.touch(mode=0o600)
+    file.write_bytes(_new_database())
 
 
 @functools.cache

@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -20,15 +19,12 @@ NEWEST_FIRST = EventQuery(descending=True)
 
 
 @pytest.fixture
-async def db(tmp_path: Path) -> AsyncIterator[Database]:
-    database = await Database.open(tmp_path / "agentsvc.db")
-    try:
-        await database.write(lambda tx: tx.run(ADD_USER))
-        ids = [{"id": "c1"}, {"id": "c2"}]
-        await database.write(lambda tx: tx.run_many(ADD_CONVERSATION, ids))
-        yield database
-    finally:
-        await database.close()
+async def db(db: Database) -> Database:
+    """Return a database with a user and two conversations."""
+    await db.write(lambda tx: tx.run(ADD_USER))
+    ids = [{"id": "c1"}, {"id": "c2"}]
+    await db.write(lambda tx: tx.run_many(ADD_CONVERSATION, ids))
+    return db
 
 
 ADD_USER = "INSERT INTO users (id, name, role, created_at) VALUES ('u', 'ada', 'admin', '')"

@@ -1,8 +1,5 @@
 """Events that were stored a moment ago: whoever follows a conversation is told what is stored."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
 
 from agentsvc.base.bus import EventBus
@@ -12,12 +9,11 @@ from tests.conversations.test_events import ADD_CONVERSATION, ADD_USER, event
 
 
 @pytest.fixture
-async def db(tmp_path: Path) -> AsyncIterator[Database]:
-    database = await Database.open(tmp_path / "agentsvc.db")
-    await database.write(lambda tx: tx.run(ADD_USER))
-    await database.write(lambda tx: tx.run(ADD_CONVERSATION, {"id": "c1"}))
-    yield database
-    await database.close()
+async def db(db: Database) -> Database:
+    """Return a database with a user and a conversation."""
+    await db.write(lambda tx: tx.run(ADD_USER))
+    await db.write(lambda tx: tx.run(ADD_CONVERSATION, {"id": "c1"}))
+    return db
 
 
 @pytest.fixture

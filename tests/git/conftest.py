@@ -50,13 +50,11 @@ async def _trusts_all(_user_id: str) -> bool:
 
 
 @pytest.fixture
-async def user(tmp_path: Path, hosts: GitHosts) -> AsyncIterator[GitUser]:
-    database = await Database.open(tmp_path / "agentsvc.db")
-    secrets = SecretStore(database, Vault.open(tmp_path / "master.key"))
+async def user(db: Database, tmp_path: Path, hosts: GitHosts) -> AsyncIterator[GitUser]:
+    secrets = SecretStore(db, Vault.open(tmp_path / "master.key"))
     providers = GitProviders(secrets, time_limit=10, trusts=_trusts_all, more=git_hosts())
     await providers.open()
-    user_id = await KeyRing(database).create_user("ann", Role.MEMBER)
+    user_id = await KeyRing(db).create_user("ann", Role.MEMBER)
     yield GitUser(user_id, secrets, providers, hosts)
     await providers.close()
-    await database.close()
     assert hosts.unexpected == []

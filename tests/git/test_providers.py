@@ -25,11 +25,10 @@ async def hosts() -> AsyncIterator[GitHosts]:
 
 
 @pytest.fixture
-async def providers(tmp_path: Path, hosts: GitHosts) -> AsyncIterator[GitProviders]:
-    database = await Database.open(tmp_path / "agentsvc.db")
+async def providers(db: Database, tmp_path: Path, hosts: GitHosts) -> AsyncIterator[GitProviders]:
     vault = Vault.open(tmp_path / "master.key")
     providers = GitProviders(
-        SecretStore(database, vault),
+        SecretStore(db, vault),
         time_limit=0.5,
         private_hosts=[host_of_url(hosts.url), "192.0.2.1"],
         more=git_hosts(),
@@ -37,7 +36,6 @@ async def providers(tmp_path: Path, hosts: GitHosts) -> AsyncIterator[GitProvide
     await providers.open()
     yield providers
     await providers.close()
-    await database.close()
 
 
 def token(host: str | None, value: str = "good") -> ProviderToken:
@@ -194,10 +192,9 @@ async def test_without_connections_nobody_can_be_asked(
     ],
 )
 async def test_a_host_in_our_own_network_is_asked_for_who_is_trusted_only(
-    tmp_path: Path, hosts: GitHosts, host: str
+    db: Database, tmp_path: Path, hosts: GitHosts, host: str
 ) -> None:
-    database = await Database.open(tmp_path / "own.db")
-    providers = GitProviders(SecretStore(database, Vault.open(tmp_path / "own.key")))
+    providers = GitProviders(SecretStore(db, Vault.open(tmp_path / "own.key")))
     await providers.open()
     named = token(host.format(own=hosts.url, port=hosts.url.rpartition(":")[2]))
     with pytest.raises(GitProviderUnavailable, match="not at a public address"):
@@ -207,4 +204,3 @@ async def test_a_host_in_our_own_network_is_asked_for_who_is_trusted_only(
         await providers.identify(Provider.GITHUB, named, is_trusted=True)
         assert hosts.requests
     await providers.close()
-    await database.close()

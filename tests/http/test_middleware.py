@@ -3,8 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -91,7 +90,7 @@ def _route(path: str, handler: Any, scope: Scope = Scope.OPEN, **more: Any) -> R
 
 
 @pytest.fixture
-async def client(aiohttp_client: MakeClient, tmp_path: Path) -> AsyncIterator[Client]:
+async def client(aiohttp_client: MakeClient, db: Database) -> Client:
     app = web.Application()
     install(app, cors_origins=[ORIGIN], request_seconds=0.1)
     mount(
@@ -109,13 +108,11 @@ async def client(aiohttp_client: MakeClient, tmp_path: Path) -> AsyncIterator[Cl
             _route("/admin", _who, Scope.ADMIN),
         ],
     )
-    database = await Database.open(tmp_path / "agentsvc.db")
-    app[KEYRING] = ring = KeyRing(database)
+    app[KEYRING] = ring = KeyRing(db)
     for name, role, key in (("meg", Role.MEMBER, MEMBER_KEY), ("ada", Role.ADMIN, ADMIN_KEY)):
         user_id = await ring.create_user(name, role)
         await ring.create_key(user_id, "a key", key=Secret(key))
-    yield await aiohttp_client(app)
-    await database.close()
+    return await aiohttp_client(app)
 
 
 @pytest.mark.parametrize("code", sorted(set(_DELIBERATE) - _OWN_TEXTS))
