@@ -57,12 +57,18 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     specs: tuple[Spec, ...] = ()
 
 
-def installed_points() -> Iterable[importlib.metadata.EntryPoint]:
+def installed_points() -> Iterator[importlib.metadata.EntryPoint]:
     """Return what the packages of this Python offer as plugins; looks at all of them.
 
-    Where a package is there twice, the one that Python imports counts.
+    Where a package is there twice, the one that Python imports counts. A damaged package that
+    offers nothing does no harm.
     """
-    return importlib.metadata.entry_points(group=NAME)
+    for found in importlib.metadata.distributions():
+        text = found.read_text("entry_points.txt") or ""
+        if f"[{NAME}]" in text:
+            first = importlib.metadata.distribution(found.name)
+            if first.read_text("entry_points.txt") == text:
+                yield from found.entry_points.select(group=NAME)
 
 
 class PluginHost:

@@ -304,8 +304,13 @@ class _Batch:
             # A full disk or a fault in reading or writing undoes all of it, and what the body
             # made of that does not count.
             raise sqlite3.OperationalError("SQLite rolled the transaction back") from failure
+        if failure and self._is_first:
+            # Nothing else is in the transaction: the next body begins another batch.
+            raw.execute("ROLLBACK")
+            self.is_durable = True
+            return
         if failure:
-            raw.execute("ROLLBACK" if self._is_first else "ROLLBACK TO body")
+            raw.execute("ROLLBACK TO body")
         if not self._is_first:
             raw.execute("RELEASE body")
         if not waiting or len(self.tried) >= _LARGEST_BATCH:

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 else:
     Sender = part("webhooks.sender").Sender
 
-_PUBLIC = ("93.184.215.77", "2a00:1450::77")
+_PUBLIC = ("93.184.215.77", "93.184.216.78", "2a00:1450::77")
 _SCRIPT = """
 ip link set lo up
 ip address add 93.184.215.77/32 dev lo
+ip address add 93.184.216.77/24 dev lo
+ip address add 93.184.216.78/24 dev lo
 ip address add 2a00:1450::77/128 dev lo nodad
 exec "$@"
 """

@@ -235,6 +235,9 @@ def test_an_installed_package_is_found_by_its_entry_point(
     info.mkdir()
     (info / "METADATA").write_text("Name: agentsvc-cloud\nVersion: 3.1\n")
     (info / "entry_points.txt").write_text("[agentsvc]\ncloud = agentsvc_cloud\n")
+    damaged = tmp_path / "other-1.dist-info"
+    damaged.mkdir()
+    (damaged / "entry_points.txt").write_text("[console_scripts]\nno value\n")
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
     [plugin] = PluginHost.load(disable=OURS).plugins()

@@ -440,6 +440,31 @@ async def test_a_database_locked_by_another_program_is_heard_and_got_over(db_pat
     await db.close()
 
 
+async def test_a_body_that_failed_hears_why_though_the_next_one_finds_a_lock(db_path: Path) -> None:
+    db = await Database.open(db_path, busy_seconds=0.01)
+    other = sqlite3.connect(db_path, isolation_level=None, timeout=0, check_same_thread=False)
+    begun = asyncio.get_running_loop().create_future()
+
+    def lock() -> None:
+        """Take the lock as soon as the body below has ended."""
+        while not other.in_transaction:
+            with contextlib.suppress(sqlite3.OperationalError):
+                other.execute("BEGIN IMMEDIATE")
+
+    async def fail(tx: Transaction) -> None:
+        await tx.run(INSERT, {"id": "a", "name": "a"})
+        begun.set_result(asyncio.get_running_loop().run_in_executor(None, lock))
+        raise ValueError("its own")
+
+    results = await asyncio.gather(db.write(fail), db.write(adding("b")), return_exceptions=True)
+    await (await begun)
+    other.close()
+    stored = await user_ids(db)
+    await db.close()
+    assert str(results[0]) == "its own"
+    assert stored == ([] if isinstance(results[1], CapacityExceeded) else ["b"])
+
+
 async def test_more_writers_than_a_batch_holds_are_all_served(db: Database) -> None:
     await asyncio.gather(*(db.write(adding(f"{number:03}")) for number in range(300)))
     assert await user_ids(db) == [f"{number:03}" for number in range(300)]

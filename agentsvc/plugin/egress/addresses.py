@@ -3,6 +3,7 @@
 What cannot be one host's name or address raises `BadHost`. Nothing here asks the network.
 """
 
+import contextlib
 import ipaddress
 import re
 import socket
@@ -42,6 +43,8 @@ _SPECIAL_IPV6: Final = tuple(
 )
 _ISATAP: Final = frozenset({0x0000_5EFE, 0x0200_5EFE})
 _ANY_PORT: Final = 9
+_FOREIGN: Final = {4: ipaddress.ip_address("192.0.2.1"), 6: ipaddress.ip_address("2001:db8::1")}
+"""Addresses of documentation, which no machine has."""
 _METADATA: Final = frozenset(
     map(
         ipaddress.ip_address,
@@ -128,17 +131,27 @@ def may_tell_secrets(address: Address) -> bool:
 
 def is_own(address: Address) -> bool:
     """Say whether an address is one of this machine's own interfaces."""
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6  # noqa: PLR2004  # IPv4
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as trial:
-            trial.bind((str(address), 0))
-        # A machine can be told to bind any address; only its own it also calls from. Nothing is sent.
-        with socket.socket(family, socket.SOCK_DGRAM) as trial:
-            trial.setblocking(False)
-            trial.connect((str(address), _ANY_PORT))
-            return ipaddress.ip_address(trial.getsockname()[0]) == address
-    except OSError:
+    if address.is_multicast or not _can_bind(address):
         return False
+    # A machine can be told to bind any address. Nothing is sent.
+    with contextlib.suppress(OSError), _socket_for(address) as trial:
+        trial.setblocking(False)
+        trial.connect((str(address), _ANY_PORT))
+        source = ipaddress.ip_address(trial.getsockname()[0])
+        return source == address or not _can_bind(_FOREIGN[address.version])
+    return False  # a broadcast address
+
+
+def _can_bind(address: Address) -> bool:
+    with contextlib.suppress(OSError), _socket_for(address) as trial:
+        trial.bind((str(address), 0))
+        return True
+    return False
+
+
+def _socket_for(address: Address) -> socket.socket:
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6  # noqa: PLR2004  # IPv4
+    return socket.socket(family, socket.SOCK_DGRAM)
 
 
 def _to_ascii(text: str) -> str:

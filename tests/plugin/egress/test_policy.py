@@ -127,7 +127,9 @@ def test_a_document_that_is_no_policy_is_refused(text: str) -> None:
 
 
 def test_the_addresses_of_this_machine_are_known() -> None:
-    assert is_own(ipaddress.ip_address("127.0.0.1"))
+    for own in ("127.0.0.1", "127.0.1.1", "0.0.0.0", "::1"):  # noqa: S104  # not bound
+        assert is_own(ipaddress.ip_address(own))
+    assert not is_own(ipaddress.ip_address("224.0.0.1"))
     assert not is_own(ipaddress.ip_address("198.51.100.77"))
     assert not is_own(ipaddress.ip_address("2001:db8::77"))
 

@@ -473,7 +473,8 @@ def test_a_bridge_reaches_this_machine_at_its_ports_only() -> None:
 
 
 def test_models_on_this_machine_are_reached_all_the_same() -> None:
-    assert firewall.own_ports(["127.0.0.1:11434", "192.0.2.77:80", "no.invalid:1"]) == [11434]
+    targets = ["127.0.0.1:11434", "127.0.1.1:8000", "192.0.2.77:80", "no.invalid:1"]
+    assert firewall.own_ports(targets) == [11434, 8000]
 
 
 def test_a_sandbox_that_reaches_the_ports_of_its_machine_says_so() -> None:
