@@ -63,11 +63,9 @@ from agentsvc.extension.server import (
 from agentsvc.extension.tables import migrate
 from agentsvc.git import GitProviders
 from agentsvc.http import (
-    FIRST_MESSAGE_AUTH,
     LIVE,
     TRUSTED,
     Admission,
-    FirstMessageAuth,
     LiveAnswers,
     Route,
     gateway,
@@ -145,7 +143,6 @@ async def build_app(
     app[TRUSTED] = to_networks(config.server.trusted_proxies)
     app[keys.CATALOGUE] = Catalogue()
     app[LIVE] = LiveAnswers()
-    app[FIRST_MESSAGE_AUTH] = FirstMessageAuth(time_limit=config.server.first_message_seconds)
     app[_DATA_DIRECTORY] = DataDirectory(path=data_dir)
     app[_HOST] = plugins or _load_plugins(config)
     app[_EXTENSIONS] = make_extensions(app[_HOST], config)
@@ -574,9 +571,7 @@ async def _gateway(app: web.Application) -> AsyncIterator[None]:
         sandboxes=app[keys.SANDBOXES],
         config=config,
     )
-    app[gateway.GATEWAY] = made = gateway.Gateway(
-        admission, app[FIRST_MESSAGE_AUTH], connect_seconds=config.connect_seconds
-    )
+    app[gateway.GATEWAY] = made = gateway.Gateway(admission, connect_seconds=config.connect_seconds)
     yield
     made.close()
 

@@ -29,8 +29,6 @@ from agentsvc.http.middleware.pipeline import install as install
 from agentsvc.http.middleware.pipeline import trace_request as trace_request
 from agentsvc.http.middleware.rate_limit import RateLimit as RateLimit
 from agentsvc.http.middleware.rate_limit import enforce as enforce
-from agentsvc.http.middleware.websocket_auth import FIRST_MESSAGE_AUTH as FIRST_MESSAGE_AUTH
-from agentsvc.http.middleware.websocket_auth import FirstMessageAuth as FirstMessageAuth
 from agentsvc.http.openapi.document import describe as describe
 from agentsvc.http.routes import EXAMPLE_ID as EXAMPLE_ID
 from agentsvc.http.routes import FORM as FORM

@@ -18,8 +18,8 @@ from agentsvc.http.following import Finder, FollowedStreams, Items, Message, Str
 from agentsvc.http.keys import KEYRING, LOGINS, ON_LOST, OPEN_CONNECTIONS, PRINCIPAL
 from agentsvc.http.middleware.login_cookie import login_token
 from agentsvc.http.middleware.websocket_auth import (
-    FIRST_MESSAGE_AUTH,
     LARGEST_FIRST_BYTES,
+    first_message_key,
     wants_socket,
 )
 from agentsvc.http.server.connections import show_key
@@ -149,7 +149,7 @@ async def _tell_late(
 async def _meet(request: web.Request, line: _Line) -> StreamEnd | None:
     """Note who a client is."""
     try:
-        key = await request.app[FIRST_MESSAGE_AUTH].key_from(request, line.first_text())
+        key = await first_message_key(request, line.first_text())
         request[PRINCIPAL] = await _identify(request, key)
         show_key(request)
     except NotAuthenticated:

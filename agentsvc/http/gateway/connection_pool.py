@@ -7,7 +7,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Final, Protocol, cast
+from typing import Final, cast
+
+from aiohttp import web
 
 from agentsvc.agentserver import Confirm
 from agentsvc.http.gateway.address import Address, connect
@@ -20,7 +22,7 @@ from agentsvc.http.gateway.http_responses import (
     find_end,
     read_head,
 )
-from agentsvc.http.gateway.splice import Sink, splice
+from agentsvc.http.gateway.splice import splice
 
 _HELD_BYTES: Final = 512 * 1024
 """How much of an answer may wait for its reader before the sandbox is stopped."""
@@ -34,15 +36,31 @@ class ConnectionBroken(Exception):
     """A connection failed, or what came over it is no HTTP."""
 
 
-class BodyWriter(Sink, Protocol):
-    """Where a body goes."""
+class ClientBody:
+    """The way of a body to a client, for what needs no framing."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._protocol = request.protocol
+        self._writer = request.writer
+
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        """Its connection, if it still has one."""
+        return self._protocol.transport
 
     @property
     def is_full(self) -> bool:
-        """Whether the other side does not take what was written."""
+        """Whether the client does not take what was written."""
+        return self._protocol.writing_paused
 
     def write(self, data: bytes) -> None:
         """Send bytes without waiting; bytes that cannot be sent any more are lost."""
+        if self._protocol.transport is not None:
+            self._protocol.transport.write(data)
+
+    async def flush(self) -> None:
+        """Wait until what was written is on its way."""
+        await self._writer.drain()
 
 
 class Connection(asyncio.Protocol):
@@ -62,11 +80,9 @@ class Connection(asyncio.Protocol):
         self._held = 0
         self._is_reading = True
         self._reader: asyncio.Future[None] | None = None
-        self._outlet: BodyWriter | None = None
+        self._outlet: ClientBody | None = None
         self._is_writable = True
         self._writer: asyncio.Future[None] | None = None
-        self.on_writable: Callable[[], None] | None = None
-        """What to call when the sandbox takes more again."""
         self.idle_since = 0.0
         self.is_used = False
         """Whether it has carried an exchange before this one."""
@@ -83,10 +99,6 @@ class Connection(asyncio.Protocol):
             self._take(data)
         except InvalidResponse as exc:
             self.fail(exc)
-
-    def eof_received(self) -> bool:
-        """Take in that the sandbox says no more."""
-        return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Take in that the connection is no more."""
@@ -105,8 +117,6 @@ class Connection(asyncio.Protocol):
         """Let the writer go on."""
         self._is_writable = True
         _wake(self._writer)
-        if self.on_writable is not None:
-            self.on_writable()
 
     # What an exchange calls.
 
@@ -119,11 +129,6 @@ class Connection(asyncio.Protocol):
     def transport(self) -> asyncio.Transport | None:
         """What carries it, until it is closed."""
         return self._transport
-
-    @property
-    def is_writable(self) -> bool:
-        """Whether the sandbox takes what is written."""
-        return self._is_writable
 
     @property
     def has_answered(self) -> bool:
@@ -198,7 +203,7 @@ class Connection(asyncio.Protocol):
         self._go_on_reading()
         return data
 
-    async def pour(self, outlet: "BodyWriter") -> None:
+    async def pour(self, outlet: ClientBody) -> None:
         """Put what comes of the body through an outlet until its end; raises Broken.
 
         It goes there as it comes, past whoever called this.
@@ -237,7 +242,7 @@ class Connection(asyncio.Protocol):
         is_whole = is_sent and self.is_done and not self._parts
         may_go_on = is_whole and self._head is not None and self._head.may_be_followed
         self._is_asked = False
-        self._on_continue = self._outlet = self.on_writable = None
+        self._on_continue = self._outlet = None
         self.is_used = True
         if not is_whole:
             self.fail(ConnectionAbortedError("nobody wants the rest"))

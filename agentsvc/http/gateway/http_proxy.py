@@ -4,6 +4,7 @@ Nothing is kept but what is on its way: each side waits for the other one to tak
 """
 
 import asyncio
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 
@@ -11,7 +12,7 @@ from aiohttp import hdrs, web
 from aiohttp.http import StreamWriter
 
 from agentsvc.base import AgentsvcError, PortUnavailable
-from agentsvc.http.gateway.connection_pool import Connection, ConnectionBroken, Pool
+from agentsvc.http.gateway.connection_pool import ClientBody, Connection, ConnectionBroken, Pool
 from agentsvc.http.gateway.headers import passing_trailers, to_client, to_lines
 from agentsvc.http.gateway.http_responses import Head
 from agentsvc.http.gateway.request_body import LAST_CHUNK, RequestBody
@@ -19,6 +20,7 @@ from agentsvc.http.gateway.request_lifetime import until_stop, with_client
 from agentsvc.http.gateway.target import Target, head_of
 from agentsvc.http.keys import IS_FORWARDED
 from agentsvc.http.sdk_versions import Reader
+from agentsvc.http.server.connections import ask_for_body
 
 CLIENT_GONE: Final = 499
 """The status in the log of a request whose client did not wait for the answer."""
@@ -87,7 +89,9 @@ class Forwarder:
             connection = self._pool.find(target.address, is_safe=is_repeatable)
             if connection is None:
                 connection = await self._pool.connect(target.address, target.confirm)
-            connection.ask(raw, answers_head=answers_head, on_continue=body.ask_for)
+            connection.ask(
+                raw, answers_head=answers_head, on_continue=partial(ask_for_body, request)
+            )
             if not (connection.is_used and is_repeatable):
                 return connection
             try:
@@ -149,29 +153,6 @@ class Forwarder:
         return response
 
 
-class _Way:
-    """The way to a client, for what needs no framing."""
-
-    def __init__(self, request: web.Request) -> None:
-        self._protocol = request.protocol
-        self._writer = request.writer
-
-    @property
-    def transport(self) -> asyncio.Transport | None:
-        return self._protocol.transport
-
-    @property
-    def is_full(self) -> bool:
-        return self._protocol.writing_paused
-
-    def write(self, data: bytes) -> None:
-        if self._protocol.transport is not None:
-            self._protocol.transport.write(data)
-
-    async def flush(self) -> None:
-        await self._writer.drain()
-
-
 def _begin(target: Target, head: Head) -> web.StreamResponse:
     """Return the answer, without its body; raises PortUnavailable for one that cannot be given."""
     if head.status < web.HTTPOk.status_code:
@@ -220,7 +201,7 @@ async def _copy(request: web.Request, response: web.StreamResponse, connection: 
     if hdrs.CONTENT_LENGTH in response.headers and not connection.is_done:
         # What needs no framing needs no writer.
         await response.write(connection.read_now())
-        await connection.pour(_Way(request))
+        await connection.pour(ClientBody(request))
     while not connection.is_done:
         await response.write(await connection.read())
     await _finish(request, response, connection)

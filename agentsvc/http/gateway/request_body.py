@@ -1,6 +1,6 @@
 """The body of a client's request, on its way to a sandbox."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from aiohttp import hdrs, web
@@ -30,17 +30,12 @@ class RequestBody:
 
     async def edit(self, change: Callable[[bytes], bytes]) -> None:
         """Read the whole body and put another one in its place; raises MalformedBody."""
-        self.ask_for()
+        ask_for_body(self._request)
         try:
             self._edited = change(await self._request.content.read())
         except (web.RequestPayloadError, HttpProcessingError) as exc:
             raise self._malformed(exc) from exc
         self._length = len(self._edited)
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether the client waits to be told to send it."""
-        return self.exists and self._request.get(AWAITS_CONTINUE, False)
 
     @property
     def is_here(self) -> bool:
@@ -57,7 +52,8 @@ class RequestBody:
             if self._length is None
             else (hdrs.CONTENT_LENGTH, str(self._length))
         )
-        return (length, (hdrs.EXPECT, "100-continue")) if self.is_awaited else (length,)
+        is_awaited = self._request.get(AWAITS_CONTINUE, False)
+        return (length, (hdrs.EXPECT, "100-continue")) if is_awaited else (length,)
 
     def take(self) -> bytes:
         """Return all of a body that is here, framed; raises MalformedBody."""
@@ -69,11 +65,7 @@ class RequestBody:
             raise self._malformed(exc) from exc
         self.is_sent = True
         self._request[AWAITS_CONTINUE] = False
-        return bytes(self._frame([data])) + self._end()
-
-    def ask_for(self) -> None:
-        """Tell a client that waits for it to send the body."""
-        ask_for_body(self._request)
+        return self._frame(data) + self._end()
 
     async def pump(self, connection: Connection) -> None:
         """Send the body over a connection as it comes; the connection fails where that fails."""
@@ -91,21 +83,17 @@ class RequestBody:
         content = self._request.content
         while data := await content.readany():
             # It may come without being asked for.
-            await connection.send(self._frame([data]))
+            await connection.send(self._frame(data))
         self._request[AWAITS_CONTINUE] = False
         if end := self._end():
             await connection.send(end)
 
-    def _frame(self, parts: Sequence[bytes | memoryview]) -> bytes | memoryview:
-        if self._length is not None:
-            return parts[0] if len(parts) == 1 else b"".join(parts)
-        size = sum(map(len, parts))
-        return b"".join((b"%x\r\n" % size, *parts, b"\r\n")) if size else b""
+    def _frame(self, data: bytes) -> bytes:
+        is_chunk = self._length is None and data
+        return b"%x\r\n%b\r\n" % (len(data), data) if is_chunk else data
 
     def _end(self) -> bytes:
-        if self._length is not None:
-            return b""
-        return LAST_CHUNK + b"\r\n"
+        return LAST_CHUNK + b"\r\n" if self._length is None else b""
 
     def _malformed(self, exc: Exception) -> AgentsvcError:
         # Without this aiohttp reads on after the answer and logs the same error as its own.

@@ -26,9 +26,9 @@ from agentsvc.http.gateway.target import (
     shown_keys,
     shown_login,
 )
-from agentsvc.http.gateway.websocket_proxy import Client, Tunnels
+from agentsvc.http.gateway.websocket_proxy import Client, join
 from agentsvc.http.middleware.authentication import keys_of
-from agentsvc.http.middleware.websocket_auth import LARGEST_FIRST_BYTES, FirstMessageAuth
+from agentsvc.http.middleware.websocket_auth import LARGEST_FIRST_BYTES, first_message_key
 from agentsvc.http.port_origins import EDITOR_PORT
 from agentsvc.http.routes import send_elsewhere
 from agentsvc.http.server.connections import show_key
@@ -49,14 +49,11 @@ _FILES: Final = "/api/file/"
 class Gateway:
     """Passes requests on to sandboxes."""
 
-    def __init__(
-        self, admission: Admission, first_message_auth: FirstMessageAuth, *, connect_seconds: float
-    ) -> None:
+    def __init__(self, admission: Admission, *, connect_seconds: float) -> None:
         self.admission = admission
-        self._first_message_auth = first_message_auth
+        self._connect_seconds = connect_seconds
         self._older = OlderClients()
         self._forwarder = Forwarder(connect_seconds=connect_seconds)
-        self._tunnels = Tunnels(connect_seconds=connect_seconds)
 
     def close(self) -> None:
         """Close all connections that nobody uses."""
@@ -78,7 +75,7 @@ class Gateway:
         target = await self._find_target(request, place, sandbox_id, visitor)
         with self._in_use(request, place, sandbox_id, visitor):
             if frames.is_upgrade(request):
-                return await self._tunnels.join(Client(request), target)
+                return await self._join(Client(request), target)
             return await self._forwarder.forward(request, target)
 
     async def serve_late(
@@ -98,10 +95,13 @@ class Gateway:
             target.headers.popall(hdrs.SEC_WEBSOCKET_EXTENSIONS, None)
             target.headers.popall(hdrs.SEC_WEBSOCKET_PROTOCOL, None)
             with self._in_use(request, place, wanted, visitor):
-                await self._tunnels.join(client, target)
+                await self._join(client, target)
         except AgentsvcError as exc:
             await client.close(_close_code(exc), exc.message)
         return response
+
+    async def _join(self, client: Client, target: Target) -> web.StreamResponse:
+        return await join(client, target, connect_seconds=self._connect_seconds)
 
     async def _find_target(
         self, request: web.Request, place: PortRequest, sandbox_id: str, visitor: GatewayCaller
@@ -128,9 +128,7 @@ class Gateway:
         try:
             async with life:
                 with until_stop(client.request, life):
-                    key = await self._first_message_auth.key_from(
-                        client.request, _first_text(client)
-                    )
+                    key = await first_message_key(client.request, _first_text(client))
                     login = shown_login(client.request, place, page_part=key)
                     shown = RequestKeys(keys=(key,), sandbox_keys=(), others=(), login=login)
                     return await self.admission.identify(shown)

@@ -122,63 +122,57 @@ class Upstream(NamedTuple):
         return web.Response(status=head.status, reason=head.reason, headers=headers, body=body)
 
 
-class Tunnels:
-    """Makes tunnels; each ends with either side, and all of them when the server stops."""
+async def join(client: Client, target: Target, *, connect_seconds: float) -> web.StreamResponse:
+    """Connect a client with a sandbox and return when either side, or the server, has ended.
 
-    def __init__(self, *, connect_seconds: float) -> None:
-        self._connect_seconds = connect_seconds
+    A client that has no answer yet gets the sandbox's, be it a refusal. Raises PortUnavailable
+    where nothing answers, or where one that has its answer is refused.
+    """
+    life = with_client(client.request, grace_seconds=_LAST_SECONDS)
+    try:
+        async with life:
+            with until_stop(client.request, life):
+                async with _connect(target, connect_seconds) as upstream:
+                    return await _exchange(client, upstream, target)
+    except TimeoutError as exc:
+        if not life.expired():
+            raise
+        if client.response is not None:
+            raise ConnectionResetError("the client has gone, or the server stops") from exc
+        return web.Response(status=CLIENT_GONE)
 
-    async def join(self, client: Client, target: Target) -> web.StreamResponse:
-        """Connect a client with a sandbox and return when it is over.
 
-        A client that has no answer yet gets the sandbox's, be it a refusal. Raises
-        PortUnavailable where nothing answers, or where one that has its answer is refused.
-        """
-        life = with_client(client.request, grace_seconds=_LAST_SECONDS)
-        try:
-            async with life:
-                with until_stop(client.request, life):
-                    return await self._join(client, target)
-        except TimeoutError as exc:
-            if not life.expired():
-                raise
-            if client.response is not None:
-                raise ConnectionResetError("the client has gone, or the server stops") from exc
-            return web.Response(status=CLIENT_GONE)
+async def _exchange(client: Client, upstream: Upstream, target: Target) -> web.StreamResponse:
+    head = await upstream.shake_hands(target)
+    has_agreed = head.status == HTTPStatus.SWITCHING_PROTOCOLS
+    if not has_agreed and client.response is None:
+        client.request[IS_FORWARDED] = True
+        return await upstream.refusal(head, target)
+    if not has_agreed:
+        raise PortUnavailable("The server in the sandbox refuses this WebSocket")
+    response = client.response or await client.open(to_client(head.headers, target.confines))
+    await _pump_both(client, upstream, target.reader)
+    return response
 
-    async def _join(self, client: Client, target: Target) -> web.StreamResponse:
-        async with self._connect(target) as upstream:
-            head = await upstream.shake_hands(target)
-            has_agreed = head.status == HTTPStatus.SWITCHING_PROTOCOLS
-            if not has_agreed and client.response is None:
-                client.request[IS_FORWARDED] = True
-                return await upstream.refusal(head, target)
-            if not has_agreed:
-                raise PortUnavailable("The server in the sandbox refuses this WebSocket")
-            response = client.response or await client.open(
-                to_client(head.headers, target.confines)
-            )
-            await _pump_both(client, upstream, target.reader)
-        return response
 
-    @contextlib.asynccontextmanager
-    async def _connect(self, target: Target) -> AsyncIterator[Upstream]:
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(limit=_PART_BYTES, loop=loop)
-        try:
-            transport, protocol = await connect(
-                target.address,
-                lambda: asyncio.StreamReaderProtocol(reader, loop=loop),
-                confirm=target.confirm,
-                time_limit=self._connect_seconds,
-            )
-        except (OSError, TimeoutError, ValueError) as exc:
-            raise unavailable(exc) from exc
-        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-        try:
-            yield Upstream(reader, writer)
-        finally:
-            writer.close()
+@contextlib.asynccontextmanager
+async def _connect(target: Target, time_limit: float) -> AsyncIterator[Upstream]:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=_PART_BYTES, loop=loop)
+    try:
+        transport, protocol = await connect(
+            target.address,
+            lambda: asyncio.StreamReaderProtocol(reader, loop=loop),
+            confirm=target.confirm,
+            time_limit=time_limit,
+        )
+    except (OSError, TimeoutError, ValueError) as exc:
+        raise unavailable(exc) from exc
+    writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+    try:
+        yield Upstream(reader, writer)
+    finally:
+        writer.close()
 
 
 class _Feed:

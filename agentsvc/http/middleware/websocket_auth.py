@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from agentsvc.base import NotAuthenticated
-from agentsvc.http.keys import SDK_VERSION
+from agentsvc.http.keys import CONFIG, SDK_VERSION
 from agentsvc.http.sdk_versions import unmark
 
 LARGEST_FIRST_BYTES: Final = 4096
@@ -30,33 +30,22 @@ class AuthMessage(msgspec.Struct, frozen=True, kw_only=True):
 _AUTH = msgspec.json.Decoder(AuthMessage)
 
 
-class FirstMessageAuth:
-    """Reads the keys of those who have not shown one yet."""
+async def first_message_key(request: web.Request, message: Awaitable[bytes | str]) -> str:
+    """Return the key in a message that may still come; raises NotAuthenticated if it has none.
 
-    def __init__(self, *, time_limit: float) -> None:
-        self._time_limit = time_limit
-
-    async def key_from(self, request: web.Request, message: Awaitable[bytes | str]) -> str:
-        """Return the key in a message that may still come; raises NotAuthenticated if it has none.
-
-        What it says of its client is noted in the request.
-        """
-        try:
-            async with asyncio.timeout(self._time_limit):
-                key = _AUTH.decode(await message).session_api_key
-        except (TimeoutError, msgspec.MsgspecError, UnicodeError) as exc:
-            raise NotAuthenticated("The first message has no key") from exc
-        if not key.isascii():
-            raise NotAuthenticated
-        key, version = unmark(key)
-        if version is not None:
-            request[SDK_VERSION] = version
-        return key
-
-
-FIRST_MESSAGE_AUTH: Final[web.AppKey[FirstMessageAuth]] = web.AppKey(
-    "first_message_auth", FirstMessageAuth
-)
+    What it says of its client is noted in the request.
+    """
+    try:
+        async with asyncio.timeout(request.app[CONFIG].server.first_message_seconds):
+            key = _AUTH.decode(await message).session_api_key
+    except (TimeoutError, msgspec.MsgspecError, UnicodeError) as exc:
+        raise NotAuthenticated("The first message has no key") from exc
+    if not key.isascii():
+        raise NotAuthenticated
+    key, version = unmark(key)
+    if version is not None:
+        request[SDK_VERSION] = version
+    return key
 
 
 def wants_socket(request: web.Request) -> bool:
