@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import StrEnum
 from http import HTTPStatus
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, Final, TypedDict, Unpack, get_args
 from uuid import UUID
 
 import msgspec
@@ -279,7 +279,8 @@ class Routes(list[Route]):
         Where no scope is said, GET only looks at what is the user's own, and all else may change it.
         An example is the query of a GET, and the body of all else. What a handler takes as `query` and
         `body` is read by the types it says of them, before it is called, and so is what it takes by the
-        name of a part of its path: a UUID as 32 hex digits, all else as a text. One that returns no
+        name of a part of its path: a UUID as 32 hex digits, all else as a text. A body that may be None
+        may be left out. One that returns no
         response returns the answer, whose type it says, too, or what its effect says how to answer.
         """
         is_get = method == hdrs.METH_GET
@@ -343,6 +344,8 @@ def _serving(
     """Return what calls a handler with all it takes of a request, and answers what it returns."""
     types = types_in(route)
     readers = {name: path_id if types[name] is UUID else path_text for name in parts}
+    may_lack_body = type(None) in get_args(kinds.get("body"))
+    read_given = functools.partial(read_json, default=None) if may_lack_body else read_json
 
     @functools.wraps(handler)
     async def serve(request: web.Request) -> web.StreamResponse:
@@ -350,7 +353,7 @@ def _serving(
         if "query" in kinds:
             given["query"] = read_query(request, kinds["query"])
         if "body" in kinds:
-            given["body"] = await read_json(request, kinds["body"])
+            given["body"] = await read_given(request, kinds["body"])
         for name, read in readers.items():
             given[name] = read(request, name)
         answer = await handler(request, **given)

@@ -414,12 +414,11 @@ def _answer_task(_request: web.Request, task: StartTask) -> web.Response:
 @ROUTES.add(
     "POST",
     "",
-    StartAnswer,
     effect=Effect(kind=StartTask, answer=_answer_task),
     errors=OF_STARTS,
     example={"initial_user_msg": "Fix the login page"},
 )
-async def post_conversation(request: web.Request, body: StartBody) -> web.Response:
+async def post_conversation(request: web.Request, body: StartBody) -> StartAnswer:
     """Start a conversation.
 
     The answer comes at once, and the start goes on in the background: its progress is told by the
@@ -428,8 +427,7 @@ async def post_conversation(request: web.Request, body: StartBody) -> web.Respon
     """
     order = to_order(body)
     known = await find_view(request, order.alias or order.conversation_id or "")
-    answer = await _known(request, order, known) if known else await _start(request, order)
-    return json_response(answer)
+    return await _known(request, order, known) if known else await _start(request, order)
 
 
 @ROUTES.add("GET", "", example={"limit": 10})

@@ -187,18 +187,17 @@ async def get_keys(request: web.Request) -> list[KeyInfo]:
     "/{user_id}/keys",
     NewKeyInfo,
     scope=Scope.ADMIN,
-    body=KeyOrder,
     effect=Effect(kind=tuple, answer=answer_key),
     errors=(BadRequest,),
     example={"name": "build server", "scope": KeyScope.RUN},
 )
-async def post_key(request: web.Request) -> tuple[ApiKey, Secret]:
+async def post_key(request: web.Request, body: KeyOrder) -> tuple[ApiKey, Secret]:
     """Make an API key for a user.
 
     The answer is the only one that has the key itself.
     """
     user = await request.app[USERS].get(path_user(request))
-    return await create_key(request, user.id)
+    return await create_key(request, user.id, body)
 
 
 @ROUTES.add("DELETE", "/{user_id}/keys/{key_id}", scope=Scope.ADMIN, errors=(NotFound,))

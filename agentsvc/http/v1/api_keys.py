@@ -20,7 +20,7 @@ from agentsvc.base import (
 )
 from agentsvc.http.keys import KEYRING, OPEN_CONNECTIONS, PRINCIPAL, user_of
 from agentsvc.http.routes import Effect, Routes, Scope
-from agentsvc.http.wire import Time, find_time, json_response, read_json
+from agentsvc.http.wire import Time, find_time, json_response
 
 PREFIX: Final = "/api/keys"
 
@@ -134,22 +134,20 @@ async def get_keys(request: web.Request) -> list[KeyInfo]:
     "",
     NewKeyInfo,
     scope=Scope.MANAGE,
-    body=KeyOrder,
     effect=Effect(kind=tuple, answer=answer_key),
     errors=(BadRequest,),
     example={"name": "build server"},
 )
-async def post_key(request: web.Request) -> tuple[ApiKey, Secret]:
+async def post_key(request: web.Request, body: KeyOrder) -> tuple[ApiKey, Secret]:
     """Make an API key for yourself.
 
     The answer is the only one that has the key itself.
     """
-    return await create_key(request, user_of(request))
+    return await create_key(request, user_of(request), body)
 
 
-async def create_key(request: web.Request, user_id: str) -> tuple[ApiKey, Secret]:
-    """Make the key that a request orders, for a user."""
-    order = await read_json(request, KeyOrder)
+async def create_key(request: web.Request, user_id: str, order: KeyOrder) -> tuple[ApiKey, Secret]:
+    """Make the key that is ordered, for a user."""
     return await request.app[KEYRING].create_key(
         user_id,
         order.name or _DEFAULT_NAME,

@@ -16,7 +16,7 @@ from agentsvc.http.v1.conversations import PREFIX as CONVERSATIONS_PREFIX
 from agentsvc.http.v1.conversations import answer_task
 from agentsvc.http.v1.start_tasks import Name, StartBody, StartTaskView, to_order
 from agentsvc.http.v1.types_messages import MessageBody
-from agentsvc.http.wire import SUCCESS, Page, PageQuery, Success, Time, json_response, read_json
+from agentsvc.http.wire import SUCCESS, Page, PageQuery, Success, Time, json_response
 
 PREFIX: Final = "/api/v1/archives"
 
@@ -65,8 +65,6 @@ class ForkBody(msgspec.Struct, frozen=True, kw_only=True):
     """Last event of the history that is copied; null: all of it. Files are copied as they are now"""
 
 
-_FORK = msgspec.json.Decoder(ForkBody | None)
-
 ROUTES: Final = Routes()
 
 
@@ -96,12 +94,11 @@ async def post_archive(request: web.Request, conversation_id: str) -> Archive:
     "POST",
     f"{CONVERSATIONS_PREFIX}/{{conversation_id}}/fork",
     StartTaskView,
-    body=ForkBody | None,
     effect=Effect(kind=StartTask, answer=answer_task),
     errors=(Gone, *OF_STARTS),
     example={"title": "Another way"},
 )
-async def post_fork(request: web.Request, conversation_id: str) -> StartTask:
+async def post_fork(request: web.Request, conversation_id: str, body: ForkBody | None) -> StartTask:
     """Start another conversation on a copy of a conversation's workspace and history.
 
     The answer is a start task, as for any start. The copy begins with the files and the history of
@@ -109,8 +106,8 @@ async def post_fork(request: web.Request, conversation_id: str) -> StartTask:
     `up_to_event_id` the history ends with that event, and the files are those of now all the same.
     The body may be left out.
     """
-    body = await read_json(request, _FORK, default=None) or ForkBody()
-    order, up_to = to_order(copy_to(StartBody, body)), body.up_to_event_id
+    wanted = body or ForkBody()
+    order, up_to = to_order(copy_to(StartBody, wanted)), wanted.up_to_event_id
     conversations, user_id = request.app[CONVERSATIONS], user_of(request)
     return await conversations.fork(user_id, conversation_id, order, up_to=up_to)
 

@@ -9,7 +9,7 @@ from agentsvc.accounts import Entry, EntryQuery
 from agentsvc.base import copy_to, to_stored
 from agentsvc.http.keys import AUDIT, user_of
 from agentsvc.http.routes import Routes, Scope
-from agentsvc.http.wire import PAGE_MAX, Limit, Page, Time, find_time, json_response
+from agentsvc.http.wire import PAGE_MAX, Limit, Page, Time, find_time
 
 PREFIX: Final = "/api/v1/audit-log"
 
@@ -73,33 +73,34 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
 ROUTES: Final = Routes()
 
 
-@ROUTES.add("GET", PREFIX, Page[AuditEntry], scope=Scope.ADMIN_READ)
-async def search_audit_log(request: web.Request, query: AuditQuery) -> web.Response:
+@ROUTES.add("GET", PREFIX, scope=Scope.ADMIN_READ)
+async def search_audit_log(request: web.Request, query: AuditQuery) -> Page[AuditEntry]:
     """List who changed what, the newest first.
 
     Every request of a user that may change something, refused ones included, and every command on
     the server's machine that changes users or keys.
     """
-    return await _answer(request, query, query.user_id)
+    return await _search(request, query, query.user_id)
 
 
-@ROUTES.add("GET", "/api/v1/users/me/audit-log", Page[AuditEntry])
-async def search_my_audit_log(request: web.Request, query: MyAuditQuery) -> web.Response:
+@ROUTES.add("GET", "/api/v1/users/me/audit-log")
+async def search_my_audit_log(request: web.Request, query: MyAuditQuery) -> Page[AuditEntry]:
     """List what was changed with your keys, the newest first.
 
     Every request with a key of the user that may change something, refused ones included.
     """
-    return await _answer(request, query, user_of(request))
+    return await _search(request, query, user_of(request))
 
 
-async def _answer(request: web.Request, query: MyAuditQuery, user_id: str | None) -> web.Response:
+async def _search(
+    request: web.Request, query: MyAuditQuery, user_id: str | None
+) -> Page[AuditEntry]:
     since, before = find_time(query.at_gte, "at__gte"), find_time(query.at_lt, "at__lt")
     wanted = copy_to(EntryQuery, query, user_id=user_id, at_gte=since, at_lt=before)
     found, next_page_id = await request.app[AUDIT].search(
         wanted, page_id=query.page_id, limit=query.limit
     )
-    items = [_from_entry(entry) for entry in found]
-    return json_response(Page[AuditEntry](items=items, next_page_id=next_page_id))
+    return Page(items=[_from_entry(entry) for entry in found], next_page_id=next_page_id)
 
 
 def _from_entry(entry: Entry) -> AuditEntry:

@@ -280,13 +280,6 @@ def from_view(view: ConversationView, links: Links) -> AppConversation:
     )
 
 
-def from_views(
-    views: Sequence[ConversationView | None], links: Links
-) -> list[AppConversation | None]:
-    """Return conversations as clients see them, null for each unknown one."""
-    return [from_view(view, links) if view else None for view in views]
-
-
 PREFIX: Final = "/api/v1/app-conversations"
 
 
@@ -348,11 +341,12 @@ async def post_app_conversation(request: web.Request, body: StartBody) -> StartT
 @ROUTES.add(
     "GET",
     "",
-    list[AppConversation | None] | Page[AppConversation],
     errors=(BadRequest,),
     example={"ids": [EXAMPLE_ID]},
 )
-async def get_app_conversations(request: web.Request, query: ConversationIds) -> web.Response:
+async def get_app_conversations(
+    request: web.Request, query: ConversationIds
+) -> list[AppConversation | None] | Page[AppConversation]:
     """Get conversations by id, or a page of them without ids.
 
     With `ids` a list of as many items, in their order, null for each that is unknown. Without `ids`
@@ -362,7 +356,8 @@ async def get_app_conversations(request: web.Request, query: ConversationIds) ->
     if not ids:
         return await search_app_conversations(request, query)
     views = await request.app[CONVERSATIONS].find_many(user_of(request), ids)
-    return json_response(from_views(views, links_of(request)))
+    links = links_of(request)
+    return [from_view(view, links) if view else None for view in views]
 
 
 @ROUTES.add(
@@ -385,13 +380,10 @@ async def post_stream_start(request: web.Request, body: StartBody) -> web.Stream
     return await stream_array(request, _follow(request, task.id))
 
 
-@ROUTES.add(
-    "GET",
-    "/search",
-    Page[AppConversation],
-    example={"title__contains": "fix", "limit": 10},
-)
-async def search_app_conversations(request: web.Request, query: ConversationSearch) -> web.Response:
+@ROUTES.add("GET", "/search", example={"title__contains": "fix", "limit": 10})
+async def search_app_conversations(
+    request: web.Request, query: ConversationSearch
+) -> Page[AppConversation]:
     """Search conversations.
 
     Newest first unless `sort_order` says otherwise. Filters are all to be met. One sees only
@@ -403,9 +395,8 @@ async def search_app_conversations(request: web.Request, query: ConversationSear
     views, next_page_id = await request.app[CONVERSATIONS].search(
         user_of(request), wanted, page_id=query.page_id, limit=query.limit
     )
-    return json_response(
-        Page(items=from_views(views, links_of(request)), next_page_id=next_page_id)
-    )
+    links = links_of(request)
+    return Page(items=[from_view(view, links) for view in views], next_page_id=next_page_id)
 
 
 @ROUTES.add("GET", "/count")
@@ -460,14 +451,13 @@ async def delete_app_conversation(request: web.Request) -> Success:
 @ROUTES.add(
     "POST",
     "/{conversation_id}/send-message",
-    SendMessageView,
     effect=Effect(kind=Queued, answer=_answer_queued),
     errors=(*OF_AGENTS, QuotaExceeded, TooManyRequests),
     example={"content": [{"type": "text", "text": "Add a test for it"}]},
 )
 async def post_send_message(
     request: web.Request, conversation_id: str, body: SendMessageBody
-) -> web.Response:
+) -> SendMessageView:
     """Send a message to a conversation.
 
     Refused (409) while the sandbox is paused or starts: resume it first. One that was paused
@@ -478,7 +468,7 @@ async def post_send_message(
     status = await request.app[PENDING].send(
         user_of(request), conversation_id, message, run=body.run
     )
-    return json_response(SendMessageView(sandbox_status=status))
+    return SendMessageView(sandbox_status=status)
 
 
 async def _follow(request: web.Request, task_id: str) -> AsyncGenerator[StartTaskView]:

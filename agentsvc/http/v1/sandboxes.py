@@ -46,14 +46,12 @@ from agentsvc.http.wire import (
     Time,
     json_response,
     path_text,
-    read_json,
     text_response,
 )
 from agentsvc.plugin import Cause, Isolation, PausedAs, Spec
 from agentsvc.sandboxes import (
     AGENT_PORT,
     ClientOrder,
-    Meter,
     Protection,
     Sandbox,
     SandboxStatus,
@@ -268,13 +266,6 @@ def from_sandbox(
     )
 
 
-def from_sandboxes(
-    sandboxes: Sequence[Sandbox | None], links: Links, meter: Meter
-) -> list[SandboxInfo | None]:
-    """Return sandboxes as clients see them, null for each unknown one."""
-    return [from_sandbox(one, links, meter.find(one)) if one else None for one in sandboxes]
-
-
 def from_measured(measured: UsageSample) -> UsageView:
     """Return a measurement as clients see it."""
     return copy_to(UsageView, measured.usage, measured_at=to_stored(measured.at))
@@ -340,8 +331,6 @@ def _url_of(sandbox: Sandbox, name: str, links: Links) -> str:
 PREFIX: Final = "/api/v1/sandboxes"
 SPECS_PREFIX: Final = "/api/v1/sandbox-specs"
 
-_ORDER = msgspec.json.Decoder(SandboxOrder | None)
-
 ROUTES: Final = Routes()
 
 
@@ -349,8 +338,8 @@ def _answer(request: web.Request, sandbox: Sandbox) -> web.Response:
     return json_response(from_sandbox(sandbox, links_of(request)))
 
 
-@ROUTES.add("GET", f"{PREFIX}/search", Page[SandboxInfo], example={"limit": 10})
-async def search_sandboxes(request: web.Request, query: PageQuery) -> web.Response:
+@ROUTES.add("GET", f"{PREFIX}/search", example={"limit": 10})
+async def search_sandboxes(request: web.Request, query: PageQuery) -> Page[SandboxInfo]:
     """List sandboxes, newest first.
 
     Sandboxes of one's own, also failed ones.
@@ -358,12 +347,9 @@ async def search_sandboxes(request: web.Request, query: PageQuery) -> web.Respon
     found, next_page_id = await request.app[SANDBOXES].search(
         user_of(request), page_id=query.page_id, limit=query.limit
     )
-    return json_response(
-        Page(
-            items=from_sandboxes(found, links_of(request), request.app[SANDBOXES].meter),
-            next_page_id=next_page_id,
-        )
-    )
+    links, meter = links_of(request), request.app[SANDBOXES].meter
+    items = [from_sandbox(one, links, meter.find(one)) for one in found]
+    return Page(items=items, next_page_id=next_page_id)
 
 
 @ROUTES.add("GET", PREFIX, errors=(BadRequest,), example={"id": [EXAMPLE_ID]})
@@ -374,32 +360,34 @@ async def get_sandboxes(request: web.Request, query: Ids) -> list[SandboxInfo | 
     """
     ids = check_ids(query.ids)
     found = await request.app[SANDBOXES].find_many(user_of(request), ids)
-    return from_sandboxes(found, links_of(request), request.app[SANDBOXES].meter)
+    links, meter = links_of(request), request.app[SANDBOXES].meter
+    return [from_sandbox(one, links, meter.find(one)) if one else None for one in found]
 
 
 @ROUTES.add(
     "POST",
     PREFIX,
     SandboxInfo,
-    body=SandboxOrder | None,
     effect=Effect(kind=Sandbox, answer=_answer),
     errors=(*(BadRequest, OrderRejected, *OF_SANDBOXES, SandboxLimitReached, ServiceLimitReached),),
 )
-async def post_sandbox(request: web.Request, query: SpecChoice) -> Sandbox:
+async def post_sandbox(
+    request: web.Request, query: SpecChoice, body: SandboxOrder | None
+) -> Sandbox:
     """Start a sandbox.
 
     The sandbox is `STARTING`; ask for it until it is `RUNNING` or `ERROR`. The body may be left
     out; what the query says wins over it. With a `client_id` the same order twice gives one
     sandbox.
     """
-    body = await read_json(request, _ORDER, default=None) or SandboxOrder()
-    spec = request.app[SANDBOXES].get_spec(query.sandbox_spec_id or body.sandbox_spec_id)
+    order = body or SandboxOrder()
+    spec = request.app[SANDBOXES].get_spec(query.sandbox_spec_id or order.sandbox_spec_id)
     try:
         return await request.app[SANDBOXES].start_for(
             user_of(request),
-            sized(spec, body),
-            to_client_order(body),
-            when_full=query.when_full or body.when_full,
+            sized(spec, order),
+            to_client_order(order),
+            when_full=query.when_full or order.when_full,
         )
     except (QuotaExceeded, SandboxLimitReached) as exc:
         if request[PRINCIPAL].is_service:
@@ -407,15 +395,15 @@ async def post_sandbox(request: web.Request, query: SpecChoice) -> Sandbox:
         raise
 
 
-@ROUTES.add("GET", f"{PREFIX}/{{sandbox_id}}", SandboxInfo, errors=(NotFound,))
-async def get_sandbox(request: web.Request, sandbox_id: str) -> web.Response:
+@ROUTES.add("GET", f"{PREFIX}/{{sandbox_id}}", errors=(NotFound,))
+async def get_sandbox(request: web.Request, sandbox_id: str) -> SandboxInfo:
     """Get a sandbox.
 
     As it was last seen, with what it uses.
     """
-    sandbox = await request.app[SANDBOXES].get(user_of(request), sandbox_id)
-    [shown] = from_sandboxes([sandbox], links_of(request), request.app[SANDBOXES].meter)
-    return json_response(shown)
+    sandboxes = request.app[SANDBOXES]
+    sandbox = await sandboxes.get(user_of(request), sandbox_id)
+    return from_sandbox(sandbox, links_of(request), sandboxes.meter.find(sandbox))
 
 
 @ROUTES.add("GET", f"{PREFIX}/{{sandbox_id}}/usage", errors=(NotFound,))

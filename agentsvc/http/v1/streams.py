@@ -28,7 +28,7 @@ from agentsvc.http.v1.conversations import AppConversation, from_view
 from agentsvc.http.v1.events import StoredEvent as ShownEvent
 from agentsvc.http.v1.sandboxes import SandboxInfo, from_sandbox
 from agentsvc.http.v1.start_tasks import StartTaskView, from_start_task
-from agentsvc.http.wire import encode, read_query
+from agentsvc.http.wire import encode
 from agentsvc.sandboxes import Sandbox
 
 
@@ -192,7 +192,6 @@ ROUTES: Final = Routes()
     "GET",
     "/api/v1/conversation/{conversation_id}/events/stream",
     str,
-    query=Resumption,
     media=EVENT_STREAM,
     errors=(BadRequest, NotFound, CapacityExceeded),
     example={"after": 0},
@@ -200,25 +199,17 @@ ROUTES: Final = Routes()
     message=OfConversation,
     takes_query_key=True,
 )
-async def stream_events(request: web.Request, conversation_id: str) -> web.StreamResponse:
+async def stream_events(
+    request: web.Request, conversation_id: str, query: Resumption
+) -> web.StreamResponse:
     """Follow the events of a conversation, as server-sent events or over a WebSocket.
 
     First what is stored, then what happens, to the end of the conversation, of the key or of the
     server. Server-sent events, or a WebSocket if the client asks for one. A client that connects
     again sends the last `id` it has, as `Last-Event-ID` or `after`.
     """
-    after = _after(request)
-    wanted = read_query(request, Resumption).latest
-    latest = None if wanted is UNSET else wanted
-
-    async def find() -> Items:
-        user_id, streams = user_of(request), request.app[STREAMS]
-        stream = await streams.of_conversation(
-            user_id, conversation_id, after=after, latest=latest if after < 0 else None
-        )
-        return _events(stream, reader_of(request.get(SDK_VERSION)))
-
-    return await serve(request, find)
+    after = _after(request, query)
+    return await serve(request, lambda: _find_events(request, conversation_id, after, query.latest))
 
 
 @ROUTES.add(
@@ -248,24 +239,31 @@ async def stream_changes(request: web.Request) -> web.StreamResponse:
 
     async def find_more(wanted: Follow) -> Items:
         after = -1 if wanted.after is UNSET else wanted.after
-        latest = None if wanted.latest is UNSET or after >= 0 else wanted.latest
-        stream = await request.app[STREAMS].of_conversation(
-            user_of(request), wanted.conversation_id.hex, after=after, latest=latest
-        )
-        return _events(stream, reader_of(request.get(SDK_VERSION)))
+        return await _find_events(request, wanted.conversation_id.hex, after, wanted.latest)
 
     return await serve(request, find, find_more)
 
 
-def _after(request: web.Request) -> int:
+async def _find_events(
+    request: web.Request, conversation_id: str, after: int, latest: int | UnsetType
+) -> Items:
+    stream = await request.app[STREAMS].of_conversation(
+        user_of(request),
+        conversation_id,
+        after=after,
+        latest=None if latest is UNSET or after >= 0 else latest,
+    )
+    return _events(stream, reader_of(request.get(SDK_VERSION)))
+
+
+def _after(request: web.Request, query: Resumption) -> int:
     """Return the number behind which to go on, -1 for the beginning; raises InvalidRequest.
 
     A browser that connects again sends the header, and the query it began with.
     """
-    wanted = read_query(request, Resumption).after
     header = request.headers.get(_LAST_EVENT_ID, "").strip()
     if not header:
-        return -1 if wanted is UNSET else wanted
+        return -1 if query.after is UNSET else query.after
     is_number = header.isascii() and header.isdigit() and len(header) <= _NUMBER_DIGITS
     if not is_number or int(header) > MAX_INT:
         raise InvalidRequest(
