@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from agentsvc.base import decoder_of
+
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """One part of a message: a text, or images."""
@@ -89,15 +91,20 @@ class Classification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of the older generation as it was, its number, and the event that says the same.
-
-    `agent_state` is the state that it tells of, or an empty text.
-    """
+    """An event of the older generation as it was, and the event that says the same."""
 
     event: msgspec.Raw
-    number: int
-    twin: str | None
-    agent_state: str
+    twin: str | None = None
+
+
+class ImportedHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What is read of the event itself, which has a number as its id."""
+
+    id: int
+    timestamp: str
+    source: str = ""
+    observation: str = ""
+    extras: dict[str, Any] = {}
 
 
 class Reported(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=True):
@@ -194,19 +201,6 @@ class CondensationRequest(Reported, frozen=True, kw_only=True, tag=True):
     """Somebody asked the agent to shorten the history."""
 
 
-class _ImportedValue(msgspec.Struct, frozen=True, kw_only=True):
-    event: msgspec.Raw
-    twin: str | None = None
-
-
-class _ImportedHead(msgspec.Struct, frozen=True, kw_only=True):
-    id: int
-    timestamp: str
-    source: str = ""
-    observation: str = ""
-    extras: dict[str, Any] = {}
-
-
 type AgentEvent = (
     SystemPromptEvent
     | MessageEvent
@@ -223,51 +217,25 @@ type AgentEvent = (
     | CondensationRequest
 )
 
-_EVENT: msgspec.json.Decoder[AgentEvent] = msgspec.json.Decoder(AgentEvent)
-_STATUS = msgspec.json.Decoder(str)
-_IMPORTED = msgspec.json.Decoder(_ImportedValue)
-_IMPORTED_HEAD = msgspec.json.Decoder(_ImportedHead)
-_STATS = msgspec.json.Decoder(Stats)
-_POLICY = msgspec.json.Decoder(ConfirmationPolicy)
-_FULL_STATE = msgspec.json.Decoder(FullState)
+EVENT: msgspec.json.Decoder[AgentEvent] = msgspec.json.Decoder(AgentEvent)
+"""Decodes what the older generation has something to show for."""
 _RISKS = ("LOW", "MEDIUM", "HIGH")
 
 
-def decode_event(body: bytes) -> AgentEvent | None:
-    """Return a reported event, or None if the older generation has nothing to show for it."""
-    return _decode(_EVENT, body)
-
-
-def decode_status(value: msgspec.Raw) -> str | None:
-    """Return an execution status, or None if the value is none."""
-    return _decode(_STATUS, value)
-
-
-def decode_imported(value: msgspec.Raw) -> Imported | None:
-    """Return an event that was imported, or None if the value is none."""
-    told = _decode(_IMPORTED, value)
-    head = _decode(_IMPORTED_HEAD, told.event) if told is not None else None
-    if told is None or head is None:
+def decode[T](body: bytes | msgspec.Raw, kind: type[T] | msgspec.json.Decoder[T]) -> T | None:
+    """Return JSON as a type, or None if it does not fit."""
+    try:
+        return decoder_of(kind).decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    return Imported(
-        event=told.event,
-        number=head.id,
-        twin=told.twin,
-        agent_state=string_of(head.extras, "agent_state"),
-    )
-
-
-def decode_stats(value: msgspec.Raw) -> Stats | None:
-    """Return what a conversation has cost, or None if the value does not say."""
-    return _decode(_STATS, value)
 
 
 def find_policy(event: ConversationStateUpdateEvent) -> ConfirmationPolicy | None:
     """Return when the agent asks from now on, or None if the event does not say."""
     if event.key == "confirmation_policy":
-        return _decode(_POLICY, event.value)
+        return decode(event.value, ConfirmationPolicy)
     if event.key == "full_state":
-        state = _decode(_FULL_STATE, event.value)
+        state = decode(event.value, FullState)
         return state.confirmation_policy if state else None
     return None
 
@@ -281,10 +249,3 @@ def string_of(fields: dict[str, Any], name: str) -> str:
     """Return a member that should be a text, or an empty text if it is none."""
     value = fields.get(name)
     return value if isinstance(value, str) else ""
-
-
-def _decode[T](decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw) -> T | None:
-    try:
-        return decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None

@@ -2,19 +2,22 @@
 
 It is told what the store has, at the pace at which it reads; a client that does not read is let
 go of. What it says is passed on one after the other; a client that says more than that is let go
-of, too. How frames travel is for `sockets` to know.
+of, too.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import msgspec
+from aiohttp import web
 
-from agentsvc.base import EventBus, Notice, Overflow, Subject, errors
-from agentsvc.conversations import Conversations, ConversationView, MessageQueue
+from agentsvc.base import Notice, Overflow, Subject, errors
+from agentsvc.conversations import ConversationView
 from agentsvc.domain import StartStatus
+from agentsvc.http import keys
 from agentsvc.http.v0.conversations import ConversationStatus, status_of
 from agentsvc.http.v0.frames import (
     READY,
@@ -25,44 +28,73 @@ from agentsvc.http.v0.frames import (
     title_frame,
     waiting_frame,
 )
-from agentsvc.http.v0.transcripts import Transcripts
+from agentsvc.http.v0.packets import event_packet
+from agentsvc.http.v0.transcripts import TRANSCRIPTS
 from agentsvc.http.v0.user_actions import ACTION_BODY, ActionBody, perform, to_user_action
-from agentsvc.sandboxes import Sandboxes
 
 log = logging.getLogger(__name__)
 
 _DONE: Final = 200
+_BATCH_BYTES: Final = 64 * 1024
+"""How much is sent before it is looked whether the client reads it."""
 MAX_ACTIONS: Final = 16
 """How many actions of one client may wait for the agent."""
 
 
-class Line(Protocol):
-    """The way to one client."""
+class Line:
+    """The way to one client; it keeps no more than two batches that the client has not read."""
+
+    def __init__(
+        self,
+        server: Any,
+        sid: str,
+        end: Callable[[str], Awaitable[None]],
+        *,
+        send_seconds: float,
+    ) -> None:
+        self.eio_sid: str = server.manager.eio_sid_from_sid(sid, "/")
+        self._server = server
+        self._sid = sid
+        self._end = end
+        self._send_seconds = send_seconds
+        self._unread = 0
 
     async def send(self, frame: bytes) -> None:
-        """Send a frame; waits for a client that reads slowly.
+        """Send a frame; waits for a client that reads slowly."""
+        socket = self._server.eio.sockets.get(self.eio_sid)
+        if socket is None or socket.closed:
+            raise ConnectionResetError("it is gone")
+        if self._unread >= _BATCH_BYTES:
+            try:
+                async with asyncio.timeout(self._send_seconds):
+                    await socket.queue.join()
+            except TimeoutError as exc:
+                raise ConnectionAbortedError("it does not read") from exc
+            self._unread = 0
+        text = event_packet(frame)
+        self._unread += len(text)
+        await self._server.eio.send(self.eio_sid, text)
 
-        Raises ConnectionError for one that reads no more.
-        """
-        ...
+    async def close(self) -> None:
+        """End the connection of a client that has said goodbye."""
+        socket = self._server.eio.sockets.get(self.eio_sid)
+        if socket is not None:
+            await socket.close(wait=False)
+
+    async def turn_away(self) -> None:
+        """Say why this is the end, and end it."""
+        with contextlib.suppress(ConnectionError):
+            await self.send(error_frame("Too many actions at once"))
+        await self.hang_up()
 
     async def hang_up(self) -> None:
         """End the connection for good; what was sent still arrives."""
-        ...
+        await self._server.disconnect(self._sid)
+        await self._end(self.eio_sid)
 
     async def drop(self) -> None:
         """Break the connection; the client may come back."""
-        ...
-
-
-class Services(msgspec.Struct, frozen=True, kw_only=True):
-    """What listeners need of the server."""
-
-    conversations: Conversations
-    pending: MessageQueue
-    sandboxes: Sandboxes
-    transcripts: Transcripts
-    event_bus: EventBus
+        await self._end(self.eio_sid)
 
 
 class Listener:
@@ -70,7 +102,7 @@ class Listener:
 
     def __init__(
         self,
-        services: Services,
+        app: web.Application,
         line: Line,
         view: ConversationView,
         *,
@@ -83,22 +115,22 @@ class Listener:
         self.conversation_id = conversation.id
         self._user_id = conversation.user_id
         self._created_at = conversation.created_at
-        self._services = services
+        self._app = app
         self._line = line
         self._latest_event_id = latest_event_id
         self._check_key = check_key
         self._note = note
         self._max_bytes = max_bytes
-        self._told = _SentFrames(status=READY, title=title_frame(view), waiting=None)
+        self._sent = _SentFrames(status=READY, title=title_frame(view), waiting=None)
         self._position = 0
         self._inbox: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._inbox_bytes = 0
-        self._news = services.event_bus.subscribe(self._user_id, self._is_wanted)
+        self._news = app[keys.EVENT_BUS].subscribe(self._user_id, self._is_wanted)
 
-    async def tell(self) -> None:
+    async def stream(self) -> None:
         """Send what is stored and then what happens, until the listener is closed."""
         try:
-            await self._tell_all()
+            await self._stream_all()
         except ConnectionError as exc:
             log.info(
                 "event socket dropped",
@@ -108,8 +140,8 @@ class Listener:
         finally:
             self.close()
 
-    def take(self, raw: bytes) -> bool:
-        """Take what the client says; say whether there was room for it. Never waits."""
+    def enqueue(self, raw: bytes) -> bool:
+        """Queue an action of the client; say whether there was room for it. Never waits."""
         is_full = self._inbox.qsize() >= MAX_ACTIONS
         if is_full or (self._inbox_bytes and self._inbox_bytes + len(raw) > self._max_bytes):
             return False
@@ -117,7 +149,7 @@ class Listener:
         self._inbox.put_nowait(raw)
         return True
 
-    async def obey(self) -> None:
+    async def process_actions(self) -> None:
         """Pass on what the client says, one after the other, until the listener is closed."""
         while (raw := await self._inbox.get()) is not None:
             self._inbox_bytes -= len(raw)
@@ -125,7 +157,7 @@ class Listener:
                 await self._pass_on(raw)
             except errors.AgentsvcError as exc:
                 await self._note(exc.status)
-                await self._complain(exc.message)
+                await self._send_error(exc.message)
                 if isinstance(exc, errors.NotAuthenticated):
                     await self._line.hang_up()
             else:
@@ -134,13 +166,13 @@ class Listener:
     async def _pass_on(self, raw: bytes) -> None:
         await self._check_key()
         await perform(
-            self._services.pending,
+            self._app[keys.PENDING],
             self._user_id,
             self.conversation_id,
             to_user_action(_to_body(raw)),
         )
 
-    async def wake(self) -> None:
+    async def resume(self) -> None:
         """Let a stopped conversation run again, as clients expect of a connect."""
         view = await self._find()
         sandbox = view.sandbox if view else None
@@ -149,9 +181,9 @@ class Listener:
         if status_of(view) is not ConversationStatus.STOPPED:
             return
         try:
-            await self._services.sandboxes.resume(self._user_id, sandbox.id)
+            await self._app[keys.SANDBOXES].resume(self._user_id, sandbox.id)
         except errors.AgentsvcError as exc:
-            await self._complain(exc.message)
+            await self._send_error(exc.message)
 
     def close(self) -> None:
         """End what is going on; safe to call twice."""
@@ -165,15 +197,15 @@ class Listener:
             return False
         return news.subject is Subject.SANDBOX or news.conversation_id == self.conversation_id
 
-    async def _tell_all(self) -> None:
+    async def _stream_all(self) -> None:
         await self._replay()
-        while await self._tell_status():
-            if not await self._hear():
+        while await self._send_status():
+            if not await self._wait_for_news():
                 return
-            await self._tell_events()
+            await self._send_events()
         await self._line.hang_up()
 
-    async def _hear(self) -> bool:
+    async def _wait_for_news(self) -> bool:
         """Wait until there may be something to tell; say whether anybody still listens."""
         try:
             return bool(await self._news.take())
@@ -181,13 +213,13 @@ class Listener:
             return True
 
     async def _replay(self) -> None:
-        history = await self._services.transcripts.read(self.conversation_id, self._created_at)
+        history = await self._app[TRANSCRIPTS].read(self.conversation_id, self._created_at)
         self._position = len(history)
         for event in replay(history[: self._position], self._latest_event_id):
             await self._line.send(event)
 
-    async def _tell_events(self) -> None:
-        history = await self._services.transcripts.read(self.conversation_id, self._created_at)
+    async def _send_events(self) -> None:
+        history = await self._app[TRANSCRIPTS].read(self.conversation_id, self._created_at)
         news = history[self._position :]
         self._position += len(news)
         for event in news:
@@ -195,7 +227,7 @@ class Listener:
             if shown is not None:
                 await self._line.send(shown)
 
-    async def _tell_status(self) -> bool:
+    async def _send_status(self) -> bool:
         """Tell state and title if they have changed; say whether the conversation still exists."""
         view = await self._find()
         if view is None:
@@ -205,14 +237,14 @@ class Listener:
             title=title_frame(view),
             waiting=None if self._position else waiting_frame(view),
         )
-        for frame, before in zip(now, self._told, strict=True):
+        for frame, before in zip(now, self._sent, strict=True):
             if frame is not None and frame != before:
                 await self._line.send(frame)
-        self._told = now
+        self._sent = now
         return True
 
     async def _find(self) -> ConversationView | None:
-        [view] = await self._services.conversations.find_many(
+        [view] = await self._app[keys.CONVERSATIONS].find_many(
             self._user_id, [self.conversation_id], include_starting=True
         )
         # One that was deleted and made again under its id is another one.
@@ -222,12 +254,12 @@ class Listener:
     async def _stage(self, view: ConversationView) -> StartStatus | None:
         if view.conversation.is_ready:
             return None
-        tasks, _ = await self._services.conversations.starts.search(
+        tasks, _ = await self._app[keys.CONVERSATIONS].starts.search(
             self._user_id, conversation_id=self.conversation_id, limit=1
         )
         return tasks[0].status if tasks else None
 
-    async def _complain(self, message: str) -> None:
+    async def _send_error(self, message: str) -> None:
         try:
             await self._line.send(error_frame(message))
         except ConnectionError:

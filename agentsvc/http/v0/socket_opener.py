@@ -23,7 +23,7 @@ _NAME_MAX: Final = 100
 
 
 class SocketQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client asks for when it connects, for the description; `to_wish` reads it."""
+    """What a client asks for when it connects, for the description; `read_subscription` reads it."""
 
     conversation_id: Annotated[str, msgspec.Meta(min_length=1, max_length=_NAME_MAX)]
     """Id of the conversation to follow, or the name it was given"""
@@ -34,15 +34,8 @@ class SocketQuery(msgspec.Struct, frozen=True, kw_only=True):
     """API key of the user, for clients that can send no header; left out where a header has it"""
 
 
-class SocketSubscription(msgspec.Struct, frozen=True, kw_only=True):
-    """Which conversation a client wants to see, and behind which event."""
-
-    name: str
-    latest_event_id: int = NOTHING_SEEN
-
-
-def to_wish(request: web.Request) -> SocketSubscription:
-    """Return what the query asks for; raises BadRequest.
+def read_subscription(request: web.Request) -> tuple[str, int]:
+    """Return which conversation a client wants to see, and behind which event; raises BadRequest.
 
     Clients that have seen nothing say so in many ways: what is no number means that.
     """
@@ -51,9 +44,7 @@ def to_wish(request: web.Request) -> SocketSubscription:
         raise BadRequest("No conversation_id in query params")
     if len(name) > _NAME_MAX or not name.isprintable():
         raise BadRequest("The conversation_id can be no id")
-    return SocketSubscription(
-        name=name, latest_event_id=_to_number(request.query.get("latest_event_id", ""))
-    )
+    return name, _to_number(request.query.get("latest_event_id", ""))
 
 
 def _to_number(text: str) -> int:

@@ -1,4 +1,4 @@
-"""The event socket, `/socket.io`: connections, and how frames travel. What is told is elsewhere.
+"""The event socket, `/socket.io`: connections, and what is said on them. What is told is elsewhere.
 
 Every request of a connection shows a key, or comes from a page of this server in a browser that is
 logged in: one with neither is answered 401, one with a wrong key is told so in the words of the
@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -29,11 +28,9 @@ from agentsvc.http.middleware.login_cookie import login_token
 from agentsvc.http.routes import Scope, check_scope, query_keys
 from agentsvc.http.server.connections import show_key
 from agentsvc.http.urls import address_of
-from agentsvc.http.v0.frames import error_frame
-from agentsvc.http.v0.listeners import Listener, Services
-from agentsvc.http.v0.packets import Packet, check_payload, event_packet
-from agentsvc.http.v0.socket_opener import FOLLOWERS, SocketSubscription, to_wish
-from agentsvc.http.v0.transcripts import TRANSCRIPTS
+from agentsvc.http.v0.listeners import Line, Listener
+from agentsvc.http.v0.packets import Packet, check_payload
+from agentsvc.http.v0.socket_opener import FOLLOWERS, read_subscription
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +40,6 @@ MAX_OF_USER: Final = 200
 TIDY_SECONDS: Final = 5.0
 _KNOCK_SECONDS: Final = 10.0
 """How long a connection may go without following a conversation."""
-
-_BATCH_BYTES: Final = 64 * 1024
-"""How much is sent before it is looked whether the client reads it."""
 
 _FAREWELL_SECONDS: Final = 3.0
 _SHORT_FAREWELL_SECONDS: Final = 0.5
@@ -71,7 +65,7 @@ class _Connection(msgspec.Struct, kw_only=True):
     """A connection that follows a conversation."""
 
     listener: Listener
-    line: "_Line"
+    line: Line
     hold: AbstractContextManager[None]
     """Ends it when the key of its caller has lost its worth."""
 
@@ -123,13 +117,7 @@ class Sockets:
 
     def __init__(self, app: web.Application) -> None:
         config = app[keys.CONFIG].server
-        self._services = Services(
-            conversations=app[keys.CONVERSATIONS],
-            pending=app[keys.PENDING],
-            sandboxes=app[keys.SANDBOXES],
-            transcripts=app[TRANSCRIPTS],
-            event_bus=app[keys.EVENT_BUS],
-        )
+        self._app = app
         self._followers = app[FOLLOWERS]
         self._supervisor = app[keys.SUPERVISOR]
         self._max_bytes = config.max_body_bytes
@@ -223,19 +211,20 @@ class Sockets:
         caller = request[_CALLER]
         try:
             principal = _require(caller)
-            wish, view = await self._read_wish(request, principal.user_id)
+            name, latest_event_id = read_subscription(request)
+            view = await self._find(principal.user_id, name)
         except errors.AgentsvcError as exc:
             eio_sid = self._server.manager.eio_sid_from_sid(sid, "/")
             if self._find_stream(eio_sid) is None:
                 # It leaves when its poll is answered; a WebSocket is its own to close.
                 self._end_soon(eio_sid)
             raise Refused(exc.message) from exc
-        line = _Line(self._server, sid, self._end, send_seconds=self._send_seconds)
+        line = Line(self._server, sid, self._end, send_seconds=self._send_seconds)
         listener = Listener(
-            self._services,
+            self._app,
             line,
             view,
-            latest_event_id=wish.latest_event_id,
+            latest_event_id=latest_event_id,
             check_key=lambda: _check(request.app, principal),
             note=lambda status: _note(request, principal, view.conversation.id, status),
             max_bytes=self._max_bytes,
@@ -246,10 +235,10 @@ class Sockets:
         hold.__enter__()
         self._connections[sid] = _Connection(listener=listener, line=line, hold=hold)
         self._followers[listener.conversation_id] += 1
-        self._supervisor.spawn(f"socket {sid} tells", listener.tell)
-        self._supervisor.spawn(f"socket {sid} obeys", listener.obey)
+        self._supervisor.spawn(f"socket {sid} tells", listener.stream)
+        self._supervisor.spawn(f"socket {sid} obeys", listener.process_actions)
         if principal.may_run:
-            self._supervisor.spawn(f"socket {sid} wakes", listener.wake)
+            self._supervisor.spawn(f"socket {sid} wakes", listener.resume)
 
     async def _disconnect(self, sid: str, reason: str) -> None:
         connection = self._forget(sid)
@@ -259,7 +248,7 @@ class Sockets:
 
     async def _take(self, sid: str, *said: msgspec.Raw) -> None:
         connection = self._connections.get(sid)
-        if connection is None or connection.listener.take(bytes(said[0]) if said else b"null"):
+        if connection is None or connection.listener.enqueue(bytes(said[0]) if said else b"null"):
             return
         # Nothing more of it is taken, and what it is told is its last.
         self._forget(sid)
@@ -275,18 +264,15 @@ class Sockets:
             self._followers += Counter()
         return connection
 
-    async def _read_wish(
-        self, request: web.Request, user_id: str
-    ) -> tuple[SocketSubscription, ConversationView]:
-        wish = to_wish(request)
-        conversations = self._services.conversations
-        conversation_id = await conversations.resolve(user_id, wish.name)
+    async def _find(self, user_id: str, name: str) -> ConversationView:
+        conversations = self._app[keys.CONVERSATIONS]
+        conversation_id = await conversations.resolve(user_id, name)
         [view] = await conversations.find_many(
             user_id, [conversation_id or ""], include_starting=True
         )
         if view is None:
-            raise errors.NotFound(f"Conversation {wish.name} not found")
-        return wish, view
+            raise errors.NotFound(f"Conversation {name} not found")
+        return view
 
     # Ends
 
@@ -331,62 +317,6 @@ class Sockets:
         environ = self._server.environ.get(eio_sid)
         opened: web.Request | None = environ["aiohttp.request"] if environ else None
         return opened if opened is not None and _is_stream(opened) else None
-
-
-class _Line:
-    """The way to one client; it keeps no more than two batches that the client has not read."""
-
-    def __init__(
-        self,
-        server: Any,
-        sid: str,
-        end: Callable[[str], Awaitable[None]],
-        *,
-        send_seconds: float,
-    ) -> None:
-        self.eio_sid: str = server.manager.eio_sid_from_sid(sid, "/")
-        self._server = server
-        self._sid = sid
-        self._end = end
-        self._send_seconds = send_seconds
-        self._unread = 0
-
-    async def send(self, frame: bytes) -> None:
-        """Send a frame; waits for a client that reads slowly."""
-        socket = self._server.eio.sockets.get(self.eio_sid)
-        if socket is None or socket.closed:
-            raise ConnectionResetError("it is gone")
-        if self._unread >= _BATCH_BYTES:
-            try:
-                async with asyncio.timeout(self._send_seconds):
-                    await socket.queue.join()
-            except TimeoutError as exc:
-                raise ConnectionAbortedError("it does not read") from exc
-            self._unread = 0
-        text = event_packet(frame)
-        self._unread += len(text)
-        await self._server.eio.send(self.eio_sid, text)
-
-    async def close(self) -> None:
-        """End the connection of a client that has said goodbye."""
-        socket = self._server.eio.sockets.get(self.eio_sid)
-        if socket is not None:
-            await socket.close(wait=False)
-
-    async def turn_away(self) -> None:
-        """Say why this is the end, and end it."""
-        with contextlib.suppress(ConnectionError):
-            await self.send(error_frame("Too many actions at once"))
-        await self.hang_up()
-
-    async def hang_up(self) -> None:
-        """End the connection for good; what was sent still arrives."""
-        await self._server.disconnect(self._sid)
-        await self._end(self.eio_sid)
-
-    async def drop(self) -> None:
-        """Break the connection; the client may come back."""
-        await self._end(self.eio_sid)
 
 
 class _ReadRequest:

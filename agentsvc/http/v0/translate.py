@@ -85,7 +85,7 @@ class Translator:
 
     def feed(self, body: bytes) -> list[HistoryEvent | msgspec.Raw]:
         """Return what one more stored event adds; often nothing, sometimes several events."""
-        event = agent.decode_event(body)
+        event = agent.decode(body, agent.EVENT)
         if event is None:
             return []
         if event.id in self._twins:
@@ -97,16 +97,18 @@ class Translator:
 
     def _take_over(self, event: agent.ConversationStateUpdateEvent) -> Iterable[msgspec.Raw]:
         """Tell an event that was imported from this generation as it was."""
-        imported = agent.decode_imported(event.value)
-        if imported is None or imported.number != self._next_number:
+        imported = agent.decode(event.value, agent.Imported)
+        head = agent.decode(imported.event, agent.ImportedHead) if imported is not None else None
+        if imported is None or head is None or head.id != self._next_number:
             return
         number = self._take_number()
         self._has_run = True
         if imported.twin is not None:
             self._twins.add(imported.twin)
             self._numbers.setdefault(imported.twin, number)
-        if imported.agent_state in set(AgentState):
-            self._state = AgentState(imported.agent_state)
+        state = agent.string_of(head.extras, "agent_state")
+        if state in set(AgentState):
+            self._state = AgentState(state)
         self._state = self._state or AgentState.LOADING
         yield imported.event
 
@@ -157,12 +159,12 @@ class Translator:
 
     def _update(self, event: agent.ConversationStateUpdateEvent) -> Iterable[HistoryEvent]:
         if event.key == "stats":
-            stats = agent.decode_stats(event.value)
+            stats = agent.decode(event.value, agent.Stats)
             self._metrics = self._metrics if stats is None else _sum_up(stats)
         elif event.key == "execution_status":
-            yield from self._change(event, agent.decode_status(event.value) or "")
+            yield from self._change(event, agent.decode(event.value, str) or "")
         elif event.key == WISH_KEY:
-            yield from self._hear(event, agent.decode_status(event.value) or "")
+            yield from self._note_request(event, agent.decode(event.value, str) or "")
         else:
             self._policy = agent.find_policy(event) or self._policy
 
@@ -224,7 +226,9 @@ class Translator:
             "security_risk": UNKNOWN_RISK,
         }
         shown = ShownAction(action="message", args=args, message=content)
-        yield self._publish(event, _source(event), shown, metrics=self._metrics_of(is_agent))
+        yield self._publish(
+            event, _source(event), shown, metrics=self._metrics if is_agent else None
+        )
         if is_agent:
             self._ended_on_message = True
             # The end of the run may be told before the message that ended it.
@@ -290,7 +294,7 @@ class Translator:
                 shown = ShownAction(action="condensation_request", args={}, message="")
                 yield self._publish(event, "agent", shown)
 
-    def _hear(self, event: agent.Reported, asked: str) -> Iterable[HistoryEvent]:
+    def _note_request(self, event: agent.Reported, asked: str) -> Iterable[HistoryEvent]:
         """Tell what the user has asked the agent to do."""
         if asked not in set(AgentState):
             return
@@ -478,9 +482,6 @@ class Translator:
         number = self._next_number
         self._next_number += 1
         return number
-
-    def _metrics_of(self, is_agent: bool) -> Fields | None:
-        return self._metrics if is_agent else None
 
 
 def _source(event: agent.Reported) -> str:

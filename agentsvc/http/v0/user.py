@@ -9,17 +9,23 @@ from aiohttp import web
 from msgspec import Meta
 
 from agentsvc.base import GitTokenMissing, NotAuthenticated, copy_to, now, stated, to_stored
-from agentsvc.domain import Provider, SuggestedTask
+from agentsvc.domain import Provider
 from agentsvc.git import (
     Branch,
     BranchQuery,
     Listing,
-    OwnerType,
-    Repository,
     RepositoryQuery,
     SortBy,
 )
-from agentsvc.http.git_views import Account, BranchFields, TaskFields
+from agentsvc.http.git_views import (
+    Account,
+    BranchFields,
+    RepositoryFields,
+    TaskFields,
+    show_branch,
+    show_repository,
+    show_task,
+)
 from agentsvc.http.keys import GIT_PROVIDERS, user_of
 from agentsvc.http.routes import OF_GIT_PROVIDERS, Routes
 
@@ -105,27 +111,8 @@ class UserView(Account, frozen=True, kw_only=True):
     """User: who somebody is at the git provider."""
 
 
-class RepositoryView(msgspec.Struct, frozen=True, kw_only=True):
+class RepositoryView(RepositoryFields, frozen=True, kw_only=True):
     """Repository: null stands for what its provider does not tell."""
-
-    id: str
-    """Id of the repository at its provider"""
-    full_name: str
-    """`owner/name`, which `repository` of a start takes"""
-    git_provider: Provider
-    """Where it is"""
-    is_public: bool
-    """Whether everybody can read it"""
-    stargazers_count: int | None
-    """How many accounts have starred it; null: not told"""
-    link_header: str | None
-    """Where the provider says the next page is; null on the last page"""
-    pushed_at: str | None
-    """When it was last pushed to, ISO 8601; null: not told"""
-    owner_type: OwnerType | None
-    """Who owns it; null: not told"""
-    main_branch: str | None
-    """Name of its default branch; null: not told"""
 
 
 class BranchView(BranchFields, frozen=True, kw_only=True):
@@ -175,22 +162,6 @@ class MicroagentContent(msgspec.Struct, frozen=True, kw_only=True):
     """Where the repository is"""
 
 
-def from_repository(one: Repository, link_header: str | None = None) -> RepositoryView:
-    """Return a repository as shown; the link is the one to the next page, if there is one."""
-    return copy_to(
-        RepositoryView,
-        one,
-        git_provider=one.provider,
-        stargazers_count=one.stars,
-        link_header=link_header,
-    )
-
-
-def from_branch(one: Branch) -> BranchView:
-    """Return a branch as shown."""
-    return copy_to(BranchView, one, protected=one.is_protected, last_push_date=one.pushed_at)
-
-
 def to_branch_query(query: BranchesQuery) -> tuple[BranchQuery, int | None]:
     """Return whose branches to list, and which page of them if not all."""
     if not _is_page(query):
@@ -201,7 +172,7 @@ def to_branch_query(query: BranchesQuery) -> tuple[BranchQuery, int | None]:
 
 def from_branches(found: Listing[Branch], query: BranchesQuery) -> BranchPage | list[BranchView]:
     """Return branches as shown: as a page if one was asked for, as older clients do not."""
-    views = [from_branch(one) for one in found.items]
+    views = [show_branch(BranchView, one) for one in found.items]
     if not _is_page(query):
         return views
     return BranchPage(
@@ -215,11 +186,6 @@ def from_branches(found: Listing[Branch], query: BranchesQuery) -> BranchPage | 
 
 def _is_page(query: BranchesQuery) -> bool:
     return query.page is not None or query.per_page is not None
-
-
-def from_task(one: SuggestedTask) -> SuggestedTaskView:
-    """Return a task as shown."""
-    return copy_to(SuggestedTaskView, one, git_provider=Provider(one.provider))
 
 
 PREFIX: Final = "/api/user"
@@ -272,7 +238,7 @@ async def get_repositories(request: web.Request, query: RepositoriesQuery) -> li
             user_id, query.selected_provider, wanted, query.page
         )
     link = _link(request, query.page) if found.cursor is not None else None
-    return [from_repository(one, link) for one in found.items]
+    return [show_repository(RepositoryView, one, link) for one in found.items]
 
 
 @ROUTES.add("GET", f"{PREFIX}/search/repositories", example={"query": "hello"})
@@ -288,7 +254,7 @@ async def search_repositories(request: web.Request, query: SearchQuery) -> list[
         found = await request.app[GIT_PROVIDERS].repositories_page(
             user_id, query.selected_provider, wanted, 1
         )
-    return [from_repository(one) for one in found.items]
+    return [show_repository(RepositoryView, one) for one in found.items]
 
 
 @ROUTES.add(
@@ -307,7 +273,7 @@ async def search_branches(request: web.Request, query: BranchSearchQuery) -> lis
         found = await request.app[GIT_PROVIDERS].search_branches(
             user_id, query.selected_provider, wanted
         )
-    return [from_branch(one) for one in found.items]
+    return [show_branch(BranchView, one) for one in found.items]
 
 
 @ROUTES.add("GET", f"{PREFIX}/suggested-tasks")
@@ -319,7 +285,7 @@ async def get_suggested_tasks(request: web.Request) -> list[SuggestedTaskView]:
     """
     with _in_words_of_clients():
         tasks = await request.app[GIT_PROVIDERS].suggested_tasks(user_of(request))
-    return [from_task(one) for one in tasks]
+    return [show_task(SuggestedTaskView, one) for one in tasks]
 
 
 @ROUTES.add("GET", f"{PREFIX}/repository/branches", example={"repository": "octocat/hello-world"})

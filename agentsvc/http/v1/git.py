@@ -2,24 +2,29 @@
 
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Final
 
 import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from agentsvc.base import BadRequest, copy_to, decode_cursor, encode_cursor
-from agentsvc.domain import Provider, SuggestedTask
+from agentsvc.base import BadRequest, decode_cursor, encode_cursor
+from agentsvc.domain import Provider
 from agentsvc.git import (
-    Branch,
     BranchQuery,
     Listing,
-    OwnerType,
-    Repository,
     RepositoryQuery,
     SortBy,
 )
-from agentsvc.http.git_views import BranchFields, TaskFields
+from agentsvc.http.git_views import (
+    BranchFields,
+    RepositoryFields,
+    TaskFields,
+    show_branch,
+    show_repository,
+    show_task,
+)
 from agentsvc.http.keys import GIT_PROVIDERS, user_of
 from agentsvc.http.routes import OF_GIT_PROVIDERS, Routes
 from agentsvc.http.wire import Limit, Page, PageQuery, page_at, page_offset
@@ -48,11 +53,9 @@ class InstallationsQuery(PageQuery, frozen=True, kw_only=True):
     """The git hosting service to ask, with the user's token"""
 
 
-class RepositoriesQuery(PageQuery, frozen=True, kw_only=True):
+class RepositoriesQuery(InstallationsQuery, frozen=True, kw_only=True):
     """Which repositories are listed: your own, or those of them whose names have the words."""
 
-    provider: Provider
-    """The git hosting service to ask, with the user's token"""
     query: Words | None = None
     """Words to find in names; left out: the user's own repositories"""
     installation_id: Words | None = None
@@ -76,34 +79,19 @@ class BranchesQuery(msgspec.Struct, frozen=True, kw_only=True):
     limit: Limit = SHORT_PAGE
 
 
-class TasksQuery(msgspec.Struct, frozen=True, kw_only=True):
+class TasksQuery(PageQuery, frozen=True, kw_only=True):
     """Which suggested tasks are listed."""
 
-    page_id: str | None = None
     limit: Limit = SHORT_PAGE
 
 
-class RepositoryView(msgspec.Struct, frozen=True, kw_only=True):
+class RepositoryView(RepositoryFields, frozen=True, kw_only=True):
     """A repository; null stands for what its provider does not tell."""
 
-    id: str
-    """Id of the repository at its provider"""
     full_name: str
     """`owner/name`, which `selected_repository` takes"""
-    git_provider: Provider
-    """Where it is"""
-    is_public: bool
-    """Whether everybody can read it"""
-    stargazers_count: int | None
-    """How many accounts have starred it; null: not told"""
     link_header: None
     """Always null"""
-    pushed_at: str | None
-    """When it was last pushed to, ISO 8601; null: not told"""
-    owner_type: OwnerType | None
-    """Who owns it; null: not told"""
-    main_branch: str | None
-    """Name of its default branch; null: not told"""
 
 
 class BranchView(BranchFields, frozen=True, kw_only=True):
@@ -130,23 +118,6 @@ def to_query(query: RepositoriesQuery) -> RepositoryQuery:
 def to_cursor(page_id: str | None) -> str | None:
     """Return what a provider needs to find a page; raises InvalidRequest."""
     return None if page_id is None else decode_cursor(page_id, str)[0]
-
-
-def from_repository(one: Repository) -> RepositoryView:
-    """Return a repository as it is shown; pages are told by `next_page_id` alone."""
-    return copy_to(
-        RepositoryView, one, git_provider=one.provider, stargazers_count=one.stars, link_header=None
-    )
-
-
-def from_branch(one: Branch) -> BranchView:
-    """Return a branch as it is shown."""
-    return copy_to(BranchView, one, protected=one.is_protected, last_push_date=one.pushed_at)
-
-
-def from_task(one: SuggestedTask) -> SuggestedTaskView:
-    """Return a task as it is shown."""
-    return copy_to(SuggestedTaskView, one, git_provider=Provider(one.provider))
 
 
 PREFIX: Final = "/api/v1/git"
@@ -184,7 +155,7 @@ async def search_repositories(
     found = await request.app[GIT_PROVIDERS].search_repositories(
         user_of(request), query.provider, to_query(query)
     )
-    return _page(found, from_repository)
+    return _page(found, partial(show_repository, RepositoryView))
 
 
 @ROUTES.add(
@@ -206,7 +177,7 @@ async def search_branches(request: web.Request, query: BranchesQuery) -> Page[Br
     found = await request.app[GIT_PROVIDERS].search_branches(
         user_of(request), query.provider, wanted
     )
-    return _page(found, from_branch)
+    return _page(found, partial(show_branch, BranchView))
 
 
 @ROUTES.add("GET", "/suggested-tasks/search", example={"limit": 10})
@@ -220,7 +191,7 @@ async def search_suggested_tasks(
     """
     offset = page_offset(query.page_id)
     tasks = await request.app[GIT_PROVIDERS].suggested_tasks(user_of(request))
-    return page_at([from_task(one) for one in tasks], offset, query.limit)
+    return page_at([show_task(SuggestedTaskView, one) for one in tasks], offset, query.limit)
 
 
 def _page[T, S](found: Listing[T], show: Callable[[T], S]) -> Page[S]:
