@@ -315,7 +315,7 @@ class Pool:
     """The connections to all ports that wait for something to do."""
 
     def __init__(self, *, connect_seconds: float) -> None:
-        self._connect_seconds = connect_seconds
+        self.connect_seconds = connect_seconds
         self._idle: dict[Address, deque[Connection]] = {}
         self._sweep: asyncio.TimerHandle | None = None
 
@@ -323,7 +323,7 @@ class Pool:
         """Return a new connection that is confirmed; raises Broken."""
         try:
             _, made = await connect(
-                address, Connection, confirm=confirm, time_limit=self._connect_seconds
+                address, Connection, confirm=confirm, time_limit=self.connect_seconds
             )
         except (OSError, TimeoutError, ValueError) as exc:
             raise ConnectionBroken from exc

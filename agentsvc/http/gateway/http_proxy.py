@@ -30,127 +30,121 @@ _READ_BYTES: Final = 64 * 1024 * 1024
 """How long an answer may be that has to be changed."""
 
 
-class Forwarder:
-    """Passes requests on, over connections that are kept for the next one."""
+async def forward(pool: Pool, request: web.Request, target: Target) -> web.StreamResponse:
+    """Return what the sandbox answers, sent already; raises PortUnavailable, MalformedBody.
 
-    def __init__(self, *, connect_seconds: float) -> None:
-        self._pool = Pool(connect_seconds=connect_seconds)
+    Connections are kept in the pool for the next request.
+    """
+    life = with_client(request)
+    try:
+        async with life:
+            return await _exchange(pool, request, target, life)
+    except TimeoutError as exc:
+        if not life.expired():
+            raise
+        if request.get(IS_FORWARDED, False):
+            raise ConnectionResetError("the client has gone, or the server stops") from exc
+        return web.Response(status=CLIENT_GONE)
+    except ConnectionError:
+        if request.transport is not None or request.get(IS_FORWARDED, False):
+            raise
+        return web.Response(status=CLIENT_GONE)
 
-    def close(self) -> None:
-        """Close all connections that nobody uses."""
-        self._pool.close()
 
-    async def forward(self, request: web.Request, target: Target) -> web.StreamResponse:
-        """Return what the sandbox answers, sent already; raises PortUnavailable, MalformedBody."""
-        life = with_client(request)
+async def _exchange(
+    pool: Pool, request: web.Request, target: Target, life: asyncio.Timeout
+) -> web.StreamResponse:
+    body = RequestBody(request)
+    if target.edit_body is not None:
+        await body.edit(target.edit_body)
+    head = head_of(request.method, target, (*target.headers.items(), *body.framing()))
+    first = body.take() if body.is_here else b""
+    connection = await _ask(pool, request, target, head + first, body)
+    try:
+        if body.is_sent:
+            response = await _answer(request, target, connection, life)
+        else:
+            response = await _answer_meanwhile(request, target, connection, life, body)
+    except ConnectionBroken as exc:
+        raise body.failure or unavailable(exc.__cause__ or exc) from exc
+    finally:
+        # What is left of the answer, or of the body, is wanted by nobody.
+        if connection.finish(is_sent=body.is_sent):
+            pool.put(target.address, connection)
+    return response
+
+
+async def _ask(
+    pool: Pool, request: web.Request, target: Target, raw: bytes, body: RequestBody
+) -> Connection:
+    """Return a connection on which the request was begun; raises PortUnavailable."""
+    is_repeatable = request.method in (hdrs.METH_GET, hdrs.METH_HEAD) and not body.exists
+    answers_head = request.method == hdrs.METH_HEAD
+    try:
+        connection = pool.find(target.address, is_safe=is_repeatable)
+        if connection is None:
+            connection = await pool.connect(target.address, target.confirm)
+        connection.ask(raw, answers_head=answers_head, on_continue=partial(ask_for_body, request))
+        if not (connection.is_used and is_repeatable):
+            return connection
         try:
-            async with life:
-                return await self._exchange(request, target, life)
-        except TimeoutError as exc:
-            if not life.expired():
+            await connection.head()
+        except ConnectionBroken:
+            if connection.has_answered:
                 raise
-            if request.get(IS_FORWARDED, False):
-                raise ConnectionResetError("the client has gone, or the server stops") from exc
-            return web.Response(status=CLIENT_GONE)
-        except ConnectionError:
-            if request.transport is not None or request.get(IS_FORWARDED, False):
-                raise
-            return web.Response(status=CLIENT_GONE)
+            connection = await pool.connect(target.address, target.confirm)
+            connection.ask(raw, answers_head=answers_head)
+        except asyncio.CancelledError:
+            connection.finish(is_sent=False)
+            raise
+    except ConnectionBroken as exc:
+        raise unavailable(exc.__cause__ or exc) from exc
+    return connection
 
-    async def _exchange(
-        self, request: web.Request, target: Target, life: asyncio.Timeout
-    ) -> web.StreamResponse:
-        body = RequestBody(request)
-        if target.edit_body is not None:
-            await body.edit(target.edit_body)
-        head = head_of(request.method, target, (*target.headers.items(), *body.framing()))
-        first = body.take() if body.is_here else b""
-        connection = await self._ask(request, target, head + first, body)
+
+async def _answer_meanwhile(
+    request: web.Request,
+    target: Target,
+    connection: Connection,
+    life: asyncio.Timeout,
+    body: RequestBody,
+) -> web.StreamResponse:
+    """Pass the answer on while the body is still on its way."""
+    failure: Exception | None = None
+    response = web.StreamResponse()
+    async with asyncio.TaskGroup() as group:
+        pump = group.create_task(body.pump(connection))
         try:
-            if body.is_sent:
-                response = await self._answer(request, target, connection, life)
-            else:
-                response = await self._answer_meanwhile(request, target, connection, life, body)
-        except ConnectionBroken as exc:
-            raise body.failure or unavailable(exc.__cause__ or exc) from exc
+            response = await _answer(request, target, connection, life)
+        except (AgentsvcError, ConnectionBroken, ConnectionError) as exc:
+            # The group would wrap it.
+            failure = exc
         finally:
-            # What is left of the answer, or of the body, is wanted by nobody.
-            if connection.finish(is_sent=body.is_sent):
-                self._pool.put(target.address, connection)
-        return response
+            pump.cancel()
+    if failure is not None:
+        raise failure
+    return response
 
-    async def _ask(
-        self, request: web.Request, target: Target, raw: bytes, body: RequestBody
-    ) -> Connection:
-        """Return a connection on which the request was begun; raises PortUnavailable."""
-        is_repeatable = request.method in (hdrs.METH_GET, hdrs.METH_HEAD) and not body.exists
-        answers_head = request.method == hdrs.METH_HEAD
-        try:
-            connection = self._pool.find(target.address, is_safe=is_repeatable)
-            if connection is None:
-                connection = await self._pool.connect(target.address, target.confirm)
-            connection.ask(
-                raw, answers_head=answers_head, on_continue=partial(ask_for_body, request)
-            )
-            if not (connection.is_used and is_repeatable):
-                return connection
-            try:
-                await connection.head()
-            except ConnectionBroken:
-                if connection.has_answered:
-                    raise
-                connection = await self._pool.connect(target.address, target.confirm)
-                connection.ask(raw, answers_head=answers_head)
-            except asyncio.CancelledError:
-                connection.finish(is_sent=False)
-                raise
-        except ConnectionBroken as exc:
-            raise unavailable(exc.__cause__ or exc) from exc
-        return connection
 
-    async def _answer_meanwhile(
-        self,
-        request: web.Request,
-        target: Target,
-        connection: Connection,
-        life: asyncio.Timeout,
-        body: RequestBody,
-    ) -> web.StreamResponse:
-        """Pass the answer on while the body is still on its way."""
-        failure: Exception | None = None
-        response = web.StreamResponse()
-        async with asyncio.TaskGroup() as group:
-            pump = group.create_task(body.pump(connection))
-            try:
-                response = await self._answer(request, target, connection, life)
-            except (AgentsvcError, ConnectionBroken, ConnectionError) as exc:
-                # The group would wrap it.
-                failure = exc
-            finally:
-                pump.cancel()
-        if failure is not None:
-            raise failure
-        return response
-
-    async def _answer(
-        self, request: web.Request, target: Target, connection: Connection, life: asyncio.Timeout
-    ) -> web.StreamResponse:
-        head = await connection.head()
-        if target.reader is not None and _is_json(head):
-            return await _answer_older(request, target, connection, target.reader)
-        response = _begin(target, head)
-        request[IS_FORWARDED] = True
-        await response.prepare(request)
-        try:
-            if _is_endless(head):
-                with until_stop(request, life):
-                    await _copy(request, response, connection)
-            else:
+async def _answer(
+    request: web.Request, target: Target, connection: Connection, life: asyncio.Timeout
+) -> web.StreamResponse:
+    head = await connection.head()
+    if target.reader is not None and _is_json(head):
+        return await _answer_older(request, target, connection, target.reader)
+    response = _begin(target, head)
+    request[IS_FORWARDED] = True
+    await response.prepare(request)
+    try:
+        if _is_endless(head):
+            with until_stop(request, life):
                 await _copy(request, response, connection)
-        except ConnectionBroken as exc:
-            # Too late for another answer: that the connection ends early says it was not all.
-            raise ConnectionResetError("the sandbox broke off its answer") from exc
-        return response
+        else:
+            await _copy(request, response, connection)
+    except ConnectionBroken as exc:
+        # Too late for another answer: that the connection ends early says it was not all.
+        raise ConnectionResetError("the sandbox broke off its answer") from exc
+    return response
 
 
 def _begin(target: Target, head: Head) -> web.StreamResponse:

@@ -47,13 +47,19 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
         return is_final and not self.has_old_version and "close" not in options
 
 
-class SizedBody:
+class _Body:
+    """The body of an answer."""
+
+    is_done = False
+    trailers: tuple[tuple[str, str], ...] = ()
+
+
+class SizedBody(_Body):
     """A body of a known length."""
 
     def __init__(self, length: int) -> None:
         self.left = length
         self.is_done = length == 0
-        self.trailers: tuple[tuple[str, str], ...] = ()
 
     def feed(self, data: bytes) -> tuple[list[bytes], bytes]:
         """Return what belongs to the body and what does not."""
@@ -72,12 +78,8 @@ class SizedBody:
             raise InvalidResponse("the body is shorter than its length")
 
 
-class EndlessBody:
+class EndlessBody(_Body):
     """A body that ends with the connection."""
-
-    def __init__(self) -> None:
-        self.is_done = False
-        self.trailers: tuple[tuple[str, str], ...] = ()
 
     def feed(self, data: bytes) -> tuple[list[bytes], bytes]:
         """Return all of it."""
@@ -88,13 +90,11 @@ class EndlessBody:
         self.is_done = True
 
 
-class ChunkedBody:
+class ChunkedBody(_Body):
     """A body in chunks, perhaps with trailers."""
 
     def __init__(self) -> None:
         self._chunks = ChunkReader()
-        self.is_done = False
-        self.trailers: tuple[tuple[str, str], ...] = ()
 
     def feed(self, data: bytes) -> tuple[list[bytes], bytes]:
         """Return what is in the chunks, and what comes after the last one."""

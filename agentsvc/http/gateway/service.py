@@ -13,7 +13,8 @@ from agentsvc.base import AgentsvcError, NotAllowed, NotAuthenticated, NotFound
 from agentsvc.http.gateway import rewriting as rewrite
 from agentsvc.http.gateway import websocket_frames as frames
 from agentsvc.http.gateway.admission import Admission, GatewayCaller
-from agentsvc.http.gateway.http_proxy import Forwarder
+from agentsvc.http.gateway.connection_pool import Pool
+from agentsvc.http.gateway.http_proxy import forward
 from agentsvc.http.gateway.older_clients import OlderClients
 from agentsvc.http.gateway.request_lifetime import until_stop, with_client
 from agentsvc.http.gateway.target import (
@@ -51,13 +52,12 @@ class Gateway:
 
     def __init__(self, admission: Admission, *, connect_seconds: float) -> None:
         self.admission = admission
-        self._connect_seconds = connect_seconds
         self._older = OlderClients()
-        self._forwarder = Forwarder(connect_seconds=connect_seconds)
+        self._pool = Pool(connect_seconds=connect_seconds)
 
     def close(self) -> None:
         """Close all connections that nobody uses."""
-        self._forwarder.close()
+        self._pool.close()
 
     async def serve(
         self, request: web.Request, place: PortRequest, sandbox_id: str
@@ -75,8 +75,8 @@ class Gateway:
         target = await self._find_target(request, place, sandbox_id, visitor)
         with self._in_use(request, place, sandbox_id, visitor):
             if frames.is_upgrade(request):
-                return await self._join(Client(request), target)
-            return await self._forwarder.forward(request, target)
+                return await join(Client(request), target, self._pool.connect_seconds)
+            return await forward(self._pool, request, target)
 
     async def serve_late(
         self, request: web.Request, place: PortRequest, sandbox_id: str | None
@@ -95,13 +95,10 @@ class Gateway:
             target.headers.popall(hdrs.SEC_WEBSOCKET_EXTENSIONS, None)
             target.headers.popall(hdrs.SEC_WEBSOCKET_PROTOCOL, None)
             with self._in_use(request, place, wanted, visitor):
-                await self._join(client, target)
+                await join(client, target, self._pool.connect_seconds)
         except AgentsvcError as exc:
             await client.close(_close_code(exc), exc.message)
         return response
-
-    async def _join(self, client: Client, target: Target) -> web.StreamResponse:
-        return await join(client, target, connect_seconds=self._connect_seconds)
 
     async def _find_target(
         self, request: web.Request, place: PortRequest, sandbox_id: str, visitor: GatewayCaller

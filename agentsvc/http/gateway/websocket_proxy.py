@@ -122,7 +122,7 @@ class Upstream(NamedTuple):
         return web.Response(status=head.status, reason=head.reason, headers=headers, body=body)
 
 
-async def join(client: Client, target: Target, *, connect_seconds: float) -> web.StreamResponse:
+async def join(client: Client, target: Target, connect_seconds: float) -> web.StreamResponse:
     """Connect a client with a sandbox and return when either side, or the server, has ended.
 
     A client that has no answer yet gets the sandbox's, be it a refusal. Raises PortUnavailable
