@@ -23,7 +23,7 @@ from agentsvc.http.routes import FORM, HTML, JSON, Routes, Scope, check_scope
 from agentsvc.http.sdk_versions import Version, mark, version_of_login
 from agentsvc.http.urls import address_of, links_of
 from agentsvc.http.v1.forms import read_form
-from agentsvc.http.v1.pages import FormPage
+from agentsvc.http.v1.pages import answer_page, answer_style
 
 PREFIX: Final = "/oauth/device"
 
@@ -215,7 +215,7 @@ async def get_style(_request: web.Request) -> web.Response:
 
     A part of that page.
     """
-    return _PAGE.answer_style()
+    return answer_style()
 
 
 async def _decide(request: web.Request, caller: Principal, decision: Decision) -> None:
@@ -259,11 +259,7 @@ _REASONS: Final = {
     ClaimState.EXPIRED: "The device code has expired or is not known",
 }
 
-_PAGE: Final = FormPage(title="Log a program in", style="verify.css", referrer="no-referrer")
-
 
 def _page(code: str, message: str, *, status: int = 200) -> web.Response:
     shown = code[:20]
-    return _PAGE.answer(
-        "verify.html", message, status=status, code=shown, code_or_so=shown or "CODE"
-    )
+    return answer_page(status, message=message, code=shown, code_or_so=shown or "CODE")
