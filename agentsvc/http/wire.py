@@ -78,7 +78,9 @@ ON_STREAMED: Final[web.RequestKey[Callable[[bytes], Awaitable[None]]]] = web.Req
 )
 """What to call with the last item of an array that is streamed, before the client has its end."""
 
-_ENCODER = msgspec.json.Encoder()
+encode: Final = msgspec.json.Encoder().encode
+"""Returns a value as JSON."""
+
 _ENCODINGS: Final = frozenset({"", "identity", "gzip", "deflate"})
 _NOTHING: Final[Any] = object()
 _MAX_VALUES: Final = 100_000
@@ -124,12 +126,22 @@ def page_at[T](items: Sequence[T], offset: int, limit: int) -> Page[T]:
     return Page(items=list(items[offset:end]), next_page_id=next_page_id)
 
 
+def page_by_name[T](
+    items: Iterable[T], page_id: str | None, limit: int, name_of: Callable[[T], str]
+) -> Page[T]:
+    """Return a page of a list that is all here and sorted by name; raises InvalidRequest."""
+    [last] = ("",) if page_id is None else decode_cursor(page_id, str)
+    rest = [one for one in items if name_of(one) > last]
+    next_page_id = encode_cursor(name_of(rest[limit - 1])) if limit < len(rest) else None
+    return Page(items=rest[:limit], next_page_id=next_page_id)
+
+
 # Answers
 
 
 def json_response(value: Any, *, status: int = 200) -> web.Response:
     """Answer with a value as JSON."""
-    return raw_json_response(_ENCODER.encode(value), status=status)
+    return raw_json_response(encode(value), status=status)
 
 
 def text_response(text: str) -> web.Response:
@@ -161,11 +173,6 @@ async def stream_array(
     await response.write(b"]")
     await response.write_eof()
     return response
-
-
-def encode(value: Any) -> bytes:
-    """Return a value as JSON."""
-    return _ENCODER.encode(value)
 
 
 def raw_page(items: Iterable[bytes], next_page_id: str | None) -> bytes:

@@ -28,16 +28,10 @@ _MADE = msgspec.json.Decoder(_Made)
 
 async def note_change(request: web.Request, response: web.StreamResponse | None) -> None:
     """Note who asked for a change and how it ended, before the answer is sent; None if it broke off."""
-    if response is None:
-        await _note(request, "", _BROKEN_OFF)
-    elif PRINCIPAL in request:
-        await _note(request, _made(response), response.status)
-
-
-async def _note(request: web.Request, made: str, status: int) -> None:
     route = route_of(request)
     if PRINCIPAL not in request or route is None:
         return
+    made, status = ("", _BROKEN_OFF) if response is None else (_made(response), response.status)
     named = ", ".join(f"{name}={value}" for name, value in request.match_info.items())
     action = f"{route.method} {route.path}"
     told = request.get(AUDITED) or AuditNote(action=action, subject=named or made, status=status)

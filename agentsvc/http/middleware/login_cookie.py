@@ -67,11 +67,8 @@ def _is_own(request: web.Request, origin: Origin) -> bool:
         return False
     is_safe = request.method in _SAFE and not wants_socket(request)
     made_by = request.headers.get(hdrs.ORIGIN, "")
-    return is_safe or _is_same(made_by, origin) or _says_same(request)
-
-
-def _says_same(request: web.Request) -> bool:
-    return request.headers.get(_FETCH_SITE) == "same-origin"
+    is_said_own = request.headers.get(_FETCH_SITE) == "same-origin"
+    return is_safe or is_said_own or _is_same(made_by, origin)
 
 
 def _is_same(made_by: str, origin: Origin) -> bool:

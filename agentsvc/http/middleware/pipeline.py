@@ -43,7 +43,6 @@ from agentsvc.http.server.delayed_refusal import (
     REFUSAL_DELAY,
     LogThrottle,
     RefusalDelay,
-    hold_back,
 )
 from agentsvc.http.server.metrics_registry import Refusal, RequestMetrics
 from agentsvc.http.server.time_limit import TimeLimit
@@ -101,7 +100,6 @@ _HAS_BEGUN: Final[web.RequestKey[bool]] = web.RequestKey("has_begun", bool)
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _EVERY_HOST: Final = KnownHosts(names=frozenset({EVERY}), domains=frozenset())
 _HEALTH_PATHS: Final = frozenset({"/alive", "/health", "/ready"})
-_BUDGETS: Final = {Budget.REQUESTS: Refusal.SANDBOX_RATE, Budget.BYTES: Refusal.SANDBOX_BYTES}
 _RATES: Final = {"key": Refusal.KEY_RATE, "address": Refusal.ADDRESS_RATE}
 _PAGE_CHALLENGE: Final = 'Basic realm="agentsvc: any name, and an API key", charset="UTF-8"'
 _CHALLENGE: Final = 'Bearer realm="agentsvc"'
@@ -175,8 +173,10 @@ async def trace_request(request: web.Request, handler: Handler) -> web.StreamRes
     finally:
         measures.running -= 1
         _note_end(request, status, monotonic() - began)
-    if status >= HTTPStatus.BAD_REQUEST and request.get(IS_HELD, False) and not response.prepared:
-        await hold_back(request, response)
+    is_held = status >= HTTPStatus.BAD_REQUEST and request.get(IS_HELD, False)
+    if is_held and not response.prepared and not await app[REFUSAL_DELAY].hold():
+        # There was no place to wait.
+        response.force_close()
     return response
 
 
@@ -318,13 +318,13 @@ async def _count_sandbox(request: web.Request) -> None:
     if not sandbox_id:
         return
     show_key(request, sandbox_id)
-    allowance = SandboxAllowance(request.app[LIMITS], sandbox_id)
-    await _wait_for(request, allowance, Budget.REQUESTS, 1)
+    allowance = SandboxAllowance(request, sandbox_id)
+    await allowance.spend(Budget.REQUESTS, 1)
     if keys.SANDBOX in request:
         # Before any of it is read, so that what waits is not in memory.
         announced = min(request.content_length or 0, CALLBACK_BODY_BYTES)
-        await _wait_for(request, allowance, Budget.BYTES, announced)
-        wait: OnMoreBody = partial(_wait_for, request, allowance, Budget.BYTES)
+        await allowance.spend(Budget.BYTES, announced)
+        wait: OnMoreBody = partial(allowance.spend, Budget.BYTES)
         request[ON_MORE_BODY] = wait
 
 
@@ -335,17 +335,6 @@ def _sandbox_of(request: web.Request) -> str:
     if keys.PASS in request:
         return request[keys.PASS].sandbox_id
     return request[keys.MODEL_TOKEN].sandbox_id if keys.MODEL_TOKEN in request else ""
-
-
-async def _wait_for(
-    request: web.Request, allowance: SandboxAllowance, budget: Budget, count: int
-) -> None:
-    """Wait until so much may be had of a budget; raises TooManyRequests."""
-    try:
-        await allowance.take(budget, count)
-    except errors.TooManyRequests:
-        request[keys.REFUSED_FOR] = _BUDGETS[budget]
-        raise
 
 
 def _count_stranger(request: web.Request) -> errors.TooManyRequests | None:

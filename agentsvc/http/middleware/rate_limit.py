@@ -15,6 +15,8 @@ from aiohttp import web
 
 from agentsvc.base import TooManyRequests, monotonic
 from agentsvc.config import LimitsConfig
+from agentsvc.http.keys import REFUSED_FOR
+from agentsvc.http.server.metrics_registry import Refusal
 from agentsvc.http.wire import CALLBACK_BODY_BYTES
 
 _WINDOW_SECONDS: Final = 60
@@ -53,6 +55,9 @@ class Budget(StrEnum):
 
     REQUESTS = "requests"
     BYTES = "bytes of reports"
+
+
+_REFUSALS: Final = {Budget.REQUESTS: Refusal.SANDBOX_RATE, Budget.BYTES: Refusal.SANDBOX_BYTES}
 
 
 class Throttle:
@@ -123,17 +128,20 @@ class SandboxAllowance:
     It waits rather than being refused: an agent server sends what was refused a few times only.
     """
 
-    def __init__(self, limits: Limits, sandbox_id: str) -> None:
-        self.sandbox_id = sandbox_id
-        self._limits = limits
+    def __init__(self, request: web.Request, sandbox_id: str) -> None:
+        self._request = request
+        self._sandbox_id = sandbox_id
         self._max_wait_seconds = _LONGEST_WAIT_SECONDS
 
-    async def take(self, budget: Budget, count: int) -> None:
+    async def spend(self, budget: Budget, count: int) -> None:
         """Wait until so much may be sent; raises TooManyRequests if that takes too long."""
-        seconds, is_taken = self._limits.sandboxes[budget].reserve(
-            self.sandbox_id, count, max_wait_seconds=self._max_wait_seconds
+        seconds, is_taken = (
+            self._request.app[LIMITS]
+            .sandboxes[budget]
+            .reserve(self._sandbox_id, count, max_wait_seconds=self._max_wait_seconds)
         )
         if not is_taken:
+            self._request[REFUSED_FOR] = _REFUSALS[budget]
             message = f"Too many {budget} from this sandbox"
             raise TooManyRequests(message, retry_after_seconds=math.ceil(seconds))
         self._max_wait_seconds -= seconds

@@ -61,9 +61,3 @@ REFUSAL_DELAY: Final[web.AppKey[RefusalDelay]] = web.AppKey("refusal_delay", Ref
 LOG_THROTTLE: Final[web.AppKey[LogThrottle]] = web.AppKey("log_throttle", LogThrottle)
 IS_HELD: Final[web.RequestKey[bool]] = web.RequestKey("is_held", bool)
 """Whether the answer to a request is to be kept back."""
-
-
-async def hold_back(request: web.Request, response: web.StreamResponse) -> None:
-    """Keep an answer back for a while; where there is no place for it, the connection ends with it."""
-    if not await request.app[REFUSAL_DELAY].hold():
-        response.force_close()

@@ -427,7 +427,10 @@ async def post_conversation(request: web.Request, body: StartBody) -> StartAnswe
     """
     order = to_order(body)
     known = await find_view(request, order.alias or order.conversation_id or "")
-    return await _known(request, order, known) if known else await _start(request, order)
+    if known:
+        return await _known(request, order, known)
+    conversations, user_id = request.app[CONVERSATIONS], user_of(request)
+    return _from_task(await conversations.start(user_id, order, generation=Generation.V0))
 
 
 @ROUTES.add("GET", "", example={"limit": 10})
@@ -529,11 +532,6 @@ async def _known(request: web.Request, order: StartOrder, view: ConversationView
     taken = [first_message(task.request) for task in tasks]
     message = first_message(order)
     return from_known(view, is_ignored=message is not None and message not in taken)
-
-
-async def _start(request: web.Request, order: StartOrder) -> StartAnswer:
-    conversations, user_id = request.app[CONVERSATIONS], user_of(request)
-    return _from_task(await conversations.start(user_id, order, generation=Generation.V0))
 
 
 def _from_task(task: StartTask) -> StartAnswer:

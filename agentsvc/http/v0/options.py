@@ -6,7 +6,7 @@ from aiohttp import web
 
 from agentsvc.http.keys import CATALOGUE
 from agentsvc.http.routes import Routes
-from agentsvc.http.v0.settings import WebConfig, from_models
+from agentsvc.http.v0.settings import WebConfig
 from agentsvc.settings import AGENTS, SECURITY_ANALYZERS
 
 ROUTES: Final = Routes("/api/options")
@@ -28,7 +28,8 @@ async def get_models(request: web.Request) -> list[str]:
     As `provider/name`, which `llm_model` takes. What this server knows; a model that is not here
     can be used as well.
     """
-    return from_models((await request.app[CATALOGUE].get()).models)
+    models = (await request.app[CATALOGUE].get()).models
+    return sorted({f"{model.provider}/{model.name}" for model in models})
 
 
 @ROUTES.add("GET", "/agents")

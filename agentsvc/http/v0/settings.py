@@ -1,6 +1,5 @@
 """Settings of the older generation, their mapping to and from the core's, and handlers."""
 
-from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -13,7 +12,6 @@ from agentsvc.domain import McpListsBody, to_mcp_config
 from agentsvc.http.keys import SECRETS, SETTINGS, user_of
 from agentsvc.http.routes import Routes
 from agentsvc.http.wire import json_response
-from agentsvc.models import Model
 from agentsvc.settings import (
     SECRET_FIELDS,
     SecretsStoreBody,
@@ -119,11 +117,6 @@ def from_settings(settings: Settings, provider_hosts: dict[str, str | None]) -> 
         "llm_api_key_set": bool(settings.llm_api_key),
         "search_api_key_set": bool(settings.search_api_key),
     }
-
-
-def from_models(models: Iterable[Model]) -> list[str]:
-    """Return the names by which settings call language models, in the order of the alphabet."""
-    return sorted({f"{model.provider}/{model.name}" for model in models})
 
 
 RESET_REMOVED: Final = "Reset settings functionality has been removed."

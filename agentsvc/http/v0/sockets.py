@@ -210,7 +210,8 @@ class Sockets:
         request: web.Request = environ["aiohttp.request"]
         caller = request[_CALLER]
         try:
-            principal = _require(caller)
+            if (principal := caller.principal) is None:
+                raise errors.NotAuthenticated(_WRONG_KEY)
             name, latest_event_id = read_subscription(request)
             view = await self._find(principal.user_id, name)
         except errors.AgentsvcError as exc:
@@ -341,12 +342,6 @@ class _ReadRequest:
 def _known(request: web.Request, principal: Principal) -> _Caller:
     show_key(request)
     return _Caller(principal=principal, came_at=monotonic())
-
-
-def _require(caller: _Caller) -> Principal:
-    if caller.principal is None:
-        raise errors.NotAuthenticated(_WRONG_KEY)
-    return caller.principal
 
 
 def _is_stream(request: web.Request) -> bool:

@@ -242,18 +242,6 @@ def to_query(
     )
 
 
-def to_patch(body: PatchBody) -> ConversationPatch:
-    """Return the changes in the core's words."""
-    return ConversationPatch(
-        title=body.title,
-        is_public=body.public,
-        repository=body.selected_repository,
-        branch=body.selected_branch,
-        provider=body.git_provider,
-        labels=body.labels,
-    )
-
-
 @lru_cache(maxsize=_MAX_SHOWN)
 def from_view(view: ConversationView, links: Links) -> AppConversation:
     """Return a conversation as clients see it; most are seen many times before they change."""
@@ -427,7 +415,14 @@ async def patch_app_conversation(
 
     Only what is sent is changed; null clears a field. The answer is the conversation as it is now.
     """
-    patch = to_patch(body)
+    patch = ConversationPatch(
+        title=body.title,
+        is_public=body.public,
+        repository=body.selected_repository,
+        branch=body.selected_branch,
+        provider=body.git_provider,
+        labels=body.labels,
+    )
     with _not_found_as("unknown_app_conversation"):
         view = await request.app[CONVERSATIONS].update(user_of(request), conversation_id, patch)
     return from_view(view, links_of(request))

@@ -11,7 +11,6 @@ from agentsvc.http.keys import SANDBOXES, SETTINGS, user_of
 from agentsvc.http.routes import Routes, Scope
 from agentsvc.http.wire import PAGE_MAX, Limit, Time
 from agentsvc.plugin import IdleRules
-from agentsvc.sandboxes import Removal
 from agentsvc.settings import Settings
 
 RULES: Final = "/api/v1/sandbox-rules"
@@ -110,19 +109,20 @@ async def get_removals(request: web.Request, query: RemovalQuery) -> Removals:
     tried again by itself.
     """
     found = await request.app[SANDBOXES].failed_removals(query.limit)
-    return Removals(items=[_from_removal(one) for one in found])
+    return Removals(
+        items=[
+            copy_to(
+                RemovalView,
+                one,
+                sandbox_spec_id=one.spec_id,
+                next_try_at=stored_or_none(one.due_at),
+            )
+            for one in found
+        ]
+    )
 
 
 def _with_rules(old: Settings | None, rules: IdleRules) -> Settings:
     if old is None:
         raise NotFound("Settings not found: save settings before rules for sandboxes")
     return msgspec.structs.replace(old, sandbox_idle=rules)
-
-
-def _from_removal(removal: Removal) -> RemovalView:
-    return copy_to(
-        RemovalView,
-        removal,
-        sandbox_spec_id=removal.spec_id,
-        next_try_at=stored_or_none(removal.due_at),
-    )

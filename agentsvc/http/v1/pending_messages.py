@@ -17,7 +17,6 @@ from agentsvc.base import (
     in_text,
     stated,
 )
-from agentsvc.conversations import PendingMessage as Waiting
 from agentsvc.conversations import Queued
 from agentsvc.domain import Message
 from agentsvc.http.keys import PENDING, user_of
@@ -99,12 +98,6 @@ def to_pending(body: PendingBody) -> Message:
         raise BadRequest(f"Invalid content format: {in_text(exc)}") from exc
 
 
-def from_waiting(waiting: Waiting) -> WaitingMessage:
-    """Return a message that waits as it is shown."""
-    content = from_message(waiting.message).content
-    return WaitingMessage(id=dashed(waiting.id), content=content, is_sent=waiting.is_tried)
-
-
 ROUTES: Final = Routes(
     "/api/v1/conversations/{conversation_id}/pending-messages", path_types={"conversation_id": str}
 )
@@ -143,7 +136,12 @@ async def get_pending_messages(request: web.Request, conversation_id: str) -> li
     In their order. The path names a conversation, or with `task-` in front of its id a start task.
     """
     waiting = await request.app[PENDING].waiting(user_of(request), conversation_id)
-    return [from_waiting(one) for one in waiting]
+    return [
+        WaitingMessage(
+            id=dashed(one.id), content=from_message(one.message).content, is_sent=one.is_tried
+        )
+        for one in waiting
+    ]
 
 
 @ROUTES.add("DELETE", "/{message_id}", errors=(Conflict,))

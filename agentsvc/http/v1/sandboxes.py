@@ -300,14 +300,6 @@ def page_of_specs(
     )
 
 
-def find_specs(
-    specs: Sequence[Spec], ids: Sequence[str], created_at: datetime
-) -> list[SandboxSpecInfo | None]:
-    """Return the named templates in the order of the ids, null for each unknown one."""
-    known = {spec.id: from_spec(spec, created_at) for spec in specs}
-    return [known.get(spec_id) for spec_id in ids]
-
-
 def _expose(sandbox: Sandbox, links: Links) -> list[ExposedUrl]:
     return [
         ExposedUrl(
@@ -525,7 +517,8 @@ async def get_sandbox_specs(request: web.Request, query: Ids) -> list[SandboxSpe
     """
     ids = check_ids(query.ids)
     specs, created_at = request.app[SANDBOXES].specs(), request.app[ACTIVITY].started_at
-    return find_specs(specs, ids, created_at)
+    known = {spec.id: from_spec(spec, created_at) for spec in specs}
+    return [known.get(spec_id) for spec_id in ids]
 
 
 def calling_sandbox(request: web.Request) -> Sandbox:

@@ -14,12 +14,11 @@ from agentsvc.base import (
     Problems,
     Secret,
     checked_by,
-    decode_cursor,
 )
 from agentsvc.domain import NamedServers, Provider, read_mcp_map
 from agentsvc.http.keys import GIT_PROVIDERS, SECRETS, SETTINGS, user_of
 from agentsvc.http.routes import Routes, shown_as
-from agentsvc.http.wire import PAGE_MAX, Limit, Page
+from agentsvc.http.wire import PAGE_MAX, Limit, Page, page_by_name
 from agentsvc.settings import (
     ProviderTokenPatch,
     ProviderTokens,
@@ -28,7 +27,6 @@ from agentsvc.settings import (
     VariableValue,
     to_token_patches,
 )
-from agentsvc.storage import cut
 
 PREFIX: Final = "/api/v1/secrets"
 
@@ -111,7 +109,12 @@ async def search_secrets(request: web.Request, query: SecretQuery) -> Page[Secre
     Sorted by name, without their values.
     """
     found = await request.app[SECRETS].custom_secret_names(user_of(request))
-    return _page(found, query)
+    wanted = [
+        SecretInfo(name=name, description=found[name])
+        for name in sorted(found)
+        if query.name_contains.lower() in name.lower()
+    ]
+    return page_by_name(wanted, query.page_id, query.limit, lambda one: one.name)
 
 
 @ROUTES.add(
@@ -187,17 +190,6 @@ async def delete_secret(request: web.Request, secret_id: str) -> Edited:
     if not await request.app[SECRETS].delete_custom_secret(user_of(request), secret_id):
         raise NotFound(f"Secret with ID {secret_id} not found")
     return Edited(message="Secret deleted successfully")
-
-
-def _page(found: dict[str, str | None], query: SecretQuery) -> Page[SecretInfo]:
-    [last] = ("",) if query.page_id is None else decode_cursor(query.page_id, str)
-    wanted = [
-        SecretInfo(name=name, description=found[name])
-        for name in sorted(found)
-        if query.name_contains.lower() in name.lower() and name > last
-    ]
-    items, next_page_id = cut(wanted, query.limit, lambda last: (last.name,))
-    return Page(items=items, next_page_id=next_page_id)
 
 
 def _changes(body: GitProviders) -> tuple[SettingsPatch | None, dict[Provider, ProviderTokenPatch]]:

@@ -40,7 +40,6 @@ from agentsvc.settings import (
     SECRET_FIELDS,
     FlatText,
     GroupingStrategy,
-    SecretsPatch,
     SecretsStoreBody,
     SentSettings,
     Settings,
@@ -201,7 +200,7 @@ def to_change(body: SettingsBody) -> Change:
     with problems.noted():
         patch = _to_patch(body)
     with problems.noted():
-        to_secrets(body)
+        to_secrets_patch(body.secrets_store)
     problems.refuse()
     nested = (
         to_conversation_change(body.conversation_settings_diff or {}),
@@ -215,11 +214,6 @@ def to_change(body: SettingsBody) -> Change:
         return settings
 
     return change
-
-
-def to_secrets(body: SettingsBody) -> SecretsPatch:
-    """Return the secrets a body stores; raises InvalidRequest for what does not fit."""
-    return to_secrets_patch(body.secrets_store)
 
 
 def from_settings(settings: Settings, provider_hosts: dict[str, str | None]) -> dict[str, Any]:
@@ -332,9 +326,9 @@ async def post_settings(request: web.Request, body: SettingsBody) -> SettingsSto
     `llm_model`, `llm_base_url` and the three keys alone, which an empty text clears. Where a value
     is sent in both forms, the nested one counts. A nested value that does not fit is a 400.
     """
-    change = to_change(body)
+    change, secrets = to_change(body), to_secrets_patch(body.secrets_store)
     await request.app[SETTINGS].change(
-        user_of(request), lambda old: change(old or Settings()), secrets=to_secrets(body)
+        user_of(request), lambda old: change(old or Settings()), secrets=secrets
     )
     return SettingsStored()
 

@@ -5,12 +5,10 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.base import AgentRefused, AgentUnavailable, BadRequest, decode_cursor
-from agentsvc.conversations import UserSkill
+from agentsvc.base import AgentRefused, AgentUnavailable, BadRequest
 from agentsvc.http.keys import LIVE_SETTINGS, user_of
 from agentsvc.http.routes import OF_AGENTS, Routes
-from agentsvc.http.wire import SUCCESS, Page, PageQuery, Success
-from agentsvc.storage import cut
+from agentsvc.http.wire import SUCCESS, Page, PageQuery, Success, page_by_name
 
 
 class SkillInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +52,13 @@ async def search_skills(request: web.Request, query: PageQuery) -> Page[SkillInf
     runs.
     """
     skills = await request.app[LIVE_SETTINGS].user_skills(user_of(request))
-    return _page(skills, query)
+    shown = [
+        SkillInfo(
+            name=one.name, type=one.type, source=one.source or "", triggers=one.triggers or None
+        )
+        for one in skills
+    ]
+    return page_by_name(shown, query.page_id, query.limit, lambda one: one.name)
 
 
 @ROUTES.add(
@@ -93,16 +97,3 @@ async def post_switch_acp_model(
     live, user_id = request.app[LIVE_SETTINGS], user_of(request)
     await live.switch_acp_model(user_id, conversation_id, body.model)
     return SUCCESS
-
-
-def _page(skills: list[UserSkill], query: PageQuery) -> Page[SkillInfo]:
-    [last] = ("",) if query.page_id is None else decode_cursor(query.page_id, str)
-    wanted = [_from_skill(skill) for skill in skills if skill.name > last]
-    items, next_page_id = cut(wanted, query.limit, lambda last: (last.name,))
-    return Page(items=items, next_page_id=next_page_id)
-
-
-def _from_skill(skill: UserSkill) -> SkillInfo:
-    return SkillInfo(
-        name=skill.name, type=skill.type, source=skill.source or "", triggers=skill.triggers or None
-    )
