@@ -76,7 +76,7 @@ class FollowedStreams:
         self._find = find
         self._running: dict[str, asyncio.Task[None]] = {}
 
-    async def heed(self, text: str) -> None:
+    async def handle(self, text: str) -> None:
         """Begin or end a stream; anything else that a client says is passed over."""
         if self._find is None:
             return
@@ -96,7 +96,9 @@ class FollowedStreams:
         except AgentsvcError as exc:
             await self._refuse(wanted, exc.code)
             return
-        self._running[wanted.stream] = self._group.create_task(self._tell(wanted.stream, items))
+        self._running[wanted.stream] = self._group.create_task(
+            self._send_items(wanted.stream, items)
+        )
 
     def end(self) -> None:
         """End all of them."""
@@ -107,7 +109,7 @@ class FollowedStreams:
         data = encode({"reason": reason})
         await self._send(Message(type="end", data=data, stream=wanted.stream))
 
-    async def _tell(self, name: str, items: Items) -> None:
+    async def _send_items(self, name: str, items: Items) -> None:
         async with aclosing(items):
             async for item in items:
                 message = item.message if isinstance(item, StreamEnd) else item

@@ -114,9 +114,9 @@ async def serve(
         if PRINCIPAL in request:
             items = await find_items()
             await line.open()
-            ending = await _tell_all(request, line, items, find_more, over)
+            ending = await _stream(request, line, items, find_more, over)
         else:
-            ending = await _tell_late(request, line, find_items, find_more, over)
+            ending = await _stream_after_auth(request, line, find_items, find_more, over)
     with contextlib.suppress(ConnectionError, TimeoutError):
         async with asyncio.timeout(_LAST_SECONDS):
             await line.end(ending or _STOPPING)
@@ -126,16 +126,16 @@ async def serve(
     return line.response
 
 
-async def _tell_late(
+async def _stream_after_auth(
     request: web.Request,
     line: _Line,
     find_items: Callable[[], Awaitable[Items]],
     find_more: Finder | None,
     over: asyncio.Event,
 ) -> StreamEnd | None:
-    """Tell a client that shows its key first; what is wrong can only end the WebSocket."""
+    """Serve a client that shows its key first; what is wrong can only end the WebSocket."""
     await line.open()
-    ending = await _first(_meet(request, line), _wait(over))
+    ending = await _first_to_end(_authenticate(request, line), _wait(over))
     if PRINCIPAL not in request:
         return ending
     try:
@@ -143,11 +143,11 @@ async def _tell_late(
     except AgentsvcError as exc:
         code = _GONE_CODE if isinstance(exc, NotFound) else WSCloseCode.INTERNAL_ERROR
         return StreamEnd(message=None, code=code, reason=exc.code)
-    return await _tell_all(request, line, items, find_more, over)
+    return await _stream(request, line, items, find_more, over)
 
 
-async def _meet(request: web.Request, line: _Line) -> StreamEnd | None:
-    """Note who a client is."""
+async def _authenticate(request: web.Request, line: _Line) -> StreamEnd | None:
+    """Find out who a client is by its first message."""
     try:
         key = await first_message_key(request, line.first_text())
         request[PRINCIPAL] = await _identify(request, key)
@@ -165,7 +165,7 @@ async def _identify(request: web.Request, key: str) -> Principal:
         return await request.app[LOGINS].identify(login_token(request, page_part=key))
 
 
-async def _tell_all(
+async def _stream(
     request: web.Request, line: _Line, items: Items, find_more: Finder | None, over: asyncio.Event
 ) -> StreamEnd | None:
     async with contextlib.aclosing(items):
@@ -174,8 +174,8 @@ async def _tell_all(
         if request.transport is None:
             gone.set()
         with request.app[OPEN_CONNECTIONS].held(request[PRINCIPAL], lost.set):
-            return await _first(
-                _tell(line, items),
+            return await _first_to_end(
+                _send_items(line, items),
                 _listen(line, gone, find_more),
                 _wait(lost, _KEY_LOST),
                 _wait(over),
@@ -186,7 +186,7 @@ async def _listen(line: _Line, gone: asyncio.Event, find_more: Finder | None) ->
     """Heed what a client asks for, until it has gone."""
     async with asyncio.TaskGroup() as group:
         followed = FollowedStreams(group, line.send, find_more)
-        await line.listen(gone, followed.heed)
+        await line.listen(gone, followed.handle)
         followed.end()
     return None
 
@@ -208,8 +208,8 @@ class _Lines:
         """Return what the client says first; raises NotAuthenticated if it is no text."""
         raise NotAuthenticated
 
-    async def listen(self, gone: asyncio.Event, heed: Callable[[str], Awaitable[None]]) -> None:
-        """Return once the client has gone; `heed` gets what it says."""
+    async def listen(self, gone: asyncio.Event, on_text: Callable[[str], Awaitable[None]]) -> None:
+        """Return once the client has gone; `on_text` gets what it says."""
         await gone.wait()
 
     async def send(self, message: Message) -> None:
@@ -254,13 +254,13 @@ class _Socket:
                 break
         raise NotAuthenticated
 
-    async def listen(self, gone: asyncio.Event, heed: Callable[[str], Awaitable[None]]) -> None:
+    async def listen(self, gone: asyncio.Event, on_text: Callable[[str], Awaitable[None]]) -> None:
         async for said in self._socket:
             self._missed = 0
             if said.type is WSMsgType.PING:
                 await self._socket.pong(said.data)
             elif said.type is WSMsgType.TEXT:
-                await heed(said.data)
+                await on_text(said.data)
 
     async def send(self, message: Message) -> None:
         await self._socket.send_frame(_to_text(message), WSMsgType.TEXT)
@@ -275,7 +275,7 @@ class _Socket:
         await self._socket.close(code=ending.code, message=ending.reason.encode())
 
 
-async def _tell(line: _Line, items: Items) -> StreamEnd | None:
+async def _send_items(line: _Line, items: Items) -> StreamEnd | None:
     """Send items until one is the end."""
     async for item in items:
         match item:
@@ -293,7 +293,7 @@ async def _wait(over: asyncio.Event, ending: StreamEnd | None = None) -> StreamE
     return ending
 
 
-async def _first(*works: Awaitable[StreamEnd | None]) -> StreamEnd | None:
+async def _first_to_end(*works: Awaitable[StreamEnd | None]) -> StreamEnd | None:
     """Return what the first that ends returns, and end the others."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_quietly(work)) for work in works]

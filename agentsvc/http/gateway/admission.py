@@ -60,24 +60,24 @@ class Admission:
 
         `sandbox_id` is that of the origin whose cookie is shown.
         """
-        visitor = GatewayCaller()
+        caller = GatewayCaller()
         for key in shown.keys:
-            visitor = await self._add(visitor, key)
+            caller = await self._add(caller, key)
         for key in shown.sandbox_keys:
-            visitor = _merge(
-                visitor, GatewayCaller(sandbox=await self._find(key), keys=frozenset({key}))
+            caller = _merge(
+                caller, GatewayCaller(sandbox=await self._find(key), keys=frozenset({key}))
             )
-        if visitor.principal is None and shown.login:
-            visitor = await self._add_login(visitor, shown.login)
-        if visitor.principal is None and visitor.sandbox is None:
-            visitor = await self._find_by_token(shown, sandbox_id)
-        hidden = visitor
+        if caller.principal is None and shown.login:
+            caller = await self._add_login(caller, shown.login)
+        if caller.principal is None and caller.sandbox is None:
+            caller = await self._find_by_token(shown, sandbox_id)
+        with_others = caller
         for key in shown.others:
-            hidden = await self._add(hidden, key)
-        return msgspec.structs.replace(visitor, keys=hidden.keys)
+            with_others = await self._add(with_others, key)
+        return msgspec.structs.replace(caller, keys=with_others.keys)
 
     async def let_in(self, sandbox_id: str) -> GatewayCaller:
-        """Return a visitor without a key, for what needs none; raises NotAuthenticated.
+        """Return a caller without a key, for what needs none; raises NotAuthenticated.
 
         A sandbox that does not exist is no other than one that is closed. Raises Conflict for a
         paused one, which nobody resumes without a key.
@@ -89,32 +89,32 @@ class Admission:
             raise _paused(sandbox)
         return GatewayCaller(sandbox=sandbox)
 
-    async def get(self, visitor: GatewayCaller, sandbox_id: str) -> Sandbox:
-        """Return a sandbox the visitor may use; raises NotFound, as if others did not exist.
+    async def get(self, caller: GatewayCaller, sandbox_id: str) -> Sandbox:
+        """Return a sandbox the caller may use; raises NotFound, as if others did not exist.
 
         Raises NotAllowed for a user who may only read: what a request does there, nobody knows.
         The sandbox's own key is worth no more than its user.
         """
-        if visitor.sandbox is not None and visitor.sandbox.id == sandbox_id:
-            if await self._admitted.is_barred(visitor.sandbox.user_id):
+        if caller.sandbox is not None and caller.sandbox.id == sandbox_id:
+            if await self._admitted.is_barred(caller.sandbox.user_id):
                 raise errors.NotAllowed("The user of this sandbox may not use it")
-            return visitor.sandbox
-        if visitor.principal is None:
+            return caller.sandbox
+        if caller.principal is None:
             raise errors.NotFound
-        sandbox = await self._sandboxes.get(visitor.principal.user_id, sandbox_id)
-        check_scope(Scope.RUN, visitor.principal)
+        sandbox = await self._sandboxes.get(caller.principal.user_id, sandbox_id)
+        check_scope(Scope.RUN, caller.principal)
         return sandbox
 
     @contextlib.contextmanager
     def held(
-        self, visitor: GatewayCaller, sandbox_id: str, end: Callable[[], None]
+        self, caller: GatewayCaller, sandbox_id: str, end: Callable[[], None]
     ) -> Iterator[None]:
         """Call `end()` when the key that opens a sandbox has lost its worth, while this lasts."""
         with contextlib.ExitStack() as stack:
-            if visitor.sandbox is not None and visitor.sandbox.id == sandbox_id:
-                stack.enter_context(self._admitted.held_of(visitor.sandbox.user_id, end))
-            elif visitor.principal is not None:
-                stack.enter_context(self._admitted.held(visitor.principal, end, needs=_may_run))
+            if caller.sandbox is not None and caller.sandbox.id == sandbox_id:
+                stack.enter_context(self._admitted.held_of(caller.sandbox.user_id, end))
+            elif caller.principal is not None:
+                stack.enter_context(self._admitted.held(caller.principal, end, needs=_may_run))
             yield
 
     def using(self, sandbox_id: str) -> AbstractContextManager[None]:
@@ -144,23 +144,23 @@ class Admission:
             raise errors.NotFound
         return _running(seen)
 
-    async def _add(self, visitor: GatewayCaller, key: str) -> GatewayCaller:
+    async def _add(self, caller: GatewayCaller, key: str) -> GatewayCaller:
         keys = frozenset({key})
         sandbox = await self._find(key)
         if sandbox is not None:
-            return _merge(visitor, GatewayCaller(sandbox=sandbox, keys=keys))
+            return _merge(caller, GatewayCaller(sandbox=sandbox, keys=keys))
         try:
             principal = await self._keyring.identify(key)
         except errors.NotAuthenticated:
-            return visitor
-        return _merge(visitor, GatewayCaller(principal=principal, keys=keys))
+            return caller
+        return _merge(caller, GatewayCaller(principal=principal, keys=keys))
 
-    async def _add_login(self, visitor: GatewayCaller, token: str) -> GatewayCaller:
+    async def _add_login(self, caller: GatewayCaller, token: str) -> GatewayCaller:
         try:
             principal = await self._logins.identify(token)
         except errors.NotAuthenticated:
-            return visitor
-        return _merge(visitor, GatewayCaller(principal=principal))
+            return caller
+        return _merge(caller, GatewayCaller(principal=principal))
 
     async def _find_by_token(self, shown: RequestKeys, sandbox_id: str) -> GatewayCaller:
         sandbox = await self._sandboxes.find_any(sandbox_id) if shown.port_token else None
@@ -176,15 +176,15 @@ class Admission:
         return None if key.startswith(KEY_PREFIX) else await self._sandboxes.find_by_key(key)
 
 
-def _may_run(caller: Principal) -> bool:
-    return caller.may_run
+def _may_run(principal: Principal) -> bool:
+    return principal.may_run
 
 
-def _merge(visitor: GatewayCaller, more: GatewayCaller) -> GatewayCaller:
+def _merge(caller: GatewayCaller, more: GatewayCaller) -> GatewayCaller:
     return GatewayCaller(
-        principal=visitor.principal or more.principal,
-        sandbox=visitor.sandbox or more.sandbox,
-        keys=visitor.keys | more.keys,
+        principal=caller.principal or more.principal,
+        sandbox=caller.sandbox or more.sandbox,
+        keys=caller.keys | more.keys,
     )
 
 

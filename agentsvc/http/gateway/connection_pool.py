@@ -159,13 +159,13 @@ class Connection(asyncio.Protocol):
         self.write(head)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Send bytes without waiting; raises Broken."""
+        """Send bytes without waiting; raises ConnectionBroken."""
         if self._failure is not None or self._transport is None:
             raise ConnectionBroken from self._failure
         self._transport.write(data)
 
     async def send(self, data: bytes | memoryview) -> None:
-        """Send bytes and wait while the sandbox does not take them; raises Broken."""
+        """Send bytes and wait while the sandbox does not take them; raises ConnectionBroken."""
         self.write(data)
         await self.flush()
 
@@ -181,13 +181,13 @@ class Connection(asyncio.Protocol):
         return bool(self._parts) or self.is_done
 
     async def head(self) -> Head:
-        """Return the head of the answer; raises Broken."""
+        """Return the head of the answer; raises ConnectionBroken."""
         while self._head is None:
             await self._wait()
         return self._head
 
     async def read(self) -> bytes:
-        """Return what has come of the body, nothing at its end; raises Broken."""
+        """Return what has come of the body, nothing at its end; raises ConnectionBroken."""
         while not self._parts:
             if self.is_done:
                 return b""
@@ -204,7 +204,7 @@ class Connection(asyncio.Protocol):
         return data
 
     async def pour(self, outlet: ClientBody) -> None:
-        """Put what comes of the body through an outlet until its end; raises Broken.
+        """Put what comes of the body through an outlet until its end; raises ConnectionBroken.
 
         It goes there as it comes, past whoever called this.
         """
@@ -320,7 +320,7 @@ class Pool:
         self._sweep: asyncio.TimerHandle | None = None
 
     async def connect(self, address: Address, confirm: Confirm | None = None) -> Connection:
-        """Return a new connection that is confirmed; raises Broken."""
+        """Return a new connection that is confirmed; raises ConnectionBroken."""
         try:
             _, made = await connect(
                 address, Connection, confirm=confirm, time_limit=self.connect_seconds

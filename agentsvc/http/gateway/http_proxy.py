@@ -169,7 +169,7 @@ def _is_json(head: Head) -> bool:
 async def _answer_older(
     request: web.Request, target: Target, connection: Connection, reader: Reader
 ) -> web.Response:
-    """Return the answer, all of it, as the client reads it; raises PortUnavailable, Broken."""
+    """Return the answer, all of it, as the client reads it; raises PortUnavailable, ConnectionBroken."""
     parts: list[bytes] = []
     left = _READ_BYTES
     while part := await connection.read():

@@ -73,7 +73,7 @@ class SizedBody(_Body):
         self.is_done = not self.left
 
     def feed_end(self) -> None:
-        """Take in the end; raises NotHttp if it is early."""
+        """Take in the end; raises InvalidResponse if it is early."""
         if not self.is_done:
             raise InvalidResponse("the body is shorter than its length")
 
@@ -108,19 +108,19 @@ class ChunkedBody(_Body):
         return [data[start:stop] for start, stop in spans], rest
 
     def feed_end(self) -> None:
-        """Take in the end; raises NotHttp if it is early."""
+        """Take in the end; raises InvalidResponse if it is early."""
         if not self.is_done:
             raise InvalidResponse("the last chunk is missing")
 
 
 type Body = SizedBody | EndlessBody | ChunkedBody
-"""Tells which of the bytes that come belong to a body; both of its methods raise NotHttp."""
+"""Tells which of the bytes that come belong to a body; both of its methods raise InvalidResponse."""
 
 
 def find_end(raw: bytes | bytearray) -> tuple[int, int] | None:
     """Return where a head ends and where what follows begins; None if the end is missing.
 
-    Raises NotHttp if it is too long.
+    Raises InvalidResponse if it is too long.
     """
     found = _HEAD_END.search(raw)
     if (found.start() if found else len(raw)) > HEAD_BYTES:
@@ -129,7 +129,7 @@ def find_end(raw: bytes | bytearray) -> tuple[int, int] | None:
 
 
 def read_head(raw: bytes | bytearray) -> Head:
-    """Return what a head says, without the empty line at its end; raises NotHttp."""
+    """Return what a head says, without the empty line at its end; raises InvalidResponse."""
     first, _, rest = raw.partition(b"\n")
     status = _STATUS_LINE.match(first.removesuffix(b"\r").decode("utf-8", "surrogateescape"))
     if status is None:
@@ -147,7 +147,7 @@ def read_head(raw: bytes | bytearray) -> Head:
 
 
 def body_of(head: Head, *, answers_head: bool) -> Body:
-    """Return what reads the body of an answer; raises NotHttp if it is unclear where that ends."""
+    """Return what reads the body of an answer; raises InvalidResponse if it is unclear where that ends."""
     codings = ",".join(head.headers.getall("Transfer-Encoding", ())).strip().lower()
     lengths = set(head.headers.getall("Content-Length", ()))
     if len(lengths) > 1 or (codings and lengths) or not all(map(_LENGTH.match, lengths)):

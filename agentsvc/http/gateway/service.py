@@ -68,12 +68,12 @@ class Gateway:
         if shown.is_empty and _may_show_key_later(request, place):
             return await self.serve_late(request, place, sandbox_id)
         if shown.is_empty and _is_health_check(request, place):
-            visitor = await self.admission.let_in(sandbox_id)
+            caller = await self.admission.let_in(sandbox_id)
         else:
-            visitor = await self.admission.identify(shown, sandbox_id)
-            _show_key(request, visitor)
-        target = await self._find_target(request, place, sandbox_id, visitor)
-        with self._in_use(request, place, sandbox_id, visitor):
+            caller = await self.admission.identify(shown, sandbox_id)
+            _show_key(request, caller)
+        target = await self._find_target(request, place, sandbox_id, caller)
+        with self._in_use(request, place, sandbox_id, caller):
             if frames.is_upgrade(request):
                 return await join(Client(request), target, self._pool.connect_seconds)
             return await forward(self._pool, request, target)
@@ -84,42 +84,42 @@ class Gateway:
         """Answer a WebSocket whose first message has the key; it may name the sandbox, too."""
         client = Client(request)
         response = await client.open(CIMultiDict())
-        visitor = await self._meet(client, place)
-        if visitor is None:
+        caller = await self._authenticate(client, place)
+        if caller is None:
             return response
         try:
-            _show_key(request, visitor)
-            wanted = sandbox_id or (visitor.sandbox.id if visitor.sandbox else "")
-            target = await self._find_target(request, place, wanted, visitor)
+            _show_key(request, caller)
+            wanted = sandbox_id or (caller.sandbox.id if caller.sandbox else "")
+            target = await self._find_target(request, place, wanted, caller)
             # What was agreed with the client had to be agreed before there was a sandbox.
             target.headers.popall(hdrs.SEC_WEBSOCKET_EXTENSIONS, None)
             target.headers.popall(hdrs.SEC_WEBSOCKET_PROTOCOL, None)
-            with self._in_use(request, place, wanted, visitor):
+            with self._in_use(request, place, wanted, caller):
                 await join(client, target, self._pool.connect_seconds)
         except AgentsvcError as exc:
             await client.close(_close_code(exc), exc.message)
         return response
 
     async def _find_target(
-        self, request: web.Request, place: PortRequest, sandbox_id: str, visitor: GatewayCaller
+        self, request: web.Request, place: PortRequest, sandbox_id: str, caller: GatewayCaller
     ) -> Target:
-        sandbox = await self.admission.get(visitor, sandbox_id)
+        sandbox = await self.admission.get(caller, sandbox_id)
         is_use = _is_use(request, place)
         sandbox = await self.admission.wait_usable(sandbox, wakes_culled=is_use)
-        target = make_target(request, sandbox, place, keys=visitor.keys)
+        target = make_target(request, sandbox, place, keys=caller.keys)
         return self._older.adapt(request, place, sandbox.id, target)
 
     @contextlib.contextmanager
     def _in_use(
-        self, request: web.Request, place: PortRequest, sandbox_id: str, visitor: GatewayCaller
+        self, request: web.Request, place: PortRequest, sandbox_id: str, caller: GatewayCaller
     ) -> Iterator[None]:
         """Let the sandbox count as used while somebody works with it, as long as they may."""
         is_use = _is_use(request, place)
         using = self.admission.using(sandbox_id) if is_use else contextlib.nullcontext()
-        with using, self.admission.held(visitor, sandbox_id, lambda: _cut(request)):
+        with using, self.admission.held(caller, sandbox_id, lambda: _abort(request)):
             yield
 
-    async def _meet(self, client: Client, place: PortRequest) -> GatewayCaller | None:
+    async def _authenticate(self, client: Client, place: PortRequest) -> GatewayCaller | None:
         """Return who a client is by its first message; one that says no key is let go."""
         life = with_client(client.request)
         try:
@@ -211,9 +211,9 @@ def _may_be_for_sandbox(request: web.Request) -> bool:
     return has_other or hdrs.UPGRADE in request.headers
 
 
-def _show_key(request: web.Request, visitor: GatewayCaller) -> None:
+def _show_key(request: web.Request, caller: GatewayCaller) -> None:
     """Count a connection for whose key it has shown; raises TooManyRequests."""
-    sandbox = visitor.sandbox if visitor.principal is None else None
+    sandbox = caller.sandbox if caller.principal is None else None
     show_key(request, sandbox.id if sandbox is not None else "")
 
 
@@ -255,7 +255,7 @@ async def _first_text(client: Client) -> bytes:
         raise ConnectionResetError("the client has gone") from exc
 
 
-def _cut(request: web.Request) -> None:
+def _abort(request: web.Request) -> None:
     """End a connection; what is on its way through it may be anywhere in a frame."""
     if request.transport is not None:
         request.transport.abort()

@@ -71,7 +71,7 @@ def accept(request: web.Request) -> str:
 
 
 async def read_text(reader: asyncio.StreamReader, *, limit: int) -> bytes:
-    """Return the first frame's text; raises NotAText, or IncompleteReadError at the end."""
+    """Return the first frame's text; raises InvalidFirstFrame, or IncompleteReadError at the end."""
     first, second = await reader.readexactly(2)
     length = second & ~_MASKED
     if first != _TEXT or not second & _MASKED or length == _LENGTH_64:
@@ -93,7 +93,7 @@ class ServerMessages:
         self._parts: list[tuple[bytes, bytes]] = []
 
     async def read(self) -> FromServer:
-        """Return what comes next; raises NotAText for what is too long or not from a server.
+        """Return what comes next; raises InvalidFirstFrame for what is too long or not from a server.
 
         A control frame between the parts of a text comes before it. Raises IncompleteReadError at
         the end.

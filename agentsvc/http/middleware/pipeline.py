@@ -57,7 +57,7 @@ from agentsvc.http.wire import (
 
 log = logging.getLogger(__name__)
 
-type Take = Callable[[web.Request], Awaitable[web.StreamResponse | None] | None]
+type Interceptor = Callable[[web.Request], Awaitable[web.StreamResponse | None] | None]
 """Answers a request in place of its handler; None for one that is left to the handler."""
 
 
@@ -92,7 +92,7 @@ class Activity:
 ACTIVITY: Final[web.AppKey[Activity]] = web.AppKey("activity", Activity)
 
 _KNOWS_HOST: Final[web.AppKey[Callable[[str], bool]]] = web.AppKey("knows_host")
-_BEFORE_CALLERS: Final[web.AppKey[tuple[Take, ...]]] = web.AppKey("before_callers")
+_BEFORE_CALLERS: Final[web.AppKey[tuple[Interceptor, ...]]] = web.AppKey("before_callers")
 _TIME_LIMIT: Final[web.AppKey[TimeLimit]] = web.AppKey("time_limit", TimeLimit)
 _CORS_ORIGINS: Final[web.AppKey[frozenset[str]]] = web.AppKey("cors_origins")
 _ERROR_CODE: Final[web.RequestKey[str]] = web.RequestKey("error_code", str)
@@ -127,13 +127,13 @@ def install(
     cors_origins: Collection[str] = (),
     request_seconds: float = 120.0,
     hosts: KnownHosts = _EVERY_HOST,
-    before_callers: Sequence[Take] = (),
+    before_callers: Sequence[Interceptor] = (),
     limits: LimitsConfig = _NO_LIMITS,
     max_held: int = _MAX_HELD,
 ) -> None:
     """Surround the application; `*` among the origins stands for every one.
 
-    `before_callers` see a request before it is asked for its key, and may take it. `max_held`
+    `before_callers` see a request before it is asked for its key, and may answer it. `max_held`
     answers to those who are turned away may be kept back at a time.
     """
     app[ACTIVITY] = Activity()
@@ -210,9 +210,9 @@ async def _check_sender(request: web.Request, handler: Handler) -> web.StreamRes
         await _check_unknown_host(request, host)
     if request.method == hdrs.METH_OPTIONS and _is_preflight(request):
         return _answer_preflight(request)
-    for take in app[_BEFORE_CALLERS]:
-        taken = take(request)
-        if taken is not None and (response := await taken) is not None:
+    for intercept in app[_BEFORE_CALLERS]:
+        answering = intercept(request)
+        if answering is not None and (response := await answering) is not None:
             return response
     return await _check_caller(request, handler)
 
