@@ -31,6 +31,9 @@ from agentsvc.base import (
 DEFAULT_TIMEOUT_SECONDS: Final = 60
 MAX_TIMEOUT_SECONDS: Final = 3600
 
+PROCESS_NAME: Final = r"\A[A-Za-z0-9_-]{1,100}\Z"
+PROCESS_NAME_FORM: Final = "of 1 to 100 letters, digits, `_` and `-`"
+
 _SCHEMES = frozenset({"http", "https", "ws", "wss"})
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -138,10 +141,7 @@ class ShttpServerBody(SseServerBody, frozen=True, kw_only=True, forbid_unknown_f
 class StdioServerBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A tool server that is a process in the sandbox; texts are split as a shell does."""
 
-    name: Annotated[
-        str,
-        matching(r"\A[A-Za-z0-9_-]{1,100}\Z", "of 1 to 100 letters, digits, `_` and `-`"),
-    ]
+    name: Annotated[str, matching(PROCESS_NAME, PROCESS_NAME_FORM)]
     """What the server is called: 1 to 100 letters, digits, `_` and `-`"""
     command: Command
     """Program that is the server, without arguments"""
@@ -160,7 +160,7 @@ def _check_shttp(raw: Any, *, loc: Loc) -> None:
 
 
 def _check_stdio(raw: Any, *, loc: Loc) -> None:
-    _to_stdio(convert(raw, StdioServerBody, loc=loc), loc)
+    to_stdio_server(convert(raw, StdioServerBody, loc=loc), loc)
 
 
 _LIST: Final = Meta(max_length=100, extra_json_schema={"uniqueItems": True})
@@ -203,7 +203,9 @@ def _to_config(given: McpListsBody, loc: Loc) -> McpConfig:
     problems = Problems()
     config = McpConfig(
         sse_servers=_each(given.sse_servers, _to_sse, (*loc, "sse_servers"), problems),
-        stdio_servers=_each(given.stdio_servers, _to_stdio, (*loc, "stdio_servers"), problems),
+        stdio_servers=_each(
+            given.stdio_servers, to_stdio_server, (*loc, "stdio_servers"), problems
+        ),
         shttp_servers=_each(given.shttp_servers, _to_shttp, (*loc, "shttp_servers"), problems),
     )
     problems.refuse()
@@ -362,14 +364,15 @@ def _reached(body: SseServerBody, loc: Loc) -> tuple[str, Secret | None]:
     problems = Problems()
     url, key = "", None
     with problems.noted():
-        url = _url(body.url, loc)
+        url = checked_url(body.url, loc)
     with problems.noted():
         key = _secret(body.api_key, loc)
     problems.refuse()
     return url, key
 
 
-def _to_stdio(body: StdioServerBody, loc: Loc) -> StdioServer:
+def to_stdio_server(body: StdioServerBody, loc: Loc) -> StdioServer:
+    """Return a server that is a process; raises InvalidRequest for all that is wrong with it."""
     problems = Problems()
     made = StdioServer(name=body.name, command="")
     with problems.noted():
@@ -393,7 +396,8 @@ def _command(text: str, loc: Loc) -> str:
     return command
 
 
-def _url(text: str, loc: Loc) -> str:
+def checked_url(text: str, loc: Loc) -> str:
+    """Return the URL of a server without blanks around it; raises InvalidRequest."""
     where = (*loc, "url")
     url = text.strip()
     if not url:

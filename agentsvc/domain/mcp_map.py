@@ -27,6 +27,8 @@ from agentsvc.base import (
 from agentsvc.domain.mcp import (
     DEFAULT_TIMEOUT_SECONDS,
     MAX_TIMEOUT_SECONDS,
+    PROCESS_NAME,
+    PROCESS_NAME_FORM,
     Arguments,
     Command,
     Loc,
@@ -36,12 +38,15 @@ from agentsvc.domain.mcp import (
     ShttpServer,
     SseServer,
     StdioServer,
+    StdioServerBody,
     ToolServerExtras,
     Variables,
+    checked_url,
     named_servers,
     read_mcp_config,
     server_headers,
     timeout_of,
+    to_stdio_server,
     transport_of,
 )
 
@@ -195,52 +200,41 @@ def _to_server(name: str, raw: Any, loc: Loc) -> Server:
 
 
 def _to_stdio(name: str, wire: NamedServer, loc: Loc) -> StdioServer:
-    form = {"name": name, "command": wire.command, "args": wire.args or [], "env": wire.env or {}}
-    # The lists know how the parts of a server are checked, so the map asks them.
-    [server] = _read_list("stdio_servers", form, loc).stdio_servers
-    extras = _extras(wire)
-    extras = msgspec.structs.replace(extras, timeout_seconds=wire.timeout, cwd=wire.cwd)
-    return msgspec.structs.replace(server, extras=extras)
+    if not re.fullmatch(PROCESS_NAME, name):
+        raise InvalidRequest(
+            f"Expected `string` {PROCESS_NAME_FORM}", loc=loc, kind="string_pattern_mismatch"
+        )
+    body = StdioServerBody(
+        name=name, command=wire.command or "", args=wire.args or [], env=wire.env or {}
+    )
+    extras = _extras(wire, timeout_seconds=wire.timeout, cwd=wire.cwd)
+    return msgspec.structs.replace(to_stdio_server(body, loc), extras=extras)
 
 
 def _to_remote(name: str, wire: NamedServer, loc: Loc) -> Server:
     headers = _headers(wire, loc)
     key = _bearer(headers)
-    extras = msgspec.structs.replace(_extras(wire), name=name, headers=headers)
-    form = {"url": wire.url}
+    url = checked_url(wire.url or "", loc)
     if wire.transport == "sse":
-        [sse] = _read_list("sse_servers", form, loc).sse_servers
-        extras = msgspec.structs.replace(extras, timeout_seconds=wire.timeout)
-        return msgspec.structs.replace(sse, api_key=key, extras=extras)
-    [shttp] = _read_list("shttp_servers", form, loc).shttp_servers
-    return msgspec.structs.replace(
-        shttp,
+        extras = _extras(wire, name=name, headers=headers, timeout_seconds=wire.timeout)
+        return SseServer(url=url, api_key=key, extras=extras)
+    return ShttpServer(
+        url=url,
         api_key=key,
         timeout_seconds=math.ceil(wire.timeout or DEFAULT_TIMEOUT_SECONDS),
-        extras=msgspec.structs.replace(extras, transport=wire.transport),
+        extras=_extras(wire, name=name, headers=headers, transport=wire.transport),
     )
 
 
-def _extras(wire: NamedServer) -> ToolServerExtras:
+def _extras(wire: NamedServer, **given: Any) -> ToolServerExtras:
     return ToolServerExtras(
         sse_read_timeout_seconds=wire.sse_read_timeout,
         description=wire.description,
         icon=wire.icon,
         keep_alive=wire.keep_alive,
         enabled=wire.enabled,
+        **given,
     )
-
-
-def _read_list(kind: str, form: dict[str, Any], loc: Loc) -> McpConfig:
-    try:
-        return read_mcp_config({kind: [form]}, loc=())
-    except InvalidRequest as exc:
-        # The list, the place in it, and the name as a member, are none of the client's.
-        problems = [
-            msgspec.structs.replace(one, loc=(*loc, *(s for s in one.loc[2:] if s != "name")))
-            for one in exc.problems
-        ]
-        raise InvalidRequest.of(problems) from exc
 
 
 def _headers(wire: NamedServer, loc: Loc) -> dict[str, Secret]:
@@ -309,23 +303,18 @@ def _refuse_twice(found: dict[str, Server], loc: Loc) -> None:
 
 
 def _from_server(server: Server, *, is_revealed: bool) -> dict[str, Any]:
-    def shown(secrets: dict[str, Secret]) -> dict[str, str]:
-        return {
-            name: secret.reveal() if is_revealed else str(secret)
-            for name, secret in secrets.items()
-        }
-
+    show = Secret.reveal if is_revealed else str
     extras = server.extras or ToolServerExtras()
     if isinstance(server, StdioServer):
         body: dict[str, Any] = {
             "transport": "stdio",
             "command": server.command,
             "args": list(server.args),
-            "env": shown(server.env),
+            "env": {name: show(value) for name, value in server.env.items()},
             "cwd": extras.cwd,
         }
     else:
-        headers = shown(server_headers(server))
+        headers = {name: show(value) for name, value in server_headers(server).items()}
         body = {"transport": transport_of(server), "url": server.url, "headers": headers}
     return body | {
         "timeout": timeout_of(server),
