@@ -31,6 +31,7 @@ from agentsvc.agentserver import AgentClient
 from agentsvc.base import EventBus, Notice, Subject, Supervisor
 from agentsvc.config import TRACE_PLUGINS_VARIABLE, Config, DataDirectory, OnShutdown
 from agentsvc.conversations import (
+    AgentLiveness,
     Archives,
     ConversationDeletion,
     ConversationFiles,
@@ -331,7 +332,7 @@ async def _models(app: web.Application) -> AsyncIterator[None]:
         model_hosts, silence_seconds=config.models.silence_seconds, own=config.server.own_urls()
     )
     app[keys.MODEL_TOKENS] = ModelTokens(
-        app[_STORES],
+        stores=app[_STORES],
         vault=app[_VAULT],
         sandboxes=app[keys.SANDBOXES],
         may_reach=models.may_reach,
@@ -343,16 +344,17 @@ async def _models(app: web.Application) -> AsyncIterator[None]:
 async def _conversations(app: web.Application) -> AsyncIterator[None]:
     config = app[keys.CONFIG]
     ingestor = EventIngestor(
-        app[_STORES],
+        stores=app[_STORES],
         events=app[keys.EVENTS],
         sandboxes=app[keys.SANDBOXES],
         agents=app[_AGENTS],
         supervisor=app[keys.SUPERVISOR],
         config=config.conversations,
+        liveness=AgentLiveness(config.conversations.silent_seconds),
         max_event_bytes=config.limits.event_bytes_per_sandbox,
     )
     deletion = ConversationDeletion(
-        app[_STORES],
+        stores=app[_STORES],
         sandboxes=app[keys.SANDBOXES],
         agents=app[_AGENTS],
         archives=app[keys.ARCHIVES],
@@ -361,7 +363,7 @@ async def _conversations(app: web.Application) -> AsyncIterator[None]:
     )
     app[keys.CALLBACKS] = _make_callbacks(app, ingestor, deletion)
     app[keys.CONVERSATIONS] = Conversations(
-        app[_STORES],
+        stores=app[_STORES],
         sandboxes=app[keys.SANDBOXES],
         agents=app[_AGENTS],
         archives=app[keys.ARCHIVES],
@@ -387,7 +389,7 @@ async def _conversations(app: web.Application) -> AsyncIterator[None]:
         ),
     )
     app[_DELTAS] = DeltaSubscriptions(
-        app[_STORES],
+        stores=app[_STORES],
         sandboxes=app[keys.SANDBOXES],
         agents=app[_AGENTS],
         events=app[keys.EVENTS],
@@ -415,7 +417,7 @@ async def _messages(app: web.Application) -> AsyncIterator[None]:
     conversations, sandboxes = app[keys.CONVERSATIONS], app[keys.SANDBOXES]
     has_public_skills = app[keys.CONFIG].conversations.public_skills
     app[keys.PENDING] = pending = MessageQueue(
-        app[_STORES],
+        stores=app[_STORES],
         conversations=conversations,
         sandboxes=sandboxes,
         agents=app[_AGENTS],

@@ -5,6 +5,7 @@ steps of a start, `message_queue` what agents are told, `event_ingestor` what sa
 `event_log` the stored events. Nothing here knows HTTP. Imports `sandboxes` and what stands below it.
 """
 
+from agentsvc.conversations.agent_liveness import AgentLiveness as AgentLiveness
 from agentsvc.conversations.archives.model import Archive as Archive
 from agentsvc.conversations.archives.model import ArchiveState as ArchiveState
 from agentsvc.conversations.archives.service import Archives as Archives

@@ -12,6 +12,8 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from agentsvc.agentserver import AgentClient
 from agentsvc.base import AgentsvcError, NotFound, Supervisor, now, stored_or_none
 from agentsvc.conversations.archives import Archive, Archives
@@ -51,27 +53,15 @@ def archive_of(conversation: Conversation, sandbox_id: str, *, releases: bool) -
     )
 
 
-class ConversationDeletion:
+class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
     """Deletes conversations, and sees to it that their agents end too."""
 
-    def __init__(
-        self,
-        stores: ConversationStores,
-        *,
-        sandboxes: Sandboxes,
-        agents: AgentClient,
-        archives: Archives,
-        supervisor: Supervisor,
-        keep_failed_seconds: float,
-    ) -> None:
-        self._db = stores.db
-        self._table = stores.conversations
-        self._tasks = stores.tasks
-        self._keep_failed = timedelta(seconds=keep_failed_seconds)
-        self._sandboxes = sandboxes
-        self._agents = agents
-        self._archives = archives
-        self._supervisor = supervisor
+    stores: ConversationStores
+    sandboxes: Sandboxes
+    agents: AgentClient
+    archives: Archives
+    supervisor: Supervisor
+    keep_failed_seconds: float
 
     async def remove(self, conversation_id: str) -> list[str]:
         """Delete a conversation and its descendants; return the ids of their start tasks.
@@ -85,14 +75,14 @@ class ConversationDeletion:
             await self._delete_first_events(member.id)
 
         async def body(tx: Transaction) -> list[str]:
-            family = await self._table.family(tx, conversation_id)
+            family = await self.stores.conversations.family(tx, conversation_id)
             ids = [member.id for member in family]
-            tasks = await self._tasks.ids_of_conversations(tx, ids)
-            await self._table.delete(tx, family)
+            tasks = await self.stores.tasks.ids_of_conversations(tx, ids)
+            await self.stores.conversations.delete(tx, family)
             await self._leave_sandboxes(tx, family)
             return tasks
 
-        return await self._db.write(body)
+        return await self.stores.db.write(body)
 
     async def _delete_first_events(self, conversation_id: str) -> None:
         row = {"id": conversation_id}
@@ -110,7 +100,7 @@ class ConversationDeletion:
         self, conversation_id: str, sandbox_id: str, reader: Queryable | None = None
     ) -> bool:
         """Whether a conversation that nobody knows was deleted out of this sandbox."""
-        found = await _find_sandbox(reader or self._db, conversation_id)
+        found = await _find_sandbox(reader or self.stores.db, conversation_id)
         return found == sandbox_id
 
     async def tell_again(self, conversation_id: str) -> None:
@@ -120,19 +110,21 @@ class ConversationDeletion:
 
     async def tell_all(self) -> None:
         """Tell the agent servers that could not be told so far."""
-        for conversation_id in await self._db.column(_UNTOLD):
+        for conversation_id in await self.stores.db.column(_UNTOLD):
             self._tell_soon(conversation_id)
 
     async def remove_failed(self) -> None:
         """Delete the sandboxes that were made for starts which failed long ago."""
-        for conversation in await self._table.failed_before(now() - self._keep_failed):
-            task = await self._tasks.find_of_conversation(conversation.id)
+        for conversation in await self.stores.conversations.failed_before(
+            now() - timedelta(seconds=self.keep_failed_seconds)
+        ):
+            task = await self.stores.tasks.find_of_conversation(conversation.id)
             order = task.request if task else None
             if order is None or order.sandbox_id or order.parent_conversation_id:
                 # The sandbox was there before the start and is not the start's to remove.
                 continue
             release = partial(self._release_alone, sandbox_id=conversation.sandbox_id or "")
-            if await self._db.write(release):
+            if await self.stores.db.write(release):
                 log.info(
                     "removing the sandbox of a failed start",
                     extra={"sandbox_id": conversation.sandbox_id},
@@ -140,48 +132,48 @@ class ConversationDeletion:
 
     async def _release_alone(self, tx: Transaction, sandbox_id: str) -> bool:
         """Give up a sandbox in which one conversation lives; say whether that is so."""
-        is_alone = len(await self._table.of_sandbox(sandbox_id, tx)) == 1
+        is_alone = len(await self.stores.conversations.of_sandbox(sandbox_id, tx)) == 1
         if is_alone:
-            await self._sandboxes.release(tx, sandbox_id)
+            await self.sandboxes.release(tx, sandbox_id)
         return is_alone
 
     async def _leave_sandboxes(self, tx: Transaction, family: Collection[Conversation]) -> None:
         for member in family:
             if member.sandbox_id is None:
                 continue
-            if not await self._table.of_sandbox(member.sandbox_id, tx):
+            if not await self.stores.conversations.of_sandbox(member.sandbox_id, tx):
                 await self._give_up(tx, member, member.sandbox_id)
-            elif await self._sandboxes.find_any(member.sandbox_id, tx) is not None:
+            elif await self.sandboxes.find_any(member.sandbox_id, tx) is not None:
                 row = {"id": member.id, "sandbox_id": member.sandbox_id}
                 await tx.insert("removed_conversations", row, _AGAIN)
                 tx.after_commit(partial(self._tell_soon, member.id))
 
     async def _give_up(self, tx: Transaction, last: Conversation, sandbox_id: str) -> None:
         """Let a sandbox go with its last conversation, once the workspace is saved if it is to be."""
-        sandbox = await self._sandboxes.find_any(sandbox_id, tx)
-        if self._archives.saves_deleted and last.is_ready and _has_files(sandbox):
-            await self._archives.insert(tx, archive_of(last, sandbox_id, releases=True))
+        sandbox = await self.sandboxes.find_any(sandbox_id, tx)
+        if self.archives.saves_deleted and last.is_ready and _has_files(sandbox):
+            await self.archives.insert(tx, archive_of(last, sandbox_id, releases=True))
         else:
-            await self._sandboxes.release(tx, sandbox_id)
+            await self.sandboxes.release(tx, sandbox_id)
 
     async def _set_told(self, conversation_id: str, told_at: datetime | None) -> None:
         """Store when the agent server was told, or that it has to be told again."""
         sql = "UPDATE removed_conversations SET told_at = :told_at WHERE id = :id"
         row = {"id": conversation_id, "told_at": stored_or_none(told_at)}
-        await self._db.write(lambda tx: tx.run(sql, row))
+        await self.stores.db.write(lambda tx: tx.run(sql, row))
 
     def _tell_soon(self, conversation_id: str) -> None:
-        self._supervisor.spawn(f"forget {conversation_id}", lambda: self._tell(conversation_id))
+        self.supervisor.spawn(f"forget {conversation_id}", lambda: self._tell(conversation_id))
 
     async def _tell(self, conversation_id: str) -> None:
-        sandbox_id = await _find_sandbox(self._db, conversation_id)
-        sandbox = await self._sandboxes.find_any(sandbox_id) if sandbox_id else None
+        sandbox_id = await _find_sandbox(self.stores.db, conversation_id)
+        sandbox = await self.sandboxes.find_any(sandbox_id) if sandbox_id else None
         if sandbox is None or sandbox.agent_url is None:
             return
-        if await self._table.find(conversation_id) is not None:
+        if await self.stores.conversations.find(conversation_id) is not None:
             # Started anew under the same id; the agent's is not the deleted one any more.
             return
-        agent = self._agents.at(sandbox.agent_url, sandbox.session_key)
+        agent = self.agents.at(sandbox.agent_url, sandbox.session_key)
         try:
             # Deleting waits for the end of a step, and interrupting ends it.
             with contextlib.suppress(NotFound):

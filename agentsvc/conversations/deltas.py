@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import msgspec
+
 from agentsvc.agentserver import AgentClient
 from agentsvc.base import AgentsvcError, Supervisor, back_off, monotonic
 from agentsvc.conversations.event_ingestor import EventIngestor
@@ -29,30 +31,22 @@ _WEBHOOK_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.02
 
 
-class DeltaSubscriptions:
+class DeltaSubscriptions(msgspec.Struct, kw_only=True, eq=False):
     """Follows conversations at their agent servers for those who follow them here."""
 
-    def __init__(
-        self,
-        stores: ConversationStores,
-        *,
-        sandboxes: Sandboxes,
-        agents: AgentClient,
-        events: EventLog,
-        ingestor: EventIngestor,
-        supervisor: Supervisor,
-    ) -> None:
-        self._table = stores.conversations
-        self._sandboxes = sandboxes
-        self._agents = agents
-        self._events = events
-        self._ingestor = ingestor
-        self._followers: Counter[str] = Counter()
-        self._supervisor = supervisor
-        self._ended: dict[str, asyncio.Event] = {}
-        self._numbers = itertools.count()
-        self._changed = asyncio.Event()
-        sandboxes.on_change(self._sandbox_changed)
+    stores: ConversationStores
+    sandboxes: Sandboxes
+    agents: AgentClient
+    events: EventLog
+    ingestor: EventIngestor
+    supervisor: Supervisor
+    _followers: Counter[str] = msgspec.field(default_factory=Counter)
+    _ended: dict[str, asyncio.Event] = {}
+    _numbers: Iterator[int] = msgspec.field(default_factory=itertools.count)
+    _changed: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.sandboxes.on_change(self._sandbox_changed)
 
     @contextlib.contextmanager
     def followed(self, conversation_id: str) -> Iterator[None]:
@@ -61,7 +55,7 @@ class DeltaSubscriptions:
         if conversation_id not in self._ended:
             ended = self._ended[conversation_id] = asyncio.Event()
             name = f"deltas {conversation_id} {next(self._numbers)}"
-            self._supervisor.spawn(name, lambda: self._until(ended, conversation_id))
+            self.supervisor.spawn(name, lambda: self._until(ended, conversation_id))
         try:
             yield
         finally:
@@ -95,14 +89,14 @@ class DeltaSubscriptions:
 
     async def _follow(self, conversation_id: str) -> bool:
         """Announce what an agent server streams, until it ends; say whether it began."""
-        conversation = await self._table.find(conversation_id)
+        conversation = await self.stores.conversations.find(conversation_id)
         if conversation is None or not conversation.is_ready or not conversation.sandbox_id:
             return False
-        sandbox = await self._sandboxes.find_any(conversation.sandbox_id)
+        sandbox = await self.sandboxes.find_any(conversation.sandbox_id)
         if sandbox is None or sandbox.agent_url is None:
             return False
-        agent = self._agents.at(sandbox.agent_url, sandbox.session_key)
-        last = await self._events.find_last(conversation_id)
+        agent = self.agents.at(sandbox.agent_url, sandbox.session_key)
+        last = await self.events.find_last(conversation_id)
         is_begun = False
         async for batch in agent.subscribe(conversation_id):
             is_begun = True
@@ -126,16 +120,16 @@ class DeltaSubscriptions:
         return last
 
     async def _pass_on(self, conversation_id: str, deltas: Sequence[bytes], last: int) -> None:
-        if deltas and self._events.store_deltas:
-            await self._ingestor.record(conversation_id, deltas)
+        if deltas and self.events.store_deltas:
+            await self.ingestor.record(conversation_id, deltas)
         elif deltas:
-            await self._events.announce_deltas(conversation_id, deltas, after=last)
+            await self.events.announce_deltas(conversation_id, deltas, after=last)
 
     async def _wait_until_stored(self, conversation_id: str, event_id: str) -> int:
         """Return the number of an event once it is stored, -1 if that takes too long."""
         deadline = monotonic() + _WEBHOOK_SECONDS
         while monotonic() < deadline:
-            [event] = await self._events.find_many(conversation_id, [event_id])
+            [event] = await self.events.find_many(conversation_id, [event_id])
             if event is not None:
                 return event.seq
             await asyncio.sleep(_POLL_SECONDS)

@@ -56,32 +56,20 @@ _RUN_IS_OVER = frozenset(
 )
 
 
-class EventIngestor:
+class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
     """Stores what sandboxes report and acts on it."""
 
-    def __init__(
-        self,
-        stores: ConversationStores,
-        *,
-        events: EventLog,
-        sandboxes: Sandboxes,
-        agents: AgentClient,
-        supervisor: Supervisor,
-        config: ConversationsConfig,
-        max_event_bytes: int = 0,
-    ) -> None:
-        self._db = stores.db
-        self._table = stores.conversations
-        self._events = events
-        self._sandboxes = sandboxes
-        self._agents = agents
-        self._supervisor = supervisor
-        self._config = config
-        self._max_event_bytes = max_event_bytes
-        self._stale: set[str] = set()
-        self._failing: set[str] = set()
-        self._syncing: set[str] = set()
-        self.liveness = AgentLiveness(config.silent_seconds)
+    stores: ConversationStores
+    events: EventLog
+    sandboxes: Sandboxes
+    agents: AgentClient
+    supervisor: Supervisor
+    config: ConversationsConfig
+    liveness: AgentLiveness
+    max_event_bytes: int
+    _stale: set[str] = set()
+    _failing: set[str] = set()
+    _syncing: set[str] = set()
 
     async def record(
         self, conversation_id: str, raw: Sequence[bytes], *, sandbox_id: str | None = None
@@ -96,12 +84,12 @@ class EventIngestor:
         raw = [mask_state(event) for event in raw]
 
         async def body(tx: Transaction) -> None:
-            before = await self._table.find(conversation_id, tx)
+            before = await self.stores.conversations.find(conversation_id, tx)
             if sandbox_id is not None and (before is None or before.sandbox_id != sandbox_id):
                 raise NotFound("No such conversation in this sandbox")
             if before is None:
                 return
-            news.extend(await self._events.append(tx, conversation_id, raw))
+            news.extend(await self.events.append(tx, conversation_id, raw))
             if not news:
                 return
             counted = _with_bytes(before, news)
@@ -113,22 +101,22 @@ class EventIngestor:
             overspent = await _note_spend(tx, before, after)
             if facts.is_over_budget(after):
                 after = facts.mark_budget_stop(after)
-                await self._events.append(tx, conversation_id, [_budget_event(after)])
+                await self.events.append(tx, conversation_id, [_budget_event(after)])
             elif overspent:
                 after = facts.mark_budget_stop(after)
                 stopped = error_event(QUOTA_CODE, f"The run was interrupted: {overspent}.")
-                await self._events.append(tx, conversation_id, [stopped])
+                await self.events.append(tx, conversation_id, [stopped])
             after = msgspec.structs.replace(after, updated_at=now())
-            await self._table.update(tx, after, before=before)
+            await self.stores.conversations.update(tx, after, before=before)
             tx.after_commit(lambda: self._follow_up(before, after, news))
 
-        await self._db.write_apart(body)
+        await self.stores.db.write_apart(body)
         return news
 
     async def _check_bytes(self, tx: Transaction, sandbox_id: str, more: int) -> None:
         """Raise QuotaExceeded where so many more bytes of events are too many of a sandbox."""
-        most = self._max_event_bytes
-        if most and (await self._table.used_by(tx, sandbox_id))[0] + more > most:
+        most = self.max_event_bytes
+        if most and (await self.stores.conversations.used_by(tx, sandbox_id))[0] + more > most:
             raise QuotaExceeded(
                 f"No more than {most} bytes of events are stored of one sandbox",
                 retry_after_seconds=_FULL_SECONDS,
@@ -138,7 +126,7 @@ class EventIngestor:
         self, tx: Transaction, conversation_id: str, code: str, detail: str
     ) -> None:
         """Store an event that tells, in the conversation itself, what does not work."""
-        await self._events.append(tx, conversation_id, [error_event(code, detail)])
+        await self.events.append(tx, conversation_id, [error_event(code, detail)])
 
     async def receive_info(
         self, conversation_id: str, info: ConversationInfo, *, asked_at: Facts | None = None
@@ -150,7 +138,7 @@ class EventIngestor:
         """
 
         async def body(tx: Transaction) -> None:
-            before = await self._table.find(conversation_id, tx)
+            before = await self.stores.conversations.find(conversation_id, tx)
             if before is None or info.execution_status == ExecutionStatus.DELETING:
                 return
             after = _with_info(before, info, asked_at or Facts())
@@ -164,9 +152,11 @@ class EventIngestor:
                 after = msgspec.structs.replace(after, facts=known)
             await _note_spend(tx, before, after)
             if after != before:
-                await self._table.update(tx, msgspec.structs.replace(after, updated_at=now()))
+                await self.stores.conversations.update(
+                    tx, msgspec.structs.replace(after, updated_at=now())
+                )
 
-        await self._db.write(body)
+        await self.stores.db.write(body)
 
     async def sync(self, conversation_id: str) -> None:
         """Fetch what was not delivered and the state as it is now.
@@ -175,13 +165,13 @@ class EventIngestor:
         """
         # What comes in from here on may be missed, and makes it stale again.
         self._stale.discard(conversation_id)
-        conversation = await self._table.find(conversation_id)
+        conversation = await self.stores.conversations.find(conversation_id)
         agent = await self._agent_of(conversation.sandbox_id) if conversation else None
         if conversation is None or agent is None:
             return
         await self._fetch_events(agent, conversation)
         # Read between the events and the question, so that the answer is newer than both.
-        conversation = await self._table.find(conversation_id)
+        conversation = await self.stores.conversations.find(conversation_id)
         if conversation is None:
             return
         info = await agent.find_conversation(conversation_id)
@@ -204,15 +194,15 @@ class EventIngestor:
 
     def was_told(self, conversation_id: str) -> None:
         """Sync once the sandbox has had time to report what its agent does with what it was told."""
-        self.sync_soon(conversation_id, wait_seconds=self._config.webhook_flush_seconds)
+        self.sync_soon(conversation_id, wait_seconds=self.config.webhook_flush_seconds)
 
     async def has_events(self, conversation_id: str) -> bool:
         """Whether anything is stored of what happened in a conversation."""
-        return (await self._events.find_last(conversation_id) or 0) > 0
+        return (await self.events.find_last(conversation_id) or 0) > 0
 
     async def number_of(self, conversation_id: str, event_id: str) -> int:
         """Return the number of an event of a conversation; raises NotFound."""
-        [event] = await self._events.find_many(conversation_id, [event_id])
+        [event] = await self.events.find_many(conversation_id, [event_id])
         if event is None:
             raise NotFound("This conversation has no such event: name one by its `id`")
         return event.seq
@@ -223,10 +213,10 @@ class EventIngestor:
         A few at a time, those that were running first: all at once would keep waiting whoever
         asks the server for anything.
         """
-        self._supervisor.spawn("syncs after the start", self._sync_active)
+        self.supervisor.spawn("syncs after the start", self._sync_active)
 
     async def _sync_active(self) -> None:
-        left = iter(await self._table.active_ids())
+        left = iter(await self.stores.conversations.active_ids())
         await asyncio.gather(*(self._sync_each(left) for _ in range(_AT_ONCE)))
 
     async def _sync_each(self, conversation_ids: Iterator[str]) -> None:
@@ -235,12 +225,12 @@ class EventIngestor:
             # An agent server that does not answer holds up nobody else's for long.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_WAIT_SECONDS):
-                    await self._supervisor.join(f"sync {conversation_id}")
+                    await self.supervisor.join(f"sync {conversation_id}")
 
     async def sync_uncalled(self) -> None:
         """Sync every conversation in a sandbox that delivers nothing by itself."""
-        for conversation in await self._table.all_uncalled():
-            if not self._supervisor.is_running(f"sync {conversation.id}"):
+        for conversation in await self.stores.conversations.all_uncalled():
+            if not self.supervisor.is_running(f"sync {conversation.id}"):
                 self.sync_soon(conversation.id)
 
     async def sync_stale(self) -> None:
@@ -252,7 +242,7 @@ class EventIngestor:
         """Ask the agent servers of runs whether they are there; called every few seconds."""
         asked = self.liveness.all()
         for conversation_id in self._stale | self._syncing:
-            found = await self._table.find(conversation_id)
+            found = await self.stores.conversations.find(conversation_id)
             if found is not None and found.execution_status is ExecutionStatus.RUNNING:
                 asked.add(found.sandbox_id or "")
         await asyncio.gather(*(self._listen(sandbox_id) for sandbox_id in asked))
@@ -268,7 +258,7 @@ class EventIngestor:
     def sync_soon(self, conversation_id: str, *, wait_seconds: float = 0.0) -> None:
         """Sync in the background; one that does not work out is tried again later."""
         name = f"sync {conversation_id}"
-        if self._supervisor.is_running(name):
+        if self.supervisor.is_running(name):
             # It may be past what has just happened.
             self._stale.add(conversation_id)
             return
@@ -285,7 +275,7 @@ class EventIngestor:
             finally:
                 self._syncing.discard(conversation_id)
 
-        self._supervisor.spawn(name, work)
+        self.supervisor.spawn(name, work)
 
     def _put_off(self, conversation_id: str, exc: AgentsvcError) -> None:
         self._stale.add(conversation_id)
@@ -302,10 +292,10 @@ class EventIngestor:
             self.liveness.forget(before.id)
         is_up = after is not None and after.status is SandboxStatus.RUNNING
         if is_up and before.status is not SandboxStatus.RUNNING:
-            self._supervisor.spawn(f"sync sandbox {before.id}", lambda: self._sync_sandbox(before))
+            self.supervisor.spawn(f"sync sandbox {before.id}", lambda: self._sync_sandbox(before))
 
     async def _sync_sandbox(self, sandbox: Sandbox) -> None:
-        for conversation in await self._table.of_sandbox(sandbox.id):
+        for conversation in await self.stores.conversations.of_sandbox(sandbox.id):
             if conversation.is_ready:
                 self.sync_soon(conversation.id)
 
@@ -328,17 +318,19 @@ class EventIngestor:
 
     async def _store_synced(self, conversation_id: str, synced_to: str) -> None:
         async def body(tx: Transaction) -> None:
-            found = await self._table.find(conversation_id, tx)
+            found = await self.stores.conversations.find(conversation_id, tx)
             if found is not None and synced_to > found.facts.synced_to:
                 known = msgspec.structs.replace(found.facts, synced_to=synced_to)
-                await self._table.update(tx, msgspec.structs.replace(found, facts=known))
+                await self.stores.conversations.update(
+                    tx, msgspec.structs.replace(found, facts=known)
+                )
 
-        await self._db.write(body)
+        await self.stores.db.write(body)
 
     def _follow_up(
         self, before: Conversation, after: Conversation, news: Sequence[StoredEvent]
     ) -> None:
-        self._sandboxes.usage.note(before.sandbox_id)
+        self.sandboxes.usage.note(before.sandbox_id)
         if before.facts.budget_stop_cost != after.facts.budget_stop_cost:
             self._interrupt_for_budget(after)
         if after.execution_status in _RUN_IS_OVER and before.execution_status not in _RUN_IS_OVER:
@@ -347,12 +339,12 @@ class EventIngestor:
             self._stale.add(after.id)
         has_message = any(event.kind == "MessageEvent" for event in news)
         if has_message and after.title_source is TitleSource.DEFAULT:
-            self._supervisor.spawn(f"title {after.id}", lambda: self._fetch_title(after.id))
+            self.supervisor.spawn(f"title {after.id}", lambda: self._fetch_title(after.id))
 
     async def _fetch_title(self, conversation_id: str) -> None:
-        for _ in range(self._config.title_tries):
-            await asyncio.sleep(self._config.title_wait_seconds)
-            found = await self._table.find(conversation_id)
+        for _ in range(self.config.title_tries):
+            await asyncio.sleep(self.config.title_wait_seconds)
+            found = await self.stores.conversations.find(conversation_id)
             if found is None or found.title_source is not TitleSource.DEFAULT:
                 return
             agent = await self._agent_of(found.sandbox_id)
@@ -379,7 +371,7 @@ class EventIngestor:
             except AgentsvcError as exc:
                 self._put_off(conversation.id, exc)
 
-        self._supervisor.spawn(f"budget {conversation.id}", work)
+        self.supervisor.spawn(f"budget {conversation.id}", work)
 
     async def _stop_for_budget(self, conversation: Conversation, agent: AgentServer | None) -> None:
         """Interrupt the run, if there is an agent to tell, and note that this is done."""
@@ -387,18 +379,20 @@ class EventIngestor:
             await agent.interrupt(conversation.id)
 
         async def body(tx: Transaction) -> None:
-            found = await self._table.find(conversation.id, tx)
+            found = await self.stores.conversations.find(conversation.id, tx)
             if found is not None:
                 known = msgspec.structs.replace(found.facts, is_stop_due=False)
-                await self._table.update(tx, msgspec.structs.replace(found, facts=known))
+                await self.stores.conversations.update(
+                    tx, msgspec.structs.replace(found, facts=known)
+                )
 
-        await self._db.write(body)
+        await self.stores.db.write(body)
 
     async def _agent_of(self, sandbox_id: str | None) -> AgentServer | None:
-        sandbox = await self._sandboxes.find_any(sandbox_id) if sandbox_id else None
+        sandbox = await self.sandboxes.find_any(sandbox_id) if sandbox_id else None
         if sandbox is None or sandbox.agent_url is None:
             return None
-        return self._agents.at(sandbox.agent_url, sandbox.session_key)
+        return self.agents.at(sandbox.agent_url, sandbox.session_key)
 
 
 def _with_bytes(conversation: Conversation, news: Sequence[StoredEvent]) -> Conversation:

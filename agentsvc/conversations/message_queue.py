@@ -76,34 +76,22 @@ class _Cancelled(AgentsvcError):
     """A message was cancelled before its agent was told it."""
 
 
-class MessageQueue:
+class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
     """Takes what users tell their agents, and tells each agent as soon as that is possible."""
 
-    def __init__(
-        self,
-        stores: ConversationStores,
-        *,
-        conversations: Conversations,
-        sandboxes: Sandboxes,
-        agents: AgentClient,
-        events: EventLog,
-        supervisor: Supervisor,
-        wait_seconds: float,
-    ) -> None:
-        """Have callers wait so long for what has become of what they told."""
-        self._db = stores.db
-        self._table = PendingTable()
-        self._announce = stores.conversations.announce
-        self._conversations = conversations
-        self._sandboxes = sandboxes
-        self._agents = agents
-        self._events = events
-        self._supervisor = supervisor
-        self._wait_seconds = wait_seconds
-        self._woken: set[tuple[str, Lane]] = set()
-        self._callers: dict[str, asyncio.Future[None]] = {}
-        """Who waits for what has become of something: they are told what went wrong, or it counts
-        as taken."""
+    stores: ConversationStores
+    conversations: Conversations
+    sandboxes: Sandboxes
+    agents: AgentClient
+    events: EventLog
+    supervisor: Supervisor
+    wait_seconds: float
+    """How long callers wait for what has become of what they told."""
+    _table: PendingTable = msgspec.field(default_factory=PendingTable)
+    _woken: set[tuple[str, Lane]] = set()
+    _callers: dict[str, asyncio.Future[None]] = {}
+    """Who waits for what has become of something: they are told what went wrong, or it counts
+    as taken."""
 
     async def send(
         self, user_id: str, conversation_id: str, message: Message, *, run: bool
@@ -115,12 +103,12 @@ class MessageQueue:
         nobody used it, which is resumed then. Raises as `Conversations.require_agent` and `queue`,
         AgentUnavailable while nothing was told, and AgentRefused.
         """
-        view = await self._conversations.get(user_id, conversation_id, include_starting=True)
+        view = await self.conversations.get(user_id, conversation_id, include_starting=True)
         if await self._must_wait(view):
             queued = await self.queue(user_id, conversation_id, message, run=run, most=MAX_WAITING)
             return queued.sandbox_status
-        self._conversations.require_agent(view)
-        await check_spend(self._db, user_id)
+        self.conversations.require_agent(view)
+        await check_spend(self.stores.db, user_id)
         pending = _new(view, PendingKind.MESSAGE, message, run=run)
         await self._take_and_wait(view, pending)
         return view.sandbox_status
@@ -141,9 +129,9 @@ class MessageQueue:
         such answer any more.
         """
         if kind in _SPENDING:
-            await check_spend(self._db, user_id)
-        view = await self._conversations.get(user_id, conversation_id, include_starting=True)
-        agent = self._conversations.require_agent(view)
+            await check_spend(self.stores.db, user_id)
+        view = await self.conversations.get(user_id, conversation_id, include_starting=True)
+        agent = self.conversations.require_agent(view)
         about = await open_actions(agent, conversation_id) if kind in ANSWERS else ()
         part = Content(kind=ContentKind.TEXT, text=reason)
         message = Message(content=(part,) if reason else ())
@@ -159,9 +147,9 @@ class MessageQueue:
         told if, and only if, the files were put back. Raises as `Conversations.put_files_back`, and
         Conflict while messages wait.
         """
-        view = await self._conversations.get(user_id, conversation_id, include_starting=True)
-        await self._conversations.check_rollback(view, checkpoint_id)
-        if await self._table.count(self._db, view.conversation.id, ORDERED):
+        view = await self.conversations.get(user_id, conversation_id, include_starting=True)
+        await self.conversations.check_rollback(view, checkpoint_id)
+        if await self._table.count(self.stores.db, view.conversation.id, ORDERED):
             raise Conflict("Messages to the agent wait: they come first, or can be taken back")
         pending = _new(view, PendingKind.ROLLBACK, message, run=False, about=(checkpoint_id,))
         await self._take_and_wait(view, pending)
@@ -185,7 +173,7 @@ class MessageQueue:
             lane = lane_of(pending.kind)
             tx.after_commit(lambda: self._wake(user_id, pending.conversation_id, lane))
 
-        await self._db.write(body)
+        await self.stores.db.write(body)
 
     async def _must_wait(self, view: ConversationView) -> bool:
         """Whether a message has to wait, for earlier ones or until a culled sandbox runs again."""
@@ -193,8 +181,8 @@ class MessageQueue:
         if sandbox is None or not view.conversation.is_ready:
             return False
         if sandbox.status in (SandboxStatus.STARTING, SandboxStatus.RUNNING):
-            return await self._table.count(self._db, view.conversation.id, ORDERED) > 0
-        return await self._sandboxes.idle.is_culled(sandbox)
+            return await self._table.count(self.stores.db, view.conversation.id, ORDERED) > 0
+        return await self.sandboxes.idle.is_culled(sandbox)
 
     async def queue(
         self,
@@ -211,7 +199,7 @@ class MessageQueue:
         NotFound, TooManyRequests when `most` are waiting, QuotaExceeded for a user who may spend
         no more, and Conflict or Gone where it could never be delivered.
         """
-        await check_spend(self._db, user_id)
+        await check_spend(self.stores.db, user_id)
         view = await self._find(user_id, reference)
         _require_future(view)
         return await self._take(view, _new(view, PendingKind.MESSAGE, message, run=run), most)
@@ -219,7 +207,7 @@ class MessageQueue:
     async def waiting(self, user_id: str, reference: str) -> list[PendingMessage]:
         """Return the messages that wait, in their order; `reference` as for `queue`."""
         view = await self._find(user_id, reference)
-        return await self._table.messages(self._db, view.conversation.id)
+        return await self._table.messages(self.stores.db, view.conversation.id)
 
     async def cancel(self, user_id: str, reference: str, message_id: str) -> None:
         """Remove a message that waits; raises NotFound, and Conflict where its agent was sent it."""
@@ -235,18 +223,18 @@ class MessageQueue:
             await self._forget(tx, user_id, found)
             return found
 
-        self._settle(await self._db.write(body))
+        self._settle(await self.stores.db.write(body))
 
     async def deliver_all(self) -> None:
         """Try to hand over whatever waits; called now and then, and once after a start."""
-        for user_id, conversation_id, kind in await self._table.all_waiting(self._db):
+        for user_id, conversation_id, kind in await self._table.all_waiting(self.stores.db):
             self._wake(user_id, conversation_id, lane_of(kind))
 
     def sandbox_changed(self, before: Sandbox, after: Sandbox | None) -> None:
         """Deliver when a sandbox has begun to run."""
         is_up = after is not None and after.status is SandboxStatus.RUNNING
         if is_up and before.status is not SandboxStatus.RUNNING:
-            self._supervisor.spawn("pending messages of a sandbox", self.deliver_all)
+            self.supervisor.spawn("pending messages of a sandbox", self.deliver_all)
 
     # Taking
 
@@ -276,15 +264,15 @@ class MessageQueue:
             except IntegrityError as exc:
                 # It was deleted since it was looked up.
                 raise NotFound(f"Conversation {conversation_id} not found") from exc
-            await self._events.append(tx, conversation_id, events)
+            await self.events.append(tx, conversation_id, events)
             queued = Queued(id=pending.id, position=waiting + 1, sandbox_status=status)
             await note_effect(tx, queued)
             user_id = view.conversation.user_id
-            self._announce(tx, user_id, conversation_id)
+            self.stores.conversations.announce(tx, user_id, conversation_id)
             tx.after_commit(lambda: self._wake(user_id, conversation_id, lane))
             return queued
 
-        return await self._db.write(body)
+        return await self.stores.db.write(body)
 
     async def _take_and_wait(
         self, view: ConversationView, pending: PendingMessage, events: Sequence[bytes] = ()
@@ -301,7 +289,7 @@ class MessageQueue:
         self._callers[pending.id] = outcome
         try:
             await self._take(view, pending, MAX_WAITING, events)
-            await asyncio.wait([outcome], timeout=self._wait_seconds)
+            await asyncio.wait([outcome], timeout=self.wait_seconds)
         finally:
             is_taken = self._callers.pop(pending.id, None) is not None
         if is_taken and not outcome.done():
@@ -318,19 +306,19 @@ class MessageQueue:
         """Return a conversation of this user; raises NotFound."""
         if reference.startswith(_TASK):
             task_id = parse_uuid(reference.removeprefix(_TASK))
-            tasks = await self._conversations.starts.find_many(user_id, [task_id or ""])
+            tasks = await self.conversations.starts.find_many(user_id, [task_id or ""])
             found = tasks[0].conversation_id if tasks[0] else None
         else:
-            found = await self._conversations.resolve(user_id, reference)
+            found = await self.conversations.resolve(user_id, reference)
         if found is None:
             raise NotFound(f"Conversation {reference} not found")
-        return await self._conversations.get(user_id, found, include_starting=True)
+        return await self.conversations.get(user_id, found, include_starting=True)
 
     def _wake(self, user_id: str, conversation_id: str, lane: Lane) -> None:
         # One that is at work already looks once more before it ends.
         self._woken.add((conversation_id, lane))
         name = f"pending {lane[0]} {conversation_id}"
-        self._supervisor.spawn(name, lambda: self._deliver(user_id, conversation_id, lane))
+        self.supervisor.spawn(name, lambda: self._deliver(user_id, conversation_id, lane))
 
     async def _deliver(self, user_id: str, conversation_id: str, lane: Lane) -> None:
         while (conversation_id, lane) in self._woken:
@@ -345,20 +333,20 @@ class MessageQueue:
                 return
 
     async def _wait_for_start(self, user_id: str, conversation_id: str) -> None:
-        tasks, _ = await self._conversations.starts.search(
+        tasks, _ = await self.conversations.starts.search(
             user_id, conversation_id=conversation_id, limit=1
         )
         for task in tasks:
-            async for seen in self._conversations.starts.follow(user_id, task.id):
+            async for seen in self.conversations.starts.follow(user_id, task.id):
                 if seen.status is StartStatus.READY:
                     return
 
     async def _deliver_first(self, user_id: str, conversation_id: str, lane: Lane) -> bool:
         """Hand over what has waited longest; say whether it waits no more."""
-        pending = await self._table.find_first(self._db, conversation_id, lane)
+        pending = await self._table.find_first(self.stores.db, conversation_id, lane)
         if pending is None:
             return False
-        view = await self._conversations.get(user_id, conversation_id, include_starting=True)
+        view = await self.conversations.get(user_id, conversation_id, include_starting=True)
         try:
             _require_future(view)
         except (Conflict, Gone) as exc:
@@ -369,15 +357,15 @@ class MessageQueue:
         if view.agent_url is None or view.session_api_key is None:
             await self._wake_up(view)
             return False
-        agent = self._agents.at(view.agent_url, view.session_api_key)
+        agent = self.agents.at(view.agent_url, view.session_api_key)
         return await self._try(view, agent, pending)
 
     async def _wake_up(self, view: ConversationView) -> None:
         """Resume the sandbox of what waits, unless its user has paused it."""
-        if view.sandbox is None or not await self._sandboxes.idle.is_culled(view.sandbox):
+        if view.sandbox is None or not await self.sandboxes.idle.is_culled(view.sandbox):
             return
         try:
-            await self._sandboxes.resume(
+            await self.sandboxes.resume(
                 view.sandbox.user_id, view.sandbox.id, when_full=WhenFull.QUEUE
             )
         except AgentsvcError as exc:
@@ -390,10 +378,10 @@ class MessageQueue:
         """Put files back, and have the agent told it next; say whether that waits no more."""
         user_id, [checkpoint_id] = view.conversation.user_id, pending.about
         try:
-            await self._conversations.put_files_back(view, checkpoint_id)
+            await self.conversations.put_files_back(view, checkpoint_id)
         except (NotFound, Conflict, Gone, Unsupported, OrderRejected) as exc:
             await self._fail(user_id, pending, exc)
-            again = await self._conversations.get(
+            again = await self.conversations.get(
                 user_id, pending.conversation_id, include_starting=True
             )
             await self._wake_up(again)
@@ -407,7 +395,7 @@ class MessageQueue:
             # What the agent was told to do before is over.
             await self._table.set_run_asked(tx, pending.conversation_id, "")
 
-        await self._db.write(body)
+        await self.stores.db.write(body)
         self._settle(pending)
         return True
 
@@ -416,7 +404,7 @@ class MessageQueue:
         begins = pending.kind is PendingKind.MESSAGE and pending.run and not pending.is_tried
         is_at_work = view.conversation.execution_status is ExecutionStatus.RUNNING
         if begins and not is_at_work and view.sandbox is not None:
-            await self._sandboxes.checkpoints.take(view.sandbox)
+            await self.sandboxes.checkpoints.take(view.sandbox)
 
     async def _try(
         self, view: ConversationView, agent: AgentServer, pending: PendingMessage
@@ -426,7 +414,9 @@ class MessageQueue:
 
         async def begin(last_event: str) -> bool:
             nonlocal is_tried
-            is_to_run = await self._db.write(lambda tx: self._table.begin(tx, pending, last_event))
+            is_to_run = await self.stores.db.write(
+                lambda tx: self._table.begin(tx, pending, last_event)
+            )
             if is_to_run is None:
                 raise _Cancelled("The message was cancelled")
             is_tried = True
@@ -451,8 +441,8 @@ class MessageQueue:
             return False
         else:
             asked = asked_at if pending.run else None
-            await self._db.write(lambda tx: self._forget(tx, user_id, pending, asked))
-            self._conversations.was_told(view)
+            await self.stores.db.write(lambda tx: self._forget(tx, user_id, pending, asked))
+            self.conversations.was_told(view)
             self._settle(pending)
         return True
 
@@ -469,7 +459,7 @@ class MessageQueue:
             tx.after_commit(partial(self._wake, user_id, pending.conversation_id, lane))
         if run_asked_at is not None:
             await self._table.set_run_asked(tx, pending.conversation_id, run_asked_at)
-        self._announce(tx, user_id, pending.conversation_id)
+        self.stores.conversations.announce(tx, user_id, pending.conversation_id)
 
     def _put_off(self, pending: PendingMessage, error: AgentsvcError) -> None:
         log.info(
@@ -487,7 +477,7 @@ class MessageQueue:
             await self._give_up(user_id, pending, error)
             return
         try:
-            await self._db.write(lambda tx: self._forget(tx, user_id, pending))
+            await self.stores.db.write(lambda tx: self._forget(tx, user_id, pending))
         finally:
             if not caller.done():
                 caller.set_exception(error)
@@ -509,10 +499,10 @@ class MessageQueue:
 
         async def body(tx: Transaction) -> None:
             event = error_event(NOT_DELIVERED, _explain(pending, error))
-            await self._events.append(tx, pending.conversation_id, [event])
+            await self.events.append(tx, pending.conversation_id, [event])
             await self._forget(tx, user_id, pending)
 
-        await self._db.write(body)
+        await self.stores.db.write(body)
 
 
 def _explain(pending: PendingMessage, error: AgentsvcError) -> str:

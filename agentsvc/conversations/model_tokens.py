@@ -100,26 +100,16 @@ class _Load:
         self.changed = asyncio.Condition()
 
 
-class ModelTokens:
+class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
     """Hands out tokens for models, and counts what is used with them."""
 
-    def __init__(
-        self,
-        stores: ConversationStores,
-        *,
-        vault: Vault,
-        sandboxes: Sandboxes,
-        may_reach: MayReach,
-        is_on: bool,
-    ) -> None:
-        self._db = stores.db
-        self._vault = vault
-        self._sandboxes = sandboxes
-        self._may_reach = may_reach
-        self._is_on = is_on
-        self._table = stores.conversations
-        self._loads: defaultdict[str, _Load] = defaultdict(_Load)
-        self.memory = ModelHealth()
+    stores: ConversationStores
+    vault: Vault
+    sandboxes: Sandboxes
+    may_reach: MayReach
+    is_on: bool
+    memory: ModelHealth = msgspec.field(default_factory=ModelHealth)
+    _loads: defaultdict[str, _Load] = msgspec.field(default_factory=lambda: defaultdict(_Load))
 
     async def lend(self, sandbox: Sandbox, conversation_id: str, llm: Llm) -> Llm:
         """Return a model as a sandbox gets it: through this server where that can be done.
@@ -129,27 +119,27 @@ class ModelTokens:
         """
         upstream = upstream_of(llm)
         [(fact, value)] = NOT_CALLING.items()
-        if not self._is_on or upstream is None or sandbox.facts.get(fact) == value:
+        if not self.is_on or upstream is None or sandbox.facts.get(fact) == value:
             return llm
-        if not await self._may_reach(upstream.base_url):
+        if not await self.may_reach(upstream.base_url):
             return llm
         token = new_key(TOKEN_PREFIX)
         token_hash = sha256(token.reveal())
         row = {
             "token_hash": token_hash,
             "conversation_id": conversation_id,
-            "sealed": self._vault.seal(encode_revealed(upstream), _context(token_hash)),
+            "sealed": self.vault.seal(encode_revealed(upstream), _context(token_hash)),
             "created_at": to_stored(now()),
         }
-        await self._db.write(lambda tx: tx.run(_INSERT, row))
-        return through(llm, base_url=self._sandboxes.inside_url(sandbox) + PATH, token=token)
+        await self.stores.db.write(lambda tx: tx.run(_INSERT, row))
+        return through(llm, base_url=self.sandboxes.inside_url(sandbox) + PATH, token=token)
 
     async def identify(self, token: str) -> ModelToken:
         """Return what a token is for; raises NotAuthenticated for what is none, or none any more."""
-        row = await self._db.one(_FIND, {"token_hash": sha256(token)})
-        if row is None or row["user_id"] in await UserTable.list_barred(self._db):
+        row = await self.stores.db.one(_FIND, {"token_hash": sha256(token)})
+        if row is None or row["user_id"] in await UserTable.list_barred(self.stores.db):
             raise NotAuthenticated("Invalid model token")
-        plain = self._vault.unseal(row["sealed"], _context(row["token_hash"]))
+        plain = self.vault.unseal(row["sealed"], _context(row["token_hash"]))
         return record_of(row, ModelToken, upstream=_upstream.decode(plain))
 
     async def recover(self) -> None:
@@ -162,8 +152,8 @@ class ModelTokens:
             for row in await open_calls(tx):
                 await self._settle(tx, row["id"], row["conversation_id"])
 
-        if await open_calls(self._db):
-            await self._db.write(body)
+        if await open_calls(self.stores.db):
+            await self.stores.db.write(body)
 
     def hear(self, grant: ModelToken, status: int) -> None:
         """Remember the HTTP status that a model has answered with."""
@@ -199,7 +189,9 @@ class ModelTokens:
     async def _noted(self, grant: ModelToken, guess: CallUsage) -> AsyncIterator[Call]:
         call = Call(id=new_id(), grant=grant)
         try:
-            await self._db.write(lambda tx: note_call(tx, call.id, grant.conversation_id, guess))
+            await self.stores.db.write(
+                lambda tx: note_call(tx, call.id, grant.conversation_id, guess)
+            )
             yield call
         except AgentsvcError:
             await self.release(call)
@@ -207,7 +199,9 @@ class ModelTokens:
         finally:
             if call.is_open:
                 call.is_open = False
-                await self._db.write(lambda tx: self._settle(tx, call.id, grant.conversation_id))
+                await self.stores.db.write(
+                    lambda tx: self._settle(tx, call.id, grant.conversation_id)
+                )
 
     async def _enter(self, grant: ModelToken, load: _Load) -> None:
         async with load.changed:
@@ -224,7 +218,7 @@ class ModelTokens:
 
     async def _let_stop(self, grant: ModelToken) -> None:
         """Give a run that is being stopped for its budget the time to stop, not to fail."""
-        conversation = await self._table.find(grant.conversation_id)
+        conversation = await self.stores.conversations.find(grant.conversation_id)
         if conversation is not None and conversation.facts.budget_stop_cost is not None:
             await asyncio.sleep(_STOP_SECONDS)
 
@@ -239,13 +233,13 @@ class ModelTokens:
             await forget_call(tx, call.id)
             await self._book(tx, call.grant.conversation_id, usage)
 
-        await self._db.write(body)
+        await self.stores.db.write(body)
 
     async def release(self, call: Call) -> None:
         """Forget a call that the model has refused, or never heard of; nothing is counted."""
         if call.is_open:
             call.is_open = False
-            await self._db.write(lambda tx: forget_call(tx, call.id))
+            await self.stores.db.write(lambda tx: forget_call(tx, call.id))
 
     async def _settle(self, tx: Transaction, call_id: str, conversation_id: str) -> None:
         """Count a call as what was noted of it, if it was not counted yet."""
@@ -254,7 +248,7 @@ class ModelTokens:
             await self._book(tx, conversation_id, noted)
 
     async def _book(self, tx: Transaction, conversation_id: str, usage: CallUsage) -> None:
-        conversation = await self._table.find(conversation_id, tx)
+        conversation = await self.stores.conversations.find(conversation_id, tx)
         if conversation is None:
             return
         before = used_of(conversation, await find_usage(tx, conversation.id))
@@ -264,10 +258,10 @@ class ModelTokens:
 
     async def _left(self, grant: ModelToken) -> float:
         """Return how many dollars may be spent; raises ModelBudgetReached if there are none."""
-        conversation = await self._table.find(grant.conversation_id)
+        conversation = await self.stores.conversations.find(grant.conversation_id)
         if conversation is None:
             raise NotAuthenticated("Invalid model token")
-        used = await find_usage(self._db, conversation.id)
+        used = await find_usage(self.stores.db, conversation.id)
         spent = max(facts.cost_of(conversation), used.dollars or 0.0)
         budget = conversation.max_budget
         goes_on = facts.goes_on_over_budget(conversation, spent)
@@ -277,7 +271,7 @@ class ModelTokens:
                 f" and may cost {budget:.4f}"
             )
         try:
-            rest = await quotas.left_to_spend(self._db, grant.user_id)
+            rest = await quotas.left_to_spend(self.stores.db, grant.user_id)
         except QuotaExceeded as exc:
             raise _refused(exc.message) from exc
         return min(rest, math.inf if budget is None else max(budget - spent, 0.0))

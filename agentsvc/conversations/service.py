@@ -42,32 +42,20 @@ from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, failure_of
 from agentsvc.storage import Transaction, note_effect
 
 
-class Conversations:
+class Conversations(msgspec.Struct, kw_only=True, eq=False):
     """Starts, finds, changes and deletes conversations, and talks to their agents."""
 
+    stores: ConversationStores
+    sandboxes: Sandboxes
+    agents: AgentClient
+    archives: Archives
+    ingestor: EventIngestor
+    deletion: ConversationDeletion
     starts: Starts
     """The starts of conversations."""
 
-    def __init__(
-        self,
-        stores: ConversationStores,
-        *,
-        sandboxes: Sandboxes,
-        agents: AgentClient,
-        archives: Archives,
-        ingestor: EventIngestor,
-        deletion: ConversationDeletion,
-        starts: Starts,
-    ) -> None:
-        self._db = stores.db
-        self._table = stores.conversations
-        self._sandboxes = sandboxes
-        self._agents = agents
-        self._archives = archives
-        self._ingestor = ingestor
-        self._deletion = deletion
-        self.starts = starts
-        sandboxes.on_change(ingestor.sandbox_changed)
+    def __post_init__(self) -> None:
+        self.sandboxes.on_change(self.ingestor.sandbox_changed)
 
     async def start(
         self, user_id: str, order: StartOrder, *, generation: Generation = Generation.V1
@@ -81,16 +69,18 @@ class Conversations:
         self, user_id: str, ids: Sequence[str], *, include_starting: bool = False
     ) -> list[ConversationView | None]:
         """Return a user's conversations in the order of the ids, None for each unknown one."""
-        silent = frozenset(self._ingestor.liveness.lasting())
+        silent = frozenset(self.ingestor.liveness.lasting())
 
         async def read() -> list[ConversationView | None]:
-            found = await self._table.find_of_user(user_id, ids, include_starting=include_starting)
+            found = await self.stores.conversations.find_of_user(
+                user_id, ids, include_starting=include_starting
+            )
             shown = await self._view(user_id, found.values(), silent)
             views = {view.conversation.id: view for view in shown}
             return [views.get(conversation_id) for conversation_id in ids]
 
         key = (Conversations.find_many, user_id, *ids, include_starting, silent)
-        return await self._db.keep(key, read, weigh=len)
+        return await self.stores.db.keep(key, read, weigh=len)
 
     async def get(
         self, user_id: str, conversation_id: str, *, include_starting: bool = False
@@ -103,38 +93,38 @@ class Conversations:
 
     async def is_of_user(self, user_id: str, conversation_id: str) -> bool:
         """Say whether a conversation is this user's, be it started or not."""
-        return await self._db.keep(
+        return await self.stores.db.keep(
             (Conversations.is_of_user, user_id, conversation_id),
-            lambda: self._table.is_of_user(user_id, conversation_id),
+            lambda: self.stores.conversations.is_of_user(user_id, conversation_id),
         )
 
     async def resolve(self, user_id: str, text: str) -> str | None:
         """Return the id behind a hex or dashed UUID or a user's own name, or None."""
-        return await self._table.find_by_alias(user_id, text) or parse_uuid(text)
+        return await self.stores.conversations.find_by_alias(user_id, text) or parse_uuid(text)
 
     async def search(
         self, user_id: str, query: ConversationQuery, *, page_id: str | None, limit: int
     ) -> tuple[list[ConversationView], str | None]:
         """Return a page of a user's conversations and the id of the next page."""
-        silent = frozenset(self._ingestor.liveness.lasting())
+        silent = frozenset(self.ingestor.liveness.lasting())
 
         async def read() -> tuple[list[ConversationView], str | None]:
-            found, next_page_id = await self._table.search(
+            found, next_page_id = await self.stores.conversations.search(
                 user_id, query, page_id=page_id, limit=limit
             )
             return await self._view(user_id, found, silent), next_page_id
 
         key = (Conversations.search, user_id, query, page_id, limit, silent)
-        return await self._db.keep(key, read, weigh=lambda page: len(page[0]))
+        return await self.stores.db.keep(key, read, weigh=lambda page: len(page[0]))
 
     async def count(self, user_id: str, query: ConversationQuery) -> int:
         """Return how many of a user's conversations a query finds."""
-        return await self._table.count(user_id, query)
+        return await self.stores.conversations.count(user_id, query)
 
     async def note_refusal(self, grant: ModelToken, status: int, message: str) -> None:
         """Tell, in the conversation itself, that its model does not answer now."""
         with contextlib.suppress(NotFound, QuotaExceeded):
-            await self._ingestor.record(
+            await self.ingestor.record(
                 grant.conversation_id,
                 [refusal_event(status, message)],
                 sandbox_id=grant.sandbox_id,
@@ -153,12 +143,12 @@ class Conversations:
         await self.get(user_id, conversation_id, include_starting=True)
 
         async def body(tx: Transaction) -> None:
-            found = await self._table.find(conversation_id, tx)
+            found = await self.stores.conversations.find(conversation_id, tx)
             if found is None:
                 raise NotFound(f"Conversation {shown(conversation_id)} not found")
-            await self._table.update(tx, patched(found, patch))
+            await self.stores.conversations.update(tx, patched(found, patch))
 
-        await self._db.write(body)
+        await self.stores.db.write(body)
         return await self.get(user_id, conversation_id, include_starting=True)
 
     async def delete(self, user_id: str, conversation_id: str) -> None:
@@ -167,7 +157,7 @@ class Conversations:
         The sandbox goes in the background, tried until it works. Raises NotFound.
         """
         await self.get(user_id, conversation_id, include_starting=True)
-        self.starts.forget(await self._deletion.remove(conversation_id))
+        self.starts.forget(await self.deletion.remove(conversation_id))
 
     async def save_workspace(self, user_id: str, conversation_id: str) -> Archive:
         """Ask for an archive of a conversation's workspace, which is saved in the background.
@@ -182,10 +172,10 @@ class Conversations:
         archive = archive_of(view.conversation, view.sandbox.id, releases=False)
 
         async def body(tx: Transaction) -> None:
-            await self._archives.insert(tx, archive)
+            await self.archives.insert(tx, archive)
             await note_effect(tx, archive)
 
-        await self._db.write(body)
+        await self.stores.db.write(body)
         return archive
 
     async def fork(
@@ -206,7 +196,7 @@ class Conversations:
         """
         view = await self.get(user_id, conversation_id, include_starting=True)
         if up_to is not None:
-            number = await self._ingestor.number_of(view.conversation.id, up_to)
+            number = await self.ingestor.number_of(view.conversation.id, up_to)
             order = msgspec.structs.replace(order, fork_until=number)
         if view.conversation.is_ready and view.sandbox_status is SandboxStatus.MISSING:
             order = await self._without_files(view.conversation, order)
@@ -220,7 +210,7 @@ class Conversations:
             order = msgspec.structs.replace(order, copied=copied, spec_id=spec_id)
         # What the agent server does not tell now is not in the copy.
         with contextlib.suppress(AgentsvcError):
-            await self._ingestor.sync(view.conversation.id)
+            await self.ingestor.sync(view.conversation.id)
         order = msgspec.structs.replace(order, fork_of=view.conversation.id)
         return await self.starts.start(user_id, order, claim=claim)
 
@@ -234,11 +224,11 @@ class Conversations:
             return None
         base = sandbox.working_dir.rstrip("/")
         is_inside = base and f"{conversation.working_dir}/".startswith(f"{base}/")
-        if not is_inside or not self._sandboxes.layers.can_copy(sandbox):
+        if not is_inside or not self.sandboxes.layers.can_copy(sandbox):
             return None
-        if len(await self._table.of_sandbox(sandbox.id)) != 1:
+        if len(await self.stores.conversations.of_sandbox(sandbox.id)) != 1:
             return None
-        if sandbox.spec_id not in {spec.id for spec in self._sandboxes.specs()}:
+        if sandbox.spec_id not in {spec.id for spec in self.sandboxes.specs()}:
             return None
         copied = CopySource(
             sandbox_id=sandbox.id,
@@ -252,7 +242,7 @@ class Conversations:
     async def checkpoints(self, user_id: str, conversation_id: str) -> Sequence[Checkpoint]:
         """Return the checkpoints of the files of a conversation, the oldest first; raises NotFound."""
         view = await self.get(user_id, conversation_id, include_starting=True)
-        return await self._sandboxes.checkpoints.of_sandbox(view.sandbox) if view.sandbox else ()
+        return await self.sandboxes.checkpoints.of_sandbox(view.sandbox) if view.sandbox else ()
 
     async def check_rollback(self, view: ConversationView, checkpoint_id: str) -> Sandbox:
         """Return the sandbox whose files may be put back to a checkpoint of its own.
@@ -260,12 +250,12 @@ class Conversations:
         Raises NotFound, and Conflict while an agent works there, or where others live in it, too.
         """
         sandbox = view.sandbox
-        known = await self._sandboxes.checkpoints.of_sandbox(sandbox) if sandbox else ()
+        known = await self.sandboxes.checkpoints.of_sandbox(sandbox) if sandbox else ()
         if sandbox is None or checkpoint_id not in {one.id for one in known}:
             raise NotFound("Checkpoint not found")
         if view.execution_status is ExecutionStatus.RUNNING or not view.conversation.is_ready:
             raise Conflict("The agent is at work: interrupt it first")
-        if len(await self._table.of_sandbox(sandbox.id)) != 1:
+        if len(await self.stores.conversations.of_sandbox(sandbox.id)) != 1:
             raise Conflict("Other conversations live in this sandbox, whose files these are, too")
         return sandbox
 
@@ -276,12 +266,12 @@ class Conversations:
         `check_rollback` and `Sandboxes.stop`.
         """
         sandbox = await self.check_rollback(view, checkpoint_id)
-        await self._sandboxes.stop(sandbox.user_id, sandbox.id, until_needed=True)
-        await self._sandboxes.checkpoints.roll_back(sandbox, checkpoint_id)
+        await self.sandboxes.stop(sandbox.user_id, sandbox.id, until_needed=True)
+        await self.sandboxes.checkpoints.roll_back(sandbox, checkpoint_id)
 
     async def _without_files(self, conversation: Conversation, order: StartOrder) -> StartOrder:
         """Return the order of a fork of which there is no workspace to copy."""
-        if not await self._ingestor.has_events(conversation.id):
+        if not await self.ingestor.has_events(conversation.id):
             raise Gone("Neither the sandbox nor the history of this conversation exists any more")
         return msgspec.structs.replace(
             order,
@@ -293,7 +283,7 @@ class Conversations:
 
     async def remove_failed(self) -> None:
         """Delete the sandboxes of starts that failed long ago, where nobody else lives."""
-        await self._deletion.remove_failed()
+        await self.deletion.remove_failed()
 
     # Talking to the agent
 
@@ -308,30 +298,30 @@ class Conversations:
 
     def was_told(self, view: ConversationView) -> None:
         """Take in that an agent was told something: its sandbox is used, and there is news."""
-        self._sandboxes.usage.note(view.conversation.sandbox_id)
-        self._ingestor.was_told(view.conversation.id)
+        self.sandboxes.usage.note(view.conversation.sandbox_id)
+        self.ingestor.was_told(view.conversation.id)
 
     # What goes on by itself
 
     async def recover(self) -> None:
         """Fetch what was missed and go on with what was unfinished; called once at the start."""
-        await self._ingestor.sync_all()
+        await self.ingestor.sync_all()
         await self.starts.go_on()
-        await self._deletion.tell_all()
+        await self.deletion.tell_all()
 
     async def sync(self) -> None:
         """Fetch what was not delivered and go on with what got stuck; called now and then."""
-        await self._ingestor.sync_stale()
+        await self.ingestor.sync_stale()
         await self.starts.go_on()
-        await self._deletion.tell_all()
+        await self.deletion.tell_all()
 
     async def poll(self) -> None:
         """Fetch the events of sandboxes that cannot reach this server."""
-        await self._ingestor.sync_uncalled()
+        await self.ingestor.sync_uncalled()
 
     async def watch(self) -> None:
         """Ask the agent servers of runs whether they are there."""
-        await self._ingestor.watch()
+        await self.ingestor.watch()
 
     # Inside
 
@@ -340,7 +330,7 @@ class Conversations:
     ) -> list[ConversationView]:
         listed = list(conversations)
         ids = list({one.sandbox_id for one in listed if one.sandbox_id is not None})
-        found = dict(zip(ids, await self._sandboxes.find_many(user_id, ids), strict=True))
+        found = dict(zip(ids, await self.sandboxes.find_many(user_id, ids), strict=True))
         return [
             ConversationView(
                 conversation=one,
@@ -370,4 +360,4 @@ class Conversations:
                 f"Sandbox is {status}. Use POST /api/v1/sandboxes/{sandbox.id}/resume"
                 " to resume it first."
             )
-        return self._agents.at(sandbox.agent_url, sandbox.session_key)
+        return self.agents.at(sandbox.agent_url, sandbox.session_key)

@@ -77,60 +77,53 @@ async def let_go(db: Database, user_id: str, *, with_owned: bool) -> PendingUser
     return await db.write(body)
 
 
-class UserDeletions:
+class UserDeletions(msgspec.Struct, kw_only=True, eq=False):
     """Sees to it that users who go are gone in the end."""
 
-    def __init__(
-        self,
-        *,
-        db: Database,
-        conversations: Conversations,
-        sandboxes: Sandboxes,
-        archives: Archives,
-        supervisor: Supervisor,
-    ) -> None:
-        self._db = db
-        self._conversations = conversations
-        self._sandboxes = sandboxes
-        self._archives = archives
-        self._supervisor = supervisor
-        sandboxes.on_change(self._sandbox_changed)
+    db: Database
+    conversations: Conversations
+    sandboxes: Sandboxes
+    archives: Archives
+    supervisor: Supervisor
+
+    def __post_init__(self) -> None:
+        self.sandboxes.on_change(self._sandbox_changed)
 
     async def let_go(self, user_id: str, *, with_owned: bool) -> PendingUserDeletion:
         """Do what the function of this name does, and begin to remove what is owned; raises the same."""
-        deletion = await let_go(self._db, user_id, with_owned=with_owned)
+        deletion = await let_go(self.db, user_id, with_owned=with_owned)
         if not deletion.is_over:
             self._delete_soon()
         return deletion
 
     async def delete_due(self) -> None:
         """Remove what users who go still own, and those who own nothing any more; called now and then."""
-        for user_id in await self._db.column(_LEAVING):
+        for user_id in await self.db.column(_LEAVING):
             await self._clear(user_id)
-            if await self._db.write(partial(UserDeletionTable.delete, user_id=user_id)):
+            if await self.db.write(partial(UserDeletionTable.delete, user_id=user_id)):
                 log.info("user deleted", extra={"user_id": user_id})
 
     async def _clear(self, user_id: str) -> None:
-        await self._db.write(lambda tx: self._release_sandboxes(tx, user_id))
-        for conversation_id in await UserDeletionTable.ids(self._db, "conversations", user_id):
+        await self.db.write(lambda tx: self._release_sandboxes(tx, user_id))
+        for conversation_id in await UserDeletionTable.ids(self.db, "conversations", user_id):
             # One that descends from another goes with it.
             with contextlib.suppress(NotFound):
-                await self._conversations.delete(user_id, conversation_id)
-        for archive_id in await UserDeletionTable.ids(self._db, "archives", user_id):
+                await self.conversations.delete(user_id, conversation_id)
+        for archive_id in await UserDeletionTable.ids(self.db, "archives", user_id):
             # One that is being saved fails soon, since its sandbox goes.
             with contextlib.suppress(NotFound, Conflict):
-                await self._archives.delete(user_id, archive_id)
+                await self.archives.delete(user_id, archive_id)
 
     async def _release_sandboxes(self, tx: Transaction, user_id: str) -> None:
         for sandbox_id in await UserDeletionTable.ids(tx, "sandboxes", user_id):
-            await self._sandboxes.release(tx, sandbox_id)
+            await self.sandboxes.release(tx, sandbox_id)
 
     def _sandbox_changed(self, _before: Sandbox, after: Sandbox | None) -> None:
         if after is None:
             self._delete_soon()
 
     def _delete_soon(self) -> None:
-        self._supervisor.spawn(_TASK, self.delete_due)
+        self.supervisor.spawn(_TASK, self.delete_due)
 
 
 class UserDeletionTable:

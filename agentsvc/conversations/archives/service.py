@@ -54,33 +54,28 @@ _FIRST_RETRY_SECONDS: Final = 1.0
 _LAST_RETRY_SECONDS: Final = 30.0
 
 
-class Archives:
+class Archives(msgspec.Struct, kw_only=True, eq=False):
     """Saves, lists, restores and deletes archives."""
 
-    def __init__(
-        self,
-        *,
-        db: Database,
-        directory: Path,
-        sandboxes: Sandboxes,
-        agents: AgentClient,
-        supervisor: Supervisor,
-        config: ArchivesConfig,
-    ) -> None:
-        self._db = db
-        self._table = ArchiveTable(db)
-        self._directory = directory
-        self._sandboxes = sandboxes
-        self._agents = agents
-        self._supervisor = supervisor
-        self._config = config
-        # Others need threads, too: there are five at least, and a workspace may have gigabytes.
-        self._packing = asyncio.Semaphore(_PACKED_AT_ONCE)
+    db: Database
+    directory: Path
+    sandboxes: Sandboxes
+    agents: AgentClient
+    supervisor: Supervisor
+    config: ArchivesConfig
+    # Others need threads, too: there are five at least, and a workspace may have gigabytes.
+    _packing: asyncio.Semaphore = msgspec.field(
+        default_factory=lambda: asyncio.Semaphore(_PACKED_AT_ONCE)
+    )
+
+    @property
+    def _table(self) -> ArchiveTable:
+        return ArchiveTable(self.db)
 
     @property
     def saves_deleted(self) -> bool:
         """Whether the workspace of a deleted conversation is saved."""
-        return self._config.on_delete
+        return self.config.on_delete
 
     async def insert(self, tx: Transaction, archive: Archive) -> None:
         """Ask for an archive in the caller's transaction; it is saved in the background."""
@@ -111,7 +106,7 @@ class Archives:
     async def wait_ready(self, archive_id: str) -> Archive:
         """Return an archive once it is saved; raises StartRefused where that does not happen."""
         # It ends by itself when its time is over.
-        await self._supervisor.join(_task_name(archive_id))
+        await self.supervisor.join(_task_name(archive_id))
         archive = await self._table.find(archive_id)
         if archive is None:
             raise StartRefused(_NO_ARCHIVE)
@@ -126,7 +121,7 @@ class Archives:
         source = self._file(archive.id)
         if not await asyncio.to_thread(source.exists):
             raise StartRefused(_NO_ARCHIVE)
-        limit = self._config.save_seconds
+        limit = self.config.save_seconds
         await agent.upload(file, _parts(source), time_limit=limit)
         command = _UNPACK.format(directory=shlex.quote(directory), file=shlex.quote(file))
         result = await agent.run_command(command, time_limit=limit)
@@ -156,12 +151,10 @@ class Archives:
         for archive_id in await self._table.unfinished():
             self._save_soon(archive_id)
         old: list[str] = []
-        if self._config.keep_seconds:
-            old += await self._table.older_than(
-                now() - timedelta(seconds=self._config.keep_seconds)
-            )
-        if self._config.max_total_bytes:
-            old += await self._table.beyond(self._config.max_total_bytes)
+        if self.config.keep_seconds:
+            old += await self._table.older_than(now() - timedelta(seconds=self.config.keep_seconds))
+        if self.config.max_total_bytes:
+            old += await self._table.beyond(self.config.max_total_bytes)
         for archive_id in dict.fromkeys(old):
             await self._remove(archive_id)
             log.info("archive deleted, as configured", extra={"archive_id": archive_id})
@@ -169,7 +162,7 @@ class Archives:
     # Inside
 
     def _save_soon(self, archive_id: str) -> None:
-        self._supervisor.spawn(_task_name(archive_id), lambda: self._save(archive_id))
+        self.supervisor.spawn(_task_name(archive_id), lambda: self._save(archive_id))
 
     async def _save(self, archive_id: str) -> None:
         archive = await self._table.find(archive_id)
@@ -187,10 +180,10 @@ class Archives:
 
     async def _outcome(self, archive: Archive) -> Archive:
         try:
-            async with asyncio.timeout(self._config.save_seconds):
+            async with asyncio.timeout(self.config.save_seconds):
                 return await self._try_until_saved(archive)
         except TimeoutError:
-            return _failed(archive, f"it took longer than {self._config.save_seconds:g} s")
+            return _failed(archive, f"it took longer than {self.config.save_seconds:g} s")
         except AgentsvcError as exc:
             log.warning(
                 "workspace not archived",
@@ -209,9 +202,9 @@ class Archives:
         async def body(tx: Transaction) -> None:
             await self._table.update(tx, saved)
             if saved.releases:
-                await self._sandboxes.release(tx, saved.sandbox_id)
+                await self.sandboxes.release(tx, saved.sandbox_id)
 
-        await self._db.write(body)
+        await self.db.write(body)
         log.info("archive saved", extra={"archive_id": saved.id, "state": str(saved.state)})
 
     async def _let_rest(self, archive: Archive) -> None:
@@ -220,15 +213,15 @@ class Archives:
         if noted is None or archive.releases or noted.rest is PausedState.NONE:
             return
         if noted.rest is PausedState.CULLED:
-            await self._sandboxes.idle.cull(archive.sandbox_id, Target.PAUSED, unused_since=now())
+            await self.sandboxes.idle.cull(archive.sandbox_id, Target.PAUSED, unused_since=now())
             return
-        sandbox = await self._sandboxes.find_any(archive.sandbox_id)
+        sandbox = await self.sandboxes.find_any(archive.sandbox_id)
         # What becomes of the sandbox changes nothing about the archive any more.
         with contextlib.suppress(AgentsvcError):
             if sandbox is not None and noted.rest is PausedState.STOPPED:
-                await self._sandboxes.stop(sandbox.user_id, sandbox.id)
+                await self.sandboxes.stop(sandbox.user_id, sandbox.id)
             elif sandbox is not None:
-                await self._sandboxes.pause(sandbox.user_id, sandbox.id)
+                await self.sandboxes.pause(sandbox.user_id, sandbox.id)
 
     async def _try_until_saved(self, archive: Archive) -> Archive:
         pause = _FIRST_RETRY_SECONDS
@@ -247,8 +240,8 @@ class Archives:
 
     async def _save_once(self, archive: Archive) -> Archive:
         sandbox = await self._running(archive)
-        agent = self._agents.at(sandbox.agent_url or "", sandbox.session_key)
-        with self._sandboxes.usage.hold(sandbox.id):
+        agent = self.agents.at(sandbox.agent_url or "", sandbox.session_key)
+        with self.sandboxes.usage.hold(sandbox.id):
             contents = await self._fetch(archive, agent)
         size = (await asyncio.to_thread(self._file(archive.id).stat)).st_size
         return msgspec.structs.replace(
@@ -262,16 +255,16 @@ class Archives:
 
     async def _running(self, archive: Archive) -> Sandbox:
         """Return the sandbox once it runs; if it rests, that is noted, and it is woken."""
-        found = await self._sandboxes.find_any(archive.sandbox_id)
+        found = await self.sandboxes.find_any(archive.sandbox_id)
         if found is not None and found.target.is_rest:
             rest = PausedState.STOPPED if found.target is Target.STOPPED else PausedState.PAUSED
-            rest = PausedState.CULLED if await self._sandboxes.idle.is_culled(found) else rest
-            await self._db.write(lambda tx: self._table.set_rest(tx, archive.id, rest))
-            await self._sandboxes.resume(found.user_id, found.id, when_full=WhenFull.QUEUE)
-        seen = await self._sandboxes.wait_for(
+            rest = PausedState.CULLED if await self.sandboxes.idle.is_culled(found) else rest
+            await self.db.write(lambda tx: self._table.set_rest(tx, archive.id, rest))
+            await self.sandboxes.resume(found.user_id, found.id, when_full=WhenFull.QUEUE)
+        seen = await self.sandboxes.wait_for(
             archive.sandbox_id,
             lambda one: one is None or one.status not in _UNDER_WAY,
-            time_limit=self._config.save_seconds,
+            time_limit=self.config.save_seconds,
         )
         if seen is None or seen.status is SandboxStatus.MISSING:
             raise Gone("the sandbox does not exist any more")
@@ -282,7 +275,7 @@ class Archives:
     async def _fetch(self, archive: Archive, agent: AgentServer) -> Contents:
         hidden = _hidden(archive.id)
         file = f"{await agent.home()}/{hidden}.tar.gz"
-        limit = self._config.save_seconds
+        limit = self.config.save_seconds
         command = _PACK.format(
             hidden=shlex.quote(f"{hidden}*"),
             directory=shlex.quote(archive.working_dir),
@@ -304,16 +297,16 @@ class Archives:
                 await agent.run_command(f"rm -f {shlex.quote(file)}", time_limit=limit)
 
     async def _receive(self, agent: AgentServer, file: str, part: Path) -> None:
-        await asyncio.to_thread(self._directory.mkdir, mode=0o700, exist_ok=True)
+        await asyncio.to_thread(self.directory.mkdir, mode=0o700, exist_ok=True)
         await asyncio.to_thread(_create, part)
         size = 0
 
         async def write(data: bytes) -> None:
             nonlocal size
             size += len(data)
-            if size > self._config.max_bytes:
+            if size > self.config.max_bytes:
                 raise ArchiveRefused(
-                    f"The workspace is larger than archives may be: {self._config.max_bytes} bytes"
+                    f"The workspace is larger than archives may be: {self.config.max_bytes} bytes"
                 )
             try:
                 await finish(asyncio.to_thread(_append, part, data))
@@ -321,13 +314,13 @@ class Archives:
                 raise CapacityExceeded("The server has no room for the archive") from exc
 
         try:
-            await agent.receive(file, write, time_limit=self._config.save_seconds)
+            await agent.receive(file, write, time_limit=self.config.save_seconds)
         except NotFound as exc:
             raise ArchiveRefused("What `tar` wrote in the sandbox is not there any more") from exc
 
     def _repack(self, archive_id: str, part: Path) -> Contents:
         bounds = UnpackLimits(
-            unpacked_bytes=self._config.max_unpacked_bytes, files=self._config.max_files
+            unpacked_bytes=self.config.max_unpacked_bytes, files=self.config.max_files
         )
         draft = self._path(archive_id, ".draft")
         _create(draft)
@@ -340,12 +333,12 @@ class Archives:
 
     async def _remove(self, archive_id: str) -> None:
         await asyncio.to_thread(self._file(archive_id).unlink, missing_ok=True)
-        await self._db.write(lambda tx: self._table.delete(tx, archive_id))
+        await self.db.write(lambda tx: self._table.delete(tx, archive_id))
 
     def _sweep_files(self, known: set[str]) -> None:
-        if not self._directory.exists():
+        if not self.directory.exists():
             return
-        for file in self._directory.iterdir():
+        for file in self.directory.iterdir():
             if file.name.partition(".")[0] not in known or file.suffix in (".part", ".draft"):
                 file.unlink(missing_ok=True)
 
@@ -354,7 +347,7 @@ class Archives:
 
     def _path(self, archive_id: str, suffix: str) -> Path:
         # A restored database may have ids that were made to lead elsewhere.
-        return self._directory / f"{Path(archive_id).name}{suffix}"
+        return self.directory / f"{Path(archive_id).name}{suffix}"
 
 
 _UNDER_WAY: Final = (SandboxStatus.STARTING, SandboxStatus.PAUSED)
