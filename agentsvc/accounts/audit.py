@@ -14,7 +14,7 @@ import msgspec
 from agentsvc.accounts.keys import Principal
 from agentsvc.accounts.users import get_user
 from agentsvc.base import MAX_INT, CapacityExceeded, decode_cursor, encode_cursor, values
-from agentsvc.storage import Database, Queryable, Row, Transaction, record_of, row_of
+from agentsvc.storage import Database, Transaction, record_of, row_of
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class AuditLog:
     async def note(self, entry: Entry) -> None:
         """Store an entry; a full disk only warns, since what it tells of is done."""
         try:
-            await self._db.write_apart(lambda tx: AuditTable.insert(tx, entry))
+            await self._db.write_apart(lambda tx: _insert(tx, entry))
         except CapacityExceeded as exc:
             log.warning(
                 "change not written to the audit log",
@@ -80,14 +80,28 @@ class AuditLog:
     ) -> tuple[list[Entry], str | None]:
         """Return a page of entries, newest first, and the id of the next page."""
         (before,) = (MAX_INT,) if page_id is None else decode_cursor(page_id, int)
-        rows = await AuditTable.search(self._db, query, before, limit + 1)
+        given: Mapping[str, tuple[str, str | int | None]] = {
+            "user_id = :user_id": ("user_id", query.user_id),
+            "instr(lower(action || ' ' || subject), lower(:text)) > 0": ("text", query.text),
+            "(status >= 400) = :refused": ("refused", query.is_refused),
+            "at >= :at_gte": ("at_gte", values.stored_or_none(query.at_gte)),
+            "at < :at_lt": ("at_lt", values.stored_or_none(query.at_lt)),
+        }
+        wanted = {text: pair for text, pair in given.items() if pair[1] is not None}
+        sql = " AND ".join((_ENTRY, *wanted)) + " ORDER BY number DESC LIMIT :limit"
+        params = {"before": before, "limit": limit + 1, **dict(wanted.values())}
+        rows = await self._db.all(sql, params)
         found = [record_of(row, Entry) for row in rows[:limit]]
         return found, encode_cursor(found[-1].number) if len(rows) > limit else None
 
     async def keep_to_age(self, age: timedelta) -> None:
         """Delete the entries that are older."""
-        before = values.now() - age
-        while await self._db.write(lambda tx: AuditTable.delete_old(tx, before)):
+        sql = """
+            DELETE FROM audit_log
+            WHERE number IN (SELECT number FROM audit_log WHERE at < :before LIMIT :most)
+        """
+        params = {"before": values.to_stored(values.now() - age), "most": _BATCH}
+        while await self._db.write(lambda tx: tx.run(sql, params)):
             pass
 
 
@@ -126,41 +140,13 @@ async def note_by_server(tx: Transaction, user_id: str, action: str, subject: st
         subject=subject[:_LONGEST],
         address=THE_SERVER,
     )
-    await AuditTable.insert(tx, entry)
+    await _insert(tx, entry)
 
 
-class AuditTable:
-    """The SQL of the audit log."""
-
-    @staticmethod
-    async def insert(tx: Transaction, entry: Entry) -> int:
-        """Add an entry."""
-        row = row_of(entry)
-        del row["number"]
-        return await tx.insert("audit_log", row)
-
-    @staticmethod
-    async def search(reader: Queryable, query: EntryQuery, before: int, limit: int) -> list[Row]:
-        """Return the entries before a number that are looked for, newest first."""
-        given: Mapping[str, tuple[str, str | int | None]] = {
-            "user_id = :user_id": ("user_id", query.user_id),
-            "instr(lower(action || ' ' || subject), lower(:text)) > 0": ("text", query.text),
-            "(status >= 400) = :refused": ("refused", query.is_refused),
-            "at >= :at_gte": ("at_gte", values.stored_or_none(query.at_gte)),
-            "at < :at_lt": ("at_lt", values.stored_or_none(query.at_lt)),
-        }
-        wanted = {text: pair for text, pair in given.items() if pair[1] is not None}
-        sql = " AND ".join((_ENTRY, *wanted)) + " ORDER BY number DESC LIMIT :limit"
-        return await reader.all(sql, {"before": before, "limit": limit, **dict(wanted.values())})
-
-    @staticmethod
-    async def delete_old(tx: Transaction, before: datetime) -> int:
-        """Delete some of the entries from before; return how many."""
-        sql = """
-            DELETE FROM audit_log
-            WHERE number IN (SELECT number FROM audit_log WHERE at < :before LIMIT :most)
-        """
-        return await tx.run(sql, {"before": values.to_stored(before), "most": _BATCH})
+async def _insert(tx: Transaction, entry: Entry) -> None:
+    row = row_of(entry)
+    del row["number"]
+    await tx.insert("audit_log", row)
 
 
 _ENTRY: Final = """

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from agentsvc.accounts.keys import KEY_PREFIX, insert_key
 from agentsvc.base import NotFound, Secret, TooManyRequests, values
-from agentsvc.storage import Database, Queryable, Reader, Row, Transaction
+from agentsvc.storage import Database, Queryable, Row, Transaction
 
 LIFETIME: Final = timedelta(minutes=10)
 INTERVAL_SECONDS: Final = 5
@@ -109,12 +109,23 @@ class DeviceLogins:
             lifetime=self._lifetime,
             interval_seconds=INTERVAL_SECONDS,
         )
+        row = {
+            "device_hash": values.sha256(login.device_code.reveal()),
+            "user_code_hash": values.sha256(_plain(login.user_code)),
+            "state": "pending",
+            "interval_seconds": login.interval_seconds,
+            "created_at": values.to_stored(values.now()),
+            "expires_at": values.to_stored(values.now() + self._lifetime),
+        }
 
         async def insert(tx: Transaction) -> None:
-            await DeviceTable.delete_expired(tx, values.to_stored(values.now()))
-            if await DeviceTable.count(tx) >= PENDING_MAX:
+            await tx.run(
+                "DELETE FROM device_logins WHERE expires_at < :created_at",
+                {"created_at": row["created_at"]},
+            )
+            if (await tx.value("SELECT COUNT(*) FROM device_logins") or 0) >= PENDING_MAX:
                 raise TooManyRequests("Too many logins are waiting")
-            await DeviceTable.insert(tx, login, values.to_stored(values.now() + self._lifetime))
+            await tx.insert("device_logins", row)
 
         await self._db.write(insert)
         return login
@@ -135,67 +146,25 @@ class DeviceLogins:
         device_hash = values.sha256(device_code.reveal())
 
         async def body(tx: Transaction) -> Claim:
-            row = await DeviceTable.find(tx, device_hash)
+            row = await _find(tx, device_hash)
             if row is None or row["expires_at"] <= values.to_stored(values.now()):
                 return Claim(state=ClaimState.EXPIRED)
             if row["state"] == "pending":
                 return await _put_off(tx, row)
-            await DeviceTable.delete(tx, device_hash)
+            sql = "DELETE FROM device_logins WHERE device_hash = :device_hash"
+            await tx.run(sql, {"device_hash": device_hash})
             if row["state"] == "denied":
                 return Claim(state=ClaimState.DENIED)
             key = values.new_key(KEY_PREFIX)
             await insert_key(tx, row["user_id"], _KEY_NAME, key)
             return Claim(state=ClaimState.GRANTED, key=key)
 
-        if await DeviceTable.find(self._db, device_hash) is None:
+        if await _find(self._db, device_hash) is None:
             # Anybody can ask, so a code that was never given costs no write.
             return Claim(state=ClaimState.EXPIRED)
         return await self._db.write(body)
 
     async def _decide(self, user_code: str, state: str, user_id: str | None) -> None:
-        code_hash = values.sha256(_plain(user_code))
-
-        async def body(tx: Transaction) -> None:
-            if not await DeviceTable.decide(tx, code_hash, state, user_id):
-                raise NotFound("No login waits with this code; it may have expired")
-
-        await self._db.write(body)
-
-
-class DeviceTable:
-    """The SQL of the `device_logins` table."""
-
-    @staticmethod
-    async def insert(tx: Transaction, login: DeviceLogin, expires_at: str) -> int:
-        """Add a login that waits."""
-        row = {
-            "device_hash": values.sha256(login.device_code.reveal()),
-            "user_code_hash": values.sha256(_plain(login.user_code)),
-            "state": "pending",
-            "interval_seconds": login.interval_seconds,
-            "created_at": values.to_stored(values.now()),
-            "expires_at": expires_at,
-        }
-        return await tx.insert("device_logins", row)
-
-    @staticmethod
-    async def find(reader: Queryable, device_hash: str) -> Row | None:
-        """Return the login of a program."""
-        sql = """
-            SELECT device_hash, state, user_id, interval_seconds, polled_at, expires_at
-            FROM device_logins
-            WHERE device_hash = :device_hash
-        """
-        return await reader.one(sql, {"device_hash": device_hash})
-
-    @staticmethod
-    async def count(reader: Reader) -> int:
-        """Return how many logins there are."""
-        return int(await reader.value("SELECT COUNT(*) AS logins FROM device_logins") or 0)
-
-    @staticmethod
-    async def decide(tx: Transaction, code_hash: str, state: str, user_id: str | None) -> bool:
-        """Settle a login that waits; return False if none does."""
         sql = """
             UPDATE device_logins
             SET state = :state,
@@ -204,34 +173,24 @@ class DeviceTable:
               AND state = 'pending'
               AND expires_at > :now
         """
-        now = values.to_stored(values.now())
-        params = {"code_hash": code_hash, "state": state, "user_id": user_id, "now": now}
-        return await tx.run(sql, params) == 1
+        params = {
+            "code_hash": values.sha256(_plain(user_code)),
+            "state": state,
+            "user_id": user_id,
+            "now": values.to_stored(values.now()),
+        }
+        if await self._db.write(lambda tx: tx.run(sql, params)) != 1:
+            raise NotFound("No login waits with this code; it may have expired")
 
-    @staticmethod
-    async def note_poll(tx: Transaction, device_hash: str, interval_seconds: int) -> int:
-        """Note a question of the program and how long it has to wait until the next."""
-        sql = """
-            UPDATE device_logins
-            SET polled_at = :now,
-                interval_seconds = :interval_seconds
-            WHERE device_hash = :device_hash
-        """
-        now = values.to_stored(values.now())
-        params = {"device_hash": device_hash, "interval_seconds": interval_seconds, "now": now}
-        return await tx.run(sql, params)
 
-    @staticmethod
-    async def delete(tx: Transaction, device_hash: str) -> int:
-        """Delete one login."""
-        sql = "DELETE FROM device_logins WHERE device_hash = :device_hash"
-        return await tx.run(sql, {"device_hash": device_hash})
-
-    @staticmethod
-    async def delete_expired(tx: Transaction, before: str) -> int:
-        """Delete the logins that expired before a moment."""
-        sql = "DELETE FROM device_logins WHERE expires_at < :before"
-        return await tx.run(sql, {"before": before})
+async def _find(reader: Queryable, device_hash: str) -> Row | None:
+    """Return the login of a program."""
+    sql = """
+        SELECT device_hash, state, user_id, interval_seconds, polled_at, expires_at
+        FROM device_logins
+        WHERE device_hash = :device_hash
+    """
+    return await reader.one(sql, {"device_hash": device_hash})
 
 
 async def _put_off(tx: Transaction, row: Row) -> Claim:
@@ -241,7 +200,14 @@ async def _put_off(tx: Transaction, row: Row) -> Claim:
     is_early = row["polled_at"] is not None and row["polled_at"] > earliest
     if is_early:
         interval += INTERVAL_STEP_SECONDS
-    await DeviceTable.note_poll(tx, row["device_hash"], interval)
+    sql = """
+        UPDATE device_logins
+        SET polled_at = :now,
+            interval_seconds = :interval
+        WHERE device_hash = :device_hash
+    """
+    now = values.to_stored(values.now())
+    await tx.run(sql, {"device_hash": row["device_hash"], "interval": interval, "now": now})
     state = ClaimState.SLOW_DOWN if is_early else ClaimState.PENDING
     return Claim(state=state, interval_seconds=interval)
 

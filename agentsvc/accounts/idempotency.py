@@ -6,14 +6,14 @@ one transaction, so that a crash leaves both or neither.
 
 import contextlib
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 import msgspec
 
 from agentsvc.base import Conflict, IdempotencyKeyReused, RequestInProgress, TooManyRequests, values
 from agentsvc.config import IdempotencyConfig
-from agentsvc.storage import Database, Queryable, Row, Transaction, Vault, row_of
+from agentsvc.storage import Database, Queryable, Transaction, Vault
 
 LARGEST_ANSWER_BYTES: Final = 1024 * 1024
 """What is larger is not kept; then a repeat is told no more than that it was done."""
@@ -65,7 +65,13 @@ class IdempotencyStore:
 
         Raises Conflict if the answer was too large to be kept.
         """
-        row = await IdempotencyTable.find(self._db, slot, self._oldest())
+        sql = """
+            SELECT id, fingerprint, status, media, sealed, size_bytes, is_final
+            FROM kept_answers
+            WHERE user_id = :user_id AND operation = :operation AND key_hash = :key_hash
+                AND created_at >= :since
+        """
+        row = await self._db.one(sql, {**_of(slot), "since": self._oldest()})
         if row is None:
             return None
         if row["fingerprint"] != slot.fingerprint:
@@ -89,91 +95,58 @@ class IdempotencyStore:
 
     async def keep_in(self, tx: Transaction, slot: IdempotencySlot, kept: StoredAnswer) -> None:
         """Store an answer in the transaction of what it tells of; raises TooManyRequests."""
-        await IdempotencyTable.delete(tx, slot)
+        # A former use of the key, or the beginning of this one.
+        sql = """
+            DELETE FROM kept_answers
+            WHERE user_id = :user_id AND operation = :operation AND key_hash = :key_hash
+        """
+        await tx.run(sql, _of(slot))
         size_bytes = len(kept.body)
         await self._require_room(tx, slot.user_id, size_bytes)
         body = kept.body if size_bytes <= LARGEST_ANSWER_BYTES else b""
         record_id = values.new_id()
-        await IdempotencyTable.insert(
-            tx,
-            slot,
-            kept,
-            record_id=record_id,
-            sealed=self._vault.seal(body, _context(record_id)),
-        )
+        row = {
+            **_of(slot),
+            "id": record_id,
+            "fingerprint": slot.fingerprint,
+            "status": kept.status,
+            "media": kept.media,
+            "sealed": self._vault.seal(body, _context(record_id)),
+            "size_bytes": size_bytes,
+            "is_final": kept.is_final,
+            "created_at": values.to_stored(values.now()),
+        }
+        await tx.insert("kept_answers", row)
 
     async def forget_old(self) -> None:
         """Delete the answers that are kept for long enough."""
-        while await self._db.write(lambda tx: IdempotencyTable.delete_old(tx, self._oldest())):
+        sql = """
+            DELETE FROM kept_answers
+            WHERE id IN (SELECT id FROM kept_answers WHERE created_at < :before LIMIT :most)
+        """
+        params = {"before": self._oldest(), "most": _BATCH}
+        while await self._db.write(lambda tx: tx.run(sql, params)):
             pass
 
     async def _require_room(self, reader: Queryable, user_id: str, size_bytes: int) -> None:
-        number, total_bytes = await IdempotencyTable.usage(reader, user_id)
-        is_full = number >= self._config.max_keys_per_user
-        if is_full or total_bytes + size_bytes > self._config.max_bytes_per_user:
-            raise TooManyRequests(
-                "Too many requests with an Idempotency-Key; send it without one, or wait"
-            )
-
-    def _oldest(self) -> datetime:
-        return values.now() - timedelta(seconds=self._config.keep_seconds)
-
-
-def _context(record_id: str) -> str:
-    return f"kept answer {record_id}"
-
-
-class IdempotencyTable:
-    """The SQL of kept answers."""
-
-    @staticmethod
-    async def find(reader: Queryable, slot: IdempotencySlot, since: datetime) -> Row | None:
-        """Return what is kept of a request since then."""
-        sql = """
-            SELECT id, fingerprint, status, media, sealed, size_bytes, is_final
-            FROM kept_answers
-            WHERE user_id = :user_id AND operation = :operation AND key_hash = :key_hash
-                AND created_at >= :since
-        """
-        return await reader.one(sql, {**_of(slot), "since": values.to_stored(since)})
-
-    @staticmethod
-    async def usage(reader: Queryable, user_id: str) -> tuple[int, int]:
-        """Return how many answers of a user are kept, and how many bytes they have."""
         sql = """
             SELECT count(*) AS number, coalesce(sum(size_bytes), 0) AS total_bytes
             FROM kept_answers
             WHERE user_id = :user_id
         """
-        [row] = await reader.all(sql, {"user_id": user_id})
-        return row["number"], row["total_bytes"]
+        [used] = await reader.all(sql, {"user_id": user_id})
+        is_full = used["number"] >= self._config.max_keys_per_user
+        if is_full or used["total_bytes"] + size_bytes > self._config.max_bytes_per_user:
+            raise TooManyRequests(
+                "Too many requests with an Idempotency-Key; send it without one, or wait"
+            )
 
-    @staticmethod
-    async def insert(
-        tx: Transaction, slot: IdempotencySlot, kept: StoredAnswer, *, record_id: str, sealed: bytes
-    ) -> int:
-        """Add an answer."""
-        row = row_of(kept, **_of(slot), id=record_id, fingerprint=slot.fingerprint, sealed=sealed)
-        row |= {"size_bytes": len(row.pop("body")), "created_at": values.to_stored(values.now())}
-        return await tx.insert("kept_answers", row)
+    def _oldest(self) -> str:
+        return values.to_stored(values.now() - timedelta(seconds=self._config.keep_seconds))
 
-    @staticmethod
-    async def delete(tx: Transaction, slot: IdempotencySlot) -> int:
-        """Delete what is kept of a request: a former use of its key, or the beginning."""
-        sql = """
-            DELETE FROM kept_answers
-            WHERE user_id = :user_id AND operation = :operation AND key_hash = :key_hash
-        """
-        return await tx.run(sql, _of(slot))
 
-    @staticmethod
-    async def delete_old(tx: Transaction, before: datetime) -> int:
-        """Delete some of the answers from before; return how many."""
-        sql = """
-            DELETE FROM kept_answers
-            WHERE id IN (SELECT id FROM kept_answers WHERE created_at < :before LIMIT :most)
-        """
-        return await tx.run(sql, {"before": values.to_stored(before), "most": _BATCH})
+def _context(record_id: str) -> str:
+    return f"kept answer {record_id}"
 
 
 def _of(slot: IdempotencySlot) -> dict[str, str | bytes]:

@@ -164,7 +164,7 @@ class KeyRing:
 
     async def find_good(self, key_ids: Collection[int]) -> dict[int, Principal]:
         """Return who shows which of these keys, as far as they are good; notes no use."""
-        rows = await KeyTable.find_many(self._db, key_ids)
+        rows = await self._db.all(_KEYS + _OF_IDS, {"ids": json.dumps(list(key_ids))})
         return {row["id"]: _to_principal(row) for row in rows if _is_valid(row)}
 
     async def find_barred(self) -> frozenset[str]:
@@ -186,12 +186,12 @@ class KeyRing:
 
     async def find_user(self, name: str) -> str | None:
         """Return the id of the user of this name, or None."""
-        row = await UserTable.find_named(self._db, name)
-        return row["id"] if row else None
+        sql = "SELECT id FROM users WHERE name = :name"
+        return await self._db.value(sql, {"name": name})
 
     async def list_users(self) -> list[str]:
         """Return the names of all users."""
-        return [row["name"] for row in await UserTable.list_all(self._db)]
+        return await self._db.column("SELECT name FROM users ORDER BY name")
 
     async def create_key(
         self,
@@ -231,35 +231,48 @@ class KeyRing:
 
         Raises NotFound if there is no such key, or if it is not of the user that is given.
         """
+        sql = """
+            UPDATE api_keys
+            SET revoked_at = COALESCE(revoked_at, :now)
+            WHERE id = :id
+              AND user_id = COALESCE(:user_id, user_id)
+        """
+        made = """
+            UPDATE api_keys
+            SET revoked_at = COALESCE(revoked_at, :now)
+            WHERE made_with = :id
+        """
+        params = {"id": key_id, "user_id": user_id, "now": values.to_stored(values.now())}
 
         async def revoke(tx: Transaction) -> None:
-            if not await KeyTable.revoke(tx, key_id, user_id):
+            if await tx.run(sql, params) != 1:
                 raise NotFound("no such key")
+            await tx.run(made, params)
 
         await self._db.write(revoke)
 
     async def get_key(self, key_id: int) -> ApiKey:
         """Return what may be shown of a key; raises NotFound if there is no such key."""
-        row = await KeyTable.find_by_id(self._db, key_id)
+        row = await find_key(self._db, key_id)
         if row is None:
             raise NotFound("no such key")
         return record_of(row, ApiKey)
 
     async def list_keys_of(self, user_id: str) -> list[ApiKey]:
         """Return the keys of a user that are not revoked, in the order they were made."""
-        rows = await KeyTable.list_of_user(self._db, user_id)
-        return [record_of(row, ApiKey) for row in rows]
+        sql = _KEYS + " WHERE k.user_id = :user_id AND k.revoked_at IS NULL ORDER BY k.id"
+        return [record_of(row, ApiKey) for row in await self._db.all(sql, {"user_id": user_id})]
 
     async def list_keys(self) -> list[ApiKey]:
         """Return every key, revoked ones too, in the order they were made."""
-        return [record_of(row, ApiKey) for row in await KeyTable.list_all(self._db)]
+        return [record_of(row, ApiKey) for row in await self._db.all(_KEYS + " ORDER BY k.id")]
 
     async def has_keys(self) -> bool:
         """Tell whether a key was ever issued; a revoked one counts."""
-        return await KeyTable.has_any(self._db)
+        return await self._db.one("SELECT 1 FROM api_keys LIMIT 1") is not None
 
     async def _find(self, digest: str) -> _Known | None:
-        row = await KeyTable.find(self._db, digest)
+        row = await self._db.one(_KEYS + " WHERE k.hash = :hash", {"hash": digest})
         if row is None or not secrets.compare_digest(row["hash"], digest):
             return None
         return _Known(
@@ -271,8 +284,17 @@ class KeyRing:
         )
 
     async def _note_use(self, key_id: int, now: datetime) -> None:
+        # Another process may have noted one that is recent enough.
+        sql = """
+            UPDATE api_keys
+            SET last_used_at = :now
+            WHERE id = :id
+              AND (last_used_at IS NULL OR last_used_at <= :before)
+        """
+        before = values.to_stored(now - USE_IS_NOTED_EVERY)
+        params = {"id": key_id, "now": values.to_stored(now), "before": before}
         try:
-            await self._db.write(lambda tx: KeyTable.note_use(tx, key_id, now))
+            await self._db.write(lambda tx: tx.run(sql, params))
         except CapacityExceeded as exc:
             # A full disk must not lock everybody out.
             log.warning("last use of a key not stored", extra={"reason": exc.detail})
@@ -306,10 +328,24 @@ async def insert_key(
         "expires_at": values.stored_or_none(expires_at),
         "made_with": made_with,
     }
-    row = await KeyTable.insert(tx, given)
+    sql = """
+        INSERT INTO api_keys
+            (user_id, name, scope, hash, prefix, created_at, not_before, expires_at, made_with)
+        VALUES (:user_id, :name, :scope, :hash, :prefix, :created_at, :not_before, :expires_at,
+                :made_with)
+        ON CONFLICT (hash) DO NOTHING
+        RETURNING id, user_id, name, scope, prefix, created_at, last_used_at, not_before,
+                  expires_at, revoked_at
+    """
+    row = await tx.one(sql, given)
     if row is None:
         raise Conflict("this key exists already")
     return record_of(row, ApiKey, user_name=user["name"])
+
+
+async def find_key(source: Queryable, key_id: int) -> Row | None:
+    """Return the key of this id and its user, or None."""
+    return await source.one(_KEYS + " WHERE k.id = :id", {"id": key_id})
 
 
 def _is_valid(row: Row) -> bool:
@@ -338,7 +374,7 @@ def _checked(key: Secret) -> Secret:
     return key
 
 
-_USERS: Final = "SELECT id, name, role, created_at, blocked_at, leaving_at FROM users"
+USERS: Final = "SELECT id, name, role, created_at, blocked_at, leaving_at FROM users"
 
 
 class UserTable:
@@ -352,12 +388,12 @@ class UserTable:
     @staticmethod
     async def find(source: Queryable, user_id: str) -> Row | None:
         """Return the user of this id, or None."""
-        return await source.one(_USERS + " WHERE id = :id", {"id": user_id})
+        return await source.one(USERS + " WHERE id = :id", {"id": user_id})
 
     @staticmethod
     async def find_named(source: Queryable, name: str) -> Row | None:
         """Return the user of this name, or None."""
-        return await source.one(_USERS + " WHERE name = :name", {"name": name})
+        return await source.one(USERS + " WHERE name = :name", {"name": name})
 
     @staticmethod
     async def is_admin(source: Queryable, user_id: str) -> bool:
@@ -366,31 +402,10 @@ class UserTable:
         return row is not None and row["role"] == Role.ADMIN
 
     @staticmethod
-    async def list_all(source: Queryable) -> list[Row]:
-        """Return every user by name."""
-        return await source.all(_USERS + " ORDER BY name")
-
-    @staticmethod
     async def list_barred(source: Queryable) -> list[str]:
         """Return the ids of the users who are blocked or may only look."""
         sql = "SELECT id FROM users WHERE blocked_at IS NOT NULL OR role = 'viewer'"
         return await source.column(sql)
-
-    @staticmethod
-    async def has_active_admin(source: Queryable) -> bool:
-        """Tell whether there is an administrator who is let in."""
-        sql = "SELECT 1 FROM users WHERE role = 'admin' AND blocked_at IS NULL LIMIT 1"
-        return await source.one(sql) is not None
-
-    @staticmethod
-    async def update(tx: Transaction, row: Mapping[str, Any]) -> int:
-        """Store what has changed of a user."""
-        sql = """
-            UPDATE users
-            SET name = :name, role = :role, blocked_at = :blocked_at
-            WHERE id = :id
-        """
-        return await tx.run(sql, row)
 
 
 _KEYS: Final = """
@@ -401,97 +416,3 @@ _KEYS: Final = """
     JOIN users AS u ON u.id = k.user_id
 """
 _OF_IDS: Final = " WHERE k.id IN (SELECT value FROM json_each(:ids))"
-
-
-class KeyTable:
-    """The SQL of API keys, each with its user."""
-
-    @staticmethod
-    async def find(source: Queryable, digest: str) -> Row | None:
-        """Return the key of this hash and its user, or None."""
-        return await source.one(_KEYS + " WHERE k.hash = :hash", {"hash": digest})
-
-    @staticmethod
-    async def find_many(source: Queryable, key_ids: Collection[int]) -> list[Row]:
-        """Return the keys of these ids and their users."""
-        return await source.all(_KEYS + _OF_IDS, {"ids": json.dumps(list(key_ids))})
-
-    @staticmethod
-    async def find_by_id(source: Queryable, key_id: int) -> Row | None:
-        """Return the key of this id, or None."""
-        return await source.one(_KEYS + " WHERE k.id = :id", {"id": key_id})
-
-    @staticmethod
-    async def list_of_user(source: Queryable, user_id: str) -> list[Row]:
-        """Return the keys of a user that are not revoked, oldest first."""
-        sql = _KEYS + " WHERE k.user_id = :user_id AND k.revoked_at IS NULL ORDER BY k.id"
-        return await source.all(sql, {"user_id": user_id})
-
-    @staticmethod
-    async def list_all(source: Queryable) -> list[Row]:
-        """Return every key, oldest first."""
-        return await source.all(_KEYS + " ORDER BY k.id")
-
-    @staticmethod
-    async def has_any(source: Queryable) -> bool:
-        """Tell whether there is a key."""
-        return await source.one("SELECT 1 FROM api_keys LIMIT 1") is not None
-
-    @staticmethod
-    async def insert(tx: Transaction, key: Mapping[str, Any]) -> Row | None:
-        """Add a key and return its row, or None if it exists."""
-        sql = """
-            INSERT INTO api_keys
-                (user_id, name, scope, hash, prefix, created_at, not_before, expires_at, made_with)
-            VALUES (:user_id, :name, :scope, :hash, :prefix, :created_at, :not_before, :expires_at,
-                    :made_with)
-            ON CONFLICT (hash) DO NOTHING
-            RETURNING id, user_id, name, scope, prefix, created_at, last_used_at, not_before,
-                      expires_at, revoked_at
-        """
-        return await tx.one(sql, key)
-
-    @staticmethod
-    async def count_ended(tx: Transaction, made_with: int, user_id: str, name: str) -> int:
-        """Return how many keys of a user that one has made under a name open nothing any more."""
-        sql = """
-            SELECT COUNT(*) AS count
-            FROM api_keys
-            WHERE made_with = :made_with AND user_id = :user_id AND name = :name
-              AND (revoked_at IS NOT NULL OR expires_at <= :now)
-        """
-        now = values.to_stored(values.now())
-        params = {"made_with": made_with, "user_id": user_id, "name": name, "now": now}
-        return int(await tx.value(sql, params) or 0)
-
-    @staticmethod
-    async def revoke(tx: Transaction, key_id: int, user_id: str | None) -> bool:
-        """Note when a key was revoked first; return False if there is no such key of the user."""
-        sql = """
-            UPDATE api_keys
-            SET revoked_at = COALESCE(revoked_at, :now)
-            WHERE id = :id
-              AND user_id = COALESCE(:user_id, user_id)
-        """
-        made = """
-            UPDATE api_keys
-            SET revoked_at = COALESCE(revoked_at, :now)
-            WHERE made_with = :id
-        """
-        now = values.to_stored(values.now())
-        is_done = await tx.run(sql, {"id": key_id, "user_id": user_id, "now": now}) == 1
-        if is_done:
-            await tx.run(made, {"id": key_id, "now": now})
-        return is_done
-
-    @staticmethod
-    async def note_use(tx: Transaction, key_id: int, moment: datetime) -> None:
-        """Note a use, unless one is noted already that is recent enough."""
-        sql = """
-            UPDATE api_keys
-            SET last_used_at = :now
-            WHERE id = :id
-              AND (last_used_at IS NULL OR last_used_at <= :before)
-        """
-        before = values.to_stored(moment - USE_IS_NOTED_EVERY)
-        await tx.run(sql, {"id": key_id, "now": values.to_stored(moment), "before": before})

@@ -97,17 +97,22 @@ class Logins:
     async def make_link(self, key_id: int) -> Secret:
         """Return a token that logs a browser in once, within LINK_LIFETIME."""
         token = values.new_key()
+        row = {
+            "hash": values.sha256(token.reveal()),
+            "key_id": key_id,
+            "expires_at": values.to_stored(values.now() + LINK_LIFETIME),
+        }
 
         async def body(tx: Transaction) -> None:
-            await LinkTable.delete_expired(tx)
-            await LinkTable.insert(tx, key_id, token, values.now() + LINK_LIFETIME)
+            await tx.run("DELETE FROM login_links WHERE expires_at <= :now", {"now": _now()})
+            await tx.insert("login_links", row)
 
         await self._db.write(body)
         return token
 
     async def find_user_of_link(self, link: Secret) -> str:
         """Return the name of whom a link logs in, without using it up; raises NotAuthenticated."""
-        row = await LinkTable.find(self._db, link)
+        row = await _find_link(self._db, link)
         if row is None:
             raise NotAuthenticated(_BAD_LINK)
         return str(row["user_name"])
@@ -117,10 +122,11 @@ class Logins:
         token = _new_token()
 
         async def body(tx: Transaction) -> Login:
-            row = await LinkTable.find(tx, link)
+            row = await _find_link(tx, link)
             if row is None:
                 raise NotAuthenticated(_BAD_LINK)
-            await LinkTable.delete(tx, link)
+            sql = "DELETE FROM login_links WHERE hash = :hash"
+            await tx.run(sql, {"hash": values.sha256(link.reveal())})
             return await self._insert(tx, row["key_id"], token, client)
 
         # Anybody can ask, so a link that was never given costs no write.
@@ -132,7 +138,8 @@ class Logins:
 
         Raises NotAuthenticated for one that is unknown or over, or whose key is no longer valid.
         """
-        row = await LoginTable.find(self._db, Secret(token))
+        params = {"hash": values.sha256(token), "now": _now()}
+        row = await self._db.one(_GOOD + " AND l.hash = :hash", params)
         if row is None:
             raise NotAuthenticated
         await self._note_use(row["id"], values.from_stored(row["last_used_at"]))
@@ -140,26 +147,31 @@ class Logins:
 
     async def find_good(self, login_ids: Collection[str]) -> dict[str, Principal]:
         """Return whose logins these are, as far as they are good; notes no use."""
-        rows = [await LoginTable.find_by_id(self._db, login_id) for login_id in login_ids]
+        sql = _GOOD + " AND l.id = :id"
+        rows = [await self._db.one(sql, {"id": one, "now": _now()}) for one in login_ids]
         return {row["id"]: _to_principal(row) for row in rows if row is not None}
 
     async def list_of(self, user_id: str) -> list[Login]:
         """Return the logins of a user that are good, in the order they began."""
-        return [record_of(row, Login) for row in await LoginTable.of_user(self._db, user_id)]
+        sql = _GOOD + " AND k.user_id = :user_id ORDER BY l.created_at, l.id"
+        rows = await self._db.all(sql, {"user_id": user_id, "now": _now()})
+        return [record_of(row, Login) for row in rows]
 
     async def end(self, user_id: str, login_id: str) -> None:
         """End a login of a user; raises NotFound if there is none."""
-
-        async def body(tx: Transaction) -> None:
-            if not await LoginTable.delete(tx, user_id, login_id):
-                raise NotFound("no such login")
-
-        await self._db.write(body)
+        sql = """
+            DELETE FROM logins
+            WHERE id = :id
+              AND key_id IN (SELECT id FROM api_keys WHERE user_id = :user_id)
+        """
+        params = {"id": login_id, "user_id": user_id}
+        if await self._db.write(lambda tx: tx.run(sql, params)) != 1:
+            raise NotFound("no such login")
 
     async def _insert(self, tx: Transaction, key_id: int, token: LoginToken, client: str) -> Login:
         now = values.now()
-        await LoginTable.delete_expired(tx)
-        await LoginTable.delete_surplus(tx, key_id, MAX_LOGINS - 1)
+        await tx.run("DELETE FROM logins WHERE expires_at <= :now", {"now": _now()})
+        await tx.run(_DELETE_SURPLUS, {"key_id": key_id, "most": MAX_LOGINS - 1})
         login = Login(
             id=values.new_id(),
             key_id=key_id,
@@ -168,113 +180,31 @@ class Logins:
             last_used_at=now,
             expires_at=now + self._lifetime,
         )
-        await LoginTable.insert(tx, login, token.whole)
+        await tx.insert("logins", row_of(login, hash=values.sha256(token.whole.reveal())))
         return login
 
     async def _note_use(self, login_id: str, last_used_at: datetime) -> None:
         if values.now() - last_used_at < USE_IS_NOTED_EVERY:
             return
+        sql = "UPDATE logins SET last_used_at = :now WHERE id = :id"
         try:
-            await self._db.write(lambda tx: LoginTable.note_use(tx, login_id))
+            await self._db.write(lambda tx: tx.run(sql, {"id": login_id, "now": _now()}))
         except CapacityExceeded as exc:
             # A full disk must not lock everybody out.
             log.warning("last use of a login not stored", extra={"reason": exc.detail})
 
 
-class LoginTable:
-    """The SQL of logins; one whose key is not valid is as good as none."""
-
-    @staticmethod
-    async def insert(tx: Transaction, login: Login, token: Secret) -> int:
-        """Add a login."""
-        return await tx.insert("logins", row_of(login, hash=values.sha256(token.reveal())))
-
-    @staticmethod
-    async def find(source: Queryable, token: Secret) -> Row | None:
-        """Return the login that a token names, and its user."""
-        sql = _GOOD + " AND l.hash = :hash"
-        return await source.one(sql, {"hash": values.sha256(token.reveal()), "now": _now()})
-
-    @staticmethod
-    async def find_by_id(source: Queryable, login_id: str) -> Row | None:
-        """Return a login if it is good, and its user."""
-        sql = _GOOD + " AND l.id = :id"
-        return await source.one(sql, {"id": login_id, "now": _now()})
-
-    @staticmethod
-    async def of_user(source: Queryable, user_id: str) -> list[Row]:
-        """Return the logins of a user, oldest first."""
-        sql = _GOOD + " AND k.user_id = :user_id ORDER BY l.created_at, l.id"
-        return await source.all(sql, {"user_id": user_id, "now": _now()})
-
-    @staticmethod
-    async def delete(tx: Transaction, user_id: str, login_id: str) -> bool:
-        """Delete a login of a user; return False if there is none."""
-        sql = """
-            DELETE FROM logins
-            WHERE id = :id
-              AND key_id IN (SELECT id FROM api_keys WHERE user_id = :user_id)
-        """
-        return await tx.run(sql, {"id": login_id, "user_id": user_id}) == 1
-
-    @staticmethod
-    async def delete_expired(tx: Transaction) -> int:
-        """Delete the logins that are over."""
-        return await tx.run("DELETE FROM logins WHERE expires_at <= :now", {"now": _now()})
-
-    @staticmethod
-    async def delete_surplus(tx: Transaction, key_id: int, most: int) -> int:
-        """Delete the logins of a key but for so many that were used last."""
-        sql = """
-            DELETE FROM logins
-            WHERE id IN (
-                SELECT id
-                FROM logins
-                WHERE key_id = :key_id
-                ORDER BY last_used_at DESC, id
-                LIMIT -1 OFFSET :most
-            )
-        """
-        return await tx.run(sql, {"key_id": key_id, "most": most})
-
-    @staticmethod
-    async def note_use(tx: Transaction, login_id: str) -> int:
-        """Note a use."""
-        sql = "UPDATE logins SET last_used_at = :now WHERE id = :id"
-        return await tx.run(sql, {"id": login_id, "now": _now()})
-
-
-class LinkTable:
-    """The SQL of login links."""
-
-    @staticmethod
-    async def insert(tx: Transaction, key_id: int, token: Secret, expires_at: datetime) -> int:
-        """Add a link."""
-        row = {
-            "hash": values.sha256(token.reveal()),
-            "key_id": key_id,
-            "expires_at": values.to_stored(expires_at),
-        }
-        return await tx.insert("login_links", row)
-
-    @staticmethod
-    async def find(source: Queryable, token: Secret) -> Row | None:
-        """Return whom a link logs in, if it and its key are valid."""
-        sql = _LINKS + _KEY_IS_GOOD
-        return await source.one(sql, {"hash": values.sha256(token.reveal()), "now": _now()})
-
-    @staticmethod
-    async def delete(tx: Transaction, token: Secret) -> int:
-        """Delete a link that was used."""
-        sql = "DELETE FROM login_links WHERE hash = :hash"
-        return await tx.run(sql, {"hash": values.sha256(token.reveal())})
-
-    @staticmethod
-    async def delete_expired(tx: Transaction) -> int:
-        """Delete the links that are over."""
-        return await tx.run("DELETE FROM login_links WHERE expires_at <= :now", {"now": _now()})
-
-
+_DELETE_SURPLUS: Final = """
+    DELETE FROM logins
+    WHERE id IN (
+        SELECT id
+        FROM logins
+        WHERE key_id = :key_id
+        ORDER BY last_used_at DESC, id
+        LIMIT -1 OFFSET :most
+    )
+"""
+"""Of the logins of a key those that were used last are left."""
 _KEY_IS_GOOD: Final = """
     AND u.blocked_at IS NULL
     AND k.revoked_at IS NULL
@@ -297,6 +227,12 @@ _LINKS: Final = """
     JOIN users AS u ON u.id = k.user_id
     WHERE n.hash = :hash AND n.expires_at > :now
 """
+
+
+async def _find_link(source: Queryable, token: Secret) -> Row | None:
+    """Return whom a link logs in, if it and its key are valid."""
+    sql = _LINKS + _KEY_IS_GOOD
+    return await source.one(sql, {"hash": values.sha256(token.reveal()), "now": _now()})
 
 
 def _new_token() -> LoginToken:

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from agentsvc.base import QuotaExceeded, values
-from agentsvc.storage import Database, Queryable, Row, Transaction, row_of
+from agentsvc.storage import Database, Queryable, Transaction, row_of
 
 _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
@@ -78,21 +78,31 @@ class QuotaStore:
 
     async def set(self, user_id: str, quotas: Quotas) -> None:
         """Store the limits of a user, who exists."""
-        await self._db.write(lambda tx: QuotaTable.upsert(tx, user_id, quotas))
+        row = {"user_id": user_id, **msgspec.structs.asdict(quotas)}
+        await self._db.write(lambda tx: tx.insert("quotas", row, _OVER))
 
     async def used(self, user_id: str) -> QuotaUse:
         """Return what a user has used."""
         moment = values.now()
         day, month = await _spent(self._db, user_id, moment)
-        starts = await QuotaTable.starts(self._db, user_id, moment - _HOUR)
+        starts = await _starts(self._db, user_id, moment - _HOUR)
         return QuotaUse(
             conversations_last_hour=len(starts), spent_today=day, spent_this_month=month
         )
 
     async def days(self, days: int, user_id: str | None = None) -> list[DayOfUse]:
         """Return what was used in the last days, of one user or of all, the first day first."""
+        sql = """
+            SELECT s.day, s.user_id, u.name AS user_name, s.model, s.prompt_tokens,
+                s.completion_tokens, s.dollars
+            FROM spending AS s
+            JOIN users AS u ON u.id = s.user_id
+            WHERE s.day >= :since AND (:user_id IS NULL OR s.user_id = :user_id)
+            ORDER BY s.day, u.name, s.model
+        """
         since = _day_of(values.now() - (days - 1) * _DAY)
-        return await QuotaTable.days(self._db, since, user_id)
+        rows = await self._db.all(sql, {"since": since, "user_id": user_id})
+        return [DayOfUse(**row) for row in rows]
 
 
 async def find_running(reader: Queryable, user_id: str) -> int | None:
@@ -135,9 +145,11 @@ async def left_to_spend(reader: Queryable, user_id: str) -> float:
 async def note_start(tx: Transaction, user_id: str) -> None:
     """Count a conversation that is to start; raises QuotaExceeded where it may not."""
     moment = values.now()
-    await QuotaTable.delete_starts(tx, user_id, moment - _HOUR)
+    sql = "DELETE FROM conversation_starts WHERE user_id = :user_id AND started_at <= :until"
+    await tx.run(sql, {"user_id": user_id, "until": values.to_stored(moment - _HOUR)})
     await check_starts(tx, user_id)
-    await QuotaTable.insert_start(tx, user_id, moment)
+    row = {"user_id": user_id, "started_at": values.to_stored(moment)}
+    await tx.insert("conversation_starts", row)
 
 
 async def check_starts(reader: Queryable, user_id: str, count: int = 1) -> None:
@@ -147,7 +159,7 @@ async def check_starts(reader: Queryable, user_id: str, count: int = 1) -> None:
     if most is None:
         return
     moment = values.now()
-    starts = await QuotaTable.starts(reader, user_id, moment - _HOUR)
+    starts = await _starts(reader, user_id, moment - _HOUR)
     too_many = len(starts) + count - most
     if too_many > 0:
         # As many as are too many have to be an hour old.
@@ -161,7 +173,16 @@ async def check_starts(reader: Queryable, user_id: str, count: int = 1) -> None:
 
 async def note_spend(tx: Transaction, user_id: str, dollars: float, used: Tokens = NONE) -> str:
     """Count what something has cost; return why no more may be spent, or an empty text."""
-    await QuotaTable.add_spend(tx, user_id, _day_of(values.now()), dollars, used)
+    sql = """
+        INSERT INTO spending (user_id, day, model, prompt_tokens, completion_tokens, dollars)
+        VALUES (:user_id, :day, :model, :prompt_tokens, :completion_tokens, :dollars)
+        ON CONFLICT (user_id, day, model) DO UPDATE
+        SET prompt_tokens = prompt_tokens + excluded.prompt_tokens,
+            completion_tokens = completion_tokens + excluded.completion_tokens,
+            dollars = dollars + excluded.dollars
+    """
+    day = _day_of(values.now())
+    await tx.run(sql, row_of(used, user_id=user_id, day=day, dollars=dollars))
     try:
         await check_spend(tx, user_id)
     except QuotaExceeded as exc:
@@ -176,15 +197,39 @@ def next_month(moment: datetime) -> datetime:
 
 
 async def _find(reader: Queryable, user_id: str) -> Quotas:
-    row = await QuotaTable.find(reader, user_id)
+    sql = """
+        SELECT running_sandboxes, conversations_per_hour, spend_per_day, spend_per_month
+        FROM quotas
+        WHERE user_id = :user_id
+    """
+    row = await reader.one(sql, {"user_id": user_id})
     return Quotas() if row is None else Quotas(**row)
 
 
 async def _spent(reader: Queryable, user_id: str, moment: datetime) -> tuple[float, float]:
     """Return what a user has spent today and this month."""
+    sql = """
+        SELECT day, SUM(dollars) AS dollars
+        FROM spending
+        WHERE user_id = :user_id AND day BETWEEN :month AND :month || '~'
+        GROUP BY day
+    """
     today = _day_of(moment)
-    days = await QuotaTable.spend(reader, user_id, today[:_MONTH_LETTERS])
+    rows = await reader.all(sql, {"user_id": user_id, "month": today[:_MONTH_LETTERS]})
+    days = {row["day"]: row["dollars"] for row in rows}
     return days.get(today, 0.0), sum(days.values())
+
+
+async def _starts(reader: Queryable, user_id: str, since: datetime) -> list[datetime]:
+    """Return when a user has started conversations since then, the first one first."""
+    sql = """
+        SELECT started_at
+        FROM conversation_starts
+        WHERE user_id = :user_id AND started_at > :since
+        ORDER BY started_at
+    """
+    starts = await reader.column(sql, {"user_id": user_id, "since": values.to_stored(since)})
+    return [values.from_stored(start) for start in starts]
 
 
 def _overspent(spent: float, most: float, what: str, rest: timedelta) -> QuotaExceeded:
@@ -213,88 +258,3 @@ _OVER: Final = """
         spend_per_day = excluded.spend_per_day,
         spend_per_month = excluded.spend_per_month
 """
-
-
-class QuotaTable:
-    """The SQL of limits, and of what was used."""
-
-    @staticmethod
-    async def find(reader: Queryable, user_id: str) -> Row | None:
-        """Return the limits of a user, or None."""
-        sql = """
-            SELECT running_sandboxes, conversations_per_hour, spend_per_day, spend_per_month
-            FROM quotas
-            WHERE user_id = :user_id
-        """
-        return await reader.one(sql, {"user_id": user_id})
-
-    @staticmethod
-    async def upsert(tx: Transaction, user_id: str, quotas: Quotas) -> int:
-        """Store the limits of a user."""
-        row = {"user_id": user_id, **msgspec.structs.asdict(quotas)}
-        return await tx.insert("quotas", row, _OVER)
-
-    @staticmethod
-    async def starts(reader: Queryable, user_id: str, since: datetime) -> list[datetime]:
-        """Return when a user has started conversations since then, the first one first."""
-        sql = """
-            SELECT started_at
-            FROM conversation_starts
-            WHERE user_id = :user_id AND started_at > :since
-            ORDER BY started_at
-        """
-        rows = await reader.all(sql, {"user_id": user_id, "since": values.to_stored(since)})
-        return [values.from_stored(row["started_at"]) for row in rows]
-
-    @staticmethod
-    async def insert_start(tx: Transaction, user_id: str, moment: datetime) -> int:
-        """Note a start."""
-        row = {"user_id": user_id, "started_at": values.to_stored(moment)}
-        return await tx.insert("conversation_starts", row)
-
-    @staticmethod
-    async def delete_starts(tx: Transaction, user_id: str, until: datetime) -> int:
-        """Forget the starts of a user that were before."""
-        sql = "DELETE FROM conversation_starts WHERE user_id = :user_id AND started_at <= :until"
-        return await tx.run(sql, {"user_id": user_id, "until": values.to_stored(until)})
-
-    @staticmethod
-    async def spend(reader: Queryable, user_id: str, month: str) -> dict[str, float]:
-        """Return what a user has spent on each day of a month."""
-        sql = """
-            SELECT day, SUM(dollars) AS dollars
-            FROM spending
-            WHERE user_id = :user_id AND day BETWEEN :month AND :month || '~'
-            GROUP BY day
-        """
-        rows = await reader.all(sql, {"user_id": user_id, "month": month})
-        return {row["day"]: row["dollars"] for row in rows}
-
-    @staticmethod
-    async def days(reader: Queryable, since: str, user_id: str | None) -> list[DayOfUse]:
-        """Return what was used since a day, of one user or of all."""
-        sql = """
-            SELECT s.day, s.user_id, u.name AS user_name, s.model, s.prompt_tokens,
-                s.completion_tokens, s.dollars
-            FROM spending AS s
-            JOIN users AS u ON u.id = s.user_id
-            WHERE s.day >= :since AND (:user_id IS NULL OR s.user_id = :user_id)
-            ORDER BY s.day, u.name, s.model
-        """
-        rows = await reader.all(sql, {"since": since, "user_id": user_id})
-        return [DayOfUse(**row) for row in rows]
-
-    @staticmethod
-    async def add_spend(
-        tx: Transaction, user_id: str, day: str, dollars: float, used: Tokens = NONE
-    ) -> int:
-        """Add to what a user has spent on a day."""
-        sql = """
-            INSERT INTO spending (user_id, day, model, prompt_tokens, completion_tokens, dollars)
-            VALUES (:user_id, :day, :model, :prompt_tokens, :completion_tokens, :dollars)
-            ON CONFLICT (user_id, day, model) DO UPDATE
-            SET prompt_tokens = prompt_tokens + excluded.prompt_tokens,
-                completion_tokens = completion_tokens + excluded.completion_tokens,
-                dollars = dollars + excluded.dollars
-        """
-        return await tx.run(sql, row_of(used, user_id=user_id, day=day, dollars=dollars))

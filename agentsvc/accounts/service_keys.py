@@ -3,7 +3,7 @@
 import contextlib
 from typing import Final
 
-from agentsvc.accounts.keys import KEY_PREFIX, KeyScope, KeyTable, check_name, insert_key
+from agentsvc.accounts.keys import KEY_PREFIX, KeyScope, check_name, find_key, insert_key
 from agentsvc.base import Conflict, NotAuthenticated, Secret, values
 from agentsvc.storage import Database, Transaction, Vault
 
@@ -26,11 +26,11 @@ class ServiceKeys:
         check_name(name)
 
         async def body(tx: Transaction) -> Secret:
-            maker = await KeyTable.find_by_id(tx, maker_id)
+            maker = await find_key(tx, maker_id)
             if maker is None or maker["revoked_at"] is not None:
                 raise NotAuthenticated
             # What is stored is a hash, so the key is made anew from what never changes.
-            ended = await KeyTable.count_ended(tx, maker_id, user_id, name)
+            ended = await _count_ended(tx, maker_id, user_id, name)
             context = f"{_CONTEXT}:{maker_id}:{user_id}:{ended}:{name}"
             key = Secret(KEY_PREFIX + self._vault.derive(context))
             with contextlib.suppress(Conflict):
@@ -46,3 +46,16 @@ class ServiceKeys:
             return key
 
         return await self._db.write(body)
+
+
+async def _count_ended(tx: Transaction, made_with: int, user_id: str, name: str) -> int:
+    """Return how many keys of a user that one has made under a name open nothing any more."""
+    sql = """
+        SELECT COUNT(*) AS count
+        FROM api_keys
+        WHERE made_with = :made_with AND user_id = :user_id AND name = :name
+          AND (revoked_at IS NOT NULL OR expires_at <= :now)
+    """
+    now = values.to_stored(values.now())
+    params = {"made_with": made_with, "user_id": user_id, "name": name, "now": now}
+    return int(await tx.value(sql, params) or 0)

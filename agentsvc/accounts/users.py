@@ -8,7 +8,7 @@ from datetime import datetime
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from agentsvc.accounts.keys import Role, UserTable, check_name
+from agentsvc.accounts.keys import USERS, Role, UserTable, check_name
 from agentsvc.base import Conflict, NotFound, values
 from agentsvc.storage import Database, Queryable, Transaction, note_effect, record_of, row_of
 
@@ -46,7 +46,7 @@ class Users:
 
     async def list_all(self) -> list[User]:
         """Return all users by their names."""
-        return [record_of(row, User) for row in await UserTable.list_all(self._db)]
+        return [record_of(row, User) for row in await self._db.all(USERS + " ORDER BY name")]
 
     async def get(self, user_id: str) -> User:
         """Return a user; raises NotFound."""
@@ -99,9 +99,10 @@ async def change_user(tx: Transaction, user_id: str, patch: UserPatch) -> User:
         raise Conflict(f"`{before.name}` is being deleted")
     after = _patched(before, patch)
     await _check_free(tx, after)
-    await UserTable.update(tx, row_of(after))
-    is_last = before.is_active_admin and not await UserTable.has_active_admin(tx)
-    if is_last:
+    sql = "UPDATE users SET name = :name, role = :role, blocked_at = :blocked_at WHERE id = :id"
+    await tx.run(sql, row_of(after))
+    sql = "SELECT 1 FROM users WHERE role = 'admin' AND blocked_at IS NULL LIMIT 1"
+    if before.is_active_admin and await tx.one(sql) is None:
         raise Conflict(f"`{before.name}` is the only administrator, and has to stay one")
     return after
 

@@ -7,11 +7,12 @@ import pytest
 
 from agentsvc.accounts import quotas
 from agentsvc.accounts.keys import Role
-from agentsvc.accounts.quotas import Quotas, QuotaStore, QuotaTable
+from agentsvc.accounts.quotas import Quotas, QuotaStore
 from agentsvc.accounts.users import Users
 from agentsvc.base.errors import QuotaExceeded
-from agentsvc.base.values import now
+from agentsvc.base.values import now, to_stored
 from agentsvc.storage.database import Database
+from agentsvc.storage.records import row_of
 from agentsvc.testing.llm import Reply, ToolCall, call, make_playbook
 from tests.fake_agent import FakeAgent
 from tests.service import Answer, Client, Service
@@ -177,7 +178,8 @@ async def test_an_unknown_user_has_no_limits(client: Client) -> None:
 
 async def spend(db: Database, user_id: str, moment: datetime, dollars: float) -> None:
     day = f"{moment:%Y-%m-%d}"
-    await db.write(lambda tx: QuotaTable.add_spend(tx, user_id, day, dollars))
+    row = row_of(quotas.NONE, user_id=user_id, day=day, dollars=dollars)
+    await db.write(lambda tx: tx.insert("spending", row))
 
 
 async def test_what_was_spent_before_today_counts_for_the_month_only(
@@ -214,7 +216,8 @@ async def test_what_was_used_is_told_by_day_and_model(client: Client, db: Databa
 
 
 async def start(db: Database, user_id: str, moment: datetime) -> None:
-    await db.write(lambda tx: QuotaTable.insert_start(tx, user_id, moment))
+    row = {"user_id": user_id, "started_at": to_stored(moment)}
+    await db.write(lambda tx: tx.insert("conversation_starts", row))
 
 
 async def test_a_start_counts_for_an_hour(db: Database, ann: str) -> None:
