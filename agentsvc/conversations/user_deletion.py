@@ -62,7 +62,7 @@ async def let_go(db: Database, user_id: str, *, with_owned: bool) -> PendingUser
 
     async def body(tx: Transaction) -> PendingUserDeletion:
         user = await get_user(tx, user_id)
-        owned = await UserDeletionTable.owned(tx, user_id)
+        owned = await _count_owned(tx, user_id)
         if user.leaving_at is None:
             if str(owned) and not with_owned:
                 raise Conflict(
@@ -71,7 +71,7 @@ async def let_go(db: Database, user_id: str, *, with_owned: bool) -> PendingUser
             await change_user(tx, user_id, UserPatch(is_blocked=True))
             sql = "UPDATE users SET leaving_at = :now WHERE id = :id"
             await tx.run(sql, {"id": user_id, "now": to_stored(now())})
-        is_over = await UserDeletionTable.delete(tx, user_id)
+        is_over = await _delete_user(tx, user_id)
         return PendingUserDeletion(user=user, owned=owned, is_over=is_over)
 
     return await db.write(body)
@@ -100,22 +100,22 @@ class UserDeletions(msgspec.Struct, kw_only=True, eq=False):
         """Remove what users who go still own, and those who own nothing any more; called now and then."""
         for user_id in await self.db.column(_LEAVING):
             await self._clear(user_id)
-            if await self.db.write(partial(UserDeletionTable.delete, user_id=user_id)):
+            if await self.db.write(partial(_delete_user, user_id=user_id)):
                 log.info("user deleted", extra={"user_id": user_id})
 
     async def _clear(self, user_id: str) -> None:
         await self.db.write(lambda tx: self._release_sandboxes(tx, user_id))
-        for conversation_id in await UserDeletionTable.ids(self.db, "conversations", user_id):
+        for conversation_id in await _owned_ids(self.db, "conversations", user_id):
             # One that descends from another goes with it.
             with contextlib.suppress(NotFound):
                 await self.conversations.delete(user_id, conversation_id)
-        for archive_id in await UserDeletionTable.ids(self.db, "archives", user_id):
+        for archive_id in await _owned_ids(self.db, "archives", user_id):
             # One that is being saved fails soon, since its sandbox goes.
             with contextlib.suppress(NotFound, Conflict):
                 await self.archives.delete(user_id, archive_id)
 
     async def _release_sandboxes(self, tx: Transaction, user_id: str) -> None:
-        for sandbox_id in await UserDeletionTable.ids(tx, "sandboxes", user_id):
+        for sandbox_id in await _owned_ids(tx, "sandboxes", user_id):
             await self.sandboxes.release(tx, sandbox_id)
 
     def _sandbox_changed(self, _before: Sandbox, after: Sandbox | None) -> None:
@@ -126,31 +126,27 @@ class UserDeletions(msgspec.Struct, kw_only=True, eq=False):
         self.supervisor.spawn(_TASK, self.delete_due)
 
 
-class UserDeletionTable:
-    """The SQL of users who go."""
+async def _count_owned(reader: Queryable, user_id: str) -> RemainingData:
+    """Return what a user owns, except for what goes with the user's row."""
+    sql = """
+        SELECT
+            (SELECT COUNT(*) FROM conversations WHERE user_id = :id) AS conversations,
+            (SELECT COUNT(*) FROM sandboxes WHERE user_id = :id) AS sandboxes,
+            (SELECT COUNT(*) FROM archives WHERE user_id = :id) AS archives
+    """
+    row: Any = await reader.one(sql, {"id": user_id})
+    return record_of(row, RemainingData)
 
-    @staticmethod
-    async def owned(reader: Queryable, user_id: str) -> RemainingData:
-        """Return what a user owns, except for what goes with the user's row."""
-        sql = """
-            SELECT
-                (SELECT COUNT(*) FROM conversations WHERE user_id = :id) AS conversations,
-                (SELECT COUNT(*) FROM sandboxes WHERE user_id = :id) AS sandboxes,
-                (SELECT COUNT(*) FROM archives WHERE user_id = :id) AS archives
-        """
-        row: Any = await reader.one(sql, {"id": user_id})
-        return record_of(row, RemainingData)
 
-    @staticmethod
-    async def ids(reader: Queryable, table: str, user_id: str) -> list[str]:
-        """Return the ids of what a user owns in one of the tables."""
-        return await reader.column(
-            f"SELECT id FROM {table} WHERE user_id = :id ORDER BY created_at",  # noqa: S608  # a name of ours
-            {"id": user_id},
-        )
+async def _owned_ids(reader: Queryable, table: str, user_id: str) -> list[str]:
+    """Return the ids of what a user owns in one of the tables."""
+    return await reader.column(
+        f"SELECT id FROM {table} WHERE user_id = :id ORDER BY created_at",  # noqa: S608  # a name of ours
+        {"id": user_id},
+    )
 
-    @staticmethod
-    async def delete(tx: Transaction, user_id: str) -> bool:
-        """Delete a user who goes, unless something is left; keys, settings and the like go along."""
-        sql = f"DELETE FROM users WHERE id = :id AND leaving_at IS NOT NULL{_OWNS_NOTHING}"  # noqa: S608  # constants
-        return await tx.run(sql, {"id": user_id}) == 1
+
+async def _delete_user(tx: Transaction, user_id: str) -> bool:
+    """Delete a user who goes, unless something is left; keys, settings and the like go along."""
+    sql = f"DELETE FROM users WHERE id = :id AND leaving_at IS NOT NULL{_OWNS_NOTHING}"  # noqa: S608  # constants
+    return await tx.run(sql, {"id": user_id}) == 1

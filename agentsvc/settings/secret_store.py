@@ -35,28 +35,33 @@ class SecretStore:
 
     async def provider_tokens(self, user_id: str) -> dict[str, ProviderToken]:
         """Return the tokens of a user by provider."""
-        rows = await self._rows(user_id, _Kind.PROVIDER)
+        rows = await _find_all(self._db, user_id, _Kind.PROVIDER)
         return {row["name"]: _to_token(row, self._vault) for row in rows}
 
     async def find_provider_token(self, user_id: str, provider: str) -> ProviderToken | None:
         """Return the token for one provider, or None."""
-        row = await self._db.read(lambda r: SecretTable.find(r, user_id, _Kind.PROVIDER, provider))
+        row = await self._db.read(lambda r: _find(r, user_id, _Kind.PROVIDER, provider))
         return _to_token(row, self._vault) if row else None
 
     async def provider_hosts(self, user_id: str) -> dict[str, str | None]:
         """Return the providers a user has tokens for, with their hosts; opens no secret."""
         key = (SecretStore.provider_hosts, user_id)
-        rows = await self._db.keep(key, lambda: self._rows(user_id, _Kind.PROVIDER), weigh=len)
+        rows = await self._db.keep(
+            key, lambda: _find_all(self._db, user_id, _Kind.PROVIDER), weigh=len
+        )
         return {row["name"]: row["host"] for row in rows}
 
     async def custom_secrets(self, user_id: str) -> dict[str, CustomSecret]:
         """Return the custom secrets of a user by name."""
-        rows = await self._rows(user_id, _Kind.CUSTOM)
+        rows = await _find_all(self._db, user_id, _Kind.CUSTOM)
         return {row["name"]: _to_custom(row, self._vault) for row in rows}
 
     async def custom_secret_names(self, user_id: str) -> dict[str, str | None]:
         """Return the names of the custom secrets with their descriptions; opens no secret."""
-        return {row["name"]: row["description"] for row in await self._rows(user_id, _Kind.CUSTOM)}
+        return {
+            row["name"]: row["description"]
+            for row in await _find_all(self._db, user_id, _Kind.CUSTOM)
+        }
 
     async def patch(self, user_id: str, patch: SecretsPatch) -> None:
         """Change the secrets a patch mentions, all or none."""
@@ -103,12 +108,12 @@ class SecretStore:
         check_secret_name(new_name)
 
         async def body(tx: Transaction) -> None:
-            row = await SecretTable.find(tx, user_id, _Kind.CUSTOM, name)
+            row = await _find(tx, user_id, _Kind.CUSTOM, name)
             if row is None:
                 raise NotFound(f"Secret with ID {name} not found")
             if new_name != name:
                 await _require_free(tx, user_id, new_name)
-                await SecretTable.delete(tx, user_id, _Kind.CUSTOM, name)
+                await _delete(tx, user_id, _Kind.CUSTOM, name)
             secret = CustomSecret(value=_to_custom(row, self._vault).value, description=description)
             await _put_secret(tx, self._vault, user_id, new_name, secret)
 
@@ -120,9 +125,9 @@ class SecretStore:
         """Make these the tokens of a user: providers not mentioned are forgotten."""
 
         async def body(tx: Transaction) -> None:
-            for row in await SecretTable.of_user(tx, user_id, _Kind.PROVIDER):
+            for row in await _find_all(tx, user_id, _Kind.PROVIDER):
                 if row["name"] not in tokens:
-                    await SecretTable.delete(tx, user_id, _Kind.PROVIDER, row["name"])
+                    await _delete(tx, user_id, _Kind.PROVIDER, row["name"])
             patch = SecretsPatch(provider_tokens=dict(tokens))
             await apply_secrets(tx, self._vault, user_id, patch)
 
@@ -130,17 +135,12 @@ class SecretStore:
 
     async def delete_custom_secret(self, user_id: str, name: str) -> bool:
         """Forget a custom secret and return whether there was one."""
-        deleted = await self._db.write(
-            lambda tx: SecretTable.delete(tx, user_id, _Kind.CUSTOM, name)
-        )
+        deleted = await self._db.write(lambda tx: _delete(tx, user_id, _Kind.CUSTOM, name))
         return deleted > 0
 
     async def delete_provider_tokens(self, user_id: str) -> None:
         """Forget every provider token of a user."""
         await self.set_provider_tokens(user_id, {})
-
-    async def _rows(self, user_id: str, kind: "_Kind") -> list[Row]:
-        return await SecretTable.of_user(self._db, user_id, kind)
 
 
 async def apply_secrets(tx: Transaction, vault: Vault, user_id: str, patch: SecretsPatch) -> None:
@@ -149,12 +149,12 @@ async def apply_secrets(tx: Transaction, vault: Vault, user_id: str, patch: Secr
     An entry without a value, for which nothing is stored, changes nothing.
     """
     for provider, token_patch in patch.provider_tokens.items():
-        row = await SecretTable.find(tx, user_id, _Kind.PROVIDER, provider)
+        row = await _find(tx, user_id, _Kind.PROVIDER, provider)
         token = merge_token(_to_token(row, vault) if row else None, token_patch)
         if token is not None:
             await _put_token(tx, vault, user_id, provider, token)
     for name, secret_patch in patch.custom_secrets.items():
-        row = await SecretTable.find(tx, user_id, _Kind.CUSTOM, name)
+        row = await _find(tx, user_id, _Kind.CUSTOM, name)
         secret = merge_secret(_to_custom(row, vault) if row else None, secret_patch)
         if secret is not None:
             await _put_secret(tx, vault, user_id, name, secret)
@@ -168,7 +168,7 @@ def _check_secret(name: str, value: Secret) -> None:
 
 
 async def _require_free(tx: Transaction, user_id: str, name: str) -> None:
-    if await SecretTable.find(tx, user_id, _Kind.CUSTOM, name) is not None:
+    if await _find(tx, user_id, _Kind.CUSTOM, name) is not None:
         raise Conflict(f"Secret {name} already exists")
 
 
@@ -201,31 +201,20 @@ _OVER: Final = """
 """
 
 
-class SecretTable:
-    """The SQL of the `secrets` table."""
+async def _find_all(reader: Queryable, user_id: str, kind: str) -> list[Row]:
+    """Return every secret of a kind, by name."""
+    sql = _SECRETS + " WHERE user_id = :user_id AND kind = :kind ORDER BY name"
+    return await reader.all(sql, {"user_id": user_id, "kind": kind})
 
-    @staticmethod
-    async def of_user(reader: Queryable, user_id: str, kind: str) -> list[Row]:
-        """Return every secret of a kind, by name."""
-        sql = _SECRETS + " WHERE user_id = :user_id AND kind = :kind ORDER BY name"
-        return await reader.all(sql, {"user_id": user_id, "kind": kind})
 
-    @staticmethod
-    async def find(reader: Queryable, user_id: str, kind: str, name: str) -> Row | None:
-        """Return one secret."""
-        sql = _SECRETS + " WHERE user_id = :user_id AND kind = :kind AND name = :name"
-        return await reader.one(sql, {"user_id": user_id, "kind": kind, "name": name})
+async def _find(reader: Queryable, user_id: str, kind: str, name: str) -> Row | None:
+    sql = _SECRETS + " WHERE user_id = :user_id AND kind = :kind AND name = :name"
+    return await reader.one(sql, {"user_id": user_id, "kind": kind, "name": name})
 
-    @staticmethod
-    async def put(tx: Transaction, row: Mapping[str, Any]) -> int:
-        """Insert a secret, or replace the one of that name."""
-        return await tx.insert("secrets", row, _OVER)
 
-    @staticmethod
-    async def delete(tx: Transaction, user_id: str, kind: str, name: str) -> int:
-        """Delete one secret."""
-        sql = "DELETE FROM secrets WHERE user_id = :user_id AND kind = :kind AND name = :name"
-        return await tx.run(sql, {"user_id": user_id, "kind": kind, "name": name})
+async def _delete(tx: Transaction, user_id: str, kind: str, name: str) -> int:
+    sql = "DELETE FROM secrets WHERE user_id = :user_id AND kind = :kind AND name = :name"
+    return await tx.run(sql, {"user_id": user_id, "kind": kind, "name": name})
 
 
 async def _put_token(
@@ -233,14 +222,14 @@ async def _put_token(
 ) -> None:
     sealed = _Sealed(value=token.token.reveal(), account=token.user_id)
     row = _to_row(vault, user_id, _Kind.PROVIDER, provider, sealed)
-    await SecretTable.put(tx, {**row, "host": token.host})
+    await tx.insert("secrets", {**row, "host": token.host}, _OVER)
 
 
 async def _put_secret(
     tx: Transaction, vault: Vault, user_id: str, name: str, secret: CustomSecret
 ) -> None:
     row = _to_row(vault, user_id, _Kind.CUSTOM, name, _Sealed(value=secret.value.reveal()))
-    await SecretTable.put(tx, {**row, "description": secret.description})
+    await tx.insert("secrets", {**row, "description": secret.description}, _OVER)
 
 
 def _to_row(vault: Vault, user_id: str, kind: _Kind, name: str, sealed: _Sealed) -> dict[str, Any]:
