@@ -31,7 +31,7 @@ from agentsvc.conversations.event_log import REFUSAL_KEY, WISH_KEY, EventHead, E
 from agentsvc.conversations.event_table import StoredEvent
 from agentsvc.conversations.model import Conversation, Facts, TitleSource
 from agentsvc.conversations.model_usage import find_usage, note_use, used_of
-from agentsvc.conversations.state_masking import mask_state
+from agentsvc.conversations.state_masking import STATE_KIND, mask_state
 from agentsvc.conversations.stores import ConversationStores
 from agentsvc.domain import ExecutionStatus
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
@@ -148,8 +148,7 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
                 and not _may_begin(after)
             ):
                 # The agent server has said what came of that.
-                known = msgspec.structs.replace(after.facts, run_asked_at="")
-                after = msgspec.structs.replace(after, facts=known)
+                after = after.with_facts(run_asked_at="")
             await _note_spend(tx, before, after)
             if after != before:
                 await self.stores.conversations.update(
@@ -320,10 +319,7 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
         async def body(tx: Transaction) -> None:
             found = await self.stores.conversations.find(conversation_id, tx)
             if found is not None and synced_to > found.facts.synced_to:
-                known = msgspec.structs.replace(found.facts, synced_to=synced_to)
-                await self.stores.conversations.update(
-                    tx, msgspec.structs.replace(found, facts=known)
-                )
+                await self.stores.conversations.update(tx, found.with_facts(synced_to=synced_to))
 
         await self.stores.db.write(body)
 
@@ -381,10 +377,7 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
         async def body(tx: Transaction) -> None:
             found = await self.stores.conversations.find(conversation.id, tx)
             if found is not None:
-                known = msgspec.structs.replace(found.facts, is_stop_due=False)
-                await self.stores.conversations.update(
-                    tx, msgspec.structs.replace(found, facts=known)
-                )
+                await self.stores.conversations.update(tx, found.with_facts(is_stop_due=False))
 
         await self.stores.db.write(body)
 
@@ -397,8 +390,7 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
 
 def _with_bytes(conversation: Conversation, news: Sequence[StoredEvent]) -> Conversation:
     size = conversation.facts.event_bytes + sum(len(event.body) for event in news)
-    known = msgspec.structs.replace(conversation.facts, event_bytes=size)
-    return msgspec.structs.replace(conversation, facts=known)
+    return conversation.with_facts(event_bytes=size)
 
 
 def _with_info(conversation: Conversation, info: ConversationInfo, asked_at: Facts) -> Conversation:
@@ -417,7 +409,7 @@ def _with_info(conversation: Conversation, info: ConversationInfo, asked_at: Fac
 
 
 def _heads(events: Sequence[StoredEvent]) -> list[EventHead]:
-    told = (event for event in events if event.kind == facts.TELLING_KIND)
+    told = (event for event in events if event.kind == STATE_KIND)
     return [head for event in told if (head := read_head(event.body)) is not None]
 
 
@@ -452,13 +444,13 @@ def error_event(code: str, detail: str) -> bytes:
 
 def wish_event(wish: str) -> bytes:
     """Return an event of the server's own that tells what the agent was asked to do."""
-    return _own_event(facts.TELLING_KIND, key=WISH_KEY, value=wish)
+    return _own_event(STATE_KIND, key=WISH_KEY, value=wish)
 
 
 def refusal_event(status: int, message: str) -> bytes:
     """Return an event of the server's own that tells that a model does not answer now."""
     value = {"status": status, "message": message}
-    return _own_event(facts.TELLING_KIND, key=REFUSAL_KEY, value=value)
+    return _own_event(STATE_KIND, key=REFUSAL_KEY, value=value)
 
 
 def event_time(*, ago: timedelta = timedelta()) -> str:

@@ -9,11 +9,9 @@ import msgspec
 from agentsvc.agentserver import ConversationStats
 from agentsvc.base import copy_to
 from agentsvc.conversations.event_log import EventHead
-from agentsvc.conversations.model import Conversation, Facts, Metrics, TokenUsage
+from agentsvc.conversations.model import Conversation, Metrics, TokenUsage
+from agentsvc.conversations.state_masking import STATE_KIND
 from agentsvc.domain import ExecutionStatus
-
-TELLING_KIND: Final = "ConversationStateUpdateEvent"
-"""The kind of events that `learn` reads."""
 
 TAGS_MAX: Final = 64
 """How many tags a conversation may have."""
@@ -34,7 +32,7 @@ _status = msgspec.json.Decoder(str)
 def learn(conversation: Conversation, heads: Iterable[EventHead]) -> Conversation:
     """Return the conversation with what these events tell, in whatever order they come."""
     for head in heads:
-        if head.kind == TELLING_KIND and head.value is not None:
+        if head.kind == STATE_KIND and head.value is not None:
             status, stats = _read(head.key, bytes(head.value))
             conversation = learn_status(conversation, status, head.timestamp)
             if stats is not None:
@@ -52,8 +50,8 @@ def learn_status(conversation: Conversation, status: str | None, at: str) -> Con
         return conversation
     has_begun = known is not ExecutionStatus.IDLE and at > conversation.facts.run_asked_at
     run_asked_at = "" if has_begun else conversation.facts.run_asked_at
-    facts = msgspec.structs.replace(conversation.facts, status_at=at, run_asked_at=run_asked_at)
-    return msgspec.structs.replace(conversation, execution_status=known, facts=facts)
+    conversation = msgspec.structs.replace(conversation, execution_status=known)
+    return conversation.with_facts(status_at=at, run_asked_at=run_asked_at)
 
 
 def learn_stats(conversation: Conversation, stats: ConversationStats, at: str) -> Conversation:
@@ -69,8 +67,7 @@ def learn_stats(conversation: Conversation, stats: ConversationStats, at: str) -
         max_budget_per_task=conversation.max_budget,
         accumulated_token_usage=copy_to(TokenUsage, tokens, model=models[0] if models else ""),
     )
-    facts = msgspec.structs.replace(conversation.facts, stats_at=at)
-    return msgspec.structs.replace(conversation, metrics=metrics, facts=facts)
+    return msgspec.structs.replace(conversation, metrics=metrics).with_facts(stats_at=at)
 
 
 def learn_tags(conversation: Conversation, tags: Mapping[str, str]) -> Conversation:
@@ -116,11 +113,7 @@ def goes_on_over_budget(conversation: Conversation, spent: float) -> bool:
 
 def mark_budget_stop(conversation: Conversation) -> Conversation:
     """Return the conversation with the note that it is to be stopped at its present cost."""
-    cost = cost_of(conversation)
-    facts: Facts = msgspec.structs.replace(
-        conversation.facts, budget_stop_cost=cost, is_stop_due=True
-    )
-    return msgspec.structs.replace(conversation, facts=facts)
+    return conversation.with_facts(budget_stop_cost=cost_of(conversation), is_stop_due=True)
 
 
 def _read(key: str | None, value: bytes) -> tuple[str | None, ConversationStats | None]:

@@ -10,13 +10,13 @@ import shlex
 import tarfile
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from datetime import UTC
 from typing import Final
 
 import msgspec
 
 from agentsvc.agentserver import AgentServer
-from agentsvc.base import StartRefused, now, reason_of
+from agentsvc.base import StartRefused, reason_of
+from agentsvc.conversations.event_ingestor import event_time
 from agentsvc.conversations.event_log import EventLog
 from agentsvc.conversations.event_table import EventQuery, StoredEvent
 from agentsvc.conversations.history import (
@@ -60,8 +60,7 @@ class HistoryTransfer:
         lines = with_prompt(lines_of(steps), steps)
         if not lines or await agent.find_conversation(conversation_id) is not None:
             return None
-        moment = now().astimezone(UTC).replace(tzinfo=None).isoformat()
-        moved = moved_event(moment, old_dir=old_dir, new_dir=new_dir)
+        moved = moved_event(event_time(), old_dir=old_dir, new_dir=new_dir)
         lines.append(Line(id=moved["id"], made=moved))
         file = f"{await agent.home()}/.agentsvc-history-{conversation_id}.tar"
         async with aclosing(self._pack(conversation_id, lines)) as parts:

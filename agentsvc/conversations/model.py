@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -168,6 +168,10 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """How many messages wait until its agent can take them."""
     has_run_queued: bool = False
     """Whether one of them, or an order that waits like them, sets the agent to work."""
+
+    def with_facts(self, **changes: Any) -> "Conversation":
+        """Return the conversation with some of its facts changed."""
+        return msgspec.structs.replace(self, facts=msgspec.structs.replace(self.facts, **changes))
 
 
 class ConversationView(msgspec.Struct, frozen=True, kw_only=True, eq=False):

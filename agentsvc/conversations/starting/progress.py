@@ -132,10 +132,8 @@ class Progress:
             conversation = await self._table.find(start.conversation.id, tx)
             if conversation is None:
                 raise ConversationDeleted
-            known = msgspec.structs.replace(conversation.facts, run_asked_at=run_asked_at)
             start.conversation = msgspec.structs.replace(
-                conversation,
-                facts=known,
+                conversation.with_facts(run_asked_at=run_asked_at),
                 is_ready=True,
                 working_dir=working_dir,
                 llm_model=info.model or conversation.llm_model,
