@@ -181,6 +181,12 @@ class RefsAnswer(Struct, frozen=True):
     repository: RefsHolder | None = None
 
 
+class Nodes[T](Struct, frozen=True):
+    """What a query in GraphQL finds of one kind."""
+
+    nodes: list[T] = []
+
+
 class RepositoryItem(Struct, frozen=True, rename="camel"):
     """Where something is."""
 
@@ -205,22 +211,10 @@ class Head(Struct, frozen=True):
     commit: HeadCommit
 
 
-class Heads(Struct, frozen=True):
-    """The last commits of a pull request, one at most."""
-
-    nodes: list[Head] = []
-
-
 class Review(Struct, frozen=True):
     """A review."""
 
     state: str = ""
-
-
-class Reviews(Struct, frozen=True):
-    """The reviews that want something."""
-
-    nodes: list[Review] = []
 
 
 class Issue(Struct, frozen=True):
@@ -238,33 +232,25 @@ class PullRequest(Struct, frozen=True):
     title: str
     repository: RepositoryItem
     mergeable: str = "UNKNOWN"
-    commits: Heads = Heads()
-    reviews: Reviews = Reviews()
-
-
-class PullRequests(Struct, frozen=True):
-    """Pull requests; None for what the token may not see."""
-
-    nodes: list[PullRequest | None] = []
-
-
-class Issues(Struct, frozen=True):
-    """Issues; None for what the token may not see."""
-
-    nodes: list[Issue | None] = []
+    commits: Nodes[Head] = Nodes()
+    """The last one, if any"""
+    reviews: Nodes[Review] = Nodes()
+    """Those that want something"""
 
 
 class Viewer(Struct, frozen=True, rename="camel"):
     """The user."""
 
-    pull_requests: PullRequests = PullRequests()
+    pull_requests: Nodes[PullRequest | None] = Nodes()
+    """None for what the token may not see"""
 
 
 class TasksAnswer(Struct, frozen=True):
     """What `TASKS_QUERY` finds."""
 
     viewer: Viewer
-    search: Issues = Issues()
+    search: Nodes[Issue | None] = Nodes()
+    """None for what the token may not see"""
 
 
 CONTENT: Final = msgspec.json.Decoder(Content | list[Entry])

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from agentsvc.domain import Provider, SuggestedTask, TaskType
 from agentsvc.git.client import Answer
-from agentsvc.git.github import Entry
+from agentsvc.git.github import Entry, Nodes
 from agentsvc.git.hosting import Hosting, Places, next_number, number_of, quoted, quoted_path
 from agentsvc.git.model import (
     PAGE_MAX,
@@ -97,12 +97,8 @@ class _MergeRequest(Struct, frozen=True, rename="camel"):
     resolved_discussions_count: int | None = None
 
 
-class _MergeRequests(Struct, frozen=True):
-    nodes: list[_MergeRequest | None] = []
-
-
 class _Author(Struct, frozen=True, rename="camel"):
-    authored_merge_requests: _MergeRequests = _MergeRequests()
+    authored_merge_requests: Nodes[_MergeRequest | None] = Nodes()
 
 
 class _TasksAnswer(Struct, frozen=True, rename="camel"):
