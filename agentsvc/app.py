@@ -556,7 +556,7 @@ def _loops_that_forget(app: web.Application) -> Iterator[_Loop]:
         yield "old events", _FORGET_EVENTS_SECONDS, lambda: keep_to_age(app[keys.DATABASE], age)
     if audit_seconds := app[keys.CONFIG].audit.delete_after_seconds:
         oldest = timedelta(seconds=audit_seconds)
-        forget = partial(app[keys.AUDIT].keep_to_age, oldest)
+        forget = partial(app[keys.AUDIT].delete_older_than, oldest)
         yield "old entries of the audit log", _FORGET_AUDIT_SECONDS, forget
 
 

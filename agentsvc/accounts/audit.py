@@ -94,7 +94,7 @@ class AuditLog:
         found = [record_of(row, Entry) for row in rows[:limit]]
         return found, encode_cursor(found[-1].number) if len(rows) > limit else None
 
-    async def keep_to_age(self, age: timedelta) -> None:
+    async def delete_older_than(self, age: timedelta) -> None:
         """Delete the entries that are older."""
         sql = """
             DELETE FROM audit_log

@@ -18,7 +18,7 @@ from agentsvc.cli.options import (
 )
 from agentsvc.cli.stored import run_on
 from agentsvc.cli.text import columns, confirm, print_found, print_table
-from agentsvc.conversations import PendingUserDeletion, let_go
+from agentsvc.conversations import PendingUserDeletion, request_user_deletion
 from agentsvc.storage import Database
 
 _ROLES = click.Choice([role.value for role in Role])
@@ -191,7 +191,7 @@ def delete(*, name: str, with_owned: bool, yes: bool, where: ConfigOptions) -> N
 
     async def body(database: Database) -> PendingUserDeletion:
         user = await Users(database).get_named(name)
-        return await let_go(database, user.id, with_owned=with_owned)
+        return await request_user_deletion(database, user.id, with_owned=with_owned)
 
     data_directory = where.data_directory()
     deletion = run_on(data_directory, body, noted=("users delete", name))

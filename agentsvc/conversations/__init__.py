@@ -90,4 +90,4 @@ from agentsvc.conversations.streams import UserStream as UserStream
 from agentsvc.conversations.table import ConversationTable as ConversationTable
 from agentsvc.conversations.user_deletion import PendingUserDeletion as PendingUserDeletion
 from agentsvc.conversations.user_deletion import UserDeletions as UserDeletions
-from agentsvc.conversations.user_deletion import let_go as let_go
+from agentsvc.conversations.user_deletion import request_user_deletion as request_user_deletion

@@ -25,7 +25,7 @@ class AgentLiveness:
         """Return those that gave no answer when they were asked last."""
         return set(self._since)
 
-    def lasting(self) -> set[str]:
+    def silent(self) -> set[str]:
         """Return those that have been silent for so long that what they do counts as unknown."""
         latest = monotonic() - self._longest_seconds
         return {sandbox_id for sandbox_id, since in self._since.items() if since <= latest}

@@ -100,10 +100,10 @@ class DeltaSubscriptions(msgspec.Struct, kw_only=True, eq=False):
         is_begun = False
         async for batch in agent.subscribe(conversation_id):
             is_begun = True
-            last = await self._take(conversation_id, batch, -1 if last is None else last)
+            last = await self._announce_batch(conversation_id, batch, -1 if last is None else last)
         return is_begun
 
-    async def _take(self, conversation_id: str, batch: Sequence[bytes], last: int) -> int:
+    async def _announce_batch(self, conversation_id: str, batch: Sequence[bytes], last: int) -> int:
         """Announce the deltas of a batch; return the number of the last event before the next."""
         deltas: list[bytes] = []
         for raw in batch:
@@ -113,13 +113,15 @@ class DeltaSubscriptions(msgspec.Struct, kw_only=True, eq=False):
             if head.kind == DELTA_KIND:
                 deltas.append(raw)
                 continue
-            await self._pass_on(conversation_id, deltas, last)
+            await self._announce_deltas(conversation_id, deltas, last)
             deltas = []
             last = max(last, await self._wait_until_stored(conversation_id, head.id))
-        await self._pass_on(conversation_id, deltas, last)
+        await self._announce_deltas(conversation_id, deltas, last)
         return last
 
-    async def _pass_on(self, conversation_id: str, deltas: Sequence[bytes], last: int) -> None:
+    async def _announce_deltas(
+        self, conversation_id: str, deltas: Sequence[bytes], last: int
+    ) -> None:
         if deltas and self.events.store_deltas:
             await self.ingestor.record(conversation_id, deltas)
         elif deltas:

@@ -191,7 +191,7 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
             # The server may have been killed between the note and the interrupt.
             await self._stop_for_budget(conversation, agent if is_running else None)
 
-    def was_told(self, conversation_id: str) -> None:
+    def sync_after_message(self, conversation_id: str) -> None:
         """Sync once the sandbox has had time to report what its agent does with what it was told."""
         self.sync_soon(conversation_id, wait_seconds=self.config.webhook_flush_seconds)
 

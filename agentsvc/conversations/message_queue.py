@@ -110,7 +110,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         self.conversations.require_agent(view)
         await check_spend(self.stores.db, user_id)
         pending = _new(view, PendingKind.MESSAGE, message, run=run)
-        await self._take_and_wait(view, pending)
+        await self._store_and_wait(view, pending)
         return view.sandbox_status
 
     async def tell(
@@ -136,7 +136,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         part = Content(kind=ContentKind.TEXT, text=reason)
         message = Message(content=(part,) if reason else ())
         pending = _new(view, kind, message, run=kind in _SPENDING, about=about)
-        await self._take_and_wait(view, pending, [wish_event(wish)] if wish else [])
+        await self._store_and_wait(view, pending, [wish_event(wish)] if wish else [])
 
     async def roll_back(
         self, user_id: str, conversation_id: str, checkpoint_id: str, message: Message
@@ -144,7 +144,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         """Have all files of a conversation's sandbox be those of a checkpoint, and its agent told.
 
         It is stored before it is done, and done anew where it was broken off, so that the agent is
-        told if, and only if, the files were put back. Raises as `Conversations.put_files_back`, and
+        told if, and only if, the files were put back. Raises as `Conversations.restore_checkpoint`, and
         Conflict while messages wait.
         """
         view = await self.conversations.get(user_id, conversation_id, include_starting=True)
@@ -152,7 +152,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         if await self._table.count(self.stores.db, view.conversation.id, ORDERED):
             raise Conflict("Messages to the agent wait: they come first, or can be taken back")
         pending = _new(view, PendingKind.ROLLBACK, message, run=False, about=(checkpoint_id,))
-        await self._take_and_wait(view, pending)
+        await self._store_and_wait(view, pending)
 
     async def say_later(
         self,
@@ -202,7 +202,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         await check_spend(self.stores.db, user_id)
         view = await self._find(user_id, reference)
         _require_future(view)
-        return await self._take(view, _new(view, PendingKind.MESSAGE, message, run=run), most)
+        return await self._store(view, _new(view, PendingKind.MESSAGE, message, run=run), most)
 
     async def waiting(self, user_id: str, reference: str) -> list[PendingMessage]:
         """Return the messages that wait, in their order; `reference` as for `queue`."""
@@ -238,7 +238,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
 
     # Taking
 
-    async def _take(
+    async def _store(
         self,
         view: ConversationView,
         pending: PendingMessage,
@@ -274,7 +274,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
 
         return await self.stores.db.write(body)
 
-    async def _take_and_wait(
+    async def _store_and_wait(
         self, view: ConversationView, pending: PendingMessage, events: Sequence[bytes] = ()
     ) -> None:
         """Store something, and wait a while for what becomes of it; raises what went wrong.
@@ -283,12 +283,12 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         it, it is taken at once, and goes on whatever happens.
         """
         if is_watched():
-            await self._take(view, pending, MAX_WAITING, events)
+            await self._store(view, pending, MAX_WAITING, events)
             return
         outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._callers[pending.id] = outcome
         try:
-            await self._take(view, pending, MAX_WAITING, events)
+            await self._store(view, pending, MAX_WAITING, events)
             await asyncio.wait([outcome], timeout=self.wait_seconds)
         finally:
             is_taken = self._callers.pop(pending.id, None) is not None
@@ -353,7 +353,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
             await self._fail(user_id, pending, exc)
             return True
         if pending.kind is PendingKind.ROLLBACK:
-            return await self._put_back(view, pending)
+            return await self._roll_back_files(view, pending)
         if view.agent_url is None or view.session_api_key is None:
             await self._wake_up(view)
             return False
@@ -374,11 +374,11 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
                 extra={"sandbox_id": view.sandbox.id, "reason": str(exc)},
             )
 
-    async def _put_back(self, view: ConversationView, pending: PendingMessage) -> bool:
+    async def _roll_back_files(self, view: ConversationView, pending: PendingMessage) -> bool:
         """Put files back, and have the agent told it next; say whether that waits no more."""
         user_id, [checkpoint_id] = view.conversation.user_id, pending.about
         try:
-            await self.conversations.put_files_back(view, checkpoint_id)
+            await self.conversations.restore_checkpoint(view, checkpoint_id)
         except (NotFound, Conflict, Gone, Unsupported, OrderRejected) as exc:
             await self._fail(user_id, pending, exc)
             again = await self.conversations.get(
@@ -391,7 +391,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
             return False
 
         async def body(tx: Transaction) -> None:
-            await self._table.set_put_back(tx, pending.id)
+            await self._table.set_rolled_back(tx, pending.id)
             # What the agent was told to do before is over.
             await self._table.set_run_asked(tx, pending.conversation_id, "")
 
@@ -442,7 +442,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         else:
             asked = asked_at if pending.run else None
             await self.stores.db.write(lambda tx: self._forget(tx, user_id, pending, asked))
-            self.conversations.was_told(view)
+            self.conversations.note_message_sent(view)
             self._settle(pending)
         return True
 

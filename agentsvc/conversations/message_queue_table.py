@@ -163,7 +163,7 @@ class PendingTable:
         """
         await tx.run(sql, {"conversation_id": conversation_id, "seq": seq})
 
-    async def set_put_back(self, tx: Transaction, pending_id: str) -> None:
+    async def set_rolled_back(self, tx: Transaction, pending_id: str) -> None:
         """Have a message of a roll back that is done, in its place."""
         sql = "UPDATE pending_messages SET kind = 'message', about = '[]' WHERE id = :id"
         await tx.run(sql, {"id": pending_id})

@@ -30,7 +30,7 @@ class WatchedModel:
         """Why it could not be asked; empty if it could."""
         self._news = asyncio.Event()
 
-    def tell(self, trouble: str) -> None:
+    def report(self, trouble: str) -> None:
         """Say that the model has answered, or why it could not be asked."""
         self.is_good, self.trouble = not trouble, trouble
         self._news.set()
@@ -66,15 +66,15 @@ class ModelHealth:
             if not self._watched[conversation_id]:
                 del self._watched[conversation_id]
 
-    def hear(self, conversation_id: str, upstream: Upstream, trouble: str = "") -> None:
+    def note_answer(self, conversation_id: str, upstream: Upstream, trouble: str = "") -> None:
         """Note that a model has answered in a conversation, or why it could not be asked."""
         if trouble:
-            self.hear_refusal(upstream)
+            self.note_refusal(upstream)
         for watched in self._watched.get(conversation_id, ()):
             if watched.upstream == upstream:
-                watched.tell(trouble)
+                watched.report(trouble)
 
-    def hear_refusal(self, upstream: Upstream) -> None:
+    def note_refusal(self, upstream: Upstream) -> None:
         """Note that a model does not answer as it did."""
         for known in [one for one, last in self._answered.items() if last.upstream == upstream]:
             del self._answered[known]

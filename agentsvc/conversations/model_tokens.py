@@ -108,7 +108,7 @@ class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
     sandboxes: Sandboxes
     may_reach: MayReach
     is_on: bool
-    memory: ModelHealth = msgspec.field(default_factory=ModelHealth)
+    health: ModelHealth = msgspec.field(default_factory=ModelHealth)
     _loads: defaultdict[str, _Load] = msgspec.field(default_factory=lambda: defaultdict(_Load))
 
     async def lend(self, sandbox: Sandbox, conversation_id: str, llm: Llm) -> Llm:
@@ -155,12 +155,12 @@ class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
         if await open_calls(self.stores.db):
             await self.stores.db.write(body)
 
-    def hear(self, grant: ModelToken, status: int) -> None:
+    def note_status(self, grant: ModelToken, status: int) -> None:
         """Remember the HTTP status that a model has answered with."""
         if status < HTTPStatus.BAD_REQUEST:
-            self.memory.hear(grant.conversation_id, grant.upstream)
+            self.health.note_answer(grant.conversation_id, grant.upstream)
         elif status in _TURNED_DOWN:
-            self.memory.hear_refusal(grant.upstream)
+            self.health.note_refusal(grant.upstream)
 
     @contextlib.asynccontextmanager
     async def calling(self, grant: ModelToken, asked_bytes: int) -> AsyncIterator[Call]:

@@ -69,7 +69,7 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
         self, user_id: str, ids: Sequence[str], *, include_starting: bool = False
     ) -> list[ConversationView | None]:
         """Return a user's conversations in the order of the ids, None for each unknown one."""
-        silent = frozenset(self.ingestor.liveness.lasting())
+        silent = frozenset(self.ingestor.liveness.silent())
 
         async def read() -> list[ConversationView | None]:
             found = await self.stores.conversations.find_of_user(
@@ -106,7 +106,7 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
         self, user_id: str, query: ConversationQuery, *, page_id: str | None, limit: int
     ) -> tuple[list[ConversationView], str | None]:
         """Return a page of a user's conversations and the id of the next page."""
-        silent = frozenset(self.ingestor.liveness.lasting())
+        silent = frozenset(self.ingestor.liveness.silent())
 
         async def read() -> tuple[list[ConversationView], str | None]:
             found, next_page_id = await self.stores.conversations.search(
@@ -259,7 +259,7 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
             raise Conflict("Other conversations live in this sandbox, whose files these are, too")
         return sandbox
 
-    async def put_files_back(self, view: ConversationView, checkpoint_id: str) -> None:
+    async def restore_checkpoint(self, view: ConversationView, checkpoint_id: str) -> None:
         """Have a conversation's sandbox be stopped, and start with the files of a checkpoint.
 
         What runs there ends. The next message starts it, unless its user had it rest. Raises as
@@ -296,10 +296,10 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
         view = await self.get(user_id, conversation_id, include_starting=True)
         await self.require_agent(view).interrupt(conversation_id)
 
-    def was_told(self, view: ConversationView) -> None:
+    def note_message_sent(self, view: ConversationView) -> None:
         """Take in that an agent was told something: its sandbox is used, and there is news."""
         self.sandboxes.usage.note(view.conversation.sandbox_id)
-        self.ingestor.was_told(view.conversation.id)
+        self.ingestor.sync_after_message(view.conversation.id)
 
     # What goes on by itself
 

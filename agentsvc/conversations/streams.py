@@ -122,7 +122,7 @@ class ConversationStream:
             yield Mark.READY
             with self._parts.deltas.followed(self._id):
                 while True:
-                    async for item in self._tell(news):
+                    async for item in self._read_notices(news):
                         yield item
                         if item in (Mark.RESYNC, Mark.DELETED):
                             return
@@ -133,13 +133,15 @@ class ConversationStream:
         is_end = news.subject is Subject.CONVERSATION and news.is_deleted
         return is_end or news.subject is Subject.EVENTS
 
-    async def _tell(self, news: Subscription) -> AsyncGenerator[StoredEvent | Delta | Mark, None]:
+    async def _read_notices(
+        self, news: Subscription
+    ) -> AsyncGenerator[StoredEvent | Delta | Mark, None]:
         try:
-            heard = await _within(self._parts.beat_seconds, news.take())
+            notices = await _within(self._parts.beat_seconds, news.take())
         except Overflow:
             yield Mark.RESYNC
             return
-        for one in heard:
+        for one in notices:
             if one.subject is Subject.CONVERSATION:
                 yield Mark.DELETED
                 return
@@ -148,7 +150,7 @@ class ConversationStream:
             # One that is older belongs to what has been told whole.
             if one.subject is Subject.DELTA and one.seq == self.last:
                 yield Delta(body=one.delta)
-        if not heard:
+        if not notices:
             yield Mark.BEAT
 
     async def _replay(self, to_seq: int | None) -> AsyncGenerator[StoredEvent, None]:
@@ -186,23 +188,23 @@ class UserStream:
             yield Mark.READY
             while True:
                 try:
-                    heard = await _within(self._parts.beat_seconds, news.take())
+                    notices = await _within(self._parts.beat_seconds, news.take())
                 except Overflow:
                     yield Mark.RESYNC
                     return
-                for batch in itertools.batched(heard, _BATCH):
+                for batch in itertools.batched(notices, _BATCH):
                     for change in await self._find_changes(batch):
                         yield change
-                if not heard:
+                if not notices:
                     yield Mark.BEAT
 
-    async def _find_changes(self, heard: Sequence[Notice]) -> list[StreamedChange]:
+    async def _find_changes(self, notices: Sequence[Notice]) -> list[StreamedChange]:
         gone = [
             StreamedChange(subject=one.subject, id=one.id, value=None)
-            for one in heard
+            for one in notices
             if one.is_deleted
         ]
-        left = [one for one in heard if not one.is_deleted]
+        left = [one for one in notices if not one.is_deleted]
         finders: dict[Subject, _Find] = {
             Subject.SANDBOX: self._parts.sandboxes.find_many,
             Subject.START_TASK: self._parts.conversations.starts.find_many,
@@ -231,10 +233,10 @@ class UserStream:
         ]
 
 
-async def _within[T](seconds: float, heard: Awaitable[list[T]]) -> list[T]:
-    """Return what is heard, nothing if that takes too long."""
+async def _within[T](seconds: float, items: Awaitable[list[T]]) -> list[T]:
+    """Return what comes, nothing if that takes too long."""
     try:
         async with asyncio.timeout(seconds):
-            return await heard
+            return await items
     except TimeoutError:
         return []

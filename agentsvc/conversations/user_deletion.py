@@ -53,7 +53,9 @@ class PendingUserDeletion(msgspec.Struct, frozen=True, kw_only=True):
     is_over: bool
 
 
-async def let_go(db: Database, user_id: str, *, with_owned: bool) -> PendingUserDeletion:
+async def request_user_deletion(
+    db: Database, user_id: str, *, with_owned: bool
+) -> PendingUserDeletion:
     """Delete a user who owns nothing; block one who does, until a server has removed that.
 
     Asking again is fine. Raises NotFound, and Conflict for the only administrator, or for a user who
@@ -89,9 +91,9 @@ class UserDeletions(msgspec.Struct, kw_only=True, eq=False):
     def __post_init__(self) -> None:
         self.sandboxes.on_change(self._sandbox_changed)
 
-    async def let_go(self, user_id: str, *, with_owned: bool) -> PendingUserDeletion:
-        """Do what the function of this name does, and begin to remove what is owned; raises the same."""
-        deletion = await let_go(self.db, user_id, with_owned=with_owned)
+    async def request(self, user_id: str, *, with_owned: bool) -> PendingUserDeletion:
+        """Do as `request_user_deletion`, and begin to remove what is owned; raises the same."""
+        deletion = await request_user_deletion(self.db, user_id, with_owned=with_owned)
         if not deletion.is_over:
             self._delete_soon()
         return deletion

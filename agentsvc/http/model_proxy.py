@@ -118,7 +118,7 @@ async def _ask(request: web.Request, path: str, *, wants_usage: bool) -> web.Str
             model_tokens.calling(grant, len(body)) as call,
             request.app[MODELS].ask(grant.upstream, path, body) as answer,
         ):
-            model_tokens.hear(grant, answer.status)
+            model_tokens.note_status(grant, answer.status)
             if answer.status in _PASSING:
                 await conversations.note_refusal(
                     grant, answer.status, HTTPStatus(answer.status).phrase
@@ -131,7 +131,7 @@ async def _ask(request: web.Request, path: str, *, wants_usage: bool) -> web.Str
                 else:
                     await model_tokens.release(call)
     except ModelUnavailable as exc:
-        model_tokens.memory.hear(grant.conversation_id, grant.upstream, exc.message)
+        model_tokens.health.note_answer(grant.conversation_id, grant.upstream, exc.message)
         await conversations.note_refusal(grant, exc.status, exc.message)
         raise
 

@@ -31,9 +31,9 @@ def test_one_that_refuses_or_cannot_be_asked_is_trusted_no_more(trouble: str) ->
     for user, model in (("ada", MODEL), ("bob", MODEL), ("ada", other)):
         memory.trust(user, model)
     if trouble:
-        memory.hear("c1", upstream, trouble)
+        memory.note_answer("c1", upstream, trouble)
     else:
-        memory.hear_refusal(upstream)
+        memory.note_refusal(upstream)
     assert not memory.is_trusted("ada", MODEL)
     assert not memory.is_trusted("bob", MODEL)
     assert memory.is_trusted("ada", other)
@@ -55,15 +55,15 @@ async def test_who_watches_a_conversation_hears_its_model_and_no_other() -> None
     assert upstream is not None
     assert other is not None
     with memory.watching("c1", MODEL) as watched:
-        memory.hear("c2", upstream)
-        memory.hear("c1", other, "nobody is there")
+        memory.note_answer("c2", upstream)
+        memory.note_answer("c1", other, "nobody is there")
         await watched.wait(0.01)
         assert (watched.is_good, watched.trouble) == (False, "")
         async with asyncio.TaskGroup() as group:
             group.create_task(watched.wait(30))
             await asyncio.sleep(0)
-            memory.hear("c1", upstream, "nobody is there")
+            memory.note_answer("c1", upstream, "nobody is there")
         assert (watched.is_good, watched.trouble) == (False, "nobody is there")
-        memory.hear("c1", upstream)
+        memory.note_answer("c1", upstream)
         await watched.wait(30)
         assert (watched.is_good, watched.trouble) == (True, "")

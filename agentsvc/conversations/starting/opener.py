@@ -21,7 +21,7 @@ class ConversationOpener:
     def __init__(self, parts: StartParts) -> None:
         self._requests = AgentRequests(parts)
         self._transfer = HistoryTransfer(parts.events, time_limit=parts.config.start_seconds)
-        self._health = parts.model_tokens.memory
+        self._health = parts.model_tokens.health
         self._checks = SandboxChecks(parts)
         self._progress = Progress(parts)
         self._first_answer_seconds = parts.config.first_answer_seconds

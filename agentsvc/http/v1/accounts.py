@@ -166,7 +166,7 @@ async def delete_user(request: web.Request, query: DeletionQuery) -> UserDeletio
     (409) unless `with_owned` says that they go. It cannot be undone.
     """
     deletions, user_id = request.app[USER_DELETIONS], path_user(request)
-    deletion = await deletions.let_go(user_id, with_owned=query.with_owned)
+    deletion = await deletions.request(user_id, with_owned=query.with_owned)
     await request.app[OPEN_CONNECTIONS].close_revoked()
     owned = copy_to(OwnedCounts, deletion.owned)
     return copy_to(UserDeletion, deletion.user, is_over=deletion.is_over, owned=owned)

@@ -196,7 +196,7 @@ async def test_entries_outlive_a_restart_and_are_deleted_when_they_are_old(
     )
     await log.note(old)
     assert len(await entries(admin)) == 2
-    await log.keep_to_age(timedelta(days=1))
+    await log.delete_older_than(timedelta(days=1))
     assert await entries(admin) == [entry]
 
 
