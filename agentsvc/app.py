@@ -540,12 +540,13 @@ def _loops_of_sandboxes(app: web.Application) -> Iterator[_Loop]:
 
 def _loops_of_conversations(app: web.Application) -> Iterator[_Loop]:
     config, conversations = app[keys.CONFIG].conversations, app[keys.CONVERSATIONS]
-    yield "event polling", config.poll_seconds, conversations.poll
-    yield "agent liveness", config.silent_seconds / _LOOKS_IN_SILENCE, conversations.watch
+    yield "event polling", config.poll_seconds, conversations.ingestor.sync_uncalled
+    every = config.silent_seconds / _LOOKS_IN_SILENCE
+    yield "agent liveness", every, conversations.ingestor.watch
     yield "open connections", POLL_SECONDS, app[keys.OPEN_CONNECTIONS].close_revoked
     yield "events", config.sync_seconds, conversations.sync
     yield "pending messages", config.sync_seconds, app[keys.PENDING].deliver_all
-    yield "failed starts", _REMOVE_FAILED_SECONDS, conversations.remove_failed
+    yield "failed starts", _REMOVE_FAILED_SECONDS, conversations.deletion.remove_failed
 
 
 def _loops_that_forget(app: web.Application) -> Iterator[_Loop]:

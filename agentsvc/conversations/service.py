@@ -281,10 +281,6 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
             provider=conversation.git_provider,
         )
 
-    async def remove_failed(self) -> None:
-        """Delete the sandboxes of starts that failed long ago, where nobody else lives."""
-        await self.deletion.remove_failed()
-
     # Talking to the agent
 
     async def agent(self, user_id: str, conversation_id: str) -> AgentServer:
@@ -314,14 +310,6 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
         await self.ingestor.sync_stale()
         await self.starts.go_on()
         await self.deletion.tell_all()
-
-    async def poll(self) -> None:
-        """Fetch the events of sandboxes that cannot reach this server."""
-        await self.ingestor.sync_uncalled()
-
-    async def watch(self) -> None:
-        """Ask the agent servers of runs whether they are there."""
-        await self.ingestor.watch()
 
     # Inside
 

@@ -109,10 +109,10 @@ async def test_the_sandbox_of_a_failed_start_goes_after_a_while(
 ) -> None:
     fake_agent.refusals = [(422, "no")]
     await failure(client)
-    await service.app[CONVERSATIONS].remove_failed()
+    await service.app[CONVERSATIONS].deletion.remove_failed()
     assert len(fake_world.sandboxes) == 1
     await reconfigure(service, conversations={"keep_failed_seconds": 0})
-    await service.app[CONVERSATIONS].remove_failed()
+    await service.app[CONVERSATIONS].deletion.remove_failed()
     await eventually(lambda: not fake_world.sandboxes)
 
 
@@ -124,7 +124,7 @@ async def test_a_sandbox_that_was_there_before_a_failed_start_stays(
     await client.wait_for_sandbox(sandbox_id, "RUNNING")
     fake_agent.refusals = [(422, "no")]
     await failure(client, sandbox_id=sandbox_id)
-    await service.app[CONVERSATIONS].remove_failed()
+    await service.app[CONVERSATIONS].deletion.remove_failed()
     await fake_world.sweeps(2)
     assert list(fake_world.sandboxes) == [sandbox_id]
 
@@ -137,7 +137,7 @@ async def test_a_sandbox_that_others_joined_after_a_failed_start_stays(
     await failure(client)
     [sandbox_id] = fake_world.sandboxes
     await client.start_conversation(sandbox_id=sandbox_id)
-    await service.app[CONVERSATIONS].remove_failed()
+    await service.app[CONVERSATIONS].deletion.remove_failed()
     await fake_world.sweeps(2)
     assert list(fake_world.sandboxes) == [sandbox_id]
     assert await service.app[SANDBOXES].find_any(sandbox_id) is not None
