@@ -14,7 +14,7 @@ from agentsvc.base.values import now
 from agentsvc.cli import cli
 from agentsvc.config.data_directory import DataDirectory
 from agentsvc.conversations.archives import Archive
-from agentsvc.conversations.archives.table import ArchiveTable
+from agentsvc.conversations.archives.table import insert_archive
 from agentsvc.storage.database import Database
 from tests.accounts.identities import identify
 
@@ -103,7 +103,7 @@ def own_an_archive(data_dir: Path, user_id: str) -> None:
     async def body() -> None:
         database = await Database.open(DataDirectory(path=data_dir).database)
         try:
-            await database.write(lambda tx: ArchiveTable(database).insert(tx, archive))
+            await database.write(lambda tx: insert_archive(tx, archive))
         finally:
             await database.close()
 

@@ -10,7 +10,7 @@ import pytest
 
 from agentsvc.base.bus import EventBus
 from agentsvc.base.values import encode_cursor, new_id
-from agentsvc.conversations.archives.table import ArchiveTable
+from agentsvc.conversations.archives.table import search_archives
 from agentsvc.conversations.event_log import EventLog
 from agentsvc.conversations.event_table import EventQuery, EventTable
 from agentsvc.conversations.model import ConversationQuery
@@ -164,7 +164,7 @@ async def test_pages_of_everything_else_are_in_the_order_of_an_index(
     for page_id in (None, encode_cursor("x", "y")):
         page = Page.newest_first(page_id)
         await SandboxTable(explained, vault).search(USER, page, PAGE)
-        await ArchiveTable(explained).search(USER, page, PAGE)
+        await search_archives(explained, USER, page, PAGE)
     for state in (None, DeliveryState.PENDING, DeliveryState.FAILED):
         await DeliveryTable.search(explained, new_id(), state=state, before=7, limit=PAGE)
     assert explained.slow() == []

@@ -3,6 +3,7 @@
 import re
 import shutil
 import sqlite3
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from agentsvc.accounts.keys import KeyRing
 from agentsvc.base.bus import EventBus
 from agentsvc.base.errors import NotAuthenticated
 from agentsvc.base.values import Secret
-from agentsvc.conversations.archives.table import ArchiveTable
+from agentsvc.conversations.archives.table import find_archive
 from agentsvc.conversations.event_log import EventLog
 from agentsvc.conversations.message_queue_table import PendingTable, lane_of
 from agentsvc.conversations.starting.task_table import StartTaskTable
@@ -166,7 +167,7 @@ async def test_what_each_part_has_stored_is_still_read(old: Path) -> None:
             ("conversations", ConversationTable(database, news).find),
             ("start_tasks", StartTaskTable(database, vault, news).find),
             ("sandboxes", SandboxTable(database, vault).find),
-            ("archives", ArchiveTable(database).find),
+            ("archives", partial(find_archive, database)),
         ):
             for row in await database.all(f"SELECT id FROM {table}"):  # noqa: S608  # names of the schema
                 found = await find(row["id"])

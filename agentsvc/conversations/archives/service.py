@@ -33,12 +33,12 @@ from agentsvc.base import (
 )
 from agentsvc.config import ArchivesConfig
 from agentsvc.conversations.archives.model import Archive, ArchiveState, PausedState
-from agentsvc.conversations.archives.table import ArchiveTable
+from agentsvc.conversations.archives.table import find_archive, insert_archive, search_archives
 from agentsvc.conversations.archives.tarball import Contents, UnpackLimits, read_parts, repack
 from agentsvc.domain import WhenFull
 from agentsvc.plugin import finish
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
-from agentsvc.storage import SPARSE, Database, Page, Transaction, cut
+from agentsvc.storage import SPARSE, Database, Page, Transaction, cut, row_of
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,24 @@ _UNPACK: Final = (
     "mkdir -p {directory} && tar --no-same-owner -C {directory} -xf {file}; code=$?;"
     " rm -f {file}; exit $code"
 )
+_UNFINISHED: Final = "SELECT id FROM archives WHERE state = 'saving' ORDER BY created_at"
+_OLDER: Final = "SELECT id FROM archives WHERE state <> 'saving' AND created_at < :moment"
+_BEYOND: Final = """
+    SELECT id
+    FROM (
+        SELECT id, sum(size_bytes) OVER (ORDER BY created_at DESC, id DESC) AS total
+        FROM archives
+        WHERE state <> 'saving'
+    )
+    WHERE total > :most
+"""
+"""The oldest archives, those without which the others fit."""
+_END: Final = """
+    UPDATE archives
+    SET state = :state, reason = :reason, size_bytes = :size_bytes,
+        unpacked_bytes = :unpacked_bytes, files = :files, skipped = :skipped
+    WHERE id = :id
+"""
 _NO_ARCHIVE: Final = "The archive does not exist any more. Start the conversation without it"
 _SHOWN: Final = 1000
 _PACKED_AT_ONCE: Final = 2
@@ -69,22 +87,18 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
     )
 
     @property
-    def _table(self) -> ArchiveTable:
-        return ArchiveTable(self.db)
-
-    @property
     def saves_deleted(self) -> bool:
         """Whether the workspace of a deleted conversation is saved."""
         return self.config.on_delete
 
     async def insert(self, tx: Transaction, archive: Archive) -> None:
         """Ask for an archive in the caller's transaction; it is saved in the background."""
-        await self._table.insert(tx, archive)
+        await insert_archive(tx, archive)
         tx.after_commit(partial(self._save_soon, archive.id))
 
     async def get(self, user_id: str, archive_id: str) -> Archive:
         """Return a user's archive; raises NotFound."""
-        found = await self._table.find(archive_id)
+        found = await find_archive(self.db, archive_id)
         if found is None or found.user_id != user_id:
             raise NotFound("Archive not found")
         return found
@@ -93,7 +107,7 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         self, user_id: str, *, page_id: str | None, limit: int
     ) -> tuple[list[Archive], str | None]:
         """Return a page of a user's archives, newest first, and the id of the next page."""
-        found = await self._table.search(user_id, Page.newest_first(page_id), limit + 1)
+        found = await search_archives(self.db, user_id, Page.newest_first(page_id), limit + 1)
         return cut(found, limit, lambda one: (to_stored(one.created_at), one.id))
 
     async def delete(self, user_id: str, archive_id: str) -> None:
@@ -107,7 +121,7 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         """Return an archive once it is saved; raises StartRefused where that does not happen."""
         # It ends by itself when its time is over.
         await self.supervisor.join(_task_name(archive_id))
-        archive = await self._table.find(archive_id)
+        archive = await find_archive(self.db, archive_id)
         if archive is None:
             raise StartRefused(_NO_ARCHIVE)
         if archive.state is not ArchiveState.READY:
@@ -138,9 +152,9 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
 
     async def go_on(self) -> None:
         """Go on with what a stop or a crash interrupted, and remove what nobody knows."""
-        known = await self._table.all_ids()
+        known = set(await self.db.column("SELECT id FROM archives"))
         await asyncio.to_thread(self._sweep_files, known)
-        for archive_id in await self._table.unfinished():
+        for archive_id in await self.db.column(_UNFINISHED):
             self._save_soon(archive_id)
 
     async def forget_old(self) -> None:
@@ -148,13 +162,14 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
 
         What could not be ended, since the database did not take it, is tried again.
         """
-        for archive_id in await self._table.unfinished():
+        for archive_id in await self.db.column(_UNFINISHED):
             self._save_soon(archive_id)
         old: list[str] = []
         if self.config.keep_seconds:
-            old += await self._table.older_than(now() - timedelta(seconds=self.config.keep_seconds))
+            oldest = now() - timedelta(seconds=self.config.keep_seconds)
+            old += await self.db.column(_OLDER, {"moment": to_stored(oldest)})
         if self.config.max_total_bytes:
-            old += await self._table.beyond(self.config.max_total_bytes)
+            old += await self.db.column(_BEYOND, {"most": self.config.max_total_bytes})
         for archive_id in dict.fromkeys(old):
             await self._remove(archive_id)
             log.info("archive deleted, as configured", extra={"archive_id": archive_id})
@@ -165,7 +180,7 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         self.supervisor.spawn(_task_name(archive_id), lambda: self._save(archive_id))
 
     async def _save(self, archive_id: str) -> None:
-        archive = await self._table.find(archive_id)
+        archive = await find_archive(self.db, archive_id)
         if archive is None or archive.state is not ArchiveState.SAVING:
             return
         try:
@@ -200,7 +215,7 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         await self._let_rest(saved)
 
         async def body(tx: Transaction) -> None:
-            await self._table.update(tx, saved)
+            await tx.run(_END, row_of(saved))
             if saved.releases:
                 await self.sandboxes.release(tx, saved.sandbox_id)
 
@@ -209,7 +224,7 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
 
     async def _let_rest(self, archive: Archive) -> None:
         """Let a sandbox that was woken to be saved rest again."""
-        noted = await self._table.find(archive.id)
+        noted = await find_archive(self.db, archive.id)
         if noted is None or archive.releases or noted.rest is PausedState.NONE:
             return
         if noted.rest is PausedState.CULLED:
@@ -259,7 +274,9 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         if found is not None and found.target.is_rest:
             rest = PausedState.STOPPED if found.target is Target.STOPPED else PausedState.PAUSED
             rest = PausedState.CULLED if await self.sandboxes.idle.is_culled(found) else rest
-            await self.db.write(lambda tx: self._table.set_rest(tx, archive.id, rest))
+            params = {"id": archive.id, "rest": rest}
+            sql = "UPDATE archives SET rest = :rest WHERE id = :id"
+            await self.db.write(lambda tx: tx.run(sql, params))
             await self.sandboxes.resume(found.user_id, found.id, when_full=WhenFull.QUEUE)
         seen = await self.sandboxes.wait_for(
             archive.sandbox_id,
@@ -333,7 +350,8 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
 
     async def _remove(self, archive_id: str) -> None:
         await asyncio.to_thread(self._file(archive_id).unlink, missing_ok=True)
-        await self.db.write(lambda tx: self._table.delete(tx, archive_id))
+        sql = "DELETE FROM archives WHERE id = :id"
+        await self.db.write(lambda tx: tx.run(sql, {"id": archive_id}))
 
     def _sweep_files(self, known: set[str]) -> None:
         if not self.directory.exists():
