@@ -1,6 +1,6 @@
 """Archives of workspaces: saved out of sandboxes into the data directory, and put into new ones.
 
-`tarball` makes a safe archive of whatever a sandbox sends, `table` has the SQL, `service` is what
+`tarball` makes a safe archive of whatever a sandbox sends, `table` finds archives, `service` is what
 others use.
 """
 
