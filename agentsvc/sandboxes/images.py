@@ -4,31 +4,27 @@ from collections.abc import Awaitable, Callable
 
 from agentsvc.plugin import Capability, ImageBuild, Spec
 from agentsvc.sandboxes.backend_calls import BackendCalls
-from agentsvc.sandboxes.layers import Layers
 from agentsvc.sandboxes.table import SandboxTable
 
 
 class Images:
     """Has backends build and remove images, and knows which sandboxes run in one."""
 
-    def __init__(self, calls: BackendCalls, table: SandboxTable, layers: Layers) -> None:
+    def __init__(self, calls: BackendCalls, table: SandboxTable) -> None:
         self._calls = calls
         self._table = table
-        self._layers = layers
 
     def can_use(self, spec: Spec) -> bool:
         """Say whether sandboxes of a spec can run in another image."""
-        backend = self._calls.registry.get(self._layers.backend_of(spec))
-        return Capability.IMAGES in backend.capabilities
+        return Capability.IMAGES in self._calls.registry.get(spec.backend).capabilities
 
     async def build(self, spec: Spec, image_id: str, build: ImageBuild) -> str:
         """Build an image for sandboxes of a spec and return its name.
 
         Raises OrderRejected with what was said last where it cannot be built.
         """
-        name = self._layers.backend_of(spec)
         return await self._calls.until_done(
-            name, lambda backend: backend.build_image(image_id, build)
+            spec.backend, lambda backend: backend.build_image(image_id, build)
         )
 
     async def remove_unused(

@@ -157,11 +157,10 @@ def _in_use(
 ) -> Iterator[tuple[tuple[str, ...], Spec]]:
     """Yield the default backend, and those that configured specs name, each with a spec of it."""
     default = config.default_backend
-    specs = registry.specs()
-    own = [spec for spec in specs if (spec.backend or default) == default]
+    own = [spec for spec in registry.specs() if spec.backend == default]
     yield registry.members(default), own[0] if own else Spec(id="", backend=default)
     for spec in registry.configured_specs():
-        yield registry.members(spec.backend or default), spec
+        yield registry.members(spec.backend), spec
 
 
 def _open(registry: BackendRegistry, names: tuple[str, ...]) -> Mapping[str, Backend]:

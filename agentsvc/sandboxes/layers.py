@@ -10,10 +10,9 @@ from agentsvc.sandboxes.table import SandboxTable
 class Layers:
     """Has backends keep and remove layers, and knows which copy sandboxes."""
 
-    def __init__(self, calls: BackendCalls, table: SandboxTable, default_backend: str) -> None:
+    def __init__(self, calls: BackendCalls, table: SandboxTable) -> None:
         self._calls = calls
         self._table = table
-        self._default_backend = default_backend
 
     def can_keep(self, spec: Spec) -> bool:
         """Say whether the backend of a spec keeps layers now; raises BackendUnavailable without one."""
@@ -21,7 +20,7 @@ class Layers:
 
     def why_not_kept(self, spec: Spec) -> str:
         """Say why the backend of a spec keeps no layers now, or nothing; raises as `can_keep`."""
-        backend = self._calls.registry.get(self.backend_of(spec))
+        backend = self._calls.registry.get(spec.backend)
         if Capability.LAYERS not in backend.capabilities:
             return f"the {backend.name} backend keeps none"
         return backend.why_no_copies()
@@ -32,10 +31,6 @@ class Layers:
         if backend is None or sandbox.handle is None:
             return False
         return Capability.COPIES in backend.capabilities and not backend.why_no_copies()
-
-    def backend_of(self, spec: Spec) -> str:
-        """Return the name of the backend that keeps the layers of a spec."""
-        return spec.backend or self._default_backend
 
     async def keep(self, sandbox: Sandbox, layer_id: str, *, max_bytes: int) -> int:
         """Keep a copy of the files of a stopped sandbox; return how many bytes it takes.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from agentsvc.base import AgentsvcError, BackendUnavailable, OrderRejected, StartFailed
 from agentsvc.config import CapacityConfig, Config
@@ -146,20 +147,18 @@ class BackendRegistry:
 
     def complete(self, spec: Spec, name: str) -> Spec:
         """Return a spec as it is at one backend of a group."""
-        own = msgspec.structs.replace(spec, backend=name)
         kind = type(self._backends[name]).name
-        base = [item for item in self._offered if item.backend == kind]
-        bases = [msgspec.structs.replace(item, backend=name) for item in base]
-        return _completed(own, bases, name)
+        bases = [replace(item, backend=name) for item in self._offered if item.backend == kind]
+        return _completed(replace(spec, backend=name), bases)
 
-    async def _ask_health(self, name: str, time_limit: float) -> Health:
+    async def _ask_health(self, name: str, time_limit: float | None = None) -> Health:
         try:
             async with asyncio.timeout(time_limit):
                 return await self.get(name).probe()
         except AgentsvcError as exc:
             return Health(ok=False, reason=exc.message)
         except TimeoutError:
-            return Health(ok=False, reason=f"it gave no answer within {time_limit:g} s")
+            return Health(ok=False, reason=f"it gave no answer within {time_limit or 0:g} s")
         except (Exception, SystemExit) as exc:  # a plugin may raise anything
             log.exception("backend failed", extra={"backend": name})
             return Health(ok=False, reason=f"it failed as it should not: {type(exc).__name__}")
@@ -188,7 +187,7 @@ class BackendRegistry:
         raise BackendUnavailable(f"The backend `{name}` {why_not}")
 
     def specs(self) -> list[Spec]:
-        """Return the sandbox templates, the default one first."""
+        """Return the sandbox templates, the default one first; each names its backend."""
         return list(self._specs)
 
     def configured_specs(self) -> list[Spec]:
@@ -197,13 +196,7 @@ class BackendRegistry:
 
     async def probe(self) -> dict[str, Health]:
         """Ask each backend whether it could create a sandbox now."""
-        found = {}
-        for name in self._backends:
-            try:
-                found[name] = await self.get(name).probe()
-            except AgentsvcError as exc:
-                found[name] = Health(ok=False, reason=exc.message)
-        return found
+        return {name: await self._ask_health(name) for name in self._backends}
 
 
 def kinds_of(config: Config) -> frozenset[str]:
@@ -260,7 +253,7 @@ def _make(
         )
     keys = listed(kind.Config.__struct_fields__)
     config = _converted(name, values, kind.Config, hint=f"its keys are: {keys}")
-    context = msgspec.structs.replace(base, state_dir=base.state_dir / name)
+    context = replace(base, state_dir=base.state_dir / name)
     return kind(config, context)
 
 
@@ -286,13 +279,14 @@ def _ordered_specs(
     pools: Mapping[str, tuple[str, ...]],
 ) -> list[Spec]:
     default_backend = config.sandboxes.default_backend
-    offered = [spec for spec in host.specs() if (spec.backend or default_backend) in backends]
+    named = (replace(spec, backend=spec.backend or default_backend) for spec in host.specs())
+    offered = [spec for spec in named if spec.backend in backends]
     specs: dict[str, Spec] = {}
     for table, entry in config.specs.items():
-        fields = {**msgspec.to_builtins(entry), "id": entry.id or table}
-        spec = _completed(msgspec.convert(fields, Spec), offered, default_backend)
-        if (spec.backend or default_backend) not in pools:
-            _check_configured(table, spec, backends, default_backend)
+        own = {"id": entry.id or table, "backend": entry.backend or default_backend}
+        spec = _completed(msgspec.convert({**msgspec.to_builtins(entry), **own}, Spec), offered)
+        if spec.backend not in pools:
+            _check_configured(table, spec, backends)
         specs[spec.id] = spec
     for spec in offered:
         specs.setdefault(spec.id, spec)
@@ -304,33 +298,29 @@ def _ordered_specs(
         )
 
     def rank(spec: Spec) -> tuple[bool, bool]:
-        return spec.id != default, (spec.backend or default_backend) != default_backend
+        return spec.id != default, spec.backend != default_backend
 
     return sorted(specs.values(), key=rank)
 
 
-def _completed(spec: Spec, offered: Iterable[Spec], default_backend: str) -> Spec:
+def _completed(spec: Spec, offered: Iterable[Spec]) -> Spec:
     # Who only adds a variable need not repeat the command and the ports it comes with.
     if spec.command is not None or spec.image or spec.ports:
         return spec
-    name = spec.backend or default_backend
     for base in offered:
-        if (base.backend or default_backend) == name:
+        if base.backend == spec.backend:
             env = {**base.env, **spec.env}
-            return msgspec.structs.replace(spec, command=base.command, ports=base.ports, env=env)
+            return replace(spec, command=base.command, ports=base.ports, env=env)
     return spec
 
 
-def _check_configured(
-    table: str, spec: Spec, backends: Mapping[str, Backend], default_backend: str
-) -> None:
-    name = spec.backend or default_backend
-    if name not in backends:
+def _check_configured(table: str, spec: Spec, backends: Mapping[str, Backend]) -> None:
+    if spec.backend not in backends:
         raise StartFailed(
-            f"specs.{table} is for the backend `{name}`, and there is no such backend",
+            f"specs.{table} is for the backend `{spec.backend}`, and there is no such backend",
             hint=f"choose one of: {listed(backends)}, or a group of them",
         )
     try:
-        backends[name].check_spec(spec)
+        backends[spec.backend].check_spec(spec)
     except OrderRejected as exc:
         raise StartFailed(f"specs.{table} does not fit: {exc.message}") from exc

@@ -121,8 +121,8 @@ class Sandboxes:
             connect=self.identity_verifier.connect,
             fits=self.admission.has_room,
         )
-        self.meter, self.layers = Meter(calls), Layers(calls, self._table, config.default_backend)
-        self.images = Images(calls, self._table, self.layers)
+        self.meter, self.layers = Meter(calls), Layers(calls, self._table)
+        self.images = Images(calls, self._table)
         self.checkpoints = Checkpoints(calls, config)
         self._priorities = PriorityManager(calls, slots)
         self._reconciler = reconciler = Reconciler(
@@ -161,9 +161,9 @@ class Sandboxes:
             f"Sandbox spec not found: {spec_id}" if spec_id else "No sandbox spec exists"
         )
 
-    def runs_here(self, spec: Spec) -> bool:
-        """Say whether sandboxes of a spec may use the processors of this server's machine."""
-        return self._registry.runs_here(spec.backend or self._config.default_backend)
+    def runs_here(self, what: Sandbox | Spec) -> bool:
+        """Say whether a sandbox, or those of a spec, may use the processors of this machine."""
+        return self._registry.runs_here(what.backend)
 
     async def find_any(self, sandbox_id: str, reader: Queryable | None = None) -> Sandbox | None:
         """Return a sandbox whoever owns it; for the server's own use."""
@@ -247,8 +247,7 @@ class Sandboxes:
         of_admin = await UserTable.is_admin(self._db, user_id)
         spec = with_models(spec, settings, self._stores.model_hosts, of_admin=of_admin)
         spec = with_local_hosts(spec, (*self._callbacks.git_hosts, *self._stores.model_hosts))
-        name = spec.backend or self._config.default_backend
-        places = places_of(self._registry, name, spec, self._config)
+        places = places_of(self._registry, spec, self._config)
         moment = now()
         ordered = Sandbox(
             id=new_id(),
@@ -396,7 +395,7 @@ class Sandboxes:
 
     def hold(self, start_id: str, sandbox: Sandbox) -> None:
         """Leave a sandbox of this machine unmade until `make_now`, or until the start has ended."""
-        if self.runs_here(sandbox.spec):
+        if self.runs_here(sandbox):
             self.slots.hold(start_id, sandbox.id)
 
     async def make_now(self, sandbox_id: str) -> None:
@@ -415,7 +414,7 @@ class Sandboxes:
 
     async def yield_to_starts(self, begun: Sandbox | None = None) -> None:
         """Let sandboxes that have begun leave this machine to those that start, until none does."""
-        if begun is not None and self.runs_here(begun.spec):
+        if begun is not None and self.runs_here(begun):
             self._priorities.add(begun)
         await self._priorities.settle()
 

@@ -96,8 +96,7 @@ class Preparer:
         return made | await EnvironmentTable.image_ids(self._db)
 
     def _backends(self, can: Callable[[Spec], bool]) -> set[str]:
-        layers, specs = self._sandboxes.layers, self._sandboxes.specs()
-        return {layers.backend_of(spec) for spec in specs if can(spec)}
+        return {spec.backend for spec in self._sandboxes.specs() if can(spec)}
 
     async def _forget(self, layer_id: str, tx: Transaction) -> None:
         """Note that the files of an environment are gone, as they are after a restore elsewhere."""

@@ -61,7 +61,7 @@ class SandboxChooser:
             [found] = await self._sandboxes.find_many(task.user_id, [named])
             if found is None:
                 return None
-        if not self._sandboxes.runs_here(found.spec if found else self._spec(asked)):
+        if not self._sandboxes.runs_here(found or self._spec(asked)):
             return None
         is_running = found is not None and found.status is SandboxStatus.RUNNING
         return StartLane.RUNNING if is_running else StartLane.NEW

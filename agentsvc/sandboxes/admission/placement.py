@@ -29,15 +29,14 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
     spec: Spec
 
 
-def places_of(
-    registry: BackendRegistry, name: str, spec: Spec, config: SandboxesConfig
-) -> list[Placed]:
+def places_of(registry: BackendRegistry, spec: Spec, config: SandboxesConfig) -> list[Placed]:
     """Return where a sandbox of this spec may go; raises why it may go nowhere.
 
     The spec of each place asks for the isolation and the limits that are needed there.
 
     A backend that is down is no place. One that is named alone is the only place, be it down.
     """
+    name = spec.backend
     members = registry.members(name)
     if members == (name,):
         return [Placed(backend=name, spec=checked(registry, name, spec, config))]

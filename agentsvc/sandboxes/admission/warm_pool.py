@@ -200,11 +200,8 @@ class WarmPool:
         for spec in self._registry.specs():
             if not spec.pool:
                 continue
-            whole = msgspec.structs.replace(
-                spec, backend=spec.backend or self._config.default_backend
-            )
             try:
-                found[spec.id] = self._checked(whole)
+                found[spec.id] = self._checked(spec)
             except AgentsvcError as exc:
                 if spec.id not in self._refused:
                     extra = {"spec": spec.id, "reason": exc.message}
