@@ -316,7 +316,6 @@ async def _sandboxes(app: web.Application) -> AsyncIterator[None]:
         config=config.archives,
     )
     app[_CULLER] = IdleCuller(
-        db=app[keys.DATABASE],
         sandboxes=sandboxes,
         agents=app[_AGENTS],
         settings=app[keys.SETTINGS],

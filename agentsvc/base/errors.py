@@ -67,6 +67,11 @@ class AgentsvcError(Exception):
     def __str__(self) -> str:
         return self.message
 
+    @property
+    def log_text(self) -> str:
+        """The message with the detail, which the log alone has."""
+        return f"{self.message} {self.detail}".strip()
+
 
 class InvalidRequest(AgentsvcError, code="invalid_request", status=422):
     """The body, query or path of a request does not fit its description.

@@ -39,7 +39,7 @@ class Checkpoints:
                 ),
             )
         except AgentsvcError as exc:
-            facts = {"sandbox_id": sandbox.id, "reason": f"{exc.message} {exc.detail}".strip()}
+            facts = {"sandbox_id": sandbox.id, "reason": exc.log_text}
             log.warning("checkpoint not taken", extra=facts)
 
     async def of_sandbox(self, sandbox: Sandbox) -> Sequence[Checkpoint]:

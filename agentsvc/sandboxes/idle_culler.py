@@ -13,13 +13,11 @@ from agentsvc.agentserver import AgentClient
 from agentsvc.base import AgentsvcError, Supervisor, copy_to, now
 from agentsvc.config import SandboxesConfig
 from agentsvc.plugin import IdleRules, Phase
-from agentsvc.sandboxes.admission.capacity import AdmittedSandbox
 from agentsvc.sandboxes.admission.memory import available_bytes
 from agentsvc.sandboxes.admission.table import UnusedSandbox
 from agentsvc.sandboxes.service import Sandboxes
 from agentsvc.sandboxes.state import Sandbox, Target
 from agentsvc.settings import SettingsStore
-from agentsvc.storage import Database, Reader
 
 log = logging.getLogger(__name__)
 
@@ -33,14 +31,12 @@ class IdleCuller:
     def __init__(
         self,
         *,
-        db: Database,
         sandboxes: Sandboxes,
         agents: AgentClient,
         settings: SettingsStore,
         supervisor: Supervisor,
         config: SandboxesConfig,
     ) -> None:
-        self._db = db
         self._sandboxes = sandboxes
         self._agents = agents
         self._settings = settings
@@ -131,16 +127,10 @@ class IdleCuller:
 
     async def _make_room(self) -> None:
         async with self._lock:
-            for wanted in await self._db.read(self._sandboxes.admission.find_wanting):
-                await self._make_room_for(wanted)
-
-    async def _make_room_for(self, wanted: AdmittedSandbox) -> None:
-        async def idle_ones(reader: Reader) -> list[AdmittedSandbox]:
-            return await self._sandboxes.admission.find_idle(reader, wanted)
-
-        for idle in await self._db.read(idle_ones):
-            if await self._cull(idle.id, Target.PAUSED):
-                return
+            for wanted in await self._sandboxes.admission.find_wanting():
+                for idle in await self._sandboxes.admission.find_idle(wanted):
+                    if await self._cull(idle.id, Target.PAUSED):
+                        break
 
 
 def defaults_of(config: SandboxesConfig) -> IdleRules:

@@ -68,7 +68,7 @@ class OrphanCollector:
         names = {*await self._table.backends(), *self._registry.names()}
         for name in sorted(names):
             warm_pool = await self._warm_pool.ids_of_backend(name)
-            known = await self._table.standing_of_backend(name)
+            known = await self._table.summaries(name)
             scan = await self._scan(name)
             if scan is None:
                 continue
@@ -104,7 +104,7 @@ class OrphanCollector:
         self._silent.add(name)
         log.warning(
             "backend cannot be listed, known sandboxes are kept",
-            extra={"backend": name, "reason": f"{exc.message} {exc.detail}".strip()},
+            extra={"backend": name, "reason": exc.log_text},
             exc_info=exc if isinstance(exc, BackendBroken) else None,
         )
 

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import Enum, auto
 from typing import Final
 
@@ -99,6 +99,10 @@ class Reconciler:
         self._reclaims: dict[str, asyncio.Timeout] = {}
         self._unseen: set[str] = set()
         self._has_seen = asyncio.Event()
+
+    def deadline(self) -> datetime:
+        """Return until when a sandbox may take that starts now."""
+        return now() + timedelta(seconds=self._config.start_seconds)
 
     def wake(self, sandbox_id: str) -> None:
         """Bring a sandbox to its target in the background; one that waits goes on at once."""
@@ -283,9 +287,8 @@ class Reconciler:
             sandbox.paused_as,
         )
         if is_news or (report.endpoints and report.endpoints != sandbox.endpoints):
-            ready_by = now() + timedelta(seconds=self._config.start_seconds)
             await self._write(
-                sandbox, lambda tx: self._table.set_report(tx, sandbox.id, report, ready_by)
+                sandbox, lambda tx: self._table.set_report(tx, sandbox.id, report, self.deadline())
             )
         if report.phase is not sandbox.phase:
             level = logging.WARNING if report.phase in (Phase.FAILED, Phase.GONE) else logging.INFO
@@ -321,8 +324,7 @@ class Reconciler:
 
         async def forget(tx: Transaction) -> None:
             await self._warm_pool.table.forget(tx, sandbox.id)
-            ready_by = now() + timedelta(seconds=self._config.start_seconds)
-            await self._table.set_unmade(tx, sandbox.id, ready_by)
+            await self._table.set_unmade(tx, sandbox.id, self.deadline())
 
         await self._write(sandbox, forget)
         return True
@@ -374,7 +376,7 @@ class Reconciler:
         except AgentsvcError as exc:
             log.warning(
                 "failed sandbox still running at its backend",
-                extra={"sandbox_id": found.id, "reason": f"{exc.message} {exc.detail}".strip()},
+                extra={"sandbox_id": found.id, "reason": exc.log_text},
             )
 
     async def _put_off_removal(self, sandbox: Sandbox, exc: AgentsvcError) -> _Progress:
@@ -403,7 +405,7 @@ class Reconciler:
                 "backend": sandbox.backend,
                 "code": exc.code,
                 "tries": tries,
-                "reason": f"{exc.message} {exc.detail}".strip(),
+                "reason": exc.log_text,
             },
             exc_info=exc if is_news and isinstance(exc, BackendBroken) else None,
         )
@@ -411,9 +413,8 @@ class Reconciler:
 
     async def _wait_for_fetch(self, sandbox: Sandbox, how_far: str) -> _Progress:
         """Say how far it is; afterwards the start has all the time that starts have."""
-        ready_by = now() + timedelta(seconds=self._config.start_seconds)
         await self._write(
-            sandbox, lambda tx: self._table.set_fetching(tx, sandbox.id, how_far, ready_by)
+            sandbox, lambda tx: self._table.set_fetching(tx, sandbox.id, how_far, self.deadline())
         )
         return _Progress.MOVING
 
@@ -428,7 +429,7 @@ class Reconciler:
                 extra={
                     "sandbox_id": sandbox.id,
                     "code": exc.code,
-                    "reason": f"{exc.message} {exc.detail}".strip(),
+                    "reason": exc.log_text,
                 },
             )
             store = self._table.set_failed if is_over else self._table.set_reason
@@ -448,7 +449,7 @@ class Reconciler:
                     "sandbox_id": sandbox.id,
                     "action": str(action),
                     "code": exc.code,
-                    "reason": f"{exc.message} {exc.detail}".strip(),
+                    "reason": exc.log_text,
                 },
                 exc_info=exc if isinstance(exc, BackendBroken) else None,
             )

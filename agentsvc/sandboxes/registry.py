@@ -105,7 +105,7 @@ class BackendRegistry:
             except BackendUnavailable as exc:
                 log.warning(
                     "backend cannot be opened",
-                    extra={"backend": name, "reason": f"{exc.message} {exc.detail}".strip()},
+                    extra={"backend": name, "reason": exc.log_text},
                 )
             except AgentsvcError:
                 raise

@@ -30,7 +30,7 @@ from agentsvc.base import (
 from agentsvc.config import SandboxesConfig
 from agentsvc.domain import WhenFull
 from agentsvc.plugin import Capability, Phase, Spec
-from agentsvc.sandboxes.admission.capacity import Load
+from agentsvc.sandboxes.admission.capacity import held_of
 from agentsvc.sandboxes.admission.placement import Placed, choose, places_of
 from agentsvc.sandboxes.admission.queue import AdmissionQueue
 from agentsvc.sandboxes.admission.slots import StartSlots
@@ -136,7 +136,6 @@ class Sandboxes:
         )
         self._targets = Targets(
             stores,
-            config=config,
             usage=self.usage,
             admission=self.admission,
             warm_pool=self.warm_pool,
@@ -264,7 +263,7 @@ class Sandboxes:
             working_dir="",
             facts={},
             session_key=new_key(),
-            ready_by=self._targets.deadline(),
+            ready_by=self._reconciler.deadline(),
             created_at=moment,
             updated_at=moment,
         )
@@ -288,8 +287,7 @@ class Sandboxes:
     async def _placed(self, tx: Transaction, sandbox: Sandbox, places: Sequence[Placed]) -> Sandbox:
         if len(places) == 1:
             return sandbox
-        wanted = Load(sandboxes=1, memory_bytes=sandbox.spec.limits.memory_bytes or 0)
-        held = await self._uses.held(tx)
+        held, wanted = await self._uses.held(tx), held_of(sandbox).load
         place = choose(places, limits=self.admission.limits, held=held, wanted=wanted)
         return msgspec.structs.replace(sandbox, backend=place.backend, spec=place.spec)
 
@@ -483,7 +481,7 @@ class Sandboxes:
         for start_id, sandbox_id in waiting.items():
             if (found := await self._table.find(sandbox_id)) is not None:
                 self.hold(start_id, found)
-        await self._db.write(lambda tx: self._table.set_deadlines(tx, self._targets.deadline()))
+        await self._db.write(lambda tx: self._table.set_deadlines(tx, self._reconciler.deadline()))
         await self._orphans.sweep()
 
     async def sweep(self) -> None:
@@ -494,11 +492,10 @@ class Sandboxes:
     async def stop_all(self, target: Target) -> None:
         """Pause or delete every sandbox, as the operator asked for at shutdown."""
         changed: list[str] = []
-        for name in await self._table.backends():
-            for sandbox in await self._table.all_of_backend(name):
-                if target is Target.DELETED or is_pausable(self._registry, sandbox):
-                    await self._targets.set_now(sandbox.id, target)
-                    changed.append(sandbox.id)
+        for sandbox in await self._table.all():
+            if target is Target.DELETED or is_pausable(self._registry, sandbox):
+                await self._targets.set_now(sandbox.id, target)
+                changed.append(sandbox.id)
         end = monotonic() + self._config.call_seconds
         for sandbox_id in changed:
             time_left = max(0.0, end - monotonic())
@@ -509,13 +506,7 @@ class Sandboxes:
         await self.wait_for(sandbox_id, _is_settled, time_limit=self._config.call_seconds)
 
     async def _measure(self) -> None:
-        await self.meter.measure(
-            [
-                one
-                for name in await self._table.backends()
-                for one in await self._table.standing_of_backend(name)
-            ]
-        )
+        await self.meter.measure(await self._table.summaries())
 
     async def _wait(self, wanted: Sandbox, is_done: Callable[[Sandbox | None], bool]) -> None:
         def is_enough(seen: Sandbox | None) -> bool:

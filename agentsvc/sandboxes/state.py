@@ -206,18 +206,5 @@ def failure_of(sandbox: Sandbox) -> SandboxNotUsable:
 
 def is_settled(target: Target, phase: Phase | None, *, paused_as: PausedAs | None = None) -> bool:
     """Whether nothing needs to be done until somebody wants something else."""
-    match phase:
-        case Phase.FAILED | Phase.GONE:
-            return target is Target.RUNNING or target.is_rest
-        case Phase.RUNNING:
-            return target is Target.RUNNING
-        case Phase.PAUSED:
-            is_frozen, is_stopped = paused_as is PausedAs.FROZEN, paused_as is PausedAs.STOPPED
-            return (
-                target is Target.PAUSED
-                or (target is Target.RECLAIMED and not is_frozen)
-                or (target is Target.HIBERNATED and paused_as not in TAKES_MEMORY)
-                or (target is Target.STOPPED and is_stopped)
-            )
-        case _:
-            return False
+    action = next_action(target, phase, has_handle=True, paused_as=paused_as)
+    return action is Action.REST or (action is Action.LOOK and phase is not Phase.STARTING)

@@ -222,14 +222,15 @@ class SandboxTable:
             {"user_id": user_id, "target": Target.RUNNING, "phase": Phase.RUNNING},
         )
 
-    async def all_of_backend(self, backend: str) -> list[Sandbox]:
-        """Return every sandbox a backend has or should have."""
-        return await self._find_all(" WHERE backend = :backend", {"backend": backend})
+    async def all(self) -> list[Sandbox]:
+        """Return every sandbox that there is or should be."""
+        return await self._find_all("", {})
 
-    async def standing_of_backend(self, backend: str) -> list[SandboxSummary]:
-        """Return the same, but of each sandbox only what a look at all of them needs."""
+    async def summaries(self, backend: str | None = None) -> list[SandboxSummary]:
+        """Return the same, or those of a backend, but of each only what a look at all needs."""
         rows = await self._db.all(
-            "SELECT id, backend, phase, handle FROM sandboxes WHERE backend = :backend",
+            "SELECT id, backend, phase, handle FROM sandboxes"
+            " WHERE backend = coalesce(:backend, backend)",
             {"backend": backend},
         )
         return [record_of(row, SandboxSummary) for row in rows]

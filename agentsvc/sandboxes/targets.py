@@ -1,14 +1,12 @@
 """Stores the target state of sandboxes; the reconciler brings it about."""
 
-from datetime import datetime, timedelta
-
 import msgspec
 
-from agentsvc.base import Conflict, now
-from agentsvc.config import SandboxesConfig
+from agentsvc.base import Conflict
 from agentsvc.domain import WhenFull
 from agentsvc.plugin import Phase
-from agentsvc.sandboxes.admission.queue import AdmissionQueue, held_of
+from agentsvc.sandboxes.admission.capacity import held_of
+from agentsvc.sandboxes.admission.queue import AdmissionQueue
 from agentsvc.sandboxes.admission.warm_pool import WarmPool
 from agentsvc.sandboxes.admission.warm_pool_table import WarmSandbox
 from agentsvc.sandboxes.last_used import ActivityTracker
@@ -25,7 +23,6 @@ class Targets:
         self,
         stores: SandboxStores,
         *,
-        config: SandboxesConfig,
         usage: ActivityTracker,
         admission: AdmissionQueue,
         warm_pool: WarmPool,
@@ -35,15 +32,10 @@ class Targets:
         self._table = stores.sandboxes
         self._uses = stores.uses
         self._changes = stores.changes
-        self._config = config
         self._usage = usage
         self._admission = admission
         self._warm_pool = warm_pool
         self._reconciler = reconciler
-
-    def deadline(self) -> datetime:
-        """Return until when a sandbox may take that starts now."""
-        return now() + timedelta(seconds=self._config.start_seconds)
 
     async def enter(
         self,
@@ -91,7 +83,7 @@ class Targets:
         before = await self._table.find(sandbox_id, tx)
         if before is None or before.target is Target.DELETED:
             return None
-        await self._table.set_target(tx, sandbox_id, target, self.deadline())
+        await self._table.set_target(tx, sandbox_id, target, self._reconciler.deadline())
         await self._uses.set_culled(tx, sandbox_id, None)
         if target.is_rest or target is Target.DELETED:
             await self._uses.clear_queued(tx, sandbox_id)
@@ -109,7 +101,7 @@ class Targets:
         if before is None:
             return
         self._usage.note(sandbox_id)
-        await self._table.set_target(tx, sandbox_id, before.target, self.deadline())
+        await self._table.set_target(tx, sandbox_id, before.target, self._reconciler.deadline())
         await self._told(tx, before)
 
     async def _entered(

@@ -202,7 +202,7 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         except AgentsvcError as exc:
             log.warning(
                 "workspace not archived",
-                extra={"archive_id": archive.id, "reason": f"{exc.message} {exc.detail}".strip()},
+                extra={"archive_id": archive.id, "reason": exc.log_text},
             )
             return _failed(archive, exc.message)
         except OSError:

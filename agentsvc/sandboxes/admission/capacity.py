@@ -11,6 +11,10 @@ from datetime import datetime
 
 import msgspec
 
+from agentsvc.base import now
+from agentsvc.sandboxes.admission.warm_pool_table import WarmSandbox
+from agentsvc.sandboxes.state import Sandbox
+
 
 class CapacityLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What may run at the same time."""
@@ -37,6 +41,17 @@ class AdmittedSandbox(msgspec.Struct, frozen=True, kw_only=True):
     """When it was last used; of one that waits, since when it does."""
     is_leaving: bool = False
     """Whether it is to run no more, and is still there."""
+
+
+def held_of(sandbox: Sandbox | WarmSandbox) -> AdmittedSandbox:
+    """Return what a sandbox takes, since now; one that is for nobody yet has no user."""
+    return AdmittedSandbox(
+        id=sandbox.id,
+        user_id=sandbox.user_id if isinstance(sandbox, Sandbox) else "",
+        backend=sandbox.backend,
+        load=Load(sandboxes=1, memory_bytes=sandbox.spec.limits.memory_bytes or 0),
+        since=now(),
+    )
 
 
 def total(loads: Iterable[Load]) -> Load:

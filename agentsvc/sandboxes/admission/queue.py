@@ -18,7 +18,12 @@ from agentsvc.base import OrderRejected, SandboxLimitReached, Supervisor, now
 from agentsvc.config import CapacityConfig, SandboxesConfig
 from agentsvc.domain import WhenFull
 from agentsvc.sandboxes.admission import capacity
-from agentsvc.sandboxes.admission.capacity import AdmittedSandbox, CapacityLimits, Limits, Load
+from agentsvc.sandboxes.admission.capacity import (
+    AdmittedSandbox,
+    CapacityLimits,
+    Limits,
+    held_of,
+)
 from agentsvc.sandboxes.last_used import ActivityTracker
 from agentsvc.sandboxes.state import Sandbox
 from agentsvc.sandboxes.stores import SandboxStores
@@ -123,7 +128,7 @@ class AdmissionQueue:
         cause = self.limits.wait_reason(held, wanted)
         if when_full is WhenFull.REJECT:
             raise SandboxLimitReached(f"No further sandbox may run now: {cause}")
-        if when_full is WhenFull.PAUSE_IDLE and not await self.find_idle(tx, wanted):
+        if when_full is WhenFull.PAUSE_IDLE and not await self.find_idle(wanted, tx):
             raise SandboxLimitReached(
                 f"No further sandbox may run now: {cause}, and none is idle that could be paused"
             )
@@ -149,8 +154,11 @@ class AdmissionQueue:
 
         return await self._db.read(body)
 
-    async def find_idle(self, reader: Queryable, wanted: AdmittedSandbox) -> list[AdmittedSandbox]:
+    async def find_idle(
+        self, wanted: AdmittedSandbox, tx: Queryable | None = None
+    ) -> list[AdmittedSandbox]:
         """Return the sandboxes whose pause would make room, those idle longest first."""
+        reader = tx or self._db
         held = [one for one in await self._uses.held(reader) if one.id != wanted.id]
         latest = now() - timedelta(seconds=self._config.min_idle_seconds)
         used = {
@@ -165,13 +173,13 @@ class AdmissionQueue:
         ]
         return capacity.idlest(self.limits, held, idle, wanted)
 
-    async def find_wanting(self, reader: Queryable) -> list[AdmittedSandbox]:
+    async def find_wanting(self) -> list[AdmittedSandbox]:
         """Return the sandboxes that wait for an idle one to be paused, in turn."""
         if not self._may_wait:
             return []
-        ids = await self._uses.ids_wanting(reader)
-        waiting = [one for one in await self._uses.waiting(reader) if one.id in ids]
-        return capacity.in_turn(waiting, await self._uses.held(reader))
+        ids = await self._uses.ids_wanting(self._db)
+        waiting = [one for one in await self._uses.waiting(self._db) if one.id in ids]
+        return capacity.in_turn(waiting, await self._uses.held(self._db))
 
     async def find_wait(self, sandbox_id: str) -> tuple[int, str] | None:
         """Return the place of a sandbox among those that wait for its backend, and why it waits.
@@ -235,17 +243,6 @@ def _places(waiting: Sequence[AdmittedSandbox], held: Sequence[AdmittedSandbox])
     for one in capacity.in_turn(waiting, held):
         last[one.backend] = places[one.id] = last.get(one.backend, 0) + 1
     return places
-
-
-def held_of(sandbox: Sandbox) -> AdmittedSandbox:
-    """Return what a sandbox takes, since now."""
-    return AdmittedSandbox(
-        id=sandbox.id,
-        user_id=sandbox.user_id,
-        backend=sandbox.backend,
-        load=Load(sandboxes=1, memory_bytes=sandbox.spec.limits.memory_bytes or 0),
-        since=now(),
-    )
 
 
 def _room(sandboxes: int, memory_bytes: int) -> CapacityLimits:

@@ -32,7 +32,7 @@ from agentsvc.base import (
 )
 from agentsvc.config import SandboxesConfig
 from agentsvc.plugin import Endpoint, Handle, IdleRules, Network, Phase, Report, Spec
-from agentsvc.sandboxes.admission.capacity import AdmittedSandbox, Load
+from agentsvc.sandboxes.admission.capacity import AdmittedSandbox, held_of
 from agentsvc.sandboxes.admission.placement import checked
 from agentsvc.sandboxes.admission.warm_pool_table import (
     WarmSandbox,
@@ -111,7 +111,7 @@ class WarmPool:
                 spare.state is WarmSandboxState.READY
                 and spare.backend == backend
                 and core_of(spare.spec) == wanted
-                and spare.made_of == self._made_of(spare.spec, backend)
+                and spare.made_of == self._made_of(spare.spec)
                 and not self._registry.get(backend).why_no_pool(spec)
             ):
                 await self.table.set_state(tx, spare.id, WarmSandboxState.CLAIMED)
@@ -224,8 +224,8 @@ class WarmPool:
             raise OrderRejected(reason)
         return whole
 
-    def _made_of(self, spec: Spec, backend: str) -> str:
-        url = self._registry.get(backend).inside_url(self._callbacks.internal_url)
+    def _made_of(self, spec: Spec) -> str:
+        url = self._registry.get(spec.backend).inside_url(self._callbacks.internal_url)
         whole = msgspec.json.encode([core_of(spec), url, *_versions()])
         return sha256(whole.decode())
 
@@ -245,13 +245,13 @@ class WarmPool:
                 state=WarmSandboxState.MAKING,
                 spec=spec,
                 backend=spec.backend,
-                made_of=self._made_of(spec, spec.backend),
+                made_of=self._made_of(spec),
                 key=Secret(new_key().reveal()),
                 handle=None,
                 endpoints=(),
                 created_at=now(),
             )
-            if making >= _AT_ONCE or not await self._fits(tx, _held(spare)):
+            if making >= _AT_ONCE or not await self._fits(tx, held_of(spare)):
                 return None
             await self.table.insert(tx, spare)
             return spare
@@ -274,7 +274,7 @@ class WarmPool:
                 await self._see_to(spare)
         except AgentsvcError as exc:
             # What cannot be reached now is looked at again.
-            extra = {"sandbox_id": spare.id, "reason": f"{exc.message} {exc.detail}".strip()}
+            extra = {"sandbox_id": spare.id, "reason": exc.log_text}
             log.info("warm pool sandbox cannot be checked", extra=extra)
             if not exc.retryable or (
                 spare.state is WarmSandboxState.MAKING and self._is_late(spare)
@@ -285,7 +285,7 @@ class WarmPool:
         self, spare: WarmSandbox, wanted: dict[str, Spec], alike: Sequence[WarmSandbox]
     ) -> bool:
         spec = wanted.get(spare.spec.id)
-        if spec is None or self._made_of(spec, spec.backend) != spare.made_of:
+        if spec is None or self._made_of(spec) != spare.made_of:
             return True
         oldest = timedelta(seconds=self._config.pool_age_seconds)
         if spare.state is WarmSandboxState.READY and now() - spare.created_at > oldest:
@@ -348,7 +348,7 @@ class WarmPool:
                 if handle is not None:
                     await backend.delete(handle)
         except AgentsvcError as exc:
-            extra = {"sandbox_id": spare.id, "reason": f"{exc.message} {exc.detail}".strip()}
+            extra = {"sandbox_id": spare.id, "reason": exc.log_text}
             log.warning("warm pool sandbox not removed, will be retried", extra=extra)
             return
         await self._db.write(lambda tx: self.table.delete(tx, spare.id))
@@ -369,14 +369,6 @@ def core_of(spec: Spec) -> Spec:
         models=(),
         backend="",
         withholds_secrets=False,
-    )
-
-
-def _held(spare: WarmSandbox) -> AdmittedSandbox:
-    memory = spare.spec.limits.memory_bytes or 0
-    load = Load(sandboxes=1, memory_bytes=memory)
-    return AdmittedSandbox(
-        id=spare.id, user_id="", backend=spare.backend, load=load, since=spare.created_at
     )
 
 
