@@ -44,21 +44,29 @@ class LongTasks:
     """Work for sandboxes that goes on beside the calls that ask for it, each by its name."""
 
     def __init__(self) -> None:
-        self._tasks: dict[str, asyncio.Task[int]] = {}
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tasks
+        return name in self._tasks and not self._tasks[name].done()
 
-    async def go_on(self, name: str, begin: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    async def go_on[T](
+        self,
+        name: str,
+        begin: Callable[[], Coroutine[Any, Any, T]],
+        *,
+        wait_seconds: float = _LONGEST_CALL_SECONDS,
+        message: str = "The files are being copied",
+    ) -> T:
         """Begin something long, or go on with it; raises StillFetching if it is not over soon."""
         if (task := self._tasks.get(name)) is None:
             loop = asyncio.get_running_loop()
-            task = self._tasks[name] = loop.create_task(begin(), name=f"copying for {name}")
-        await asyncio.wait([task], timeout=_LONGEST_CALL_SECONDS)
+            task = self._tasks[name] = loop.create_task(begin(), name=f"work for {name}")
+        await asyncio.wait([task], timeout=wait_seconds)
         if not task.done():
-            raise StillFetching("The files are being copied")
+            raise StillFetching(message)
         self._tasks.pop(name, None)
-        return task.result()
+        done: T = task.result()
+        return done
 
     async def abandon(self, name: str) -> None:
         """End what goes on under a name, if anything does."""
@@ -68,9 +76,10 @@ class LongTasks:
 
     async def close(self) -> None:
         """End everything."""
-        for task in self._tasks.values():
+        tasks, self._tasks = self._tasks, {}
+        for task in tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
 
 
 def choose_ports(ports: Iterable[Port]) -> dict[str, int]:

@@ -86,8 +86,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         self._fleet = EnginePool(found, context.instance_id, context.state_dir)
         self._images = ImagePulls(config)
         self._layers = Layers(context.instance_id)
-        self._checkpoints = LongTasks()
-        self._copies = LongTasks()
+        self._copying = LongTasks()
         self._builds = Builds(context.instance_id, config.pull_wait_seconds)
         self._guard = FirewallGuard()
         self._watches = {one.name: EngineWatch(one, context.instance_id) for one in found}
@@ -114,8 +113,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             await watch.stop()
         await self._images.close()
         await self._layers.close()
-        await self._checkpoints.close()
-        await self._copies.close()
+        await self._copying.close()
         await self._builds.close()
         for engine in self._fleet.engines.values():
             await engine.close()
@@ -277,8 +275,8 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
     async def delete(self, handle: Handle) -> None:
         """Remove the containers, then their networks and volumes."""
         engine, maker = self._of(handle)
-        await self._checkpoints.abandon(handle.sandbox_id)
-        await self._copies.abandon(handle.sandbox_id)
+        for name in (handle.sandbox_id, f"{handle.sandbox_id} checkpoint"):
+            await self._copying.abandon(name)
         await maker.remove(handle.sandbox_id)
         await self._layers.sweep(engine)
         await self._fleet.forget(handle.sandbox_id)
@@ -387,8 +385,8 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         engine, _, found = await self._existing(handle)
         if inspection.status_of(found) != "running":
             raise Conflict("The sandbox does not run, and its files are not copied")
-        await self._checkpoints.go_on(
-            handle.sandbox_id,
+        await self._copying.go_on(
+            f"{handle.sandbox_id} checkpoint",
             lambda: checkpoints.take(engine, found, checkpoint_id, keep=keep, max_bytes=max_bytes),
         )
 
@@ -477,7 +475,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
 
     def _maker(self, engine: Engine) -> Maker:
         known = (self._images, self._layers, self.context.instance_id)
-        return Maker(engine, self.config, *known, copies=self._copies)
+        return Maker(engine, self.config, *known, copies=self._copying)
 
     async def _make(self, maker: Maker, order: Order) -> None:
         await maker.make(order, partial(self._find_source, order.copy_of))
@@ -531,7 +529,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             is_on_disk=(is_paused or inspection.is_running(found))
             and await hibernation.has(engine, found),
             had_oom=self._watches[engine.name].had_oom(found),
-            was_told=is_over and await self._is_own_end(engine, found),
+            was_told=is_over and await has_seen_the_end(engine, found, self.config.request_seconds),
             publish="" if facts.is_beside else engine.publish_address,
             default_runtime=facts.default_runtime,
         )
@@ -539,7 +537,8 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
     async def _written(self, handle: Handle) -> tuple[Engine, Maker, Json]:
         """Return a container, once it is not being written to disk."""
         engine, maker, found = await self._existing(handle)
-        if await hibernation.is_written(engine, found):
+        # It has a place on disk, and has not ended.
+        if inspection.is_running(found) and await hibernation.has(engine, found):
             await hibernation.until_written(engine, found)
             return await self._existing(handle)
         return engine, maker, found
@@ -581,9 +580,3 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             log.warning("ports not closed", extra={"sandbox_id": handle.sandbox_id, "reason": exc})
             return inspection.unguarded(report)
         return report
-
-    async def _is_own_end(self, engine: Engine, container: Json) -> bool:
-        code = (container.get("State") or {}).get("ExitCode")
-        return code == inspection.UNKNOWN and await has_seen_the_end(
-            engine, container, self.config.request_seconds
-        )

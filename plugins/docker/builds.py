@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from agentsvc.base import OrderRejected
-from agentsvc.plugin import ImageBuild, StillFetching
+from agentsvc.plugin import ImageBuild, LongTasks
 
 from . import names
 from .engine import Engine, Json
@@ -32,30 +32,23 @@ class Builds:
     def __init__(self, instance_id: str, wait_seconds: float) -> None:
         self._instance_id = instance_id
         self._wait_seconds = wait_seconds
-        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._running = LongTasks()
 
     async def close(self) -> None:
         """Break off every build."""
-        tasks, self._tasks = self._tasks, {}
-        for task in tasks.values():
-            task.cancel()
-        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        await self._running.close()
 
     async def build(self, engine: Engine, image_id: str, build: ImageBuild) -> None:
         """Have an image be built; raises as `RuntimeBackend.build_image`."""
-        key = (engine.name, image_id)
-        if key not in self._tasks:
-            if await engine.get(f"images/{names.image(image_id)}/json") is not None:
-                return
-            work = self._run(engine, image_id, build)
-            task = asyncio.get_running_loop().create_task(work, name=f"build {image_id}")
-            self._tasks[key] = task
-        task = self._tasks[key]
-        await asyncio.wait({task}, timeout=self._wait_seconds)
-        if not task.done():
-            raise StillFetching("The image is being built")
-        self._tasks.pop(key, None)
-        task.result()
+        name = f"{engine.name} {image_id}"
+        path = f"images/{names.image(image_id)}/json"
+        if name in self._running or await engine.get(path) is None:
+            await self._running.go_on(
+                name,
+                lambda: self._run(engine, image_id, build),
+                wait_seconds=self._wait_seconds,
+                message="The image is being built",
+            )
 
     async def listed(self, engine: Engine) -> dict[str, list[str]]:
         """Return the images that an engine has, by the ids they were built under."""
@@ -72,10 +65,10 @@ class Builds:
 
     async def remove(self, engine: Engine, image_id: str) -> None:
         """Remove an image, and what a build has left of it; one that is in use, or built, stays."""
-        task = self._tasks.get((engine.name, image_id))
-        if task is not None and not task.done():
+        name = f"{engine.name} {image_id}"
+        if name in self._running:
             return
-        self._tasks.pop((engine.name, image_id), None)
+        await self._running.abandon(name)
         for found in (await self.listed(engine)).get(image_id, ()):
             await engine.remove(f"images/{found}")
 

@@ -37,13 +37,12 @@ _RUN: Final = (
 
 async def take(
     engine: Engine, container: Json, checkpoint_id: str, *, keep: int, max_bytes: int
-) -> int:
+) -> None:
     """Keep a checkpoint of a container that runs; what is broken off goes with the next one."""
     paths = await paths_of(engine, container)
     await finish(_prepare(engine, container, "", may_write=False))
     args = [checkpoint_id, str(keep), str(max_bytes), *paths]
     await _run(engine, container, ["take", _STORE, *args])
-    return 0
 
 
 async def listed(engine: Engine, container: Json) -> list[Checkpoint]:

@@ -64,11 +64,6 @@ def is_stuck(exc: AgentsvcError) -> bool:
     return "id already in use" in exc.message
 
 
-async def is_written(engine: Engine, container: Json) -> bool:
-    """Say whether a container is being written to disk: it has a place there, and has not ended."""
-    return inspection.is_running(container) and await has(engine, container)
-
-
 async def until_written(engine: Engine, container: Json) -> None:
     """Wait until what is being written has ended; one that an engine's end cut off is removed."""
     path = f"containers/{container['Id']}/json"

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from agentsvc.base import AgentsvcError, BackendUnavailable, OrderRejected, monotonic
-from agentsvc.plugin import StillFetching
+from agentsvc.plugin import LongTasks, StillFetching
 
 from .engine import Engine, registry_login
 from .failures import from_pull, one_line
@@ -67,14 +67,12 @@ class ImagePulls:
 
     def __init__(self, config: DockerConfig) -> None:
         self._config = config
-        self._fetches: dict[tuple[str, str], tuple[asyncio.Task[None], Progress]] = {}
+        self._fetches = LongTasks()
+        self._progress: dict[str, Progress] = {}
 
     async def close(self) -> None:
         """Break off every fetch; the engine keeps the layers it has."""
-        fetches, self._fetches = self._fetches, {}
-        for task, _ in fetches.values():
-            task.cancel()
-        await asyncio.gather(*(task for task, _ in fetches.values()), return_exceptions=True)
+        await self._fetches.close()
 
     async def get(self, engine: Engine, name: str) -> ImageInfo:
         """Return an image, fetched if need be.
@@ -98,19 +96,17 @@ class ImagePulls:
         return to_image(found)
 
     async def _fetch(self, engine: Engine, name: str) -> None:
-        key = (engine.name, name)
+        key = f"{engine.name} {name}"
         if key not in self._fetches:
-            progress = Progress()
-            work = self._run(engine, name, progress)
-            task = asyncio.get_running_loop().create_task(work, name=f"pull {name}")
-            self._fetches[key] = task, progress
-        task, progress = self._fetches[key]
-        await asyncio.wait({task}, timeout=self._config.pull_wait_seconds)
-        if not task.done():
+            self._progress[key] = Progress()
+        progress, wait_seconds = self._progress[key], self._config.pull_wait_seconds
+        try:
+            await self._fetches.go_on(
+                key, lambda: self._run(engine, name, progress), wait_seconds=wait_seconds
+            )
+        except StillFetching as exc:
             kind = StillFetching if progress.is_recent else BackendUnavailable
-            raise kind(f"The image `{name}` is being fetched: {progress}")
-        self._fetches.pop(key, None)
-        task.result()
+            raise kind(f"The image `{name}` is being fetched: {progress}") from exc
 
     async def _run(self, engine: Engine, name: str, progress: Progress) -> None:
         headers = {}

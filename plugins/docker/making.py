@@ -100,7 +100,7 @@ class Maker:
         else:
             await self.start(await self._prepare(order))
 
-    async def _make_copy(self, order: Order, found: Json | None, find_source: FindSource) -> int:
+    async def _make_copy(self, order: Order, found: Json | None, find_source: FindSource) -> None:
         """Make everything, copy the files into it unless that was done, and start it."""
         if found is not None and not await self._is_filled(found["Id"]):
             # What was copied may be gone from the other one since.
@@ -114,7 +114,6 @@ class Maker:
                 await transfer.bring(path)
             await self._engine.put(made, PRIVATE, archive_of({_FILLED: order.copy_of.encode()}))
         await self.start(made)
-        return 0
 
     async def _is_filled(self, container_id: str) -> bool:
         return bool(await read_file(self._engine, container_id, f"{PRIVATE}/{_FILLED}"))

@@ -12,6 +12,7 @@ from agentsvc.base import AgentsvcError
 
 from . import names
 from .engine import Engine
+from .inspection import UNKNOWN
 from .plan import Json
 from .streams import to_time
 
@@ -75,10 +76,12 @@ class EngineWatch:
 
 
 async def has_seen_the_end(engine: Engine, container: Json, time_limit: float) -> bool:
-    """Say whether an engine itself saw a container end, and so knows its exit code.
+    """Say whether an engine itself saw a container end with what it gives as a code of its own.
 
-    One that was away meanwhile tells of no end, and gives a code of its own.
+    One that was away meanwhile tells of no end.
     """
+    if (container.get("State") or {}).get("ExitCode") != UNKNOWN:
+        return False
     # It waits until then, so that the end it may be about to tell of is not missed.
     return await has_told(engine, container, "die", within=_TOLD_SECONDS, time_limit=time_limit)
 

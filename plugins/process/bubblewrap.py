@@ -14,7 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -428,22 +428,26 @@ def _try(
         for name, part in parts.items():
             files.add(name, part)
         inner_file = files.add_arguments(arguments(view, has_filter="seccomp" in parts))
-        try:
-            ended = subprocess.run(  # noqa: S603  # the program the operator has installed
-                [*before, str(inner_file), sys.executable, "-I", "-S", "-c", task],
-                env={},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                pass_fds=files.numbers(),
-                timeout=_PROBE_SECONDS,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as exc:
-            return str(exc)
+        command = [*before, str(inner_file), sys.executable, "-I", "-S", "-c", task]
+        return try_program(command, passed=files.numbers())
+
+
+def try_program(command: Sequence[str], *, told: bytes = b"", passed: Sequence[int] = ()) -> str:
+    """Run a program that hears this; return the last line of what went wrong, or nothing."""
+    try:
+        ended = subprocess.run(  # noqa: S603  # a program of ours, or one that the operator has installed
+            command,
+            env={},
+            input=told,
+            capture_output=True,
+            pass_fds=passed,
+            timeout=_PROBE_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        return str(exc)
     said = ended.stderr.decode(errors="replace").strip()
-    return said.rpartition("\n")[2] or (
-        f"it exits with {ended.returncode}" * bool(ended.returncode)
-    )
+    return said.rpartition("\n")[2] or f"it exits with {ended.returncode}" * bool(ended.returncode)
 
 
 class Files:

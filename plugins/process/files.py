@@ -1,7 +1,8 @@
-"""Small files that are read very often, such as the kernel's."""
+"""Small files: those that are read very often, such as the kernel's, and those that are written anew."""
 
 import contextlib
 import os
+from pathlib import Path
 from typing import Final
 
 _AT_ONCE: Final = 65536
@@ -22,6 +23,14 @@ def read_whole(path: str) -> bytes:
     finally:
         os.close(descriptor)
     return data
+
+
+def write_anew(path: Path, data: bytes) -> None:
+    """Put a file, which only its owner may read, in the place of what there is, all at once."""
+    new = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
+    new.touch(mode=0o600)
+    new.write_bytes(data)
+    new.replace(path)
 
 
 def read_field(path: str, name: str) -> int | None:

@@ -33,7 +33,8 @@ from agentsvc.plugin import (
     take_checkpoint,
 )
 
-from .overlays import HELD, Overlays
+from .files import write_anew
+from .overlays import HELD, LAYER_GONE, Overlays
 from .sandbox_directory import SandboxDirectory
 from .threads import finish, reach
 from .users import give
@@ -103,15 +104,13 @@ class Layers:
         """
         layer = self._path(layer_id)
 
-        async def begin() -> int:
+        async def begin() -> None:
             if not self.overlays.why_not:
                 await finish(lambda: self.overlays.begin(place, layer, user))
-                return 0
+                return
             if not await reach(layer.is_dir):
-                raise OrderRejected(
-                    "The prepared files with which the sandbox is to begin are gone"
-                )
-            return await self._begin(place, layer, user)
+                raise OrderRejected(LAYER_GONE)
+            await self._begin(place, layer, user)
 
         await self._once(place, layer_id, begin)
 
@@ -132,7 +131,7 @@ class Layers:
         if _ID.fullmatch(checkpoint_id) is None:
             raise OrderRejected("The checkpoint's id cannot name a directory")
 
-        async def take() -> int:
+        async def take() -> None:
             await self.attach(place)
             await _unless_cancelled(
                 lambda broken_off: take_checkpoint(
@@ -144,7 +143,6 @@ class Layers:
                     broken_off=broken_off,
                 )
             )
-            return 0
 
         await self._copying.go_on(f"{place.sandbox_id} checkpoint", take)
 
@@ -159,9 +157,7 @@ class Layers:
         def work() -> None:
             for copy in kept_checkpoints(place.checkpoints):
                 if checkpoint_id_of(copy) == checkpoint_id:
-                    note = place.directory / f"{_ROLLBACK}.new"
-                    note.write_text(copy.path.name)
-                    note.replace(place.directory / _ROLLBACK)
+                    write_anew(place.directory / _ROLLBACK, copy.path.name.encode())
                     return
             raise OrderRejected("There is no such checkpoint")
 
@@ -219,7 +215,7 @@ class Layers:
         return self._directory / layer_id
 
     async def _once(
-        self, place: SandboxDirectory, source: str, begin: Callable[[], Coroutine[None, None, int]]
+        self, place: SandboxDirectory, source: str, begin: Callable[[], Coroutine[None, None, None]]
     ) -> None:
         mark = place.directory / _MARK
         if not await reach(mark.exists):
@@ -247,13 +243,12 @@ class Layers:
             await finish(partial(remove_directory, part))
         return size
 
-    async def _begin(self, place: SandboxDirectory, layer: Path, user: int) -> int:
+    async def _begin(self, place: SandboxDirectory, layer: Path, user: int) -> None:
         part = await _new_part(place)
         await _copy((layer / place.home.name, layer / place.workspace.name), part)
         await finish(lambda: self._put(place, part, user))
-        return 0
 
-    async def _begin_as(self, place: SandboxDirectory, other: SandboxDirectory, user: int) -> int:
+    async def _begin_as(self, place: SandboxDirectory, other: SandboxDirectory, user: int) -> None:
         await self.attach(other)
         part = await _new_part(place)
         copy = await _unless_cancelled(
@@ -267,7 +262,6 @@ class Layers:
             part.rmdir()
 
         await finish(work)
-        return 0
 
     def _put(self, place: SandboxDirectory, part: Path, user: int) -> None:
         """Have the sandbox's own directories be those that were copied, and lie over no layer."""

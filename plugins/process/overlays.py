@@ -12,7 +12,6 @@ import ctypes
 import fcntl
 import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -28,9 +27,10 @@ from .sandbox_directory import SandboxDirectory
 HELD: Final = ".held"
 """What follows the id of a layer that is to be removed, and is not while sandboxes use it."""
 
+LAYER_GONE: Final = "The prepared files with which the sandbox is to begin are gone"
+
 _OVER: Final = "over-"
 _OLD: Final = "over.old"
-_SECONDS: Final = 20.0
 _DETACH: Final = 2
 _NO_FOLLOW: Final = 8
 _CLONE_FILE: Final = 0x40049409
@@ -90,7 +90,7 @@ class Overlays:
             os.chown(part.changes, user, user)
         if not layer.is_dir():
             self.drop(place)
-            raise OrderRejected("The prepared files with which the sandbox is to begin are gone")
+            raise OrderRejected(LAYER_GONE)
         self.mount(place)
 
     def mount(self, place: SandboxDirectory) -> None:
@@ -210,19 +210,8 @@ def _orders(lower: Path, part: Part) -> dict[str, str]:
 
 def _run(orders: dict[str, Any]) -> str:
     """Have the program do what is ordered; return what went wrong, or nothing."""
-    try:
-        ended = subprocess.run(  # noqa: S603  # a program of ours
-            bubblewrap.running("overlay"),
-            input=json.dumps({"is_trial": False, **orders}).encode(),
-            capture_output=True,
-            env={},
-            timeout=_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as exc:
-        return str(exc)
-    said = ended.stderr.decode(errors="replace").strip()
-    return said.rpartition("\n")[2] or f"it exits with {ended.returncode}" * bool(ended.returncode)
+    told = json.dumps({"is_trial": False, **orders}).encode()
+    return bubblewrap.try_program(bubblewrap.running("overlay"), told=told)
 
 
 def _unmount(path: Path) -> None:
