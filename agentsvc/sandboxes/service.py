@@ -31,7 +31,7 @@ from agentsvc.config import SandboxesConfig
 from agentsvc.domain import WhenFull
 from agentsvc.plugin import Capability, Phase, Spec
 from agentsvc.sandboxes.admission.capacity import held_of
-from agentsvc.sandboxes.admission.placement import Placed, choose, places_of
+from agentsvc.sandboxes.admission.placement import choose, find_fitting
 from agentsvc.sandboxes.admission.queue import AdmissionQueue
 from agentsvc.sandboxes.admission.slots import StartSlots
 from agentsvc.sandboxes.admission.table import Removal
@@ -246,22 +246,15 @@ class Sandboxes:
         of_admin = await UserTable.is_admin(self._db, user_id)
         spec = with_models(spec, settings, self._stores.model_hosts, of_admin=of_admin)
         spec = with_local_hosts(spec, (*self._callbacks.git_hosts, *self._stores.model_hosts))
-        places = places_of(self._registry, spec, self._config)
+        fitting = find_fitting(self._registry, spec, self._config)
         moment = now()
         ordered = Sandbox(
             id=new_id(),
             user_id=user_id,
             spec_id=spec.id,
-            spec=places[0].spec,
-            backend=places[0].backend,
+            spec=fitting[0],
+            backend=fitting[0].backend,
             target=Target.RUNNING,
-            phase=None,
-            reason="",
-            exit_code=None,
-            handle=None,
-            endpoints=(),
-            working_dir="",
-            facts={},
             session_key=new_key(),
             ready_by=self._reconciler.deadline(),
             created_at=moment,
@@ -269,7 +262,7 @@ class Sandboxes:
         )
 
         async def insert(tx: Transaction) -> Sandbox:
-            placed = await self._placed(tx, ordered, places)
+            placed = await self._placed(tx, ordered, fitting)
             is_usual = is_plain and not (spec.layer or spec.copy_of or spec.base)
             spare = await self.warm_pool.claim(tx, placed) if is_usual else None
             stored = await self._targets.enter(tx, placed, spare, when_full)
@@ -284,12 +277,12 @@ class Sandboxes:
 
         return await (insert(tx) if tx else self._db.write(body))
 
-    async def _placed(self, tx: Transaction, sandbox: Sandbox, places: Sequence[Placed]) -> Sandbox:
-        if len(places) == 1:
+    async def _placed(self, tx: Transaction, sandbox: Sandbox, fitting: Sequence[Spec]) -> Sandbox:
+        if len(fitting) == 1:
             return sandbox
         held, wanted = await self._uses.held(tx), held_of(sandbox).load
-        place = choose(places, limits=self.admission.limits, held=held, wanted=wanted)
-        return msgspec.structs.replace(sandbox, backend=place.backend, spec=place.spec)
+        spec = choose(fitting, limits=self.admission.limits, held=held, wanted=wanted)
+        return msgspec.structs.replace(sandbox, backend=spec.backend, spec=spec)
 
     async def start_for(
         self,

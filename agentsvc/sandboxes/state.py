@@ -83,13 +83,13 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
     spec: Spec
     backend: str
     target: Target
-    phase: Phase | None
-    reason: str
-    exit_code: int | None
-    handle: Handle | None
-    endpoints: tuple[Endpoint, ...]
-    working_dir: str
-    facts: dict[str, str]
+    phase: Phase | None = None
+    reason: str = ""
+    exit_code: int | None = None
+    handle: Handle | None = None
+    endpoints: tuple[Endpoint, ...] = ()
+    working_dir: str = ""
+    facts: dict[str, str] = {}
     session_key: Secret
     ready_by: datetime
     created_at: datetime

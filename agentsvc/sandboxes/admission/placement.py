@@ -3,8 +3,6 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-import msgspec
-
 from agentsvc.base import AgentsvcError, BackendUnavailable, OrderRejected
 from agentsvc.config import SandboxesConfig
 from agentsvc.plugin import Health, Spec
@@ -22,24 +20,17 @@ from agentsvc.sandboxes.registry import BackendRegistry
 _NOT_ASKED: Final = Health(ok=False, reason="it was not asked yet")
 
 
-class Placed(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend, and the spec as it is there."""
+def find_fitting(registry: BackendRegistry, spec: Spec, config: SandboxesConfig) -> list[Spec]:
+    """Return the spec for each backend to which a sandbox may go; raises why it may go nowhere.
 
-    backend: str
-    spec: Spec
+    Each asks for the isolation and the limits that are needed there.
 
-
-def places_of(registry: BackendRegistry, spec: Spec, config: SandboxesConfig) -> list[Placed]:
-    """Return where a sandbox of this spec may go; raises why it may go nowhere.
-
-    The spec of each place asks for the isolation and the limits that are needed there.
-
-    A backend that is down is no place. One that is named alone is the only place, be it down.
+    A backend of a group that is down is left out. One that is named alone is the only one, be it down.
     """
     name = spec.backend
     members = registry.members(name)
     if members == (name,):
-        return [Placed(backend=name, spec=checked(registry, name, spec, config))]
+        return [checked(registry, spec, config)]
     found, refusals = [], []
     is_down = False
     for member in members:
@@ -47,12 +38,10 @@ def places_of(registry: BackendRegistry, spec: Spec, config: SandboxesConfig) ->
             health = registry.health().get(member, _NOT_ASKED)
             if not health.ok:
                 raise BackendUnavailable(health.reason)
-            fitting = checked(registry, member, registry.complete(spec, member), config)
+            found.append(checked(registry, registry.complete(spec, member), config))
         except AgentsvcError as exc:
             is_down = is_down or exc.retryable
             refusals.append(f"`{member}`: {exc.message}")
-        else:
-            found.append(Placed(backend=member, spec=fitting))
     if found:
         return found
     kind = BackendUnavailable if is_down else OrderRejected
@@ -60,10 +49,10 @@ def places_of(registry: BackendRegistry, spec: Spec, config: SandboxesConfig) ->
 
 
 def choose(
-    places: Sequence[Placed], *, limits: Limits, held: Collection[AdmittedSandbox], wanted: Load
-) -> Placed:
-    """Return the place with most room; where there is none, the one with fewest sandboxes."""
-    by_name = {place.backend: place for place in places}
+    specs: Sequence[Spec], *, limits: Limits, held: Collection[AdmittedSandbox], wanted: Load
+) -> Spec:
+    """Return the spec of the backend with most room; where there is none, with fewest sandboxes."""
+    by_name = {spec.backend: spec for spec in specs}
     state: Mapping[str, tuple[CapacityLimits, Load]] = {
         name: (
             limits.backends.get(name, CapacityLimits()),
@@ -75,12 +64,12 @@ def choose(
     return by_name[best[0]]
 
 
-def checked(registry: BackendRegistry, name: str, spec: Spec, config: SandboxesConfig) -> Spec:
-    """Return a spec with the isolation and the limits that it has at a backend.
+def checked(registry: BackendRegistry, spec: Spec, config: SandboxesConfig) -> Spec:
+    """Return a spec with the isolation and the limits that it has at its backend.
 
     Raises OrderRejected where the backend cannot hold it so, BackendUnavailable if it is away.
     """
-    backend = registry.get(name)
+    backend = registry.get(spec.backend)
     held = with_floor(spec, floor_of(backend, config))
     backend.check_fences(held)
     limited = with_limits(held, backend, config)

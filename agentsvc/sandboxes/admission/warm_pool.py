@@ -219,7 +219,7 @@ class WarmPool:
             raise OrderRejected("what it reaches depends on its user")
         if told := next((name for name in spec.env if name.startswith(_TOLD)), None):
             raise OrderRejected(f"its environment has {told}")
-        whole = checked(self._registry, spec.backend, spec, self._config)
+        whole = checked(self._registry, spec, self._config)
         if reason := self._registry.get(spec.backend).why_no_pool(spec):
             raise OrderRejected(reason)
         return whole
@@ -247,8 +247,6 @@ class WarmPool:
                 backend=spec.backend,
                 made_of=self._made_of(spec),
                 key=Secret(new_key().reveal()),
-                handle=None,
-                endpoints=(),
                 created_at=now(),
             )
             if making >= _AT_ONCE or not await self._fits(tx, held_of(spare)):

@@ -40,8 +40,8 @@ class WarmSandbox(msgspec.Struct, frozen=True, kw_only=True):
     """What changes when it has become stale."""
     key: Secret
     """What its agent server wants to hear before it takes anything else."""
-    handle: Handle | None
-    endpoints: tuple[Endpoint, ...]
+    handle: Handle | None = None
+    endpoints: tuple[Endpoint, ...] = ()
     created_at: datetime
 
 
