@@ -34,6 +34,7 @@ from agentsvc.plugin import (
     Isolation,
     LogLine,
     Order,
+    PausedAs,
     Phase,
     Report,
     RuntimeBackend,
@@ -114,18 +115,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         self._looking = asyncio.Semaphore(_LOOKS_AT_ONCE)
         self._removing = asyncio.Semaphore(_REMOVALS_AT_ONCE)
         self._priorities = Priorities(context.state_dir / ".giving-way", self._running_state)
-        self._zygote = zygote.Zygote(
-            zygote.Rules(
-                program=self.program,
-                preload=self.preload,
-                is_wanted=config.zygote,
-                delay_seconds=config.zygote_delay_seconds,
-                wait_seconds=config.zygote_seconds,
-                idle_seconds=config.zygote_idle_seconds,
-                memory_bytes=config.zygote_bytes,
-                env=launch.bare_environment(config.path),
-            )
-        )
+        env = launch.bare_environment(config.path)
+        self._zygote = zygote.Zygote(config, self.program, self.preload, env)
 
     @property
     def runs_here(self) -> bool:
@@ -188,14 +179,12 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         The record is on disk before anything runs. Cancelled, it ends the launch first, so that
         what was started is listed by scan.
         """
-        check(order)
-        self.check_fences(order)
+        self._check(order)
         return await self._start(order, save)
 
     async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
         """Start the command again on the same files; raises Conflict if they are gone."""
-        check(order)
-        self.check_fences(order)
+        self._check(order)
         place = self._place(handle)
         inspection = await self._inspect(place, handle)
         if not inspection.exists:
@@ -259,7 +248,9 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         place = self._place(handle)
         inspection = await self._inspect(place, handle)
         tree = self._tree(inspection, handle)
-        await self._end(tree, grace_seconds=0 if inspection.is_paused else self.config.stop_seconds)
+        await self._end(
+            tree, grace_seconds=0 if inspection.phase is Phase.PAUSED else self.config.stop_seconds
+        )
         await self._doors.close(handle.sandbox_id)
         await self._layers.abandon(handle.sandbox_id)
         async with self._removing:
@@ -280,7 +271,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         Where most of it stays, such as for want of swap, a later call tries that again now and then.
         """
         inspection = await self._running(handle)
-        if not inspection.is_paused:
+        if inspection.phase is not Phase.PAUSED:
             raise Conflict("The sandbox is not paused")
         if inspection.is_ended or self._why_no_reclaim:
             return
@@ -302,7 +293,9 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             await finish(lambda: inspection.place.write_pause(Pause(is_done=False, ends=True)))
         elif not inspection.is_half_paused:
             return
-        await self._end(tree, grace_seconds=0 if inspection.is_paused else self.config.stop_seconds)
+        await self._end(
+            tree, grace_seconds=0 if inspection.phase is Phase.PAUSED else self.config.stop_seconds
+        )
         await finish(lambda: inspection.place.write_pause(Pause(is_done=True, ends=True)))
 
     async def resume(self, handle: Handle) -> Handle:
@@ -317,10 +310,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     async def keep_layer(self, handle: Handle, layer_id: str, *, max_bytes: int) -> int:
         """Copy the home and the workspace of a stopped sandbox, beside the sandboxes."""
-        inspection = await self._running(handle)
-        if not inspection.is_ended or inspection.is_half_paused:
-            raise Conflict("The sandbox is not stopped; its files may change")
-        return await self._layers.keep(inspection.place, layer_id, max_bytes)
+        return await self._layers.keep(await self._stopped(handle), layer_id, max_bytes)
 
     async def layers(self) -> Sequence[str]:
         """List the layers in the state directory."""
@@ -347,10 +337,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     async def roll_back(self, handle: Handle, checkpoint_id: str) -> None:
         """Note what a stopped sandbox starts with."""
-        inspection = await self._running(handle)
-        if not inspection.is_ended or inspection.is_half_paused:
-            raise Conflict("The sandbox is not stopped")
-        await self._layers.roll_back(inspection.place, checkpoint_id)
+        await self._layers.roll_back(await self._stopped(handle), checkpoint_id)
 
     async def execute(
         self,
@@ -363,7 +350,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     ) -> ExecResult:
         """Run a command as a child of the shim, with the sandbox's environment and more."""
         inspection = await self._running(handle)
-        if inspection.is_paused or inspection.record is None:
+        if inspection.phase is Phase.PAUSED or inspection.record is None:
             raise Conflict("The sandbox is paused and runs no commands")
         request = control.Request(
             token=await reach(inspection.place.read_control_token),
@@ -525,6 +512,10 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     # Shared parts
 
+    def _check(self, order: Order) -> None:
+        check(order)
+        self.check_fences(order)
+
     def _place(self, handle: Handle) -> SandboxDirectory:
         return place_of(handle, self.context.state_dir)
 
@@ -565,6 +556,13 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         if inspection.state is None and not inspection.is_ended:
             raise Conflict("The sandbox is only just being started")
         return inspection
+
+    async def _stopped(self, handle: Handle) -> SandboxDirectory:
+        """Return where the files of a sandbox are in which nothing runs; raises Conflict for others."""
+        inspection = await self._running(handle)
+        if inspection.paused_as is not PausedAs.STOPPED:
+            raise Conflict("The sandbox is not stopped; its files may change")
+        return inspection.place
 
     async def _end(self, tree: Tree, *, grace_seconds: float) -> None:
         if grace_seconds > 0 and await reach(tree.terminate):

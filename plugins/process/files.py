@@ -3,7 +3,7 @@
 import contextlib
 import os
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 _AT_ONCE: Final = 65536
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -43,7 +43,7 @@ def read_field(path: str, name: str) -> int | None:
     return None
 
 
-def resident_bytes(pid: int) -> int:
+def resident_bytes(pid: int | Literal["self"]) -> int:
     """Return how much memory a process has that is not swapped out; 0 for one that has ended."""
     with contextlib.suppress(OSError, ValueError):
         return int(read_whole(f"/proc/{pid}/statm").split()[1]) * _PAGE

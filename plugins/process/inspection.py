@@ -59,7 +59,6 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     exit_code: int | None = None
     cause: Cause | None = None
-    is_paused: bool = False
     is_orphaned: bool = False
     """Processes run without the shim that should hold them."""
     is_half_paused: bool = False
@@ -152,7 +151,6 @@ def look_at(place: SandboxDirectory, mark: str) -> Inspection:
             record=record,
             state=state_of_this_boot(place),
             phase=Phase.PAUSED,
-            is_paused=True,
             is_half_paused=not pause.is_done,
             is_ended=True,
         )
@@ -270,14 +268,12 @@ def _paused_or_not(seen: Inspection, state: State) -> Inspection:
     if pause is None:
         return seen
     if not pause.is_done:
-        return msgspec.structs.replace(
-            seen, phase=Phase.PAUSED, is_paused=True, is_half_paused=True
-        )
+        return msgspec.structs.replace(seen, phase=Phase.PAUSED, is_half_paused=True)
     group = Path(state.cgroup) if state.cgroup else None
     held = cgroup.is_frozen(group) if group else is_stopped(state.command or state.shim)
     if not held:
         return seen
-    return msgspec.structs.replace(seen, phase=Phase.PAUSED, is_paused=True, memory=pause.memory)
+    return msgspec.structs.replace(seen, phase=Phase.PAUSED, memory=pause.memory)
 
 
 def cause_of_exit(code: int | None) -> Cause:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from .files import write_anew
 from .meter import groups_of, processes_of
 from .sandbox_directory import State
 
@@ -58,9 +59,7 @@ class Priorities:
 
     def _write(self, noted: frozenset[str]) -> None:
         if noted:
-            new = self._file.with_suffix(".new")
-            new.write_text("\n".join(sorted(noted)))
-            new.replace(self._file)
+            write_anew(self._file, "\n".join(sorted(noted)).encode())
         else:
             self._file.unlink(missing_ok=True)
 

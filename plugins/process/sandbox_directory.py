@@ -28,7 +28,7 @@ from agentsvc.plugin import (
     remove_directory,
 )
 
-from .files import read_whole
+from .files import read_whole, write_anew
 from .reclaiming import Memory
 from .tree import MARK, Identity
 from .users import give
@@ -288,9 +288,7 @@ class SandboxDirectory(msgspec.Struct, frozen=True, kw_only=True):
         if token := self.read_control_token():
             return token
         token = secrets.token_hex(32)
-        new = self._new_file("control-token")
-        new.write_text(token)
-        new.replace(self.directory / "control-token")
+        write_anew(self.directory / "control-token", token.encode())
         return token
 
     def read_control_token(self) -> str:
@@ -340,14 +338,7 @@ class SandboxDirectory(msgspec.Struct, frozen=True, kw_only=True):
             return None
 
     def _write(self, name: str, value: Record | Pause) -> None:
-        new = self._new_file(name)
-        new.write_bytes(msgspec.json.encode(value))
-        new.replace(self.directory / name)
-
-    def _new_file(self, name: str) -> Path:
-        new = self.directory / f"{name}.{secrets.token_hex(4)}"
-        new.touch(mode=0o600)
-        return new
+        write_anew(self.directory / name, msgspec.json.encode(value))
 
 
 class LogFile:

@@ -15,7 +15,8 @@ import signal
 import socket
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,7 @@ from agentsvc.plugin import PACKAGE_DIR, Advice
 
 from . import bubblewrap
 from .files import resident_bytes
+from .settings import ProcessConfig
 from .threads import reach
 from .users import Users
 
@@ -44,22 +46,6 @@ _CONTROL: Final = 3
 _NUMBER_MIN: Final = 10
 
 type Fingerprint = tuple[tuple[str, int], ...]
-
-
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """When there is one, and how much it may take."""
-
-    program: str
-    preload: str
-    """The module that loads it; see `preload`."""
-    is_wanted: bool
-    delay_seconds: float
-    wait_seconds: float
-    idle_seconds: float = 0.0
-    """How long it stays without a start, 0 for ever."""
-    memory_bytes: int
-    env: Mapping[str, str] = {}
-    """What it is loaded with: nothing of the server's, nothing secret."""
 
 
 class Confinement(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,8 +92,13 @@ _said = msgspec.json.Decoder(_Said)
 class Zygote:
     """Starts one when it is needed, lends its forks, and replaces it."""
 
-    def __init__(self, rules: Rules) -> None:
-        self._rules = rules
+    def __init__(
+        self, config: ProcessConfig, program: str, preload: str, env: Mapping[str, str]
+    ) -> None:
+        """Take the program, the module that loads it, and with what: nothing of the server's, nothing secret."""
+        self._config = config
+        self._arguments = [str(config.zygote_bytes), program, preload]
+        self._env = env
         self._run: _Run | None = None
         self._starting: asyncio.Future[_Run] | None = None
         self._failures = 0
@@ -121,7 +112,7 @@ class Zygote:
     def confine(self, how: Confinement) -> None:
         """Say how it is to be kept, before anything else; a refusal is logged once."""
         self._confinement = how
-        if how.refusal and self._rules.is_wanted:
+        if how.refusal and self._config.zygote:
             log.warning(
                 "fork server not used: each agent server imports its packages itself",
                 extra={"reason": how.refusal},
@@ -129,12 +120,12 @@ class Zygote:
 
     def begin(self) -> None:
         """Have it loaded some time after this, unless somebody asks before."""
-        if self._rules.is_wanted and sys.platform == "linux" and not self._confinement.refusal:
-            self._start_after(self._rules.delay_seconds)
+        if self._config.zygote and sys.platform == "linux" and not self._confinement.refusal:
+            self._start_after(self._config.zygote_delay_seconds)
 
     async def lend(self) -> ForkHandle:
         """Return a fork, loading what it is a fork of if need be, or say why there is none."""
-        if not self._rules.is_wanted:
+        if not self._config.zygote:
             return ForkHandle(reason="the configuration has no zygote")
         if sys.platform != "linux":
             return ForkHandle(reason="this is not Linux")
@@ -149,7 +140,7 @@ class Zygote:
         run.hurry()
         self._begin_idling()
         try:
-            async with asyncio.timeout(self._rules.wait_seconds):
+            async with asyncio.timeout(self._config.zygote_seconds):
                 await run.settled.wait()
         except TimeoutError:
             return ForkHandle(reason="the zygote is still being loaded")
@@ -157,7 +148,7 @@ class Zygote:
 
     def describe(self) -> str:
         """Say in a few words what there is."""
-        if not self._rules.is_wanted:
+        if not self._config.zygote:
             return "off"
         if self._confinement.refusal:
             return f"none: {self._confinement.refusal}"
@@ -167,7 +158,7 @@ class Zygote:
 
     def advice(self) -> Iterator[Advice]:
         """Say why there can be none although it is wanted."""
-        if self._rules.is_wanted and self._confinement.refusal:
+        if self._config.zygote and self._confinement.refusal:
             text = f"{self.describe()}: agents start some seconds slower"
             yield Advice(subject="fork server", text=text)
 
@@ -192,7 +183,7 @@ class Zygote:
         if made_of != run.made_of:
             self._failures = 0
             await self._drop(run)
-        elif size > self._rules.memory_bytes:
+        elif size > self._config.zygote_bytes:
             await self._drop(run)
 
     def _may_start(self) -> bool:
@@ -201,7 +192,9 @@ class Zygote:
     def _start(self) -> asyncio.Future["_Run"]:
         if self._starting is None:
             loop = asyncio.get_running_loop()
-            self._starting = loop.run_in_executor(None, _spawn, self._rules, self._confinement)
+            self._starting = loop.run_in_executor(
+                None, _spawn, self._confinement, self._arguments, self._env
+            )
             self._starting.add_done_callback(self._take)
         return self._starting
 
@@ -245,7 +238,7 @@ class Zygote:
     def _begin_idling(self) -> None:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
-        if seconds := self._rules.idle_seconds:
+        if seconds := self._config.zygote_idle_seconds:
             loop = asyncio.get_running_loop()
             self._idle_timer = loop.call_later(seconds, self._end_idle)
 
@@ -253,7 +246,7 @@ class Zygote:
         run = self._run
         if run is None or not run.is_ready:
             return
-        self._reason = f"ended after {self._rules.idle_seconds:g} s without a start"
+        self._reason = f"ended after {self._config.zygote_idle_seconds:g} s without a start"
         log.info("fork server ended", extra={"pid": run.pid, "reason": self._reason})
         self._let_go(run)
         self._ending = asyncio.get_running_loop().run_in_executor(None, run.end)
@@ -275,9 +268,17 @@ class Zygote:
 class _Run:
     """One such process, from its start to its end."""
 
-    def __init__(self, holder: int, number: int, made_of: Fingerprint, user: "_User") -> None:
+    def __init__(
+        self,
+        holder: int,
+        number: int,
+        made_of: Fingerprint,
+        user: int,
+        give_up_user: Callable[[], None],
+    ) -> None:
+        """Take who it is outside, 0 for the server's own user, and what lets somebody else be it."""
         self.pid = self._holder = holder
-        self._user = user
+        self._user, self._give_up_user = user, give_up_user
         self.number = number
         self.made_of = made_of
         self.is_ready = False
@@ -299,7 +300,7 @@ class _Run:
         with contextlib.suppress(OSError, ValueError):
             found = Path(f"/proc/{self._holder}/task/{self._holder}/children").read_text()
             self.pid = int(found)
-            if not self._user.number and self._space < 0:
+            if not self._user and self._space < 0:
                 # It has had no way to leave the namespace that it was put into.
                 self._space = os.open(f"/proc/{self.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
                 self._closing.append(weakref.finalize(self, os.close, self._space))
@@ -339,7 +340,7 @@ class _Run:
             except OSError:
                 return None
             space = -1 if self._space < 0 else _high(self._space)
-            return ForkHandle(number=_high(ours.fileno()), user=self._user.number, space=space)
+            return ForkHandle(number=_high(ours.fileno()), user=self._user, space=space)
 
     def end(self) -> None:
         """Kill it and wait until it is gone; fine if it is."""
@@ -351,20 +352,7 @@ class _Run:
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self._holder, 0)
-        self._user.give_up()
-
-
-class _User:
-    """Who one such process is outside; 0 for the server's own user."""
-
-    def __init__(self, users: Users) -> None:
-        self._users = users
-        self._name = f"zygote {new_id()}"
-        self.number = users.take(self._name, 0)
-
-    def give_up(self) -> None:
-        """Let somebody else be it."""
-        self._users.give_up(self._name)
+        self._give_up_user()
 
 
 def fingerprint() -> Fingerprint:
@@ -379,21 +367,20 @@ def fingerprint() -> Fingerprint:
     return tuple(found)
 
 
-def _spawn(rules: Rules, how: Confinement) -> _Run:
-    made_of = fingerprint()
-    user = _User(how.users)
+def _spawn(how: Confinement, arguments: Sequence[str], env: Mapping[str, str]) -> _Run:
+    made_of, name = fingerprint(), f"zygote {new_id()}"
+    user, give_up_user = how.users.take(name, 0), partial(how.users.give_up, name)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, bubblewrap.Files() as files:
         try:
             files.put("python", _copy_of_python())
-            told = [str(_CONTROL), str(rules.memory_bytes), rules.program, rules.preload]
-            command = [sys.executable, "-c", _code(), *told]
-            command = _confined(how, user.number, files, command)
-            pid = _start(how.program, command, rules.env, theirs.fileno(), files)
+            command = [sys.executable, "-c", _code(), str(_CONTROL), *arguments]
+            command = _confined(how, user, files, command)
+            pid = _start(how.program, command, env, theirs.fileno(), files)
         except BaseException:
-            user.give_up()
+            give_up_user()
             raise
-        run = _Run(pid, ours.detach(), made_of, user)
+        run = _Run(pid, ours.detach(), made_of, user, give_up_user)
     run.let_others_first(_NICE)
     return run
 

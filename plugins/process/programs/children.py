@@ -354,10 +354,7 @@ def execute(
         os.setsid()
         for number in _DEFAULTS:
             signal.signal(number, signal.SIG_DFL)
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.dup2(out, 1)
-        os.dup2(err, 2)
+        connect(out, err)
         os.umask(umask)
         os.chdir(cwd)
         os.execvpe(argv[0], list(argv), env)  # noqa: S606  # running a command is what it is for
@@ -366,6 +363,12 @@ def execute(
         os._exit(126 if getattr(exc, "errno", 0) == errno.EACCES else 127)
     finally:
         os._exit(127)
+
+
+def connect(out: int, err: int) -> None:
+    """Have this process read nothing, and write to these."""
+    for number, at in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (err, 2)):
+        os.dup2(number, at)
 
 
 def ignore_terminate() -> None:

@@ -29,8 +29,9 @@ from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any, Final
 
+from ..files import resident_bytes
 from . import joining
-from .children import MAX_FILES, take_name, told_of
+from .children import MAX_FILES, connect, take_name, told_of
 from .watch import hold
 
 _SHARE: Final = 0.5
@@ -135,7 +136,7 @@ class PreloadedProgram:
         tasks = len(list(Path("/proc/self/task").iterdir()))
         if tasks != 1:
             return f"it has {tasks} threads once it is loaded"
-        size = resident_bytes()
+        size = resident_bytes("self")
         return f"it takes {size >> 20} MiB, more than it may" if size > budget else ""
 
     def serve(self, control: socket.socket) -> "Fork | None":
@@ -207,7 +208,7 @@ class Fork:
         self._umask = int(message.decode())
         os.setsid()
         out, err, *passed = files
-        _stream(out, err)
+        connect(out, err)
         for number in passed:
             os.dup2(number, _PASSED)
         os.closerange(_PASSED + len(passed), MAX_FILES)
@@ -302,12 +303,6 @@ def take_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def resident_bytes() -> int:
-    """Return how much memory this process has that is not swapped out."""
-    pages = Path("/proc/self/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
 class _Throttle(MetaPathFinder):
     """Asked before each import, it pauses until somebody waits, and ends where nobody is left."""
 
@@ -348,13 +343,6 @@ def _ending_alone() -> Iterator[None]:
         if kind is not None and exc is not None:
             sys.excepthook(kind, exc, trace)
         os._exit(_FAILED)
-
-
-def _stream(out: int, err: int) -> None:
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(out, 1)
-    os.dup2(err, 2)
 
 
 def _code_of(end: SystemExit) -> int:
