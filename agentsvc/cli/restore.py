@@ -229,7 +229,7 @@ async def _open(restored: DataDirectory) -> None:
 async def _start_nothing(tx: Transaction) -> None:
     """Give up what was being started: what the backup says of it would be made on this machine."""
     await SandboxTable.give_up_starts(tx)
-    await WarmPoolTable.let_all_go(tx)
+    await WarmPoolTable.retire_all(tx)
 
 
 def _move_in(restored: Path, there: Path) -> None:

@@ -43,7 +43,7 @@ async def get_metrics(request: web.Request) -> web.Response:
         *app[MEASURES].families(),
         *_stored(figures),
         *_database(figures, sizes),
-        _backends(app[BACKENDS], app[SANDBOXES].silent_backends()),
+        _backends(app[BACKENDS], app[SANDBOXES].unreachable_backends()),
         gauge("info", info, [(versions, 1)]),
         gauge("loop_failures", loops, _by("loop", app[SUPERVISOR].loop_failures())),
         *_process(app[ACTIVITY].uptime_seconds),

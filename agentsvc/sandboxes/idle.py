@@ -30,13 +30,13 @@ class IdleSandboxes:
 
     async def store_usage(self) -> None:
         """Store when sandboxes were used since the last time."""
-        moments = self._usage.take()
+        moments = self._usage.begin_flush()
         if not moments:
             return
         try:
             await self._db.write(lambda tx: self._uses.set_active(tx, moments))
         except BaseException:
-            self._usage.put_back(moments)
+            self._usage.restore(moments)
             raise
 
     async def find_unused(self) -> list[UnusedSandbox]:

@@ -127,7 +127,7 @@ class IdleCuller:
 
     async def _make_room(self) -> None:
         async with self._lock:
-            for wanted in await self._sandboxes.admission.find_wanting():
+            for wanted in await self._sandboxes.admission.find_awaiting_idle():
                 for idle in await self._sandboxes.admission.find_idle(wanted):
                     if await self._cull(idle.id, Target.PAUSED):
                         break

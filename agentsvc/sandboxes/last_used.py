@@ -19,7 +19,7 @@ class ActivityTracker:
         self.since = now()
         """From when on it knows; the server did not see what was used before."""
         self._latest: dict[str, datetime] = {}
-        self._open: Counter[str] = Counter()
+        self._in_use: Counter[str] = Counter()
         self._stored: dict[str, datetime] = {}
 
     def note(self, sandbox_id: str | None) -> None:
@@ -30,29 +30,29 @@ class ActivityTracker:
     @contextmanager
     def hold(self, sandbox_id: str) -> Iterator[None]:
         """Let a sandbox count as used for as long as this lasts."""
-        self._open[sandbox_id] += 1
+        self._in_use[sandbox_id] += 1
         try:
             yield
         finally:
-            self._open[sandbox_id] -= 1
-            if not self._open[sandbox_id]:
-                del self._open[sandbox_id]
+            self._in_use[sandbox_id] -= 1
+            if not self._in_use[sandbox_id]:
+                del self._in_use[sandbox_id]
             self.note(sandbox_id)
 
     def latest(self, sandbox_id: str, stored: datetime) -> datetime:
         """Return when a sandbox was last used, given what is stored about it."""
-        if sandbox_id in self._open:
+        if sandbox_id in self._in_use:
             return now()
         noted = max(self._latest.get(sandbox_id, stored), self._stored.get(sandbox_id, stored))
         return max(noted, stored)
 
-    def take(self) -> Mapping[str, datetime]:
+    def begin_flush(self) -> Mapping[str, datetime]:
         """Return what is to be stored; it is remembered until the next one."""
-        for sandbox_id in self._open:
+        for sandbox_id in self._in_use:
             self.note(sandbox_id)
         self._stored, self._latest = self._latest, {}
         return self._stored
 
-    def put_back(self, moments: Mapping[str, datetime]) -> None:
+    def restore(self, moments: Mapping[str, datetime]) -> None:
         """Keep what could not be stored for the next time."""
         self._latest = {**moments, **self._latest}

@@ -56,7 +56,7 @@ class OrphanCollector:
         self._calls = calls
         self._reconciler = reconciler
         self._grace = timedelta(seconds=config.orphan_grace_seconds)
-        self._silent: set[str] = set()
+        self._unreachable: set[str] = set()
         self._orphans: dict[_Key, datetime] = {}
         self._failed: dict[_Key, Removal] = {}
 
@@ -79,29 +79,29 @@ class OrphanCollector:
         """Return the orphans that could not be removed so far."""
         return list(self._failed.values())
 
-    def silent(self) -> frozenset[str]:
+    def unreachable(self) -> frozenset[str]:
         """Return the backends that could not be scanned when that was last tried."""
-        return frozenset(self._silent)
+        return frozenset(self._unreachable)
 
     async def _scan(self, name: str) -> _Scan | None:
         try:
             async with self._calls.to(name) as backend:
                 found = await backend.scan()
         except PartlyScanned as exc:
-            self._tell(name, exc)
+            self._note_unreachable(name, exc)
             return _Scan(found=_by_id(exc.found), is_whole=False)
         except AgentsvcError as exc:
-            self._tell(name, exc)
+            self._note_unreachable(name, exc)
             return None
-        if name in self._silent:
-            self._silent.discard(name)
+        if name in self._unreachable:
+            self._unreachable.discard(name)
             log.info("backend can be listed again", extra={"backend": name})
         return _Scan(found=_by_id(found))
 
-    def _tell(self, name: str, exc: AgentsvcError) -> None:
-        if name in self._silent:
+    def _note_unreachable(self, name: str, exc: AgentsvcError) -> None:
+        if name in self._unreachable:
             return
-        self._silent.add(name)
+        self._unreachable.add(name)
         log.warning(
             "backend cannot be listed, known sandboxes are kept",
             extra={"backend": name, "reason": exc.log_text},

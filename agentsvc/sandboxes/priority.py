@@ -17,14 +17,14 @@ class PriorityManager:
         self._slots = slots
         self._begun: dict[str, Sandbox] = {}
         """What has begun since nobody started."""
-        self._told: set[str] = set()
+        self._notified: set[str] = set()
         self._lock = asyncio.Lock()
 
     def add(self, begun: Sandbox) -> None:
         """Let this one give way, too, until nobody starts."""
         self._begun[begun.id] = begun
 
-    async def settle(self) -> None:
+    async def apply(self) -> None:
         """Tell backends who is to give way now; one that cannot be told is told the next time."""
         if self._slots.is_over:
             self._begun.clear()
@@ -34,9 +34,9 @@ class PriorityManager:
             for sandbox in sandboxes:
                 if sandbox.handle is not None:
                     handles[sandbox.backend].append(sandbox.handle)
-            for name in handles.keys() | self._told:
-                is_taken = await self._calls.give_way(name, handles[name])
-                if handles[name] or not is_taken:
-                    self._told.add(name)
+            for name in handles.keys() | self._notified:
+                is_done = await self._calls.give_way(name, handles[name])
+                if handles[name] or not is_done:
+                    self._notified.add(name)
                 else:
-                    self._told.discard(name)
+                    self._notified.discard(name)

@@ -55,7 +55,7 @@ _MAY_HAVE_ENDED: Final = (
     Action.RESUME,
 )
 """What a backend refuses where the sandbox has ended meanwhile."""
-_MADE: Final = {
+_PAUSED_AS: Final = {
     Action.STOP: PausedAs.STOPPED,
     Action.RECLAIM: PausedAs.RECLAIMED,
     Action.HIBERNATE: PausedAs.ON_DISK,
@@ -129,7 +129,7 @@ class Reconciler:
             while True:
                 woken.clear()
                 progress = await self._step(sandbox_id)
-                self._see(sandbox_id)
+                self._mark_seen(sandbox_id)
                 if progress is _Progress.SETTLED and not woken.is_set():
                     return
                 if progress is _Progress.BLOCKED:
@@ -142,9 +142,9 @@ class Reconciler:
         finally:
             # Nothing awaits between here and the end of the task, so no wake falls in between.
             del self._wakes[sandbox_id]
-            self._see(sandbox_id)
+            self._mark_seen(sandbox_id)
 
-    def _see(self, sandbox_id: str) -> None:
+    def _mark_seen(self, sandbox_id: str) -> None:
         self._unseen.discard(sandbox_id)
         self._has_seen.set()
 
@@ -166,8 +166,8 @@ class Reconciler:
                 if action in (Action.DELETE, Action.SCAN_AND_CLOSE):
                     await self._remove(backend, sandbox)
                     return _Progress.SETTLED
-                report = await self._do(action, backend, sandbox)
-            return await self._store(sandbox, report, action, backend.least_isolation)
+                report = await self._run_action(action, backend, sandbox)
+            return await self._store_report(sandbox, report, action, backend.least_isolation)
         except AgentsvcError as exc:
             return await self._fail(sandbox, action, exc)
 
@@ -181,8 +181,8 @@ class Reconciler:
             due_at = await self._uses.find_removal_due(sandbox.id)
             return None if due_at is None or due_at <= now() else _Progress.BLOCKED
         # It is made when it is the turn of the start that asked for it.
-        is_held = sandbox.handle is None and self._slots.is_held(sandbox.id)
-        return _Progress.SETTLED if is_held else None
+        is_deferred = sandbox.handle is None and self._slots.is_deferred(sandbox.id)
+        return _Progress.SETTLED if is_deferred else None
 
     async def _fail(self, sandbox: Sandbox, action: Action, exc: AgentsvcError) -> _Progress:
         if sandbox.target is Target.DELETED:
@@ -193,9 +193,9 @@ class Reconciler:
             return await self._put_off(sandbox, exc)
         return await self._give_up(sandbox, action, exc)
 
-    async def _do(self, action: Action, backend: Backend, sandbox: Sandbox) -> Report:
+    async def _run_action(self, action: Action, backend: Backend, sandbox: Sandbox) -> Report:
         try:
-            handle = await self._act(action, backend, sandbox)
+            handle = await self._call_backend(action, backend, sandbox)
         except Conflict:
             if sandbox.handle is None or action not in _MAY_HAVE_ENDED:
                 raise
@@ -206,7 +206,7 @@ class Reconciler:
             return report
         return await backend.inspect(handle)
 
-    async def _act(self, action: Action, backend: Backend, sandbox: Sandbox) -> Handle:
+    async def _call_backend(self, action: Action, backend: Backend, sandbox: Sandbox) -> Handle:
         handle = sandbox.handle
         if handle is None or action is Action.CREATE:
             log.info("creating sandbox", extra={"sandbox_id": sandbox.id})
@@ -265,7 +265,7 @@ class Reconciler:
         await self._db.write(close)
         log.info("sandbox deleted", extra={"sandbox_id": sandbox.id})
 
-    async def _store(
+    async def _store_report(
         self, sandbox: Sandbox, report: Report, action: Action, least: Isolation
     ) -> _Progress:
         if report.session_key is not None and report.session_key != sandbox.session_key:
@@ -303,7 +303,7 @@ class Reconciler:
                 },
             )
         # One that was just told to do so does not do more, whatever it says.
-        paused_as = _MADE.get(action, report.paused_as)
+        paused_as = _PAUSED_AS.get(action, report.paused_as)
         if is_settled(sandbox.target, report.phase, paused_as=paused_as):
             return _Progress.SETTLED
         return _Progress.MOVING
@@ -314,7 +314,7 @@ class Reconciler:
         The sandbox is then made in the usual way.
         """
         has_failed = report.phase in (Phase.FAILED, Phase.GONE)
-        if not has_failed or not await self._warm_pool.is_untold(sandbox.id):
+        if not has_failed or not await self._warm_pool.is_unassigned(sandbox.id):
             return False
         extra = {"sandbox_id": sandbox.id, "reason": report.reason.partition("\n")[0]}
         log.warning("warm pool sandbox failed, replacing it", extra=extra)

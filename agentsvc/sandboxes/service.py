@@ -238,7 +238,7 @@ class Sandboxes:
         """Ask for a new sandbox; it is stored and starting, or waiting, when this returns.
 
         One that is not plain has an environment of its own, and is started for it. With the id of a
-        start that is yet to have a slot it is left until `make_now`; see `hold`.
+        start that is yet to have a slot it is left until `make_now`; see `defer_creation`.
 
         Raises SandboxLimitReached where there is no room and it is not to wait.
         """
@@ -267,7 +267,7 @@ class Sandboxes:
             spare = await self.warm_pool.claim(tx, placed) if is_usual else None
             stored = await self._targets.enter(tx, placed, spare, when_full)
             if start_id is not None:
-                tx.after_commit(lambda: self.hold(start_id, stored))
+                tx.after_commit(lambda: self.defer_creation(start_id, stored))
             return stored
 
         async def body(tx: Transaction) -> Sandbox:
@@ -384,17 +384,17 @@ class Sandboxes:
         if wanted is not None:
             await self._wait(wanted, lambda seen: seen is None)
 
-    def hold(self, start_id: str, sandbox: Sandbox) -> None:
+    def defer_creation(self, start_id: str, sandbox: Sandbox) -> None:
         """Leave a sandbox of this machine unmade until `make_now`, or until the start has ended."""
         if self.runs_here(sandbox):
-            self.slots.hold(start_id, sandbox.id)
+            self.slots.defer(start_id, sandbox.id)
 
     async def make_now(self, sandbox_id: str) -> None:
         """Make a sandbox that was held back until now; it has all its time to start.
 
         One that there is already is fine.
         """
-        self.slots.release(sandbox_id)
+        self.slots.allow(sandbox_id)
 
         async def body(tx: Transaction) -> None:
             found = await self._table.find(sandbox_id, tx)
@@ -407,7 +407,7 @@ class Sandboxes:
         """Let sandboxes that have begun leave this machine to those that start, until none does."""
         if begun is not None and self.runs_here(begun):
             self._priorities.add(begun)
-        await self._priorities.settle()
+        await self._priorities.apply()
 
     async def release(self, tx: Transaction, sandbox_id: str) -> None:
         """Ask for the removal of a sandbox in the caller's own transaction, whoever owns it.
@@ -461,9 +461,9 @@ class Sandboxes:
         """Return what could not be removed so far, orphans included."""
         return [*await self._uses.failed_removals(limit), *self._orphans.failed_removals()][:limit]
 
-    def silent_backends(self) -> frozenset[str]:
+    def unreachable_backends(self) -> frozenset[str]:
         """Return the backends of which nothing was heard at the last look at all sandboxes."""
-        return self._orphans.silent()
+        return self._orphans.unreachable()
 
     async def recover(self, waiting: Mapping[str, str] = _NONE) -> None:
         """Look at everything at once; called before the server listens.
@@ -473,7 +473,7 @@ class Sandboxes:
         """
         for start_id, sandbox_id in waiting.items():
             if (found := await self._table.find(sandbox_id)) is not None:
-                self.hold(start_id, found)
+                self.defer_creation(start_id, found)
         await self._db.write(lambda tx: self._table.set_deadlines(tx, self._reconciler.deadline()))
         await self._orphans.sweep()
 

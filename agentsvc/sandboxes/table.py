@@ -67,8 +67,8 @@ class SandboxTable:
 
     async def add_handle(self, tx: Transaction, handle: Handle) -> None:
         """Store where a sandbox is found, unless that is known already."""
-        what, only = "handle = :handle", "AND handle IS NULL"
-        await self._set(tx, handle.sandbox_id, what, only=only, handle=_encode(handle))
+        what = "handle = coalesce(handle, :handle)"
+        await self._set(tx, handle.sandbox_id, what, handle=_encode(handle))
 
     async def set_started(self, tx: Transaction, sandbox_id: str) -> None:
         """Store that the backend has taken the order to start, for the first time or again."""
@@ -248,11 +248,9 @@ class SandboxTable:
     async def _find_all(self, where: str, params: Mapping[str, Any]) -> list[Sandbox]:
         return [self._from_row(row) for row in await self._db.all(_SELECT + where, params)]
 
-    async def _set(
-        self, tx: Transaction, sandbox_id: str, what: str, *, only: str = "", **params: Any
-    ) -> None:
-        """Store what has changed of a sandbox, on a condition that begins with AND."""
-        sql = " ".join(("UPDATE sandboxes SET", what, ", updated_at = :now WHERE id = :id", only))
+    async def _set(self, tx: Transaction, sandbox_id: str, what: str, **params: Any) -> None:
+        """Store what has changed of a sandbox."""
+        sql = " ".join(("UPDATE sandboxes SET", what, ", updated_at = :now WHERE id = :id"))
         await self._change(tx, sql, {"id": sandbox_id, "now": to_stored(now()), **params})
 
     async def _change(self, tx: Transaction, sql: str, params: Mapping[str, Any]) -> int:

@@ -48,7 +48,7 @@ class Targets:
 
         Raises SandboxLimitReached where there is no room and it is not to wait.
         """
-        entered = await self._entered(tx, sandbox, spare, when_full)
+        entered = await self._insert(tx, sandbox, spare, when_full)
         stored = await self._table.find(entered.id, tx) or entered
         tx.after_commit(lambda: self._changes.announce(stored, stored))
         tx.after_commit(lambda: self._reconciler.wake(entered.id))
@@ -87,13 +87,13 @@ class Targets:
         await self._uses.set_culled(tx, sandbox_id, None)
         if target.is_rest or target is Target.DELETED:
             await self._uses.clear_queued(tx, sandbox_id)
-            return await self._told(tx, before)
+            return await self._announce(tx, before)
         # To want it running is to use it.
         self._usage.note(sandbox_id)
         if not holds_room(before):
             await self._make_room(tx, before)
             await self._admission.enter(tx, before, when_full)
-        return await self._told(tx, before)
+        return await self._announce(tx, before)
 
     async def let_in(self, tx: Transaction, sandbox_id: str) -> None:
         """Let a sandbox run that has waited for room; it has all its time to start."""
@@ -102,9 +102,9 @@ class Targets:
             return
         self._usage.note(sandbox_id)
         await self._table.set_target(tx, sandbox_id, before.target, self._reconciler.deadline())
-        await self._told(tx, before)
+        await self._announce(tx, before)
 
-    async def _entered(
+    async def _insert(
         self,
         tx: Transaction,
         sandbox: Sandbox,
@@ -112,7 +112,7 @@ class Targets:
         when_full: WhenFull | None,
     ) -> Sandbox:
         if spare is not None:
-            taken = _taken(sandbox, spare)
+            taken = _from_spare(sandbox, spare)
             await self._table.insert(tx, taken)
             if await self._admission.enter(tx, taken, when_full):
                 return taken
@@ -128,7 +128,7 @@ class Targets:
         if not await self._admission.has_room(tx, held_of(sandbox)):
             await self._warm_pool.make_room(tx)
 
-    async def _told(self, tx: Transaction, before: Sandbox) -> Sandbox | None:
+    async def _announce(self, tx: Transaction, before: Sandbox) -> Sandbox | None:
         """Tell of what is wanted now, once it is stored, and have it brought about."""
         sandbox_id = before.id
         after = await self._table.find(sandbox_id, tx)
@@ -137,7 +137,7 @@ class Targets:
         return after
 
 
-def _taken(sandbox: Sandbox, spare: WarmSandbox) -> Sandbox:
+def _from_spare(sandbox: Sandbox, spare: WarmSandbox) -> Sandbox:
     """Return a new sandbox as one that was started already, and is not told yet for whom it is."""
     return msgspec.structs.replace(
         sandbox,

@@ -126,18 +126,18 @@ def test_use_that_was_taken_to_be_stored_still_counts() -> None:
     usage.note("s")
     noted = usage.latest("s", LONG_AGO)
     assert noted > LONG_AGO
-    assert usage.take() == {"s": noted}
+    assert usage.begin_flush() == {"s": noted}
     assert usage.latest("s", LONG_AGO) == noted
-    assert usage.take() == {}
+    assert usage.begin_flush() == {}
     assert usage.latest("s", LONG_AGO) == LONG_AGO
 
 
 def test_what_could_not_be_stored_is_taken_again() -> None:
     usage = ActivityTracker()
     usage.note("s")
-    taken = usage.take()
-    usage.put_back(taken)
-    assert usage.take() == taken
+    taken = usage.begin_flush()
+    usage.restore(taken)
+    assert usage.begin_flush() == taken
 
 
 def test_what_is_held_is_in_use_until_all_let_go() -> None:
@@ -145,9 +145,9 @@ def test_what_is_held_is_in_use_until_all_let_go() -> None:
     with usage.hold("s"):
         with usage.hold("s"):
             pass
-        usage.take()
-        usage.take()
+        usage.begin_flush()
+        usage.begin_flush()
         assert usage.latest("s", LONG_AGO) > LONG_AGO
-        assert list(usage.take()) == ["s"]
+        assert list(usage.begin_flush()) == ["s"]
     let_go = usage.latest("s", LONG_AGO)
     assert usage.latest("s", LONG_AGO) == let_go

@@ -273,8 +273,8 @@ async def test_elsewhere_all_start_at_once(narrow: Service, fake_world: Troubled
 async def test_a_sandbox_is_held_until_the_first_turn_of_those_who_wait_for_it() -> None:
     slots = StartSlots(1, lapse_seconds=NEVER_SECONDS)
     for start in ("first", "second"):
-        slots.hold(start, "sandbox")
-    slots.leave("first")
-    assert slots.is_held("sandbox")
-    slots.release("sandbox")
-    assert not slots.is_held("sandbox")
+        slots.defer(start, "sandbox")
+    slots.remove("first")
+    assert slots.is_deferred("sandbox")
+    slots.allow("sandbox")
+    assert not slots.is_deferred("sandbox")

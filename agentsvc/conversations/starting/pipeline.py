@@ -63,7 +63,7 @@ class StartPipeline:
             text = reason_of("An unexpected error; the server's log has the details", ANEW)
             await self._progress.fail(start, text, "")
         finally:
-            self._sandboxes.slots.leave(task_id)
+            self._sandboxes.slots.remove(task_id)
         is_ready = start.task.status is StartStatus.READY
         await self._sandboxes.yield_to_starts(start.seen if is_ready else None)
 

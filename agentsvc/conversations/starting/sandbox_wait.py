@@ -78,7 +78,7 @@ class SandboxWait:
         start = asked.start
         lane = await self._chooser.find_lane(asked)
         with timed(start, "turn"):
-            has_waited = await self._sandboxes.slots.take(
+            has_waited = await self._sandboxes.slots.acquire(
                 start.task.id,
                 start.task.user_id,
                 start.task.created_at,
@@ -102,8 +102,8 @@ class SandboxWait:
                 break
             has_waited = True
             # It does not keep others from working meanwhile.
-            self._sandboxes.slots.leave(start.task.id)
-            self._sandboxes.hold(start.task.id, seen)
+            self._sandboxes.slots.remove(start.task.id)
+            self._sandboxes.defer_creation(start.task.id, seen)
             position, cause = wait
             await self._progress.set_position(start, position, cause=cause)
             await self._sandboxes.wait_for(

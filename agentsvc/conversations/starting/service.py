@@ -219,7 +219,7 @@ class Starts:
     def forget(self, task_ids: Iterable[str]) -> None:
         """End starts that were deleted."""
         for task_id in task_ids:
-            self._slots.leave(task_id)
+            self._slots.remove(task_id)
             self._followers.end(task_id)
 
     async def go_on(self) -> None:

@@ -68,7 +68,7 @@ class AdmissionQueue:
         self._may_wait = True
         self._has_changed = False
         self._on_wanted: list[Callable[[], None]] = []
-        self._changes.listen(lambda _before, _after: self.look_soon())
+        self._changes.listen(lambda _before, _after: self.admit_soon())
 
     @property
     def is_limited(self) -> bool:
@@ -138,7 +138,7 @@ class AdmissionQueue:
             )
         makes_room = when_full is WhenFull.PAUSE_IDLE
         await self._uses.set_queued(tx, wanted.id, wanted.since, may_pause_idle=makes_room)
-        await self._show_places(tx, held, [*waiting, wanted])
+        await self._store_positions(tx, held, [*waiting, wanted])
         self._may_wait = True
         log.info("sandbox waits for capacity", extra={"sandbox_id": wanted.id, "reason": cause})
         if makes_room:
@@ -173,7 +173,7 @@ class AdmissionQueue:
         ]
         return capacity.idlest(self.limits, held, idle, wanted)
 
-    async def find_wanting(self) -> list[AdmittedSandbox]:
+    async def find_awaiting_idle(self) -> list[AdmittedSandbox]:
         """Return the sandboxes that wait for an idle one to be paused, in turn."""
         if not self._may_wait:
             return []
@@ -189,13 +189,13 @@ class AdmissionQueue:
 
         async def body(reader: Queryable) -> tuple[int, str] | None:
             waiting, held = await self._uses.waiting(reader), await self._uses.held(reader)
-            place = _places(waiting, held).get(sandbox_id)
+            place = _positions(waiting, held).get(sandbox_id)
             one = next((one for one in waiting if one.id == sandbox_id), None)
             return (place, self.limits.wait_reason(held, one)) if place and one else None
 
         return await self._db.read(body) if self._may_wait else None
 
-    def look_soon(self) -> None:
+    def admit_soon(self) -> None:
         """Let in, in the background, whoever there is room for now."""
         if self._may_wait:
             self._has_changed = True
@@ -218,13 +218,13 @@ class AdmissionQueue:
             await self._let_in(tx, one.id)
             log.info("sandbox admitted", extra={"sandbox_id": one.id})
         rest = [one for one in waiting if one not in admitted]
-        await self._show_places(tx, [*held, *admitted], rest)
+        await self._store_positions(tx, [*held, *admitted], rest)
 
-    async def _show_places(
+    async def _store_positions(
         self, tx: Transaction, held: Sequence[AdmittedSandbox], waiting: Sequence[AdmittedSandbox]
     ) -> None:
         """Say in each record that waits which place it has, where that has changed."""
-        places = _places(waiting, held)
+        places = _positions(waiting, held)
         for one in waiting:
             sandbox_id, cause = one.id, self.limits.wait_reason(held, one)
             before = await self._table.find(sandbox_id, tx)
@@ -236,7 +236,9 @@ class AdmissionQueue:
             tx.after_commit(partial(self._changes.announce, before, after))
 
 
-def _places(waiting: Sequence[AdmittedSandbox], held: Sequence[AdmittedSandbox]) -> dict[str, int]:
+def _positions(
+    waiting: Sequence[AdmittedSandbox], held: Sequence[AdmittedSandbox]
+) -> dict[str, int]:
     """Return the place of each that waits, counted from 1 for each backend."""
     places: dict[str, int] = {}
     last: dict[str, int] = {}

@@ -29,10 +29,10 @@ from agentsvc.sandboxes.admission.capacity import (
 
 log = logging.getLogger(__name__)
 
-_TELL_SECONDS: Final = 0.25
+_REPORT_SECONDS: Final = 0.25
 """Time between two looks of one that waits at its place; each change of it is stored."""
 
-type TellPlace = Callable[[int], Awaitable[None]]
+type OnPlace = Callable[[int], Awaitable[None]]
 
 
 class StartLane(StrEnum):
@@ -57,12 +57,12 @@ class _Queue:
         self._limits = Limits(server=CapacityLimits(sandboxes=places))
         self.held: dict[str, AdmittedSandbox] = {}
         self.waiting: dict[str, _Waiting] = {}
-        self._had: dict[str, int] = {}
+        self._turns: dict[str, int] = {}
         """How many turns that ended each user had who has a place or waits, less what all had."""
 
     def join(self, waiting: _Waiting) -> None:
         """Let one wait; a user who comes to it has had as many turns as who had fewest."""
-        self._had.setdefault(waiting.wanted.user_id, min(self._had.values(), default=0))
+        self._turns.setdefault(waiting.wanted.user_id, min(self._turns.values(), default=0))
         self.waiting[waiting.wanted.id] = waiting
 
     def drop(self, task_id: str) -> None:
@@ -72,10 +72,10 @@ class _Queue:
             waiting.is_over.set()
         held = self.held.pop(task_id, None)
         if held is not None:
-            self._had[held.user_id] += 1
+            self._turns[held.user_id] += 1
         present = {one.user_id for one in (*self.held.values(), *self._wanted())}
-        least = min((had for user_id, had in self._had.items() if user_id in present), default=0)
-        self._had = {user: had - least for user, had in self._had.items() if user in present}
+        least = min((had for user_id, had in self._turns.items() if user_id in present), default=0)
+        self._turns = {user: had - least for user, had in self._turns.items() if user in present}
 
     def admit(self) -> list[str]:
         """Give the free places away, and return to whom; the others have a place in the queue."""
@@ -94,7 +94,7 @@ class _Queue:
         return [one.wanted for one in self.waiting.values()]
 
     def _ended(self) -> list[AdmittedSandbox]:
-        ended = Counter(self._had).elements()
+        ended = Counter(self._turns).elements()
         return [
             AdmittedSandbox(id="", user_id=user, backend="", load=Load(), since=now())
             for user in ended
@@ -106,7 +106,7 @@ class StartSlots:
 
     def __init__(self, places: int, *, lapse_seconds: float) -> None:
         """Have so many places in each lane; 0 is as many as fit the processors."""
-        self._queues = {lane: _Queue(places or _places_of_machine()) for lane in StartLane}
+        self._queues = {lane: _Queue(places or _default_size()) for lane in StartLane}
         self._lapse_seconds = lapse_seconds
         self._expected: set[str] = set()
         self._lapses: dict[str, asyncio.TimerHandle] = {}
@@ -114,15 +114,15 @@ class StartSlots:
         self._unmade: dict[str, str] = {}
         """By start, the sandbox that is not made before its turn."""
 
-    def hold(self, start_id: str, sandbox_id: str) -> None:
+    def defer(self, start_id: str, sandbox_id: str) -> None:
         """Have a sandbox not be made until `release`, or until the start leaves."""
         self._unmade[start_id] = sandbox_id
 
-    def release(self, sandbox_id: str) -> None:
+    def allow(self, sandbox_id: str) -> None:
         """Let a sandbox be made, whoever waits for it."""
         self._unmade = {key: held for key, held in self._unmade.items() if held != sandbox_id}
 
-    def is_held(self, sandbox_id: str) -> bool:
+    def is_deferred(self, sandbox_id: str) -> bool:
         """Whether a sandbox is not to be made now."""
         return sandbox_id in self._unmade.values()
 
@@ -132,31 +132,31 @@ class StartSlots:
         if expected:
             self._expected |= expected
             loop = asyncio.get_running_loop()
-            loop.call_later(self._lapse_seconds, self._expect_no_more, expected)
+            loop.call_later(self._lapse_seconds, self._stop_expecting, expected)
 
-    async def take(
-        self, start_id: str, user_id: str, since: datetime, lane: StartLane | None, tell: TellPlace
+    async def acquire(
+        self, start_id: str, user_id: str, since: datetime, lane: StartLane | None, report: OnPlace
     ) -> bool:
         """Wait for a turn, told each place meanwhile; says whether there was a wait.
 
         Without a lane none is needed, and whoever has had one goes on at once. It is theirs until
-        `give_back`, `leave`, or it lapses. Who is made to leave meanwhile goes on and has none.
+        `give_back`, `remove`, or it lapses. Who is made to leave meanwhile goes on and has none.
         """
         place = Load(sandboxes=1)  # one, as a sandbox would take
         wanted = AdmittedSandbox(id=start_id, user_id=user_id, backend="", load=place, since=since)
         waiting = _Waiting(wanted=wanted, is_over=asyncio.Event())
-        if lane is not None and not self.has_had(start_id):
+        if lane is not None and not self.was_granted(start_id):
             self._queues[lane].join(waiting)
         else:
             waiting.is_over.set()
-        self._expect_no_more({start_id})
+        self._stop_expecting({start_id})
         if waiting.is_over.is_set():
             return False
         while not waiting.is_over.is_set():
             if waiting.place:
-                await tell(waiting.place)
+                await report(waiting.place)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(waiting.is_over.wait(), _TELL_SECONDS)
+                await asyncio.wait_for(waiting.is_over.wait(), _REPORT_SECONDS)
         return True
 
     @property
@@ -166,7 +166,7 @@ class StartSlots:
             queue.held or queue.waiting for queue in self._queues.values()
         )
 
-    def has_had(self, task_id: str) -> bool:
+    def was_granted(self, task_id: str) -> bool:
         """Say whether it is, or was, a start's turn."""
         return task_id in self._lapses or task_id in self._served
 
@@ -178,7 +178,7 @@ class StartSlots:
             self._served.add(task_id)
             self._drop(task_id)
 
-    def leave(self, task_id: str) -> None:
+    def remove(self, task_id: str) -> None:
         """Forget a start, whether it waits, works, or is done; later it may ask again."""
         self.give_back(task_id)
         self._unmade.pop(task_id, None)
@@ -200,7 +200,7 @@ class StartSlots:
             for task_id in queue.admit():
                 self._lapses[task_id] = loop.call_later(self._lapse_seconds, self._lapse, task_id)
 
-    def _expect_no_more(self, task_ids: set[str]) -> None:
+    def _stop_expecting(self, task_ids: set[str]) -> None:
         self._expected -= task_ids
         self._grant()
 
@@ -212,7 +212,7 @@ class StartSlots:
         self.give_back(task_id)
 
 
-def _places_of_machine() -> int:
+def _default_size() -> int:
     # Twice the processors, since each start waits for something half of its time.
-    is_told = hasattr(os, "sched_getaffinity")
-    return 2 * (len(os.sched_getaffinity(0)) if is_told else os.cpu_count() or 1)
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return 2 * (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -117,18 +117,15 @@ class UseTable:
 
     async def is_waiting(self, sandbox_id: str) -> bool:
         """Whether a sandbox waits for room."""
-        use = await self._use(self._db, sandbox_id)
-        return use is not None and use["queued_at"] is not None
+        return await self._value(self._db, "queued_at", sandbox_id) is not None
 
     async def is_culled(self, sandbox_id: str) -> bool:
         """Whether a sandbox was paused by a rule or to make room."""
-        use = await self._use(self._db, sandbox_id)
-        return use is not None and use["culled_at"] is not None
+        return await self._value(self._db, "culled_at", sandbox_id) is not None
 
     async def find_removal_due(self, sandbox_id: str) -> datetime | None:
         """Return when the removal of a sandbox may be tried again, None for at once."""
-        use = await self._use(self._db, sandbox_id)
-        return moment_or_none(use["removal_due_at"]) if use else None
+        return moment_or_none(await self._value(self._db, "removal_due_at", sandbox_id))
 
     async def set_queued(
         self, tx: Transaction, sandbox_id: str, queued_at: datetime, *, may_pause_idle: bool
@@ -190,15 +187,11 @@ class UseTable:
 
     async def count_tries(self, reader: Queryable, sandbox_id: str) -> int:
         """Return how often the removal of a sandbox has failed."""
-        use = await self._use(reader, sandbox_id)
-        return use["removal_tries"] if use else 0
+        return await self._value(reader, "removal_tries", sandbox_id) or 0
 
-    async def _use(self, reader: Queryable, sandbox_id: str) -> Row | None:
-        return await reader.one(
-            "SELECT queued_at, culled_at, removal_tries, removal_due_at FROM sandbox_uses"
-            " WHERE sandbox_id = :id",
-            {"id": sandbox_id},
-        )
+    async def _value(self, reader: Queryable, column: str, sandbox_id: str) -> Any | None:
+        sql = " ".join(("SELECT", column, "FROM sandbox_uses WHERE sandbox_id = :id"))
+        return await reader.value(sql, {"id": sandbox_id})
 
 
 def _to_held(row: Row) -> AdmittedSandbox:

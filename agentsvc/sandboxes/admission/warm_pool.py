@@ -54,7 +54,7 @@ _AT_ONCE: Final = 1
 """How many of a spec are made at a time: who waits for a sandbox comes first."""
 _FIRST_PAUSE_SECONDS: Final = 1.0
 _LAST_PAUSE_SECONDS: Final = 300.0
-_TOLD: Final = ("OH_WEBHOOKS", "OH_SESSION_API_KEYS", "SESSION_API_KEY", "OH_SECRET_KEY")
+_RESERVED: Final = ("OH_WEBHOOKS", "OH_SESSION_API_KEYS", "SESSION_API_KEY", "OH_SECRET_KEY")
 """How variables begin that say for whom an agent server is."""
 
 
@@ -103,7 +103,7 @@ class WarmPool:
 
     async def claim(self, tx: Transaction, sandbox: Sandbox) -> WarmSandbox | None:
         """Give one away that is as this one is to be, in the caller's transaction, or None."""
-        if not self._are_wanted():
+        if not self._is_configured():
             return None
         spec, backend, wanted = sandbox.spec, sandbox.backend, core_of(sandbox.spec)
         for spare in await self.table.unclaimed(tx):
@@ -115,7 +115,7 @@ class WarmPool:
                 and not self._registry.get(backend).why_no_pool(spec)
             ):
                 await self.table.set_state(tx, spare.id, WarmSandboxState.CLAIMED)
-                tx.after_commit(self.look_soon)
+                tx.after_commit(self.refill_soon)
                 return spare
         return None
 
@@ -125,8 +125,8 @@ class WarmPool:
 
     async def make_room(self, tx: Transaction) -> None:
         """Let all go, since somebody has no room."""
-        if await self.table.let_all_go(tx):
-            tx.after_commit(self.look_soon)
+        if await self.table.retire_all(tx):
+            tx.after_commit(self.refill_soon)
 
     async def awaken(self, sandbox: Sandbox, report: Report) -> Report:
         """Tell the agent server of a sandbox that runs for whom it is, if it waits for that.
@@ -146,33 +146,33 @@ class WarmPool:
                 await agent.initialize(identity, hide=(sandbox.session_key,))
                 log.info("warm pool sandbox assigned", extra={"sandbox_id": sandbox.id})
             elif state is InitState.INITIALIZING:
-                return _not_yet(report, "its agent server is being told for whom it is")
+                return _as_starting(report, "its agent server is being told for whom it is")
         except AgentRefused as exc:
             reason = f"its agent server cannot be told for whom it is: {exc.message}"
             return msgspec.structs.replace(report, phase=Phase.FAILED, reason=reason)
         except AgentsvcError as exc:
-            return _not_yet(report, exc.message)
-        if spare.state is not WarmSandboxState.TOLD:
+            return _as_starting(report, exc.message)
+        if spare.state is not WarmSandboxState.ASSIGNED:
             await self._db.write(
-                lambda tx: self.table.set_state(tx, spare.id, WarmSandboxState.TOLD)
+                lambda tx: self.table.set_state(tx, spare.id, WarmSandboxState.ASSIGNED)
             )
         return report
 
-    async def is_untold(self, sandbox_id: str) -> bool:
+    async def is_unassigned(self, sandbox_id: str) -> bool:
         """Say whether somebody has one whose agent server was not told so."""
         spare = await self.table.find(sandbox_id)
         return spare is not None and spare.state is WarmSandboxState.CLAIMED
 
     # Making, looking, removing
 
-    def look_soon(self) -> None:
+    def refill_soon(self) -> None:
         """Look at all in the background."""
         if not self._is_closed:
             self._supervisor.spawn(_TASK, self.refill)
 
     async def refill(self) -> None:
         """Make what is missing, look at what there is, and remove what is stale; called now and then."""
-        if not self._may_be_left and not self._are_wanted():
+        if not self._may_be_left and not self._is_configured():
             return
         async with self._lock:
             wanted = self._wanted()
@@ -187,11 +187,11 @@ class WarmPool:
         """Remove all that nobody has; called when the server stops."""
         self._is_closed = True
         async with self._lock:
-            await self._db.write(self.table.let_all_go)
+            await self._db.write(self.table.retire_all)
             for spare in await self.table.unclaimed():
                 await self._remove(spare)
 
-    def _are_wanted(self) -> bool:
+    def _is_configured(self) -> bool:
         return any(spec.pool for spec in self._registry.specs())
 
     def _wanted(self) -> dict[str, Spec]:
@@ -217,8 +217,8 @@ class WarmPool:
             raise OrderRejected("its backend is a group")
         if spec.network is not Network.OPEN:
             raise OrderRejected("what it reaches depends on its user")
-        if told := next((name for name in spec.env if name.startswith(_TOLD)), None):
-            raise OrderRejected(f"its environment has {told}")
+        if reserved := next((name for name in spec.env if name.startswith(_RESERVED)), None):
+            raise OrderRejected(f"its environment has {reserved}")
         whole = checked(self._registry, spec, self._config)
         if reason := self._registry.get(spec.backend).why_no_pool(spec):
             raise OrderRejected(reason)
@@ -263,13 +263,13 @@ class WarmPool:
     ) -> None:
         try:
             if spare.state is not WarmSandboxState.LEAVING and self._is_stale(spare, wanted, alike):
-                if not await self._db.write(lambda tx: self.table.let_go(tx, spare.id)):
+                if not await self._db.write(lambda tx: self.table.retire(tx, spare.id)):
                     return
                 spare = msgspec.structs.replace(spare, state=WarmSandboxState.LEAVING)
             if spare.state is WarmSandboxState.LEAVING:
                 await self._remove(spare)
             else:
-                await self._see_to(spare)
+                await self._advance(spare)
         except AgentsvcError as exc:
             # What cannot be reached now is looked at again.
             extra = {"sandbox_id": spare.id, "reason": exc.log_text}
@@ -277,7 +277,7 @@ class WarmPool:
             if not exc.retryable or (
                 spare.state is WarmSandboxState.MAKING and self._is_late(spare)
             ):
-                await self._give_up(spare, exc.message)
+                await self._discard(spare, exc.message)
 
     def _is_stale(
         self, spare: WarmSandbox, wanted: dict[str, Spec], alike: Sequence[WarmSandbox]
@@ -293,7 +293,7 @@ class WarmPool:
     def _is_late(self, spare: WarmSandbox) -> bool:
         return now() - spare.created_at > timedelta(seconds=self._config.start_seconds)
 
-    async def _see_to(self, spare: WarmSandbox) -> None:
+    async def _advance(self, spare: WarmSandbox) -> None:
         """Make one go on being made, or see now and then whether it is still good."""
         if self._seen.get(spare.id, -math.inf) > monotonic() - self._config.sweep_seconds:
             return
@@ -310,34 +310,34 @@ class WarmPool:
                 await self._db.write(lambda tx: save(tx, made))
             report = await backend.inspect(handle) if handle else Report(phase=Phase.GONE)
         if report.phase is Phase.RUNNING:
-            await self._take_in(spare, handle, report)
+            await self._mark_ready(spare, handle, report)
         elif report.phase is not Phase.STARTING or self._is_late(spare):
-            await self._give_up(spare, report.reason or str(report.phase))
+            await self._discard(spare, report.reason or str(report.phase))
 
-    async def _take_in(self, spare: WarmSandbox, handle: Handle | None, report: Report) -> None:
+    async def _mark_ready(self, spare: WarmSandbox, handle: Handle | None, report: Report) -> None:
         if spare.state is WarmSandboxState.READY:
             self._seen[spare.id] = monotonic()
             return
         end = _agent_of(report)
         if end is None:
-            await self._give_up(spare, "it has no agent server")
+            await self._discard(spare, "it has no agent server")
             return
         agent = self._connect(spare.backend, handle, end, spare.key)
         if await agent.init_state() is not InitState.DORMANT:
-            await self._give_up(spare, "its agent server does not wait to be told for whom it is")
+            await self._discard(spare, "its agent server does not wait to be told for whom it is")
             return
         self._failures.pop(spare.spec.id, None)
         await self._db.write(lambda tx: self.table.set_ready(tx, spare.id, report.endpoints))
         log.info("warm pool sandbox ready", extra={"sandbox_id": spare.id, "spec": spare.spec.id})
-        self.look_soon()
+        self.refill_soon()
 
-    async def _give_up(self, spare: WarmSandbox, reason: str) -> None:
+    async def _discard(self, spare: WarmSandbox, reason: str) -> None:
         count = self._failures.get(spare.spec.id, _Failures()).count + 1
         pause = min(_FIRST_PAUSE_SECONDS * 2 ** min(count, 20), _LAST_PAUSE_SECONDS)
         self._failures[spare.spec.id] = _Failures(count=count, until=monotonic() + pause)
         extra = {"sandbox_id": spare.id, "spec": spare.spec.id, "reason": reason}
         log.warning("warm pool sandbox discarded", extra=extra)
-        await self._db.write(lambda tx: self.table.let_go(tx, spare.id))
+        await self._db.write(lambda tx: self.table.retire(tx, spare.id))
 
     async def _remove(self, spare: WarmSandbox) -> None:
         try:
@@ -381,5 +381,5 @@ def _is_like(one: WarmSandbox, other: WarmSandbox) -> bool:
     return one.spec.id == other.spec.id and one.state is not WarmSandboxState.LEAVING
 
 
-def _not_yet(report: Report, reason: str) -> Report:
+def _as_starting(report: Report, reason: str) -> Report:
     return msgspec.structs.replace(report, phase=Phase.STARTING, reason=reason)

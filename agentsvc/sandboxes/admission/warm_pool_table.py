@@ -26,7 +26,7 @@ class WarmSandboxState(StrEnum):
     """It is to be removed, and nobody gets it any more."""
     CLAIMED = "claimed"
     """It has a record as somebody's sandbox, and was not told yet for whom it is."""
-    TOLD = "told"
+    ASSIGNED = "told"
 
 
 class WarmSandbox(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +83,7 @@ class WarmPoolTable:
         """Delete the row of one that is nothing but somebody's sandbox from now on."""
         await tx.run("DELETE FROM spares WHERE id = :id", {"id": spare_id})
 
-    async def let_go(self, tx: Transaction, spare_id: str) -> bool:
+    async def retire(self, tx: Transaction, spare_id: str) -> bool:
         """Store that one is to be removed; say whether it still could be."""
         changed = await tx.run(
             "UPDATE spares SET state = 'leaving' WHERE id = :id AND state IN ('making', 'ready', 'leaving')",
@@ -92,7 +92,7 @@ class WarmPoolTable:
         return changed > 0
 
     @staticmethod
-    async def let_all_go(tx: Transaction) -> int:
+    async def retire_all(tx: Transaction) -> int:
         """Store that all that nobody has are to be removed; return how many."""
         return await tx.run(
             "UPDATE spares SET state = 'leaving' WHERE state IN ('making', 'ready')", {}
