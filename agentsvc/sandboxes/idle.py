@@ -51,18 +51,17 @@ class IdleSandboxes:
         noted = self._usage.latest(unused.id, unused.active_at)
         return max(noted, self._usage.since) if unused.may_pause else noted
 
-    def reclaims(self, unused: UnusedSandbox) -> bool:
-        """Whether the memory of a sandbox could be pushed out if it is paused."""
-        return can_reclaim(self._registry, unused.backend)
+    def possible_rests(self, unused: UnusedSandbox) -> dict[str, bool]:
+        """Say what could be done with the memory of a sandbox if it is paused, as `due` takes it."""
+        return {
+            "reclaims": can_reclaim(self._registry, unused.backend),
+            "hibernates": can_hibernate(self._registry, unused.backend),
+        }
 
     def takes_memory_here(self, unused: UnusedSandbox) -> bool:
         """Whether a sandbox has its memory from this machine."""
         has_memory = unused.may_pause or unused.paused_as in TAKES_MEMORY
         return has_memory and self._registry.runs_here(unused.backend)
-
-    def hibernates(self, unused: UnusedSandbox) -> bool:
-        """Whether the memory of a sandbox could be kept on disk if it is paused."""
-        return can_hibernate(self._registry, unused.backend)
 
     async def is_culled(self, sandbox: Sandbox) -> bool:
         """Whether it rests because nobody needed it, or to make room, and not for its user."""

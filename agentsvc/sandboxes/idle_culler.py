@@ -61,13 +61,7 @@ class IdleCuller:
     async def _apply(self, unused: UnusedSandbox) -> None:
         rules = await rules_for(unused, self._settings, self._defaults)
         idle = now() - self._sandboxes.idle.last_use(unused)
-        target = due(
-            rules,
-            unused,
-            idle,
-            reclaims=self._sandboxes.idle.reclaims(unused),
-            hibernates=self._sandboxes.idle.hibernates(unused),
-        )
+        target = due(rules, unused, idle, **self._sandboxes.idle.possible_rests(unused))
         if target is not None:
             await self._cull(unused.id, target)
 
@@ -86,12 +80,8 @@ class IdleCuller:
             available = await asyncio.to_thread(available_bytes)
             if available is None or available >= self._config.min_available_memory:
                 return
-            target = deeper(
-                one,
-                reclaims=self._sandboxes.idle.reclaims(one),
-                hibernates=self._sandboxes.idle.hibernates(one),
-                stops=self._config.stop_under_pressure,
-            )
+            rests = self._sandboxes.idle.possible_rests(one)
+            target = deeper(one, stops=self._config.stop_under_pressure, **rests)
             if target is not None and await self._cull(one.id, target):
                 log.info(
                     "memory low, idle sandbox culled",

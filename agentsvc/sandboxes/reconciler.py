@@ -421,19 +421,10 @@ class Reconciler:
     async def _put_off(self, sandbox: Sandbox, exc: AgentsvcError) -> _Progress:
         is_first_start = sandbox.phase is None or sandbox.target is Target.RESTARTED
         is_over = is_first_start and sandbox.ready_by < now()
-        if is_over or exc.message != sandbox.reason:
-            log.warning(
-                "sandbox cannot be started"
-                if is_over
-                else "backend unavailable, sandbox state kept",
-                extra={
-                    "sandbox_id": sandbox.id,
-                    "code": exc.code,
-                    "reason": exc.log_text,
-                },
-            )
-            store = self._table.set_failed if is_over else self._table.set_reason
-            await self._write(sandbox, lambda tx: store(tx, sandbox.id, exc.message))
+        event = (
+            "sandbox cannot be started" if is_over else "backend unavailable, sandbox state kept"
+        )
+        await self._note_failure(sandbox, exc, event, is_final=is_over)
         # One that was seen at its target waits for the sweep; others are tried again soon.
         is_at_rest = is_over or is_settled(
             sandbox.target, sandbox.phase, paused_as=sandbox.paused_as
@@ -441,21 +432,30 @@ class Reconciler:
         return _Progress.SETTLED if is_at_rest else _Progress.BLOCKED
 
     async def _give_up(self, sandbox: Sandbox, action: Action, exc: AgentsvcError) -> _Progress:
-        has_failed = action in (Action.CREATE, Action.RESTART, Action.RESUME)
-        if has_failed or exc.message != sandbox.reason:
-            log.error(
-                "sandbox step failed",
-                extra={
-                    "sandbox_id": sandbox.id,
-                    "action": str(action),
-                    "code": exc.code,
-                    "reason": exc.log_text,
-                },
-                exc_info=exc if isinstance(exc, BackendBroken) else None,
-            )
-            store = self._table.set_failed if has_failed else self._table.set_reason
-            await self._write(sandbox, lambda tx: store(tx, sandbox.id, exc.message))
+        is_final = action in (Action.CREATE, Action.RESTART, Action.RESUME)
+        event = "sandbox step failed"
+        await self._note_failure(sandbox, exc, event, is_final=is_final, action=str(action))
         return _Progress.SETTLED
+
+    async def _note_failure(
+        self, sandbox: Sandbox, exc: AgentsvcError, event: str, *, is_final: bool, **facts: str
+    ) -> None:
+        """Log and store why a step failed, unless that is known; a final failure is one of the sandbox."""
+        if not is_final and exc.message == sandbox.reason:
+            return
+        log.log(
+            logging.WARNING if exc.retryable else logging.ERROR,
+            event,
+            extra={
+                "sandbox_id": sandbox.id,
+                **facts,
+                "code": exc.code,
+                "reason": exc.log_text,
+            },
+            exc_info=exc if isinstance(exc, BackendBroken) else None,
+        )
+        store = self._table.set_failed if is_final else self._table.set_reason
+        await self._write(sandbox, lambda tx: store(tx, sandbox.id, exc.message))
 
     async def _save_handle(self, handle: Handle) -> None:
         await self._db.write(lambda tx: self._table.set_handle(tx, handle))
