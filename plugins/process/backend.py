@@ -56,7 +56,7 @@ from . import (
     sandbox_directory,
     zygote,
 )
-from .handles import find_all, place_of, to_handle, told_temp, tree_of
+from .handles import find_all, folder_of, temp_of, to_handle, tree_of
 from .host_features import HostFeatures
 from .inspection import Inspection, look_at, state_of_this_boot
 from .layers import Layers
@@ -130,8 +130,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         self._zygote.confine(self._features.confinement())
         if agent_version():
             self._zygote.begin()
-        for place, record in await reach(self._records):
-            await self._doors.open_again(place, record)
+        for folder, record in await reach(self._records):
+            await self._doors.open_again(folder, record)
 
     async def close(self) -> None:
         """Close the doors; sandboxes go on and wait for the next server to open them."""
@@ -185,21 +185,21 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
         """Start the command again on the same files; raises Conflict if they are gone."""
         self._check(order)
-        place = self._place(handle)
-        inspection = await self._inspect(place, handle)
+        folder = self._folder(handle)
+        inspection = await self._inspect(folder, handle)
         if not inspection.exists:
             raise Conflict("The sandbox cannot be started again: its files are gone")
         if inspection.phase is not Phase.FAILED and not inspection.is_ended:
             return handle
         await self._end(self._tree(inspection, handle), grace_seconds=0)
-        await finish(place.forget_run)
+        await finish(folder.forget_run)
         return await self._start(order, save)
 
     async def inspect(self, handle: Handle) -> Report:
         """Look at the record, the processes and, unless paused, the awaited ports."""
-        place = self._place(handle)
+        folder = self._folder(handle)
         async with self._looking:
-            inspection = await reach(lambda: look_at(place, self._mark(handle)))
+            inspection = await reach(lambda: look_at(folder, self._mark(handle)))
         inspection = await self._finished(inspection, handle)
         phase = inspection.phase
         if phase is Phase.GONE:
@@ -208,7 +208,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             tree = self._tree(inspection, handle)
             answers = await listening.answers(inspection, tree, self.config.connect_seconds)
             phase = Phase.RUNNING if answers else Phase.STARTING
-        shut = await self._doors.why_stuck(place, inspection.record)
+        shut = await self._doors.why_stuck(folder, inspection.record)
         sockets = inspection.sockets()
         return Report(
             phase=phase,
@@ -228,10 +228,10 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     async def confirm(self, handle: Handle, endpoint: Endpoint, source_port: int) -> bool:
         """Say whether the other end, in the machine's network, is a process of the sandbox."""
-        place = self._place(handle)
+        folder = self._folder(handle)
 
         def seen() -> bool:
-            state = state_of_this_boot(place)
+            state = state_of_this_boot(folder)
             if state is None or state.ports.get(endpoint.name) != endpoint.port:
                 return False
             tree = Tree(mark=self._mark(handle), root=state.shim)
@@ -245,8 +245,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     async def delete(self, handle: Handle) -> None:
         """End every process, then remove every file; see `ProcessConfig` for how long."""
-        place = self._place(handle)
-        inspection = await self._inspect(place, handle)
+        folder = self._folder(handle)
+        inspection = await self._inspect(folder, handle)
         tree = self._tree(inspection, handle)
         await self._end(
             tree, grace_seconds=0 if inspection.phase is Phase.PAUSED else self.config.stop_seconds
@@ -254,7 +254,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         await self._doors.close(handle.sandbox_id)
         await self._layers.abandon(handle.sandbox_id)
         async with self._removing:
-            await finish(lambda: self._remove(place, inspection, handle))
+            await finish(lambda: self._remove(folder, inspection, handle))
         self._meters.pop(handle.sandbox_id, None)
         self._tries.forget(handle.sandbox_id)
 
@@ -263,7 +263,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         inspection = await self._running(handle)
         tree = self._tree(inspection, handle)
         if not inspection.is_ended:
-            await finish(lambda: pausing.pause(inspection.place, tree, self.config.pause_seconds))
+            await finish(lambda: pausing.pause(inspection.folder, tree, self.config.pause_seconds))
 
     async def reclaim(self, handle: Handle) -> None:
         """Push the memory of every process out; what is shared with the zygote stays.
@@ -281,7 +281,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             return
         self._tries.count(handle.sandbox_id)
         now_at = await pausing.push_out(self._tree(inspection, handle))
-        await finish(lambda: pausing.note_memory(inspection.place, now_at))
+        await finish(lambda: pausing.note_memory(inspection.folder, now_at))
         # What it took before is not what it takes now.
         self._meters.pop(handle.sandbox_id, None)
 
@@ -290,13 +290,13 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         inspection = await self._running(handle)
         tree = self._tree(inspection, handle)
         if not inspection.is_ended:
-            await finish(lambda: inspection.place.write_pause(Pause(is_done=False, ends=True)))
+            await finish(lambda: inspection.folder.write_pause(Pause(is_done=False, ends=True)))
         elif not inspection.is_half_paused:
             return
         await self._end(
             tree, grace_seconds=0 if inspection.phase is Phase.PAUSED else self.config.stop_seconds
         )
-        await finish(lambda: inspection.place.write_pause(Pause(is_done=True, ends=True)))
+        await finish(lambda: inspection.folder.write_pause(Pause(is_done=True, ends=True)))
 
     async def resume(self, handle: Handle) -> Handle:
         """Let every process run again; raises Conflict where the command has ended."""
@@ -304,7 +304,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         if inspection.is_ended:
             raise Conflict("The sandbox was stopped, and has to be started again")
         tree = self._tree(inspection, handle)
-        await finish(lambda: pausing.resume(inspection.place, tree))
+        await finish(lambda: pausing.resume(inspection.folder, tree))
         self._tries.forget(handle.sandbox_id)
         return handle
 
@@ -325,11 +325,13 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     ) -> None:
         """Copy what has changed of the home and the workspace, beside them."""
         inspection = await self._running(handle)
-        await self._layers.take(inspection.place, checkpoint_id, keep=keep, max_bytes=max_bytes)
+        await self._layers.keep_checkpoint(
+            inspection.folder, checkpoint_id, keep=keep, max_bytes=max_bytes
+        )
 
     async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
         """List the checkpoints in the directory of a sandbox."""
-        found = await self._layers.checkpoints(self._place(handle))
+        found = await self._layers.checkpoints(self._folder(handle))
         return [
             Checkpoint(id=name, created_at=datetime.fromtimestamp(begun / 1e9, UTC))
             for name, begun in found
@@ -353,7 +355,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         if inspection.phase is Phase.PAUSED or inspection.record is None:
             raise Conflict("The sandbox is paused and runs no commands")
         request = control.Request(
-            token=await reach(inspection.place.read_control_token),
+            token=await reach(inspection.folder.read_control_token),
             argv=tuple(argv),
             env=dict(env),
             time_limit=time_limit,
@@ -371,29 +373,29 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     async def logs(self, handle: Handle, *, tail: int, follow: bool) -> AsyncIterator[LogLine]:
         """Yield what the command wrote, with the values of its secrets masked."""
-        place = self._place(handle)
-        file = LogFile(place.log)
+        folder = self._folder(handle)
+        file = LogFile(folder.log)
         for line in await reach(lambda: file.tail(tail)):
             yield line
-        while follow and await reach(place.exists):
+        while follow and await reach(folder.exists):
             for line in await reach(file.more):
                 yield line
             await asyncio.sleep(_FOLLOW_SECONDS)
 
     async def usage(self, handle: Handle) -> Usage | None:
         """Read it from the control groups, or from the processes."""
-        place = self._place(handle)
+        folder = self._folder(handle)
 
-        def take() -> Usage | None:
-            state = state_of_this_boot(place)
+        def measure() -> Usage | None:
+            state = state_of_this_boot(folder)
             meter = self._meters.setdefault(handle.sandbox_id, Meter())
-            found = meter.take(state) if state is not None else None
+            found = meter.measure(state) if state is not None else None
             if found is None:
                 self._meters.pop(handle.sandbox_id, None)
             return found
 
         async with self._measuring:
-            return await reach(take)
+            return await reach(measure)
 
     async def give_way(self, handles: Sequence[Handle]) -> None:
         """Lower the priority of their agent servers, and let that of others be as before."""
@@ -406,7 +408,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         self.context.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         bubblewrap.forget_trials(self.context.state_dir)
         self._layers.sweep()
-        there = {place.sandbox_id: record.user for place, record in self._records()}
+        there = {folder.sandbox_id: record.user for folder, record in self._records()}
         self._features.find(self.context.state_dir, there)
         user = self._features.users.any()
         self._layers.overlays.find(user, is_wanted=self.config.use_overlayfs)
@@ -420,12 +422,12 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             log.warning("sandboxes cannot be paused yet to make room", extra={"reason": exc.detail})
 
     def _running_state(self, sandbox_id: str) -> sandbox_directory.State | None:
-        place = sandbox_directory.find_place(self.context.state_dir, sandbox_id)
-        return state_of_this_boot(place) if place is not None else None
+        folder = sandbox_directory.find_folder(self.context.state_dir, sandbox_id)
+        return state_of_this_boot(folder) if folder is not None else None
 
     def _records(self) -> list[tuple[SandboxDirectory, sandbox_directory.Record]]:
-        found = sandbox_directory.list_places(self.context.state_dir, self.context.instance_id)
-        return [(place, record) for place, _ in found if (record := place.read_record())]
+        found = sandbox_directory.list_folders(self.context.state_dir, self.context.instance_id)
+        return [(folder, record) for folder, _ in found if (record := folder.read_record())]
 
     def _probe(self) -> Health:
         free = shutil.disk_usage(self.context.state_dir).free
@@ -452,33 +454,33 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         return Health(ok=True, reason=hint, facts=facts, advice=advice)
 
     async def _start(self, order: Order, save: SaveHandle) -> Handle:
-        place = sandbox_directory.find_place(self.context.state_dir, order.sandbox_id)
-        if place is None:
+        folder = sandbox_directory.find_folder(self.context.state_dir, order.sandbox_id)
+        if folder is None:
             raise OrderRejected("The sandbox's id cannot name a directory")
         plan = launch.Plan(
             instance_id=self.context.instance_id,
-            place=place,
+            folder=folder,
             order=order,
             config=self.config,
             features=self._features,
             temp_root=self._temp_root,
             way_out=await reach(self._features.way_out),
         )
-        await self._layers.attach(place)
+        await self._layers.attach(folder)
         record = await finish(plan.prepare)
         if order.layer:
-            await self._layers.begin(place, order.layer, record.user)
+            await self._layers.begin(folder, order.layer, record.user)
         elif order.copy_of:
-            other = sandbox_directory.find_place(self.context.state_dir, order.copy_of)
+            other = sandbox_directory.find_folder(self.context.state_dir, order.copy_of)
             if other is None:
                 raise OrderRejected("The id of the sandbox to copy cannot name a directory")
-            await self._layers.begin_as(place, other, record.user)
-        await self._layers.finish_rollback(place, record.user)
-        await self._doors.open(place, record)
+            await self._layers.begin_as(folder, other, record.user)
+        await self._layers.finish_rollback(folder, record.user)
+        await self._doors.open(folder, record)
         loan = await self._lend(order)
         try:
             lent = msgspec.structs.replace(plan, loan=loan)
-            handle = await finish(lambda: to_handle(place, lent.carry_out()))
+            handle = await finish(lambda: to_handle(folder, lent.carry_out()))
         finally:
             loan.close()
         await save(handle)
@@ -496,9 +498,9 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         self._why_no_reclaim = self._features.why_no_reclaim()
         return find_all(self.context.state_dir, self._temp_root, self.context.instance_id)
 
-    def _remove(self, place: SandboxDirectory, inspection: Inspection, handle: Handle) -> None:
+    def _remove(self, folder: SandboxDirectory, inspection: Inspection, handle: Handle) -> None:
         mark = self._mark(handle)
-        known = inspection.record.temp if inspection.record else told_temp(handle)
+        known = inspection.record.temp if inspection.record else temp_of(handle)
         sandbox_directory.remove_temps(mark, self._temp_root, known)
         held = self._features.groups.legacy_paths(launch.group_name(mark))
         held += [Path(path) for path in (inspection.state.joined if inspection.state else ())]
@@ -506,9 +508,9 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             held.append(group)
         for group in held:
             cgroup.remove(group)
-        self._layers.forget(place)
-        place.remove()
-        self._features.users.give_up(handle.sandbox_id)
+        self._layers.forget(folder)
+        folder.remove()
+        self._features.users.release(handle.sandbox_id)
 
     # Shared parts
 
@@ -516,8 +518,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         check(order)
         self.check_fences(order)
 
-    def _place(self, handle: Handle) -> SandboxDirectory:
-        return place_of(handle, self.context.state_dir)
+    def _folder(self, handle: Handle) -> SandboxDirectory:
+        return folder_of(handle, self.context.state_dir)
 
     def _mark(self, handle: Handle) -> str:
         return mark_of(self.context.instance_id, handle.sandbox_id)
@@ -525,8 +527,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     def _tree(self, inspection: Inspection, handle: Handle) -> Tree:
         return tree_of(inspection, handle, self._mark(handle), self._features.groups.unified)
 
-    async def _inspect(self, place: SandboxDirectory, handle: Handle) -> Inspection:
-        inspection = await reach(lambda: look_at(place, self._mark(handle)))
+    async def _inspect(self, folder: SandboxDirectory, handle: Handle) -> Inspection:
+        inspection = await reach(lambda: look_at(folder, self._mark(handle)))
         return await self._finished(inspection, handle)
 
     async def _finished(self, inspection: Inspection, handle: Handle) -> Inspection:
@@ -534,21 +536,21 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
         def catch_up() -> None:
             tree = self._tree(inspection, handle)
-            pause = inspection.place.read_pause()
+            pause = inspection.folder.read_pause()
             if inspection.is_orphaned:
                 tree.kill()
             elif pause is not None and not pause.is_done:
                 if pause.ends:
-                    pausing.finish_stop(inspection.place, tree)
+                    pausing.finish_stop(inspection.folder, tree)
                 else:
-                    pausing.finish_pause(inspection.place, tree, self.config.pause_seconds)
+                    pausing.finish_pause(inspection.folder, tree, self.config.pause_seconds)
 
         if inspection.is_orphaned or inspection.is_half_paused:
             await reach(catch_up)
         return inspection
 
     async def _running(self, handle: Handle) -> Inspection:
-        inspection = await self._inspect(self._place(handle), handle)
+        inspection = await self._inspect(self._folder(handle), handle)
         if inspection.phase is Phase.GONE:
             raise Conflict("The sandbox does not exist any more")
         if inspection.phase is Phase.FAILED:
@@ -562,7 +564,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         inspection = await self._running(handle)
         if inspection.paused_as is not PausedAs.STOPPED:
             raise Conflict("The sandbox is not stopped; its files may change")
-        return inspection.place
+        return inspection.folder
 
     async def _end(self, tree: Tree, *, grace_seconds: float) -> None:
         if grace_seconds > 0 and await reach(tree.terminate):

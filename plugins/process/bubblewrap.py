@@ -293,8 +293,8 @@ def arguments(view: View, *, has_filter: bool) -> list[str]:
 
 def can_show_workspace(shown: Iterable[Path]) -> bool:
     """Say whether nothing else is shown where `WORKSPACE` is, such as a data directory below it."""
-    place = Path(WORKSPACE)
-    return not any(one.is_relative_to(place) or place.is_relative_to(one) for one in shown)
+    folder = Path(WORKSPACE)
+    return not any(one.is_relative_to(folder) or folder.is_relative_to(one) for one in shown)
 
 
 def fork_server_files(user: int) -> dict[str, bytes]:

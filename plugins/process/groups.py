@@ -245,8 +245,8 @@ def _mounts() -> Iterator[Mount]:
         path = next((own[name] for name in names if name in own), None)
         below = _below(path, root) if path is not None else None
         if below is not None:
-            place = Path(point.replace(r"\040", " ")) / below
-            yield Mount(controllers=names - {""}, is_unified=kind == "cgroup2", own=place)
+            folder = Path(point.replace(r"\040", " ")) / below
+            yield Mount(controllers=names - {""}, is_unified=kind == "cgroup2", own=folder)
 
 
 def _own_paths() -> Iterator[tuple[str, str]]:

@@ -14,11 +14,11 @@ from .tree import Tree, marks, snapshot
 HANDLE_VERSION: Final = 1
 
 
-def to_handle(place: SandboxDirectory, record: Record | None) -> Handle:
+def to_handle(folder: SandboxDirectory, record: Record | None) -> Handle:
     """Return the handle of a sandbox that has a directory."""
-    state = place.read_state()
+    state = folder.read_state()
     return Handle(
-        sandbox_id=place.sandbox_id,
+        sandbox_id=folder.sandbox_id,
         version=HANDLE_VERSION,
         data={
             "temp": record.temp if record else "",
@@ -27,17 +27,17 @@ def to_handle(place: SandboxDirectory, record: Record | None) -> Handle:
     )
 
 
-def place_of(handle: Handle, state_dir: Path) -> SandboxDirectory:
+def folder_of(handle: Handle, state_dir: Path) -> SandboxDirectory:
     """Return where the files of a sandbox are; raises HandleTooNew and OrderRejected."""
     if handle.version > HANDLE_VERSION:
         raise HandleTooNew(
             "The sandbox was made by a newer version of the process backend",
             detail=f"handle version {handle.version}",
         )
-    place = sandbox_directory.find_place(state_dir, handle.sandbox_id)
-    if place is None:
+    folder = sandbox_directory.find_folder(state_dir, handle.sandbox_id)
+    if folder is None:
         raise OrderRejected("The sandbox's id cannot name a directory")
-    return place
+    return folder
 
 
 def tree_of(inspection: Inspection, handle: Handle, mark: str, groups: Path | None) -> Tree:
@@ -52,7 +52,7 @@ def tree_of(inspection: Inspection, handle: Handle, mark: str, groups: Path | No
     return Tree(mark=mark, group=launch.group_path(groups, mark))
 
 
-def told_temp(handle: Handle) -> str:
+def temp_of(handle: Handle) -> str:
     """Return the temporary directory that a handle names, unless it can be none of ours.
 
     The handle may come from a restored database, and what it names is removed with all its files.
@@ -64,8 +64,8 @@ def told_temp(handle: Handle) -> str:
 def find_all(state_dir: Path, temp_root: Path, instance_id: str) -> list[Found]:
     """Return what has a directory, a temporary directory or a process of an instance."""
     found = {
-        place.sandbox_id: Found(handle=to_handle(place, place.read_record()), created_at=made)
-        for place, made in sandbox_directory.list_places(state_dir, instance_id)
+        folder.sandbox_id: Found(handle=to_handle(folder, folder.read_record()), created_at=made)
+        for folder, made in sandbox_directory.list_folders(state_dir, instance_id)
     }
     # Anything below is left of a sandbox whose directory is gone.
     left = [(mark, {"temp": str(path)}) for path, mark in sandbox_directory.list_temps(temp_root)]

@@ -51,7 +51,7 @@ _OVER: Final = {
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """What was seen, and the phase and reason that follow from it."""
 
-    place: SandboxDirectory
+    folder: SandboxDirectory
     exists: bool
     record: Record | None = None
     state: State | None = None
@@ -135,33 +135,33 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         """Return the agent's directory."""
         if self.record is None:
             return ""
-        top = Path(WORKSPACE) if self.record.has_fixed_paths else self.place.workspace
+        top = Path(WORKSPACE) if self.record.has_fixed_paths else self.folder.workspace
         return str(top / self.record.working_dir)
 
 
-def look_at(place: SandboxDirectory, mark: str) -> Inspection:
+def look_at(folder: SandboxDirectory, mark: str) -> Inspection:
     """Look at a sandbox; OSError if that is not possible now."""
-    if not place.exists():
-        return _without_directory(place, mark)
-    record = place.read_record()
-    if (pause := place.read_pause()) is not None and pause.ends:
+    if not folder.exists():
+        return _without_directory(folder, mark)
+    record = folder.read_record()
+    if (pause := folder.read_pause()) is not None and pause.ends:
         return Inspection(
-            place=place,
+            folder=folder,
             exists=True,
             record=record,
-            state=state_of_this_boot(place),
+            state=state_of_this_boot(folder),
             phase=Phase.PAUSED,
             is_half_paused=not pause.is_done,
             is_ended=True,
         )
     deadline = monotonic() + _SETTLE_SECONDS
-    while (state := place.read_state()) is not None:
-        is_last = monotonic() > deadline or place.read_pause() is not None
-        inspection = _inspect_processes(place, record, state, is_last=is_last)
+    while (state := folder.read_state()) is not None:
+        is_last = monotonic() > deadline or folder.read_pause() is not None
+        inspection = _inspect_processes(folder, record, state, is_last=is_last)
         if inspection is not None:
             return inspection
         time.sleep(_POLL_SECONDS)
-    return _without_state(place, record, mark)
+    return _without_state(folder, record, mark)
 
 
 def describe_exit(code: int | None, reason: str, last_line: str) -> str:
@@ -178,15 +178,15 @@ def describe_exit(code: int | None, reason: str, last_line: str) -> str:
     return f"{reason}: {last_line}" if last_line else reason
 
 
-def state_of_this_boot(place: SandboxDirectory) -> State | None:
+def state_of_this_boot(folder: SandboxDirectory) -> State | None:
     """Return what the shim wrote, unless that was before this machine was started."""
     # The pids in an older one are other processes' by now.
-    state = place.read_state()
+    state = folder.read_state()
     return state if state is not None and state.boot == boot_id() else None
 
 
-def _without_directory(place: SandboxDirectory, mark: str) -> Inspection:
-    seen = Inspection(place=place, exists=False, phase=Phase.GONE)
+def _without_directory(folder: SandboxDirectory, mark: str) -> Inspection:
+    seen = Inspection(folder=folder, exists=False, phase=Phase.GONE)
     if not Tree(mark=mark).members():
         return seen
     return msgspec.structs.replace(
@@ -198,22 +198,22 @@ def _without_directory(place: SandboxDirectory, mark: str) -> Inspection:
     )
 
 
-def _without_state(place: SandboxDirectory, record: Record | None, mark: str) -> Inspection:
-    seen = Inspection(place=place, exists=True, record=record, phase=Phase.STARTING)
+def _without_state(folder: SandboxDirectory, record: Record | None, mark: str) -> Inspection:
+    seen = Inspection(folder=folder, exists=True, record=record, phase=Phase.STARTING)
     if Tree(mark=mark).members():
         return seen
     # It may have got there while the process table was read.
-    if place.read_state() is not None:
-        return look_at(place, mark)
+    if folder.read_state() is not None:
+        return look_at(folder, mark)
     return _failed(seen, None, "it was never started", Cause.NOT_STARTED)
 
 
 def _inspect_processes(
-    place: SandboxDirectory, record: Record | None, state: State, *, is_last: bool
+    folder: SandboxDirectory, record: Record | None, state: State, *, is_last: bool
 ) -> Inspection | None:
     if state.boot != boot_id():
         # The pids in the state are other processes' by now.
-        seen = Inspection(place=place, exists=True, record=record, phase=Phase.FAILED)
+        seen = Inspection(folder=folder, exists=True, record=record, phase=Phase.FAILED)
         if state.exit is None:
             return _failed(seen, None, _RESTARTED, Cause.HOST_RESTARTED)
         return _ended(seen, state.exit)
@@ -222,8 +222,8 @@ def _inspect_processes(
     if not is_held:
         reap(state.shim)
     # What is written before a process ends is read after having seen that it has ended.
-    state = place.read_state() or state
-    seen = Inspection(place=place, exists=True, record=record, state=state, phase=Phase.RUNNING)
+    state = folder.read_state() or state
+    seen = Inspection(folder=folder, exists=True, record=record, state=state, phase=Phase.RUNNING)
     if state.exit is not None:
         return _ended(seen, state.exit)
     if not is_held:
@@ -264,7 +264,7 @@ def _show(size: int | None) -> str:
 
 def _paused_or_not(seen: Inspection, state: State) -> Inspection:
     seen = msgspec.structs.replace(seen, reason=_notice(seen, state))
-    pause = seen.place.read_pause()
+    pause = seen.folder.read_pause()
     if pause is None:
         return seen
     if not pause.is_done:
@@ -291,5 +291,5 @@ def _failed(
         phase=Phase.FAILED,
         exit_code=code,
         cause=cause or cause_of_exit(code),
-        reason=describe_exit(code, reason, seen.place.last_line()),
+        reason=describe_exit(code, reason, seen.folder.last_line()),
     )

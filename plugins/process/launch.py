@@ -49,7 +49,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """One launch: for which sandbox, where, and with what."""
 
     instance_id: str
-    place: SandboxDirectory
+    folder: SandboxDirectory
     order: Order
     config: ProcessConfig
     features: HostFeatures
@@ -66,7 +66,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         What was made for another user than it is to be now is handed over.
         """
         order = self.order
-        record = self.place.make(
+        record = self.folder.make(
             lambda: sandbox_directory.new_record(
                 self.instance_id,
                 order,
@@ -75,7 +75,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                 way_out=self.way_out,
             )
         )
-        if self.place.read_state() is not None:
+        if self.folder.read_state() is not None:
             return record
         # What was made before has from now on what a new one would have.
         is_boxed = bool(self.features.bubblewrap.program)
@@ -83,11 +83,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         shown = (*self._own(), *self.features.bubblewrap.readable)
         is_fixed = is_boxed and bubblewrap.can_show_workspace(shown)
         changed = msgspec.structs.replace(changed, has_fixed_paths=is_fixed)
-        record = self.place.renew(record, changed)
+        record = self.folder.renew(record, changed)
         if os.geteuid() != 0:
             return record
-        user = self.features.users.take(order.sandbox_id, record.user) if is_boxed else 0
-        return self.place.assign(record, user)
+        user = self.features.users.assign(order.sandbox_id, record.user) if is_boxed else 0
+        return self.folder.assign(record, user)
 
     def carry_out(self) -> Record:
         """Make what is missing and start the shim, unless it runs or has run.
@@ -97,7 +97,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         record = self.prepare()
         mark = sandbox_directory.mark_of(self.instance_id, self.order.sandbox_id)
         temp = sandbox_directory.make_temp(record.temp, mark, record.user)
-        if self.place.read_state() is None:
+        if self.folder.read_state() is None:
             self._start_shim(mark, self._orders(mark, record, temp))
         return record
 
@@ -108,9 +108,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "env": self._environment(mark, record, temp),
             "ports": [[port.name, port.number] for port in self.order.ports],
             "passed": passed_port(self.order.command or ()),
-            "cwd": str(self.place.agent),
-            "workspace": str(self.place.workspace / record.working_dir),
-            "control_token": self.place.make_control_token(),
+            "cwd": str(self.folder.agent),
+            "workspace": str(self.folder.workspace / record.working_dir),
+            "control_token": self.folder.make_control_token(),
             "wrap": [],
         }
         return {
@@ -119,7 +119,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "loan": _LOAN if self.loan.number >= 0 else None,
             **self._limits(mark, temp),
             **self._confined(inside["argv"], temp),
-            "directory": str(self.place.directory),
+            "directory": str(self.folder.directory),
             "control": str(control_path(record.temp)),
             "secrets": [value.reveal() for value in self.order.secret_env.values()],
             "cgroup": str(group_path(self.features.groups.unified, mark) or ""),
@@ -148,7 +148,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def _counted(self, temp: Path) -> dict[str, Any]:
         """Say which files count as the sandbox's: of a layer below them, only what it has changed."""
-        over = overlays.changes(self.place)
+        over = overlays.changes(self.folder)
         seen = [part.seen for part in over]
         named = [path for path in (*self._own(), temp) if path not in seen]
         return {
@@ -166,7 +166,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return {"argv": [*prefix, *argv], "wrap": prefix}
 
     def _own(self) -> tuple[Path, ...]:
-        return (self.place.workspace, self.place.home, self.place.agent)
+        return (self.folder.workspace, self.folder.home, self.folder.agent)
 
     def _box(self, mark: str, record: Record, temp: Path, inside: dict[str, Any]) -> dict[str, Any]:
         carrier = _find_uplink() if record.way_out is OutboundNetwork.SLIRP else ""
@@ -174,12 +174,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             mark=mark,
             writable=self._own(),
             temp=temp,
-            home=self.place.home,
-            workspace=self.place.workspace if record.has_fixed_paths else None,
+            home=self.folder.home,
+            workspace=self.folder.workspace if record.has_fixed_paths else None,
             network=record.network,
             has_own_network=record.has_own_network,
             has_resolver=bool(carrier),
-            doors=None if record.shares_network else self.place.doors,
+            doors=None if record.shares_network else self.folder.doors,
             readable=self.features.bubblewrap.readable,
             user=record.user,
         )
@@ -201,7 +201,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def _environment(self, mark: str, record: Record, temp: Path) -> dict[str, str]:
         passed = {name: os.environ[name] for name in self.config.pass_env if name in os.environ}
         path = search_path(self.config.path)
-        home, is_boxed = str(self.place.home), bool(self.features.bubblewrap.program)
+        home, is_boxed = str(self.folder.home), bool(self.features.bubblewrap.program)
         if is_boxed:
             home, temp = bubblewrap.HOME, Path(bubblewrap.TEMP)
         return {
@@ -225,7 +225,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def _of_agent_server(self, path: str, *, is_boxed: bool) -> dict[str, str]:
         """Return what an agent server is told of the machine."""
-        home = self.place.home
+        home = self.folder.home
         has_browser = (home / _BROWSER_CACHE).exists()
         return {
             # By the path outside, as sandboxes from before have it.
@@ -240,7 +240,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             their_in, our_out = _pipe(theirs, ours)
             our_in, their_out = _pipe(ours, theirs)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            errors = os.open(self.place.directory / "shim.log", flags, 0o600)
+            errors = os.open(self.folder.directory / "shim.log", flags, 0o600)
             theirs.callback(os.close, errors)
             numbers = [their_in, their_out, errors]
             pid = self._spawn_shim(mark, numbers)
@@ -281,7 +281,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         if not said:
             raise BackendUnavailable(
                 "The process that holds a sandbox could not be started",
-                detail=self.place.shim_error() or "it gave no answer",
+                detail=self.folder.shim_error() or "it gave no answer",
             )
 
 

@@ -75,29 +75,29 @@ class Layers:
         with contextlib.suppress(OSError):  # there are some, or there never were any
             self._directory.rmdir()
 
-    def forget(self, place: SandboxDirectory) -> None:
+    def forget(self, folder: SandboxDirectory) -> None:
         """Have no layer be used by a sandbox that is to go, in which nothing runs. Blocks."""
-        place.leave()
-        self.overlays.drop(place)
+        folder.leave()
+        self.overlays.drop(folder)
         self._remove_held()
 
-    async def attach(self, place: SandboxDirectory) -> None:
+    async def attach(self, folder: SandboxDirectory) -> None:
         """Have all files of a sandbox be seen, also after the machine was restarted."""
-        await finish(lambda: self.overlays.mount(place))
+        await finish(lambda: self.overlays.mount(folder))
 
     async def ids(self) -> list[str]:
         """Return the ids of the layers there are."""
         return await reach(self._ids)
 
-    async def keep(self, place: SandboxDirectory, layer_id: str, max_bytes: int) -> int:
+    async def keep(self, folder: SandboxDirectory, layer_id: str, max_bytes: int) -> int:
         """Make a layer of the files of a sandbox in which nothing runs; return its bytes.
 
         Raises StillFetching until it is done.
         """
         layer = self._path(layer_id)
-        return await self._copying.go_on(layer_id, lambda: self._keep(place, layer, max_bytes))
+        return await self._copying.go_on(layer_id, lambda: self._keep(folder, layer, max_bytes))
 
-    async def begin(self, place: SandboxDirectory, layer_id: str, user: int) -> None:
+    async def begin(self, folder: SandboxDirectory, layer_id: str, user: int) -> None:
         """Give a sandbox that has never run the files of a layer; does nothing a second time.
 
         Raises StillFetching until they are there, OrderRejected where there is no such layer.
@@ -106,23 +106,23 @@ class Layers:
 
         async def begin() -> None:
             if not self.overlays.why_not:
-                await finish(lambda: self.overlays.begin(place, layer, user))
+                await finish(lambda: self.overlays.begin(folder, layer, user))
                 return
             if not await reach(layer.is_dir):
                 raise OrderRejected(LAYER_GONE)
-            await self._begin(place, layer, user)
+            await self._begin(folder, layer, user)
 
-        await self._once(place, layer_id, begin)
+        await self._once(folder, layer_id, begin)
 
-    async def begin_as(self, place: SandboxDirectory, other: SandboxDirectory, user: int) -> None:
+    async def begin_as(self, folder: SandboxDirectory, other: SandboxDirectory, user: int) -> None:
         """Give a sandbox that has never run the files of another one; does nothing a second time.
 
         Raises StillFetching until they are there, OrderRejected where the other one is gone.
         """
-        await self._once(place, other.sandbox_id, lambda: self._begin_as(place, other, user))
+        await self._once(folder, other.sandbox_id, lambda: self._begin_as(folder, other, user))
 
-    async def take(
-        self, place: SandboxDirectory, checkpoint_id: str, *, keep: int, max_bytes: int
+    async def keep_checkpoint(
+        self, folder: SandboxDirectory, checkpoint_id: str, *, keep: int, max_bytes: int
     ) -> None:
         """Keep a checkpoint of a sandbox, and of the older ones as many as may be.
 
@@ -131,49 +131,49 @@ class Layers:
         if _ID.fullmatch(checkpoint_id) is None:
             raise OrderRejected("The checkpoint's id cannot name a directory")
 
-        async def take() -> None:
-            await self.attach(place)
+        async def work() -> None:
+            await self.attach(folder)
             await _unless_cancelled(
                 lambda broken_off: take_checkpoint(
-                    place.checkpoints,
+                    folder.checkpoints,
                     checkpoint_id,
-                    _files_of(place),
+                    _files_of(folder),
                     keep=keep,
                     max_bytes=max_bytes,
                     broken_off=broken_off,
                 )
             )
 
-        await self._copying.go_on(f"{place.sandbox_id} checkpoint", take)
+        await self._copying.go_on(f"{folder.sandbox_id} checkpoint", work)
 
-    async def checkpoints(self, place: SandboxDirectory) -> list[tuple[str, int]]:
+    async def checkpoints(self, folder: SandboxDirectory) -> list[tuple[str, int]]:
         """Return the checkpoints of a sandbox with when they were begun, the oldest first."""
-        found = await reach(lambda: kept_checkpoints(place.checkpoints))
+        found = await reach(lambda: kept_checkpoints(folder.checkpoints))
         return [(checkpoint_id_of(copy), copy.begun) for copy in found]
 
-    async def roll_back(self, place: SandboxDirectory, checkpoint_id: str) -> None:
+    async def roll_back(self, folder: SandboxDirectory, checkpoint_id: str) -> None:
         """Have a sandbox that is stopped start with the files of a checkpoint."""
 
         def work() -> None:
-            for copy in kept_checkpoints(place.checkpoints):
+            for copy in kept_checkpoints(folder.checkpoints):
                 if checkpoint_id_of(copy) == checkpoint_id:
-                    write_anew(place.directory / _ROLLBACK, copy.path.name.encode())
+                    write_anew(folder.directory / _ROLLBACK, copy.path.name.encode())
                     return
             raise OrderRejected("There is no such checkpoint")
 
         await finish(work)
 
-    async def finish_rollback(self, place: SandboxDirectory, user: int) -> None:
+    async def finish_rollback(self, folder: SandboxDirectory, user: int) -> None:
         """Put the files of a checkpoint into a sandbox that is to start, if that was asked for.
 
         Raises StillFetching until they are there.
         """
-        note = place.directory / _ROLLBACK
+        note = folder.directory / _ROLLBACK
         if not await reach(note.exists):
             return
-        source = place.checkpoints / await reach(note.read_text)
+        source = folder.checkpoints / await reach(note.read_text)
         await self._copying.go_on(
-            f"{place.sandbox_id} rollback", lambda: self._begin(place, source, user)
+            f"{folder.sandbox_id} rollback", lambda: self._begin(folder, source, user)
         )
         await reach(note.unlink)
 
@@ -215,16 +215,19 @@ class Layers:
         return self._directory / layer_id
 
     async def _once(
-        self, place: SandboxDirectory, source: str, begin: Callable[[], Coroutine[None, None, None]]
+        self,
+        folder: SandboxDirectory,
+        source: str,
+        begin: Callable[[], Coroutine[None, None, None]],
     ) -> None:
-        mark = place.directory / _MARK
+        mark = folder.directory / _MARK
         if not await reach(mark.exists):
-            await self._copying.go_on(place.sandbox_id, begin)
+            await self._copying.go_on(folder.sandbox_id, begin)
             await reach(lambda: mark.write_text(source))
 
-    async def _keep(self, place: SandboxDirectory, layer: Path, max_bytes: int) -> int:
-        await self.attach(place)
-        parts = (place.home, place.workspace)
+    async def _keep(self, folder: SandboxDirectory, layer: Path, max_bytes: int) -> int:
+        await self.attach(folder)
+        parts = (folder.home, folder.workspace)
         size = await _size_of(parts)
         if size > max_bytes:
             raise OrderRejected(f"The files take {size} bytes, and a layer at most {max_bytes}")
@@ -243,14 +246,14 @@ class Layers:
             await finish(partial(remove_directory, part))
         return size
 
-    async def _begin(self, place: SandboxDirectory, layer: Path, user: int) -> None:
-        part = await _new_part(place)
-        await _copy((layer / place.home.name, layer / place.workspace.name), part)
-        await finish(lambda: self._put(place, part, user))
+    async def _begin(self, folder: SandboxDirectory, layer: Path, user: int) -> None:
+        part = await _new_part(folder)
+        await _copy((layer / folder.home.name, layer / folder.workspace.name), part)
+        await finish(lambda: self._put(folder, part, user))
 
-    async def _begin_as(self, place: SandboxDirectory, other: SandboxDirectory, user: int) -> None:
+    async def _begin_as(self, folder: SandboxDirectory, other: SandboxDirectory, user: int) -> None:
         await self.attach(other)
-        part = await _new_part(place)
+        part = await _new_part(folder)
         copy = await _unless_cancelled(
             lambda broken_off: copy_running(_files_of(other), part, broken_off)
         )
@@ -258,26 +261,26 @@ class Layers:
         def work() -> None:
             if other.is_leaving():
                 raise OrderRejected(_GONE)
-            self._put(place, copy.path, user)
+            self._put(folder, copy.path, user)
             part.rmdir()
 
         await finish(work)
 
-    def _put(self, place: SandboxDirectory, part: Path, user: int) -> None:
+    def _put(self, folder: SandboxDirectory, part: Path, user: int) -> None:
         """Have the sandbox's own directories be those that were copied, and lie over no layer."""
-        copies = (part / place.home.name, part / place.workspace.name)
+        copies = (part / folder.home.name, part / folder.workspace.name)
         if os.geteuid() == 0:
             give(copies, user)
-        self.overlays.drop(place)
-        for copy, own in zip(copies, (place.home, place.workspace), strict=True):
+        self.overlays.drop(folder)
+        for copy, own in zip(copies, (folder.home, folder.workspace), strict=True):
             remove_directory(own)
             copy.rename(own)
         part.rmdir()
         self._remove_held()
 
 
-def _files_of(place: SandboxDirectory) -> dict[str, Path]:
-    return {path.name: path for path in (place.home, place.workspace)}
+def _files_of(folder: SandboxDirectory) -> dict[str, Path]:
+    return {path.name: path for path in (folder.home, folder.workspace)}
 
 
 async def _unless_cancelled[T](work: Callable[[Event], T]) -> T:
@@ -301,8 +304,8 @@ async def _unless_cancelled[T](work: Callable[[Event], T]) -> T:
         raise
 
 
-async def _new_part(place: SandboxDirectory) -> Path:
-    part = place.directory / _PART
+async def _new_part(folder: SandboxDirectory) -> Path:
+    part = folder.directory / _PART
     await finish(partial(remove_directory, part))
     await reach(lambda: part.mkdir(mode=0o700))
     return part

@@ -35,7 +35,7 @@ async def answers(inspection: Inspection, tree: Tree, connect_seconds: float) ->
     if inspection.sockets() and inspection.record is not None:
         path = launch.control_path(inspection.record.temp)
         ports = inspection.awaited_ports()
-        token = await reach(inspection.place.read_control_token)
+        token = await reach(inspection.folder.read_control_token)
         try:
             async with asyncio.timeout(connect_seconds + _WAIT_SECONDS):
                 return await control.answer(path, token, ports, wait_seconds=_WAIT_SECONDS)

@@ -34,7 +34,7 @@ class Meter:
         self._memories = MemorySamples()
         self._last: tuple[Identity, Usage] | None = None
 
-    def take(self, state: State) -> Usage | None:
+    def measure(self, state: State) -> Usage | None:
         """Return what the sandbox uses now; None where it does not run."""
         if not is_alive(state.shim):
             return None
@@ -50,7 +50,7 @@ class Meter:
         spent = {one.identity: _cpu_of(one.pid) for one in processes_of(state)}
         usage = Usage(
             cpu_seconds=sum(spent.values()) if cpu is None else cpu,
-            memory_bytes=self._memories.take(spent) if memory is None else memory,
+            memory_bytes=self._memories.measure(spent) if memory is None else memory,
             processes=len(spent),
             disk_bytes=state.disk_bytes,
         )
@@ -68,7 +68,7 @@ class MemorySamples:
     def __init__(self) -> None:
         self._known: dict[Identity, _Memory] = {}
 
-    def take(self, spent: Mapping[Identity, float]) -> int:
+    def measure(self, spent: Mapping[Identity, float]) -> int:
         """Return how many bytes processes take together, of which this is the time they have worked."""
         found: dict[Identity, _Memory] = {}
         for process, seconds in spent.items():

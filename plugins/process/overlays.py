@@ -78,44 +78,44 @@ class Overlays:
             text = f"each sandbox has a copy of its prepared environment: {self.why_not}"
             yield Advice(subject="layers", text=text)
 
-    def begin(self, place: SandboxDirectory, layer: Path, user: int) -> None:
+    def begin(self, folder: SandboxDirectory, layer: Path, user: int) -> None:
         """Have a sandbox that has never run lie over a layer; raises OrderRejected if that is gone."""
-        over = place.directory / f"{_OVER}{layer.name}"
-        if _over(place) not in (None, over):
-            self.drop(place)
+        over = folder.directory / f"{_OVER}{layer.name}"
+        if _over(folder) not in (None, over):
+            self.drop(folder)
         # From here on the layer is used; it may have been gone already.
-        for part in _parts(place, over):
+        for part in _parts(folder, over):
             for directory in (part.changes, _work(part)):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.chown(part.changes, user, user)
         if not layer.is_dir():
-            self.drop(place)
+            self.drop(folder)
             raise OrderRejected(LAYER_GONE)
-        self.mount(place)
+        self.mount(folder)
 
-    def mount(self, place: SandboxDirectory) -> None:
+    def mount(self, folder: SandboxDirectory) -> None:
         """Have the files of a sandbox be seen that lies over a layer, unless they are."""
         with self._lock:
-            over = _over(place)
-            if over is None or place.is_to_go():
+            over = _over(folder)
+            if over is None or folder.is_to_go():
                 return
-            unseen = [part for part in _parts(place, over) if not part.seen.is_mount()]
+            unseen = [part for part in _parts(folder, over) if not part.seen.is_mount()]
             if unseen:
                 self._mount(over.name.removeprefix(_OVER), unseen)
 
-    def unmount(self, place: SandboxDirectory) -> None:
+    def unmount(self, folder: SandboxDirectory) -> None:
         """Have only what a sandbox has changed be there; nothing may run in it."""
         with self._lock:
-            for path in (place.home, place.workspace):
+            for path in (folder.home, folder.workspace):
                 while path.is_mount():
                     _unmount(path)
 
-    def drop(self, place: SandboxDirectory) -> None:
+    def drop(self, folder: SandboxDirectory) -> None:
         """Forget all that a sandbox has changed, and the layer; nothing may run in it."""
-        self.unmount(place)
-        old = place.directory / _OLD
+        self.unmount(folder)
+        old = folder.directory / _OLD
         remove_directory(old)
-        if (over := _over(place)) is not None:
+        if (over := _over(folder)) is not None:
             over.rename(old)
             remove_directory(old)
 
@@ -145,10 +145,10 @@ class Overlays:
             raise BackendUnavailable("The files of a layer cannot be mounted", detail=problem)
 
 
-def changes(place: SandboxDirectory) -> list[Part]:
+def changes(folder: SandboxDirectory) -> list[Part]:
     """Return where a sandbox keeps what it has changed; nothing for one that has copies."""
-    over = _over(place)
-    return _parts(place, over) if over else []
+    over = _over(folder)
+    return _parts(folder, over) if over else []
 
 
 def _why_not(directory: Path, user: int) -> str:
@@ -185,14 +185,14 @@ def _shares_blocks(directory: Path) -> bool:
     return False
 
 
-def _over(place: SandboxDirectory) -> Path | None:
-    with contextlib.suppress(FileNotFoundError), os.scandir(place.directory) as entries:
+def _over(folder: SandboxDirectory) -> Path | None:
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder.directory) as entries:
         return next((Path(one.path) for one in entries if one.name.startswith(_OVER)), None)
     return None
 
 
-def _parts(place: SandboxDirectory, over: Path) -> list[Part]:
-    return [Part(seen, over / seen.name / "changes") for seen in (place.home, place.workspace)]
+def _parts(folder: SandboxDirectory, over: Path) -> list[Part]:
+    return [Part(seen, over / seen.name / "changes") for seen in (folder.home, folder.workspace)]
 
 
 def _work(part: Part) -> Path:

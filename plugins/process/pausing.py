@@ -15,40 +15,40 @@ from .threads import reach
 from .tree import Tree
 
 
-def pause(place: SandboxDirectory, tree: Tree, time_limit: float) -> None:
+def pause(folder: SandboxDirectory, tree: Tree, time_limit: float) -> None:
     """Freeze or stop every process."""
-    if place.read_pause() is None:
-        place.write_pause(Pause(is_done=False, kept=tuple(tree.stopped())))
-    finish_pause(place, tree, time_limit)
+    if folder.read_pause() is None:
+        folder.write_pause(Pause(is_done=False, kept=tuple(tree.stopped())))
+    finish_pause(folder, tree, time_limit)
 
 
-def finish_pause(place: SandboxDirectory, tree: Tree, time_limit: float) -> None:
+def finish_pause(folder: SandboxDirectory, tree: Tree, time_limit: float) -> None:
     """Do what is left to do of a pause."""
-    noted = place.read_pause() or Pause(is_done=False)
+    noted = folder.read_pause() or Pause(is_done=False)
     try:
         tree.stop(time_limit)
     except TimeoutError as exc:
         raise BackendUnavailable("A process of the sandbox does not stop") from exc
-    place.write_pause(msgspec.structs.replace(noted, is_done=True))
+    folder.write_pause(msgspec.structs.replace(noted, is_done=True))
 
 
-def finish_stop(place: SandboxDirectory, tree: Tree) -> None:
+def finish_stop(folder: SandboxDirectory, tree: Tree) -> None:
     """Do what is left to do where every process is to end."""
     if not tree.kill():
-        place.write_pause(Pause(is_done=True, ends=True))
+        folder.write_pause(Pause(is_done=True, ends=True))
 
 
-def resume(place: SandboxDirectory, tree: Tree) -> None:
+def resume(folder: SandboxDirectory, tree: Tree) -> None:
     """Let every process run again that ran before the pause."""
-    noted = place.read_pause()
+    noted = folder.read_pause()
     if noted is None:
         return
-    place.write_pause(msgspec.structs.replace(noted, is_done=False, memory=None))
+    folder.write_pause(msgspec.structs.replace(noted, is_done=False, memory=None))
     if tree.group is not None:
         # A server that was killed while it pushed memory out may have left it allowed.
         reclaiming.forbid_swap(tree.group)
     tree.resume(noted.kept)
-    place.clear_pause()
+    folder.clear_pause()
 
 
 async def push_out(tree: Tree) -> reclaiming.Memory:
@@ -64,8 +64,8 @@ async def push_out(tree: Tree) -> reclaiming.Memory:
     return await reach(lambda: reclaiming.memory_of(one.pid for one in members))
 
 
-def note_memory(place: SandboxDirectory, memory: reclaiming.Memory) -> None:
+def note_memory(folder: SandboxDirectory, memory: reclaiming.Memory) -> None:
     """Note where the memory of a paused sandbox is."""
-    noted = place.read_pause()
+    noted = folder.read_pause()
     if noted is not None:
-        place.write_pause(msgspec.structs.replace(noted, memory=memory))
+        folder.write_pause(msgspec.structs.replace(noted, memory=memory))

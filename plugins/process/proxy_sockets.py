@@ -45,29 +45,29 @@ class ProxySockets:
         self._proxies: dict[str, Proxy] = {}
         self._stuck: dict[str, str] = {}
 
-    async def open_again(self, place: SandboxDirectory, record: Record) -> None:
+    async def open_again(self, folder: SandboxDirectory, record: Record) -> None:
         """Open the door of a sandbox that is there already, or note why it cannot be opened."""
         try:
-            await self.open(place, record)
+            await self.open(folder, record)
         except (AgentsvcError, OSError, ValueError) as exc:
             reason = f"its way out cannot be opened: {_line(exc)}"
-            if self._stuck.get(place.sandbox_id) != reason:
+            if self._stuck.get(folder.sandbox_id) != reason:
                 log.warning(
                     "sandbox has no network access",
-                    extra={"sandbox_id": place.sandbox_id, "reason": reason},
+                    extra={"sandbox_id": folder.sandbox_id, "reason": reason},
                     exc_info=exc,
                 )
-            self._stuck[place.sandbox_id] = reason
+            self._stuck[folder.sandbox_id] = reason
         else:
-            self._stuck.pop(place.sandbox_id, None)
+            self._stuck.pop(folder.sandbox_id, None)
 
-    async def why_stuck(self, place: SandboxDirectory, record: Record | None) -> str:
+    async def why_stuck(self, folder: SandboxDirectory, record: Record | None) -> str:
         """Try once more to open a door that could not be opened; return why it cannot, if so."""
-        if place.sandbox_id in self._stuck and record is not None:
-            await self.open_again(place, record)
-        return self._stuck.get(place.sandbox_id, "")
+        if folder.sandbox_id in self._stuck and record is not None:
+            await self.open_again(folder, record)
+        return self._stuck.get(folder.sandbox_id, "")
 
-    async def open(self, place: SandboxDirectory, record: Record) -> None:
+    async def open(self, folder: SandboxDirectory, record: Record) -> None:
         """Open a sandbox's door if it needs one; opening an open one is fine.
 
         It is for the user that the sandbox is now.
@@ -75,27 +75,27 @@ class ProxySockets:
         if record.shares_network:
             return
         policy = policy_of(record)
-        if place.sandbox_id in self._proxies:
-            self._proxies[place.sandbox_id].policy = policy
-            await finish(lambda: _let_through(place.doors, record))
+        if folder.sandbox_id in self._proxies:
+            self._proxies[folder.sandbox_id].policy = policy
+            await finish(lambda: _let_through(folder.doors, record))
             return
         self._resolver = self._resolver or Resolver()
         proxy = Proxy(
             policy,
-            name=place.sandbox_id,
+            name=folder.sandbox_id,
             resolver=self._resolver,
-            sources={split(record.callback)[1]: source_of(place.sandbox_id)},
+            sources={split(record.callback)[1]: source_of(folder.sandbox_id)},
         )
-        self._proxies[place.sandbox_id] = proxy
+        self._proxies[folder.sandbox_id] = proxy
         bound: list[socket.socket] = []
         try:
             # Whoever is cancelled ends with the thread, which else would write to a directory that
             # is being removed, and leave a socket that nobody closes.
-            await finish(lambda: bound.append(_bind(place.doors, record)))
+            await finish(lambda: bound.append(_bind(folder.doors, record)))
             await proxy.listen_on(bound[0])
         except BaseException:
             # One that could not be opened is not open: whoever tries again opens it.
-            self._proxies.pop(place.sandbox_id, None)
+            self._proxies.pop(folder.sandbox_id, None)
             await proxy.close()
             for listener in bound:
                 listener.close()

@@ -382,24 +382,24 @@ class LogFile:
             return whole
 
 
-def find_place(state_dir: Path, sandbox_id: str) -> SandboxDirectory | None:
+def find_folder(state_dir: Path, sandbox_id: str) -> SandboxDirectory | None:
     """Return where a sandbox of that id is or would be, or None if no id looks like that."""
     if _ID.fullmatch(sandbox_id) is None:
         return None
     return SandboxDirectory(directory=state_dir / sandbox_id)
 
 
-def list_places(state_dir: Path, instance_id: str) -> Iterator[tuple[SandboxDirectory, datetime]]:
+def list_folders(state_dir: Path, instance_id: str) -> Iterator[tuple[SandboxDirectory, datetime]]:
     """Yield the sandboxes in a directory that are this instance's, and when they were made."""
     for directory in state_dir.iterdir():
-        place = find_place(state_dir, directory.name)
-        if place is None:
+        folder = find_folder(state_dir, directory.name)
+        if folder is None:
             continue
-        record = place.read_record()
+        record = folder.read_record()
         if record is None:
-            yield place, datetime.fromtimestamp(directory.stat().st_mtime, UTC)
+            yield folder, datetime.fromtimestamp(directory.stat().st_mtime, UTC)
         elif record.instance_id == instance_id:
-            yield place, record.created_at
+            yield folder, record.created_at
 
 
 def mark_of(instance_id: str, sandbox_id: str) -> str:

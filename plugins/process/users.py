@@ -43,7 +43,7 @@ class Users:
         """Return one of them, to be tried; 0 if there are none."""
         return self._numbers[-1] if self._numbers else 0
 
-    def take(self, sandbox_id: str, known: int) -> int:
+    def assign(self, sandbox_id: str, known: int) -> int:
         """Return who a sandbox is to be, `known` if it is somebody; 0 if there are no users.
 
         Raises CapacityExceeded if every number is somebody already.
@@ -55,7 +55,7 @@ class Users:
             self._taken[sandbox_id] = user
         return user
 
-    def give_up(self, sandbox_id: str) -> None:
+    def release(self, sandbox_id: str) -> None:
         """Forget a sandbox that is gone with all its files."""
         self._taken.pop(sandbox_id, None)
 

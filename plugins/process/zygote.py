@@ -81,12 +81,12 @@ class ForkHandle(msgspec.Struct, frozen=True, kw_only=True):
                 os.close(number)
 
 
-class _Said(msgspec.Struct, frozen=True, kw_only=True):
+class _Message(msgspec.Struct, frozen=True, kw_only=True):
     ready: int = 0
     failed: str = ""
 
 
-_said = msgspec.json.Decoder(_Said)
+_message = msgspec.json.Decoder(_Message)
 
 
 class Zygote:
@@ -195,10 +195,10 @@ class Zygote:
             self._starting = loop.run_in_executor(
                 None, _spawn, self._confinement, self._arguments, self._env
             )
-            self._starting.add_done_callback(self._take)
+            self._starting.add_done_callback(self._on_started)
         return self._starting
 
-    def _take(self, started: asyncio.Future["_Run"]) -> None:
+    def _on_started(self, started: asyncio.Future["_Run"]) -> None:
         self._starting = None
         try:
             run = started.result()
@@ -207,10 +207,10 @@ class Zygote:
             self._reason = f"the zygote cannot be started: {exc}"
             return
         self._run = run
-        asyncio.get_running_loop().add_reader(run.number, self._hear, run)
+        asyncio.get_running_loop().add_reader(run.number, self._on_message, run)
 
-    def _hear(self, run: "_Run") -> None:
-        said = run.hear()
+    def _on_message(self, run: "_Run") -> None:
+        said = run.read_message()
         if said is not None and said.ready:
             self._failures, self._reason = 0, ""
             run.find()
@@ -312,13 +312,13 @@ class _Run:
                 importance = max(os.getpriority(os.PRIO_PROCESS, 0), nice)
                 os.setpriority(os.PRIO_PGRP, self._holder, importance)
 
-    def hear(self) -> _Said | None:
+    def read_message(self) -> _Message | None:
         """Return what it says, or None if it has ended."""
         with contextlib.suppress(OSError, msgspec.DecodeError):
             # One that has ended before it read all it was told is reported first; what it said stays.
             with contextlib.suppress(ConnectionResetError):
-                return _said.decode(os.read(self.number, _MESSAGE_MAX))
-            return _said.decode(os.read(self.number, _MESSAGE_MAX))
+                return _message.decode(os.read(self.number, _MESSAGE_MAX))
+            return _message.decode(os.read(self.number, _MESSAGE_MAX))
         return None
 
     def hurry(self) -> None:
@@ -369,7 +369,7 @@ def fingerprint() -> Fingerprint:
 
 def _spawn(how: Confinement, arguments: Sequence[str], env: Mapping[str, str]) -> _Run:
     made_of, name = fingerprint(), f"zygote {new_id()}"
-    user, give_up_user = how.users.take(name, 0), partial(how.users.give_up, name)
+    user, give_up_user = how.users.assign(name, 0), partial(how.users.release, name)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, bubblewrap.Files() as files:
         try:

@@ -54,7 +54,7 @@ def run_in(held: groups.SandboxGroups, work: Callable[[], Any]) -> Any:
     """Return what the work returns in the groups, or the signal that ended it."""
 
     def inside() -> Any:
-        watch.hold({"join": held.joined})
+        watch.apply_limits({"join": held.joined})
         return work()
 
     return in_child(inside)

@@ -142,7 +142,7 @@ class Execution:
         if request is None:
             return
         if "connect" in request:
-            self._tell_open(connection, request)
+            self._answer_open(connection, request)
             return
         text = b"cannot run it: there is no room for another process\n"
         head = {"exit_code": _NO_ROOM, "timed_out": False, "truncated": False, "stdout": 0}
@@ -162,7 +162,7 @@ class Execution:
         is_known = request.get("token", "") == self.orders.get("control_token", "")
         return request if is_known else None
 
-    def _tell_open(self, connection: socket.socket, request: Json) -> None:
+    def _answer_open(self, connection: socket.socket, request: Json) -> None:
         """Say whether all ports answer, at once or as soon as they do within some seconds."""
         end = time.monotonic() + min(request.get("wait", 0.0), _WAIT_SECONDS_MAX)
         while not (is_open := all(map(_answers, request["connect"]))) and time.monotonic() < end:
@@ -178,7 +178,7 @@ class Execution:
         if request is None:
             return
         if "connect" in request:
-            self._tell_open(connection, request)
+            self._answer_open(connection, request)
             return
         env = {**self.orders["env"], **request["env"]}
         command = Command(
@@ -223,7 +223,7 @@ class Execution:
                 return False
             for descriptor, _ in poller.poll(left * 1000):
                 if descriptor == wake:
-                    take(wake)
+                    read_available(wake)
                 elif descriptor == connection.fileno():
                     return False  # the caller has hung up
                 elif not by_descriptor[descriptor].read():
@@ -242,7 +242,7 @@ class Capture:
 
     def read(self) -> bool:
         """Take what is there; return False at the end of the stream."""
-        taken, is_open = take(self.descriptor)
+        taken, is_open = read_available(self.descriptor)
         room = self.limit - len(self.kept)
         self.kept += taken[:room]
         self.is_cut = self.is_cut or len(taken) > room
@@ -292,7 +292,7 @@ class Ports:
             self._held.pop(self._passed).close()
 
 
-def told_of(passed: Sequence[int]) -> dict[str, str]:
+def listener_environment(passed: Sequence[int]) -> dict[str, str]:
     """Return what a command's environment says of the socket that it is passed."""
     return {LISTENER: str(passed[0])} if passed else {}
 
@@ -408,7 +408,7 @@ def wake_on_child() -> int:
     return wake
 
 
-def take(descriptor: int) -> tuple[bytes, bool]:
+def read_available(descriptor: int) -> tuple[bytes, bool]:
     """Return what a pipe holds, and whether more may come.
 
     Bounded, so that no flood holds us here.

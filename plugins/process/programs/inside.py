@@ -28,8 +28,8 @@ from .children import (
     fill,
     kill,
     kill_descendants,
-    take,
-    told_of,
+    listener_environment,
+    read_available,
     wake_on_child,
 )
 from .joining import become_hidden, lose_capabilities
@@ -83,7 +83,7 @@ class SandboxRun:
             channel.send(json.dumps({"failed": f"a port cannot be had: {exc.strerror}"}).encode())
             return 1
         self.ports = held.numbers
-        self._open_ways()
+        self._start_relay()
         own = os.pidfd_open(os.getpid())
         socket.send_fds(channel, [json.dumps({"ports": self.ports}).encode()], [own])
         os.close(own)
@@ -100,7 +100,7 @@ class SandboxRun:
         env = {name: fill(value, self.ports) for name, value in self.orders["env"].items()}
         return Command(
             [fill(part, self.ports) for part in self.orders["argv"]],
-            {**env, **told_of(passed)},
+            {**env, **listener_environment(passed)},
             cwd=self.orders["cwd"],
             umask=self.orders["umask"],
             keep=passed,
@@ -120,7 +120,7 @@ class SandboxRun:
                     return Command.adopted(pid)
         return None
 
-    def _open_ways(self) -> None:
+    def _start_relay(self) -> None:
         """Have what connects from outside reach the ports, and the way out be where it is told."""
         # In this process: another one would take ten times the memory, and anybody here could end it.
         module: Any = ModuleType("relay")
@@ -131,7 +131,7 @@ class SandboxRun:
 
     def _attend(self, command: Command, channel: socket.socket, wake: int) -> None:
         def hear() -> None:
-            if not self._hear(command, channel):
+            if not self._on_message(command, channel):
                 self.relay.unwatch(channel.fileno())
 
         self.relay.watch(wake, lambda: _drain(wake))
@@ -139,7 +139,7 @@ class SandboxRun:
         while not command.reap():
             self.relay.serve()
 
-    def _hear(self, command: Command, channel: socket.socket) -> bool:
+    def _on_message(self, command: Command, channel: socket.socket) -> bool:
         message, files, _, _ = socket.recv_fds(channel, _MESSAGE_MAX, 1)
         if message == b"end":
             kill(command.pid, signal.SIGTERM)
@@ -159,4 +159,4 @@ class SandboxRun:
 
 
 def _drain(wake: int) -> None:
-    take(wake)
+    read_available(wake)

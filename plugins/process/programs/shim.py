@@ -40,13 +40,13 @@ from .children import (
     ignore_terminate,
     kill,
     kill_descendants,
+    listener_environment,
+    read_available,
     start_time,
-    take,
-    told_of,
     wake_on_child,
 )
 from .joining import let_in, limit_terminals, pid_of, way_in
-from .watch import LimitWatch, be_expendable, expendable, hold
+from .watch import LimitWatch, apply_limits, be_expendable, expendable
 
 VERSION: Final = 1
 """Of the orders, the state file and the socket's language."""
@@ -112,7 +112,7 @@ class Shim:
         """Start the command, tell the server, and stay until all has ended."""
         self.state["cgroup"] = _join(self.orders["cgroup"])
         # What cannot be limited as ordered is not started: nobody is told that it is ready.
-        hold(self.orders)
+        apply_limits(self.orders)
         self.watch = LimitWatch(self.orders, self._processes)
         listener = _listen(self.orders["control"])
         wake = wake_on_child()
@@ -144,7 +144,7 @@ class Shim:
     def _start(self) -> Command:
         held = self.held = Ports(self.orders)
         ports = self.state["ports"] = held.numbers
-        env = {**self.orders["env"], **told_of(held.passed())}
+        env = {**self.orders["env"], **listener_environment(held.passed())}
         command = Command(
             [fill(part, ports) for part in self.orders["argv"]],
             environment(self.orders, env, ports),
@@ -298,7 +298,7 @@ class Shim:
             self._restart_link(command)
             for descriptor, _ in poller.poll(self._pause_milliseconds()):
                 if descriptor == wake:
-                    take(wake)
+                    read_available(wake)
                 elif descriptor == listener.fileno():
                     self._serve(listener)
                 elif not self.log.copy(descriptor, streams[descriptor]):
@@ -368,7 +368,7 @@ class Log:
 
     def copy(self, descriptor: int, stream: bytes) -> bool:
         """Move what a pipe holds into the log; return False at the end of the stream."""
-        taken, is_open = take(descriptor)
+        taken, is_open = read_available(descriptor)
         *lines, rest = (self.partial[stream] + taken).split(b"\n")
         while len(rest) > _LINE_MAX:
             lines.append(rest[:_LINE_MAX])

@@ -31,8 +31,8 @@ from typing import Any, Final
 
 from ..files import resident_bytes
 from . import joining
-from .children import MAX_FILES, connect, take_name, told_of
-from .watch import hold
+from .children import MAX_FILES, connect, listener_environment, take_name
+from .watch import apply_limits
 
 _SHARE: Final = 0.5
 """How much of a processor it takes to load as long as nobody waits."""
@@ -196,7 +196,7 @@ class Fork:
 
     def __init__(self, warm: PreloadedProgram, orders: Mapping[str, Any], talk: int) -> None:
         """Give up all rights, and take what the first process there gives."""
-        hold(dict(orders))
+        apply_limits(dict(orders))
         joining.renounce(base64.b64decode(orders["filter"]), has_own_user=orders["has_own_user"])
         self._warm, self._orders = warm, orders
         parent = socket.socket(fileno=talk)
@@ -212,7 +212,7 @@ class Fork:
         for number in passed:
             os.dup2(number, _PASSED)
         os.closerange(_PASSED + len(passed), MAX_FILES)
-        self._told = told_of([_PASSED] * len(passed))
+        self._told = listener_environment([_PASSED] * len(passed))
 
     def run(self) -> None:
         """Do what `python -m` does."""

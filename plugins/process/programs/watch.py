@@ -209,7 +209,7 @@ def size_of_unnamed(processes: Iterable[int], devices: Container[int]) -> int:
     return sum(found.values())
 
 
-def hold(orders: Json) -> None:
+def apply_limits(orders: Json) -> None:
     """Join the groups that limit this process and all it starts; raises OSError if one fails."""
     for group in orders.get("join", ()):
         Path(group, "cgroup.procs").write_text("0")

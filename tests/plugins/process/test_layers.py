@@ -91,7 +91,7 @@ async def test_checkpoints_share_what_has_not_changed_and_are_few(tmp_path: Path
     await asyncio.sleep(0.05)
 
     async def take(name: str, max_bytes: int = MANY) -> None:
-        await whole(lambda: layers.take(place, name, keep=3, max_bytes=max_bytes))
+        await whole(lambda: layers.keep_checkpoint(place, name, keep=3, max_bytes=max_bytes))
 
     for number in range(5):
         (place.workspace / "small").write_text(f"{number}")
@@ -117,7 +117,7 @@ async def test_checkpoints_share_what_has_not_changed_and_are_few(tmp_path: Path
 async def test_going_back_is_done_at_the_next_start_and_only_then(tmp_path: Path) -> None:
     layers, place = Layers(tmp_path), make_place(tmp_path, "first")
     (place.workspace / "file").write_text("before")
-    await whole(lambda: layers.take(place, "c0", keep=3, max_bytes=MANY))
+    await whole(lambda: layers.keep_checkpoint(place, "c0", keep=3, max_bytes=MANY))
     (place.workspace / "file").write_text("after")
     (place.home / "new").touch()
     with pytest.raises(OrderRejected):
@@ -169,7 +169,7 @@ async def test_a_checkpoint_takes_at_most_half_of_what_is_free(tmp_path: Path) -
         layers, place = Layers(disk.seen_at), make_place(disk.seen_at, "first")
         (place.workspace / "large").write_bytes(os.urandom(3 * 2**20))
         with pytest.raises(OrderRejected, match="half of"):
-            await whole(lambda: layers.take(place, "c0", keep=3, max_bytes=MANY))
+            await whole(lambda: layers.keep_checkpoint(place, "c0", keep=3, max_bytes=MANY))
         (place.workspace / "large").write_bytes(os.urandom(2**20))
-        await whole(lambda: layers.take(place, "c1", keep=3, max_bytes=MANY))
+        await whole(lambda: layers.keep_checkpoint(place, "c1", keep=3, max_bytes=MANY))
         assert [name for name, _ in await layers.checkpoints(place)] == ["c1"]

@@ -177,7 +177,7 @@ async def test_what_lies_over_a_layer_is_copied_kept_and_rolled_back(
     (one.workspace / "new").write_text("its own")
     (one.workspace / "run").unlink()
     layers.overlays.unmount(one)
-    await whole(lambda: layers.take(one, "c0", keep=3, max_bytes=MANY))
+    await whole(lambda: layers.keep_checkpoint(one, "c0", keep=3, max_bytes=MANY))
     layers.overlays.unmount(one)
     fork = make_place(tmp_path, "fork")
     await whole(lambda: layers.begin_as(fork, one, THIRD))

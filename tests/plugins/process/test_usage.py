@@ -82,7 +82,7 @@ def state_of(pid: int, group: str = "", joined: tuple[str, ...] = ()) -> State:
 
 
 def test_without_groups_the_processes_are_counted() -> None:
-    used = meter.Meter().take(state_of(os.getpid()))
+    used = meter.Meter().measure(state_of(os.getpid()))
     assert used is not None
     assert used.cpu_seconds is not None
     assert used.cpu_seconds > 0
@@ -110,7 +110,7 @@ def test_without_groups_the_processes_are_counted() -> None:
 def test_what_groups_count_wins(tmp_path: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    used = meter.Meter().take(state_of(os.getpid(), joined=(str(tmp_path),)))
+    used = meter.Meter().measure(state_of(os.getpid(), joined=(str(tmp_path),)))
     assert used is not None
     assert (used.cpu_seconds, used.memory_bytes) == (2.5, 4000)
 
@@ -118,7 +118,7 @@ def test_what_groups_count_wins(tmp_path: Path, files: dict[str, str]) -> None:
 def test_what_groups_do_not_say_is_counted_otherwise(tmp_path: Path) -> None:
     (tmp_path / "memory.current").write_text("max")
     (tmp_path / "cpu.stat").write_text("nr_periods")
-    used = meter.Meter().take(state_of(os.getpid(), group=str(tmp_path)))
+    used = meter.Meter().measure(state_of(os.getpid(), group=str(tmp_path)))
     assert used is not None
     assert used.memory_bytes
     assert used.cpu_seconds
@@ -136,7 +136,7 @@ def test_a_sandbox_that_has_ended_uses_nothing() -> None:
         cgroup="",
         exit=None,
     )
-    assert meter.Meter().take(ended) is None
+    assert meter.Meter().measure(ended) is None
 
 
 _GROWS: Final = """
@@ -152,17 +152,17 @@ def test_memory_is_asked_for_again_of_those_only_that_have_changed() -> None:
         process = opened.enter_context(_python(_GROWS))
         found = look_up(process.pid)
         assert found is not None
-        before = memories.take({found.identity: 1.0})
+        before = memories.measure({found.identity: 1.0})
         # With another one there is more that it shares, and has less of.
         other = opened.enter_context(_python(_GROWS))
-        assert memories.take({found.identity: 1.05}) == before > 1024 * 1024
-        assert memories.take({found.identity: 2.0}) != before
+        assert memories.measure({found.identity: 1.05}) == before > 1024 * 1024
+        assert memories.measure({found.identity: 2.0}) != before
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(b"\n")
         process.stdin.flush()
         process.stdout.readline()
-        assert memories.take({found.identity: 2.0}) > before + 2**22
+        assert memories.measure({found.identity: 2.0}) > before + 2**22
         process.communicate(b"\n")
         other.communicate(b"\n\n")
 
@@ -172,14 +172,14 @@ def test_processes_of_a_sandbox_that_rests_are_not_counted_again(tmp_path: Path)
     (tmp_path / "memory.current").write_text("5000")
     with _python("print(flush=True); input()") as holder:
         state, kept = state_of(holder.pid, joined=(str(tmp_path),)), meter.Meter()
-        before = kept.take(state)
+        before = kept.measure(state)
         assert before == Usage(cpu_seconds=2.5, memory_bytes=5000, processes=1)
         (tmp_path / "cgroup.procs").write_text(str(os.getpid()))
         state = msgspec.structs.replace(state, cgroup=str(tmp_path))
         (tmp_path / "memory.current").write_text("6000")
-        assert kept.take(state) == msgspec.structs.replace(before, memory_bytes=6000)
+        assert kept.measure(state) == msgspec.structs.replace(before, memory_bytes=6000)
         (tmp_path / "cpu.stat").write_text("usage_usec 2600000")
-        used = kept.take(state)
+        used = kept.measure(state)
         assert used is not None
         assert used.cpu_seconds == 2.6
         assert used.processes is not None

@@ -47,39 +47,39 @@ def test_what_is_no_range_of_users_is_refused_by_name(text: str) -> None:
 
 def test_each_gets_another_number_and_keeps_it_until_it_is_gone() -> None:
     there = users.Users(range(1900000000, 1900000004), {"old": 1900000002, "root": 0})
-    taken = [there.take(name, 0) for name in ("a", "b", "c")]
+    taken = [there.assign(name, 0) for name in ("a", "b", "c")]
     assert sorted(taken) == [1900000000, 1900000001, 1900000003]
-    assert there.take("a", 0) == taken[0]
-    assert there.take("old", 1900000002) == 1900000002
+    assert there.assign("a", 0) == taken[0]
+    assert there.assign("old", 1900000002) == 1900000002
     with pytest.raises(CapacityExceeded, match="uids"):
-        there.take("d", 0)
-    there.give_up("b")
-    there.give_up("b")
-    assert there.take("d", 0) == taken[1]
+        there.assign("d", 0)
+    there.release("b")
+    there.release("b")
+    assert there.assign("d", 0) == taken[1]
 
 
 def test_one_that_is_somebody_from_another_range_stays_that() -> None:
-    assert users.Users(range(5_000_000, 5_000_001)).take("a", 1900000002) == 1900000002
+    assert users.Users(range(5_000_000, 5_000_001)).assign("a", 1900000002) == 1900000002
 
 
 def test_a_number_that_has_a_name_on_this_machine_is_nobody_elses() -> None:
     named = next(entry.pw_uid for entry in pwd.getpwall() if entry.pw_uid)
     with pytest.raises(CapacityExceeded):
-        users.Users(range(named, named + 1)).take("a", 0)
+        users.Users(range(named, named + 1)).assign("a", 0)
 
 
 def test_a_number_that_runs_something_on_this_machine_is_nobody_elses() -> None:
     nobodys = next(
         number
         for number in range(1_800_000_000, 1_800_001_000)
-        if users.Users(range(number, number + 1)).take("a", 0)
+        if users.Users(range(number, number + 1)).assign("a", 0)
     )
     if os.geteuid() != 0:
         pytest.skip("only root can run something for somebody else")
     sleeper = subprocess.Popen(["sleep", "60"], user=nobodys, group=nobodys, extra_groups=[])
     try:
         with pytest.raises(CapacityExceeded):
-            users.Users(range(nobodys, nobodys + 1)).take("a", 0)
+            users.Users(range(nobodys, nobodys + 1)).assign("a", 0)
     finally:
         sleeper.kill()
         sleeper.wait()
@@ -89,6 +89,6 @@ def test_without_numbers_nobody_is_anybody_and_it_is_said_why() -> None:
     found = bubblewrap.Probe(program="/usr/bin/bwrap", shared="no namespaces")
     there = users.find("7-9", found, {"a": 8})
     assert not there
-    assert there.take("a", 8) == 0
+    assert there.assign("a", 8) == 0
     reason = "no namespaces" if os.geteuid() == 0 else "it is not root"
     assert there.describe() == f"the server's: {reason}"

@@ -138,7 +138,7 @@ async def test_nothing_inside_gets_to_the_door_itself(
 ) -> None:
     """An open file that is sent there is closed by the server, which may take as long as its sender likes."""
     if not is_apart:
-        monkeypatch.setattr(Users, "take", lambda *_: 0)
+        monkeypatch.setattr(Users, "assign", lambda *_: 0)
     async with calling_back(tmp_path, "http://127.0.0.1:9") as bench:
         handle = await bench.create("sleep", "100", network=Network.NONE)
         record = SandboxDirectory(directory=bench.directory(handle)).read_record()
