@@ -17,8 +17,8 @@ from agentsvc.cli.extension import (
     wake,
 )
 
+from .config import OrderQuery
 from .connection import INVALID_PARAMS, METHOD_NOT_FOUND, Connection, Params, RequestFailed
-from .settings import OrderQuery
 from .updates import Json, chunk, to_content, tool_call_of, updates_of
 
 PROTOCOL_VERSION: Final = 1

@@ -7,8 +7,8 @@ import click
 from agentsvc.cli.extension import ServerChoice, example, get_api, server_options
 
 from .agent import Agent
+from .config import OrderQuery
 from .connection import Connection
-from .settings import OrderQuery
 
 
 @click.command("acp", epilog=example("agentsvc acp --repository octocat/hello-world"))

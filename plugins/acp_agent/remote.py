@@ -20,7 +20,7 @@ from agentsvc.extension.accounts import KEYRING, keys_of
 from agentsvc.extension.server import Extension, Server
 from agentsvc.extension.web import CONFIG, PRINCIPAL, Route, Routes, read_query
 
-from .settings import AcpAgentConfig, OrderQuery
+from .config import AcpAgentConfig, OrderQuery
 
 PATH: Final = "/acp"
 _CONNECTION_ID: Final = "Acp-Connection-Id"

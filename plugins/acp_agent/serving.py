@@ -14,8 +14,8 @@ from agentsvc.extension.accounts import OPEN_CONNECTIONS
 from agentsvc.extension.web import LIVE, PRINCIPAL
 
 from .agent import Agent
+from .config import OrderQuery
 from .connection import Connection
-from .settings import OrderQuery
 
 _SEND_SECONDS: Final = 60.0
 _MAX_WAITING: Final = 256

@@ -10,7 +10,7 @@ from msgspec import Meta
 from agentsvc.base import matching
 from agentsvc.extension.conversations import Provider, SentBranch, SentRepository
 
-from .settings import MAX
+from .config import MAX
 
 LEAST: Final = 2
 _TITLE: Final = 100

@@ -23,10 +23,10 @@ from agentsvc.extension.web import (
     path_id,
 )
 
+from .config import MAX, AttemptsConfig
 from .model import Attempt, AttemptOrder, AttemptStatus
 from .runner import Runner
 from .service import Attempts, AttemptSetResult
-from .settings import MAX, AttemptsConfig
 from .table import MIGRATIONS
 
 

@@ -40,10 +40,10 @@ from agentsvc.extension.preferences import SettingsStore
 from agentsvc.extension.server import Notice, SandboxStatus, Server, Subject, Target
 from agentsvc.extension.storage import Transaction
 
+from .config import AttemptsConfig
 from .measuring import compare_files, note_files
 from .model import Attempt, AttemptSet, AttemptStatus
 from .service import complete, order_of, stop, title_of
-from .settings import AttemptsConfig
 from .table import AttemptTable, SetTable
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from agentsvc.extension.preferences import Settings, SettingsStore
 from agentsvc.extension.server import Server
 from agentsvc.extension.storage import Queryable, Transaction, note_effect
 
+from .config import AttemptsConfig
 from .model import LEAST, OPEN, Attempt, AttemptOrder, AttemptSet, AttemptStatus
-from .settings import AttemptsConfig
 from .table import AttemptTable, SetTable
 
 OTHER_CHOSEN: Final = "Another attempt was chosen"

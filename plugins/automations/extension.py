@@ -11,6 +11,7 @@ from agentsvc.extension.web import Route
 
 from .app_routes import APPS
 from .app_routes import ROUTES as APP_ROUTES
+from .config import AutomationsConfig
 from .follower import Follower
 from .github_app import GithubApps
 from .issue_hosts import IssueHosts
@@ -20,7 +21,6 @@ from .publication import Publisher
 from .routes import AUTOMATIONS, PREFIX, ROUTES
 from .scheduler import Scheduler
 from .service import Automations, delete_old_runs
-from .settings import AutomationsConfig
 from .table import MIGRATIONS
 
 

@@ -29,6 +29,7 @@ from agentsvc.extension.server import Server
 from agentsvc.extension.storage import Transaction
 
 from .clock import ClockWatch, bring_back
+from .config import AutomationsConfig
 from .cron import parse_cron
 from .ending import RunEnd, disabled, ended, halt, new_run, settle
 from .issue_hosts import PASSING, RETRIED_FOR, wait_of
@@ -45,7 +46,6 @@ from .model import (
     Source,
 )
 from .prompt import fill
-from .settings import AutomationsConfig
 from .table import AutomationTable, RunTable, payload_context
 
 log = logging.getLogger(__name__)

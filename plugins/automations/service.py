@@ -28,6 +28,7 @@ from agentsvc.extension.conversations import (
 from agentsvc.extension.server import Server
 from agentsvc.extension.storage import Database, Transaction, note_by_server, note_effect
 
+from .config import AutomationsConfig
 from .cron import parse_cron
 from .ending import WAS_DISABLED, ended, halt, new_run
 from .github_app import AppTable, GithubApps
@@ -48,7 +49,6 @@ from .model import (
     WebhookTrigger,
 )
 from .prompt import as_text, check_prompt, find_part
-from .settings import AutomationsConfig
 from .signature import key_of, new_secret
 from .table import AutomationTable, RunTable, payload_context, secret_context
 from .work_table import Poll, PollTable, WorkTable

@@ -9,9 +9,9 @@ from agentsvc.base import StartRefused
 from agentsvc.extension.environments import ImageBuild, Spec
 from agentsvc.extension.server import Sandboxes
 
+from .config import EnvironmentsConfig
 from .devcontainer import MAX_BYTES, ImageBuildOptions, beside, fill_args
 from .features import add_features, find_features, with_features
-from .settings import EnvironmentsConfig
 from .source import DevcontainerFile, Source
 
 _MAX_CONTEXT: Final = 256 * 1024**2

@@ -28,11 +28,11 @@ from agentsvc.extension.environments import AgentServer, Spec, Workspace
 from agentsvc.extension.server import Sandbox, SandboxStatus, Server
 from agentsvc.extension.storage import Transaction
 
+from .config import EnvironmentsConfig
 from .failure import explain_end, explain_error, explain_exit
 from .images import ImageMaker
 from .model import Container, Environment, Status
 from .scripts import after_setup, hidden, setup_of
-from .settings import EnvironmentsConfig
 from .source import Source
 from .table import EnvironmentTable
 

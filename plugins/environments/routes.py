@@ -23,6 +23,7 @@ from agentsvc.extension.web import (
     path_id,
 )
 
+from .config import EnvironmentsConfig
 from .model import (
     Definition,
     Environment,
@@ -36,7 +37,6 @@ from .model import (
 )
 from .preparing import Preparer
 from .service import EnvironmentService
-from .settings import EnvironmentsConfig
 from .table import MIGRATIONS
 
 

@@ -24,9 +24,9 @@ from agentsvc.extension.environments import Spec
 from agentsvc.extension.server import Server
 from agentsvc.extension.storage import Queryable, Transaction, note_effect
 
+from .config import EnvironmentsConfig
 from .model import Definition, Environment, Status
 from .scripts import maintenance_of, setup_of
-from .settings import EnvironmentsConfig
 from .table import EnvironmentTable
 
 

@@ -26,8 +26,8 @@ from agentsvc.extension.web import (
     read_json,
 )
 
+from .config import McpServerConfig
 from .protocol import VERSIONS, Message, Reply, RequestFailed
-from .settings import McpServerConfig
 
 PATH: Final = "/mcp"
 _RESOURCE: Final = "/.well-known/oauth-protected-resource"

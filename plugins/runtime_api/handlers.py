@@ -41,7 +41,7 @@ from agentsvc.extension.web import (
 )
 from agentsvc.plugin import Isolation, Spec
 
-from .settings import RuntimeApiConfig
+from .config import RuntimeApiConfig
 
 IDS_MAX: Final = 100
 
@@ -189,7 +189,7 @@ def choose_spec(specs: Sequence[Spec], image: str, *, fallback: str) -> Spec:
 
 
 SANDBOXES: Final[web.AppKey[Sandboxes]] = web.AppKey("runtime_api_sandboxes")
-SETTINGS: Final[web.AppKey[RuntimeApiConfig]] = web.AppKey("runtime_api_settings")
+CONFIG: Final[web.AppKey[RuntimeApiConfig]] = web.AppKey("runtime_api_config")
 
 _LISTED: Final = (SandboxStatus.STARTING, SandboxStatus.RUNNING)
 
@@ -219,7 +219,7 @@ async def post_start(request: web.Request, body: RuntimeStart) -> Runtime:
     The same session twice is the same runtime. It is `starting`; ask for it until it is `running`.
     """
     sandboxes = request.app[SANDBOXES]
-    fallback = request.app[SETTINGS].spec
+    fallback = request.app[CONFIG].spec
     spec = choose_spec(sandboxes.specs(), body.image, fallback=fallback)
     sized = msgspec.structs.replace(spec, resource_factor=body.resource_factor)
     user_id = request[PRINCIPAL].user_id
@@ -308,7 +308,7 @@ async def post_stop(request: web.Request, body: RuntimeChoice) -> RuntimeDone:
 def _shown(request: web.Request, sandbox: Sandbox) -> Runtime:
     """Return a sandbox as a runtime, whose URL has no path if it is to be at the root."""
     status, pod_status = _SHOWN[sandbox.status]
-    links, at_root = links_of(request), request.app[SETTINGS].at_root
+    links, at_root = links_of(request), request.app[CONFIG].at_root
     return Runtime(
         runtime_id=sandbox.id,
         session_id=sandbox.client_id or sandbox.id,
@@ -356,5 +356,5 @@ class RuntimeApi(Extension[RuntimeApiConfig]):
     async def run(self, server: Server) -> AsyncIterator[None]:
         """Give the handlers what they need."""
         server.app[SANDBOXES] = server.sandboxes
-        server.app[SETTINGS] = self.config
+        server.app[CONFIG] = self.config
         yield

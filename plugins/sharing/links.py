@@ -13,8 +13,8 @@ from agentsvc.extension.preferences import SecretStore, SettingsStore
 from agentsvc.extension.server import Server
 from agentsvc.extension.storage import Records, Transaction, note_effect, record_of
 
+from .config import SharingConfig
 from .redaction import SHOWN_KINDS, Redaction, show
-from .settings import SharingConfig
 
 MAX_LINKS: Final = 1000
 """How many links a user may have that have not expired."""

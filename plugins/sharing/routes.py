@@ -50,9 +50,9 @@ from agentsvc.extension.web import (
     to_query,
 )
 
+from .config import SharingConfig
 from .links import MIGRATIONS, Link, Links, SharedView
 from .redaction import Redaction, show_text
-from .settings import SharingConfig
 
 _MAX_IDS: Final = 100
 _PAGE: Final = 100

@@ -21,7 +21,7 @@ import msgspec
 from agentsvc.base import NotAuthenticated, SignInUnavailable, StartFailed, monotonic, now
 
 from .attempts import Attempt
-from .settings import ProviderConfig
+from .config import ProviderConfig
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 from agentsvc.base import NotAllowed
 from agentsvc.extension.accounts import Role
 
-from .settings import Roles
+from .config import Roles
 
 _ORDER: Final = (Role.ADMIN, Role.MEMBER, Role.VIEWER)
 

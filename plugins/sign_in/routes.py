@@ -53,10 +53,10 @@ from agentsvc.extension.web import (
 )
 
 from .attempts import Attempts
+from .config import SignInConfig
 from .identities import MIGRATIONS, ExternalIdentity, Identities
 from .provider import Claims, Provider, check_installed, new_session
 from .roles import role_of
-from .settings import SignInConfig
 
 PREFIX: Final = "/api/v1/sign-in"
 _PROXY: Final = ""

@@ -22,6 +22,7 @@ from agentsvc.cli.extension import (
     where_options,
 )
 
+from .config import WebhooksConfig
 from .model import (
     ChangeKind,
     Delivery,
@@ -31,7 +32,6 @@ from .model import (
     WebhookUpdate,
 )
 from .service import Webhooks
-from .settings import WebhooksConfig
 
 _LIST_HINT: Final = "run `agentsvc webhooks list` to see them"
 _CHANGES: Final = click.Choice([change.value for change in ChangeKind])
@@ -263,8 +263,8 @@ def _run[T](where: ConfigOptions, body: Callable[[Webhooks, KeyRing], Awaitable[
     async def opened() -> T:
         async with await Installation.open(places) as installation:
             database, vault = installation.database, installation.vault
-            settings = settings_of(loaded.config, "webhooks", WebhooksConfig)
-            webhooks = Webhooks(database, vault, settings)
+            config = settings_of(loaded.config, "webhooks", WebhooksConfig)
+            webhooks = Webhooks(database, vault, config)
             return await body(webhooks, KeyRing(database))
 
     return asyncio.run(opened())

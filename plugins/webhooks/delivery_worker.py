@@ -18,11 +18,11 @@ from agentsvc.base import Secret, values
 from agentsvc.extension.server import EventBus, EventLog, Notice, Subject, Supervisor
 from agentsvc.extension.storage import Database, Transaction, Vault
 
+from .config import WebhooksConfig
 from .model import Delivery, DeliveryState, Subscription
 from .payload import make_body
 from .sender import DeliveryResult, Sender
 from .service import context_of
-from .settings import WebhooksConfig
 from .signing import sign
 from .table import DeliveryTable, SubscriptionTable
 

@@ -22,6 +22,7 @@ from agentsvc.extension.web import (
     path_text,
 )
 
+from .config import WebhooksConfig
 from .delivery_worker import DeliveryWorker
 from .model import (
     ChangeKind,
@@ -33,7 +34,6 @@ from .model import (
 )
 from .sender import Sender
 from .service import Webhooks
-from .settings import WebhooksConfig
 
 _FORGET_SECONDS: Final = 600.0
 

@@ -9,6 +9,7 @@ from msgspec import UNSET
 from agentsvc.base import Conflict, NotFound, Secret, values
 from agentsvc.extension.storage import Database, Transaction, Vault, cut, note_effect
 
+from .config import WebhooksConfig
 from .model import (
     ChangeKind,
     Delivery,
@@ -17,7 +18,6 @@ from .model import (
     WebhookOrder,
     WebhookUpdate,
 )
-from .settings import WebhooksConfig
 from .signing import new_secret
 from .table import DeliveryTable, SubscriptionTable
 from .targets import check_url

@@ -25,15 +25,15 @@ from tests.receivers import WAIT_SECONDS, Received, Receiver
 from tests.service import Client, Service
 
 if TYPE_CHECKING:
+    from webhooks.config import WebhooksConfig
     from webhooks.model import WebhookOrder
     from webhooks.routes import DELIVERY_WORKER
     from webhooks.service import Webhooks
-    from webhooks.settings import WebhooksConfig
 else:
     WebhookOrder = part("webhooks.model").WebhookOrder
     DELIVERY_WORKER = part("webhooks.routes").DELIVERY_WORKER
     Webhooks = part("webhooks.service").Webhooks
-    WebhooksConfig = part("webhooks.settings").WebhooksConfig
+    WebhooksConfig = part("webhooks.config").WebhooksConfig
 
 HOOKS = "/api/v1/webhook-subscriptions"
 MEMBERS = {

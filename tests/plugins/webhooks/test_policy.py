@@ -14,10 +14,10 @@ from agentsvc.base.values import Secret
 from tests.plugin_loading import part
 
 if TYPE_CHECKING:
+    from webhooks.config import WebhooksConfig
     from webhooks.delivery_worker import after_try, back_off, may_send
     from webhooks.model import Delivery, DeliveryState, Subscription
     from webhooks.sender import DeliveryResult, wait_seconds
-    from webhooks.settings import WebhooksConfig
     from webhooks.signing import new_secret, sign
     from webhooks.targets import check_url
 else:
@@ -29,7 +29,7 @@ else:
     Subscription = part("webhooks.model").Subscription
     DeliveryResult = part("webhooks.sender").DeliveryResult
     wait_seconds = part("webhooks.sender").wait_seconds
-    WebhooksConfig = part("webhooks.settings").WebhooksConfig
+    WebhooksConfig = part("webhooks.config").WebhooksConfig
     new_secret = part("webhooks.signing").new_secret
     sign = part("webhooks.signing").sign
     check_url = part("webhooks.targets").check_url
