@@ -7,7 +7,7 @@ one, since the command line may have made it.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
@@ -15,8 +15,8 @@ from typing import Final
 import msgspec
 
 from agentsvc.base import Secret, values
-from agentsvc.extension.server import EventBus, EventLog, Notice, Subject, Supervisor
-from agentsvc.extension.storage import Database, Transaction, Vault
+from agentsvc.extension.server import Notice, Server, Subject
+from agentsvc.extension.storage import Transaction
 
 from .config import WebhooksConfig
 from .model import Delivery, DeliveryState, Subscription
@@ -40,37 +40,32 @@ _JITTER: Final = 0.5
 class DeliveryWorker:
     """Delivers for every subscription, each in a task of its own while there is something to do."""
 
-    def __init__(
-        self,
-        *,
-        db: Database,
-        vault: Vault,
-        events: EventLog,
-        event_bus: EventBus,
-        supervisor: Supervisor,
-        sender: Sender,
-        config: WebhooksConfig,
-    ) -> None:
-        self._db = db
-        self._vault = vault
-        self._events = events
-        self._event_bus = event_bus
-        self._supervisor = supervisor
+    def __init__(self, server: Server, sender: Sender, config: WebhooksConfig) -> None:
+        self._db = server.database
+        self._vault = server.vault
+        self._events = server.events
+        self._supervisor = server.supervisor
         self._sender = sender
         self._config = config
-        self._places = asyncio.Semaphore(config.concurrency)
+        self._slots = asyncio.Semaphore(config.concurrency)
         self._wake = asyncio.Event()
-        self._watched: dict[str, Callable[[], None]] = {}
+        self._subscribers: set[str] = set()
+        """The users with a subscription that is enabled."""
 
     def wake(self) -> None:
         """Have it look at once: a subscription has changed, or there is something to deliver."""
         self._wake.set()
 
+    def on_notice(self, notice: Notice) -> None:
+        """Wake up for what is in the queue of a subscriber by now."""
+        if notice.user_id in self._subscribers and notice.subject is not Subject.DELTA:
+            self._wake.set()
+
     async def deliver_due(self) -> None:
         """Start what is due, then wait until there may be more to do; call it again and again."""
         self._wake.clear()
         active = [one for one in await SubscriptionTable.all(self._db) if one.is_enabled]
-        self._listen({one.user_id for one in active})
+        self._subscribers = {one.user_id for one in active}
         wait_seconds = POLL_SECONDS
         for subscription in active:
             name = f"webhook {subscription.id}"
@@ -78,7 +73,7 @@ class DeliveryWorker:
                 continue
             due_seconds = await self._due_seconds(subscription)
             if due_seconds <= 0:
-                self._supervisor.spawn(name, partial(self._serve, subscription.id))
+                self._supervisor.spawn(name, partial(self._deliver_all, subscription.id))
             wait_seconds = min(wait_seconds, due_seconds) if due_seconds > 0 else wait_seconds
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_seconds):
@@ -95,21 +90,6 @@ class DeliveryWorker:
 
         await self._db.write(body)
 
-    def close(self) -> None:
-        """Listen to no more news."""
-        self._listen(set())
-
-    def _listen(self, users: set[str]) -> None:
-        for user_id in self._watched.keys() - users:
-            self._watched.pop(user_id)()
-        for user_id in users - self._watched.keys():
-            self._watched[user_id] = self._event_bus.watch(user_id, self._hear)
-
-    def _hear(self, news: Notice) -> None:
-        """Wake up for what is in the queue by now."""
-        if news.subject is not Subject.DELTA:
-            self._wake.set()
-
     async def _due_seconds(self, subscription: Subscription) -> float:
         heads = await DeliveryTable.heads(self._db, subscription.id, 1)
         if not heads:
@@ -117,13 +97,13 @@ class DeliveryWorker:
         due_at = max(heads[0].due_at, subscription.quiet_until or heads[0].due_at)
         return (due_at - values.now()).total_seconds()
 
-    async def _serve(self, subscription_id: str) -> None:
+    async def _deliver_all(self, subscription_id: str) -> None:
         """Deliver what is due until nothing is."""
-        while await self._serve_some(subscription_id):
+        while await self._deliver_batch(subscription_id):
             pass
         self._wake.set()
 
-    async def _serve_some(self, subscription_id: str) -> bool:
+    async def _deliver_batch(self, subscription_id: str) -> bool:
         now = values.now()
         subscription = await SubscriptionTable.find(self._db, subscription_id)
         sealed = await SubscriptionTable.find_sealed(self._db, subscription_id, now)
@@ -143,52 +123,52 @@ class DeliveryWorker:
     async def _deliver(
         self, subscription: Subscription, secrets: Sequence[Secret], head: Delivery
     ) -> None:
-        async with self._places:
+        async with self._slots:
             body = await make_body(head, self._events)
             if body is None:
-                await self._note(gone(head, values.now()), ends_lane=False)
+                await self._store_result(event_deleted(head, values.now()), ends_lane=False)
                 return
             headers = sign(secrets, message_id=head.id, moment=values.now(), body=body)
             outcome = await self._sender.send(subscription.url, body, headers)
-        await self._heed(subscription, outcome)
+        await self._honor_response(subscription, outcome)
         jitter = int.from_bytes(values.new_bytes(2)) / 0xFFFF
-        noted = after_try(head, outcome, self._config, values.now(), jitter)
-        await self._note(noted, ends_lane=True)
+        tried = after_try(head, outcome, self._config, values.now(), jitter)
+        await self._store_result(tried, ends_lane=True)
 
-    async def _heed(self, told: Subscription, outcome: DeliveryResult) -> None:
+    async def _honor_response(self, sent_to: Subscription, outcome: DeliveryResult) -> None:
         """Leave a receiver alone that asks for it, for some time or for good."""
         now = values.now()
         if outcome.is_gone:
             reason = "the receiver answered 410 Gone"
-            if await self._db.write(lambda tx: SubscriptionTable.disable(tx, told, reason, now)):
-                extra = {"subscription_id": told.id, "reason": reason}
+            if await self._db.write(lambda tx: SubscriptionTable.disable(tx, sent_to, reason, now)):
+                extra = {"subscription_id": sent_to.id, "reason": reason}
                 log.warning("webhook disabled, its receiver answered 410 Gone", extra=extra)
         elif outcome.wait_seconds > 0:
             longest = self._config.longest_retry_seconds
             until = now + timedelta(seconds=min(outcome.wait_seconds, longest))
-            await self._db.write(lambda tx: SubscriptionTable.put_off(tx, told, until))
+            await self._db.write(lambda tx: SubscriptionTable.delay(tx, sent_to, until))
 
-    async def _note(self, noted: Delivery, *, ends_lane: bool) -> None:
+    async def _store_result(self, tried: Delivery, *, ends_lane: bool) -> None:
         """Store how a try ended; one that is given up may end all of its lane that is as old."""
         cutoff = values.now() - timedelta(seconds=self._config.give_up_seconds)
 
         async def body(tx: Transaction) -> int:
-            count = await DeliveryTable.note(tx, noted)
-            if noted.state is not DeliveryState.FAILED:
+            count = await DeliveryTable.store_result(tx, tried)
+            if tried.state is not DeliveryState.FAILED:
                 return 0
             if not ends_lane:
                 return count
-            return count + await DeliveryTable.give_up(tx, noted, cutoff, values.now())
+            return count + await DeliveryTable.give_up(tx, tried, cutoff, values.now())
 
         if given_up := await self._db.write(body):
             log.warning(
                 "webhook deliveries failed, attempts exhausted",
                 extra={
-                    "subscription_id": noted.subscription_id,
-                    "delivery_id": noted.id,
+                    "subscription_id": tried.subscription_id,
+                    "delivery_id": tried.id,
                     "deliveries": given_up,
-                    "attempts": noted.attempts,
-                    "reason": noted.reason,
+                    "attempts": tried.attempts,
+                    "reason": tried.reason,
                 },
             )
 
@@ -222,7 +202,7 @@ def after_try(
     return msgspec.structs.replace(tried, due_at=now + timedelta(seconds=wait))
 
 
-def gone(delivery: Delivery, now: datetime) -> Delivery:
+def event_deleted(delivery: Delivery, now: datetime) -> Delivery:
     """Return a delivery whose event is no longer there."""
     return msgspec.structs.replace(
         delivery,

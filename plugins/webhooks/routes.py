@@ -311,17 +311,10 @@ class WebhooksExtension(Extension[WebhooksConfig]):
             most=self.config.concurrency,
             own=server.config.server.own_urls(),
         )
-        worker = DeliveryWorker(
-            db=server.database,
-            vault=server.vault,
-            events=server.events,
-            event_bus=server.event_bus,
-            supervisor=server.supervisor,
-            sender=sender,
-            config=self.config,
-        )
+        worker = DeliveryWorker(server, sender, self.config)
         server.app[WEBHOOKS] = Webhooks(server.database, server.vault, self.config)
         server.app[DELIVERY_WORKER] = worker
+        server.event_bus.watch_all(worker.on_notice)
         server.supervisor.loop("webhooks", worker.deliver_due, every_seconds=0)
         server.supervisor.loop(
             "old webhook deliveries", worker.forget_settled, every_seconds=_FORGET_SECONDS
@@ -329,5 +322,4 @@ class WebhooksExtension(Extension[WebhooksConfig]):
         try:
             yield
         finally:
-            worker.close()
             await sender.close()

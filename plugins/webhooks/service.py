@@ -42,7 +42,11 @@ class Webhooks:
         """
         now, secret = values.now(), new_secret()
         made = Subscription(
-            id=values.new_id(), user_id=user_id, created_at=now, updated_at=now, **_given(order)
+            id=values.new_id(),
+            user_id=user_id,
+            created_at=now,
+            updated_at=now,
+            **_sent_fields(order),
         )
         check_url(made.url, allows_private=self._allows_private)
         sealed = self._vault.seal(secret.reveal().encode(), context_of(made.id))
@@ -162,7 +166,7 @@ class Webhooks:
         return await self._db.write(body)
 
     def _changed(self, subscription: Subscription, wanted: WebhookUpdate) -> Subscription:
-        given = _given(wanted)
+        given = _sent_fields(wanted)
         changed = msgspec.structs.replace(subscription, **given, updated_at=values.now())
         if changed.is_enabled:
             changed = msgspec.structs.replace(changed, disabled_reason="")
@@ -173,7 +177,7 @@ class Webhooks:
         return changed
 
 
-def _given(wanted: WebhookOrder | WebhookUpdate) -> dict[str, Any]:
+def _sent_fields(wanted: WebhookOrder | WebhookUpdate) -> dict[str, Any]:
     """Return what was sent, as it is stored."""
     sent = msgspec.structs.asdict(wanted)
     given = {name: value for name, value in sent.items() if value is not UNSET}

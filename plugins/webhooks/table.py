@@ -40,7 +40,9 @@ class SubscriptionTable(Records[Subscription], table="webhook_subscriptions"):
         return await tx.run(sql, {"now": to_stored(now)})
 
     @staticmethod
-    async def disable(tx: Transaction, told: Subscription, reason: str, now: datetime) -> int:
+    async def disable(
+        tx: Transaction, subscription: Subscription, reason: str, now: datetime
+    ) -> int:
         """Disable a subscription unless it has another receiver by now."""
         sql = """
             UPDATE webhook_subscriptions
@@ -49,11 +51,10 @@ class SubscriptionTable(Records[Subscription], table="webhook_subscriptions"):
               AND url = :url
               AND is_enabled
         """
-        params = {"id": told.id, "url": told.url, "reason": reason, "now": to_stored(now)}
-        return await tx.run(sql, params)
+        return await tx.run(sql, row_of(subscription, reason=reason, now=now))
 
     @staticmethod
-    async def put_off(tx: Transaction, told: Subscription, until: datetime) -> int:
+    async def delay(tx: Transaction, subscription: Subscription, until: datetime) -> int:
         """Send nothing before a moment, unless there is another receiver by now."""
         sql = """
             UPDATE webhook_subscriptions
@@ -61,7 +62,7 @@ class SubscriptionTable(Records[Subscription], table="webhook_subscriptions"):
             WHERE id = :id
               AND url = :url
         """
-        return await tx.run(sql, {"id": told.id, "url": told.url, "until": to_stored(until)})
+        return await tx.run(sql, row_of(subscription, until=until))
 
     @staticmethod
     async def delete_of(tx: Transaction, user_id: str, subscription_id: str) -> bool:
@@ -102,7 +103,7 @@ class DeliveryTable(Records[Delivery], table="webhook_deliveries"):
         return [record_of(row, Delivery) for row in rows]
 
     @staticmethod
-    async def note(tx: Transaction, delivery: Delivery) -> int:
+    async def store_result(tx: Transaction, delivery: Delivery) -> int:
         """Store how a try ended, unless the delivery is gone or settled."""
         sql = """
             UPDATE webhook_deliveries
