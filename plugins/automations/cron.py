@@ -27,21 +27,11 @@ _FIELDS: Final = (
     *(("minute", 0, 59), ("hour", 0, 23)),
     *(("day", 1, 31), ("month", 1, 12), ("weekday", 0, 7)),
 )
-_MONTHS: Final = [
-    "jan",
-    "feb",
-    "mar",
-    "apr",
-    "may",
-    "jun",
-    "jul",
-    "aug",
-    "sep",
-    "oct",
-    "nov",
-    "dec",
-]
-_WEEKDAYS: Final = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"]
+_NAMES: Final = {
+    "month": "- jan feb mar apr may jun jul aug sep oct nov dec",
+    "weekday": "sun mon tue wed thu fri sat",
+}
+"""What numbers are called; no month is 0."""
 _PART: Final = re.compile(r"(\*|\w+)(?:-(\w+))?(?:/(\d{1,4}))?", re.ASCII)
 _ZONE: Final = re.compile(r"[A-Za-z0-9_+-]+(?:/[A-Za-z0-9_+-]+){0,3}")
 _MARGIN: Final = timedelta(hours=3)
@@ -193,11 +183,8 @@ def _number(text: str, name: str) -> int:
     """Return a number, or that of a name; -1 for what is neither."""
     if text.isdecimal():
         return int(text[:4])
-    if name == "month" and text in _MONTHS:
-        return _MONTHS.index(text) + 1
-    if name == "weekday" and text in _WEEKDAYS:
-        return _WEEKDAYS.index(text)
-    return -1
+    names = _NAMES.get(name, "").split()
+    return names.index(text) if text in names else -1
 
 
 def _refusal(text: str) -> InvalidRequest:

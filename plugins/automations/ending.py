@@ -1,6 +1,7 @@
 """Runs, as they are made and as they end: that is read from the conversation, and stored."""
 
 import contextlib
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -31,6 +32,9 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     cost: float | None = None
 
 
+type EndRun = Callable[[Run, RunEnd, ConversationView], Awaitable[None]]
+
+
 def new_run(
     automation: Automation, *, key: str, source: Source, due_at: datetime | None = None
 ) -> Run:
@@ -49,29 +53,21 @@ def new_run(
 
 def judge(view: ConversationView) -> RunEnd | None:
     """Return how the run of a conversation has ended, None while it goes on."""
-    reason, cost = find_end(view), cost_of(view)
+    reason = find_end(view)
     if reason is None:
         return None
-    if reason == DONE:
-        return RunEnd(status=RunStatus.COMPLETED, cost=cost)
-    return RunEnd(status=RunStatus.FAILED, detail=reason, cost=cost)
+    status = RunStatus.COMPLETED if reason == DONE else RunStatus.FAILED
+    return RunEnd(status=status, detail=reason, cost=cost_of(view))
 
 
-def ended(
-    run: Run,
-    status: RunStatus,
-    *,
-    detail: str = "",
-    result: str = "",
-    cost: float | None = None,
-) -> Run:
+def ended(run: Run, end: RunEnd) -> Run:
     """Return a run that is over."""
     return msgspec.structs.replace(
         run,
-        status=status,
-        error_detail=detail[:_LONGEST],
-        result=result[:_LONGEST],
-        cost=cost,
+        status=end.status,
+        error_detail=end.detail[:_LONGEST],
+        result=end.result[:_LONGEST],
+        cost=end.cost,
         completed_at=now(),
     )
 
@@ -81,7 +77,7 @@ async def settle(tx: Transaction, run: Run, verdict: RunEnd) -> str:
 
     Return why the automation was disabled, or an empty text.
     """
-    after = ended(run, **msgspec.structs.asdict(verdict))
+    after = ended(run, verdict)
     if not await RunTable.change(tx, after, since=run.status):
         return ""
     automation = await AutomationTable.find(tx, run.automation_id)

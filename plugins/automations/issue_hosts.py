@@ -23,7 +23,7 @@ from agentsvc.extension.storage import Database
 from .github_app import GithubApps
 from .host_calls import HostCalls
 from .model import Automation
-from .service import provider_of, rename
+from .service import rename
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +55,12 @@ class IssueHosts:
     @contextlib.asynccontextmanager
     async def calls(self, automation: Automation) -> AsyncIterator[HostCalls]:
         """Return the calls to the host of an automation; one that wants rest is not called."""
-        provider = provider_of(automation.definition)
+        provider = automation.definition.host
         key = (automation.user_id, provider.value)
         until, wanted = self._rests.get(key, (0.0, None))
         if wanted is not None and monotonic() < until:
             raise wanted
-        repository = repository_of(automation)
+        repository = automation.repository_name
         try:
             token = await self._apps.lend(automation.user_id, provider, repository)
             api = await self._git.api(automation.user_id, provider, token)
@@ -73,9 +73,9 @@ class IssueHosts:
     @contextlib.asynccontextmanager
     async def checkout(self, automation: Automation) -> AsyncIterator[Checkout]:
         """Return the repository of an automation, to fetch from and to push to."""
-        provider = provider_of(automation.definition)
+        provider = automation.definition.host
         opened = self._git.checkout(
-            automation.user_id, repository_of(automation), provider, time_limit=_GIT_SECONDS
+            automation.user_id, automation.repository_name, provider, time_limit=_GIT_SECONDS
         )
         async with opened as checkout, self._keeping_up(automation, checkout.remote.token):
             yield checkout
@@ -92,12 +92,12 @@ class IssueHosts:
                 raise RepositoryRenamed("The repository was renamed") from exc
             raise
         except (NotAuthenticated, NotAllowed) as exc:
-            if token and self._apps.renew(automation.user_id, repository_of(automation), token):
+            if token and self._apps.renew(automation.user_id, automation.repository_name, token):
                 raise TokenRenewed("The token of the GitHub App is renewed") from exc
             raise
 
     async def _is_renamed(self, automation: Automation, token: ProviderToken | None) -> bool:
-        provider, before = provider_of(automation.definition), repository_of(automation)
+        provider, before = automation.definition.host, automation.repository_name
         try:
             api = await self._git.api(automation.user_id, provider, token)
             name = await HostCalls(api, provider, before).name()
@@ -111,11 +111,6 @@ class IssueHosts:
         extra = {"automation_id": automation.id, "repository": name}
         log.warning("repository of an automation was renamed", extra=extra)
         return True
-
-
-def repository_of(automation: Automation) -> str:
-    """Return the name of the repository of an automation."""
-    return (automation.definition.repos or [])[0].url
 
 
 def wait_of(exc: AgentsvcError) -> float:

@@ -22,10 +22,9 @@ from agentsvc.extension.storage import Transaction
 from .host_calls import HostCalls, Thing
 from .host_events import OWN, HostEvent, wanted
 from .hosts import Kind
-from .issue_hosts import IssueHosts, repository_of
+from .issue_hosts import IssueHosts
 from .model import Automation, Definition, GitTrigger, Run, WorkItem
 from .prompt import fill, marked
-from .service import provider_of
 from .work_table import WorkTable
 
 log = logging.getLogger(__name__)
@@ -70,8 +69,6 @@ _FAILED: Final = (
 type Claim = Callable[[Transaction, str], Awaitable[None]]
 """Takes the run for a conversation, in the transaction that begins it."""
 
-_event = msgspec.json.Decoder(HostEvent)
-
 
 class Ignored(Exception):
     """The event starts nothing."""
@@ -86,12 +83,11 @@ class IssueStarter:
         self._messages = server.messages
         self._hosts = hosts
 
-    async def begin(self, automation: Automation, run: Run, payload: bytes, claim: Claim) -> str:
+    async def begin(self, automation: Automation, run: Run, event: HostEvent, claim: Claim) -> str:
         """Begin a run or go on with an earlier one, and return its conversation.
 
         Raises Ignored for an event that is to start nothing, and as the host's `Api`.
         """
-        event = _event.decode(payload)
         if event.kind is Kind.OPENED:
             return await self._begin_opened(automation, run, event, claim)
         work = await self._find_living(automation, event)
@@ -115,7 +111,7 @@ class IssueStarter:
         definition = automation.definition
         last = await WorkTable.last_pull(self._db, automation.id)
         # Not one of another repository, which the automation had before.
-        if last is not None and f"/{repository_of(automation)}/".lower() in last.pull_url.lower():
+        if last is not None and f"/{automation.repository_name}/".lower() in last.pull_url.lower():
             with contextlib.suppress(NotFound):
                 async with self._hosts.calls(automation) as calls:
                     if not await calls.pull_state(last.pull or ""):
@@ -124,9 +120,9 @@ class IssueStarter:
         async with self._hosts.checkout(automation) as checkout:
             asked = repository.ref
             head = await (checkout.branch(asked) if asked else checkout.head())
-        work = _work(automation, run, head, {"number": "", "title": definition.name})
+        about = {"number": "", "title": definition.name}
         # There is nothing below which it could be said.
-        work = msgspec.structs.replace(work, comment_id="")
+        work = _work(automation, run, head, about, comment_id="")
         text = fill(definition.prompt or "", told, run.due_at) + _rules(automation, head)
         return await self._begin(automation, run, text, work, claim)
 
@@ -153,8 +149,7 @@ class IssueStarter:
             # Nothing of that is the automation's failure.
             raise Ignored(exc.message) from exc
         head = Head(branch=base.branch, commit=opened["commit"])
-        work = _work(automation, run, head, opened)
-        work = msgspec.structs.replace(work, is_pull=True, is_answer=True)
+        work = _work(automation, run, head, opened, is_pull=True, is_answer=True)
         told = {"pull_request": {**opened, "body": opened["text"]}}
         text = fill(automation.definition.prompt or "", told, run.due_at)
         text += _LOOKING.format(what="pull request") + _COMPARED.format(base=base.branch)
@@ -175,9 +170,8 @@ class IssueStarter:
         comments = [one for one in comments if not one["text"].startswith(OWN)]
         said = [{"author": one["author"], "text": one["text"]} for one in comments]
         told = {"issue": {**issue, "body": issue["text"], "comments": said}}
-        work = _work(automation, run, head, issue)
         names = tuple(map(_name, comments))
-        work = msgspec.structs.replace(work, told=names, is_answer=is_answer)
+        work = _work(automation, run, head, issue, told=names, is_answer=is_answer)
         text = fill(automation.definition.prompt or "", told, run.due_at)
         text += _LOOKING.format(what="issue") if is_answer else _rules(automation, head)
         return await self._begin(automation, run, text, work, claim)
@@ -215,7 +209,7 @@ class IssueStarter:
             compared_to=compared_to,
             withholds_secrets=True,
             needs_lent_model=begun.is_answer,
-            provider=provider_of(definition),
+            provider=definition.host,
             title=f"{definition.name}: {begun.title}"[:_TITLE] if begun.issue else definition.name,
         )
 
@@ -277,7 +271,7 @@ class IssueStarter:
 
 def order_of(definition: Definition, text: str | None, **more: Any) -> StartOrder:
     """Return what is ordered for a run, with what its agent is told first; more counts instead."""
-    repository = definition.repos[0] if definition.repos else None
+    repository = definition.repository
     order = StartOrder(
         initial_message=None if text is None else text_message(text),
         llm_profile=definition.model,
@@ -309,7 +303,7 @@ def _rules(automation: Automation, head: Head) -> str:
     return _RULES.format(base=head.branch) + ("" if may_change else _NO_WORKFLOWS)
 
 
-def _work(automation: Automation, run: Run, head: Head, about: Thing) -> WorkItem:
+def _work(automation: Automation, run: Run, head: Head, about: Thing, **more: Any) -> WorkItem:
     number = about["number"]
     return WorkItem(
         id=run.id,
@@ -320,6 +314,7 @@ def _work(automation: Automation, run: Run, head: Head, about: Thing) -> WorkIte
         title=" ".join(about["title"].split())[:_TITLE] or f"Issue {number}",
         base=head.branch,
         commit=head.commit,
+        **more,
     )
 
 

@@ -236,6 +236,16 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     """Runs that fail in a row, tries counted as one, until the automation is disabled"""
 
     @property
+    def repository(self) -> Repository | None:
+        """The repository to clone, if there is one."""
+        return self.repos[0] if self.repos else None
+
+    @property
+    def host(self) -> Provider:
+        """The git host of the repository."""
+        return (self.repository.provider if self.repository else None) or Provider.GITHUB
+
+    @property
     def is_at_host(self) -> bool:
         """Whether what comes of a run is brought to a git host by the server."""
         return self.pull_request or isinstance(self.trigger, GitTrigger)
@@ -254,6 +264,11 @@ class Automation(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
     next_at: datetime | None = None
     last_triggered_at: datetime | None = None
+
+    @property
+    def repository_name(self) -> str:
+        """The name of its repository, empty without one."""
+        return self.definition.repository.url if self.definition.repository else ""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

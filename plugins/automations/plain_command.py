@@ -1,7 +1,6 @@
 """Runs whose task is a command in a sandbox, and no agent."""
 
 import logging
-from collections.abc import Awaitable, Callable
 from functools import partial
 
 from agentsvc.base import AgentsvcError
@@ -10,13 +9,11 @@ from agentsvc.extension.conversations import ConversationView
 from agentsvc.extension.endings import AT_WORK
 from agentsvc.extension.server import Server
 
-from .ending import RunEnd
+from .ending import EndRun, RunEnd
 from .model import Run, RunStatus
 from .table import AutomationTable, RunTable
 
 log = logging.getLogger(__name__)
-
-type End = Callable[[Run, RunEnd, ConversationView], Awaitable[None]]
 
 
 class Commands:
@@ -29,7 +26,7 @@ class Commands:
         self._supervisor = server.supervisor
         self._watched: set[str] = set()
 
-    async def watch(self, run: Run, view: ConversationView, end: End) -> None:
+    async def watch(self, run: Run, view: ConversationView, end: EndRun) -> None:
         """See to the command of a run whose sandbox is ready, if that is its task."""
         is_for_agent = not view.conversation.is_ready or view.execution_status in AT_WORK
         if is_for_agent or run.id in self._watched:
@@ -40,7 +37,7 @@ class Commands:
             watch = partial(self._watch, run, view, command, end)
             self._supervisor.spawn(f"command of run {run.id}", watch)
 
-    async def _watch(self, run: Run, view: ConversationView, command: str, end: End) -> None:
+    async def _watch(self, run: Run, view: ConversationView, command: str, end: EndRun) -> None:
         place = view.conversation.working_dir
         try:
             with self._sandboxes.usage.hold(view.conversation.sandbox_id or ""):

@@ -13,7 +13,7 @@ from agentsvc.base import AgentsvcError, new_id, now, parse_time
 from agentsvc.extension.server import Server
 from agentsvc.extension.storage import Transaction
 
-from .ending import ended, new_run
+from .ending import RunEnd, ended, new_run
 from .host_calls import HostCalls
 from .host_events import HostEvent, event_of, events_of_issue, wanted
 from .hosts import Kind
@@ -72,7 +72,7 @@ class Poller:
                 # Nobody is told otherwise: nothing that could fail has begun.
                 run = new_run(automation, key=f"poll:{new_id()}", source=Source.SCHEDULE)
                 told = f"The host was asked for changes: {after.trouble}"
-                await RunTable.add(tx, ended(run, RunStatus.FAILED, detail=told))
+                await RunTable.add(tx, ended(run, RunEnd(status=RunStatus.FAILED, detail=told)))
 
         await self._db.write(store)
 

@@ -6,7 +6,6 @@ twice.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -27,7 +26,7 @@ from agentsvc.base import (
 from agentsvc.extension.conversations import ConversationQuery, ConversationView, WhenFull
 from agentsvc.extension.server import SandboxStatus, Server
 
-from .ending import RunEnd, ended, halt
+from .ending import EndRun, RunEnd, ended, halt
 from .host_calls import MARK
 from .issue_hosts import PASSING, RETRIED_FOR, IssueHosts, wait_of
 from .model import Automation, GitTrigger, Run, RunStatus, WorkItem
@@ -50,8 +49,6 @@ new=$(git rev-list --count {commit}..HEAD) || exit 3
 rm -f {file} && git bundle create -q {file} HEAD ^{commit} || exit 3
 """
 
-type End = Callable[[Run, RunEnd, ConversationView], Awaitable[None]]
-
 
 class Publisher:
     """Publishes what runs have made of issues."""
@@ -71,7 +68,7 @@ class Publisher:
             self._supervisor.spawn(f"publication of work {work.id}", partial(self._say_begun, work))
 
     def ended(
-        self, run: Run, work: WorkItem, view: ConversationView, verdict: RunEnd, end: End
+        self, run: Run, work: WorkItem, view: ConversationView, verdict: RunEnd, end: EndRun
     ) -> None:
         """Publish soon what a run has made, then end it; called again until that is done."""
         if self._is_time(run.id):
@@ -118,7 +115,7 @@ class Publisher:
             log.warning("comment of an issue not written yet", extra=_about(work, exc))
 
     async def _finish(
-        self, run: Run, work_id: str, view: ConversationView, verdict: RunEnd, end: End
+        self, run: Run, work_id: str, view: ConversationView, verdict: RunEnd, end: EndRun
     ) -> None:
         automation = await AutomationTable.find(self._db, run.automation_id)
         work = await WorkTable.find(self._db, work_id)
@@ -254,8 +251,8 @@ class Publisher:
         """End what is done about an issue, and free its sandbox."""
         for run in await RunTable.of_conversations(self._db, [work.conversation_id]):
             await halt(self._conversations, run)
-            over = ended(run, RunStatus.CANCELLED, detail=f"Its pull request is {state}")
-            await self._db.write(partial(RunTable.change, run=over, since=run.status))
+            end = RunEnd(status=RunStatus.CANCELLED, detail=f"Its pull request is {state}")
+            await self._db.write(partial(RunTable.change, run=ended(run, end), since=run.status))
         try:
             await self._show(automation, work.id, f"The pull request is {state}: {work.pull_url}")
         except AgentsvcError as exc:

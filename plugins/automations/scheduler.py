@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -32,6 +32,7 @@ from .clock import ClockWatch, bring_back
 from .config import AutomationsConfig
 from .cron import parse_cron
 from .ending import RunEnd, disabled, ended, halt, new_run, settle
+from .host_events import HostEvent
 from .issue_hosts import PASSING, RETRIED_FOR, wait_of
 from .issue_start import Ignored, IssueStarter, order_of
 from .model import (
@@ -141,8 +142,8 @@ class Scheduler:
             await RunTable.add(tx, _scheduled(automation, one))
         if skipped is not None:
             detail = "It was due while the server was down"
-            run = ended(_scheduled(automation, skipped), RunStatus.SKIPPED, detail=detail)
-            await RunTable.add(tx, run)
+            end = RunEnd(status=RunStatus.SKIPPED, detail=detail)
+            await RunTable.add(tx, ended(_scheduled(automation, skipped), end))
         triggered_at = moment if chosen else automation.last_triggered_at
         await AutomationTable.update(
             tx,
@@ -231,22 +232,25 @@ class Scheduler:
 
         payload = await self._payload(run)
         if isinstance(automation.definition.trigger, GitTrigger):
-            begun = await self._starter.begin(automation, run, payload or b"{}", claim)
+            event = msgspec.convert(payload, HostEvent)
+            begun = await self._starter.begin(automation, run, event, claim)
         elif automation.definition.pull_request:
-            told = msgspec.json.decode(payload) if payload is not None else None
-            begun = await self._starter.begin_changes(automation, run, told, claim)
+            begun = await self._starter.begin_changes(automation, run, payload, claim)
         else:
             order = _order_of(automation.definition, run, payload)
             starts = self._conversations.starts
             begun = (await starts.start(run.user_id, order, claim=claim_task)).conversation_id
         self._on_begin(begun)
 
-    async def _payload(self, run: Run) -> bytes | None:
+    async def _payload(self, run: Run) -> Any:
+        """Return what made a run due, None for the clock or a user."""
         sealed = await RunTable.find_sealed(self._db, run.id)
-        return self._vault.unseal(sealed, payload_context(run.automation_id)) if sealed else None
+        if sealed is None:
+            return None
+        return msgspec.json.decode(self._vault.unseal(sealed, payload_context(run.automation_id)))
 
     async def _skip(self, run: Run, detail: str) -> None:
-        over = ended(run, RunStatus.SKIPPED, detail=detail)
+        over = ended(run, RunEnd(status=RunStatus.SKIPPED, detail=detail))
 
         async def body(tx: Transaction) -> None:
             await RunTable.change(tx, over, since=RunStatus.PENDING)
@@ -283,7 +287,6 @@ def _scheduled(automation: Automation, due_at: datetime) -> Run:
     return new_run(automation, key=key, source=Source.SCHEDULE, due_at=due_at)
 
 
-def _order_of(definition: Definition, run: Run, payload: bytes | None) -> StartOrder:
-    told = msgspec.json.decode(payload) if payload is not None else None
+def _order_of(definition: Definition, run: Run, payload: Any) -> StartOrder:
     prompt = definition.prompt
-    return order_of(definition, None if prompt is None else fill(prompt, told, run.due_at))
+    return order_of(definition, None if prompt is None else fill(prompt, payload, run.due_at))

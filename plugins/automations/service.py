@@ -30,7 +30,7 @@ from agentsvc.extension.storage import Database, Transaction, note_by_server, no
 
 from .config import AutomationsConfig
 from .cron import parse_cron
-from .ending import WAS_DISABLED, ended, halt, new_run
+from .ending import WAS_DISABLED, RunEnd, ended, halt, new_run
 from .github_app import AppTable, GithubApps
 from .host_calls import part_of
 from .host_events import HostEvent, check_sender, events_in
@@ -221,7 +221,7 @@ class Automations:
             raise NotFound("There is no automation with a webhook of this id")
         secret = Secret(self._vault.unseal(sealed, secret_context(automation_id)).decode())
         if isinstance(trigger, GitTrigger):
-            provider = provider_of(automation.definition)
+            provider = automation.definition.host
             check_sender(provider, headers, body, secret, now())
             events = events_in(provider, trigger, headers, payload)
             return int(bool(events)), await self.note(automation.id, events)
@@ -324,7 +324,8 @@ class Automations:
             await halt(self._conversations, found)
 
         async def body(tx: Transaction) -> Run:
-            over = ended(found, RunStatus.CANCELLED, detail="Its user has cancelled it")
+            end = RunEnd(status=RunStatus.CANCELLED, detail="Its user has cancelled it")
+            over = ended(found, end)
             work = await WorkTable.of_conversation(tx, found.conversation_id or "")
             if work is not None and not work.is_followed:
                 await WorkTable.close(tx, work.conversation_id)
@@ -380,7 +381,7 @@ def check_definition(
 
 
 def _check_git(definition: Definition) -> None:
-    repository = definition.repos[0] if definition.repos else None
+    repository = definition.repository
     is_git = isinstance(definition.trigger, GitTrigger)
     what = "a trigger `git`" if is_git else "`pull_request`"
     if is_git and definition.pull_request:
@@ -403,12 +404,6 @@ def _check_git(definition: Definition) -> None:
             "With a trigger `git`, the concurrency is `queue`: no issue is passed over",
             loc=("body", "concurrency"),
         )
-
-
-def provider_of(definition: Definition) -> Provider:
-    """Return the host of the repository of an automation that brings something there."""
-    repository = definition.repos[0] if definition.repos else None
-    return (repository.provider if repository else None) or Provider.GITHUB
 
 
 def first_due(trigger: Trigger, after: datetime) -> datetime | None:
