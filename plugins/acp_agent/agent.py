@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from http.client import HTTPException
 from typing import Any, Final
 
@@ -9,7 +11,6 @@ from agentsvc.cli.extension import (
     VERSION,
     Api,
     CommandFailed,
-    Record,
     StreamMessage,
     ask_agent,
     check_text,
@@ -65,19 +66,19 @@ class Agent:
         self._connection = connection
         self._order = order
         self._sessions: dict[str, Session] = {}
-        self._methods = {
+        self._methods: dict[str, Callable[[Params], Any]] = {
             "initialize": self._initialize,
             "authenticate": lambda _: {},
             "session/new": self._new,
             "session/load": self._load,
-            "session/resume": self._resume,
+            "session/resume": partial(self._load, is_shown=False),
             "session/list": self._list,
             "session/prompt": self._prompt,
             "session/cancel": self._cancel,
         }
 
     def answer(self, method: str, params: Params) -> Any:
-        """Return the result of a request; raises Refused or CommandFailed."""
+        """Return the result of a request; raises RequestFailed or CommandFailed."""
         handle = self._methods.get(method)
         if handle is None:
             raise RequestFailed(METHOD_NOT_FOUND, f"There is no method `{method}`")
@@ -115,17 +116,10 @@ class Agent:
         self._sessions[session_id] = Session(session_id)
         return {"sessionId": session_id}
 
-    def _load(self, params: Params) -> Json:
-        """Tell everything there is of a conversation."""
-        session = Session(self._conversation(params)["id"])
-        self._catch_up(session)
-        self._sessions[session.id] = session
-        return {}
-
-    def _resume(self, params: Params) -> Json:
-        """Go on with a conversation that the editor knows already."""
-        session = Session(self._conversation(params)["id"])
-        self._catch_up(session, is_told=False)
+    def _load(self, params: Params, *, is_shown: bool = True) -> Json:
+        """Open a conversation, and tell the editor everything there is of it unless it knows that."""
+        session = Session(find_conversation(self._api, str(params.get("sessionId")))["id"])
+        self._catch_up(session, is_shown=is_shown)
         self._sessions[session.id] = session
         return {}
 
@@ -170,18 +164,15 @@ class Agent:
             raise RequestFailed(INVALID_PARAMS, "There is no such session; load it first")
         return session
 
-    def _conversation(self, params: Params) -> Record:
-        return find_conversation(self._api, str(params.get("sessionId")))
-
     # Following
 
-    def _catch_up(self, session: Session, *, is_told: bool = True) -> None:
+    def _catch_up(self, session: Session, *, is_shown: bool = True) -> None:
         """Take in what has happened so far."""
         for message in self._api.stream(_stream(session), after=session.last):
             if message.type == "ready":
                 return
             if message.type == "event":
-                self._note(session, message, is_told=is_told)
+                self._note(session, message, is_shown=is_shown)
 
     def _follow(self, session: Session) -> str:
         """Tell what the agent does until its turn ends; return why it does."""
@@ -242,7 +233,7 @@ class Agent:
         ask_agent(self._api, conversation, "events/respond_to_confirmation", body)
         session.is_rejected = not is_allowed
 
-    def _note(self, session: Session, message: StreamMessage, *, is_told: bool = True) -> None:
+    def _note(self, session: Session, message: StreamMessage, *, is_shown: bool = True) -> None:
         event = message.data
         session.last = session.last if message.id is None else message.id
         if event.get("kind") == "ActionEvent":
@@ -251,7 +242,7 @@ class Agent:
             session.open.pop(str(event["action_id"]), None)
         if event.get("key") == "execution_status":
             session.status = str(event.get("value"))
-        for update in updates_of(event) if is_told else ():
+        for update in updates_of(event) if is_shown else ():
             self._tell(session, update)
 
     def _tell(self, session: Session, update: Json) -> None:

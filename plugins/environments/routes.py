@@ -109,22 +109,18 @@ class EnvironmentList(msgspec.Struct, frozen=True, kw_only=True):
 
 def to_info(one: Environment) -> EnvironmentInfo:
     """Return an environment as its owner sees it in a list."""
-    return _shown(EnvironmentInfo, one)
-
-
-def to_details(one: Environment) -> EnvironmentDetails:
-    """Return an environment as its owner sees it."""
-    return _shown(EnvironmentDetails, one)
-
-
-def _shown[T: EnvironmentInfo](kind: type[T], one: Environment) -> T:
     return view_of(
-        kind,
+        EnvironmentInfo,
         one,
         **msgspec.structs.asdict(one.definition),
         detail=one.reason or None,
         is_prepared=bool(one.layer_id),
     )
+
+
+def to_details(one: Environment) -> EnvironmentDetails:
+    """Return an environment as its owner sees it."""
+    return EnvironmentDetails(**msgspec.structs.asdict(to_info(one)), log=one.log)
 
 
 _POLL_SECONDS: Final = 30.0

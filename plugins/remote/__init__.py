@@ -1,6 +1,6 @@
 """Sandboxes on other machines: behind a remote runtime API, or at another agentsvc.
 
-`runtime_api` and `server` are the two backends; `far` is what they share, `calls` the HTTP of it.
+`runtime_api` and `server` are the two backends; `service_backend` is what they share, `calls` the HTTP of it.
 """
 
 from collections.abc import Iterable
