@@ -41,7 +41,7 @@ class ClockWatch:
         return None if before is None else self._offset - before
 
 
-async def bring_back(tx: Transaction, moment: datetime) -> None:
+async def reset_future_times(tx: Transaction, moment: datetime) -> None:
     """Let nothing wait longer than it would if it were stored at this moment."""
     for sql in _FUTURE:
         await tx.run(sql, {"now": to_stored(moment)})

@@ -51,7 +51,7 @@ def new_run(
     )
 
 
-def judge(view: ConversationView) -> RunEnd | None:
+def find_run_end(view: ConversationView) -> RunEnd | None:
     """Return how the run of a conversation has ended, None while it goes on."""
     reason = find_end(view)
     if reason is None:
@@ -72,26 +72,26 @@ def ended(run: Run, end: RunEnd) -> Run:
     )
 
 
-async def settle(tx: Transaction, run: Run, verdict: RunEnd) -> str:
+async def store_end(tx: Transaction, run: Run, run_end: RunEnd) -> str:
     """Store how a run has ended, and what follows from it: another try, or the end of it all.
 
     Return why the automation was disabled, or an empty text.
     """
-    after = ended(run, verdict)
+    after = ended(run, run_end)
     if not await RunTable.change(tx, after, since=run.status):
         return ""
     automation = await AutomationTable.find(tx, run.automation_id)
     if automation is None:
         return ""
-    retry = next_try(run, automation) if verdict.status is RunStatus.FAILED else None
+    retry = next_try(run, automation) if run_end.status is RunStatus.FAILED else None
     if retry is not None:
         await RunTable.add(tx, retry, await RunTable.find_sealed(tx, run.id))
     await RunTable.set_sealed(tx, run.id, None)
-    if verdict.status is RunStatus.COMPLETED and automation.failures:
+    if run_end.status is RunStatus.COMPLETED and automation.failures:
         await AutomationTable.update(tx, msgspec.structs.replace(automation, failures=0))
-    if verdict.status is not RunStatus.FAILED or retry is not None:
+    if run_end.status is not RunStatus.FAILED or retry is not None:
         return ""
-    return await _count_failure(tx, automation, verdict.detail)
+    return await _count_failure(tx, automation, run_end.detail)
 
 
 async def _count_failure(tx: Transaction, automation: Automation, detail: str) -> str:
@@ -124,7 +124,7 @@ def next_try(run: Run, automation: Automation) -> Run | None:
     return msgspec.structs.replace(retry, attempt=run.attempt + 1)
 
 
-async def halt(conversations: Conversations, run: Run) -> None:
+async def stop_run(conversations: Conversations, run: Run) -> None:
     """Stop the agent of a run; a conversation that is still being started is deleted."""
     if run.conversation_id is None:
         return

@@ -48,7 +48,7 @@ class AutomationsExtension(Extension[AutomationsConfig]):
         server.app[AUTOMATIONS] = automations = Automations(server, apps, self.config, wake.set)
         age = timedelta(seconds=self.config.delete_runs_after_seconds)
         poller = Poller(server, hosts, automations, known_for=age or None)
-        server.event_bus.watch_all(follower.hear)
+        server.event_bus.watch_all(follower.on_notice)
         server.supervisor.loop("automations", scheduler.start_due, every_seconds=0)
         server.supervisor.loop("automation runs", follower.follow_runs, every_seconds=0.2)
         server.supervisor.loop("pull requests", publisher.publish_due, every_seconds=1)

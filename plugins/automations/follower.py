@@ -23,7 +23,7 @@ from agentsvc.extension.server import Notice, SandboxStatus, Server, Subject
 from agentsvc.extension.storage import Transaction
 
 from .clock import ClockWatch
-from .ending import RunEnd, halt, judge, settle
+from .ending import RunEnd, find_run_end, stop_run, store_end
 from .model import Run, RunStatus
 from .plain_command import Commands
 from .publication import Publisher
@@ -46,7 +46,7 @@ class _Part(msgspec.Struct):
     text: str = ""
 
 
-class _Said(msgspec.Struct):
+class _Message(msgspec.Struct):
     content: list[_Part] = []
 
 
@@ -54,17 +54,17 @@ class _Action(msgspec.Struct):
     message: str = ""
 
 
-class _Told(msgspec.Struct):
+class _Event(msgspec.Struct):
     """What is read of an event."""
 
     source: str = ""
     tool_name: str | None = None
     action: _Action | None = None
-    llm_message: _Said | None = None
+    llm_message: _Message | None = None
     detail: str = ""
 
 
-_told = msgspec.json.Decoder(_Told)
+_event = msgspec.json.Decoder(_Event)
 
 
 class Follower:
@@ -83,20 +83,20 @@ class Follower:
         self._watched: set[str] = set()
         """The conversations of runs that go on."""
         self._changed: set[str] = set()
-        self._news = asyncio.Event()
+        self._wake = asyncio.Event()
         self._sweep_at: datetime | None = None
         """When all runs are looked at next; None is at once."""
 
     def watch(self, conversation_id: str) -> None:
         """Look at a conversation soon, and whenever there is news of it."""
         self._watched.add(conversation_id)
-        self._follow_run(conversation_id)
+        self._schedule(conversation_id)
 
-    def hear(self, news: Notice) -> None:
+    def on_notice(self, notice: Notice) -> None:
         """Take in what was announced."""
-        is_watched = news.conversation_id in self._watched
-        if is_watched and news.subject in (Subject.CONVERSATION, Subject.START_TASK):
-            self._follow_run(news.conversation_id or "")
+        is_watched = notice.conversation_id in self._watched
+        if is_watched and notice.subject in (Subject.CONVERSATION, Subject.START_TASK):
+            self._schedule(notice.conversation_id or "")
 
     async def follow_runs(self) -> None:
         """Wait for news, and look at what it is about; call it again and again."""
@@ -104,9 +104,9 @@ class Follower:
             with contextlib.suppress(TimeoutError):
                 seconds = (self._sweep_at - now()).total_seconds()
                 async with asyncio.timeout(min(max(0.0, seconds), SWEEP_SECONDS)):
-                    await self._news.wait()
-        self._news.clear()
-        await self._keep_time()
+                    await self._wake.wait()
+        self._wake.clear()
+        await self._shift_timeouts()
         changed, self._changed = self._changed, set()
         seconds = (self._sweep_at - now()).total_seconds() if self._sweep_at else 0.0
         # The clock may have been put back.
@@ -129,7 +129,7 @@ class Follower:
                     extra = {"run_id": run.id, "reason": exc.message}
                     log.warning("run of an automation not followed", extra=extra)
 
-    async def _keep_time(self) -> None:
+    async def _shift_timeouts(self) -> None:
         """Let agents have the time they were given where the clock was changed meanwhile."""
         jump = self._clock.jump() or 0.0
         if abs(jump) < _JUMP_SECONDS:
@@ -141,9 +141,9 @@ class Follower:
                 timed = msgspec.structs.replace(run, timeout_at=moved)
                 await self._db.write(partial(RunTable.change, run=timed, since=run.status))
 
-    def _follow_run(self, conversation_id: str) -> None:
+    def _schedule(self, conversation_id: str) -> None:
         self._changed.add(conversation_id)
-        self._news.set()
+        self._wake.set()
 
     async def _follow(self, run: Run, view: ConversationView | None) -> None:
         if view is None:
@@ -151,29 +151,29 @@ class Follower:
             await self._db.write(lambda tx: WorkTable.close(tx, gone))
             await self._end(run, RunEnd(status=RunStatus.CANCELLED, detail=detail))
             return
-        verdict = judge(view)
-        if verdict is None:
+        run_end = find_run_end(view)
+        if run_end is None:
             work = await WorkTable.of_conversation(self._db, view.conversation.id)
             if work is not None:
-                self._publisher.begun(work)
+                self._publisher.announce_start(work)
             else:
                 await self._commands.watch(run, view, self._end)
-            await self._hold_time(run, view)
+            await self._enforce_timeout(run, view)
         elif timedelta(0) <= now() - view.conversation.updated_at < _REST:
-            self._follow_run(view.conversation.id)
+            self._schedule(view.conversation.id)
         else:
-            verdict = await self._with_words(view.conversation.id, verdict)
-            await self._conclude(run, verdict, view)
+            run_end = await self._with_details(view.conversation.id, run_end)
+            await self._conclude(run, run_end, view)
 
-    async def _conclude(self, run: Run, verdict: RunEnd, view: ConversationView) -> None:
+    async def _conclude(self, run: Run, run_end: RunEnd, view: ConversationView) -> None:
         """End a run, once what it has made of an issue is published."""
         work = await WorkTable.of_conversation(self._db, view.conversation.id)
         if work is None:
-            await self._end(run, verdict, view)
+            await self._end(run, run_end, view)
         else:
-            self._publisher.ended(run, work, view, verdict, self._end)
+            self._publisher.publish_end(run, work, view, run_end, self._end)
 
-    async def _hold_time(self, run: Run, view: ConversationView) -> None:
+    async def _enforce_timeout(self, run: Run, view: ConversationView) -> None:
         """Stop a run that takes too long; its time begins when its agent can work."""
         if run.timeout_at is None and view.conversation.is_ready:
             automation = await AutomationTable.find(self._db, run.automation_id)
@@ -186,45 +186,45 @@ class Follower:
         if run.timeout_at is None:
             return
         if run.timeout_at <= now():
-            await halt(self._conversations, run)
+            await stop_run(self._conversations, run)
             detail = "It took longer than its automation allows"
-            verdict = RunEnd(status=RunStatus.FAILED, detail=detail, cost=cost_of(view))
-            await self._conclude(run, verdict, view)
+            run_end = RunEnd(status=RunStatus.FAILED, detail=detail, cost=cost_of(view))
+            await self._conclude(run, run_end, view)
         elif self._sweep_at is None or run.timeout_at < self._sweep_at:
             self._sweep_at = run.timeout_at
 
-    async def _with_words(self, conversation_id: str, verdict: RunEnd) -> RunEnd:
-        """Return a verdict with what the agent has said last, or what went wrong."""
-        if verdict.status is RunStatus.COMPLETED:
-            return msgspec.structs.replace(verdict, result=await self._result(conversation_id))
-        for told in await self._last(conversation_id, "ConversationErrorEvent", 1):
-            return msgspec.structs.replace(verdict, detail=f"{verdict.detail}: {told.detail}")
-        return verdict
+    async def _with_details(self, conversation_id: str, run_end: RunEnd) -> RunEnd:
+        """Return an end with what the agent has said last, or what went wrong."""
+        if run_end.status is RunStatus.COMPLETED:
+            return msgspec.structs.replace(run_end, result=await self._result(conversation_id))
+        for event in await self._latest(conversation_id, "ConversationErrorEvent", 1):
+            return msgspec.structs.replace(run_end, detail=f"{run_end.detail}: {event.detail}")
+        return run_end
 
     async def _result(self, conversation_id: str) -> str:
-        for told in await self._last(conversation_id, "ActionEvent", 1):
-            if told.tool_name == "finish" and told.action is not None:
-                return told.action.message
-        for told in await self._last(conversation_id, "MessageEvent", 5):
-            if told.source == "agent" and told.llm_message is not None:
-                return "\n".join(part.text for part in told.llm_message.content)
+        for event in await self._latest(conversation_id, "ActionEvent", 1):
+            if event.tool_name == "finish" and event.action is not None:
+                return event.action.message
+        for event in await self._latest(conversation_id, "MessageEvent", 5):
+            if event.source == "agent" and event.llm_message is not None:
+                return "\n".join(part.text for part in event.llm_message.content)
         return ""
 
-    async def _last(self, conversation_id: str, kind: str, limit: int) -> list[_Told]:
+    async def _latest(self, conversation_id: str, kind: str, limit: int) -> list[_Event]:
         query = EventQuery(kind=kind, descending=True)
         found, _ = await self._events.search(conversation_id, query, page_id=None, limit=limit)
-        told = []
+        decoded = []
         for event in found:
             # It is the agent server that has said it.
             with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
-                told.append(_told.decode(event.body))
-        return told
+                decoded.append(_event.decode(event.body))
+        return decoded
 
-    async def _end(self, run: Run, verdict: RunEnd, view: ConversationView | None = None) -> None:
+    async def _end(self, run: Run, run_end: RunEnd, view: ConversationView | None = None) -> None:
         automation = await AutomationTable.find(self._db, run.automation_id)
 
         async def body(tx: Transaction) -> str:
-            reason = await settle(tx, run, verdict)
+            reason = await store_end(tx, run, run_end)
             if reason and automation is not None and view is not None:
                 text = f"The automation `{automation.definition.name}` was disabled: {reason}"
                 event = error_event(DISABLED_CODE, text)
@@ -237,10 +237,10 @@ class Follower:
         self._watched.discard(run.conversation_id or "")
         self._on_end()
         if automation is not None and view is not None:
-            work = partial(self._tidy, automation.definition.keep_alive, view)
+            work = partial(self._release_sandbox, automation.definition.keep_alive, view)
             self._supervisor.spawn(f"sandbox of run {run.id}", work)
 
-    async def _tidy(self, keep_alive: bool | None, view: ConversationView) -> None:
+    async def _release_sandbox(self, keep_alive: bool | None, view: ConversationView) -> None:
         """Do with the sandbox what its automation says, unless others live in it."""
         sandbox = view.sandbox
         if keep_alive or sandbox is None:

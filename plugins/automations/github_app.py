@@ -54,7 +54,7 @@ class AppKeys(msgspec.Struct, frozen=True, kw_only=True):
     webhook_secret: str = ""
 
 
-class _Kept(msgspec.Struct, kw_only=True):
+class _CachedToken(msgspec.Struct, kw_only=True):
     """A token for a repository, until a moment of the clock that never goes back."""
 
     token: ProviderToken
@@ -70,7 +70,7 @@ class GithubApps:
         self._db = db
         self._vault = vault
         self._git = git
-        self._kept: dict[tuple[str, str], _Kept] = {}
+        self._tokens: dict[tuple[str, str], _CachedToken] = {}
         self._renewed: dict[tuple[str, str], float] = {}
 
     async def get(self, user_id: str) -> GithubApp:
@@ -125,22 +125,22 @@ class GithubApps:
         app = await AppTable.find(self._db, user_id)
         if app is None:
             return None
-        kept = self._kept.get((user_id, repository))
-        if kept is None or kept.until <= monotonic() or kept.sealed != app.sealed:
-            kept = await self._fetch(app, repository)
-            self._kept[user_id, repository] = kept
-        return kept.token
+        cached = self._tokens.get((user_id, repository))
+        if cached is None or cached.until <= monotonic() or cached.sealed != app.sealed:
+            cached = await self._fetch(app, repository)
+            self._tokens[user_id, repository] = cached
+        return cached.token
 
     def renew(self, user_id: str, repository: str, refused: ProviderToken) -> bool:
         """Have a token replaced that was refused; False if it is no App's, or was replaced just now."""
         key = (user_id, repository)
-        kept = self._kept.get(key)
-        if kept is not None and (kept.token != refused or not kept.until):
+        cached = self._tokens.get(key)
+        if cached is not None and (cached.token != refused or not cached.until):
             # Another call has seen to it.
             return True
-        if kept is None or monotonic() < self._renewed.get(key, 0.0):
+        if cached is None or monotonic() < self._renewed.get(key, 0.0):
             return False
-        kept.until, self._renewed[key] = 0.0, monotonic() + _RENEWALS
+        cached.until, self._renewed[key] = 0.0, monotonic() + _RENEWALS
         return True
 
     def keys_of(self, app: GithubApp) -> AppKeys:
@@ -156,7 +156,7 @@ class GithubApps:
         token = ProviderToken(token=Secret(text), host=app.host)
         return await self._git.api(app.user_id, Provider.GITHUB, token)
 
-    async def _fetch(self, app: GithubApp, repository: str) -> _Kept:
+    async def _fetch(self, app: GithubApp, repository: str) -> _CachedToken:
         """Get a token for one repository and no other."""
         owner, name = check_repository(repository, Provider.GITHUB)
         api = await self._api(app)
@@ -182,7 +182,7 @@ class GithubApps:
         # The clock of this machine may be wrong.
         seconds = min((expires_at - now()).total_seconds(), _LONGEST) - _MARGIN
         lent = ProviderToken(token=Secret(token), host=app.host)
-        return _Kept(token=lent, until=monotonic() + max(seconds, 1.0), sealed=app.sealed)
+        return _CachedToken(token=lent, until=monotonic() + max(seconds, 1.0), sealed=app.sealed)
 
 
 def _signed(app_id: str, private_key: str) -> str:

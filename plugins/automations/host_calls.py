@@ -14,7 +14,7 @@ from agentsvc.extension.git import Api
 from .hosts import HOSTS, Call, Listing
 from .prompt import as_text, find_part
 
-type Thing = dict[str, str]
+type HostRecord = dict[str, str]
 """A thing at a host: the parts that the table names, as texts."""
 
 MARK: Final = "<!-- agentsvc:{id} -->"
@@ -39,7 +39,7 @@ class HostCalls:
 
     async def changed(
         self, since: str, etag: str, *, pulls: bool = False
-    ) -> tuple[list[Thing], str]:
+    ) -> tuple[list[HostRecord], str]:
         """Return the open issues that were changed since a time, none if all is as it was then, and an ETag.
 
         Of pull requests it returns all that are open.
@@ -48,48 +48,48 @@ class HostCalls:
         if pulls:
             path = f"{self._host.pulls.path.partition('?')[0]}?state={self._host.is_open}"
             listing = msgspec.structs.replace(self._host.pulls, path=path)
-        path, query = self._place(listing, {"since": since})
+        path, query = self._resolve(listing, {"since": since})
         query[self._host.size] = _SIZE
         answer = await self._api.call("GET", path, query=query, etag=etag)
         if answer.status == HTTPStatus.NOT_MODIFIED:
             return [], etag
-        found = self._things(listing, answer.value)
+        found = self._records(listing, answer.value)
         if len(found) >= _SIZE:
-            found += await self._walk(listing, {"since": since}, first=2)
+            found += await self._list_all(listing, {"since": since}, first=2)
         return found, answer.headers.get("ETag", "")
 
     async def name(self) -> str:
         """Return what the host calls the repository now; it tells by a redirect of one that was renamed."""
         listing = Listing("{repo}", {"name": self._host.full_name})
-        return (await self._one(listing, {}))["name"]
+        return (await self._get(listing, {}))["name"]
 
-    async def issue(self, number: str) -> Thing:
+    async def issue(self, number: str) -> HostRecord:
         """Return an issue; raises NotFound."""
-        return await self._one(self._host.issue, {"number": number})
+        return await self._get(self._host.issue, {"number": number})
 
-    async def pull(self, number: str) -> Thing:
+    async def pull(self, number: str) -> HostRecord:
         """Return a pull request; raises NotFound."""
-        found = await self._one(self._host.pull, {"number": number})
+        found = await self._get(self._host.pull, {"number": number})
         if self._host.commit is not None:
-            found |= await self._one(self._host.commit, {"commit": found["commit"]})
+            found |= await self._get(self._host.commit, {"commit": found["commit"]})
         return found
 
-    async def comments(self, number: str, *, is_pull: bool = False) -> list[Thing]:
+    async def comments(self, number: str, *, is_pull: bool = False) -> list[HostRecord]:
         """Return the comments of an issue, oldest first, or those of a pull request as a whole."""
-        return await self._walk(self._host.comments, self._below(number, is_pull=is_pull))
+        return await self._list_all(self._host.comments, self._below(number, is_pull=is_pull))
 
-    async def pull_comments(self, number: str) -> list[Thing]:
+    async def pull_comments(self, number: str) -> list[HostRecord]:
         """Return what was said about a pull request, oldest first."""
-        found: list[Thing] = []
+        found: list[HostRecord] = []
         for listing in self._host.pull_comments:
-            found += await self._walk(listing, {"number": number})
+            found += await self._list_all(listing, {"number": number})
         return sorted((one for one in found if one["text"]), key=lambda one: one["at"])
 
     async def who_labelled(self, number: str, label: str) -> str:
         """Return who has given an issue a label last; empty where the host does not tell."""
         if self._host.labelled is None:
             return ""
-        found = await self._walk(self._host.labelled, {"number": number})
+        found = await self._list_all(self._host.labelled, {"number": number})
         return next((one["actor"] for one in reversed(found) if one["label"] == label), "")
 
     async def may_write(self, actor: str) -> bool:
@@ -99,9 +99,9 @@ class HostCalls:
         listing = self._host.access
         try:
             if listing.items:
-                found = await self._walk(listing, {"actor": actor})
+                found = await self._list_all(listing, {"actor": actor})
             else:
-                found = [await self._one(listing, {"actor": actor})]
+                found = [await self._get(listing, {"actor": actor})]
         except NotFound:
             return False
         return any(
@@ -117,7 +117,7 @@ class HostCalls:
     async def write_comment(self, number: str, text: str, *, is_pull: bool = False) -> str:
         """Write a comment below an issue or a pull request, and return its id."""
         below = self._below(number, is_pull=is_pull)
-        made = await self._do(self._host.comment, {**below, "text": text})
+        made = await self._send(self._host.comment, {**below, "text": text})
         return as_text(find_part(made, ["id"]))
 
     async def edit_comment(
@@ -125,28 +125,28 @@ class HostCalls:
     ) -> None:
         """Replace the text of a comment; raises NotFound."""
         below = self._below(number, is_pull=is_pull)
-        await self._do(self._host.edit, {**below, "id": comment_id, "text": text})
+        await self._send(self._host.edit, {**below, "id": comment_id, "text": text})
 
-    async def find_pull(self, branch: str) -> Thing | None:
+    async def find_pull(self, branch: str) -> HostRecord | None:
         """Return the pull request of a branch."""
-        found = await self._walk(self._host.pulls, {"branch": branch})
+        found = await self._list_all(self._host.pulls, {"branch": branch})
         return next((one for one in found if one["branch"] == branch), None)
 
-    async def open_pull(self, *, branch: str, base: str, title: str, text: str) -> Thing:
+    async def open_pull(self, *, branch: str, base: str, title: str, text: str) -> HostRecord:
         """Open a draft pull request."""
         values = {"branch": branch, "base": base, "title": title, "text": text}
-        return self._thing(self._host.pull, await self._do(self._host.open_pull, values))
+        return self._record(self._host.pull, await self._send(self._host.open_pull, values))
 
     async def pull_state(self, number: str) -> str:
         """Return what the host calls the state of a pull request, empty for an open one."""
-        state = (await self._one(self._host.pull, {"number": number}))["state"]
+        state = (await self._get(self._host.pull, {"number": number}))["state"]
         return "" if state == self._host.is_open else state.lower()
 
     async def failed_checks(self, commit: str) -> list[str]:
         """Return the names of the checks of a commit that have failed."""
-        found: list[Thing] = []
+        found: list[HostRecord] = []
         for listing in self._host.checks:
-            found += await self._walk(listing, {"commit": commit})
+            found += await self._list_all(listing, {"commit": commit})
         return sorted({one["name"] for one in found})
 
     # Inside
@@ -154,31 +154,31 @@ class HostCalls:
     def _below(self, number: str, *, is_pull: bool) -> dict[str, str]:
         return {"number": number, "below": self._host.below_pulls if is_pull else "issues"}
 
-    async def _one(self, listing: Listing, values: Mapping[str, str]) -> Thing:
-        path, query = self._place(listing, values)
-        return self._thing(listing, (await self._api.call("GET", path, query=query)).value)
+    async def _get(self, listing: Listing, values: Mapping[str, str]) -> HostRecord:
+        path, query = self._resolve(listing, values)
+        return self._record(listing, (await self._api.call("GET", path, query=query)).value)
 
-    async def _walk(
+    async def _list_all(
         self, listing: Listing, values: Mapping[str, str], *, first: int = 1
-    ) -> list[Thing]:
-        path, query = self._place(listing, values)
-        found: list[Thing] = []
+    ) -> list[HostRecord]:
+        path, query = self._resolve(listing, values)
+        found: list[HostRecord] = []
         value: Any = None
         for page in range(first, first + _MAX_PAGES):
             sized = {**query, self._host.size: _SIZE, "page": page}
             last, value = value, (await self._api.call("GET", path, query=sized)).value
             if value == last:  # Forgejo and Gitea have all comments on each page
                 break
-            found += self._things(listing, value)
+            found += self._records(listing, value)
             if len(_items(listing, value)) < _SIZE:
                 break
         return found
 
-    async def _do(self, call: Call, values: Mapping[str, str]) -> Any:
+    async def _send(self, call: Call, values: Mapping[str, str]) -> Any:
         body = _filled(call.body, values)
         return (await self._api.call(call.method, self._path(call.path, values), body=body)).value
 
-    def _place(
+    def _resolve(
         self, listing: Listing, values: Mapping[str, str]
     ) -> tuple[str, dict[str, str | int | bool | None]]:
         known = {**self._names, **values}
@@ -193,14 +193,14 @@ class HostCalls:
         known = {name: quote(text, safe="") for name, text in {**self._names, **values}.items()}
         return path.format_map({**known, "repo": self._host.repo.format_map(known)})
 
-    def _things(self, listing: Listing, value: Any) -> list[Thing]:
+    def _records(self, listing: Listing, value: Any) -> list[HostRecord]:
         return [
-            self._thing(listing, one)
+            self._record(listing, one)
             for one in _items(listing, value)
             if all(part_of(one, name) == text for name, text in listing.when.items())
         ]
 
-    def _thing(self, listing: Listing, value: Any) -> Thing:
+    def _record(self, listing: Listing, value: Any) -> HostRecord:
         if not isinstance(value, dict):
             raise self._api.unavailable("unexpected answer")
         return {name: part_of(value, place) for name, place in listing.parts.items()}

@@ -12,7 +12,7 @@ import msgspec
 from agentsvc.base import NotAuthenticated, Secret
 from agentsvc.extension.conversations import Provider
 
-from .host_calls import Thing, part_of
+from .host_calls import HostRecord, part_of
 from .hosts import HOSTS, Kind, Rule
 from .model import GitSubject, GitTrigger
 from .signature import key_of
@@ -76,26 +76,26 @@ def events_in(
             for name, text in rule.when.items()
         )
     ]
-    return [one for event in found for one in wanted(trigger, event)]
+    return [one for event in found for one in relevant(trigger, event)]
 
 
 def events_of_issue(
-    trigger: GitTrigger, issue: Thing, comments: Iterable[Thing]
+    trigger: GitTrigger, issue: HostRecord, comments: Iterable[HostRecord]
 ) -> list[HostEvent]:
     """Return what a look at an issue says that counts for a trigger."""
     number = issue["number"]
     found = [HostEvent(kind=Kind.LABEL, number=number, id=issue.get("labels", ""))]
     found += [event_of(one, Kind.COMMENT, number=number) for one in comments]
-    return [one for event in found for one in wanted(trigger, event)]
+    return [one for event in found for one in relevant(trigger, event)]
 
 
-def event_of(comment: Thing, kind: Kind, *, number: str, is_pull: bool = False) -> HostEvent:
+def event_of(comment: HostRecord, kind: Kind, *, number: str, is_pull: bool = False) -> HostEvent:
     """Return what a comment below an issue or a pull request is."""
     said = {name: comment[name] for name in ("id", "actor", "text")}
     return HostEvent(kind=kind, number=number, is_pull=is_pull, **said)
 
 
-def wanted(trigger: GitTrigger, event: HostEvent) -> list[HostEvent]:
+def relevant(trigger: GitTrigger, event: HostEvent) -> list[HostEvent]:
     """Return an event as it counts for a trigger, or nothing."""
     if event.text.startswith(OWN) or (not event.number and event.kind is not Kind.CHECK):
         return []

@@ -27,7 +27,7 @@ from .service import rename
 
 log = logging.getLogger(__name__)
 
-PASSING: Final = (GitProviderUnavailable, GitProviderRateLimited, AgentUnavailable)
+TRANSIENT: Final = (GitProviderUnavailable, GitProviderRateLimited, AgentUnavailable)
 """What says nothing of a repository: it is tried again, for so long:"""
 RETRIED_FOR: Final = timedelta(hours=1)
 
@@ -50,24 +50,24 @@ class IssueHosts:
         self._db = db
         self._git = git
         self._apps = apps
-        self._rests: dict[tuple[str, str], tuple[float, AgentsvcError]] = {}
+        self._paused: dict[tuple[str, str], tuple[float, AgentsvcError]] = {}
 
     @contextlib.asynccontextmanager
     async def calls(self, automation: Automation) -> AsyncIterator[HostCalls]:
-        """Return the calls to the host of an automation; one that wants rest is not called."""
+        """Return the calls to the host of an automation; one that asked to be left alone is not called."""
         provider = automation.definition.host
         key = (automation.user_id, provider.value)
-        until, wanted = self._rests.get(key, (0.0, None))
-        if wanted is not None and monotonic() < until:
-            raise wanted
+        until, error = self._paused.get(key, (0.0, None))
+        if error is not None and monotonic() < until:
+            raise error
         repository = automation.repository_name
         try:
             token = await self._apps.lend(automation.user_id, provider, repository)
             api = await self._git.api(automation.user_id, provider, token)
-            async with self._keeping_up(automation, token):
+            async with self._recovering(automation, token):
                 yield HostCalls(api, provider, repository)
         except GitProviderRateLimited as exc:
-            self._rests[key] = (monotonic() + wait_of(exc), exc)
+            self._paused[key] = (monotonic() + retry_seconds(exc), exc)
             raise
 
     @contextlib.asynccontextmanager
@@ -77,11 +77,11 @@ class IssueHosts:
         opened = self._git.checkout(
             automation.user_id, automation.repository_name, provider, time_limit=_GIT_SECONDS
         )
-        async with opened as checkout, self._keeping_up(automation, checkout.remote.token):
+        async with opened as checkout, self._recovering(automation, checkout.remote.token):
             yield checkout
 
     @contextlib.asynccontextmanager
-    async def _keeping_up(
+    async def _recovering(
         self, automation: Automation, token: ProviderToken | None
     ) -> AsyncIterator[None]:
         """Have a token replaced that is refused, and the name of a repository that has got another one."""
@@ -113,7 +113,7 @@ class IssueHosts:
         return True
 
 
-def wait_of(exc: AgentsvcError) -> float:
+def retry_seconds(exc: AgentsvcError) -> float:
     """Return how many seconds a host is left alone after an error."""
     if isinstance(exc, TokenRenewed | RepositoryRenamed):
         return 0.0

@@ -19,8 +19,8 @@ from agentsvc.extension.git import Head
 from agentsvc.extension.server import SandboxStatus, Server
 from agentsvc.extension.storage import Transaction
 
-from .host_calls import HostCalls, Thing
-from .host_events import OWN, HostEvent, wanted
+from .host_calls import HostCalls, HostRecord
+from .host_events import OWN, HostEvent, relevant
 from .hosts import Kind
 from .issue_hosts import IssueHosts
 from .model import Automation, Definition, GitTrigger, Run, WorkItem
@@ -38,7 +38,7 @@ _CLOSED: Final = frozenset(
 )
 """What hosts call issues and pull requests with which nothing is to be done."""
 _TITLE: Final = 200
-_MAX_TOLD: Final = 20_000
+_LONGEST: Final = 20_000
 _RULES: Final = """
 
 You are in a clone of the repository, on a branch of your own that begins at `{base}`. Commit what you
@@ -70,7 +70,7 @@ type Claim = Callable[[Transaction, str], Awaitable[None]]
 """Takes the run for a conversation, in the transaction that begins it."""
 
 
-class Ignored(Exception):
+class EventIgnored(Exception):
     """The event starts nothing."""
 
 
@@ -86,18 +86,18 @@ class IssueStarter:
     async def begin(self, automation: Automation, run: Run, event: HostEvent, claim: Claim) -> str:
         """Begin a run or go on with an earlier one, and return its conversation.
 
-        Raises Ignored for an event that is to start nothing, and as the host's `Api`.
+        Raises EventIgnored for an event that is to start nothing, and as the host's `Api`.
         """
         if event.kind is Kind.OPENED:
             return await self._begin_opened(automation, run, event, claim)
-        work = await self._find_living(automation, event)
+        work = await self._find_active(automation, event)
         async with self._hosts.calls(automation) as calls:
             if work is not None and event.kind is not Kind.LABEL:
-                return await self._go_on(run, event, work, calls, claim)
+                return await self._continue(run, event, work, calls, claim)
             if work is not None:
-                raise Ignored("The issue is being worked on")
+                raise EventIgnored("The issue is being worked on")
             if event.is_pull or event.kind is Kind.CHECK:
-                raise Ignored("The pull request is closed, or its conversation gone")
+                raise EventIgnored("The pull request is closed, or its conversation gone")
             issue = await calls.issue(event.number)
             actor = event.actor
             if event.kind is Kind.LABEL:
@@ -106,7 +106,9 @@ class IssueStarter:
             comments = await calls.comments(event.number)
         return await self._begin_with_issue(automation, run, issue, comments, claim=claim)
 
-    async def begin_changes(self, automation: Automation, run: Run, told: Any, claim: Claim) -> str:
+    async def begin_changes(
+        self, automation: Automation, run: Run, payload: Any, claim: Claim
+    ) -> str:
         """Begin a run whose changes become a pull request, and return its conversation; raises as `begin`."""
         definition = automation.definition
         last = await WorkTable.last_pull(self._db, automation.id)
@@ -115,7 +117,7 @@ class IssueStarter:
             with contextlib.suppress(NotFound):
                 async with self._hosts.calls(automation) as calls:
                     if not await calls.pull_state(last.pull or ""):
-                        raise Ignored(f"Its pull request is open still: {last.pull_url}")
+                        raise EventIgnored(f"Its pull request is open still: {last.pull_url}")
         [repository] = definition.repos or []
         async with self._hosts.checkout(automation) as checkout:
             asked = repository.ref
@@ -123,7 +125,7 @@ class IssueStarter:
         about = {"number": "", "title": definition.name}
         # There is nothing below which it could be said.
         work = _work(automation, run, head, about, comment_id="")
-        text = fill(definition.prompt or "", told, run.due_at) + _rules(automation, head)
+        text = fill(definition.prompt or "", payload, run.due_at) + _rules(automation, head)
         return await self._begin(automation, run, text, work, claim)
 
     async def _begin_opened(
@@ -131,14 +133,14 @@ class IssueStarter:
     ) -> str:
         """Begin with what was opened, to say something about it only."""
         trigger = automation.definition.trigger
-        if not isinstance(trigger, GitTrigger) or not wanted(trigger, event):
-            raise Ignored("The automation has another trigger by now")
+        if not isinstance(trigger, GitTrigger) or not relevant(trigger, event):
+            raise EventIgnored("The automation has another trigger by now")
         try:
             async with self._hosts.calls(automation) as calls:
                 opened = await (calls.pull if event.is_pull else calls.issue)(event.number)
                 comments = await calls.comments(event.number) if not event.is_pull else []
             if opened["state"] in _CLOSED:
-                raise Ignored("It is closed by now")
+                raise EventIgnored("It is closed by now")
             if not event.is_pull:
                 return await self._begin_with_issue(
                     automation, run, opened, comments, claim=claim, is_answer=True
@@ -147,11 +149,11 @@ class IssueStarter:
                 base = await checkout.branch(opened["base"])
         except NotFound as exc:
             # Nothing of that is the automation's failure.
-            raise Ignored(exc.message) from exc
+            raise EventIgnored(exc.message) from exc
         head = Head(branch=base.branch, commit=opened["commit"])
         work = _work(automation, run, head, opened, is_pull=True, is_answer=True)
-        told = {"pull_request": {**opened, "body": opened["text"]}}
-        text = fill(automation.definition.prompt or "", told, run.due_at)
+        payload = {"pull_request": {**opened, "body": opened["text"]}}
+        text = fill(automation.definition.prompt or "", payload, run.due_at)
         text += _LOOKING.format(what="pull request") + _COMPARED.format(base=base.branch)
         return await self._begin(automation, run, text, work, claim, compared_to=base.commit)
 
@@ -159,8 +161,8 @@ class IssueStarter:
         self,
         automation: Automation,
         run: Run,
-        issue: Thing,
-        comments: list[Thing],
+        issue: HostRecord,
+        comments: list[HostRecord],
         *,
         claim: Claim,
         is_answer: bool = False,
@@ -169,14 +171,14 @@ class IssueStarter:
             head = await checkout.head()
         comments = [one for one in comments if not one["text"].startswith(OWN)]
         said = [{"author": one["author"], "text": one["text"]} for one in comments]
-        told = {"issue": {**issue, "body": issue["text"], "comments": said}}
+        payload = {"issue": {**issue, "body": issue["text"], "comments": said}}
         names = tuple(map(_name, comments))
         work = _work(automation, run, head, issue, told=names, is_answer=is_answer)
-        text = fill(automation.definition.prompt or "", told, run.due_at)
+        text = fill(automation.definition.prompt or "", payload, run.due_at)
         text += _LOOKING.format(what="issue") if is_answer else _rules(automation, head)
         return await self._begin(automation, run, text, work, claim)
 
-    async def _find_living(self, automation: Automation, event: HostEvent) -> WorkItem | None:
+    async def _find_active(self, automation: Automation, event: HostEvent) -> WorkItem | None:
         """Return what an event is about, if its conversation has a sandbox to go on in."""
         work = await WorkTable.find_open(self._db, automation.id, event)
         if work is None:
@@ -221,10 +223,10 @@ class IssueStarter:
         task = await self._conversations.starts.start(run.user_id, order, claim=both)
         return task.conversation_id
 
-    async def _go_on(
+    async def _continue(
         self, run: Run, event: HostEvent, work: WorkItem, calls: HostCalls, claim: Claim
     ) -> str:
-        text, changes = await self._news(event, work, calls)
+        text, changes = await self._next_message(event, work, calls)
 
         async def both(tx: Transaction) -> None:
             await claim(tx, work.conversation_id)
@@ -239,18 +241,18 @@ class IssueStarter:
         await self._messages.say_later(run.user_id, pending, claim=both)
         return work.conversation_id
 
-    async def _news(
+    async def _next_message(
         self, event: HostEvent, work: WorkItem, calls: HostCalls
     ) -> tuple[str, dict[str, Any]]:
         """Return what the agent is told, and what is to be remembered of that."""
         if event.kind is Kind.CHECK:
             if work.repairs >= MAX_REPAIRS:
-                raise Ignored(f"The agent was told {MAX_REPAIRS} times of failed checks")
+                raise EventIgnored(f"The agent was told {MAX_REPAIRS} times of failed checks")
             names = await calls.failed_checks(event.id)
             if not names:
-                raise Ignored("No check of the commit fails any more")
-            told = marked("\n".join(names), _MAX_TOLD)
-            return _FAILED + told, {"repairs": work.repairs + 1}
+                raise EventIgnored("No check of the commit fails any more")
+            failed = marked("\n".join(names), _LONGEST)
+            return _FAILED + failed, {"repairs": work.repairs + 1}
         listed = (
             await calls.pull_comments(event.number)
             if event.is_pull
@@ -264,8 +266,8 @@ class IssueStarter:
         if not said:
             detail = "Nobody who may write to the repository has said anything new"
             log.info("event of a git host ignored", extra={"work_id": work.id, "reason": detail})
-            raise Ignored(detail)
-        parts = [f"{one['author']}{_at(one)}:\n{marked(one['text'], _MAX_TOLD)}" for one in said]
+            raise EventIgnored(detail)
+        parts = [f"{one['author']}{_at(one)}:\n{marked(one['text'], _LONGEST)}" for one in said]
         return _SAID + "\n\n".join(parts), {"told": (*work.told, *map(_name, said))}
 
 
@@ -294,7 +296,7 @@ async def _check_actor(
         detail = f"`{ascii(actor)[1:-1]}` may not write to the repository"
         extra = {"automation_id": automation.id, "key": event.key, "reason": detail}
         log.info("event of a git host ignored", extra=extra)
-        raise Ignored(detail)
+        raise EventIgnored(detail)
 
 
 def _rules(automation: Automation, head: Head) -> str:
@@ -303,7 +305,7 @@ def _rules(automation: Automation, head: Head) -> str:
     return _RULES.format(base=head.branch) + ("" if may_change else _NO_WORKFLOWS)
 
 
-def _work(automation: Automation, run: Run, head: Head, about: Thing, **more: Any) -> WorkItem:
+def _work(automation: Automation, run: Run, head: Head, about: HostRecord, **more: Any) -> WorkItem:
     number = about["number"]
     return WorkItem(
         id=run.id,
@@ -318,10 +320,10 @@ def _work(automation: Automation, run: Run, head: Head, about: Thing, **more: An
     )
 
 
-def _name(comment: Thing) -> str:
+def _name(comment: HostRecord) -> str:
     return f"{comment['id']} {comment['at']}"
 
 
-def _at(comment: Thing) -> str:
+def _at(comment: HostRecord) -> str:
     path = comment.get("path", "")
     return f" at {marked(path, _TITLE)}" if path else ""

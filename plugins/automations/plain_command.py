@@ -41,25 +41,25 @@ class Commands:
         place = view.conversation.working_dir
         try:
             with self._sandboxes.usage.hold(view.conversation.sandbox_id or ""):
-                verdict = None
-                while verdict is None and await self._goes_on(run):
+                run_end = None
+                while run_end is None and await self._is_running(run):
                     agent = self._conversations.require_agent(view)
                     outcome = await watch_once(agent, run.id, command, directory=place)
-                    verdict = _verdict(outcome) if outcome else None
-            if verdict is not None:
-                await end(run, verdict, view)
+                    run_end = _run_end(outcome) if outcome else None
+            if run_end is not None:
+                await end(run, run_end, view)
         except AgentsvcError as exc:
             extra = {"run_id": run.id, "reason": exc.message}
             log.warning("command of an automation not seen", extra=extra)
         finally:
             self._watched.discard(run.id)
 
-    async def _goes_on(self, run: Run) -> bool:
+    async def _is_running(self, run: Run) -> bool:
         found = await RunTable.find(self._db, run.id)
         return found is not None and found.status is RunStatus.RUNNING
 
 
-def _verdict(outcome: Outcome) -> RunEnd:
+def _run_end(outcome: Outcome) -> RunEnd:
     code, output = outcome.exit_code, outcome.output
     said = output if code is None else f"exit code {code}\n{output}"
     if code == 0:

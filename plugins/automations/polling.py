@@ -15,9 +15,9 @@ from agentsvc.extension.storage import Transaction
 
 from .ending import RunEnd, ended, new_run
 from .host_calls import HostCalls
-from .host_events import HostEvent, event_of, events_of_issue, wanted
+from .host_events import HostEvent, event_of, events_of_issue, relevant
 from .hosts import Kind
-from .issue_hosts import PASSING, IssueHosts, wait_of
+from .issue_hosts import TRANSIENT, IssueHosts, retry_seconds
 from .model import Automation, GitSubject, GitTrigger, RunStatus, Source, WorkItem
 from .service import Automations
 from .table import AutomationTable, RunTable
@@ -61,9 +61,9 @@ class Poller:
             if exc.message != poll.trouble:
                 extra = {"automation_id": automation.id, "reason": exc.message}
                 log.warning("git host not asked for changes", extra=extra)
-            if not isinstance(exc, PASSING):
+            if not isinstance(exc, TRANSIENT):
                 after = msgspec.structs.replace(poll, trouble=exc.message)
-            seconds = max(seconds, wait_of(exc))
+            seconds = max(seconds, retry_seconds(exc))
         due_at = now() + timedelta(seconds=seconds)
 
         async def store(tx: Transaction) -> None:
@@ -71,8 +71,8 @@ class Poller:
             if after.trouble and after.trouble != poll.trouble:
                 # Nobody is told otherwise: nothing that could fail has begun.
                 run = new_run(automation, key=f"poll:{new_id()}", source=Source.SCHEDULE)
-                told = f"The host was asked for changes: {after.trouble}"
-                await RunTable.add(tx, ended(run, RunEnd(status=RunStatus.FAILED, detail=told)))
+                detail = f"The host was asked for changes: {after.trouble}"
+                await RunTable.add(tx, ended(run, RunEnd(status=RunStatus.FAILED, detail=detail)))
 
         await self._db.write(store)
 
@@ -90,7 +90,7 @@ class Poller:
                     if self._is_new(issue["created"], poll):
                         number = issue["number"]
                         opened = HostEvent(kind=Kind.OPENED, number=number, is_pull=is_about_pulls)
-                        events += wanted(trigger, opened)
+                        events += relevant(trigger, opened)
                     continue
                 comments = await calls.comments(issue["number"]) if trigger.mention else []
                 later = [one for one in comments if _is_after(one["at"], automation.created_at)]
@@ -98,8 +98,8 @@ class Poller:
                 since = max(since, issue["at"])
             for work in await WorkTable.all_open(self._db, automation.id):
                 events += await _of_pull(trigger, work, calls)
-        await self._automations.note(automation.id, events)
-        await self._db.write(lambda tx: WorkTable.look_at(tx, automation.id, now()))
+        await self._automations.record_events(automation.id, events)
+        await self._db.write(lambda tx: WorkTable.schedule_check(tx, automation.id, now()))
         is_same = since == poll.since
         return Poll(automation_id=automation.id, since=since, etag=etag if is_same else "")
 
@@ -125,7 +125,7 @@ async def _of_pull(trigger: GitTrigger, work: WorkItem, calls: HostCalls) -> lis
     ]
     if work.head and await calls.failed_checks(work.head):
         found.append(HostEvent(kind=Kind.CHECK, id=work.head))
-    return [one for event in found for one in wanted(trigger, event)]
+    return [one for event in found for one in relevant(trigger, event)]
 
 
 def _is_after(text: str, moment: datetime) -> bool:

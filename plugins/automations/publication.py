@@ -26,9 +26,9 @@ from agentsvc.base import (
 from agentsvc.extension.conversations import ConversationQuery, ConversationView, WhenFull
 from agentsvc.extension.server import SandboxStatus, Server
 
-from .ending import EndRun, RunEnd, ended, halt
+from .ending import EndRun, RunEnd, ended, stop_run
 from .host_calls import MARK
-from .issue_hosts import PASSING, RETRIED_FOR, IssueHosts, wait_of
+from .issue_hosts import RETRIED_FOR, TRANSIENT, IssueHosts, retry_seconds
 from .model import Automation, GitTrigger, Run, RunStatus, WorkItem
 from .table import AutomationTable, RunTable
 from .work_table import WorkTable
@@ -60,19 +60,19 @@ class Publisher:
         self._supervisor = server.supervisor
         self._hosts = hosts
         self._url = (server.config.server.public_url or "").rstrip("/")
-        self._later: dict[str, float] = {}
+        self._retry_at: dict[str, float] = {}
 
-    def begun(self, work: WorkItem) -> None:
+    def announce_start(self, work: WorkItem) -> None:
         """Say soon, unless that is said, that work on an issue has begun."""
-        if work.comment_id is None and self._is_time(work.id):
+        if work.comment_id is None and self._may_retry(work.id):
             self._supervisor.spawn(f"publication of work {work.id}", partial(self._say_begun, work))
 
-    def ended(
-        self, run: Run, work: WorkItem, view: ConversationView, verdict: RunEnd, end: EndRun
+    def publish_end(
+        self, run: Run, work: WorkItem, view: ConversationView, run_end: RunEnd, end: EndRun
     ) -> None:
         """Publish soon what a run has made, then end it; called again until that is done."""
-        if self._is_time(run.id):
-            publish = partial(self._finish, run, work.id, view, verdict, end)
+        if self._may_retry(run.id):
+            publish = partial(self._publish_and_end, run, work.id, view, run_end, end)
             # By the name of the comment's task: both at once would write two.
             self._supervisor.spawn(f"publication of work {work.id}", publish)
 
@@ -92,16 +92,16 @@ class Publisher:
                 await self._close(automation, work, "gone")
             except AgentsvcError as exc:
                 log.warning("pull request not seen", extra=_about(work, exc))
-                due_at = now() + max(_AGAIN, timedelta(seconds=wait_of(exc)))
-            await self._check_again(work, due_at)
+                due_at = now() + max(_AGAIN, timedelta(seconds=retry_seconds(exc)))
+            await self._schedule_check(work, due_at)
 
-    async def _check_again(self, work: WorkItem, due_at: datetime | None) -> None:
+    async def _schedule_check(self, work: WorkItem, due_at: datetime | None) -> None:
         await self._db.write(
-            lambda tx: WorkTable.look_at(tx, work.automation_id, due_at, work_id=work.id)
+            lambda tx: WorkTable.schedule_check(tx, work.automation_id, due_at, work_id=work.id)
         )
 
-    def _is_time(self, key: str) -> bool:
-        return monotonic() >= self._later.get(key, 0.0)
+    def _may_retry(self, key: str) -> bool:
+        return monotonic() >= self._retry_at.get(key, 0.0)
 
     async def _say_begun(self, work: WorkItem) -> None:
         automation = await AutomationTable.find(self._db, work.automation_id)
@@ -110,48 +110,48 @@ class Publisher:
         try:
             await self._show(automation, work.id, "An agent has begun to work on this.")
         except AgentsvcError as exc:
-            wait = wait_of(exc) if isinstance(exc, PASSING) else RETRIED_FOR.total_seconds()
-            self._later[work.id] = monotonic() + wait
+            wait = retry_seconds(exc) if isinstance(exc, TRANSIENT) else RETRIED_FOR.total_seconds()
+            self._retry_at[work.id] = monotonic() + wait
             log.warning("comment of an issue not written yet", extra=_about(work, exc))
 
-    async def _finish(
-        self, run: Run, work_id: str, view: ConversationView, verdict: RunEnd, end: EndRun
+    async def _publish_and_end(
+        self, run: Run, work_id: str, view: ConversationView, run_end: RunEnd, end: EndRun
     ) -> None:
         automation = await AutomationTable.find(self._db, run.automation_id)
         work = await WorkTable.find(self._db, work_id)
         if automation is None or work is None:
-            await end(run, verdict, view)
+            await end(run, run_end, view)
             return
         try:
-            if not work.is_answer and verdict.status is RunStatus.COMPLETED:
+            if not work.is_answer and run_end.status is RunStatus.COMPLETED:
                 try:
-                    await self._publish(automation, run, work, view, verdict)
-                except PASSING:
+                    await self._publish(automation, run, work, view, run_end)
+                except TRANSIENT:
                     raise
                 except AgentsvcError as exc:
-                    verdict = _failed(verdict, exc)
+                    run_end = _failed(run_end, exc)
             work = await WorkTable.find(self._db, work_id) or work
-            await self._show(automation, work_id, _outcome(work, verdict))
-        except PASSING as exc:
+            await self._show(automation, work_id, _outcome(work, run_end))
+        except TRANSIENT as exc:
             if now() - view.conversation.updated_at < RETRIED_FOR:
-                self._later[run.id] = monotonic() + wait_of(exc)
+                self._retry_at[run.id] = monotonic() + retry_seconds(exc)
                 log.warning("work on an issue not published yet", extra=_about(work, exc))
                 return
-            verdict = _failed(verdict, exc)
+            run_end = _failed(run_end, exc)
         except AgentsvcError as exc:
             log.warning("comment of an issue not written", extra=_about(work, exc))
             if work.pull is None:
-                verdict = _failed(verdict, exc)
+                run_end = _failed(run_end, exc)
         is_over = (
             automation.definition.keep_alive is False
             or not work.is_followed
-            or (verdict.status is RunStatus.FAILED and work.pull is None)
+            or (run_end.status is RunStatus.FAILED and work.pull is None)
         )
         if is_over:
             await self._db.write(lambda tx: WorkTable.change(tx, work_id, is_open=False))
-        self._later.pop(work_id, None)
-        self._later.pop(run.id, None)
-        await end(run, verdict, view)
+        self._retry_at.pop(work_id, None)
+        self._retry_at.pop(run.id, None)
+        await end(run, run_end, view)
 
     async def _publish(
         self,
@@ -159,7 +159,7 @@ class Publisher:
         run: Run,
         work: WorkItem,
         view: ConversationView,
-        verdict: RunEnd,
+        run_end: RunEnd,
     ) -> None:
         if work.published != run.id:
             head = await self._push(automation, work, view)
@@ -175,7 +175,7 @@ class Publisher:
                 branch=work.branch,
                 base=work.base,
                 title=work.title,
-                text=self._description(automation, work, verdict),
+                text=self._description(automation, work, run_end),
             )
         found = {"pull": pull["number"], "pull_url": pull["url"]}
         await self._db.write(lambda tx: WorkTable.change(tx, work.id, **found))
@@ -215,12 +215,12 @@ class Publisher:
             await checkout.push(head, work.branch)
         return head
 
-    def _description(self, automation: Automation, work: WorkItem, verdict: RunEnd) -> str:
+    def _description(self, automation: Automation, work: WorkItem, run_end: RunEnd) -> str:
         name = automation.definition.name.replace("`", "'")
         about = f"For issue #{work.issue}, by" if work.issue else "By"
         return (
-            f"{MARK.format(id=work.id)}\n{quoted(verdict.result)}\n\n{about}"
-            f" {self._link(work)}{_cost(verdict)}, as the automation `{name}` says."
+            f"{MARK.format(id=work.id)}\n{quoted(run_end.result)}\n\n{about}"
+            f" {self._link(work)}{_cost(run_end)}, as the automation `{name}` says."
         )
 
     def _link(self, work: WorkItem) -> str:
@@ -250,7 +250,7 @@ class Publisher:
     async def _close(self, automation: Automation, work: WorkItem, state: str) -> None:
         """End what is done about an issue, and free its sandbox."""
         for run in await RunTable.of_conversations(self._db, [work.conversation_id]):
-            await halt(self._conversations, run)
+            await stop_run(self._conversations, run)
             end = RunEnd(status=RunStatus.CANCELLED, detail=f"Its pull request is {state}")
             await self._db.write(partial(RunTable.change, run=ended(run, end), since=run.status))
         try:
@@ -276,22 +276,22 @@ def quoted(text: str) -> str:
     return "\n".join(f"> {line}" for line in harmless.splitlines())
 
 
-def _outcome(work: WorkItem, verdict: RunEnd) -> str:
-    if verdict.status is RunStatus.FAILED:
-        return f"The agent did not succeed{_cost(verdict)}:\n\n{quoted(verdict.detail)}"
-    if verdict.status is RunStatus.CANCELLED:
+def _outcome(work: WorkItem, run_end: RunEnd) -> str:
+    if run_end.status is RunStatus.FAILED:
+        return f"The agent did not succeed{_cost(run_end)}:\n\n{quoted(run_end.detail)}"
+    if run_end.status is RunStatus.CANCELLED:
         return "The agent was stopped."
     done = f"The agent has opened {work.pull_url}" if work.pull else "The agent says"
-    return f"{done}{_cost(verdict)}:\n\n{quoted(verdict.result)}"
+    return f"{done}{_cost(run_end)}:\n\n{quoted(run_end.result)}"
 
 
-def _cost(verdict: RunEnd) -> str:
-    return f" (${verdict.cost:.2f})" if verdict.cost else ""
+def _cost(run_end: RunEnd) -> str:
+    return f" (${run_end.cost:.2f})" if run_end.cost else ""
 
 
-def _failed(verdict: RunEnd, exc: AgentsvcError) -> RunEnd:
+def _failed(run_end: RunEnd, exc: AgentsvcError) -> RunEnd:
     detail = f"Its work was not published: {exc.message}"
-    return msgspec.structs.replace(verdict, status=RunStatus.FAILED, detail=detail)
+    return msgspec.structs.replace(run_end, status=RunStatus.FAILED, detail=detail)
 
 
 def _about(work: WorkItem, exc: AgentsvcError) -> dict[str, str]:

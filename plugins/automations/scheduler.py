@@ -28,13 +28,13 @@ from agentsvc.extension.conversations import StartOrder, StartTask, check_may_ru
 from agentsvc.extension.server import Server
 from agentsvc.extension.storage import Transaction
 
-from .clock import ClockWatch, bring_back
+from .clock import ClockWatch, reset_future_times
 from .config import AutomationsConfig
 from .cron import parse_cron
-from .ending import RunEnd, disabled, ended, halt, new_run, settle
+from .ending import RunEnd, disabled, ended, new_run, stop_run, store_end
 from .host_events import HostEvent
-from .issue_hosts import PASSING, RETRIED_FOR, wait_of
-from .issue_start import Ignored, IssueStarter, order_of
+from .issue_hosts import RETRIED_FOR, TRANSIENT, retry_seconds
+from .issue_start import EventIgnored, IssueStarter, order_of
 from .model import (
     Automation,
     Concurrency,
@@ -57,7 +57,7 @@ POLL_SECONDS: Final = 5.0
 _BATCH: Final = 50
 _MAX_DUE: Final = 100
 _LATER: Final = timedelta(seconds=10)
-_PASSING: Final = (SandboxLimitReached, CapacityExceeded, BackendUnavailable)
+_TRANSIENT: Final = (SandboxLimitReached, CapacityExceeded, BackendUnavailable)
 """What says nothing of the automation: it is tried again."""
 
 
@@ -82,7 +82,7 @@ class Scheduler:
         self._late = timedelta(seconds=config.late_seconds)
         self._starter = starter
         self._supervisor = server.supervisor
-        self._asking: set[str] = set()
+        self._at_hosts: set[str] = set()
         """The runs whose git hosts are being asked; others do not wait for that."""
         self._on_begin = on_begin
         self._wake = wake
@@ -93,7 +93,7 @@ class Scheduler:
         self._wake.clear()
         jump = self._clock.jump()
         if jump is None or jump < -1:
-            await self._db.write(lambda tx: bring_back(tx, now()))
+            await self._db.write(lambda tx: reset_future_times(tx, now()))
         while await self._make_runs():
             pass
         # What falls due from here on is waited for.
@@ -153,7 +153,7 @@ class Scheduler:
     async def _begin_runs(self) -> bool:
         """Begin some runs that are due, and say whether there were any."""
         startable = await RunTable.startable(self._db, now(), _BATCH)
-        runs = [run for run in startable if run.id not in self._asking]
+        runs = [run for run in startable if run.id not in self._at_hosts]
         for run in runs:
             await self._begin(run)
         return bool(runs)
@@ -166,44 +166,44 @@ class Scheduler:
         if running and automation.definition.concurrency is not Concurrency.REPLACE:
             await self._skip(run, "Another run was going on")
         elif automation.definition.is_at_host:
-            self._asking.add(run.id)
-            ask = partial(self._ask, automation, run, running)
+            self._at_hosts.add(run.id)
+            ask = partial(self._ask_host, automation, run, running)
             self._supervisor.spawn(f"begin of run {run.id}", ask)
         else:
-            await self._try(automation, run, running)
+            await self._try_begin(automation, run, running)
 
-    async def _ask(self, automation: Automation, run: Run, running: Sequence[Run]) -> None:
+    async def _ask_host(self, automation: Automation, run: Run, running: Sequence[Run]) -> None:
         try:
-            await self._try(automation, run, running)
+            await self._try_begin(automation, run, running)
         finally:
-            self._asking.discard(run.id)
+            self._at_hosts.discard(run.id)
         # Not after a fault, which would come again at once.
         self._wake.set()
 
-    async def _try(self, automation: Automation, run: Run, running: Sequence[Run]) -> None:
+    async def _try_begin(self, automation: Automation, run: Run, running: Sequence[Run]) -> None:
         """Begin a run in the place of some others, or store why not."""
         try:
             for other in running:
-                await halt(self._conversations, other)
-                verdict = RunEnd(status=RunStatus.CANCELLED, detail="A later run has replaced it")
-                await self._settle(other, verdict)
+                await stop_run(self._conversations, other)
+                run_end = RunEnd(status=RunStatus.CANCELLED, detail="A later run has replaced it")
+                await self._end_run(other, run_end)
             await self._start(automation, run)
         except _AlreadyTaken:
             return
-        except Ignored as exc:
+        except EventIgnored as exc:
             await self._skip(run, str(exc))
-        except (*_PASSING, *PASSING) as exc:
-            await self._put_off(run, exc)
+        except (*_TRANSIENT, *TRANSIENT) as exc:
+            await self._postpone(run, exc)
         except AgentsvcError as exc:
-            await self._settle(run, RunEnd(status=RunStatus.FAILED, detail=exc.message))
+            await self._end_run(run, RunEnd(status=RunStatus.FAILED, detail=exc.message))
 
-    async def _put_off(self, run: Run, exc: AgentsvcError) -> None:
+    async def _postpone(self, run: Run, exc: AgentsvcError) -> None:
         """Try a run again later; a git host is asked for so long only."""
         moment = now()
-        if isinstance(exc, PASSING) and moment - run.created_at > RETRIED_FOR:
-            await self._settle(run, RunEnd(status=RunStatus.FAILED, detail=exc.message))
+        if isinstance(exc, TRANSIENT) and moment - run.created_at > RETRIED_FOR:
+            await self._end_run(run, RunEnd(status=RunStatus.FAILED, detail=exc.message))
             return
-        wait = timedelta(seconds=wait_of(exc)) if isinstance(exc, PASSING) else _LATER
+        wait = timedelta(seconds=retry_seconds(exc)) if isinstance(exc, TRANSIENT) else _LATER
         later = msgspec.structs.replace(run, due_at=moment + wait, error_detail=exc.message)
         await self._db.write(lambda tx: RunTable.change(tx, later, since=RunStatus.PENDING))
         extra = {"automation_id": run.automation_id, "reason": exc.message}
@@ -258,8 +258,8 @@ class Scheduler:
 
         await self._db.write(body)
 
-    async def _settle(self, run: Run, verdict: RunEnd) -> None:
-        reason = await self._db.write(lambda tx: settle(tx, run, verdict))
+    async def _end_run(self, run: Run, run_end: RunEnd) -> None:
+        reason = await self._db.write(lambda tx: store_end(tx, run, run_end))
         if reason:
             extra = {"automation_id": run.automation_id, "reason": reason}
             log.warning("automation disabled", extra=extra)

@@ -30,7 +30,7 @@ from agentsvc.extension.storage import Database, Transaction, note_by_server, no
 
 from .config import AutomationsConfig
 from .cron import parse_cron
-from .ending import WAS_DISABLED, RunEnd, ended, halt, new_run
+from .ending import WAS_DISABLED, RunEnd, ended, new_run, stop_run
 from .github_app import AppTable, GithubApps
 from .host_calls import part_of
 from .host_events import HostEvent, check_sender, events_in
@@ -224,7 +224,7 @@ class Automations:
             provider = automation.definition.host
             check_sender(provider, headers, body, secret, now())
             events = events_in(provider, trigger, headers, payload)
-            return int(bool(events)), await self.note(automation.id, events)
+            return int(bool(events)), await self.record_events(automation.id, events)
         key = key_of(headers, body, secret, now())
         run = new_run(automation, key=f"delivery:{key}", source=Source.WEBHOOK)
         sealed = self._vault.seal(body, payload_context(automation_id))
@@ -254,7 +254,7 @@ class Automations:
             if isinstance(one.definition.trigger, GitTrigger):
                 events = events_in(Provider.GITHUB, one.definition.trigger, headers, payload)
                 count += bool(events)
-                made += await self.note(one.id, events)
+                made += await self.record_events(one.id, events)
         return count, made
 
     async def _rename(self, user_id: str, name: str, payload: Any) -> None:
@@ -273,7 +273,7 @@ class Automations:
 
         await self._db.write(body)
 
-    async def note(self, automation_id: str, events: Sequence[HostEvent]) -> list[str]:
+    async def record_events(self, automation_id: str, events: Sequence[HostEvent]) -> list[str]:
         """Make a run of each event of a git host that is new, and return their ids.
 
         One about a pull request counts where the automation has opened that.
@@ -287,7 +287,7 @@ class Automations:
             for event in events:
                 work = await WorkTable.find_open(tx, automation_id, event)
                 if event.kind is Kind.CLOSED and work is not None:
-                    await WorkTable.look_at(tx, automation_id, now(), work_id=work.id)
+                    await WorkTable.schedule_check(tx, automation_id, now(), work_id=work.id)
                 is_ours = (
                     work is not None
                     or event.kind is Kind.OPENED
@@ -321,7 +321,7 @@ class Automations:
         if found.status not in (RunStatus.PENDING, RunStatus.RUNNING):
             raise Conflict("The run is over")
         if found.status is RunStatus.RUNNING:
-            await halt(self._conversations, found)
+            await stop_run(self._conversations, found)
 
         async def body(tx: Transaction) -> Run:
             end = RunEnd(status=RunStatus.CANCELLED, detail="Its user has cancelled it")

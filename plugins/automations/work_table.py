@@ -34,7 +34,7 @@ class WorkTable(Records[WorkItem], table="plugin_automations_works"):
             await cls.update(tx, msgspec.structs.replace(found, **changes))
 
     @staticmethod
-    async def look_at(
+    async def schedule_check(
         tx: Transaction, automation_id: str, due_at: datetime | None, *, work_id: str | None = None
     ) -> None:
         """Have the pull request of one be looked at, or those of all that an automation has open."""
