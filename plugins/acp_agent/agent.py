@@ -27,7 +27,7 @@ PROTOCOL_VERSION: Final = 1
 
 _CONVERSATIONS: Final = "/api/v1/app-conversations"
 _POLL_SECONDS: Final = 0.3
-_AGAIN_SECONDS: Final = 0.5
+_RETRY_SECONDS: Final = 0.5
 _MAX_BREAKS: Final = 60
 _ENDED: Final = ("finished", "error", "stuck", "paused")
 _ALLOW, _REJECT = "allow", "reject"
@@ -172,7 +172,7 @@ class Agent:
             if message.type == "ready":
                 return
             if message.type == "event":
-                self._note(session, message, is_shown=is_shown)
+                self._on_event(session, message, is_shown=is_shown)
 
     def _follow(self, session: Session) -> str:
         """Tell what the agent does until its turn ends; return why it does."""
@@ -189,16 +189,16 @@ class Agent:
                 return reason
             breaks = 0 if session.last != seen else breaks + 1
             self._connection.check()
-            time.sleep(_AGAIN_SECONDS)
+            time.sleep(_RETRY_SECONDS)
 
     def _read(self, session: Session) -> str | None:
         for message in self._api.stream(_stream(session), after=session.last, beats=True):
             self._connection.check()
             match message.type:
                 case "event":
-                    self._note(session, message)
+                    self._on_event(session, message)
                 case "delta":
-                    self._draft(session, str(message.data.get("content") or ""))
+                    self._on_delta(session, str(message.data.get("content") or ""))
                 case "end":
                     return "end_turn"
                 case _:
@@ -233,7 +233,7 @@ class Agent:
         ask_agent(self._api, conversation, "events/respond_to_confirmation", body)
         session.is_rejected = not is_allowed
 
-    def _note(self, session: Session, message: StreamMessage, *, is_shown: bool = True) -> None:
+    def _on_event(self, session: Session, message: StreamMessage, *, is_shown: bool = True) -> None:
         event = message.data
         session.last = session.last if message.id is None else message.id
         if event.get("kind") == "ActionEvent":
@@ -243,9 +243,9 @@ class Agent:
         if event.get("key") == "execution_status":
             session.status = str(event.get("value"))
         for update in updates_of(event) if is_shown else ():
-            self._tell(session, update)
+            self._show(session, update)
 
-    def _tell(self, session: Session, update: Json) -> None:
+    def _show(self, session: Session, update: Json) -> None:
         """Tell an update, but for what the editor has said itself or was told as it came."""
         kind, text = update["sessionUpdate"], str(_text_of(update))
         if kind == "user_message_chunk" and text == session.said:
@@ -259,7 +259,7 @@ class Agent:
             return
         self._send(session, update)
 
-    def _draft(self, session: Session, text: str) -> None:
+    def _on_delta(self, session: Session, text: str) -> None:
         session.draft += text
         for update in chunk("agent_message_chunk", text):
             self._send(session, update)

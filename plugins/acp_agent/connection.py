@@ -81,7 +81,7 @@ class Connection:
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
                 self._send({"id": None, **_failure(_PARSE, str(exc))})
                 continue
-            self._take(message, answer)
+            self._handle(message, answer)
         self.end()
 
     def end(self) -> None:
@@ -95,7 +95,7 @@ class Connection:
         if self._is_over:
             raise Gone
 
-    def _take(self, message: _Message, answer: Answer) -> None:
+    def _handle(self, message: _Message, answer: Answer) -> None:
         if message.method is None:
             question = self._asked.pop(message.id, None) if message.id is not None else None
             if question is not None and question.set_running_or_notify_cancel():

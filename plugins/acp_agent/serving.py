@@ -53,7 +53,7 @@ async def serve(
             async with asyncio.TaskGroup() as group:
                 works = [
                     group.create_task(one)
-                    for one in (_take(socket, inbox), over.wait(), lost.wait())
+                    for one in (_receive(socket, inbox), over.wait(), lost.wait())
                 ]
                 await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
                 for work in works:
@@ -66,7 +66,7 @@ async def serve(
     )
 
 
-async def _take(socket: web.WebSocketResponse, inbox: "queue.SimpleQueue[bytes | None]") -> None:
+async def _receive(socket: web.WebSocketResponse, inbox: "queue.SimpleQueue[bytes | None]") -> None:
     """Take messages while the editor sends no more than are answered."""
     async for message in socket:
         if message.type is WSMsgType.TEXT:

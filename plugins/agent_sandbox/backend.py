@@ -56,7 +56,7 @@ class AgentSandboxBackend(backend.KubernetesBackend):
         self._watch = watch.PodWatch(self._api, context.instance_id)
         self._meter = usage.Meter(self._api, context.instance_id)
         self._tunnels = tunnels.Tunnels(self._api, context.state_dir, context.instance_id)
-        self._told: dict[str, str] = {}
+        self._configured: dict[str, str] = {}
 
     def fences(self, asked: Spec | Order) -> Fences:
         """Say what is enforced: of a pool, what its template says, which nobody here knows."""
@@ -125,9 +125,9 @@ class AgentSandboxBackend(backend.KubernetesBackend):
         if handle.data.get("pool"):
             if await self._maker(handle).has_begun(handle.sandbox_id):
                 pod = await self._maker(handle).find_pod(handle.sandbox_id)
-                if why := await self._tell(handle, pod or {}):
+                if why := await self._configure(handle, pod or {}):
                     raise Conflict(f"The sandbox runs no commands now: {why}")
-            argv, env = handover.inside(argv, env), {}
+            argv, env = handover.wrap_command(argv, env), {}
         return await super().execute(
             handle, argv, env=env, time_limit=time_limit, max_output=max_output
         )
@@ -179,7 +179,7 @@ class AgentSandboxBackend(backend.KubernetesBackend):
     async def _reached(self, report: Report, handle: Handle, pod: Json) -> Report:
         if not handle.data.get("pool"):
             return await super()._reached(report, handle, pod)
-        reason = await self._tell(handle, pod)
+        reason = await self._configure(handle, pod)
         # A pod of a pool is ready before it is told what to run.
         for name in inspection.awaited_of(pod)[:1] if not reason else ():
             if not await self._answers(handle, pod, inspection.ports_of(pod)[name]):
@@ -190,15 +190,15 @@ class AgentSandboxBackend(backend.KubernetesBackend):
 
     async def _url_of(self, handle: Handle, pod: Json, number: int) -> str:
         found = await super()._url_of(handle, pod, number)
-        bound = self._api.given.get(handle.sandbox_id)
+        bound = self._api.bound_pods.get(handle.sandbox_id)
         if bound is None or self._way != "service":
             return found
         return found.replace(names.main(handle.sandbox_id), bound.name)
 
-    async def _tell(self, handle: Handle, pod: Json) -> str:
+    async def _configure(self, handle: Handle, pod: Json) -> str:
         """Tell a pod of a pool who it is, once; return why that is not done yet."""
         sandbox_id, namespace = handle.sandbox_id, self._namespace(handle)
-        if self._told.get(sandbox_id) == names.uid_of(pod):
+        if self._configured.get(sandbox_id) == names.uid_of(pod):
             return ""
         name = names.main(sandbox_id)
         secret = await self._maker(handle).find("secrets", name, sandbox_id)
@@ -207,12 +207,12 @@ class AgentSandboxBackend(backend.KubernetesBackend):
         try:
             path = names.path("pods", namespace, name, below="exec")
             async with asyncio.timeout(self.config.request_seconds):
-                await handover.give(self._api, path, secret)
+                await handover.send_start(self._api, path, secret)
         except (Conflict, OrderRejected) as exc:
             return exc.message
         except TimeoutError:
             return "its pod does not answer to what it is told"
-        self._told[sandbox_id] = names.uid_of(pod)
+        self._configured[sandbox_id] = names.uid_of(pod)
         return ""
 
     async def _restart(self, maker: making.Maker, order: Order) -> None:
@@ -227,4 +227,4 @@ class AgentSandboxBackend(backend.KubernetesBackend):
 
     async def _delete(self, handle: Handle) -> None:
         await super()._delete(handle)
-        self._told.pop(handle.sandbox_id, None)
+        self._configured.pop(handle.sandbox_id, None)

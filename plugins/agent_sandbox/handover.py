@@ -17,7 +17,7 @@ from .resources import START, Json
 _CHUNK: Final = 32768
 _ANSWER_BYTES: Final = 1000
 _STATUS: Final = 3
-_TAKE: Final = """\
+_RECEIVE: Final = """\
 cd "${AGENTSVC_DIR:?}" && umask 077 || exit 3
 [ ! -f start ] || exit 0
 head -c "$0" >start.$$
@@ -26,7 +26,7 @@ head -c "$0" >start.$$
 _RUN: Final = 'begin=; . "${AGENTSVC_DIR:?}/start"; exec env "$@"'
 
 
-async def give(way: api.Api, path: str, secret: Json) -> None:
+async def send_start(way: api.Api, path: str, secret: Json) -> None:
     """Tell a pod what its secret has; raises Conflict where it does not take it."""
     try:
         text = base64.b64decode((secret.get("data") or {})[START], validate=True)
@@ -36,7 +36,7 @@ async def give(way: api.Api, path: str, secret: Json) -> None:
         ("container", objects.CONTAINER),
         *((one, "true") for one in ("stdin", "stdout", "stderr")),
     ]
-    query += [("command", part) for part in ("/bin/sh", "-c", _TAKE, str(len(text)))]
+    query += [("command", part) for part in ("/bin/sh", "-c", _RECEIVE, str(len(text)))]
     said = commands.Output(limit=_ANSWER_BYTES)
     async with way.socket(path, query) as socket:
         for begin in range(0, len(text), _CHUNK):
@@ -54,7 +54,7 @@ async def give(way: api.Api, path: str, secret: Json) -> None:
     raise BackendUnavailable("The connection to the pod was lost while it was told who it is")
 
 
-def inside(argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
+def wrap_command(argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
     """Return a command with the environment of the sandbox, which its pod was not made with."""
     variables = [f"{name}={value}" for name, value in env.items()]
     return ["/bin/sh", "-c", _RUN, "sh", *variables, *argv]

@@ -31,7 +31,7 @@ class PodApi(api.Api):
 
     def __init__(self, config: settings.KubernetesConfig) -> None:
         super().__init__(config)
-        self.given: dict[str, BoundSandbox] = {}
+        self.bound_pods: dict[str, BoundSandbox] = {}
 
     async def ask(self, method: str, path: str, **more: Any) -> Json | None:
         """Do as the parent, at the real pod."""
@@ -55,7 +55,7 @@ class PodApi(api.Api):
             yield opened
 
     def _real(self, path: str) -> str:
-        if (found := _POD.search(path)) and (bound := self.given.get(found.group(1))):
+        if (found := _POD.search(path)) and (bound := self.bound_pods.get(found.group(1))):
             return path[: found.start()] + bound.pod + path[found.end() :]
         return path
 
@@ -74,7 +74,7 @@ class SandboxMaker(making.Maker):
         pool: str,
     ) -> None:
         super().__init__(pods, known, config, instance_id=instance_id, namespace=namespace)
-        self._pods = pods.given
+        self._pods = pods.bound_pods
         self._pool = pool
         self._resource: Resource = "sandboxclaims" if pool else "sandboxes"
 

@@ -37,25 +37,25 @@ class DiffSize(msgspec.Struct, frozen=True, kw_only=True):
     deletions: int
 
 
-async def note_files(agent: AgentServer, directory: str) -> str:
+async def write_tree(agent: AgentServer, directory: str) -> str:
     """Return the tree of what is in a workspace, empty where it is no repository.
 
     Raises as `AgentServer.run_command`, as the next one.
     """
     script = _BEGIN.format(directory=quote(directory))
-    told = await agent.run_command(script, time_limit=_SECONDS)
-    tree = told.stdout.strip()
-    return tree if told.exit_code == 0 and _TREE_ID.match(tree) else ""
+    result = await agent.run_command(script, time_limit=_SECONDS)
+    tree = result.stdout.strip()
+    return tree if result.exit_code == 0 and _TREE_ID.match(tree) else ""
 
 
 async def compare_files(agent: AgentServer, directory: str, base: str) -> DiffSize | None:
     """Return what has changed since a tree, None where nobody can say."""
     script = _COMPARE.format(directory=quote(directory), base=base)
-    told = await agent.run_command(script, time_limit=_SECONDS)
-    if told.exit_code != 0:
+    result = await agent.run_command(script, time_limit=_SECONDS)
+    if result.exit_code != 0:
         return None
     # It is the sandbox that has said it.
-    counts = {kind: int(number) for number, kind in _COUNTS.findall(told.stdout[:200])}
+    counts = {kind: int(number) for number, kind in _COUNTS.findall(result.stdout[:200])}
     return DiffSize(
         files=counts.get("file", 0),
         additions=counts.get("insertion", 0),

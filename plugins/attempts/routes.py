@@ -219,7 +219,7 @@ class AttemptsExtension(Extension[AttemptsConfig]):
         """Take attempts on until the server stops."""
         runner = Runner(server, self.config)
         server.app[ATTEMPTS] = Attempts(server, self.config, runner.wake)
-        server.event_bus.watch_all(runner.hear)
+        server.event_bus.watch_all(runner.on_notice)
         server.supervisor.loop("attempts", runner.run_due, every_seconds=0)
         if self.config.delete_after_seconds:
             server.supervisor.loop("old attempts", runner.delete_old, every_seconds=600)

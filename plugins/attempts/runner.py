@@ -41,7 +41,7 @@ from agentsvc.extension.server import Notice, SandboxStatus, Server, Subject, Ta
 from agentsvc.extension.storage import Transaction
 
 from .config import AttemptsConfig
-from .measuring import compare_files, note_files
+from .measuring import compare_files, write_tree
 from .model import Attempt, AttemptSet, AttemptStatus
 from .service import complete, order_of, stop, title_of
 from .table import AttemptTable, SetTable
@@ -55,7 +55,7 @@ _REST: Final = timedelta(seconds=1)
 """How long an agent is at rest before its work is over: its last events are on their way."""
 _MAX_WAIT: Final = timedelta(minutes=10)
 """How long a sandbox is waited for that does not say what was changed in it."""
-_UNTOLD: Final = timedelta(seconds=60)
+_SEND_TIME: Final = timedelta(seconds=60)
 _PASSING: Final = (SandboxLimitReached, CapacityExceeded, BackendUnavailable)
 """What says nothing of an attempt: it is tried again."""
 _TOO_LONG: Final = "The tests took longer than the server allows"
@@ -83,28 +83,28 @@ class Runner:
         """The conversations of attempts that are not over."""
         self._changed: set[str] = set()
         """Those to look at; one that is being looked at is looked at once more."""
-        self._news = asyncio.Event()
+        self._wake = asyncio.Event()
         self._sweep_at = 0.0
 
     def wake(self, attempts: Iterable[Attempt]) -> None:
         """Look soon at some attempts, and at the tasks that were deleted."""
         self._watched.update(one.conversation_id for one in attempts)
         self._sweep_at = 0.0
-        self._news.set()
+        self._wake.set()
 
-    def hear(self, news: Notice) -> None:
+    def on_notice(self, notice: Notice) -> None:
         """Take in what was announced."""
-        is_watched = news.conversation_id in self._watched
-        if is_watched and news.subject in (Subject.CONVERSATION, Subject.START_TASK):
-            self._changed.add(news.conversation_id or "")
-            self._news.set()
+        is_watched = notice.conversation_id in self._watched
+        if is_watched and notice.subject in (Subject.CONVERSATION, Subject.START_TASK):
+            self._changed.add(notice.conversation_id or "")
+            self._wake.set()
 
     async def run_due(self) -> None:
         """Wait for news, and take on what it is about; call it again and again."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, self._sweep_at - monotonic())):
-                await self._news.wait()
-        self._news.clear()
+                await self._wake.wait()
+        self._wake.clear()
         if monotonic() < self._sweep_at:
             found = await AttemptTable.open(self._db, tuple(self._changed))
             # What is no attempt that goes on is of no interest.
@@ -117,7 +117,7 @@ class Runner:
             for task in await SetTable.deleted(self._db):
                 self._supervisor.spawn(f"end of task {task.id}", partial(self._remove, task))
         for one in found:
-            self._supervisor.spawn(one.task_name, partial(self._take_on, one.conversation_id))
+            self._supervisor.spawn(one.task_name, partial(self._advance, one.conversation_id))
 
     async def delete_old(self) -> None:
         """Delete the records of tasks that were over long ago."""
@@ -125,7 +125,7 @@ class Runner:
         while await self._db.write(lambda tx: SetTable.delete_old(tx, before, _BATCH)):
             pass
 
-    async def _take_on(self, conversation_id: str) -> None:
+    async def _advance(self, conversation_id: str) -> None:
         goes_on = True
         while goes_on or conversation_id in self._changed:
             self._changed.discard(conversation_id)
@@ -154,9 +154,9 @@ class Runner:
         if view is None:
             return await self._end(one, AttemptStatus.CANCELLED, _GONE)
         if one.status is not AttemptStatus.RUNNING:
-            return one.status is AttemptStatus.STARTING and await self._tell(task, one, view)
-        take_on = self._follow if one.outcome is None else self._measure
-        return await take_on(task, one, view)
+            return one.status is AttemptStatus.STARTING and await self._send_task(task, one, view)
+        advance = self._watch_agent if one.outcome is None else self._measure
+        return await advance(task, one, view)
 
     # Its steps
 
@@ -197,7 +197,7 @@ class Runner:
         except AgentsvcError as exc:
             await self._end(one, AttemptStatus.FAILED, exc.message)
 
-    async def _tell(self, task: AttemptSet, one: Attempt, view: ConversationView) -> bool:
+    async def _send_task(self, task: AttemptSet, one: Attempt, view: ConversationView) -> bool:
         """Tell the agent its task, once it is known with which files it begins."""
         conversation = view.conversation
         if conversation.start_failed:
@@ -212,8 +212,8 @@ class Runner:
         if view.sandbox is not None and view.sandbox_status is SandboxStatus.PAUSED:
             await self._sandboxes.resume(task.user_id, view.sandbox.id, when_full=WhenFull.QUEUE)
             return False
-        base = await note_files(self._conversations.require_agent(view), conversation.working_dir)
-        told = msgspec.structs.replace(
+        base = await write_tree(self._conversations.require_agent(view), conversation.working_dir)
+        started = msgspec.structs.replace(
             one, status=AttemptStatus.RUNNING, base=base, started_at=now()
         )
 
@@ -221,7 +221,7 @@ class Runner:
             found = await SetTable.find(tx, task.id)
             if found is None or found.stop or found.is_deleted:
                 raise _AlreadyTaken
-            if not await AttemptTable.change(tx, told, since=AttemptStatus.STARTING):
+            if not await AttemptTable.change(tx, started, since=AttemptStatus.STARTING):
                 raise _AlreadyTaken
 
         pending = PendingMessage(
@@ -234,28 +234,28 @@ class Runner:
             await self._messages.say_later(task.user_id, pending, claim=claim)
         return True
 
-    async def _follow(self, task: AttemptSet, one: Attempt, view: ConversationView) -> bool:
+    async def _watch_agent(self, task: AttemptSet, one: Attempt, view: ConversationView) -> bool:
         """See whether its agent has ended, and what all have cost."""
         cost = cost_of(view)
         if cost != one.cost:
             one = msgspec.structs.replace(one, cost=cost)
-            task = await self._note_cost(task, one)
+            task = await self._store_cost(task, one)
         conversation, reason = view.conversation, find_end(view)
         if task.stop and reason != DONE:
             await self._interrupt(task, one)
-            return await self._judge(one, AttemptStatus.CANCELLED, task.stop)
+            return await self._finish(one, AttemptStatus.CANCELLED, task.stop)
         rested = now() - conversation.updated_at
         if reason is None:
-            if _was_told(view) or min(now() - (one.started_at or now()), rested) < _UNTOLD:
+            if _got_task(view) or min(now() - (one.started_at or now()), rested) < _SEND_TIME:
                 return False
-            return await self._judge(one, AttemptStatus.FAILED, "It could not be told its task")
+            return await self._finish(one, AttemptStatus.FAILED, "It could not be told its task")
         if timedelta(0) <= rested < _REST:
             await asyncio.sleep(_REST.total_seconds())
             return True
         status = AttemptStatus.FINISHED if reason == DONE else AttemptStatus.FAILED
-        return await self._judge(one, status, reason)
+        return await self._finish(one, status, reason)
 
-    async def _note_cost(self, task: AttemptSet, one: Attempt) -> AttemptSet:
+    async def _store_cost(self, task: AttemptSet, one: Attempt) -> AttemptSet:
         """Store what an attempt has cost; where that is too much for all, none goes on."""
 
         async def body(tx: Transaction) -> AttemptSet:
@@ -274,7 +274,7 @@ class Runner:
 
         return await self._db.write(body)
 
-    async def _judge(self, one: Attempt, outcome: AttemptStatus, detail: str) -> bool:
+    async def _finish(self, one: Attempt, outcome: AttemptStatus, detail: str) -> bool:
         """Store how its agent has ended; what it has changed is found out next."""
         ended = msgspec.structs.replace(one, outcome=outcome, detail=detail, ended_at=now())
         return await self._db.write(
@@ -317,10 +317,10 @@ class Runner:
     async def _test(self, command: str, one: Attempt, view: ConversationView) -> Attempt | None:
         """Begin its tests, or wait a while for their end; return it with that, None while they run."""
         agent, place = self._conversations.require_agent(view), view.conversation.working_dir
-        told = await watch_once(agent, one.conversation_id, command, directory=place)
-        if told is not None:
-            output = told.output.replace("\0", "")
-            return msgspec.structs.replace(one, exit_code=told.exit_code, output=output)
+        result = await watch_once(agent, one.conversation_id, command, directory=place)
+        if result is not None:
+            output = result.output.replace("\0", "")
+            return msgspec.structs.replace(one, exit_code=result.exit_code, output=output)
         if now() - (one.ended_at or now()) > self._test_time:
             await stop_once(agent, one.conversation_id)
         return None
@@ -373,7 +373,7 @@ class Runner:
         await self._db.write(lambda tx: SetTable.delete(tx, task.id))
 
 
-def _was_told(view: ConversationView) -> bool:
+def _got_task(view: ConversationView) -> bool:
     conversation = view.conversation
     is_idle = conversation.execution_status in (None, ExecutionStatus.IDLE)
     was_asked = bool(conversation.facts.run_asked_at) or conversation.has_run_queued

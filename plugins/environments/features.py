@@ -19,9 +19,9 @@ from agentsvc.base import StartRefused
 from .devcontainer import Devcontainer, read
 
 _ID: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._/-]*(?=(?::[\w.-]+)?(?:@[\w:]+)?\Z)")
-_ABOUT: Final = "devcontainer-feature.json"
-_THERE: Final = ".agentsvc-features"
-_PLACE: Final = f"/tmp/{_THERE}"  # noqa: S108  # of the image that is built
+_MANIFEST: Final = "devcontainer-feature.json"
+_IN_CONTEXT: Final = ".agentsvc-features"
+_IN_IMAGE: Final = f"/tmp/{_IN_CONTEXT}"  # noqa: S108  # of the image that is built
 _INSTALL: Final = "set -a && . ./agentsvc.env && set +a && chmod +x install.sh && ./install.sh"
 # Many look for the user that the image is for; here that is the first ordinary one.
 _USERS: Final = """
@@ -70,7 +70,7 @@ def find_features(directory: str, says: Devcontainer) -> list[Feature]:
     for name, place in places.items():
         assert place is not None  # noqa: S101  # as was just looked at
         chosen = says.features[name]
-        described = read((place / _ABOUT).read_bytes(), f"{place.name}/{_ABOUT}", _Described)
+        described = read((place / _MANIFEST).read_bytes(), f"{place.name}/{_MANIFEST}", _Described)
         options: dict[str, object] = {
             one: option.default for one, option in described.options.items()
         }
@@ -89,10 +89,10 @@ def add_features(context: Path, features: Iterable[Feature]) -> None:
     """Add the files of features to the archive of a build. Blocks."""
     with tarfile.open(context, "a") as archive:
         for number, one in enumerate(features):
-            archive.add(one.directory, f"{_THERE}/{number}")
+            archive.add(one.directory, f"{_IN_CONTEXT}/{number}")
             lines = "".join(f"{name}={quote(text)}\n" for name, text in one.options.items())
             content = f"{_USERS}{lines}".encode(errors="surrogateescape")
-            info = tarfile.TarInfo(f"{_THERE}/{number}/agentsvc.env")
+            info = tarfile.TarInfo(f"{_IN_CONTEXT}/{number}/agentsvc.env")
             info.size, info.mode = len(content), 0o644
             archive.addfile(info, io.BytesIO(content))
 
@@ -101,13 +101,13 @@ def with_features(dockerfile: str, target: str, features: Iterable[Feature]) -> 
     """Return a Dockerfile that installs features after its last stage, or the one that is built."""
     lines = [dockerfile, *([f"FROM {target}"] if target else []), "USER root"]
     for number, one in enumerate(features):
-        here = f"{_PLACE}/{number}"
+        here = f"{_IN_IMAGE}/{number}"
         lines += [
-            f"COPY {_THERE}/{number} {here}",
+            f"COPY {_IN_CONTEXT}/{number} {here}",
             f"RUN cd {here} && {_INSTALL}",
             *(f"ENV {name}={_in_quotes(text)}" for name, text in one.environment.items()),
         ]
-    return "\n".join([*lines, f"RUN rm -rf {_PLACE}", ""])
+    return "\n".join([*lines, f"RUN rm -rf {_IN_IMAGE}", ""])
 
 
 def _place(directory: str, name: str) -> Path | None:
@@ -117,7 +117,7 @@ def _place(directory: str, name: str) -> Path | None:
         return None
     for part in (plain, plain.rpartition("/")[2]):
         place = Path(directory) / part
-        if (place / _ABOUT).is_file() and (place / "install.sh").is_file():
+        if (place / _MANIFEST).is_file() and (place / "install.sh").is_file():
             return place
     return None
 

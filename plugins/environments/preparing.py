@@ -57,8 +57,8 @@ class Preparer:
         self._sandboxes = server.sandboxes
         self._config = config
         self._maker = ImageMaker(server.sandboxes, config)
-        self._room = asyncio.Semaphore(config.max_at_once)
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._slots = asyncio.Semaphore(config.max_at_once)
+        self._user_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """So that of each user one waits, and nobody's many keep others waiting."""
         self._made: set[str] = set()
         """The layers and images that are being made, which no environment has yet."""
@@ -111,7 +111,7 @@ class Preparer:
         waiting = await EnvironmentTable.find(self._db, environment_id)
         if waiting is None:
             return
-        async with self._turns[waiting.user_id], self._room:
+        async with self._user_locks[waiting.user_id], self._slots:
             found = await EnvironmentTable.find(self._db, environment_id)
             if found is None or found.status.is_final:
                 return
@@ -206,32 +206,32 @@ class Preparer:
         spec = self._sandboxes.get_spec(definition.sandbox_spec_id)
         if why_not := self._sandboxes.layers.why_not_kept(spec):
             raise StartRefused(f"Its files cannot be kept: {why_not}")
-        noted = await self._note(
+        current = await self._update(
             found, status=Status.PREPARING, reason="The repository is fetched", log=""
         )
-        room = self._reserved[found.id] = await self._room_for(found)
-        async with self._source(noted) as source:
-            container = await self._contain(noted, source, layer_id)
-            begun = await self._start_sandbox(noted, container.image)
+        room = self._reserved[found.id] = await self._free_bytes(found)
+        async with self._source(current) as source:
+            container = await self._container(current, source, layer_id)
+            begun = await self._start_sandbox(current, container.image)
             sandbox = await self._wait_for(begun)
             agent = self._server.agents.at(sandbox.agent_url or "", sandbox.session_key)
             with self._sandboxes.usage.hold(sandbox.id):
                 await agent.wait_ready(_AGENT_SECONDS)
-                workspace = await self._fill(begun, sandbox, agent, source)
-                noted = await self._note(begun, reason="The set-up script runs")
-                noted = await self._set_up(noted, workspace, container)
+                workspace = await self._unpack(begun, sandbox, agent, source)
+                current = await self._update(begun, reason="The set-up script runs")
+                current = await self._set_up(current, workspace, container)
                 watched = (*definition.paths, *container.files)
                 fingerprint = await workspace.fingerprint(watched)
-        noted = await self._note(noted, reason="The files are kept")
+        current = await self._update(current, reason="The files are kept")
         await self._sandboxes.stop(sandbox.user_id, sandbox.id)
         stopped = await self._sandboxes.get(sandbox.user_id, sandbox.id)
         size = await self._sandboxes.layers.keep(stopped, layer_id, max_bytes=room)
         return msgspec.structs.replace(
-            noted,
+            current,
             status=Status.READY,
             reason=container.note,
             layer_id=layer_id,
-            earlier_layer_id=noted.layer_id,
+            earlier_layer_id=current.layer_id,
             made_from=definition,
             container=container,
             backend=sandbox.backend,
@@ -258,7 +258,9 @@ class Preparer:
             await checkout.fetch(head.commit)
             yield Source(checkout, head)
 
-    async def _contain(self, begun: Environment, source: Source | None, image_id: str) -> Container:
+    async def _container(
+        self, begun: Environment, source: Source | None, image_id: str
+    ) -> Container:
         """Return what the repository's `devcontainer.json` adds, with the image it wants."""
         definition = begun.definition
         found = await source.find_devcontainer(definition.devcontainer) if source else None
@@ -267,13 +269,13 @@ class Preparer:
         added = found.to_container(has_images=has_images) if found else Container()
         if not has_images:
             return added
-        await self._note(begun, reason="The image is made ready")
+        await self._update(begun, reason="The image is made ready")
         wanted = (source, found) if source and found else None
         image = await self._maker.make(image_id, spec, definition.image, wanted)
         built = image_id if image.endswith(f":{image_id}") else ""
         return msgspec.structs.replace(added, image=image, image_id=built)
 
-    async def _room_for(self, begun: Environment) -> int:
+    async def _free_bytes(self, begun: Environment) -> int:
         kept = await EnvironmentTable.total_bytes(self._db, without=begun.id)
         used = kept + sum(self._reserved.values())
         if used >= self._config.max_total_bytes:
@@ -301,7 +303,7 @@ class Preparer:
             raise StartRefused(f"The sandbox does not run: {seen.reason or seen.status}")
         return seen
 
-    async def _fill(
+    async def _unpack(
         self, begun: Environment, sandbox: Sandbox, agent: AgentServer, source: Source | None
     ) -> Workspace:
         """Bring the repository in, without a token, or make an empty workspace."""
@@ -310,7 +312,7 @@ class Preparer:
             workspace = Workspace(agent, base)
             await workspace.make_empty({})
             return workspace
-        await self._note(begun, reason="The repository is brought in")
+        await self._update(begun, reason="The repository is brought in")
         url = source.checkout.remote.url
         workspace = Workspace(agent, f"{base}/{locate(url).directory}")
         await workspace.unpack(
@@ -332,7 +334,7 @@ class Preparer:
         said = f"{result.stdout}\n{result.stderr}".strip()
         said = hidden(said, secrets.values())
         said = "\n".join(filter(None, (said[-_LOG_CHARACTERS:], container.note)))
-        noted = await self._note(begun, log=said)
+        current = await self._update(begun, log=said)
         if result.timed_out:
             raise StartRefused(
                 f"The set-up script took longer than the {seconds:g} s of `prepare_seconds`"
@@ -340,7 +342,7 @@ class Preparer:
         if result.exit_code != 0:
             raise StartRefused(explain_exit(result.exit_code, said))
         await workspace.run_bash(after_setup(container, workspace.project_dir), seconds)
-        return noted
+        return current
 
     async def _secrets(self, begun: Environment) -> dict[str, str]:
         stored = await self._server.secrets.custom_secrets(begun.user_id)
@@ -351,7 +353,7 @@ class Preparer:
             )
         return {name: stored[name].value.reveal() for name in begun.definition.secrets}
 
-    async def _note(self, one: Environment, **changes: Any) -> Environment:
+    async def _update(self, one: Environment, **changes: Any) -> Environment:
         changed = msgspec.structs.replace(one, **changes)
         await self._db.write(partial(self._store, one=changed))
         return changed

@@ -67,7 +67,7 @@ class Importer:
         async for item in self._secrets(opener):
             yield item
         for found in await asyncio.to_thread(self._find):
-            yield await self._take(found)
+            yield await self._import(found)
 
     async def other_users(self) -> list[str]:
         """Return the users there of whom nothing is taken over."""
@@ -83,9 +83,9 @@ class Importer:
             yield _skipped("settings", "settings.json", str(exc))
             return
         if read is not None:
-            yield await self._take_settings(*read)
+            yield await self._import_settings(*read)
 
-    async def _take_settings(self, changes: list[Named], left_out: list[str]) -> Item:
+    async def _import_settings(self, changes: list[Named], left_out: list[str]) -> Item:
         notes: list[str] = list(left_out)
         user_id = self._user_id
         store = SettingsStore(self._db, self._vault)
@@ -110,9 +110,9 @@ class Importer:
         names = await store.custom_secret_names(self._user_id)
         known = {"token": set(hosts), "secret": set(names)}
         for one in found:
-            yield await self._take_secret(store, one, is_known=one.name in known[one.kind])
+            yield await self._import_secret(store, one, is_known=one.name in known[one.kind])
 
-    async def _take_secret(self, store: SecretStore, one: NamedSecret, *, is_known: bool) -> Item:
+    async def _import_secret(self, store: SecretStore, one: NamedSecret, *, is_known: bool) -> Item:
         if not is_known and not self._is_dry:
             await store.patch(self._user_id, one.patch)
         outcome = ImportResult.PRESENT if is_known else ImportResult.IMPORTED
@@ -132,7 +132,7 @@ class Importer:
                 listed.append(("directory", str(exc)))
         return listed
 
-    async def _take(self, found: ImportedConversation | tuple[str, str]) -> Item:
+    async def _import(self, found: ImportedConversation | tuple[str, str]) -> Item:
         if not isinstance(found, ImportedConversation):
             return _skipped(_CONVERSATION, *found)
         known = await self._known(found)

@@ -17,8 +17,8 @@ from .protocol import (
     METHOD_NOT_FOUND,
     VERSIONS,
     RequestFailed,
-    refused_for,
-    told,
+    error_text,
+    failure_of,
 )
 from .resources import TEMPLATES, list_resources, read_resource
 from .tools import TOOLS, Services
@@ -33,7 +33,7 @@ _INSTRUCTIONS: Final = (
 async def answer(
     request: web.Request, server: Server, method: str, params: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return what a request is answered with; raises Refused."""
+    """Return what a request is answered with; raises RequestFailed."""
     caller = request[PRINCIPAL]
     services = Services(server=server, files=server.app[FILES])
     match method:
@@ -51,7 +51,7 @@ async def answer(
             try:
                 return await _read(services, caller, method, params)
             except AgentsvcError as exc:
-                raise refused_for(exc) from exc
+                raise failure_of(exc) from exc
         case _:
             raise RequestFailed(METHOD_NOT_FOUND, f"There is no method `{method}`")
 
@@ -81,7 +81,7 @@ async def _call(request: web.Request, services: Services, params: dict[str, Any]
         found = msgspec.to_builtins(await tool.call(services, request[PRINCIPAL], arguments))
     except AgentsvcError as exc:
         found, status = arguments, exc.status
-        result = {"content": _text(f"{exc.code}: {told(exc)}"), "isError": True}
+        result = {"content": _text(f"{exc.code}: {error_text(exc)}"), "isError": True}
     else:
         status, text = HTTPStatus.OK, msgspec.json.encode(found).decode()
         result = {"content": _text(text), "structuredContent": found, "isError": False}

@@ -67,7 +67,7 @@ class RequestFailed(Exception):
         self.failure = Failure(code=code, message=message, data=data or {})
 
 
-def refused_for(error: AgentsvcError) -> RequestFailed:
+def failure_of(error: AgentsvcError) -> RequestFailed:
     """Return what says in the protocol what an error says in the API."""
     match error:
         case NotFound():
@@ -76,10 +76,10 @@ def refused_for(error: AgentsvcError) -> RequestFailed:
             code = INVALID_PARAMS
         case _:
             code = _REFUSED
-    return RequestFailed(code, told(error), {"code": error.code, "status": error.status})
+    return RequestFailed(code, error_text(error), {"code": error.code, "status": error.status})
 
 
-def told(error: AgentsvcError) -> str:
+def error_text(error: AgentsvcError) -> str:
     """Return what an error says, for an agent to mend."""
     if isinstance(error, InvalidRequest):
         return "; ".join(

@@ -11,7 +11,7 @@ from agentsvc.extension.history import ConversationView
 LONGEST_TEXT: Final = 8000
 """Letters of one event; the rest is in the resource."""
 
-TOLD_KINDS: Final = (
+SUMMARIZED_KINDS: Final = (
     "ACPToolCallEvent",
     "ActionEvent",
     "AgentErrorEvent",
@@ -65,7 +65,7 @@ def is_over(view: ConversationView) -> bool:
 def summaries(events: Iterable[StoredEvent]) -> Iterator[dict[str, Any]]:
     """Yield the number, the kind and the text of each event that says something."""
     for event in events:
-        if event.kind in TOLD_KINDS:
+        if event.kind in SUMMARIZED_KINDS:
             text = text_of(read_event(event))
             yield {
                 "seq": event.seq,

@@ -22,7 +22,7 @@ from agentsvc.extension.history import ConversationView, EventQuery
 from agentsvc.extension.server import SandboxStatus, Server
 from agentsvc.extension.web import Scope, check_scope
 
-from .reading import TOLD_KINDS, about, final_answer, is_over, summaries
+from .reading import SUMMARIZED_KINDS, about, final_answer, is_over, summaries
 
 _WAIT_SECONDS: Final = 50
 _LAST_EVENTS: Final = 20
@@ -214,7 +214,7 @@ async def collect_conversation(
         view = await services.view(caller, conversation_id)
     finally:
         forget()
-    newest = EventQuery(kinds=TOLD_KINDS, descending=True)
+    newest = EventQuery(kinds=SUMMARIZED_KINDS, descending=True)
     events, _ = await services.server.events.search(
         conversation_id, newest, page_id=None, limit=_LAST_EVENTS
     )

@@ -148,11 +148,11 @@ def _make_provider(environ: Mapping[str, str]) -> "TracerProvider":
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
-    told = {"service.version": VERSION}
+    attributes = {"service.version": VERSION}
     # What is given here would win over the environment.
     if not environ.get(_NAMED[0]) and "service.name=" not in environ.get(_NAMED[1], ""):
-        told["service.name"] = "agentsvc"
-    provider = TracerProvider(resource=Resource.create(dict(told)))
+        attributes["service.name"] = "agentsvc"
+    provider = TracerProvider(resource=Resource.create(dict(attributes)))
     time_limit = None if environ.get(_TIME_LIMIT) else _SEND_SECONDS
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=time_limit)))
     return provider

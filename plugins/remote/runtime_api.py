@@ -43,7 +43,7 @@ from agentsvc.plugin import (
 )
 
 from .calls import HANDLE_VERSION, check_handle, fingerprint, one_line
-from .service_backend import GONE, ServiceBackend, ServiceConfig, known, phase_of, usable
+from .service_backend import GONE, ServiceBackend, ServiceConfig, check_usable, parse_enum, phase_of
 
 _AGENT: Final = "agent"
 _USUAL_PORTS: Final[Mapping[str, int]] = {
@@ -195,14 +195,14 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
             exit_code=runtime.exit_code,
             endpoints=self._endpoints(handle, runtime) if runtime.url else (),
             working_dir=runtime.working_dir or "",
-            isolation=known(Isolation, runtime.isolation) or self.config.isolation,
+            isolation=parse_enum(Isolation, runtime.isolation) or self.config.isolation,
             facts={} if self.config.calls_back else dict(NOT_CALLING),
             session_key=Secret(runtime.session_api_key) if runtime.session_api_key else None,
         )
 
     async def scan(self) -> Sequence[Found]:
         """List what runs, and of what was asked for and does not run, what is there."""
-        noted = await asyncio.to_thread(self._noted)
+        noted = await asyncio.to_thread(self._read_journal)
         listed = await self._calls.ask("GET", "/list", _LISTED)
         found = {runtime.session_id: runtime for runtime in listed.runtimes}
         for sandbox_id in noted:
@@ -228,7 +228,7 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
         runtime = await self._find(handle)
         pause = _GONE_POLL_SECONDS
         while runtime is not None and _phase(runtime) is not Phase.GONE:
-            await self._tell("/stop", runtime, handle)
+            await self._order("/stop", runtime, handle)
             runtime = await self._find(handle)
             if runtime is not None:
                 await asyncio.sleep(pause)
@@ -238,13 +238,13 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
     async def pause(self, handle: Handle) -> None:
         """Have the service pause it."""
         runtime = await self._usable(handle)
-        if _phase(runtime) is not Phase.PAUSED and not await self._tell("/pause", runtime, handle):
+        if _phase(runtime) is not Phase.PAUSED and not await self._order("/pause", runtime, handle):
             raise Conflict(GONE)
 
     async def resume(self, handle: Handle) -> Handle:
         """Have the service run it again; a new key is in the next report."""
         runtime = await self._usable(handle)
-        if _phase(runtime) is Phase.PAUSED and not await self._tell("/resume", runtime, handle):
+        if _phase(runtime) is Phase.PAUSED and not await self._order("/resume", runtime, handle):
             raise Conflict(GONE)
         return handle
 
@@ -330,9 +330,9 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
 
     async def _usable(self, handle: Handle) -> Runtime:
         runtime = await self._find(handle)
-        return usable(runtime, _phase, lambda found: found.detail)
+        return check_usable(runtime, _phase, lambda found: found.detail)
 
-    async def _tell(self, path: str, runtime: Runtime, handle: Handle) -> bool:
+    async def _order(self, path: str, runtime: Runtime, handle: Handle) -> bool:
         """Order something, and say whether the runtime was known."""
         key = await self._key(handle.sandbox_id)
         body = {"runtime_id": runtime.runtime_id}
@@ -344,7 +344,7 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
         data = {"runtime_id": runtime.runtime_id, "key": key}
         return Handle(sandbox_id=sandbox_id, version=HANDLE_VERSION, data=data)
 
-    def _noted(self) -> dict[str, datetime]:
+    def _read_journal(self) -> dict[str, datetime]:
         return {
             file.name: datetime.fromtimestamp(file.stat().st_mtime, UTC)
             for file in sorted(self._journal.iterdir())

@@ -42,7 +42,7 @@ from agentsvc.plugin import (
 )
 
 from .calls import HANDLE_VERSION, check_handle, fingerprint, one_line
-from .service_backend import GONE, ServiceBackend, ServiceConfig, known, phase_of, usable
+from .service_backend import GONE, ServiceBackend, ServiceConfig, check_usable, parse_enum, phase_of
 
 _SANDBOXES: Final = "/api/v1/sandboxes"
 _PAGE: Final = "100"
@@ -144,7 +144,7 @@ class ServerBackend(ServiceBackend[ServerConfig]):
         if info is None or _phase(info) is Phase.GONE:
             raise Conflict("The sandbox cannot be started again: its files are gone")
         if _phase(info) is Phase.FAILED or _is_stopped(info):
-            await self._tell(info, "resume")
+            await self._order(info, "resume")
         await save(handle)
         return handle
 
@@ -164,9 +164,9 @@ class ServerBackend(ServiceBackend[ServerConfig]):
             endpoints=tuple(self._endpoint(info, one) for one in info.exposed_urls or ()),
             working_dir=info.working_dir or "",
             facts={**info.facts, **({} if self.config.calls_back else NOT_CALLING)},
-            isolation=known(Isolation, info.isolation) or self.config.isolation,
-            paused_as=known(PausedAs, info.paused_as),
-            cause=known(Cause, info.status_cause),
+            isolation=parse_enum(Isolation, info.isolation) or self.config.isolation,
+            paused_as=parse_enum(PausedAs, info.paused_as),
+            cause=parse_enum(Cause, info.status_cause),
             session_key=Secret(info.session_api_key) if info.session_api_key else None,
         )
 
@@ -194,17 +194,17 @@ class ServerBackend(ServiceBackend[ServerConfig]):
 
     async def pause(self, handle: Handle) -> None:
         """Have it paused."""
-        await self._tell(await self._usable(handle), "pause")
+        await self._order(await self._usable(handle), "pause")
 
     async def stop(self, handle: Handle) -> None:
         """Have it stopped, or paused by a server that cannot do that."""
         info = await self._usable(handle)
         if await self._calls.find("POST", f"{_path(info)}/stop", _ANYTHING) is None:
-            await self._tell(info, "pause")
+            await self._order(info, "pause")
 
     async def resume(self, handle: Handle) -> Handle:
         """Have it run again."""
-        await self._tell(await self._usable(handle), "resume")
+        await self._order(await self._usable(handle), "resume")
         return handle
 
     # Shared parts
@@ -270,9 +270,9 @@ class ServerBackend(ServiceBackend[ServerConfig]):
 
     async def _usable(self, handle: Handle) -> SandboxInfo:
         info = await self._find(handle)
-        return usable(info, _phase, lambda found: found.status_detail)
+        return check_usable(info, _phase, lambda found: found.status_detail)
 
-    async def _tell(self, info: SandboxInfo, verb: str) -> None:
+    async def _order(self, info: SandboxInfo, verb: str) -> None:
         if await self._calls.find("POST", f"{_path(info)}/{verb}", _ANYTHING) is None:
             raise Conflict(GONE)
 

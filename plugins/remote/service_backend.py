@@ -107,12 +107,12 @@ def phase_of(phases: Mapping[str, Phase], status: str, who: str) -> Phase:
     return phase
 
 
-def known[E: StrEnum](kind: type[E], said: str | None) -> E | None:
+def parse_enum[E: StrEnum](kind: type[E], said: str | None) -> E | None:
     """Return the value that the other side says, if it is one that is known here."""
     return kind(said) if said in list(kind) else None
 
 
-def usable[T](
+def check_usable[T](
     found: T | None, phase_of: Callable[[T], Phase], detail_of: Callable[[T], str | None]
 ) -> T:
     """Return what was found; raises Conflict for nothing, and for what has failed."""

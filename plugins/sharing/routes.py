@@ -271,8 +271,8 @@ class Sharing(Extension[SharingConfig]):
         """
         for _ in query.ids[1:]:
             enforce(request, self._limit.take(address_of(request)))
-        readings = [await self._find(one) for one in query.ids]
-        return [from_reading(one) if one else None for one in readings]
+        views = [await self._find(one) for one in query.ids]
+        return [from_view(one) if one else None for one in views]
 
     async def search_shared_events(
         self, _request: web.Request, query: SharedSearch
@@ -283,10 +283,10 @@ class Sharing(Extension[SharingConfig]):
         shows nothing has no events.
         """
         wanted = to_query(query, sort=query.sort_order)
-        reading = await self._find(query.conversation_id)
-        if reading is None:
+        view = await self._find(query.conversation_id)
+        if view is None:
             return raw_json_response(raw_page([], None))
-        page = await reading.search(wanted, page_id=query.page_id, limit=query.limit)
+        page = await view.search(wanted, page_id=query.page_id, limit=query.limit)
         return raw_json_response(raw_page(*page))
 
     async def count_shared_events(self, _request: web.Request, query: SharedFilter) -> int:
@@ -295,16 +295,16 @@ class Sharing(Extension[SharingConfig]):
         With the filters of the search; 0 for a link that shows nothing.
         """
         wanted = to_query(query)
-        reading = await self._find(query.conversation_id)
-        return 0 if reading is None else await reading.count(wanted)
+        view = await self._find(query.conversation_id)
+        return 0 if view is None else await view.count(wanted)
 
     async def get_shared_events(self, _request: web.Request, query: SharedEventIds) -> web.Response:
         """Get events of a shared conversation by id.
 
         In the order of the ids, null for each that is not shown.
         """
-        reading = await self._find(query.conversation_id)
-        found = [None] * len(query.id) if reading is None else await reading.find_many(query.id)
+        view = await self._find(query.conversation_id)
+        found = [None] * len(query.id) if view is None else await view.find_many(query.id)
         return raw_json_response(raw_array(found))
 
     async def get_shared_event(
@@ -314,8 +314,8 @@ class Sharing(Extension[SharingConfig]):
 
         Null for one that is not shown.
         """
-        reading = await self._find(conversation_id)
-        [found] = [None] if reading is None else await reading.find_many([event_id])
+        view = await self._find(conversation_id)
+        [found] = [None] if view is None else await view.find_many([event_id])
         return raw_json_response(found or b"null")
 
     async def get_shared_page(
@@ -366,7 +366,7 @@ class Sharing(Extension[SharingConfig]):
     ) -> web.StreamResponse:
         from .page import POLICY  # noqa: PLC0415  # few ask for one
 
-        reading = await SharedView.open(self._server, link)
+        view = await SharedView.open(self._server, link)
         headers = {
             **_HEADERS,
             hdrs.CONTENT_TYPE: f"{HTML}; charset=utf-8",
@@ -376,7 +376,7 @@ class Sharing(Extension[SharingConfig]):
             headers[hdrs.CONTENT_DISPOSITION] = 'attachment; filename="conversation.html"'
         response = web.StreamResponse(headers=headers)
         time_limit = request.app[CONFIG].server.request_seconds
-        async for part in self._parts(reading):
+        async for part in self._parts(view):
             if not response.prepared:
                 await response.prepare(request)
             # Whoever reads slowly would go on with what was revoked meanwhile.
@@ -390,15 +390,15 @@ class Sharing(Extension[SharingConfig]):
         await response.write_eof()
         return response
 
-    async def _parts(self, reading: SharedView) -> AsyncIterator[bytes]:
+    async def _parts(self, view: SharedView) -> AsyncIterator[bytes]:
         from .page import FOOT, articles, head  # noqa: PLC0415  # few ask for one
 
-        shown = from_reading(reading)
+        shown = from_view(view)
         facts = (shown.llm_model, shown.selected_repository, f"{shown.created_at[:16]} UTC")
         yield head(shown.title or "Conversation", [one or "" for one in facts])
         page_id: str | None = None
         while True:
-            events, page_id = await reading.search(EventQuery(), page_id=page_id, limit=_PAGE)
+            events, page_id = await view.search(EventQuery(), page_id=page_id, limit=_PAGE)
             written = await asyncio.to_thread(articles, events)
             for start in range(0, len(written), _PIECE):
                 yield written[start : start + _PIECE]
@@ -418,16 +418,16 @@ def from_link(request: web.Request, link: Link) -> Share:
     return view_of(Share, link, url=url)
 
 
-def from_reading(reading: SharedView) -> SharedConversation:
+def from_view(view: SharedView) -> SharedConversation:
     """Return what is shown of a conversation beside its events."""
-    found, link = reading.conversation, reading.link
+    found, link = view.conversation, view.link
     # Each by its name: what else a conversation has is not for readers.
     return SharedConversation(
         id=link.id,
-        selected_repository=show_text(found.selected_repository, reading.mask, link.redact),
-        selected_branch=show_text(found.selected_branch, reading.mask, link.redact),
+        selected_repository=show_text(found.selected_repository, view.mask, link.redact),
+        selected_branch=show_text(found.selected_branch, view.mask, link.redact),
         git_provider=found.git_provider,
-        title=show_text(found.title, reading.mask, link.redact),
+        title=show_text(found.title, view.mask, link.redact),
         pr_number=list(found.pr_number),
         llm_model=found.llm_model,
         metrics=found.metrics,

@@ -33,20 +33,20 @@ class Attempts:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._kept: dict[str, Attempt] = {}
+        self._pending: dict[str, Attempt] = {}
 
     def begin(
         self, provider: str, *, redirect_uri: str, invitation: str | None
     ) -> tuple[str, str, Attempt]:
         """Begin one, and return its state and what the browser keeps to itself."""
         moment = self._clock()
-        while self._kept:
-            state, oldest = next(iter(self._kept.items()))
-            if len(self._kept) < _MAX and moment - oldest.at < _SECONDS:
+        while self._pending:
+            state, oldest = next(iter(self._pending.items()))
+            if len(self._pending) < _MAX and moment - oldest.at < _SECONDS:
                 break
-            del self._kept[state]
+            del self._pending[state]
         state, binding = new_key().reveal(), new_key().reveal()
-        self._kept[state] = Attempt(
+        self._pending[state] = Attempt(
             provider=provider,
             redirect_uri=redirect_uri,
             invitation=invitation,
@@ -55,12 +55,12 @@ class Attempts:
             nonce=new_key().reveal(),
             verifier=new_key().reveal(),
         )
-        return state, binding, self._kept[state]
+        return state, binding, self._pending[state]
 
-    def take(self, state: str, binding: str) -> Attempt:
-        """Return one, which is used up; raises NotAuthenticated for any but the browser's own."""
-        found = self._kept.get(state)
+    def redeem(self, state: str, binding: str) -> Attempt:
+        """Return one, which is used up by that; raises NotAuthenticated for any but the browser's own."""
+        found = self._pending.get(state)
         is_own = found is not None and secrets.compare_digest(found.binding_hash, sha256(binding))
         if found is None or not is_own or self._clock() - found.at >= _SECONDS:
             raise NotAuthenticated("This sign-in was not begun here, or is over; begin it anew")
-        return self._kept.pop(state)
+        return self._pending.pop(state)

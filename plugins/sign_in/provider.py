@@ -70,13 +70,13 @@ class Provider:
         self._metadata_at = 0.0
         self._keys: list[dict[str, Any]] = []
         self._keys_at = float("-inf")
-        self._told: dict[str, float] = {}
+        self._used: dict[str, float] = {}
         if not _is_safe(config.issuer):
             raise StartFailed(f"`sign_in.providers.{name}.issuer` has to be an https URL")
 
     async def authorization_url(self, state: str, attempt: Attempt) -> str:
         """Return where a browser goes to sign in; raises SignInUnavailable."""
-        metadata = await self._describe()
+        metadata = await self._get_metadata()
         digest = hashlib.sha256(attempt.verifier.encode()).digest()
         query = {
             "response_type": "code",
@@ -96,7 +96,7 @@ class Provider:
 
         Raises NotAuthenticated for a code or an answer that is not good, and SignInUnavailable.
         """
-        metadata = await self._describe()
+        metadata = await self._get_metadata()
         form = {
             "grant_type": "authorization_code",
             "code": code,
@@ -142,10 +142,10 @@ class Provider:
         moment = now().timestamp()
         if claims["iat"] < moment - _LOGOUT_SECONDS - self._skew:
             raise self._refused("its token is old")
-        self._told = {one: until for one, until in self._told.items() if until > moment}
-        if str(claims["jti"]) in self._told:
+        self._used = {one: until for one, until in self._used.items() if until > moment}
+        if str(claims["jti"]) in self._used:
             raise self._refused("its token was used before")
-        self._told[str(claims["jti"])] = moment + _LOGOUT_SECONDS + 2 * self._skew
+        self._used[str(claims["jti"])] = moment + _LOGOUT_SECONDS + 2 * self._skew
         return claims
 
     def check_issuer(self, said: str | None) -> None:
@@ -182,7 +182,7 @@ class Provider:
 
     # What it says of itself
 
-    async def _describe(self) -> Metadata:
+    async def _get_metadata(self) -> Metadata:
         async with self._lock:
             if self._metadata and monotonic() - self._metadata_at < _METADATA_SECONDS:
                 return self._metadata
@@ -197,7 +197,7 @@ class Provider:
             return found
 
     async def _fetch_keys(self) -> None:
-        metadata = await self._describe()
+        metadata = await self._get_metadata()
         async with self._lock:
             if monotonic() - self._keys_at < _KEYS_AGAIN_SECONDS:
                 return

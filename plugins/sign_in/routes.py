@@ -227,7 +227,7 @@ class SignIn(Extension[SignInConfig]):
         """
         check_login(request)
         order = await read_json(request, SignInAnswer)
-        attempt = self._attempts.take(order.state, order.binding)
+        attempt = self._attempts.redeem(order.state, order.binding)
         provider = self._provider(attempt.provider)
         provider.check_issuer(order.iss)
         claims = await provider.redeem(order.code, attempt)

@@ -363,4 +363,4 @@ def test_old_attempts_make_room_for_new_ones() -> None:
     state, binding, _ = attempts.begin("company", redirect_uri="", invitation=None)
     clock[0] = 601.0
     with pytest.raises(Exception, match="begin it anew"):
-        attempts.take(state, binding)
+        attempts.redeem(state, binding)
