@@ -1,6 +1,8 @@
 """The parts of the kubernetes plugin that this one is made of, loaded where it is not in use."""
 
+import importlib
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from agentsvc.plugin import PACKAGE, bundled, import_file
@@ -24,20 +26,13 @@ else:
     if f"{PACKAGE}.kubernetes" not in sys.modules:
         [_file] = [file for file in bundled() if file.name == "kubernetes"]
         import_file(_file.name, _file.path)
-    from ..kubernetes import (
-        api,
-        backend,
-        commands,
-        inspection,
-        making,
-        names,
-        objects,
-        plan,
-        settings,
-    )
 
-    # isort: split
-    from ..kubernetes import tunnels, usage, watch
+    def __getattr__(name: str) -> ModuleType:
+        """Return a module of the plugin."""
+        if name not in __all__:
+            raise AttributeError(name)
+        return importlib.import_module(f"..kubernetes.{name}", __package__)
+
 
 __all__ = [
     "api",
