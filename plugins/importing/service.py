@@ -20,8 +20,6 @@ from agentsvc.extension.storage import Database, Vault
 from .credentials import SecretOpener
 from .files import Tree
 from .model import History, ImportedConversation, ImportResult, Item, Unreadable
-from .newer import find_newer, newer_users, read_newer
-from .older import find_older, read_older, users_of
 from .preferences import (
     Named,
     NamedSecret,
@@ -30,6 +28,8 @@ from .preferences import (
     read_user_secrets,
 )
 from .records import id_within
+from .v0 import find_v0, read_v0, v0_users
+from .v1 import find_v1, read_v1, v1_users
 
 _CONVERSATION: Final = "conversation"
 
@@ -71,7 +71,7 @@ class Importer:
 
     async def other_users(self) -> list[str]:
         """Return the users there of whom nothing is taken over."""
-        known = await asyncio.to_thread(lambda: {*users_of(self._tree), *newer_users(self._tree)})
+        known = await asyncio.to_thread(lambda: {*v0_users(self._tree), *v1_users(self._tree)})
         return sorted(known - {self._source_user})
 
     # Settings and secrets
@@ -123,7 +123,7 @@ class Importer:
     def _find(self) -> list[ImportedConversation | tuple[str, str]]:
         user = self._source_user
         sources: list[Callable[[], Iterator[ImportedConversation | tuple[str, str]]]]
-        sources = [lambda: find_older(self._tree, user), lambda: find_newer(self._tree, user)]
+        sources = [lambda: find_v0(self._tree, user), lambda: find_v1(self._tree, user)]
         listed: list[ImportedConversation | tuple[str, str]] = []
         for source in sources:
             try:
@@ -138,7 +138,7 @@ class Importer:
         known = await self._known(found)
         if known is not None:
             return known
-        read = read_older if found.generation is Generation.V0 else read_newer
+        read = read_v0 if found.generation is Generation.V0 else read_v1
         try:
             history = await asyncio.to_thread(read, self._tree, found)
         except Unreadable as exc:

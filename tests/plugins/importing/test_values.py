@@ -19,7 +19,7 @@ from tests.plugin_loading import part
 SecretOpener = part("importing.credentials").SecretOpener
 Tree = part("importing.files").Tree
 Unreadable = part("importing.model").Unreadable
-Converter = part("importing.older_events").Converter
+Converter = part("importing.v0_events").Converter
 
 type Event = dict[str, Any]
 

@@ -18,8 +18,8 @@ from agentsvc.extension.storage import read_foreign
 
 from .files import Entry, Tree
 from .model import History, ImportedConversation, Unreadable
-from .older import MAX_EVENT_BYTES, MAX_HISTORY_BYTES
 from .records import Reader, is_storable, shown
+from .v0 import MAX_EVENT_BYTES, MAX_HISTORY_BYTES
 
 DATABASE: Final = "openhands.db"
 EVENTS: Final = "v1_conversations"
@@ -39,7 +39,7 @@ _head: Final = msgspec.json.Decoder(_Head)
 _object: Final = msgspec.json.Decoder(dict[str, Any])
 
 
-def find_newer(tree: Tree, user: str | None) -> Iterator[ImportedConversation | tuple[str, str]]:
+def find_v1(tree: Tree, user: str | None) -> Iterator[ImportedConversation | tuple[str, str]]:
     """Yield each conversation of a user, parents first, or the name of one and why it is none."""
     parent = EVENTS if user is None else f"{user}/{EVENTS}"
     directories = {
@@ -60,7 +60,7 @@ def find_newer(tree: Tree, user: str | None) -> Iterator[ImportedConversation | 
     yield from _parents_first(found)
 
 
-def newer_users(tree: Tree) -> list[str]:
+def v1_users(tree: Tree) -> list[str]:
     """Return the users that have conversations of their own there."""
     return [
         entry.name
@@ -69,7 +69,7 @@ def newer_users(tree: Tree) -> list[str]:
     ]
 
 
-def read_newer(tree: Tree, found: ImportedConversation) -> History:
+def read_v1(tree: Tree, found: ImportedConversation) -> History:
     """Return the events of a conversation; raises Unreadable where they are more than fits."""
     listed: list[tuple[datetime, int, str, bytes]] = []
     broken: list[str] = []

@@ -14,8 +14,8 @@ from agentsvc.extension.history import Generation
 
 from .files import Entry, Tree
 from .model import History, ImportedConversation, Unreadable
-from .older_events import Converter
 from .records import Reader, decode_object, shown
+from .v0_events import Converter
 
 MAX_RECORD_BYTES: Final = 1024 * 1024
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
@@ -32,7 +32,7 @@ _KINDS: Final[Mapping[str, type]] = {
 }
 
 
-def find_older(tree: Tree, user: str | None) -> Iterator[ImportedConversation | tuple[str, str]]:
+def find_v0(tree: Tree, user: str | None) -> Iterator[ImportedConversation | tuple[str, str]]:
     """Yield each conversation of a user, or the name of a directory and why it is none."""
     parent = "sessions" if user is None else f"users/{user}/conversations"
     for entry in tree.entries(parent):
@@ -44,12 +44,12 @@ def find_older(tree: Tree, user: str | None) -> Iterator[ImportedConversation | 
         yield _found(tree, f"{parent}/{entry.name}", entry.name)
 
 
-def users_of(tree: Tree) -> list[str]:
+def v0_users(tree: Tree) -> list[str]:
     """Return the users that have conversations of their own there."""
     return [entry.name for entry in tree.entries("users") if entry.is_directory]
 
 
-def read_older(tree: Tree, found: ImportedConversation) -> History:
+def read_v0(tree: Tree, found: ImportedConversation) -> History:
     """Return the events of a conversation; raises Unreadable where they are more than fits."""
     files = _numbered(tree.entries(f"{found.directory}/events"))
     last = len(files) * 2 + _MAX_MISSING

@@ -14,7 +14,8 @@ import msgspec
 from agentsvc.base import now, parse_time, to_stored
 from agentsvc.extension.history import IMPORTED_KEY
 
-from .older_tools import (
+from .records import id_within, is_storable
+from .v0_tools import (
     ANSWERED,
     Fields,
     ToolCall,
@@ -24,7 +25,6 @@ from .older_tools import (
     text_part,
     use_of,
 )
-from .records import id_within, is_storable
 
 _STATUSES: Final = {
     "loading": "idle",
