@@ -18,7 +18,7 @@ from agentsvc.agentserver import CommandResult
 from agentsvc.base import Supervisor, new_id
 from agentsvc.plugin import Order
 from agentsvc.testing.listening import Listening
-from agentsvc.testing.llm import DEMO, Script, make_playbook
+from agentsvc.testing.llm import DEMO, FOLLOW_UP, Playbook, Script
 from tests.fake_conversation import FakeConversation, Json, observe, read_history
 from tests.fake_sandbox import FakeSandbox
 
@@ -45,11 +45,11 @@ class FakeAgent(Listening):
         script: Script = DEMO,
         *,
         scripts: Mapping[str, Script] | None = None,
-        follow_up: Script | None = None,
+        follow_up: Script = FOLLOW_UP,
         title: str | None = "✨ A fake conversation",
         port: int = 0,
     ) -> None:
-        self.playbook = make_playbook(script, scripts, follow_up)
+        self.playbook = Playbook(script, scripts or {}, follow_up)
         self.title = title
         self.reads_history = True
         self.may_run = asyncio.Event()

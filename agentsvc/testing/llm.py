@@ -122,12 +122,16 @@ DEMO: Final[Script] = (
 """What a conversation without a script does: a command, a file, a command, the end."""
 
 
-class Playbook(msgspec.Struct, frozen=True, kw_only=True):
+FOLLOW_UP: Final[Script] = (finish("Done."),)
+"""What is answered to later messages."""
+
+
+class Playbook(msgspec.Struct, frozen=True):
     """Which script is played for which message."""
 
     script: Script = DEMO
     scripts: Mapping[str, Script] = {}
-    follow_up: Script = (finish("Done."),)
+    follow_up: Script = FOLLOW_UP
 
     def pick(self, user_text: str, *, is_first: bool) -> Script:
         """Return the script that a message asks for, or the default for its place."""
@@ -145,16 +149,6 @@ class Playbook(msgspec.Struct, frozen=True, kw_only=True):
         return step if isinstance(step, Reply) else step(turn)
 
 
-def make_playbook(
-    script: Script = DEMO,
-    scripts: Mapping[str, Script] | None = None,
-    follow_up: Script | None = None,
-) -> Playbook:
-    """Return a playbook; what is not given is as in the class."""
-    book = Playbook(script=script, scripts=scripts or {})
-    return book if follow_up is None else msgspec.structs.replace(book, follow_up=follow_up)
-
-
 class ScriptedModel(Listening):
     """An OpenAI-compatible server on loopback that plays scripts.
 
@@ -167,13 +161,13 @@ class ScriptedModel(Listening):
         script: Script = DEMO,
         *,
         scripts: Mapping[str, Script] | None = None,
-        follow_up: Script | None = None,
+        follow_up: Script = FOLLOW_UP,
         key: Secret | None = None,
         title: str = "✨ A scripted conversation",
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
-        self.playbook = make_playbook(script, scripts, follow_up)
+        self.playbook = Playbook(script, scripts or {}, follow_up)
         self.key = key or Secret("scripted-model-key")
         self.title = title
         self.requests: list[dict[str, Any]] = []

@@ -13,7 +13,7 @@ from agentsvc.base.errors import QuotaExceeded
 from agentsvc.base.values import now, to_stored
 from agentsvc.storage.database import Database
 from agentsvc.storage.records import row_of
-from agentsvc.testing.llm import Reply, ToolCall, call, make_playbook
+from agentsvc.testing.llm import Playbook, Reply, ToolCall, call
 from tests.fake_agent import FakeAgent
 from tests.service import Answer, Client, Service
 from tests.sockets import follow
@@ -140,7 +140,7 @@ async def test_a_run_that_spends_the_last_of_it_is_interrupted_and_says_so(
     client: Client, service: Service, fake_agent: FakeAgent
 ) -> None:
     bob = await limit(client, service, spend_per_month=0.03)
-    fake_agent.playbook = make_playbook([*COSTLY, SLOW])
+    fake_agent.playbook = Playbook([*COSTLY, SLOW])
     name = await bob.start_conversation()
     await bob.wait_for_execution(name, "paused")
     stops = [one for one in await bob.events(name) if one.get("code") == "QuotaReached"]

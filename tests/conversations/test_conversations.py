@@ -10,7 +10,7 @@ from agentsvc.conversations.message_queue_table import PendingKind
 from agentsvc.domain.orders import Content, ContentKind, Message
 from agentsvc.http.keys import CONVERSATIONS, DATABASE, KEYRING, PENDING
 from agentsvc.sandboxes import SandboxStatus
-from agentsvc.testing.llm import call, finish, make_playbook
+from agentsvc.testing.llm import Playbook, call, finish
 from tests.service import Answer, Client, Service
 from tests.troubles import TroubledAgent, TroubledWorld, eventually
 
@@ -259,7 +259,7 @@ async def test_an_agent_is_paused_run_interrupted_and_answered(
     slow = CommandResult(exit_code=0, stdout="", stderr="")
     fake_agent.on_command("^slow", slow, seconds=30)
     ask = call("terminal", command="slow")
-    fake_agent.playbook = make_playbook([ask, finish("done")], follow_up=[ask, ask])
+    fake_agent.playbook = Playbook([ask, finish("done")], follow_up=[ask, ask])
     await client.save_settings(confirmation_mode=True)
     conversation_id = await client.start_conversation()
     await client.wait_for_execution(conversation_id, "waiting_for_confirmation")

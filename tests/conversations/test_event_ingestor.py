@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentsvc.base.values import MASK
-from agentsvc.testing.llm import Reply, ToolCall, call, finish, make_playbook, say
+from agentsvc.testing.llm import Playbook, Reply, ToolCall, call, finish, say
 from tests.fake_conversation import FakeConversation
 from tests.fake_sandbox import FakeSandbox
 from tests.service import Client, Service
@@ -402,7 +402,7 @@ async def test_a_run_that_reaches_the_budget_is_interrupted_and_the_conversation
     client: Client, fake_agent: TroubledAgent
 ) -> None:
     await client.save_settings(max_budget_per_task=0.03)
-    fake_agent.playbook = make_playbook([*EXPENSIVE, SLOW])
+    fake_agent.playbook = Playbook([*EXPENSIVE, SLOW])
     conversation_id = await client.start_conversation()
     found = await client.wait_for_execution(conversation_id, "paused")
     assert found["metrics"]["max_budget_per_task"] == 0.03
@@ -415,7 +415,7 @@ async def test_after_a_budget_stop_a_message_goes_on_until_the_next_costs(
     client: Client, service: Service, fake_agent: TroubledAgent
 ) -> None:
     await client.save_settings(max_budget_per_task=0.03)
-    fake_agent.playbook = make_playbook([*EXPENSIVE, SLOW])
+    fake_agent.playbook = Playbook([*EXPENSIVE, SLOW])
     conversation_id = await client.start_conversation()
     await client.wait_for_execution(conversation_id, "paused")
     conversation = fake_agent.conversation_of(conversation_id)
@@ -437,7 +437,7 @@ async def test_a_budget_stop_that_the_server_did_not_get_to_deliver_is_delivered
     client: Client, service: Service, fake_agent: TroubledAgent
 ) -> None:
     await client.save_settings(max_budget_per_task=0.03)
-    fake_agent.playbook = make_playbook([*EXPENSIVE, SLOW])
+    fake_agent.playbook = Playbook([*EXPENSIVE, SLOW])
     fake_agent.interrupt_refusals = [503]
     hold = fake_agent.hold("interrupt")
     conversation_id = await client.start_conversation()
@@ -455,7 +455,7 @@ async def test_a_budget_stop_that_the_agent_server_could_not_take_is_repeated(
     client: Client, fake_agent: TroubledAgent
 ) -> None:
     await client.save_settings(max_budget_per_task=0.03)
-    fake_agent.playbook = make_playbook([*EXPENSIVE, SLOW])
+    fake_agent.playbook = Playbook([*EXPENSIVE, SLOW])
     fake_agent.interrupt_refusals = [503]
     conversation_id = await client.start_conversation()
     await client.wait_for_execution(conversation_id, "paused")
@@ -466,7 +466,7 @@ async def test_a_stop_that_came_too_late_is_forgotten(
     client: Client, service: Service, fake_agent: TroubledAgent
 ) -> None:
     await client.save_settings(max_budget_per_task=0.001)
-    fake_agent.playbook = make_playbook([say("That was quick.")])
+    fake_agent.playbook = Playbook([say("That was quick.")])
     fake_agent.interrupt_refusals = [503] * 2
     conversation_id = await client.start_conversation()
     await client.wait_for_execution(conversation_id, "finished")
@@ -482,7 +482,7 @@ async def test_a_stop_that_came_too_late_is_forgotten(
 async def test_without_a_budget_nothing_is_interrupted(
     client: Client, fake_agent: TroubledAgent
 ) -> None:
-    fake_agent.playbook = make_playbook([*EXPENSIVE[:3], finish("done")])
+    fake_agent.playbook = Playbook([*EXPENSIVE[:3], finish("done")])
     conversation_id = await client.start_conversation()
     await client.wait_for_execution(conversation_id, "finished")
     assert stops(await client.events(conversation_id)) == []

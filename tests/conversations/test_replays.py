@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.testing.llm import call, make_playbook, say
+from agentsvc.testing.llm import Playbook, call, say
 from tests.fake_conversation import FakeConversation
 from tests.service import Answer, Client, Service
 from tests.troubles import TroubledAgent, TroubledWorld, eventually
@@ -33,7 +33,7 @@ FINISH: dict[str, Any] = {"action": "finish", "source": "agent", "args": {}}
 @pytest.fixture(autouse=True)
 def busy_agent(fake_agent: TroubledAgent) -> None:
     """Let the agent be at work for as long as a test wants."""
-    fake_agent.playbook = make_playbook((say("", delay_seconds=3600),))
+    fake_agent.playbook = Playbook((say("", delay_seconds=3600),))
 
 
 class Replay:
@@ -202,7 +202,7 @@ async def test_what_is_recorded_needs_no_second_confirmation(
     client: Client, service: Service, fake_agent: TroubledAgent
 ) -> None:
     script = (call("terminal", command="one"), say("", delay_seconds=3600))
-    fake_agent.playbook = make_playbook(script)
+    fake_agent.playbook = Playbook(script)
     await client.save_settings(confirmation_mode=True)
     events = (user("begin"), run("one"), run("two"))
     replay = await start(client, service, fake_agent, *events, status="waiting_for_confirmation")
@@ -216,7 +216,7 @@ async def test_a_confirmation_that_is_under_way_at_a_restart_is_not_given_twice(
     client: Client, service: Service, fake_agent: TroubledAgent
 ) -> None:
     script = (call("terminal", command="one"), say("", delay_seconds=3600))
-    fake_agent.playbook = make_playbook(script)
+    fake_agent.playbook = Playbook(script)
     await client.save_settings(confirmation_mode=True)
     events = (user("begin"), run("one"), run("two"))
     fake_agent.hold("confirmation")

@@ -9,7 +9,7 @@ from agentsvc.agentserver.responses import CommandResult
 from agentsvc.domain.orders import StartStatus
 from agentsvc.http.keys import CONVERSATIONS
 from agentsvc.testing.backend import WORKING_DIR
-from agentsvc.testing.llm import Reply, make_playbook
+from agentsvc.testing.llm import Playbook, Reply
 from tests.conversations.starts import PATH, admin_of, failed, stored_task
 from tests.service import Client, Service
 from tests.troubles import TroubledAgent, TroubledWorld, eventually, reconfigure
@@ -295,7 +295,7 @@ async def test_a_restart_after_the_conversation_began_finds_it_again(
     client: Client, service: Service, fake_agent: TroubledAgent, fake_world: TroubledWorld
 ) -> None:
     await reconfigure(service, conversations={"first_answer_seconds": 30.0})
-    fake_agent.playbook = make_playbook([Reply(text="hello", delay_seconds=1)])
+    fake_agent.playbook = Playbook([Reply(text="hello", delay_seconds=1)])
     task = await client.start_task()
     await eventually(lambda: fake_agent.started() == 1)
     await service.restart()
@@ -311,7 +311,7 @@ async def test_a_run_that_failed_long_after_its_start_is_no_failed_start(
     task = await client.start_task()
     await fake_agent.waits("conversation")
     await service.stop()
-    fake_agent.playbook = make_playbook([Reply(text="I am at it")])
+    fake_agent.playbook = Playbook([Reply(text="I am at it")])
     fake_agent.let_go()
     [sandbox] = fake_agent.sandboxes.values()
     await eventually(lambda: bool(sandbox.conversations))

@@ -12,7 +12,7 @@ from agentsvc.base.errors import CapacityExceeded, OrderRejected
 from agentsvc.config.sandboxes import SpecConfig
 from agentsvc.http.keys import SANDBOXES
 from agentsvc.sandboxes import Target
-from agentsvc.testing.llm import Reply, fail, make_playbook
+from agentsvc.testing.llm import Playbook, Reply, fail
 from tests.conversations.starts import PATH, admin_of, damage_settings, failed, failure
 from tests.service import Client, Service
 from tests.troubles import TroubledAgent, TroubledWorld, eventually, reconfigure
@@ -265,7 +265,7 @@ async def test_a_sandbox_that_cannot_be_started_again_is_told(
 async def test_a_model_that_refuses_the_first_request_fails_the_start(
     client: Client, fake_agent: TroubledAgent, status: int, remedy: str
 ) -> None:
-    fake_agent.playbook = make_playbook([fail(status)])
+    fake_agent.playbook = Playbook([fail(status)])
     detail = await failure(client)
     assert "The language model refused the first request" in detail
     assert remedy in detail
@@ -278,7 +278,7 @@ async def test_the_models_key_is_in_no_detail_and_no_log_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    fake_agent.playbook = make_playbook([Reply(text="too late", delay_seconds=5)])
+    fake_agent.playbook = Playbook([Reply(text="too late", delay_seconds=5)])
     task = await client.start_task()
     await eventually(lambda: fake_agent.started() == 1)
     stored = (await client.task(task["id"]))["sandbox_id"]

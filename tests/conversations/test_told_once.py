@@ -12,7 +12,7 @@ from agentsvc.base.values import Secret, new_id
 from agentsvc.conversations.message_delivery import deliver_once
 from agentsvc.conversations.message_queue_table import PendingKind, PendingMessage
 from agentsvc.domain.orders import Content, ContentKind, Message
-from agentsvc.testing.llm import call, finish, make_playbook
+from agentsvc.testing.llm import Playbook, call, finish
 from tests.fake_sandbox import FakeSandbox
 from tests.service import Client, Service
 from tests.troubles import TroubledAgent, eventually
@@ -30,7 +30,7 @@ async def _begin(_last_event: str) -> bool:
 async def _asking(client: Client, fake_agent: TroubledAgent) -> str:
     """Return a conversation whose agent asks about the first of two actions."""
     steps = [call("terminal", command=name) for name in ("first", "second")]
-    fake_agent.playbook = make_playbook([*steps, finish("done")])
+    fake_agent.playbook = Playbook([*steps, finish("done")])
     await client.save_settings(confirmation_mode=True)
     conversation_id = await client.start_conversation()
     await client.wait_for_execution(conversation_id, "waiting_for_confirmation")
@@ -84,7 +84,7 @@ async def test_a_message_that_was_acknowledged_survives_the_death_of_both_server
 ) -> None:
     slow = CommandResult(exit_code=0, stdout="", stderr="")
     fake_agent.on_command("^slow", slow, seconds=60)
-    fake_agent.playbook = make_playbook([call("terminal", command="slow"), finish("done")])
+    fake_agent.playbook = Playbook([call("terminal", command="slow"), finish("done")])
     conversation_id = await client.start_conversation()
     await client.wait_for_execution(conversation_id, "running")
     answer = await client.post(f"{V1}/{conversation_id}/send-message", json=HELLO)
@@ -162,7 +162,7 @@ async def test_a_stop_whose_answer_is_lost_stops_no_later_run(
     slow = CommandResult(exit_code=0, stdout="", stderr="")
     fake_agent.on_command("^slow", slow, seconds=1.0)
     steps = [call("terminal", command="slow")] * 2
-    fake_agent.playbook = make_playbook([*steps, finish("done")])
+    fake_agent.playbook = Playbook([*steps, finish("done")])
     conversation_id = await client.start_conversation()
     await client.wait_for_execution(conversation_id, "running")
     [sandbox] = fake_agent.sandboxes.values()
@@ -182,7 +182,7 @@ async def test_what_was_said_before_a_stop_does_not_set_the_agent_going_behind_i
 ) -> None:
     slow = CommandResult(exit_code=0, stdout="", stderr="")
     fake_agent.on_command("^slow", slow, seconds=2.0)
-    fake_agent.playbook = make_playbook([call("terminal", command="slow"), finish("done")])
+    fake_agent.playbook = Playbook([call("terminal", command="slow"), finish("done")])
     conversation_id = await client.start_conversation()
     await client.wait_for_execution(conversation_id, "running")
     path = f"{V1}/{conversation_id}/send-message"

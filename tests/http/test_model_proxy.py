@@ -21,7 +21,7 @@ from agentsvc.http.keys import DATABASE
 from agentsvc.models.hosts import host_of_url
 from agentsvc.models.proxy import ModelProxy
 from agentsvc.models.wire import Upstream
-from agentsvc.testing.llm import ScriptedModel, make_playbook, say
+from agentsvc.testing.llm import Playbook, ScriptedModel, say
 from tests.conftest import FAST
 from tests.fake_agent import FakeAgent
 from tests.plugin_loading import load_plugins
@@ -225,7 +225,7 @@ async def test_a_call_that_ends_with_its_server_counts_as_the_dearest_before_it(
     assert (await client.post("/api/settings", json={"max_budget_per_task": 0.3})).status == 200
     conversation_id, inside = await lend(client)
     assert (await inside.ask()).status == 200
-    model.playbook = make_playbook([say("Too late.", delay_seconds=3600.0)])
+    model.playbook = Playbook([say("Too late.", delay_seconds=3600.0)])
 
     async def ask_in_vain() -> None:
         with contextlib.suppress(aiohttp.ClientError):
@@ -347,7 +347,7 @@ async def test_no_key_is_stored_in_the_clear(client: Client, service: Service, l
 async def waiting(service: Service, fake_agent: FakeAgent, model: ScriptedModel) -> Client:
     """Return a client whose starts wait long for what their models say; agents say nothing."""
     await reconfigure(service, conversations={"first_answer_seconds": 60.0})
-    fake_agent.playbook = make_playbook([say("at last", delay_seconds=60)])
+    fake_agent.playbook = Playbook([say("at last", delay_seconds=60)])
     client = await service.make_client()
     await settle(client, model)
     return client

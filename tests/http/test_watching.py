@@ -10,7 +10,7 @@ import yaml
 
 import agentsvc
 from agentsvc.accounts.keys import Role
-from agentsvc.testing.llm import Reply, ToolCall, make_playbook
+from agentsvc.testing.llm import Playbook, Reply, ToolCall
 from tests.fake_agent import FakeAgent
 from tests.service import Client, Service
 
@@ -34,7 +34,7 @@ async def print_figures(service: Service, client: Client, agent: FakeAgent) -> S
     conversation_id = await client.start_conversation("please work")
     seen = await client.wait_for_execution(conversation_id, "finished")
     await client.get(f"/sandboxes/{seen['sandbox_id']}/agent/health")
-    agent.playbook = make_playbook((_BUSY,))
+    agent.playbook = Playbook((_BUSY,))
     await client.wait_for_execution(await client.start_conversation(), "running")
     without_model = await service.make_client("bob", role=Role.MEMBER)
     task = await without_model.start_task()

@@ -12,7 +12,7 @@ from agentsvc.base.values import now
 from agentsvc.http.keys import SANDBOXES
 from agentsvc.plugin.backend import Capability
 from agentsvc.testing.backend import FakeWorld
-from agentsvc.testing.llm import Reply, ToolCall, make_playbook
+from agentsvc.testing.llm import Playbook, Reply, ToolCall
 from tests.fake_agent import FakeAgent
 from tests.service import WAIT_SECONDS, Client, Service
 from tests.troubles import TroubledAgent, TroubledWorld, eventually, reconfigure
@@ -39,7 +39,7 @@ async def start(client: Client) -> tuple[str, str]:
 
 async def start_busy(client: Client, agent: FakeAgent) -> str:
     """Return the sandbox of a conversation whose agent runs and does not stop."""
-    earlier, agent.playbook = agent.playbook, make_playbook((BUSY,))
+    earlier, agent.playbook = agent.playbook, Playbook((BUSY,))
     conversation_id = await client.start_conversation()
     seen = await client.wait_for_execution(conversation_id, "running")
     agent.playbook = earlier

@@ -14,7 +14,7 @@ from agentsvc.accounts.keys import KeyScope, Role
 from agentsvc.accounts.quotas import Quotas
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.base.values import new_id, now, to_stored
-from agentsvc.testing.llm import Reply, call, finish, make_playbook
+from agentsvc.testing.llm import Playbook, Reply, call, finish
 from tests.service import Answer, Client, Service
 from tests.troubles import TroubledAgent, TroubledWorld, eventually
 
@@ -81,7 +81,7 @@ def says(stdout: str, *, code: int = 0) -> CommandResult:
 def slow(fake_agent: TroubledAgent) -> None:
     """Have agents work until they are stopped."""
     fake_agent.on_command("^slow", says(""), seconds=60)
-    fake_agent.playbook = make_playbook([call("terminal", command="slow"), finish("done")])
+    fake_agent.playbook = Playbook([call("terminal", command="slow"), finish("done")])
 
 
 async def test_attempts_are_measured_and_one_is_chosen(
@@ -280,11 +280,11 @@ async def test_one_that_cannot_start_or_is_deleted_says_so(
     client: Client, fake_agent: TroubledAgent
 ) -> None:
     await client.save_settings()
-    fake_agent.playbook = make_playbook([Reply(status=400)])
+    fake_agent.playbook = Playbook([Reply(status=400)])
     bad = await wait_until(client, await create(client), are("failed", "failed"))
     assert bad["attempts"][0]["detail"] == "The agent has failed"
     fake_agent.on_command("^slow", says(""), seconds=60)
-    fake_agent.playbook = make_playbook([call("terminal", command="slow"), finish("done")])
+    fake_agent.playbook = Playbook([call("terminal", command="slow"), finish("done")])
     made = await create(client)
     await wait_until(client, made, are("running", "running"))
     gone = made["attempts"][0]["conversation_id"]

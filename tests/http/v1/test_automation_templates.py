@@ -13,7 +13,7 @@ from aiohttp import web
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.base.values import now, to_stored
 from agentsvc.config.conversations import ModelsConfig
-from agentsvc.testing.llm import make_playbook, say
+from agentsvc.testing.llm import Playbook, say
 from tests.committing_agent import CommittingAgent
 from tests.http.v1.test_issues_to_pulls import (
     ALL,
@@ -93,7 +93,7 @@ async def test_a_run_that_only_says_something_pushes_nothing_whatever_its_automa
 ) -> None:
     loop = await open_loop(client, host, on="pull_request", prompt=REVIEW)
     await host.open_pull(file="changed")
-    fake_agent.playbook = make_playbook([say("Looked.", delay_seconds=1)])
+    fake_agent.playbook = Playbook([say("Looked.", delay_seconds=1)])
     fake_agent.files = {"more.txt": "1"}
     path = f"{BASE}/{loop.made['id']}"
     await loop.deliver("opened", is_pull=True)
@@ -129,7 +129,7 @@ async def test_what_is_said_is_written_later_and_has_failed_where_it_is_refused(
     client: Client, host: IssueHost, fake_agent: CommittingAgent, status: int, outcome: str
 ) -> None:
     loop = await open_loop(client, host, on="issue")
-    fake_agent.playbook = make_playbook([say("Looked.", delay_seconds=0.5)])
+    fake_agent.playbook = Playbook([say("Looked.", delay_seconds=0.5)])
     await loop.deliver("opened", is_pull=False)
     await eventually(lambda: bool(host.own_comments()))
     host.fail = [web.Response(status=status)]

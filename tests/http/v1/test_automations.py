@@ -17,7 +17,7 @@ from agentsvc.agentserver.responses import CommandResult
 from agentsvc.base.values import Secret, now, to_stored
 from agentsvc.config.data_directory import DataDirectory
 from agentsvc.storage.installation import Installation, change_master_key
-from agentsvc.testing.llm import call, finish, make_playbook
+from agentsvc.testing.llm import Playbook, call, finish
 from tests.fake_conversation import FakeConversation
 from tests.plugin_loading import part
 from tests.service import Answer, Client, Service
@@ -76,7 +76,7 @@ def soon(seconds: float = 0.3) -> dict[str, Any]:
 async def test_a_run_is_a_conversation_and_tells_how_it_ended(
     client: Client, fake_agent: TroubledAgent
 ) -> None:
-    fake_agent.playbook = make_playbook([finish("All is well.")])
+    fake_agent.playbook = Playbook([finish("All is well.")])
     await client.save_settings()
     made = await create(client, soon(), keep_alive=False)
     [run] = await wait_for_runs(client, made["id"], are("COMPLETED"))
@@ -191,7 +191,7 @@ def slow(fake_agent: TroubledAgent) -> None:
     """Have agents work until they are stopped."""
     done = CommandResult(exit_code=0, stdout="", stderr="")
     fake_agent.on_command("^slow", done, seconds=60)
-    fake_agent.playbook = make_playbook([call("terminal", command="slow"), finish("done")])
+    fake_agent.playbook = Playbook([call("terminal", command="slow"), finish("done")])
 
 
 async def dispatch(client: Client, automation_id: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from agentsvc.agentserver.responses import CommandResult
-from agentsvc.testing.llm import finish, make_playbook
+from agentsvc.testing.llm import Playbook, finish
 from tests.committing_agent import CommittingAgent
 from tests.issue_hosts import BOT, GOOD, IssueHost
 from tests.service import Answer, Client, Service
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture
 async def fake_agent(tmp_path: Path) -> AsyncIterator[CommittingAgent]:
     async with CommittingAgent(tmp_path) as agent:
-        agent.playbook = make_playbook([finish("Mended it, @everyone.\n/merge")])
+        agent.playbook = Playbook([finish("Mended it, @everyone.\n/merge")])
         yield agent
 
 
@@ -284,7 +284,7 @@ async def test_an_answer_without_commits_is_given_below_the_issue(
     client: Client, host: IssueHost, fake_agent: CommittingAgent, service: Service
 ) -> None:
     fake_agent.on_command("bundle create", CommandResult(exit_code=4, stdout="", stderr=""))
-    fake_agent.playbook = make_playbook([finish("It is in `parser.py`.")])
+    fake_agent.playbook = Playbook([finish("It is in `parser.py`.")])
     loop = await open_loop(client, host, keep_alive=True)
     await loop.begin()
     await loop.wait("COMPLETED")

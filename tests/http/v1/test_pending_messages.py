@@ -8,7 +8,7 @@ import pytest
 from agentsvc.accounts.keys import Role
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.base.values import dashed, new_id
-from agentsvc.testing.llm import call, finish, make_playbook
+from agentsvc.testing.llm import Playbook, call, finish
 from tests.fake_agent import FakeAgent
 from tests.fake_sandbox import FakeSandbox
 from tests.service import Answer, Client, Service
@@ -357,7 +357,7 @@ async def test_what_the_agent_was_sent_is_not_cancelled_nor_anything_by_another_
     client: Client, service: Service, fake_agent: FakeAgent
 ) -> None:
     fake_agent.on_command("^slow", SLOW, seconds=60)
-    fake_agent.playbook = make_playbook([call("terminal", command="slow"), finish("done")])
+    fake_agent.playbook = Playbook([call("terminal", command="slow"), finish("done")])
     conversation_id = await client.start_conversation()
     await client.wait_for_execution(conversation_id, "running")
     await _queue(client, conversation_id, "one")
