@@ -5,10 +5,14 @@ import functools
 import tempfile
 from pathlib import Path
 
+from agentsvc.accounts.keys import KeyRing
+from agentsvc.base.values import Secret
+from agentsvc.cli.serve import ensure_first_key
 from agentsvc.config.data_directory import DataDirectory
 from agentsvc.extension.server import Extension
 from agentsvc.extension.tables import migrate
 from agentsvc.storage.database import Database
+from agentsvc.storage.installation import Installation
 from tests.plugin_loading import load_plugins
 
 
@@ -24,6 +28,12 @@ def write_database(file: Path) -> None:
     """Write a new database to a file. Blocks."""
     file.touch(mode=0o600)
     file.write_bytes(_new_database())
+
+
+async def make_first_key(data_directory: DataDirectory) -> Secret | None:
+    """Open an installation, and make the first admin and their key as a start does."""
+    async with await Installation.open(data_directory) as installation:
+        return await ensure_first_key(KeyRing(installation.database), None)
 
 
 @functools.cache

@@ -13,6 +13,8 @@ import click
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import V1, Api
 from agentsvc.cli.options import example
+from agentsvc.cli.run import RunOptions
+from agentsvc.cli.run.watch import View
 from agentsvc.cli.server import Id, ServerChoice, get_api, server_options
 from agentsvc.cli.talk import (
     CONVERSATIONS,
@@ -72,11 +74,10 @@ def command(
 
 
 def _start(api: Api, task: str, repository: str | None) -> Record:
-    run: Any = importlib.import_module("agentsvc.cli.run")
+    # What copies files is loaded with it.
     conversations: Any = importlib.import_module("agentsvc.cli.run.conversation")
-    watching: Any = importlib.import_module("agentsvc.cli.run.watch")
-    wanted = run.RunOptions(task=task, repository=repository)
-    started: Record = conversations.start(api, wanted, watching.View(as_json=False))
+    wanted = RunOptions(task=task, repository=repository)
+    started: Record = conversations.start(api, wanted, View(as_json=False))
     return started
 
 
@@ -84,10 +85,9 @@ class Chat:
     """One terminal in a conversation: a thread shows what happens while lines are read."""
 
     def __init__(self, api: Api, conversation: Record) -> None:
-        watching: Any = importlib.import_module("agentsvc.cli.run.watch")
         self._api = api
         self._conversation = conversation
-        self._view = watching.View(as_json=False)
+        self._view = View(as_json=False)
         self._last = -1
         self._is_over = threading.Event()
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()

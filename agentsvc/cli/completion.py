@@ -3,12 +3,12 @@
 from typing import Final
 
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
-from agentsvc.cli import CommandFailed, cli
+from agentsvc.cli import cli
 from agentsvc.cli.options import example
 
-_SHELLS: Final = ("bash", "zsh", "fish")
+_SHELLS: Final = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 
 
 @click.command(
@@ -19,10 +19,7 @@ _SHELLS: Final = ("bash", "zsh", "fish")
         "agentsvc completion fish > ~/.config/fish/completions/agentsvc.fish",
     ),
 )
-@click.argument("shell", type=click.Choice(_SHELLS))
+@click.argument("shell", type=click.Choice(list(_SHELLS)))
 def command(shell: str) -> None:
     """Print the completion of commands and options for a shell."""
-    kind = get_completion_class(shell)
-    if kind is None:
-        raise CommandFailed(f"there is no completion for {shell}")
-    click.echo(kind(cli, {}, "agentsvc", "_AGENTSVC_COMPLETE").source())
+    click.echo(_SHELLS[shell](cli, {}, "agentsvc", "_AGENTSVC_COMPLETE").source())

@@ -1,6 +1,7 @@
 """`agentsvc conversations`: lists, shows and steers conversations of a server."""
 
 import importlib
+import itertools
 import shutil
 import sys
 from pathlib import Path
@@ -11,7 +12,10 @@ import click
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import PAGE, V1, Api
 from agentsvc.cli.options import example, json_option, yes_option
+from agentsvc.cli.run.watch import View, follow_on, send_and_follow
 from agentsvc.cli.server import Id, ServerChoice, found_options, get_api, server_options
+from agentsvc.cli.show.notes import to_note
+from agentsvc.cli.show.screen import open_screen
 from agentsvc.cli.talk import (
     CONVERSATIONS,
     Record,
@@ -80,7 +84,7 @@ def list_conversations(
     if search:
         query["title__contains"] = search
     found = get_api(server).pages(f"{CONVERSATIONS}/search", query)
-    items = [item for item, _ in zip(found, range(limit), strict=False)]
+    items = list(itertools.islice(found, limit))
     width = terminal_width()
     # Whole ids where programs may read them.
     length = SHORT_ID if width else None
@@ -116,12 +120,11 @@ def show(*, as_json: bool, api: Api, found: Record) -> None:
         click.echo(json_text(found))
         return
     click.echo("\n".join([*fields({name: found.get(name) for name in _SHOWN}), ""]))
-    notes = importlib.import_module("agentsvc.cli.show.notes")
-    screen = importlib.import_module("agentsvc.cli.show.screen").open_screen()
+    screen = open_screen()
     url = f"{V1}/conversation/{found['id']}/events/search"
     events = [event for kind in _TOLD for event in api.pages(url, {"kind__eq": kind})]
     for event in sorted(events, key=lambda event: str(event.get("timestamp"))):
-        screen.note(notes.to_note(event))
+        screen.note(to_note(event))
 
 
 @command.command(
@@ -150,8 +153,7 @@ def send(
         send_message(api, found["id"], said)
         click.echo(f"sent to {found['id']}", err=True)
         return
-    # What shows conversations is needed here only.
-    importlib.import_module("agentsvc.cli.run.watch").follow(api, found, said, as_json=as_json)
+    send_and_follow(api, found, said, as_json=as_json)
 
 
 @command.command(epilog=example("agentsvc conversations follow 7c9e66797425"))
@@ -159,7 +161,7 @@ def send(
 @_of_conversation
 def follow(*, as_json: bool, api: Api, found: Record) -> None:
     """Show the conversation with this ID, and go on until its agent is done."""
-    importlib.import_module("agentsvc.cli.run.watch").follow_on(api, found, as_json=as_json)
+    follow_on(api, found, as_json=as_json)
 
 
 @command.command(epilog=example("agentsvc conversations confirm 7c9e66797425"))
@@ -235,9 +237,9 @@ def fork(
         text = {"type": "text", "text": message}
         body["initial_message"] = {"role": "user", "content": [text]}
     task = api.call("POST", f"{CONVERSATIONS}/{found['id']}/fork", body=body)
-    view = importlib.import_module("agentsvc.cli.run.watch").View(as_json=False)
+    # What copies files is loaded with it.
     starts = importlib.import_module("agentsvc.cli.run.conversation")
-    made = starts.wait_until_ready(api, task, view)
+    made = starts.wait_until_ready(api, task, View(as_json=False))
     click.echo(json_text(made) if as_json else made["id"])
 
 

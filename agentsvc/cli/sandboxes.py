@@ -1,5 +1,6 @@
 """`agentsvc sandboxes`: lists, shows and steers sandboxes of a server."""
 
+import itertools
 from typing import Any, Final
 
 import click
@@ -38,7 +39,7 @@ def command() -> None:
 def list_sandboxes(*, limit: int, as_json: bool, server: ServerChoice) -> None:
     """List sandboxes, newest first."""
     found = get_api(server).pages(f"{SANDBOXES}/search", {"limit": min(limit, PAGE)})
-    items = [_shown(item) for item, _ in zip(found, range(limit), strict=False)]
+    items = [_shown(item) for item in itertools.islice(found, limit)]
     rows = [
         (
             item["id"],

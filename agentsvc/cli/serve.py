@@ -58,7 +58,7 @@ from agentsvc.http import (
     prefix_of,
 )
 from agentsvc.sandboxes import find_protections
-from agentsvc.storage import Installation, lock_data_dir
+from agentsvc.storage import lock_data_dir
 
 log = logging.getLogger(__name__)
 
@@ -206,18 +206,8 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def ensure_first_key(
-    data_directory: DataDirectory, bootstrap_key: Secret | None
-) -> Secret | None:
-    """Make the first admin and their key; return it, or None where there are keys already.
-
-    Raises StartFailed, before it makes any, where the master key is not the right one.
-    """
-    async with await Installation.open(data_directory) as installation:
-        return await _first_key(KeyRing(installation.database), bootstrap_key)
-
-
-async def _first_key(keys: KeyRing, bootstrap_key: Secret | None) -> Secret | None:
+async def ensure_first_key(keys: KeyRing, bootstrap_key: Secret | None) -> Secret | None:
+    """Make the first admin and their key; return it, or None where there are keys already."""
     if not await keys.has_keys():
         user_id = await keys.find_user(FIRST_USER)
         user_id = user_id or await keys.create_user(FIRST_USER, Role.ADMIN)
@@ -236,7 +226,7 @@ async def _greet(
 ) -> None:
     """Say where everything is, and at the first start how to get in."""
     data_directory = data_dir_of(loaded)
-    first_key = await _first_key(app[KEYRING], bootstrap_key)
+    first_key = await ensure_first_key(app[KEYRING], bootstrap_key)
     if first_key is not None:
         masker.add(first_key)
     if first_key is not None and bootstrap_key is None:

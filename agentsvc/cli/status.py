@@ -1,11 +1,11 @@
 """`agentsvc status`: says which server runs, and what in it needs somebody."""
 
+import itertools
 from collections import Counter
 from typing import Any
 
 import click
 
-from agentsvc.cli.client import PAGE
 from agentsvc.cli.options import example, json_option
 from agentsvc.cli.server import ServerChoice, get_api, server_options
 from agentsvc.cli.talk import CONVERSATIONS, SANDBOXES, Record
@@ -22,9 +22,8 @@ def command(*, as_json: bool, server: ServerChoice) -> None:
     """Show the server, your sandboxes, and the conversations that wait for you."""
     api = get_api(server)
     info = api.call("GET", "/server_info")
-    listed = zip(api.pages(f"{CONVERSATIONS}/search", {"limit": PAGE}), range(_MAX), strict=False)
-    conversations = [one for one, _ in listed]
-    sandboxes = Counter(one["status"] for one in api.pages(f"{SANDBOXES}/search", {"limit": PAGE}))
+    conversations = list(itertools.islice(api.pages(f"{CONVERSATIONS}/search"), _MAX))
+    sandboxes = Counter(one["status"] for one in api.pages(f"{SANDBOXES}/search"))
     waiting = [one for one in conversations if one["execution_status"] == _WAITING]
     working = [one for one in conversations if one["execution_status"] == "running"]
     if as_json:

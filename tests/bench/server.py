@@ -15,7 +15,7 @@ import msgspec
 
 from agentsvc.app import build_app
 from agentsvc.base import logs
-from agentsvc.cli.serve import bind, ensure_first_key, with_addresses
+from agentsvc.cli.serve import bind, with_addresses
 from agentsvc.config.data_directory import DataDirectory
 from agentsvc.config.sandboxes import SandboxesConfig, SpecConfig
 from agentsvc.config.schema import Config, LimitsConfig, LogFormat, LogLevel
@@ -26,6 +26,7 @@ from tests.bench.rig import Running, serve_until_told
 from tests.conftest import FAST
 from tests.fake_agent import FakeAgent
 from tests.http.gateway.steps import PORTS
+from tests.new_data import make_first_key
 
 _CONFIG: Final = msgspec.structs.replace(
     FAST,
@@ -42,7 +43,7 @@ _SPEC: Final = SpecConfig(id="web", backend="fake", command=("agent",), ports=PO
 async def main(data_dir: Path, sandbox_url: str) -> None:
     places = DataDirectory(path=data_dir)
     places.prepare()
-    key = await ensure_first_key(places, None)
+    key = await make_first_key(places)
     assert key is not None
     world = FakeWorld()
     plugins = PluginHost.load(disable=["process"])

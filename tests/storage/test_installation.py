@@ -8,10 +8,10 @@ import pytest
 
 from agentsvc.base.errors import StartFailed
 from agentsvc.base.values import Secret
-from agentsvc.cli.serve import ensure_first_key
 from agentsvc.config.data_directory import DataDirectory
 from agentsvc.settings.secret_store import SecretStore
 from agentsvc.storage.installation import Installation
+from tests.new_data import make_first_key
 
 OLD = Path(__file__).parents[1] / "data" / "db"
 
@@ -28,7 +28,7 @@ def make_places(path: Path) -> DataDirectory:
 
 
 async def with_a_secret(places: DataDirectory) -> None:
-    await ensure_first_key(places, None)
+    await make_first_key(places)
     installation = await Installation.open(places)
     try:
         row = await installation.database.one("SELECT id FROM users")
@@ -50,7 +50,7 @@ async def test_a_restored_database_without_its_master_key_does_not_start(
     restored = make_places(tmp_path / "restored")
     shutil.copy(places.database, restored.database)
     with pytest.raises(StartFailed, match="is missing") as caught:
-        await ensure_first_key(restored, None)
+        await make_first_key(restored)
     assert str(restored.master_key) in caught.value.message
     assert "put the key back" in caught.value.hint
     assert not restored.master_key.exists()
@@ -69,7 +69,7 @@ async def test_another_master_key_stops_the_start_before_a_key_is_made(
         connection.execute("DELETE FROM api_keys")
     connection.close()
     with pytest.raises(StartFailed, match="is not the one that sealed") as caught:
-        await ensure_first_key(places, None)
+        await make_first_key(places)
     assert str(places.master_key) in caught.value.message
     assert caught.value.hint
     connection = sqlite3.connect(places.database)
@@ -80,7 +80,7 @@ async def test_another_master_key_stops_the_start_before_a_key_is_made(
 async def test_a_database_that_holds_nothing_sealed_takes_a_new_master_key(
     places: DataDirectory,
 ) -> None:
-    await ensure_first_key(places, None)
+    await make_first_key(places)
     places.master_key.unlink()
     await with_a_secret(places)
     await open_and_close(places)

@@ -16,6 +16,7 @@ from typing import Any, Final
 import click
 import msgspec
 
+from agentsvc.base import new_key
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import V1, Api
 from agentsvc.cli.options import example, json_option
@@ -117,12 +118,11 @@ def model_of(wanted: RunOptions, environ: Mapping[str, str]) -> dict[str, str]:
 def _private_server() -> Iterator[Api]:
     """Give a server of its own; nothing of it is left afterwards."""
     private: Any = importlib.import_module("agentsvc.cli.private")
-    values: Any = importlib.import_module("agentsvc.base.values")
     private.check_installed(
         "a server for this task", "install the extra `agent`, or name a server with --url and --key"
     )
     directory = Path(tempfile.mkdtemp(prefix="agentsvc-run-"))
-    key = values.new_key("asvc_")
+    key = new_key("asvc_")
     server = private.PrivateServer(directory, key, port=0)
     try:
         click.echo("starting a server for this task …", err=True)

@@ -228,7 +228,7 @@ class ConversationWatch:
         return None
 
 
-def follow(api: Api, conversation: Record, text: str, *, as_json: bool) -> None:
+def send_and_follow(api: Api, conversation: Record, text: str, *, as_json: bool) -> None:
     """Send a message to a conversation and follow it; raises CommandFailed unless it succeeds."""
     check_text(text, "message")
     view = View(as_json=as_json)
