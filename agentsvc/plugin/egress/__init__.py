@@ -3,10 +3,10 @@
 Standard library only, so that the folder runs in any container that has Python 3.11.
 
 In the server: `Proxy(Policy(...), name=sandbox_id)` and `await proxy.listen_unix(path)`, or
-`listen_tcp(host, port)`; `proxy.policy` may be replaced at any time, `proxy.counts` says what it
-has decided, `await proxy.close()` ends it. `Resolver` is what several proxies share.
+`listen_tcp(host, port)`; `proxy.policy` may be replaced at any time, `await proxy.close()` ends it.
+`Resolver` is what several proxies share.
 In a gateway container, to which this package is copied: `python -m agentsvc.egress --policy FILE`, where
-FILE is the JSON that `to_json(policy)` returns, read again at SIGHUP.
+FILE is JSON that `from_json` reads, read again at SIGHUP.
 Inside the sandbox: `python -I -S relay.py` (one file) offers the proxy's socket on a port of the
 loopback interface; the variables of `proxy_environment(port)` send programs there.
 """
@@ -24,8 +24,6 @@ from .policy import Policy as Policy
 from .policy import from_json as from_json
 from .policy import parse_policy as parse_policy
 from .policy import show as show
-from .policy import to_json as to_json
-from .proxy import Counts as Counts
 from .proxy import Proxy as Proxy
 from .proxy import ProxyLimits as ProxyLimits
 from .resolver import Resolver as Resolver

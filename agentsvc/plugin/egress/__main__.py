@@ -15,11 +15,9 @@ from .resolver import Resolver
 def main() -> None:
     """Read the arguments and serve until SIGTERM; exit 2 where they make no sense."""
     parser = argparse.ArgumentParser(prog="agentsvc.egress", description=__doc__)
-    parser.add_argument("--policy", type=Path, required=True, help="a file of JSON; see to_json")
+    parser.add_argument("--policy", type=Path, required=True, help="a file of JSON; see from_json")
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on")  # noqa: S104  # a container's
     parser.add_argument("--port", type=int, default=3128, help="port to listen on")
-    parser.add_argument("--unix", type=Path, help="socket to listen on in place of a port")
-    parser.add_argument("--name", default="", help="what log lines call the sandbox")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=_FORMAT)
     for handler in logging.getLogger().handlers:
@@ -46,7 +44,7 @@ async def _run(arguments: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     resolver = Resolver()
-    proxy = Proxy(from_json(arguments.policy.read_bytes()), name=arguments.name, resolver=resolver)
+    proxy = Proxy(from_json(arguments.policy.read_bytes()), name="", resolver=resolver)
 
     def reread() -> None:
         try:
@@ -57,10 +55,7 @@ async def _run(arguments: argparse.Namespace) -> None:
             )
 
     loop.add_signal_handler(signal.SIGHUP, reread)
-    if arguments.unix:
-        await proxy.listen_unix(arguments.unix)
-    else:
-        await proxy.listen_tcp(arguments.host, arguments.port)
+    await proxy.listen_tcp(arguments.host, arguments.port)
     await ended.wait()
     await proxy.close()
     resolver.close()

@@ -44,7 +44,6 @@ class Mode(StrEnum):
 class Pattern:
     """One entry of the list; without a port it means 80 and 443."""
 
-    text: str
     name: str = ""
     """A host's name, or with `is_wildcard` the domain above those that are meant."""
     is_wildcard: bool = False
@@ -166,20 +165,11 @@ def show(host: str | Address, port: int) -> str:
     return shown if port in DEFAULT_PORTS else f"{shown}:{port}"
 
 
-def to_json(policy: Policy) -> str:
-    """Return a policy as a document for another process."""
-    return json.dumps(
-        {
-            "mode": policy.mode,
-            "allow_hosts": [item.text for item in policy.allow],
-            "needed": sorted([host, port] for host, port in policy.needed),
-            "models": sorted([host, port] for host, port in policy.models),
-        }
-    )
-
-
 def from_json(text: str | bytes) -> Policy:
-    """Return the policy that `to_json` wrote; raises ValueError for anything else."""
+    """Return the policy of a document; raises ValueError for what is none.
+
+    It has the arguments of `parse_policy` as members, hosts with their ports as arrays of both.
+    """
     value: Any = json.loads(text)
     try:
         return parse_policy(
@@ -209,11 +199,11 @@ def _parse_pattern(text: str) -> Pattern:
         name = parse_host(rest[2:])
         if not isinstance(name, str) or "." not in name:
             raise BadHost("a wildcard stands before a domain, such as `*.example.org`")
-        return Pattern(text=text, name=name, is_wildcard=True, port=port)
+        return Pattern(name=name, is_wildcard=True, port=port)
     host = parse_host(rest)
     if isinstance(host, str):
-        return Pattern(text=text, name=host, port=port)
-    return Pattern(text=text, network=ipaddress.ip_network(meant(host)), port=port)
+        return Pattern(name=host, port=port)
+    return Pattern(network=ipaddress.ip_network(meant(host)), port=port)
 
 
 def _parse_network(text: str) -> Pattern:
@@ -221,4 +211,4 @@ def _parse_network(text: str) -> Pattern:
     length, colon, digits = tail.partition(":")
     port = split_port(f"x:{digits}")[1] if colon else None
     network = ipaddress.ip_network(f"{base.strip('[]')}/{length}")
-    return Pattern(text=text, network=network, port=port)
+    return Pattern(network=network, port=port)

@@ -46,18 +46,6 @@ class ProxyLimits:
     """How long a connection on which nothing moves is kept."""
 
 
-@dataclass(slots=True)
-class Counts:
-    """What a proxy has decided since it was made."""
-
-    allowed: int = 0
-    denied: int = 0
-    failed: int = 0
-    """Allowed, and the target was not there."""
-    refused: int = 0
-    """No request of HTTP, too many at once, or none at all in time."""
-
-
 class _Denied(Exception):
     """The policy does not let this through."""
 
@@ -82,7 +70,6 @@ class Proxy:
         sources: Mapping[int, str] = _NO_SOURCES,
     ) -> None:
         self.policy = policy
-        self.counts = Counts()
         self._name = name
         self._resolver = resolver
         self._limits = limits or ProxyLimits()
@@ -136,7 +123,6 @@ class Proxy:
             writer.transport.abort()
             return
         if task is None or len(self._connections) >= self._limits.connections:
-            self.counts.refused += 1
             writer.write(refusal("503 Service Unavailable", "too many connections at once"))
             writer.close()
             return
@@ -159,18 +145,15 @@ class Proxy:
             async with asyncio.timeout(self._limits.connect_seconds):
                 far_reader, far_writer = await self._connect(head)
         except _Denied as exc:
-            self.counts.denied += 1
             self._note("egress denied", head, str(exc))
             text = f"{head.host}:{head.port} is not reached from this sandbox: {exc}"
             await self._answer(reader, writer, "403 Forbidden by allow_hosts", text)
         except (_Unreachable, TimeoutError) as exc:
-            self.counts.failed += 1
             reason = str(exc) or "it does not answer"
             self._note("egress failed", head, reason)
             text = f"{head.host}:{head.port} cannot be reached: {reason}"
             await self._answer(reader, writer, "502 Bad Gateway", text)
         else:
-            self.counts.allowed += 1
             # What every sandbox reaches, this server first of all, is nothing to be told each time.
             if not self.policy.is_needed(head.host, head.port):
                 self._note("egress allowed", head, "")
@@ -192,9 +175,7 @@ class Proxy:
         except TimeoutError:
             status, text = "408 Request Timeout", "no request came in time"
         except asyncio.IncompleteReadError:
-            self.counts.refused += 1
             return None
-        self.counts.refused += 1
         await self._answer(reader, writer, status, text)
         return None
 
@@ -264,7 +245,7 @@ class Proxy:
                 pass
 
     def _note(self, message: str, head: Head, reason: str) -> None:
-        # A sandbox decides how often this is called; what is too much is counted all the same.
+        # A sandbox decides how often this is called.
         now = asyncio.get_running_loop().time()
         if now - self._log_since > _LOG_SECONDS:
             self._log_since, self._log_lines = now, 0
@@ -280,7 +261,7 @@ class Proxy:
         log.info(message, extra=facts | ({"reason": reason} if reason else {}))
         if self._log_lines == _LOG_LINES_MAX:
             log.warning(
-                "egress log limit reached, connections are only counted for a minute",
+                "egress log limit reached, connections are not logged for a minute",
                 extra={"sandbox_id": self._name},
             )
 

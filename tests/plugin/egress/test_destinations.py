@@ -19,7 +19,7 @@ async def test_no_spelling_of_a_forbidden_host_gets_a_tunnel(mode: Mode) -> None
     async with open_target() as target:
         listed = [text.replace("PORT", str(target.port)) for text in LISTED]
         policy = parse_policy(mode, listed)
-        async with open_proxy(policy, TABLE) as (proxy, port):
+        async with open_proxy(policy, TABLE) as (_, port):
             through = []
             # What is open to all may look up and reach any name; what these lead to is theirs.
             tried = EVERY if mode is not Mode.OPEN else [*LOOPBACK, *PRIVATE, *MALFORMED, *TABLE]
@@ -28,15 +28,13 @@ async def test_no_spelling_of_a_forbidden_host_gets_a_tunnel(mode: Mode) -> None
                 if not answer.startswith(REFUSED):
                     through.append((host, answer))
             assert through == []
-            assert proxy.counts.allowed == 0
-            assert proxy.counts.denied + proxy.counts.refused == len(tried)
         assert target.heads == []
 
 
 async def test_no_spelling_of_a_forbidden_host_gets_a_plain_request() -> None:
     async with open_target() as target:
         listed = [text.replace("PORT", str(target.port)) for text in LISTED]
-        async with open_proxy(parse_policy("allowlist", listed), TABLE) as (proxy, port):
+        async with open_proxy(parse_policy("allowlist", listed), TABLE) as (_, port):
             through = []
             for host in EVERY:
                 line = f"GET http://{host}:{target.port}/x?y HTTP/1.1\r\nHost: pypi.org\r\n\r\n"
@@ -44,5 +42,4 @@ async def test_no_spelling_of_a_forbidden_host_gets_a_plain_request() -> None:
                 if not answer.startswith(REFUSED):
                     through.append((host, answer))
             assert through == []
-            assert proxy.counts.allowed == 0
         assert target.heads == []

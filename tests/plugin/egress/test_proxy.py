@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -18,7 +19,6 @@ from agentsvc.plugin.egress import (
     ProxyLimits,
     parse_policy,
     proxy_environment,
-    to_json,
 )
 from tests.plugin.egress.rig import TableResolver, ask, connect, open_proxy, open_target
 
@@ -33,7 +33,7 @@ def listing(port: int) -> Policy:
 async def test_a_tunnel_to_a_listed_host_carries_bytes_both_ways() -> None:
     async with open_target() as target:
         table = {"up.example.org": ["127.0.0.1"]}
-        async with open_proxy(listing(target.port), table) as (proxy, port):
+        async with open_proxy(listing(target.port), table) as (_, port):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(f"CONNECT UP.Example.org.:{target.port} HTTP/1.1\r\n\r\nearly".encode())
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
@@ -41,7 +41,6 @@ async def test_a_tunnel_to_a_listed_host_carries_bytes_both_ways() -> None:
             writer.write_eof()
             assert await reader.read(-1) == b"earlylate"
             writer.close()
-            assert proxy.counts.allowed == 1
 
 
 async def test_a_plain_request_is_passed_on_as_one_of_the_target() -> None:
@@ -105,11 +104,10 @@ async def test_a_listed_host_that_is_not_there_is_a_bad_gateway() -> None:
     async with open_target() as target:
         pass
     table = {"up.example.org": ["127.0.0.1"]}
-    async with open_proxy(listing(target.port), table) as (proxy, port):
+    async with open_proxy(listing(target.port), table) as (_, port):
         assert b" 502 " in (await connect(port, f"up.example.org:{target.port}")).splitlines()[0]
         unknown = await connect(port, f"unknown.example.org:{target.port}")
         assert b"its name is not known" in unknown
-        assert proxy.counts.failed == 2
 
 
 @pytest.mark.parametrize(
@@ -132,10 +130,9 @@ async def test_a_listed_host_that_is_not_there_is_a_bad_gateway() -> None:
     ],
 )
 async def test_what_is_no_request_is_told_so(request_bytes: bytes, status: bytes) -> None:
-    async with open_proxy(parse_policy("allowlist", ["*.example.org"])) as (proxy, port):
+    async with open_proxy(parse_policy("allowlist", ["*.example.org"])) as (_, port):
         answer = await ask(port, request_bytes)
         assert answer.split(b" ")[1] == status
-        assert proxy.counts.refused == 1
 
 
 async def test_a_request_that_never_comes_is_given_up() -> None:
@@ -154,7 +151,7 @@ async def test_a_connection_on_which_nothing_moves_is_ended() -> None:
 async def test_more_connections_than_the_limit_are_refused_and_later_ones_served() -> None:
     async with open_target() as target:
         policy = parse_policy("allowlist", [f"127.0.0.1:{target.port}"])
-        async with open_proxy(policy, limits=ProxyLimits(connections=3)) as (proxy, port):
+        async with open_proxy(policy, limits=ProxyLimits(connections=3)) as (_, port):
             held = []
             for _ in range(3):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -169,7 +166,6 @@ async def test_more_connections_than_the_limit_are_refused_and_later_ones_served
             async with asyncio.timeout(20):
                 while b" 503 " in await ask(port, b"CONNECT x:1 HTTP/1.1\r\n\r\n"):
                     pass
-            assert proxy.counts.refused >= 1
 
 
 async def test_a_reader_that_stalls_holds_the_sender_and_no_memory() -> None:
@@ -196,18 +192,17 @@ async def test_decisions_are_logged_without_paths_and_not_without_end(
 ) -> None:
     async with open_target(OK) as target:
         with caplog.at_level(logging.INFO, "agentsvc.plugin.egress"):
-            async with open_proxy(listing(target.port), {}) as (proxy, port):
+            async with open_proxy(listing(target.port), {}) as (_, port):
                 url = f"http://127.0.0.1:{target.port}/secret-path?token=secret-word"
                 await ask(port, f"GET {url} HTTP/1.1\r\n\r\n".encode())
                 for _ in range(400):
-                    await connect(port, "evil.test:443")
+                    assert b" 403 " in await connect(port, "evil.test:443")
     lines = [record.__dict__ for record in caplog.records]
     assert lines[0]["message"] == "egress allowed"
     assert (lines[0]["sandbox_id"], lines[0]["host"]) == ("box", "127.0.0.1")
     assert lines[1]["message"] == "egress denied"
     assert "`allow_hosts`" in lines[1]["reason"]
     assert "secret" not in str(lines)
-    assert proxy.counts.denied == 400
     assert len(lines) < 320
 
 
@@ -278,12 +273,14 @@ async def test_a_relay_brings_programs_to_the_proxy_and_to_one_fixed_target(tmp_
 
 async def test_the_proxy_runs_by_itself_and_reads_its_policy_again(tmp_path: Path) -> None:
     file = tmp_path / "policy.json"
-    file.write_text(to_json(parse_policy("none")))
-    path = tmp_path / "s"
+    file.write_text(json.dumps({"mode": "none"}))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
     async with open_target(OK) as target:
         program = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "agentsvc.plugin.egress",
-            "--policy", str(file), "--unix", str(path),
+            "--policy", str(file), "--host", "127.0.0.1", "--port", str(port),
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
         request = f"GET http://127.0.0.1:{target.port}/ HTTP/1.1\r\n\r\n".encode()
@@ -292,7 +289,7 @@ async def test_the_proxy_runs_by_itself_and_reads_its_policy_again(tmp_path: Pat
             async with asyncio.timeout(30):
                 while True:
                     try:
-                        if expected in await ask(path, request):
+                        if expected in await ask(port, request):
                             return
                     except OSError:
                         pass  # it does not listen yet
@@ -302,7 +299,9 @@ async def test_the_proxy_runs_by_itself_and_reads_its_policy_again(tmp_path: Pat
         file.write_text("{")
         os.kill(program.pid, signal.SIGHUP)
         await until(b" 403 ")
-        file.write_text(to_json(parse_policy("allowlist", [f"127.0.0.1:{target.port}"])))
+        file.write_text(
+            json.dumps({"mode": "allowlist", "allow_hosts": [f"127.0.0.1:{target.port}"]})
+        )
         os.kill(program.pid, signal.SIGHUP)
         await until(OK)
         program.terminate()
