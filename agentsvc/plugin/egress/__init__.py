@@ -2,7 +2,7 @@
 
 Standard library only, so that the folder runs in any container that has Python 3.11.
 
-In the server: `Proxy(Policy(...), name=sandbox_id)` and `await proxy.listen_unix(path)`, or
+In the server: `Proxy(Policy(...), name=sandbox_id)` and `await proxy.listen_on(socket)`, or
 `listen_tcp(host, port)`; `proxy.policy` may be replaced at any time, `await proxy.close()` ends it.
 `Resolver` is what several proxies share.
 In a gateway container, to which this package is copied: `python -m agentsvc.egress --policy FILE`, where

@@ -11,7 +11,6 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from .addresses import Address, BadHost
@@ -79,10 +78,6 @@ class Proxy:
         self._is_closed = False
         self._log_lines = 0
         self._log_since = 0.0
-
-    async def listen_unix(self, path: Path) -> None:
-        """Take requests on a unix socket; one that is left there from before is replaced."""
-        await self._start(await asyncio.start_unix_server(self._serve, path, **_SERVER))
 
     async def listen_tcp(self, host: str, port: int) -> int:
         """Take requests on a port, 0 for a free one; return its number."""

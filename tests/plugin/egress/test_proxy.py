@@ -246,7 +246,9 @@ async def test_a_relay_brings_programs_to_the_proxy_and_to_one_fixed_target(tmp_
     async with open_target(OK) as target:
         proxy = Proxy(listing(target.port), name="box", resolver=resolver)
         path = tmp_path / "s"
-        await proxy.listen_unix(path)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        await proxy.listen_on(listener)
         relay = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", str(RELAY),
             f"0={path}", f"0={path}=127.0.0.1:{target.port}",
