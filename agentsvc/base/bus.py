@@ -49,8 +49,8 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 type IsWanted = Callable[[Notice], bool]
-type Tell = Callable[[Notice], None]
-type _Place = tuple[str, str | None]
+type Listener = Callable[[Notice], None]
+type _Topic = tuple[str, str | None]
 """Whose news are listened for, and those of which conversation, None for everything."""
 
 
@@ -62,20 +62,20 @@ class EventBus:
     """Passes on what is announced to those who listen for it."""
 
     def __init__(self) -> None:
-        self._listeners: defaultdict[_Place, dict[object, Tell]] = defaultdict(dict)
-        self._of_all: list[Tell] = []
+        self._listeners: defaultdict[_Topic, dict[object, Listener]] = defaultdict(dict)
+        self._of_all: list[Listener] = []
 
     def announce(self, news: Notice) -> None:
         """Tell everyone who listens; call it after the transaction has committed."""
-        for place in _places(news):
-            for tell in self._listeners.get(place, {}).values():
-                tell(news)
-        for tell in self._of_all:
-            tell(news)
+        for topic in _topics(news):
+            for listener in self._listeners.get(topic, {}).values():
+                listener(news)
+        for listener in self._of_all:
+            listener(news)
 
-    def watch_all(self, tell: Tell) -> None:
-        """Have everybody's notices told at once, from now on; `tell` never waits."""
-        self._of_all.append(tell)
+    def watch_all(self, listener: Listener) -> None:
+        """Call a function with everybody's notices at once, from now on; it never waits."""
+        self._of_all.append(listener)
 
     def subscribe(
         self,
@@ -83,45 +83,43 @@ class EventBus:
         is_wanted: IsWanted,
         *,
         conversation_id: str | None = None,
-        max_waiting: int = MAX_WAITING,
         max_waiting_bytes: int = MAX_WAITING_BYTES,
     ) -> "Subscription":
         """Listen, from now on until `close`, for what of a user's is wanted.
 
         What is about other conversations costs nothing where only one is listened for.
         """
-        place = (user_id, conversation_id)
+        topic = (user_id, conversation_id)
         subscription = Subscription(
             is_wanted,
-            max_waiting=max_waiting,
             max_waiting_bytes=max_waiting_bytes,
-            on_close=lambda ended: self._forget(place, ended),
+            on_close=lambda ended: self._forget(topic, ended),
         )
-        self._listeners[place][subscription] = subscription.put
+        self._listeners[topic][subscription] = subscription.put
         return subscription
 
-    def watch(self, user_id: str, tell: Tell) -> Callable[[], None]:
-        """Have all of a user's notices told at once, and return what ends it.
+    def watch(self, user_id: str, listener: Listener) -> Callable[[], None]:
+        """Call a function with all of a user's notices at once, and return what ends it.
 
-        `tell` never waits, and starts and ends no listening.
+        It never waits, and starts and ends no listening.
         """
         key = object()
-        place = (user_id, None)
-        self._listeners[place][key] = tell
-        return lambda: self._forget(place, key)
+        topic = (user_id, None)
+        self._listeners[topic][key] = listener
+        return lambda: self._forget(topic, key)
 
     def count(self) -> int:
         """Return how many listen."""
         return sum(map(len, self._listeners.values()))
 
-    def _forget(self, place: "_Place", key: object) -> None:
-        listeners = self._listeners.get(place, {})
+    def _forget(self, topic: _Topic, key: object) -> None:
+        listeners = self._listeners.get(topic, {})
         listeners.pop(key, None)
         if not listeners:
-            self._listeners.pop(place, None)
+            self._listeners.pop(topic, None)
 
 
-def _places(news: Notice) -> tuple["_Place", ...]:
+def _topics(news: Notice) -> tuple[_Topic, ...]:
     everything = (news.user_id, None)
     if news.conversation_id is None:
         return (everything,)
@@ -138,12 +136,10 @@ class Subscription:
         self,
         is_wanted: IsWanted,
         *,
-        max_waiting: int,
         max_waiting_bytes: int,
         on_close: "Callable[[Subscription], None]",
     ) -> None:
         self._is_wanted = is_wanted
-        self._max_waiting = max_waiting
         self._max_waiting_bytes = max_waiting_bytes
         self._on_close = on_close
         self._waiting: dict[tuple[Subject, str, int], Notice] = {}
@@ -169,7 +165,7 @@ class Subscription:
         key = (news.subject, news.id, self._deltas if news.subject is Subject.DELTA else 0)
         self._waiting.pop(key, None)
         self._waiting[key] = news
-        if len(self._waiting) > self._max_waiting or self._bytes > self._max_waiting_bytes:
+        if len(self._waiting) > MAX_WAITING or self._bytes > self._max_waiting_bytes:
             self._is_overrun = True
             self._clear()
         self._some.set()

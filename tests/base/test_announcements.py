@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agentsvc.base.bus import EventBus, Notice, Overflow, Subject
+from agentsvc.base.bus import MAX_WAITING, EventBus, Notice, Overflow, Subject
 
 
 def news(number: int = 0, **fields: Any) -> Notice:
@@ -92,12 +92,12 @@ async def test_each_listener_hears_for_itself() -> None:
 
 async def test_of_several_announcements_of_one_thing_the_last_waits() -> None:
     event_bus = EventBus()
-    with event_bus.subscribe("u", anything, max_waiting=3) as listener:
-        for number in range(100):
+    with event_bus.subscribe("u", anything) as listener:
+        for number in range(MAX_WAITING + 1):
             event_bus.announce(news(number))
-            event_bus.announce(news(subject=Subject.CONVERSATION, is_deleted=number == 99))
+            event_bus.announce(news(subject=Subject.CONVERSATION, is_deleted=number == MAX_WAITING))
         assert await listener.take() == [
-            news(99),
+            news(MAX_WAITING),
             news(subject=Subject.CONVERSATION, is_deleted=True),
         ]
 
@@ -113,11 +113,14 @@ async def test_every_delta_waits() -> None:
 
 @pytest.mark.parametrize(
     "told",
-    [[news(id=str(number)) for number in range(4)], [delta(1, size=6), delta(1, size=6)]],
+    [
+        [news(id=str(number)) for number in range(MAX_WAITING + 1)],
+        [delta(1, size=6), delta(1, size=6)],
+    ],
 )
 async def test_too_much_that_waits_is_an_overrun_told_once(told: list[Notice]) -> None:
     event_bus = EventBus()
-    with event_bus.subscribe("u", anything, max_waiting=3, max_waiting_bytes=10) as listener:
+    with event_bus.subscribe("u", anything, max_waiting_bytes=10) as listener:
         for one in told:
             event_bus.announce(one)
         with pytest.raises(Overflow):
@@ -128,8 +131,8 @@ async def test_too_much_that_waits_is_an_overrun_told_once(told: list[Notice]) -
 
 async def test_the_limits_are_for_what_waits_and_not_for_all_that_was_heard() -> None:
     event_bus = EventBus()
-    with event_bus.subscribe("u", anything, max_waiting=2, max_waiting_bytes=10) as listener:
-        for number in range(20):
+    with event_bus.subscribe("u", anything, max_waiting_bytes=10) as listener:
+        for number in range(MAX_WAITING + 1):
             event_bus.announce(delta(number, size=8))
             assert await listener.take() == [delta(number, size=8)]
 
