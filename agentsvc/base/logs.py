@@ -29,6 +29,8 @@ _NUMBERS: Final = (int, float)
 _QUIET: Final = ("aiohttp.access", "asyncio")
 _CAUSES: Final = ("reason", "request_id")
 _MAX_ABOUT: Final = 50
+_MAX_ALIKE: Final = 5
+_ALIKE_SECONDS: Final = 60.0
 _LEAST_SECRET: Final = 8
 _MAX_SECRETS: Final = 4096
 
@@ -93,34 +95,30 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
     """Writes records, and counts those that say the same as some just did.
 
     Alike are warnings and errors, and records with a `reason`, that have the same message, kind of
-    exception and reason but for the ids in it, whatever they are about. Of such, `most` are written in each `seconds`; then one
-    more that says how many there were beside them, and what they were about.
+    exception and reason but for the ids in it, whatever they are about. Of such, a few are written in each
+    minute; then one more that says how many there were beside them, and what they were about.
     """
 
-    def __init__(
-        self, stream: TextIO, formatter: "LineFormatter", *, most: int = 5, seconds: float = 60.0
-    ) -> None:
+    def __init__(self, stream: TextIO, formatter: "LineFormatter") -> None:
         super().__init__(stream)
         self.setFormatter(formatter)
         self._formatter = formatter
         self._lines: list[str] = []
         self._lock = threading.Lock()
-        self._max = most
-        self._seconds = seconds
         self._seen: dict[tuple[object, ...], _Repeats] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record or count it; what is due of others is written first."""
         self._write_lines()
         if self._seen:
-            self._write_due(monotonic() - self._seconds)
+            self._write_due(monotonic() - _ALIKE_SECONDS)
         cause = _cause_of(record)
         if cause is None:
             super().emit(record)
             return
         seen = self._seen.setdefault(cause, _Repeats(since=monotonic()))
         seen.written += 1
-        if seen.written <= self._max:
+        if seen.written <= _MAX_ALIKE:
             super().emit(record)
         else:
             seen.add(record)
@@ -130,7 +128,7 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
         if request_id := CURRENT_REQUEST.get():
             facts["request_id"] = request_id
         name = logging.getLevelName(level)
-        line = self._formatter.line(_Said(now().timestamp(), name, logger, message, facts))
+        line = self._formatter.line(_Entry(now().timestamp(), name, logger, message, facts))
         with self._lock:
             self._lines.append(line)
             is_first = len(self._lines) == 1
@@ -207,7 +205,7 @@ def _cause_of(record: logging.LogRecord) -> tuple[object, ...] | None:
     return record.name, record.levelno, record.msg, _ID.sub("", str(reason)), kind
 
 
-class _Said(NamedTuple):
+class _Entry(NamedTuple):
     """What is logged, at a time in seconds since 1970."""
 
     created: float
@@ -229,16 +227,16 @@ class LineFormatter(logging.Formatter, ABC):
         """Return the line."""
         message, trace = _encodable(record.getMessage()), _trace(self, record)
         facts = _facts(record)
-        said = _Said(record.created, record.levelname, record.name, message, facts, trace)
-        return self.mask(self.line(said))
+        entry = _Entry(record.created, record.levelname, record.name, message, facts, trace)
+        return self.mask(self.line(entry))
 
     def mask(self, text: str) -> str:
         """Return a text with stars for every secret in it."""
         return self._masker.mask(text)
 
     @abstractmethod
-    def line(self, said: _Said) -> str:
-        """Return the line of what is said, in which secrets are still to be masked."""
+    def line(self, entry: _Entry) -> str:
+        """Return the line of an entry, in which secrets are still to be masked."""
 
 
 class TextFormatter(LineFormatter):
@@ -250,17 +248,17 @@ class TextFormatter(LineFormatter):
         self._second = -1
         self._begin = self._offset = ""
 
-    def line(self, said: _Said) -> str:
+    def line(self, entry: _Entry) -> str:
         """Return the line."""
         texts = [
             f" {key}={value if type(value) in _NUMBERS else _plain(value)}"
-            for key, value in said.facts.items()
+            for key, value in entry.facts.items()
         ]
         pairs = "".join(texts)
-        line = f"{self._moment(said.created)} {said.level:<7} {_one_line(said.message)}{pairs}"
-        if said.logger != _OURS and not said.logger.startswith(_BELOW_OURS):
-            line += f" logger={said.logger}"
-        return f"{line}\n{said.trace}" if said.trace else line
+        line = f"{self._moment(entry.created)} {entry.level:<7} {_one_line(entry.message)}{pairs}"
+        if entry.logger != _OURS and not entry.logger.startswith(_BELOW_OURS):
+            line += f" logger={entry.logger}"
+        return f"{line}\n{entry.trace}" if entry.trace else line
 
     def _moment(self, created: float) -> str:
         second = int(created)
@@ -274,18 +272,18 @@ class TextFormatter(LineFormatter):
 class JsonFormatter(LineFormatter):
     """One JSON object a line, for machines."""
 
-    def line(self, said: _Said) -> str:
+    def line(self, entry: _Entry) -> str:
         """Return the line."""
         line: dict[str, Any] = {
-            "at": to_stored(datetime.fromtimestamp(said.created, UTC)),
-            "level": said.level.lower(),
-            "logger": said.logger,
-            "message": said.message,
+            "at": to_stored(datetime.fromtimestamp(entry.created, UTC)),
+            "level": entry.level.lower(),
+            "logger": entry.logger,
+            "message": entry.message,
         }
-        for key, value in said.facts.items():
+        for key, value in entry.facts.items():
             line.setdefault(key, _text(value))
-        if said.trace:
-            line["exception"] = said.trace
+        if entry.trace:
+            line["exception"] = entry.trace
         return msgspec.json.encode(line, enc_hook=str).decode()
 
 

@@ -127,9 +127,9 @@ class Problems:
         except InvalidRequest as exc:
             self._found += exc.problems
 
-    def note(self, text: str, *, loc: Sequence[str | int], kind: str = "value_error") -> None:
+    def note(self, text: str, *, loc: Sequence[str | int]) -> None:
         """Note one problem."""
-        self._found.append(Problem(type=kind, loc=tuple(loc), msg=text))
+        self._found.append(Problem(type="value_error", loc=tuple(loc), msg=text))
 
     def refuse(self) -> None:
         """Raise InvalidRequest if anything was noted."""
