@@ -28,7 +28,7 @@ from agentsvc.cli.talk import (
 )
 from agentsvc.cli.text import SHORT_ID
 
-_AGAIN_SECONDS: Final = 1.0
+_RETRY_SECONDS: Final = 1.0
 _HELP: Final = """\
 /confirm          let the agent do what it asks for
 /reject [REASON]  do not let it, and say why
@@ -68,8 +68,8 @@ def command(
         if task:
             send_message(api, found["id"], task)
     else:
-        said = task or click.prompt("What should the agent do?", err=True)
-        found = _start(api, said, repo)
+        text = task or click.prompt("What should the agent do?", err=True)
+        found = _start(api, text, repo)
     Chat(api, found).run()
 
 
@@ -96,12 +96,12 @@ class Chat:
         """Talk until whoever types leaves, or the conversation is deleted."""
         short = self._conversation["id"][:SHORT_ID]
         click.echo(f"conversation {short}; /help says what can be typed", err=True)
-        for work in (self._show, self._read):
+        for work in (self._show_events, self._read):
             threading.Thread(target=work, daemon=True).start()
         try:
             while (line := self._lines.get()) is not None:
                 try:
-                    if not self._obey(line.strip()):
+                    if not self._run_line(line.strip()):
                         break
                 except CommandFailed as exc:
                     exc.show()
@@ -116,54 +116,54 @@ class Chat:
             self._lines.put(line)
         self._lines.put(None)
 
-    def _obey(self, line: str) -> bool:
+    def _run_line(self, line: str) -> bool:
         """Do what a line says; say whether to go on."""
-        order, _, rest = line.partition(" ")
-        if order in ("/quit", "/exit"):
+        name, _, rest = line.partition(" ")
+        if name in ("/quit", "/exit"):
             return False
-        orders: dict[str, Callable[[str], None]] = {
+        commands: dict[str, Callable[[str], None]] = {
             "/help": lambda _: click.echo(_HELP, err=True),
-            "/confirm": lambda _: answer_agent(self._api, self._known(), accept=True),
+            "/confirm": lambda _: answer_agent(self._api, self._fetch(), accept=True),
             "/reject": self._reject,
-            "/interrupt": lambda _: ask_agent(self._api, self._known(), "interrupt"),
-            "/resume": lambda _: ask_agent(self._api, wake(self._api, self._known()), "run"),
-            "/status": self._tell_status,
-            "/open": self._tell_address,
+            "/interrupt": lambda _: ask_agent(self._api, self._fetch(), "interrupt"),
+            "/resume": lambda _: ask_agent(self._api, wake(self._api, self._fetch()), "run"),
+            "/status": self._show_status,
+            "/open": self._show_address,
         }
-        if order in orders:
-            orders[order](rest.strip())
-        elif order.startswith("/") and "/" not in order[1:]:
-            raise CommandFailed(f"there is no `{order}`", "/help says what can be typed")
+        if name in commands:
+            commands[name](rest.strip())
+        elif name.startswith("/") and "/" not in name[1:]:
+            raise CommandFailed(f"there is no `{name}`", "/help says what can be typed")
         elif line:
-            send_message(self._api, wake(self._api, self._known())["id"], line)
+            send_message(self._api, wake(self._api, self._fetch())["id"], line)
         return True
 
     def _reject(self, reason: str) -> None:
-        answer_agent(self._api, self._known(), accept=False, reason=reason)
+        answer_agent(self._api, self._fetch(), accept=False, reason=reason)
         click.echo("rejected; tell the agent what to do instead", err=True)
 
-    def _tell_status(self, _: str) -> None:
-        known = self._known()
-        state = known["execution_status"] or known["sandbox_status"].lower()
-        click.echo(", ".join(filter(None, (state, spent(known)))), err=True)
+    def _show_status(self, _: str) -> None:
+        conversation = self._fetch()
+        state = conversation["execution_status"] or conversation["sandbox_status"].lower()
+        click.echo(", ".join(filter(None, (state, spent(conversation)))), err=True)
 
-    def _tell_address(self, _: str) -> None:
+    def _show_address(self, _: str) -> None:
         click.echo(f"{self._api.url}/#/c/{self._conversation['id']}", err=True)
 
-    def _known(self) -> Record:
+    def _fetch(self) -> Record:
         return find_conversation(self._api, self._conversation["id"])
 
-    def _show(self) -> None:
+    def _show_events(self) -> None:
         path = f"{V1}/conversation/{self._conversation['id']}/events/stream"
         while not self._is_over.is_set():
             try:
                 for message in self._api.stream(path, after=self._last):
-                    if self._is_over.is_set() or not self._take(message):
+                    if self._is_over.is_set() or not self._show_message(message):
                         return
             except (OSError, HTTPException, CommandFailed):
-                self._is_over.wait(_AGAIN_SECONDS)
+                self._is_over.wait(_RETRY_SECONDS)
 
-    def _take(self, message: Any) -> bool:
+    def _show_message(self, message: Any) -> bool:
         """Show a message of the stream; say whether more may come."""
         match message.type:
             case "event":

@@ -28,10 +28,10 @@ class Manager:
         self._address = environ.pop("NOTIFY_SOCKET", "")
         is_ours = environ.pop("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         period = environ.pop("WATCHDOG_USEC", "")
-        self.beat_seconds = int(period) / 2e6 if is_ours and period.isdecimal() else 0.0
-        """How often `tell` has to be called with WATCHDOG=1; 0 for never."""
+        self.watchdog_seconds = int(period) / 2e6 if is_ours and period.isdecimal() else 0.0
+        """How often `notify` has to be called with WATCHDOG=1; 0 for never."""
 
-    def tell(self, *lines: str) -> None:
+    def notify(self, *lines: str) -> None:
         """Tell something, such as READY=1; whoever does not listen is left alone."""
         if not self._address:
             return
@@ -55,7 +55,7 @@ class Reload:
     def __call__(self) -> None:
         """Do it; a configuration that is wrong changes nothing."""
         now_usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-        self._manager.tell("RELOADING=1", f"MONOTONIC_USEC={now_usec}")
+        self._manager.notify("RELOADING=1", f"MONOTONIC_USEC={now_usec}")
         try:
             config = self._read().config
         except StartFailed as exc:
@@ -68,7 +68,7 @@ class Reload:
             if left:
                 log.warning("settings changed that need a restart", extra={"keys": left})
             self._config = config
-        self._manager.tell("READY=1")
+        self._manager.notify("READY=1")
 
 
 def differences(before: Config, after: Config) -> Iterator[str]:

@@ -153,7 +153,7 @@ async def _check(
                 f"there is no backend `{name}`", f"choose one of: {', '.join(registry.names())}"
             )
         backend = registry.get(name)
-        _try(backend, options)
+        _check_orders(backend, options)
     counts: Counter[Outcome] = Counter()
     async for result in check_backend(type(backend), backend.config, options, only=only):
         counts[result.outcome] += 1
@@ -164,8 +164,8 @@ async def _check(
 
 def _options(image: str | None, spec: str | None) -> KitOptions:
     if spec is not None:
-        told = {"image": spec, "command": None, "ports": (_WEB,), "env": {"KIT_PORT": "its own"}}
-        return KitOptions(order_overrides=told, beacon_host="")
+        fields = {"image": spec, "command": None, "ports": (_WEB,), "env": {"KIT_PORT": "its own"}}
+        return KitOptions(order_overrides=fields, beacon_host="")
     if image is None:
         return KitOptions()
     # What has an image has a network of its own, too: its loopback is not this machine's.
@@ -180,7 +180,7 @@ def _names(words: Iterable[str]) -> frozenset[str]:
     return names
 
 
-def _try(backend: Backend, options: KitOptions) -> None:
+def _check_orders(backend: Backend, options: KitOptions) -> None:
     """Raise CommandFailed where the backend would refuse every order of the kit."""
     asked: dict[str, Any] = {"command": ("python3", "-c", WORKLOAD), "ports": (_WEB,)}
     asked |= {name: value for name, value in options.order_overrides.items() if name != "env"}

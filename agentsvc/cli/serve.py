@@ -232,7 +232,7 @@ async def _greet(
     if first_key is not None and bootstrap_key is None:
         link = await _make_login_link(app, listener, first_key)
         masker.add(Secret(link.rpartition("=")[2]))
-        _hand_over(data_directory, first_key, link)
+        _show_first_key(data_directory, first_key, link)
     elif data_directory.first_key.exists():
         click.echo(
             f"note: the first key is still in {data_directory.first_key}; delete it", err=True
@@ -245,7 +245,7 @@ async def _greet(
     click.echo(f"  config      {loaded.path or 'defaults, no file was read'}\n")
 
 
-def _hand_over(data_directory: DataDirectory, key: Secret, link: str) -> None:
+def _show_first_key(data_directory: DataDirectory, key: Secret, link: str) -> None:
     """Show the first key and a login link, or keep them in a file where nobody looks on."""
     ways = (
         f"Its admin API key, shown only this once:\n\n    {key.reveal()}\n\n"
@@ -318,30 +318,30 @@ async def _serve(
         app, grace_seconds=grace_seconds, prefix=prefix, limits=config.server, max_of_sandbox=most
     )
     # What it listens at is closed by the runner, and by nobody before.
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as sockets:
         try:
             await runner.setup()
             await greet(app)
             here = url_of(listener)
             await _listen(runner, listener, config)
             former = await _former_addresses(config, data_directory, app)
-            for one in held.enter_context(callbacks.bound(former, bind)):
+            for one in sockets.enter_context(callbacks.bound(former, bind)):
                 await runner.listen(one)
-            note_url(data_directory, here)
+            write_url(data_directory, here)
             url = config.server.public_url or here
-            click.echo(f"agentsvc {__version__} is ready: {url} ({_held(app, config)})")
-            _stay_in_touch(app, manager, reload)
-            manager.tell("READY=1", f"STATUS=listening at {url}")
+            click.echo(f"agentsvc {__version__} is ready: {url} ({_isolation(app, config)})")
+            _start_watching(app, manager, reload)
+            manager.notify("READY=1", f"STATUS=listening at {url}")
             # What a server is made of stays: no collection has to look at it again.
             gc.freeze()
             gc.enable()
             await asyncio.Event().wait()
         finally:
-            manager.tell("STOPPING=1")
+            manager.notify("STOPPING=1")
             await runner.cleanup()
 
 
-def _held(app: web.Application, config: Config) -> str:
+def _isolation(app: web.Application, config: Config) -> str:
     """Say how sandboxes are held: at the default backend, and at others where they are held less."""
     found = find_protections(app[BACKENDS], config.sandboxes)
     texts = [
@@ -352,7 +352,7 @@ def _held(app: web.Application, config: Config) -> str:
     return "; ".join(texts) or "no backend can be reached"
 
 
-def _stay_in_touch(app: web.Application, manager: Manager, reload: Callable[[], None]) -> None:
+def _start_watching(app: web.Application, manager: Manager, reload: Callable[[], None]) -> None:
     """Take SIGHUP, and show whoever watches that requests and the database go on."""
     # In a terminal it means that the terminal is gone, and ends the server as before.
     if not os.isatty(0):
@@ -360,13 +360,13 @@ def _stay_in_touch(app: web.Application, manager: Manager, reload: Callable[[], 
 
     async def beat() -> None:
         await app[DATABASE].one("SELECT 1")
-        manager.tell("WATCHDOG=1")
+        manager.notify("WATCHDOG=1")
 
-    if manager.beat_seconds:
-        app[SUPERVISOR].loop("watchdog", beat, every_seconds=manager.beat_seconds)
+    if manager.watchdog_seconds:
+        app[SUPERVISOR].loop("watchdog", beat, every_seconds=manager.watchdog_seconds)
 
 
-def note_url(data_directory: DataDirectory, url: str) -> None:
+def write_url(data_directory: DataDirectory, url: str) -> None:
     """Tell commands that are called beside the server where it is; without that they need --url."""
     try:
         data_directory.url.write_text(f"{url}\n")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentsvc.cli.run.conversation import took
+from agentsvc.cli.run.conversation import describe_duration
 
 
 def stage(status: str, duration_ms: int | None) -> dict[str, Any]:
@@ -28,4 +28,4 @@ def stage(status: str, duration_ms: int | None) -> dict[str, Any]:
     ],
 )
 def test_a_start_tells_what_took_long(stages: list[dict[str, Any]], text: str) -> None:
-    assert took(stages) == text
+    assert describe_duration(stages) == text

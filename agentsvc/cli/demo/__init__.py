@@ -91,7 +91,7 @@ class _Demo:
             await self._watch(api, conversation_id)
             if keep:
                 self._show_times()
-                await self._stay(url, conversation_id)
+                await self._wait_for_interrupt(url, conversation_id)
             with self._measured("removal"):
                 await ask(api, "DELETE", f"{CONVERSATIONS}/{conversation_id}")
         self._show_times()
@@ -160,7 +160,7 @@ class _Demo:
             if find_outcome(events):
                 return
 
-    async def _stay(self, url: str, conversation_id: str) -> None:
+    async def _wait_for_interrupt(self, url: str, conversation_id: str) -> None:
         self._screen.title("Commands to try, until Ctrl-C removes everything")
         for what, line in commands_to_try(url, self._key_file, conversation_id):
             self._screen.line(f"# {what}\n{line}\n")

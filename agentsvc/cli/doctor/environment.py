@@ -124,7 +124,7 @@ async def _model_hosts(data_directory: DataDirectory) -> set[str]:
 def _check_model(address: str) -> Iterator[Finding]:
     host, _, port = address.rpartition(":")
     try:
-        date = _ask(host.strip("[]"), int(port))
+        date = _ask_time(host.strip("[]"), int(port))
     except ssl.SSLCertVerificationError as exc:
         text = f"the certificate of {address} is not trusted: {exc.verify_message}"
         yield bad(
@@ -138,7 +138,7 @@ def _check_model(address: str) -> Iterator[Finding]:
         yield from _compare_clocks(address, date)
 
 
-def _ask(host: str, port: int) -> str:
+def _ask_time(host: str, port: int) -> str:
     """Return the time that a server says it is; whatever else it answers does not matter."""
     proxy = next((os.environ[name] for name in _PROXIES if os.environ.get(name)), "")
     direct = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""

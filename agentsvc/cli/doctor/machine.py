@@ -62,25 +62,25 @@ def check_extras(_config: Config, _data_directory: DataDirectory) -> Iterator[Fi
 def check_isolation(config: Config, _data_directory: DataDirectory) -> Iterator[Finding]:
     """See whether each backend in use isolates and limits sandboxes as it is made to."""
     try:
-        found, told, kept = asyncio.run(_protections(config))
+        found, health_of, blocked = asyncio.run(_protections(config))
     except StartFailed as exc:
         yield bad("isolation", exc.message, exc.hint or "agentsvc plugins list")
         return
     if not found:
         yield note("isolation", "no backend in use can be reached", "agentsvc plugins list")
-    for held in found:
-        yield _isolation(held)
-        if held.not_limited:
-            text = f"by default nothing limits: {', '.join(held.not_limited)}"
+    for one in found:
+        yield _isolation(one)
+        if one.not_limited:
+            text = f"by default nothing limits: {', '.join(one.not_limited)}"
             remedy = "run the server as root, or as a systemd service with Delegate=yes"
-            yield note(f"limits of `{held.backend}`", text, remedy)
+            yield note(f"limits of `{one.backend}`", text, remedy)
         else:
-            yield fine(f"limits of `{held.backend}`", ", ".join(held.limits) or "none are wanted")
-    for backend, (no_swap, no_disk) in kept.items():
-        yield from _rest(config, backend, no_swap, no_disk)
-    for backend, health in told.items():
-        for one in health.advice:
-            yield note(f"{one.subject} of `{backend}`", one.text, one.remedy)
+            yield fine(f"limits of `{one.backend}`", ", ".join(one.limits) or "none are wanted")
+    for backend, (no_swap, no_disk) in blocked.items():
+        yield from _paused_memory(config, backend, no_swap, no_disk)
+    for backend, health in health_of.items():
+        for advice in health.advice:
+            yield note(f"{advice.subject} of `{backend}`", advice.text, advice.remedy)
 
 
 async def _protections(
@@ -88,13 +88,13 @@ async def _protections(
 ) -> tuple[list[Protection], Mapping[str, Health], Mapping[str, tuple[str, str]]]:
     """Return how sandboxes are held, each backend's health, and why paused ones' memory stays."""
     async with opened(load_plugins(config), config) as registry:
-        told = await registry.probe()
-        backends = {name: registry.get(name) for name in told}
-        kept = {name: (it.why_no_reclaim(), it.why_no_hibernate()) for name, it in backends.items()}
-        return find_protections(registry, config.sandboxes), told, kept
+        health_of = await registry.probe()
+        backends = [(name, registry.get(name)) for name in health_of]
+        blocked = {name: (it.why_no_reclaim(), it.why_no_hibernate()) for name, it in backends}
+        return find_protections(registry, config.sandboxes), health_of, blocked
 
 
-def _rest(config: Config, backend: str, no_swap: str, no_disk: str) -> Iterator[Finding]:
+def _paused_memory(config: Config, backend: str, no_swap: str, no_disk: str) -> Iterator[Finding]:
     """Say of which rest that is wanted a backend has less, and why."""
     name = f"paused memory of `{backend}`"
     if config.sandboxes.reclaim_after_seconds and no_swap:

@@ -93,12 +93,12 @@ def command(
         hint = "add --private, or run `agentsvc settings set llm_base_url URL`"
         raise CommandFailed(f"--base-url is for a private server, and {api.url} runs", hint)
     if api is not None:
-        conversations.carry_out(api, wanted, is_removed=delete)
+        conversations.run_task(api, wanted, is_removed=delete)
         return
     llm = model_of(wanted, os.environ)
     with _private_server() as made:
         made.call("POST", f"{V1}/settings", body=llm)
-        conversations.carry_out(made, msgspec.structs.replace(wanted, model=None), is_removed=False)
+        conversations.run_task(made, msgspec.structs.replace(wanted, model=None), is_removed=False)
 
 
 def model_of(wanted: RunOptions, environ: Mapping[str, str]) -> dict[str, str]:

@@ -9,8 +9,8 @@ import click
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import Api, RequestRefused
 from agentsvc.cli.run import RunOptions
-from agentsvc.cli.run.files import bring_back, send_directory
-from agentsvc.cli.run.watch import ConversationWatch, RunOutcome, View, end
+from agentsvc.cli.run.files import download_changes, upload_directory
+from agentsvc.cli.run.watch import ConversationWatch, RunOutcome, View, report_outcome
 from agentsvc.cli.talk import CONVERSATIONS, Record, find_conversation, send_message
 from agentsvc.cli.text import clean, words
 
@@ -19,24 +19,24 @@ _NOTABLE_PART: Final = 10
 """A stage is named if the start took at most so many times as long."""
 
 
-def carry_out(api: Api, wanted: RunOptions, *, is_removed: bool) -> None:
+def run_task(api: Api, options: RunOptions, *, is_removed: bool) -> None:
     """Let an agent do a task, show it, and say how it ended; raises CommandFailed if it failed."""
-    view = View(as_json=wanted.as_json)
-    conversation = start(api, wanted, view)
-    watch = ConversationWatch(api, conversation, view, agrees=wanted.agrees)
+    view = View(as_json=options.as_json)
+    conversation = start(api, options, view)
+    watch = ConversationWatch(api, conversation, view, agrees=options.agrees)
     try:
         sent = None
-        if wanted.directory is not None:
-            view.busy(f"copying {wanted.directory}")
-            sent = send_directory(api, conversation, wanted.directory)
-            send_message(api, conversation["id"], wanted.task)
+        if options.directory is not None:
+            view.busy(f"copying {options.directory}")
+            sent = upload_directory(api, conversation, options.directory)
+            send_message(api, conversation["id"], options.task)
         outcome = watch.follow()
-        if wanted.directory is not None and sent is not None and outcome is not RunOutcome.DELETED:
+        if options.directory is not None and sent is not None and outcome is not RunOutcome.DELETED:
             view.busy("")
-            bring_back(api, conversation, wanted.directory, sent, agrees=wanted.agrees)
-        elif wanted.repository and outcome is RunOutcome.FINISHED:
+            download_changes(api, conversation, options.directory, sent, agrees=options.agrees)
+        elif options.repository and outcome is RunOutcome.FINISHED:
             _show_changes(api, conversation, view)
-        end(api, conversation, outcome, view)
+        report_outcome(api, conversation, outcome, view)
     finally:
         view.busy("")
         if is_removed:
@@ -44,16 +44,16 @@ def carry_out(api: Api, wanted: RunOptions, *, is_removed: bool) -> None:
                 api.call("DELETE", f"{CONVERSATIONS}/{conversation['id']}")
 
 
-def start(api: Api, wanted: RunOptions, view: View) -> Record:
+def start(api: Api, options: RunOptions, view: View) -> Record:
     """Start the conversation and return it once it is ready."""
     body: dict[str, Any] = {
-        "selected_repository": wanted.repository,
-        "selected_branch": wanted.branch,
-        "llm_model": wanted.model,
-        "title": wanted.title,
+        "selected_repository": options.repository,
+        "selected_branch": options.branch,
+        "llm_model": options.model,
+        "title": options.title,
     }
-    if wanted.directory is None:
-        text = {"type": "text", "text": wanted.task}
+    if options.directory is None:
+        text = {"type": "text", "text": options.task}
         body["initial_message"] = {"role": "user", "content": [text]}
     asked = {name: value for name, value in body.items() if value is not None}
     return wait_until_ready(api, api.call("POST", CONVERSATIONS, body=asked), view)
@@ -68,7 +68,7 @@ def wait_until_ready(api: Api, task: Record, view: View) -> Record:
             view.busy(words(status))
             view.line({"type": "start", "status": status, "detail": task["detail"]})
         if status == "READY":
-            view.say(took(task.get("stages", [])))
+            view.say(describe_duration(task.get("stages", [])))
             return find_conversation(api, task["app_conversation_id"])
         if status == "ERROR":
             view.busy("")
@@ -77,7 +77,7 @@ def wait_until_ready(api: Api, task: Record, view: View) -> Record:
         task = api.call("GET", f"{CONVERSATIONS}/start-tasks", query={"ids": task["id"]})[0]
 
 
-def took(stages: list[Record]) -> str:
+def describe_duration(stages: list[Record]) -> str:
     """Return what a start took, and which of its stages took a notable part of that."""
     times = {stage["status"]: stage["duration_ms"] or 0 for stage in stages}
     whole = sum(times.values())

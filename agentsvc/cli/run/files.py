@@ -24,45 +24,45 @@ _MAX_FILES: Final = 100_000
 _COMMAND_SECONDS: Final = 120
 _GIT: Final = ".git"
 
-type Sums = dict[str, str]
+type Checksums = dict[str, str]
 """The files of a directory by relative path, each with the sum of what is in it."""
 
 
-def send_directory(api: Api, conversation: Record, directory: Path) -> Sums:
+def upload_directory(api: Api, conversation: Record, directory: Path) -> Checksums:
     """Put a copy of a directory into the sandbox's, and return what it holds.
 
     In a git repository only what git does not ignore is copied, and its history.
     """
-    names = sorted(_names(directory))
+    names = sorted(_list_files(directory))
     if len(names) > _MAX_FILES:
         raise CommandFailed(f"{directory} has more than {_MAX_FILES} files")
-    packed, sums = _pack(directory, names)
-    place = _Place(api, conversation)
-    place.upload(packed)
-    return sums
+    packed, checksums = _pack(directory, names)
+    workspace = _Workspace(api, conversation)
+    workspace.upload(packed)
+    return checksums
 
 
-def bring_back(
-    api: Api, conversation: Record, directory: Path, sent: Sums, *, agrees: bool
+def download_changes(
+    api: Api, conversation: Record, directory: Path, sent: Checksums, *, agrees: bool
 ) -> None:
     """Write what the agent changed into the directory, after asking.
 
     A repository stays as it is here, also one within: git runs what its configuration names.
     """
-    got = dict(read_files(_Place(api, conversation).download()))
-    changed = {name: data for name, data in got.items() if _sum(data[0]) != sent.get(name)}
-    gone = [name for name in sent if name not in got and not _is_git(name)]
-    if not changed and not gone:
+    found = dict(read_files(_Workspace(api, conversation).download()))
+    changed = {name: data for name, data in found.items() if _checksum(data[0]) != sent.get(name)}
+    deleted = [name for name in sent if name not in found and not _is_git(name)]
+    if not changed and not deleted:
         click.echo("no file was changed", err=True)
         return
     for name in sorted(changed):
         click.echo(f"{'changed' if name in sent else 'new'}: {clean(name)}", err=True)
-    for name in gone:
+    for name in deleted:
         click.echo(f"deleted: {clean(name)}", err=True)
     confirm(f"Write this to {directory}?", is_agreed=agrees)
     for name, (data, mode) in changed.items():
         write_file(directory, name, data, mode)
-    for name in gone:
+    for name in deleted:
         remove_file(directory, name)
     click.echo(f"written to {directory}", err=True)
 
@@ -92,7 +92,7 @@ def is_inside(name: str) -> bool:
 
 def write_file(directory: Path, name: str, data: bytes, mode: int) -> None:
     """Write one file below a directory, and never through a link; raises CommandFailed."""
-    file = _safe(directory, name)
+    file = _path_below(directory, name)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         draft = file.with_name(f".{file.name}.{new_id()}")
@@ -106,12 +106,12 @@ def write_file(directory: Path, name: str, data: bytes, mode: int) -> None:
 def remove_file(directory: Path, name: str) -> None:
     """Delete one file below a directory."""
     try:
-        _safe(directory, name).unlink(missing_ok=True)
+        _path_below(directory, name).unlink(missing_ok=True)
     except OSError as exc:
         raise CommandFailed(f"the file cannot be deleted: {exc.strerror}: {name}") from exc
 
 
-def _safe(directory: Path, name: str) -> Path:
+def _path_below(directory: Path, name: str) -> Path:
     """Return the place of a file; raises CommandFailed where a link leads elsewhere."""
     root = directory.resolve()
     file = root / name
@@ -120,7 +120,7 @@ def _safe(directory: Path, name: str) -> Path:
     return file
 
 
-def _sum(data: bytes) -> str:
+def _checksum(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
@@ -128,7 +128,7 @@ def _is_git(name: str) -> bool:
     return any(part.lower() == _GIT for part in PurePosixPath(name).parts)
 
 
-def _names(directory: Path) -> Iterator[str]:
+def _list_files(directory: Path) -> Iterator[str]:
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],  # noqa: S607  # the user's own git
         cwd=directory,
@@ -136,20 +136,20 @@ def _names(directory: Path) -> Iterator[str]:
         check=False,
     )
     if listed.returncode != 0:
-        yield from _below(directory, directory)
+        yield from _files_below(directory, directory)
         return
     yield from (os.fsdecode(name) for name in listed.stdout.split(b"\0") if name)
     if (directory / _GIT).is_dir():
-        yield from _below(directory / _GIT, directory)
+        yield from _files_below(directory / _GIT, directory)
 
 
-def _below(start: Path, directory: Path) -> Iterator[str]:
+def _files_below(start: Path, directory: Path) -> Iterator[str]:
     for path, _, files in start.walk():
         yield from (str((path / name).relative_to(directory)) for name in files)
 
 
-def _pack(directory: Path, names: list[str]) -> tuple[bytes, Sums]:
-    packed, sums, total = io.BytesIO(), {}, 0
+def _pack(directory: Path, names: list[str]) -> tuple[bytes, Checksums]:
+    packed, checksums, total = io.BytesIO(), {}, 0
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for name in names:
             file = directory / name
@@ -165,11 +165,11 @@ def _pack(directory: Path, names: list[str]) -> tuple[bytes, Sums]:
             head = tarfile.TarInfo(name)
             head.size, head.mode = len(data), file.stat().st_mode & 0o777
             archive.addfile(head, io.BytesIO(data))
-            sums[name] = _sum(data)
-    return packed.getvalue(), sums
+            checksums[name] = _checksum(data)
+    return packed.getvalue(), checksums
 
 
-class _Place:
+class _Workspace:
     """The working directory of a conversation in its sandbox."""
 
     def __init__(self, api: Api, conversation: Record) -> None:
@@ -183,13 +183,13 @@ class _Place:
 
     def upload(self, packed: bytes) -> None:
         """Unpack an archive into it."""
-        edge = new_id()
+        boundary = new_id()
         head = (
-            f'--{edge}\r\nContent-Disposition: form-data; name="file"; filename="files"\r\n'
+            f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="files"\r\n'
             "Content-Type: application/octet-stream\r\n\r\n"
         )
-        body = head.encode() + packed + f"\r\n--{edge}--\r\n".encode()
-        kind = {"Content-Type": f"multipart/form-data; boundary={edge}"}
+        body = head.encode() + packed + f"\r\n--{boundary}--\r\n".encode()
+        kind = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
         query = {"path": self._packed}
         path = f"{self._agent}/file/upload"
         with self._api.open("POST", path, query=query, body=body, headers=kind) as answer:

@@ -24,8 +24,8 @@ from agentsvc.cli.talk import (
 )
 from agentsvc.cli.text import SHORT_ID, json_line
 
-_AGAIN_SECONDS: Final = 0.5
-_MAX_BREAKS: Final = 20
+_RETRY_SECONDS: Final = 0.5
+_MAX_FAILURES: Final = 20
 _REJECTED: Final = "The user rejected this action."
 
 
@@ -98,9 +98,9 @@ class ConversationWatch:
         self._is_interrupted = False
         self._status = ""
         self._is_settled = True
-        self._asked: dict[str, Event] = {}
+        self._pending: dict[str, Event] = {}
 
-    def begin_behind_what_is_there(self) -> None:
+    def skip_past_events(self) -> None:
         """Show only what comes from now on."""
         path = f"{V1}/conversation/{self._conversation['id']}/events/stream"
         for message in self._api.stream(path, after=self._last):
@@ -110,38 +110,38 @@ class ConversationWatch:
 
     def follow(self) -> RunOutcome:
         """Show the conversation until the agent is done, or whoever watches leaves."""
-        breaks = 0
+        failures = 0
         while True:
             try:
                 seen, outcome = self._last, self._read()
                 if outcome is not None:
                     return outcome
-                breaks = 0 if self._last != seen else breaks + 1
+                failures = 0 if self._last != seen else failures + 1
             except (OSError, HTTPException) as exc:
-                breaks += 1
-                if breaks > _MAX_BREAKS:
+                failures += 1
+                if failures > _MAX_FAILURES:
                     raise CommandFailed(f"the server went away: {exc}") from exc
             except KeyboardInterrupt:
                 outcome = self._interrupt()
                 if outcome is not None:
                     return outcome
-            time.sleep(_AGAIN_SECONDS)
+            time.sleep(_RETRY_SECONDS)
 
     def _read(self) -> RunOutcome | None:
         """Read the stream to its end; it goes on behind the last event when it is read again."""
         path = f"{V1}/conversation/{self._conversation['id']}/events/stream"
         self._is_live = False
         for message in self._api.stream(path, after=self._last):
-            outcome = self._take(message)
+            outcome = self._handle(message)
             if outcome is not None:
                 return outcome
         return None
 
-    def _take(self, message: StreamMessage) -> RunOutcome | None:
+    def _handle(self, message: StreamMessage) -> RunOutcome | None:
         match message.type:
             case "event":
                 self._last = self._last if message.id is None else message.id
-                self._note(message.data)
+                self._show_event(message.data)
             case "delta":
                 self._view.delta(str(message.data.get("content") or ""))
                 return None
@@ -155,18 +155,18 @@ class ConversationWatch:
                 )
             case _:
                 return None
-        return self._react() if self._is_live and not self._is_settled else None
+        return self._handle_status() if self._is_live and not self._is_settled else None
 
-    def _note(self, event: Event) -> None:
+    def _show_event(self, event: Event) -> None:
         if event.get("kind") == "ActionEvent":
-            self._asked[str(event.get("id"))] = event
+            self._pending[str(event.get("id"))] = event
         elif event.get("action_id"):
-            self._asked.pop(str(event["action_id"]), None)
+            self._pending.pop(str(event["action_id"]), None)
         if event.get("key") == "execution_status":
             self._status, self._is_settled = str(event.get("value")), False
         self._view.event(event)
 
-    def _react(self) -> RunOutcome | None:
+    def _handle_status(self) -> RunOutcome | None:
         """Do what the state that the agent is in asks for."""
         self._is_settled = True
         match self._status:
@@ -175,7 +175,7 @@ class ConversationWatch:
             case "waiting_for_confirmation":
                 return self._confirm()
             case "paused" if self._is_interrupted:
-                return self._go_on()
+                return self._ask_for_message()
             case "paused":
                 self._view.say("paused; `agentsvc conversations resume` lets it go on")
             case "running":
@@ -192,11 +192,11 @@ class ConversationWatch:
             if not sys.stdin.isatty():
                 self._view.say("the agent asks for a confirmation, and nobody is there to ask")
                 return RunOutcome.LEFT
-            names = ", ".join(str(event.get("tool_name")) for event in self._asked.values())
+            names = ", ".join(str(event.get("tool_name")) for event in self._pending.values())
             agreed = click.confirm(f"Let the agent do this ({names})?", err=True)
         body = {"accept": agreed, **({} if agreed else {"reason": _REJECTED})}
         ask_agent(self._api, self._conversation, "events/respond_to_confirmation", body)
-        return None if agreed else self._go_on()
+        return None if agreed else self._ask_for_message()
 
     def _interrupt(self) -> RunOutcome | None:
         """Break off what the agent does; whoever interrupts it twice leaves."""
@@ -210,7 +210,7 @@ class ConversationWatch:
             return RunOutcome.LEFT
         return None
 
-    def _go_on(self) -> RunOutcome | None:
+    def _ask_for_message(self) -> RunOutcome | None:
         """Ask what to tell an agent that waits; with nothing to tell, leave."""
         self._view.busy("")
         if not sys.stdin.isatty():
@@ -234,28 +234,29 @@ def send_and_follow(api: Api, conversation: Record, text: str, *, as_json: bool)
     view = View(as_json=as_json)
     conversation = wake(api, conversation)
     watch = ConversationWatch(api, conversation, view, agrees=False)
-    watch.begin_behind_what_is_there()
+    watch.skip_past_events()
     send_message(api, conversation["id"], text)
-    end(api, conversation, watch.follow(), view)
+    report_outcome(api, conversation, watch.follow(), view)
 
 
 def follow_on(api: Api, conversation: Record, *, as_json: bool) -> None:
     """Follow a conversation from what has happened so far; raises CommandFailed unless it succeeds."""
     view = View(as_json=as_json)
-    end(api, conversation, ConversationWatch(api, conversation, view, agrees=False).follow(), view)
+    watch = ConversationWatch(api, conversation, view, agrees=False)
+    report_outcome(api, conversation, watch.follow(), view)
 
 
-def end(api: Api, conversation: Record, outcome: RunOutcome, view: View) -> None:
+def report_outcome(api: Api, conversation: Record, outcome: RunOutcome, view: View) -> None:
     """Say how it ended and what it has cost; raises CommandFailed unless the agent is done."""
     view.busy("")
-    known = (
+    latest = (
         conversation
         if outcome is RunOutcome.DELETED
         else find_conversation(api, conversation["id"])
     )
     result = {"type": "result", "conversation_id": conversation["id"], "outcome": str(outcome)}
-    view.line({**result, "metrics": known.get("metrics")})
-    used = spent(known)
+    view.line({**result, "metrics": latest.get("metrics")})
+    used = spent(latest)
     click.echo(f"conversation {conversation['id']}" + (f", {used}" if used else ""), err=True)
     if outcome is not RunOutcome.DELETED:
         click.echo(f"see it: {api.url}/#/c/{conversation['id']}", err=True)

@@ -48,7 +48,7 @@ type Event = Mapping[str, Any]
 def to_note(event: Event) -> Note:
     """Return the note of any event; one of an unknown kind is told by its kind."""
     kind = str(event.get("kind"))
-    who, parts = _TELLERS.get(kind, _tell_other)(event)
+    who, parts = _DESCRIBERS.get(kind, _describe_other)(event)
     shown = tuple(Part(part.tone, _shown(part)) for part in parts if part.text.strip())
     return Note(at=str(event.get("timestamp"))[11:19], who=who, parts=shown)
 
@@ -71,27 +71,27 @@ def find_outcome(events: list[Event]) -> str | None:
     return None
 
 
-type Told = tuple[str, list[Part]]
+type Description = tuple[str, list[Part]]
 
 
-def _tell_prompt(event: Event) -> Told:
+def _describe_prompt(event: Event) -> Description:
     tools = ", ".join(str(it.get("name") or it.get("title")) for it in event.get("tools") or ())
     return "agent", [Part(NoteKind.STATE, f"is ready, with the tools {tools}")]
 
 
-def _tell_message(event: Event) -> Told:
+def _describe_message(event: Event) -> Description:
     tone = NoteKind.USER if event.get("source") == "user" else NoteKind.AGENT
     message = event.get("llm_message") or {}
     return str(event.get("source")), [Part(tone, _text_of(message.get("content")))]
 
 
-def _tell_action(event: Event) -> Told:
+def _describe_action(event: Event) -> Description:
     action = event.get("action") or {}
     thought = Part(NoteKind.AGENT, _text_of(event.get("thought")))
-    return "agent", [thought, *_tell_tool(str(event.get("tool_name")), action)]
+    return "agent", [thought, *_describe_tool(str(event.get("tool_name")), action)]
 
 
-def _tell_tool(tool: str, action: Event) -> list[Part]:
+def _describe_tool(tool: str, action: Event) -> list[Part]:
     match tool:
         case "terminal":
             return [Part(NoteKind.COMMAND, f"$ {action.get('command')}")]
@@ -105,10 +105,10 @@ def _tell_tool(tool: str, action: Event) -> list[Part]:
             return [Part(NoteKind.COMMAND, f"{tool} {msgspec.json.encode(given).decode()}")]
 
 
-def _tell_observation(event: Event) -> Told:
+def _describe_observation(event: Event) -> Description:
     observation = event.get("observation") or {}
     parts = []
-    if changed := list(_tell_change(observation)):
+    if changed := list(_describe_change(observation)):
         parts.extend(changed)
     elif event.get("tool_name") != "finish":
         parts.append(Part(NoteKind.OUTPUT, _text_of(observation.get("content"))))
@@ -120,7 +120,7 @@ def _tell_observation(event: Event) -> Told:
     return "sandbox", parts or [Part(NoteKind.STATE, "the agent is done")]
 
 
-def _tell_change(observation: Event) -> Iterator[Part]:
+def _describe_change(observation: Event) -> Iterator[Part]:
     """Yield what an editor changed of a file that was there; lines of one tone together."""
     old, new = observation.get("old_content"), observation.get("new_content")
     if not isinstance(old, str) or not isinstance(new, str) or not observation.get("prev_exist"):
@@ -133,7 +133,7 @@ def _tell_change(observation: Event) -> Iterator[Part]:
         yield Part(tone, "\n".join(group))
 
 
-def _tell_state(event: Event) -> Told:
+def _describe_state(event: Event) -> Description:
     value = event.get("value")
     match event.get("key"):
         case "execution_status":
@@ -150,24 +150,24 @@ def _tell_state(event: Event) -> Told:
     return "state", [Part(NoteKind.STATE, text)]
 
 
-def _tell_error(event: Event) -> Told:
+def _describe_error(event: Event) -> Description:
     text = event.get("error") or event.get("detail") or event.get("code") or event.get("kind")
     return str(event.get("source")), [Part(NoteKind.ERROR, str(text))]
 
 
-def _tell_other(event: Event) -> Told:
+def _describe_other(event: Event) -> Description:
     return str(event.get("source")), [Part(NoteKind.STATE, str(event.get("kind")))]
 
 
-_TELLERS: Final[Mapping[str, Callable[[Event], Told]]] = {
-    "SystemPromptEvent": _tell_prompt,
-    "MessageEvent": _tell_message,
-    "ActionEvent": _tell_action,
-    "ObservationEvent": _tell_observation,
-    "ConversationStateUpdateEvent": _tell_state,
-    "AgentErrorEvent": _tell_error,
-    "ConversationErrorEvent": _tell_error,
-    "ServerErrorEvent": _tell_error,
+_DESCRIBERS: Final[Mapping[str, Callable[[Event], Description]]] = {
+    "SystemPromptEvent": _describe_prompt,
+    "MessageEvent": _describe_message,
+    "ActionEvent": _describe_action,
+    "ObservationEvent": _describe_observation,
+    "ConversationStateUpdateEvent": _describe_state,
+    "AgentErrorEvent": _describe_error,
+    "ConversationErrorEvent": _describe_error,
+    "ServerErrorEvent": _describe_error,
 }
 
 
