@@ -42,17 +42,12 @@ def render_default(plugins: Mapping[str, type[Struct]] | None = None) -> str:
     Lines that start with `#` and a space explain; those with `#` alone are examples.
     """
     sections = [
-        "\n".join(_section(section.name, section.type)) + "\n"
+        "\n".join([f"[{section.name}]", *_keys(section.type, "")]) + "\n"
         for section in msgspec.structs.fields(with_sections(plugins or {}))
         if isinstance(section.type, type) and issubclass(section.type, Struct)
     ]
     spec = _SPECS + "\n".join(_keys(SpecConfig, "#")) + "\n"
     return "\n".join([_HEAD, *sections, _EXTENSIONS, _BACKENDS, spec])
-
-
-def _section(name: str, kind: type[Struct]) -> Iterator[str]:
-    yield f"[{name}]"
-    yield from _keys(kind, "")
 
 
 def _keys(kind: type[Struct], mark: str) -> Iterator[str]:

@@ -249,13 +249,11 @@ def _cancel_on_signal() -> None:
     """Let the first signal cancel the current task; later ones wait for the removal to end."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
-    signals: list[int] = []
 
-    def stop(number: int) -> None:
-        signals.append(number)
-        if len(signals) == 1 and task is not None:
+    def stop() -> None:
+        if task is not None and not task.cancelling():
             task.cancel()
             click.echo("\nremoving everything …", err=True)
 
     for number in _SIGNALS:
-        loop.add_signal_handler(number, stop, number)
+        loop.add_signal_handler(number, stop)
