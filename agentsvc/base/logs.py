@@ -105,23 +105,23 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
         self._formatter = formatter
         self._lines: list[str] = []
         self._lock = threading.Lock()
-        self._seen: dict[tuple[object, ...], _Repeats] = {}
+        self._repeats: dict[tuple[object, ...], _Repeats] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record or count it; what is due of others is written first."""
         self._write_lines()
-        if self._seen:
+        if self._repeats:
             self._write_due(monotonic() - _ALIKE_SECONDS)
         cause = _cause_of(record)
         if cause is None:
             super().emit(record)
             return
-        seen = self._seen.setdefault(cause, _Repeats(since=monotonic()))
-        seen.written += 1
-        if seen.written <= _MAX_ALIKE:
+        repeats = self._repeats.setdefault(cause, _Repeats(since=monotonic()))
+        repeats.written += 1
+        if repeats.written <= _MAX_ALIKE:
             super().emit(record)
         else:
-            seen.add(record)
+            repeats.add(record)
 
     def write_soon(self, level: int, logger: str, message: str, facts: dict[str, Any]) -> None:
         """Write a line with all others of this turn of the event loop, but before any record."""
@@ -156,11 +156,11 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
                 self.flush()
 
     def _write_due(self, before: float) -> None:
-        for cause, seen in list(self._seen.items()):
-            if seen.since <= before:
-                del self._seen[cause]
-                if seen.last is not None:
-                    super().emit(seen.summary())
+        for cause, repeats in list(self._repeats.items()):
+            if repeats.since <= before:
+                del self._repeats[cause]
+                if repeats.last is not None:
+                    super().emit(repeats.summary())
 
 
 class _Repeats:

@@ -173,12 +173,12 @@ def refusal(
 
 def in_text(error: InvalidRequest) -> str:
     """Return what is wrong on one line, for answers that have no list of it."""
-    told = (
+    texts = (
         f"{'.'.join(str(step) for step in one.loc if step != 'body')}: {one.msg}".removeprefix(": ")
         for one in error.problems[:_MAX_IN_TEXT]
     )
     left_out = len(error.problems) - _MAX_IN_TEXT
-    return "; ".join(told) + (f"; and {left_out} more" if left_out > 0 else "")
+    return "; ".join(texts) + (f"; and {left_out} more" if left_out > 0 else "")
 
 
 # How a value is looked through
@@ -414,8 +414,8 @@ def _bounds(option: _Option) -> Iterator[tuple[str, Any]]:
 
 def _wrong_type(value: Any, options: list[_Option], *, is_text: bool) -> tuple[str, str]:
     """Return the type of a problem and what is said; texts of a query have no type to name."""
-    wanted = next((one.kind for one in options if one.kind is not types.NoneType), None)
-    kind = "enum" if _allowed(wanted) else _KINDS[_name(wanted)]
+    expected = next((one.kind for one in options if one.kind is not types.NoneType), None)
+    kind = "enum" if _allowed(expected) else _KINDS[_name(expected)]
     text = _expected(options, is_whole=False)
     return kind, text if is_text else f"{text}, got `{_NAMES[type(value)]}`"
 
@@ -456,9 +456,9 @@ def _bounded(option: _Option) -> str:
     return "".join(texts)
 
 
-def _range(least: Any, most: Any, unit: str, *, word: str = "of") -> str:
-    if least is not None and most is not None:
-        return f" {word} {least} to {most}{unit}"
-    if least is not None:
-        return f" of at least {least}{unit}"
-    return "" if most is None else f" of at most {most}{unit}"
+def _range(minimum: Any, maximum: Any, unit: str, *, word: str = "of") -> str:
+    if minimum is not None and maximum is not None:
+        return f" {word} {minimum} to {maximum}{unit}"
+    if minimum is not None:
+        return f" of at least {minimum}{unit}"
+    return "" if maximum is None else f" of at most {maximum}{unit}"

@@ -142,18 +142,18 @@ class Api:
 
 def read_messages(lines: Iterator[bytes]) -> Iterator[StreamMessage]:
     """Yield the server-sent events among lines, and the signs of life."""
-    said: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for line in lines:
         if line.startswith(b":"):
             yield StreamMessage(type=BEAT, id=None, data=None)
             continue
         name, _, value = line.decode().rstrip("\r\n").partition(": ")
         if name:
-            said[name] = value
-        elif kind := said.get("event"):
-            number = int(said["id"]) if said.get("id") else None
-            yield StreamMessage(type=kind, id=number, data=json.loads(said.get("data", "")))
-            said = {}
+            fields[name] = value
+        elif kind := fields.get("event"):
+            number = int(fields["id"]) if fields.get("id") else None
+            yield StreamMessage(type=kind, id=number, data=json.loads(fields.get("data", "")))
+            fields = {}
 
 
 def _refusal(status: int, text: bytes) -> RequestRefused:
@@ -163,10 +163,10 @@ def _refusal(status: int, text: bytes) -> RequestRefused:
     except (ValueError, KeyError, TypeError):
         return RequestRefused(status, f"the server answers {status}, and does not say why")
     if isinstance(detail, list):
-        detail = "; ".join(f"{_place(one.get('loc'))}: {one.get('msg')}" for one in detail)
+        detail = "; ".join(f"{_location(one.get('loc'))}: {one.get('msg')}" for one in detail)
     hint = "name a key that is valid with --key" if status == _NOT_AUTHENTICATED else ""
     return RequestRefused(status, f"{detail}", hint, error=str(body.get("error") or ""))
 
 
-def _place(loc: Any) -> str:
+def _location(loc: Any) -> str:
     return ".".join(str(part) for part in loc or () if part != "body") or "the request"

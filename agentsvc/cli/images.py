@@ -48,7 +48,7 @@ def build(base: str, name: str | None, engine: str | None, *, anew: bool) -> Non
             name or images.default_name(),
             engine=engine,
             anew=anew,
-            tell=lambda text: click.echo(text, err=True),
+            report=lambda text: click.echo(text, err=True),
         )
     )
     if not is_new:

@@ -47,20 +47,20 @@ def command(url: str, api_key: str | None) -> None:
 def _by_browser(api: Api) -> str:
     """Return the key that somebody gives this program in a browser, "" where that is not offered."""
     try:
-        begun: dict[str, Any] = api.call("POST", f"{_DEVICE}/authorize")
+        login: dict[str, Any] = api.call("POST", f"{_DEVICE}/authorize")
     except RequestRefused as exc:
         if exc.status == _NOT_FOUND:
             return ""
         raise
-    page = begun["verification_uri_complete"]
-    click.echo(f"open {page}\nand let in the program with the code {begun['user_code']}", err=True)
+    page = login["verification_uri_complete"]
+    click.echo(f"open {page}\nand let in the program with the code {login['user_code']}", err=True)
     click.launch(page)
-    deadline = monotonic() + begun["expires_in"]
-    wait = begun["interval"]
+    deadline = monotonic() + login["expires_in"]
+    wait = login["interval"]
     while monotonic() < deadline:
         time.sleep(wait)
         try:
-            asked = {"device_code": begun["device_code"]}
+            asked = {"device_code": login["device_code"]}
             token: str = api.call("POST", f"{_DEVICE}/token", body=asked)["access_token"]
         except RequestRefused as exc:
             if exc.error not in _WAITING:

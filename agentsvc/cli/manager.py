@@ -63,10 +63,10 @@ class Reload:
         else:
             logging.getLogger().setLevel(config.log.level.upper())
             changed = sorted(differences(self._config, config))
-            left = [key for key in changed if key != _RELOADED]
+            need_restart = [key for key in changed if key != _RELOADED]
             log.info("configuration reloaded", extra={"keys": changed})
-            if left:
-                log.warning("settings changed that need a restart", extra={"keys": left})
+            if need_restart:
+                log.warning("settings changed that need a restart", extra={"keys": need_restart})
             self._config = config
         self._manager.notify("READY=1")
 

@@ -130,7 +130,7 @@ def unpack(file: Path, directory: Path) -> None:
         with file.open("rb") as opened, _Unpacking(directory, room) as unpacking:
             archive = TarStream(Gunzip(opened))
             for member in archive:
-                unpacking.take(member, archive)
+                unpacking.write_member(member, archive)
         msgspec.json.decode((directory / ABOUT).read_bytes(), type=_About)
     except (OSError, ValueError, RecursionError) as exc:
         raise CommandFailed(
@@ -144,7 +144,7 @@ class _Unpacking:
     def __init__(self, directory: Path, room: int) -> None:
         self._path = directory
         self._room = room
-        self._seen: set[str] = set()
+        self._names: set[str] = set()
         self._opened = contextlib.ExitStack()
         self._top = self._archives = -1
 
@@ -161,12 +161,12 @@ class _Unpacking:
         """Close both."""
         self._opened.close()
 
-    def take(self, member: Member, archive: TarStream) -> None:
+    def write_member(self, member: Member, archive: TarStream) -> None:
         """Write a file of a backup; raises BadTar for anything else."""
         name = member.name
-        if name in self._seen or len(self._seen) >= _MEMBERS_MAX:
+        if name in self._names or len(self._names) >= _MEMBERS_MAX:
             raise BadTar("a file is in it twice, or there are too many")
-        self._seen.add(name)
+        self._names.add(name)
         if member.kind is MemberKind.DIRECTORY and name.rstrip("/") == ARCHIVES:
             return
         if member.kind is not MemberKind.FILE or member.segments is not None:
@@ -236,10 +236,10 @@ def _move_in(restored: Path, there: Path) -> None:
     """Move what was restored into the data directory: all of it, or nothing."""
     names = [name for name in _KEPT if (restored / name).exists()]
     # An empty directory is no loss.
-    taken = [name for name in names if _is_taken(there / name)]
-    if taken:
+    existing = [name for name in names if _is_taken(there / name)]
+    if existing:
         hint = "name another directory with --data-dir, or move that away"
-        raise CommandFailed(f"there is something in {there} already: {', '.join(taken)}", hint)
+        raise CommandFailed(f"there is something in {there} already: {', '.join(existing)}", hint)
     with contextlib.ExitStack() as undo:
         for name in names:
             (restored / name).rename(there / name)

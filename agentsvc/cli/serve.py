@@ -247,15 +247,15 @@ async def _greet(
 
 def _show_first_key(data_directory: DataDirectory, key: Secret, link: str) -> None:
     """Show the first key and a login link, or keep them in a file where nobody looks on."""
-    ways = (
+    text = (
         f"Its admin API key, shown only this once:\n\n    {key.reveal()}\n\n"
         f"Or log a browser in with this link, once, within {LINK_MINUTES} minutes:\n\n    {link}\n"
     )
     if is_terminal():
-        click.echo(f"This is a new installation. {ways}")
+        click.echo(f"This is a new installation. {text}")
         return
     try:
-        replace_private(data_directory.first_key, ways)
+        replace_private(data_directory.first_key, text)
     except OSError as exc:
         raise StartFailed(
             f"the first key cannot be kept ({exc.strerror}): {data_directory.first_key}",
@@ -311,11 +311,11 @@ async def _serve(
     # What is made until it is ready is not garbage.
     gc.disable()
     app = await build_app(config, data_dir=data_directory.path)
-    grace_seconds = config.server.shutdown_grace_seconds
+    grace = config.server.shutdown_grace_seconds
     prefix = prefix_of(config.server.public_url)
-    most = config.limits.connections_per_sandbox
+    per_sandbox = config.limits.connections_per_sandbox
     runner = make_runner(
-        app, grace_seconds=grace_seconds, prefix=prefix, limits=config.server, max_of_sandbox=most
+        app, grace_seconds=grace, prefix=prefix, limits=config.server, max_of_sandbox=per_sandbox
     )
     # What it listens at is closed by the runner, and by nobody before.
     with contextlib.ExitStack() as sockets:

@@ -61,8 +61,8 @@ async def watch_once(
     Raises as `AgentServer.run_command`.
     """
     script = LOOK.format(id=run_id, command=quote(command), place=quote(directory), shown=_SHOWN)
-    told = await agent.run_command(script, time_limit=_SECONDS)
-    code, _, output = told.stdout.partition("\n")
+    result = await agent.run_command(script, time_limit=_SECONDS)
+    code, _, output = result.stdout.partition("\n")
     if code == "running":
         return None
     # It is the sandbox that has said it.

@@ -32,8 +32,8 @@ def find_end(view: ConversationView) -> str | None:
     if conversation.facts.budget_stop_cost is not None and status not in AT_WORK:
         reason = "The budget is used up"
     if view.sandbox_status in (SandboxStatus.ERROR, SandboxStatus.MISSING):
-        told = view.sandbox.reason if view.sandbox else "it is gone"
-        reason = reason or f"The sandbox has failed: {told}"
+        cause = view.sandbox.reason if view.sandbox else "it is gone"
+        reason = reason or f"The sandbox has failed: {cause}"
     return reason
 
 

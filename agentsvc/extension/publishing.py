@@ -16,25 +16,25 @@ def publish_to(
     if not notifier.has_listeners:
         return
 
-    def tell(kind: str, subject_id: str, **data: Any) -> None:
+    def publish(kind: str, subject_id: str, **data: Any) -> None:
         notifier.publish(Event(id=new_id(), kind=kind, at=now(), subject_id=subject_id, data=data))
 
     def on_sandbox(was: Sandbox, now: Sandbox | None) -> None:
         facts = {"backend": was.backend, "spec_id": was.spec_id}
-        tell("sandbox.changed", was.id, status=str(now.status if now else "DELETED"), **facts)
+        publish("sandbox.changed", was.id, status=str(now.status if now else "DELETED"), **facts)
 
     def on_start(task: StartTask) -> None:
         if task.status is StartStatus.READY:
-            tell("conversation.started", task.conversation_id, sandbox_id=task.sandbox_id)
+            publish("conversation.started", task.conversation_id, sandbox_id=task.sandbox_id)
         elif task.status is StartStatus.ERROR:
-            tell("conversation.start_failed", task.conversation_id, reason=task.detail or "")
+            publish("conversation.start_failed", task.conversation_id, reason=task.detail or "")
 
     def on_news(news: Notice) -> None:
         if news.subject is Subject.EVENTS:
-            tell("conversation.events", news.id, seq=news.seq)
+            publish("conversation.events", news.id, seq=news.seq)
         elif news.subject is Subject.CONVERSATION:
             kind = "conversation.deleted" if news.is_deleted else "conversation.changed"
-            tell(kind, news.id)
+            publish(kind, news.id)
 
     sandboxes.on_change(on_sandbox)
     conversations.starts.on_change(on_start)

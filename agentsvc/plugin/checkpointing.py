@@ -22,13 +22,13 @@ _STATE: Final = ("OH_CONVERSATIONS_PATH", "OH_BASH_EVENTS_DIR")
 
 def check_copied(ended: ExecResult) -> None:
     """Raise OrderRejected, Conflict or BackendUnavailable where the program has not done what it should."""
-    said = ended.stderr.decode(errors="replace").strip()
+    output = ended.stderr.decode(errors="replace").strip()
     if ended.exit_code == REFUSED:
-        raise OrderRejected(said)
+        raise OrderRejected(output)
     if ended.timed_out:
         raise Conflict(f"The files were not copied in {CHECKPOINT_SECONDS:.0f} s")
     if ended.exit_code != 0:
-        raise BackendUnavailable("The sandbox could not copy its files", detail=said[-500:])
+        raise BackendUnavailable("The sandbox could not copy its files", detail=output[-500:])
 
 
 def read_checkpoints(index: str) -> list[Checkpoint]:

@@ -118,22 +118,22 @@ def _put_back(directory: Path, copy: Path, begun: int) -> None:
 def _put_entry_back(path: Path, source: Path, begun: int) -> None:
     kept = source.lstat()
     try:
-        seen = path.lstat()
+        info = path.lstat()
     except FileNotFoundError:
-        seen = None
+        info = None
     if stat.S_ISDIR(kept.st_mode):
-        if seen is None or not stat.S_ISDIR(seen.st_mode):
+        if info is None or not stat.S_ISDIR(info.st_mode):
             _remove(path)
             path.mkdir()
         _put_back(path, source, begun)
-    elif seen is None or not is_unchanged(seen, kept, begun):
+    elif info is None or not is_unchanged(info, kept, begun):
         _remove(path)
         shutil.copy2(source, path, follow_symlinks=False)
 
 
-def _may_be_removed(seen: os.stat_result) -> bool:
+def _may_be_removed(info: os.stat_result) -> bool:
     """Say whether something that is in no copy is so because it is new."""
-    return seen.st_uid == os.geteuid() and bool(seen.st_mode & stat.S_IRUSR)
+    return info.st_uid == os.geteuid() and bool(info.st_mode & stat.S_IRUSR)
 
 
 def _remove(path: Path) -> None:

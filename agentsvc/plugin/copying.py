@@ -123,20 +123,20 @@ class _Pass:
                     FileNotFoundError, NotADirectoryError, PermissionError, _Replaced
                 ):
                     self._copy_entry((source, target, earlier), entry, path, depth)
-            seen = os.fstat(source)
-            os.fchmod(target, seen.st_mode & _RIGHTS)
-            os.utime(target, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+            info = os.fstat(source)
+            os.fchmod(target, info.st_mode & _RIGHTS)
+            os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns))
 
     def _copy_entry(self, within: _Within, name: str, path: str, depth: int) -> None:
         source, target, earlier = within
-        seen = os.lstat(name, dir_fd=source)
-        if stat.S_ISDIR(seen.st_mode):
+        info = os.lstat(name, dir_fd=source)
+        if stat.S_ISDIR(info.st_mode):
             self._copy_directory(within, name, name, path, depth + 1)
-        elif stat.S_ISLNK(seen.st_mode):
+        elif stat.S_ISLNK(info.st_mode):
             os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
-        elif earlier is not None and self._is_unchanged(seen, name, earlier):
+        elif earlier is not None and self._is_unchanged(info, name, earlier):
             os.link(name, name, src_dir_fd=earlier, dst_dir_fd=target, follow_symlinks=False)
-        elif stat.S_ISREG(seen.st_mode):
+        elif stat.S_ISREG(info.st_mode):
             self._copy_file(source, target, name, path)
 
     def _copy_file(self, source: int, target: int, name: str, path: str) -> None:
@@ -147,25 +147,25 @@ class _Pass:
                 if exc.errno in (errno.ELOOP, errno.ENXIO):  # it is a link or a socket now
                     raise _Replaced from exc
                 raise
-            seen = os.fstat(file)
-            if not stat.S_ISREG(seen.st_mode):
+            info = os.fstat(file)
+            if not stat.S_ISREG(info.st_mode):
                 raise _Replaced
-            if seen.st_nlink > 1:
-                first = self._linked.setdefault((seen.st_dev, seen.st_ino), f"{path}{name}")
+            if info.st_nlink > 1:
+                first = self._linked.setdefault((info.st_dev, info.st_ino), f"{path}{name}")
                 with contextlib.suppress(OSError):  # it is this one, or its path is too long
                     os.link(first, name, src_dir_fd=self._root, dst_dir_fd=target)
                     return
             new = _open(opened, name, _NEW_FILE, target)
-            _copy_data(file, new, seen.st_size)
-            os.fchmod(new, seen.st_mode & _RIGHTS)
-            os.utime(new, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+            _copy_data(file, new, info.st_size)
+            os.fchmod(new, info.st_mode & _RIGHTS)
+            os.utime(new, ns=(info.st_atime_ns, info.st_mtime_ns))
 
-    def _is_unchanged(self, seen: os.stat_result, name: str, earlier: int) -> bool:
+    def _is_unchanged(self, info: os.stat_result, name: str, earlier: int) -> bool:
         try:
             old = os.lstat(name, dir_fd=earlier)
         except FileNotFoundError:
             return False
-        return is_unchanged(seen, old, self._since)
+        return is_unchanged(info, old, self._since)
 
 
 def _open(
@@ -181,15 +181,15 @@ class _Replaced(Exception):
     """Something is not any more what it was when it was found."""
 
 
-def is_unchanged(seen: os.stat_result, copy: os.stat_result, begun: int) -> bool:
+def is_unchanged(info: os.stat_result, copy: os.stat_result, begun: int) -> bool:
     """Say whether something is what it was when it was copied by a copy that was begun then."""
     # Nobody can set the first of these, and the others tell what has changed places.
-    return seen.st_ctime_ns < begun - _CLOCK_NS and _looks_of(seen) == _looks_of(copy)
+    return info.st_ctime_ns < begun - _CLOCK_NS and _metadata_of(info) == _metadata_of(copy)
 
 
-def _looks_of(seen: os.stat_result) -> tuple[int, int, int, int]:
-    kind = stat.S_IFMT(seen.st_mode)
-    return kind, seen.st_mode & _RIGHTS, seen.st_size, seen.st_mtime_ns
+def _metadata_of(info: os.stat_result) -> tuple[int, int, int, int]:
+    kind = stat.S_IFMT(info.st_mode)
+    return kind, info.st_mode & _RIGHTS, info.st_size, info.st_mtime_ns
 
 
 def _entries(directory: int) -> Iterator[str]:

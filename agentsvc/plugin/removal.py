@@ -60,10 +60,10 @@ def _entries(directory: int) -> Iterator[tuple[str, bool]]:
 
 def _open_directory(name: str, within: int | None = None) -> int:
     """Open a directory, and let its owner do everything with it; follows no link."""
-    seen = os.open(name, os.O_PATH | _DIRECTORY, dir_fd=within)
+    descriptor = os.open(name, os.O_PATH | _DIRECTORY, dir_fd=within)
     try:
-        own = Path(f"/proc/self/fd/{seen}")
+        own = Path(f"/proc/self/fd/{descriptor}")
         own.chmod(0o700)
         return os.open(own, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     finally:
-        os.close(seen)
+        os.close(descriptor)

@@ -193,8 +193,8 @@ class FakeWorld:
 
     def backend_type(self) -> "type[FakeBackend]":
         """Return a class whose instances all are on this world."""
-        told = {"world": self, "default_isolation": self.default_isolation}
-        return type("FakeBackend", (FakeBackend,), told)
+        attributes = {"world": self, "default_isolation": self.default_isolation}
+        return type("FakeBackend", (FakeBackend,), attributes)
 
     def plugin(self) -> object:
         """Return a plugin that offers this world as the backend and the spec `fake`."""

@@ -82,13 +82,13 @@ class ExampleBackend(RuntimeBackend[ExampleConfig]):
         """Write down what is to be, save the handle, then start it unless it was started before."""
         self._check(order)
         self.check_fences(order)
-        place = self._place(order.sandbox_id)
+        directory = self._directory(order.sandbox_id)
         # The directory comes first: scan lists it, whatever happens next.
-        ports = await asyncio.to_thread(_prepare, place, order)
+        ports = await asyncio.to_thread(_prepare, directory, order)
         handle = Handle(sandbox_id=order.sandbox_id, version=HANDLE_VERSION, data={"ports": ports})
         await save(handle)
         # A thread is not cancelled, so it is waited for, whatever happens to this call.
-        start = asyncio.ensure_future(asyncio.to_thread(_start, place, order, ports))  # noqa: TID251
+        start = asyncio.ensure_future(asyncio.to_thread(_start, directory, order, ports))  # noqa: TID251
         try:
             await asyncio.shield(start)
         except asyncio.CancelledError:
@@ -98,11 +98,11 @@ class ExampleBackend(RuntimeBackend[ExampleConfig]):
 
     async def inspect(self, handle: Handle) -> Report:
         """Look at the files, the process and its ports."""
-        place = self._place_of(handle)
-        if not await asyncio.to_thread(place.is_dir):
+        directory = self._directory_of(handle)
+        if not await asyncio.to_thread(directory.is_dir):
             return Report(phase=Phase.GONE)
         ports: dict[str, int] = handle.data.get("ports", {})
-        code = await asyncio.to_thread(_exit_code, place)
+        code = await asyncio.to_thread(_exit_code, directory)
         if code is not None:
             return Report(
                 phase=Phase.FAILED, exit_code=code, reason=f"the command ended with code {code}"
@@ -114,7 +114,7 @@ class ExampleBackend(RuntimeBackend[ExampleConfig]):
                 Endpoint(name=name, port=port, url=f"http://{_HOST}:{port}")
                 for name, port in ports.items()
             ),
-            working_dir=str(place / "work"),
+            working_dir=str(directory / "work"),
         )
 
     async def scan(self) -> Sequence[Found]:
@@ -123,10 +123,10 @@ class ExampleBackend(RuntimeBackend[ExampleConfig]):
         def listed() -> list[Found]:
             return [
                 Found(
-                    handle=Handle(sandbox_id=place.name, version=HANDLE_VERSION),
-                    created_at=datetime.fromtimestamp(place.stat().st_mtime, UTC),
+                    handle=Handle(sandbox_id=directory.name, version=HANDLE_VERSION),
+                    created_at=datetime.fromtimestamp(directory.stat().st_mtime, UTC),
                 )
-                for place in self.context.state_dir.iterdir()
+                for directory in self.context.state_dir.iterdir()
             ]
 
         try:
@@ -136,9 +136,9 @@ class ExampleBackend(RuntimeBackend[ExampleConfig]):
 
     async def delete(self, handle: Handle) -> None:
         """End every process of the sandbox, then remove its directory."""
-        place = self._place_of(handle)
-        await asyncio.to_thread(_end, place, self.config.kill_seconds)
-        await asyncio.to_thread(shutil.rmtree, place, ignore_errors=True)
+        directory = self._directory_of(handle)
+        await asyncio.to_thread(_end, directory, self.config.kill_seconds)
+        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
     def _check(self, asked: Spec | Order) -> None:
         if not asked.command:
@@ -147,12 +147,12 @@ class ExampleBackend(RuntimeBackend[ExampleConfig]):
             raise OrderRejected("This backend has neither images nor options")
         self.check_fences(asked)
 
-    def _place_of(self, handle: Handle) -> Path:
+    def _directory_of(self, handle: Handle) -> Path:
         if handle.version > HANDLE_VERSION:
             raise HandleTooNew("The sandbox was made by a newer version of this backend")
-        return self._place(handle.sandbox_id)
+        return self._directory(handle.sandbox_id)
 
-    def _place(self, sandbox_id: str) -> Path:
+    def _directory(self, sandbox_id: str) -> Path:
         if not re.fullmatch(r"[a-z0-9]+", sandbox_id):
             raise OrderRejected("The sandbox's id cannot name a directory")
         return self.context.state_dir / sandbox_id
@@ -167,54 +167,54 @@ def agentsvc_register_backends() -> Iterable[type[RuntimeBackend[Any]]]:
 # What blocks, and therefore runs in a thread
 
 
-def _prepare(place: Path, order: Order) -> dict[str, int]:
+def _prepare(directory: Path, order: Order) -> dict[str, int]:
     """Make the directory and choose the ports, or return those chosen before."""
-    (place / "work").mkdir(parents=True, exist_ok=True)
-    file = place / "ports.json"
+    (directory / "work").mkdir(parents=True, exist_ok=True)
+    file = directory / "ports.json"
     if not file.exists():
         ports = {port.name: port.number or _free_port() for port in order.ports}
-        (place / "ports.part").write_bytes(msgspec.json.encode(ports))
-        (place / "ports.part").rename(file)
+        (directory / "ports.part").write_bytes(msgspec.json.encode(ports))
+        (directory / "ports.part").rename(file)
     return msgspec.json.decode(file.read_bytes(), type=dict[str, int])
 
 
-def _start(place: Path, order: Order, ports: dict[str, int]) -> None:
-    if (place / "pid").exists():
+def _start(directory: Path, order: Order, ports: dict[str, int]) -> None:
+    if (directory / "pid").exists():
         return
     env = {name: fill(value, ports) for name, value in order.env.items()}
     env |= {name: value.reveal() for name, value in order.secret_env.items()}
     env.setdefault("PATH", os.defpath)
     process = subprocess.Popen(  # noqa: S603  # to run the order's command is what it is for
         ["/bin/sh", "-c", _RUN, "sh", *(fill(part, ports) for part in order.command or ())],
-        cwd=place / "work",
+        cwd=directory / "work",
         env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    (place / "pid").write_text(str(process.pid))
+    (directory / "pid").write_text(str(process.pid))
     # It outlives this object; when it has ended, `_kill` collects it.
     process.returncode = 0
 
 
-def _exit_code(place: Path) -> int | None:
-    file = place / "exit"
+def _exit_code(directory: Path) -> int | None:
+    file = directory / "exit"
     return int(file.read_text()) if file.exists() else None
 
 
-def _end(place: Path, seconds: float) -> None:
+def _end(directory: Path, seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while _kill(place):
+    while _kill(directory):
         if time.monotonic() > deadline:
             raise BackendUnavailable("The processes of the sandbox do not end")
         time.sleep(_POLL_SECONDS)
 
 
-def _kill(place: Path) -> bool:
+def _kill(directory: Path) -> bool:
     """Kill what runs, and say whether any of it may still run."""
     try:
-        group = int((place / "pid").read_text())
+        group = int((directory / "pid").read_text())
         os.killpg(group, signal.SIGKILL)
     except (OSError, ValueError):
         return False

@@ -33,8 +33,8 @@ def _processes(marks: Collection[bytes]) -> Iterator[str]:
             continue
         # One that ends meanwhile, and one of another user, cannot be read.
         with contextlib.suppress(OSError):
-            told = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
-            if any(mark in told for mark in marks):
+            content = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            if any(mark in content for mark in marks):
                 command = (entry / "comm").read_text().strip()
                 yield f"process {entry.name} ({command})"
 

@@ -236,7 +236,7 @@ async def after_delete_nothing_is_left_on_the_host(rig: Rig) -> None:
         return handle
 
     made = await together(running(), failed())
-    expect(await rig.told_leftovers() != [], "leftovers names nothing of a sandbox that runs")
+    expect(await rig.reported_leftovers() != [], "leftovers names nothing of a sandbox that runs")
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CANCEL_AFTER[-1]):
             await rig.create(rig.order())

@@ -243,8 +243,8 @@ class ScriptedModel(Listening):
     def _choose(self, turn: Turn) -> Reply:
         if not turn.tools:
             return self._help(turn)
-        told = [message for message in turn.messages if message.get("role") == "user"]
-        return self.playbook.reply(turn, is_first=len(told) <= 1)
+        user_messages = [message for message in turn.messages if message.get("role") == "user"]
+        return self.playbook.reply(turn, is_first=len(user_messages) <= 1)
 
     def _help(self, turn: Turn) -> Reply:
         """Answer what agents ask aside from their work: titles and summaries, without tools."""

@@ -189,9 +189,9 @@ class Rig:
         """Name all that there is of the sandboxes, by every road."""
         names = [self.instance_id, *self.ordered]
         found = await asyncio.to_thread(host.traces, names, self.backend.context.state_dir)
-        return found + (await self.told_leftovers() or [])
+        return found + (await self.reported_leftovers() or [])
 
-    async def told_leftovers(self) -> list[str] | None:
+    async def reported_leftovers(self) -> list[str] | None:
         """Name what backend and author know of, or None where both cannot say."""
         is_able = type(self.backend).leftovers is not RuntimeBackend.leftovers
         if not is_able and self.options.leftovers is None:

@@ -171,7 +171,7 @@ async def kill(lease: Lease, verb: str, what: str) -> None:
             report = await rig.wait(handle, Phase.RUNNING)
             assert (await rig.ask(report, "GET", "/") == begun) is not is_stopped
             await rig.backend.delete(handle)
-            assert await rig.told_leftovers() == []
+            assert await rig.reported_leftovers() == []
 
 
 async def gone_on(rig: Rig, handle: Handle) -> bool:

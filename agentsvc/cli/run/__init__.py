@@ -82,10 +82,10 @@ def command(
     """
     if options["repository"] and options["directory"]:
         raise click.UsageError("a repository and a directory cannot be worked on at a time")
-    said = sys.stdin.read() if task == "-" else task
-    if not said.strip():
+    text = sys.stdin.read() if task == "-" else task
+    if not text.strip():
         raise click.UsageError("the task is empty")
-    wanted = RunOptions(task=said, **options)
+    wanted = RunOptions(task=text, **options)
     signal.signal(signal.SIGTERM, _leave)
     api = None if private else find_api(server)
     conversations = importlib.import_module("agentsvc.cli.run.conversation")

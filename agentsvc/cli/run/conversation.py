@@ -80,10 +80,10 @@ def wait_until_ready(api: Api, task: Record, view: View) -> Record:
 def describe_duration(stages: list[Record]) -> str:
     """Return what a start took, and which of its stages took a notable part of that."""
     times = {stage["status"]: stage["duration_ms"] or 0 for stage in stages}
-    whole = sum(times.values())
-    long = {name: ms for name, ms in times.items() if ms * _NOTABLE_PART >= whole > 0}
+    total = sum(times.values())
+    long = {name: ms for name, ms in times.items() if ms * _NOTABLE_PART >= total > 0}
     listed = ", ".join(f"{words(name)} {ms / 1000:.1f} s" for name, ms in long.items())
-    return f"ready after {whole / 1000:.1f} s ({listed})" if listed else "ready"
+    return f"ready after {total / 1000:.1f} s ({listed})" if listed else "ready"
 
 
 def _show_changes(api: Api, conversation: Record, view: View) -> None:

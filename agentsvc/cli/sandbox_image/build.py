@@ -19,7 +19,7 @@ _CREDENTIALS: Final = re.compile(r"(?<=//)[^\s/@]+@")
 _LAST_LINES: Final = 12
 _WIDTH: Final = 90
 
-type Tell = Callable[[str], None]
+type Report = Callable[[str], None]
 
 
 class BuiltImage(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class BuiltImage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def build(
-    recipe: Recipe, name: str, *, engine: str | None, anew: bool, tell: Tell
+    recipe: Recipe, name: str, *, engine: str | None, anew: bool, report: Report
 ) -> tuple[BuiltImage, bool]:
     """Return the image and whether it had to be built; one of the same recipe is kept.
 
@@ -55,7 +55,7 @@ async def build(
                 forcerm=True,
                 stream=True,
             ):
-                _note(line, last, tell)
+                _note(line, last, report)
         except docker.error as exc:
             raise StartFailed(
                 f"the image could not be built: {_shown(str(exc))}",
@@ -129,10 +129,10 @@ def _to_built(image: dict[str, Any], name: str) -> BuiltImage:
     )
 
 
-def _note(line: dict[str, Any], last: list[str], tell: Tell) -> None:
+def _note(line: dict[str, Any], last: list[str], report: Report) -> None:
     for text in str(line.get("stream", "")).splitlines():
         if _STEP.match(text):
-            tell(_short(_shown(text)))
+            report(_short(_shown(text)))
         if text.strip():
             last.append(text)
 

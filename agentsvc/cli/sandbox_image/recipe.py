@@ -112,8 +112,8 @@ def find_indexes(environ: Mapping[str, str], pip: Mapping[str, str]) -> dict[str
     found: dict[str, str] = {}
     for name, sources in asked.items():
         for source in sources:
-            told = environ.get(source) or pip.get(source) or ""
-            urls = [url for url in re.split(r"[\s,]+", told) if _REMOTE.match(url)]
+            value = environ.get(source) or pip.get(source) or ""
+            urls = [url for url in re.split(r"[\s,]+", value) if _REMOTE.match(url)]
             if urls:
                 found[name] = " ".join(urls)
                 break

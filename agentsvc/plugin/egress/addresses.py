@@ -123,7 +123,7 @@ def is_outside(address: Address) -> bool:
     return is_public(address) and not is_own(meant(address))
 
 
-def may_tell_secrets(address: Address) -> bool:
+def is_metadata_service(address: Address) -> bool:
     """Say whether an address is one where clouds tell their machines what these may do."""
     inner = meant(address)
     return inner.is_link_local or inner in _METADATA

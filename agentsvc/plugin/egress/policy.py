@@ -13,9 +13,9 @@ from typing import Any, Final
 from .addresses import (
     Address,
     BadHost,
+    is_metadata_service,
     is_outside,
     is_own,
-    may_tell_secrets,
     meant,
     parse_host,
     split_port,
@@ -101,7 +101,7 @@ class Policy:
         if self._is_address_listed(address, port):
             return ""
         # Nothing of ours is there, but what tells a cloud's machines their secrets.
-        if self.is_needed(host, port) and not may_tell_secrets(address):
+        if self.is_needed(host, port) and not is_metadata_service(address):
             return ""
         if self._is_in_bounds(address):
             return ""
@@ -123,7 +123,7 @@ class Policy:
         inner = meant(address)
         # To connect to no address at all is to connect to this machine.
         is_here = inner.is_unspecified or inner.is_loopback or is_own(inner)
-        return not (is_here or inner.is_multicast or may_tell_secrets(inner))
+        return not (is_here or inner.is_multicast or is_metadata_service(inner))
 
     def _is_listed(self, host: str | Address, port: int) -> bool:
         if isinstance(host, str):
