@@ -6,8 +6,6 @@ backends are found is in `agentsvc.sandboxes.plugin_loader`, how they are chosen
 must do is checked by `agentsvc.testing.backend_contract`.
 """
 
-# ruff: noqa: PLC0414  # the values are had from here, too
-
 import abc
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -18,28 +16,67 @@ import msgspec
 
 from agentsvc.base import BackendUnavailable, OrderRejected, Secret, Unsupported
 from agentsvc.plugin.egress import BadHost, parse_policy
-from agentsvc.plugin.values import Capability as Capability
-from agentsvc.plugin.values import Cause as Cause
-from agentsvc.plugin.values import Checkpoint as Checkpoint
-from agentsvc.plugin.values import Endpoint as Endpoint
-from agentsvc.plugin.values import ExecResult as ExecResult
-from agentsvc.plugin.values import Fences as Fences
-from agentsvc.plugin.values import Found as Found
-from agentsvc.plugin.values import Handle as Handle
-from agentsvc.plugin.values import Health as Health
-from agentsvc.plugin.values import IdleRules as IdleRules
-from agentsvc.plugin.values import ImageBuild as ImageBuild
-from agentsvc.plugin.values import Isolation as Isolation
-from agentsvc.plugin.values import Limits as Limits
-from agentsvc.plugin.values import LogLine as LogLine
-from agentsvc.plugin.values import Network as Network
-from agentsvc.plugin.values import Order as Order
-from agentsvc.plugin.values import PausedAs as PausedAs
-from agentsvc.plugin.values import Phase as Phase
-from agentsvc.plugin.values import Port as Port
-from agentsvc.plugin.values import Report as Report
-from agentsvc.plugin.values import Spec as Spec
-from agentsvc.plugin.values import Usage as Usage
+from agentsvc.plugin.values import (
+    Capability,
+    Cause,
+    Checkpoint,
+    Endpoint,
+    ExecResult,
+    Fences,
+    Found,
+    Handle,
+    Health,
+    IdleRules,
+    ImageBuild,
+    Isolation,
+    Limits,
+    LogLine,
+    Network,
+    Order,
+    PausedAs,
+    Phase,
+    Port,
+    Report,
+    Spec,
+    Usage,
+)
+
+__all__ = [
+    "API_VERSION",
+    "HANDLE_BYTES_MAX",
+    "NOT_CALLING",
+    "BackendContext",
+    "Capability",
+    "Cause",
+    "Checkpoint",
+    "Endpoint",
+    "ExecResult",
+    "Fences",
+    "FindKey",
+    "Found",
+    "Handle",
+    "Health",
+    "IdleRules",
+    "ImageBuild",
+    "Isolation",
+    "Limits",
+    "LogLine",
+    "Network",
+    "Order",
+    "PartlyScanned",
+    "PausedAs",
+    "Phase",
+    "Port",
+    "Report",
+    "RuntimeBackend",
+    "SaveHandle",
+    "Spec",
+    "StillFetching",
+    "Usage",
+    "check_hosts",
+    "fill",
+    "no_key",
+]
 
 API_VERSION: Final = 1
 """The contract this server speaks; a backend class states the one it was written for."""
