@@ -61,7 +61,7 @@ class Api:
         self._renew = renew
 
     def call(self, method: str, path: str, *, query: Query | None = None, body: Any = None) -> Any:
-        """Return what the server answers, decoded; raises Refused for an error of its."""
+        """Return what the server answers, decoded; raises RequestRefused for an error of its."""
         sent = None if body is None else json.dumps(body).encode()
         kind = {"Content-Type": "application/json"} if body is not None else {}
         with self.open(method, path, query=query, body=sent, headers=kind) as response:

@@ -69,9 +69,8 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
         In the same transaction the sandboxes that are empty then are given up. Of many events the
         first are deleted before that, in pieces between which others write.
         """
-        for member in await self._db.read(
-            partial(self._table.family, conversation_id=conversation_id)
-        ):
+        family_of = partial(self.stores.conversations.family, conversation_id=conversation_id)
+        for member in await self.stores.db.read(family_of):
             await self._delete_first_events(member.id)
 
         async def body(tx: Transaction) -> list[str]:
@@ -86,8 +85,8 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
 
     async def _delete_first_events(self, conversation_id: str) -> None:
         row = {"id": conversation_id}
-        while await self._db.value(_MANY_EVENTS, row):
-            await self._db.write(lambda tx: tx.run(_FIRST_EVENTS, row))
+        while await self.stores.db.value(_MANY_EVENTS, row):
+            await self.stores.db.write(lambda tx: tx.run(_FIRST_EVENTS, row))
 
     async def give_back(self, tx: Transaction, task: StartTask) -> None:
         """Give up the sandbox that was reserved for a start which failed before it used it."""

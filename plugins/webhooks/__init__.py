@@ -2,7 +2,7 @@
 
 What is to be told is noted by triggers of the database, in the transaction that makes it true; the
 rows of the queue name stored events and hold no copies of them. `service` keeps subscriptions and
-shows deliveries, `worker` delivers, `routes` and `commands` are for users and operators.
+shows deliveries, `delivery_worker` delivers, `routes` and `commands` are for users and operators.
 """
 
 from agentsvc.plugin import offers

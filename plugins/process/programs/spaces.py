@@ -62,7 +62,7 @@ class UserNamespaces:
 
 @contextlib.contextmanager
 def made(user: int, entered_by: int = 0, *, around: int | None = None) -> Iterator[UserNamespaces]:
-    """Make the namespaces and close them at the end; raises NotMade.
+    """Make the namespaces and close them at the end; raises NamespaceUnavailable.
 
     The pair belongs to that user, who may enter it from where it was made and from nowhere else.
     For user 0, who needs none, there are none but `around`, if that is there already. With
