@@ -28,13 +28,7 @@ _UNTOLD: Final = """SELECT r.id, r.sandbox_id FROM removed_conversations AS r
     JOIN sandboxes AS b ON b.id = r.sandbox_id
     WHERE r.told_at IS NULL AND b.phase = 'running'"""
 _AGAIN: Final = "ON CONFLICT (id) DO UPDATE SET sandbox_id = excluded.sandbox_id, told_at = NULL"
-_BATCH: Final = 5000
-_MANY_EVENTS: Final = f"""SELECT EXISTS (
-        SELECT 1 FROM events WHERE conversation_id = :id LIMIT 1 OFFSET {_BATCH}
-    )"""  # noqa: S608  # a constant
-_FIRST_EVENTS: Final = f"""DELETE FROM events WHERE rowid IN (
-        SELECT rowid FROM events WHERE conversation_id = :id ORDER BY seq LIMIT {_BATCH}
-    )"""  # noqa: S608  # a constant
+
 
 _WITH_FILES: Final = (SandboxStatus.STARTING, SandboxStatus.RUNNING, SandboxStatus.PAUSED)
 
@@ -66,12 +60,8 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
     async def remove(self, conversation_id: str) -> list[str]:
         """Delete a conversation and its descendants; return the ids of their start tasks.
 
-        In the same transaction the sandboxes that are empty then are given up. Of many events the
-        first are deleted before that, in pieces between which others write.
+        In the same transaction the sandboxes that are empty then are given up.
         """
-        family_of = partial(self.stores.conversations.family, conversation_id=conversation_id)
-        for member in await self.stores.db.read(family_of):
-            await self._delete_first_events(member.id)
 
         async def body(tx: Transaction) -> list[str]:
             family = await self.stores.conversations.family(tx, conversation_id)
@@ -82,11 +72,6 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
             return tasks
 
         return await self.stores.db.write(body)
-
-    async def _delete_first_events(self, conversation_id: str) -> None:
-        row = {"id": conversation_id}
-        while await self.stores.db.value(_MANY_EVENTS, row):
-            await self.stores.db.write(lambda tx: tx.run(_FIRST_EVENTS, row))
 
     async def give_back(self, tx: Transaction, task: StartTask) -> None:
         """Give up the sandbox that was reserved for a start which failed before it used it."""
