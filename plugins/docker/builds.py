@@ -49,6 +49,9 @@ class Builds:
                 wait_seconds=self._wait_seconds,
                 message="The image is being built",
             )
+        else:
+            # Nobody waited for the end of the build that has made it.
+            await self._running.abandon(name)
 
     async def listed(self, engine: Engine) -> dict[str, list[str]]:
         """Return the images that an engine has, by the ids they were built under."""

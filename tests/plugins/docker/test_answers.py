@@ -16,19 +16,21 @@ from aiohttp import web
 
 from agentsvc.base.errors import BackendUnavailable
 from agentsvc.base.values import new_id
-from agentsvc.plugin import LongTasks
+from agentsvc.plugin import ImageBuild, LongTasks, StillFetching
 from agentsvc.plugin.backend import BackendContext, Cause, Isolation, Limits, Network, Order, Phase
 from tests.plugin_loading import part
 
 if TYPE_CHECKING:
     from docker import (
         backend,
+        builds,
         engine,
         firewall,
         images,
         inspection,
         layers,
         making,
+        names,
         plan,
         settings,
         watch,
@@ -39,8 +41,9 @@ else:
         part("docker.engine"),
         part("docker.firewall"),
     )
+    builds = part("docker.builds")
     images, inspection, plan = part("docker.images"), part("docker.inspection"), part("docker.plan")
-    layers = part("docker.layers")
+    layers, names = part("docker.layers"), part("docker.names")
     settings, watch = part("docker.settings"), part("docker.watch")
     making = part("docker.making")
 
@@ -112,6 +115,36 @@ async def a_maker() -> AsyncIterator[tuple[Answers, making.Maker]]:
                 ),
             )
         finally:
+            await asked.close()
+
+
+async def test_an_image_that_is_gone_is_built_anew_though_nobody_waited_for_its_build(
+    tmp_path: Path,
+) -> None:
+    image_id, context = new_id(), tmp_path / "context.tar"
+    path = f"/images/{names.image(image_id)}/json"
+    with tarfile.open(context, "w"):
+        pass
+    order = ImageBuild(context=context, dockerfile="FROM scratch\n", time_limit=30)
+    async with an_engine() as (answers, url):
+        answers.given["/build"] = (200, {})
+        asked = fresh(url)
+        running = builds.Builds(INSTANCE, wait_seconds=0)
+        try:
+            with pytest.raises(StillFetching, match="being built"):
+                await running.build(asked, image_id, order)
+            answers.given[path] = (200, {})
+            await asyncio.sleep(0.3)  # the build ends, and nobody waits for it
+            is_built = False
+            while not is_built:
+                with contextlib.suppress(StillFetching):
+                    await running.build(asked, image_id, order)
+                    is_built = True
+            del answers.given[path]
+            with pytest.raises(StillFetching, match="being built"):
+                await running.build(asked, image_id, order)
+        finally:
+            await running.close()
             await asked.close()
 
 
