@@ -8,6 +8,7 @@ import asyncio
 import importlib.metadata
 import inspect
 import logging
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -63,12 +64,13 @@ def installed_points() -> Iterator[importlib.metadata.EntryPoint]:
     Where a package is there twice, the one that Python imports counts. A damaged package that
     offers nothing does no harm.
     """
-    for found in importlib.metadata.distributions():
-        text = found.read_text("entry_points.txt") or ""
-        if f"[{NAME}]" in text:
-            first = importlib.metadata.distribution(found.name)
-            if first.read_text("entry_points.txt") == text:
-                yield from found.entry_points.select(group=NAME)
+    names = {
+        re.sub(r"[-_.]+", "-", found.name).lower()
+        for found in importlib.metadata.distributions()
+        if f"[{NAME}]" in (found.read_text("entry_points.txt") or "")
+    }
+    for name in names:
+        yield from importlib.metadata.distribution(name).entry_points.select(group=NAME)
 
 
 class PluginHost:

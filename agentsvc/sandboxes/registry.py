@@ -158,7 +158,8 @@ class BackendRegistry:
         except AgentsvcError as exc:
             return Health(ok=False, reason=exc.message)
         except TimeoutError:
-            return Health(ok=False, reason=f"it gave no answer within {time_limit or 0:g} s")
+            within = f"within {time_limit:g} s" if time_limit else "in time"
+            return Health(ok=False, reason=f"it gave no answer {within}")
         except (Exception, SystemExit) as exc:  # a plugin may raise anything
             log.exception("backend failed", extra={"backend": name})
             return Health(ok=False, reason=f"it failed as it should not: {type(exc).__name__}")

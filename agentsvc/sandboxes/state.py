@@ -206,5 +206,7 @@ def failure_of(sandbox: Sandbox) -> SandboxNotUsable:
 
 def is_settled(target: Target, phase: Phase | None, *, paused_as: PausedAs | None = None) -> bool:
     """Whether nothing needs to be done until somebody wants something else."""
+    if phase is Phase.RUNNING:
+        return target is Target.RUNNING
     action = next_action(target, phase, has_handle=True, paused_as=paused_as)
     return action is Action.REST or (action is Action.LOOK and phase is not Phase.STARTING)

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -238,7 +239,8 @@ def test_an_installed_package_is_found_by_its_entry_point(
     damaged = tmp_path / "other-1.dist-info"
     damaged.mkdir()
     (damaged / "entry_points.txt").write_text("[console_scripts]\nno value\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    for directory in (tmp_path, shutil.copytree(tmp_path, tmp_path / "again")):
+        monkeypatch.syspath_prepend(directory)
     importlib.invalidate_caches()
     [plugin] = PluginHost.load(disable=OURS).plugins()
     assert (plugin.name, plugin.version, plugin.origin) == ("cloud", "3.1", "agentsvc-cloud")

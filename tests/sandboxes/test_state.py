@@ -119,6 +119,8 @@ def test_a_stopped_sandbox_is_not_stopped_again() -> None:
     assert next_action(STOPPED, FROZEN, has_handle=True, paused_as=PausedAs.STOPPED) is Action.LOOK
     assert is_settled(STOPPED, FROZEN, paused_as=PausedAs.STOPPED)
     assert is_settled(PAUSED, FROZEN, paused_as=PausedAs.STOPPED)
+    # It was told to stop, and goes on.
+    assert not is_settled(STOPPED, UP, paused_as=PausedAs.STOPPED)
 
 
 @pytest.mark.parametrize(
