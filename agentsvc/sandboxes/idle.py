@@ -2,7 +2,6 @@
 
 from datetime import datetime
 
-from agentsvc.base import now
 from agentsvc.sandboxes.admission.table import UnusedSandbox
 from agentsvc.sandboxes.last_used import ActivityTracker
 from agentsvc.sandboxes.operations import can_hibernate, can_reclaim, possible
@@ -65,7 +64,7 @@ class IdleSandboxes:
 
     async def is_culled(self, sandbox: Sandbox) -> bool:
         """Whether it rests because nobody needed it, or to make room, and not for its user."""
-        return sandbox.target.is_rest and await self._uses.is_culled(sandbox.id)
+        return sandbox.target.is_rest and await self._uses.is_culled(sandbox.id, self._db)
 
     async def cull(self, sandbox_id: str, target: Target, *, unused_since: datetime) -> bool:
         """Ask for a resting or deleted sandbox if it was not used meanwhile; say whether that is so.
@@ -83,10 +82,7 @@ class IdleSandboxes:
             wanted = possible(self._registry, sandbox, target) if sandbox is not None else None
             if sandbox is None or wanted is None:
                 return False
-            by_rule = not sandbox.target.is_rest or await self._uses.is_culled(sandbox_id)
-            await self._targets.set(tx, sandbox_id, wanted)
-            if wanted.is_rest and by_rule:
-                await self._uses.set_culled(tx, sandbox_id, now())
+            await self._targets.set(tx, sandbox_id, wanted, until_needed=True)
             return True
 
         return await self._db.write(body)

@@ -518,16 +518,7 @@ class Sandboxes:
         await self._targets.set_known(sandbox.id, Target.RESTARTED, when_full)
 
     async def _rest(self, sandbox: Sandbox, target: Target, *, until_needed: bool) -> None:
-        async def body(tx: Transaction) -> Sandbox | None:
-            is_ours = not sandbox.target.is_rest or await self._uses.is_culled(sandbox.id)
-            wanted = await self._targets.set(tx, sandbox.id, target)
-            if wanted is not None and until_needed and is_ours:
-                await self._uses.set_culled(tx, sandbox.id, now())
-            return wanted
-
-        wanted = await self._db.write(body)
-        if wanted is None:
-            raise Conflict("The sandbox is being deleted")
+        wanted = await self._targets.set_known(sandbox.id, target, until_needed=until_needed)
         await self._wait(wanted, _is_settled)
 
     async def _restable(self, user_id: str, sandbox_id: str, how: Capability) -> Sandbox:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from agentsvc.base import Conflict
+from agentsvc.base import Conflict, now
 from agentsvc.domain import WhenFull
 from agentsvc.plugin import Phase
 from agentsvc.sandboxes.admission.capacity import held_of
@@ -55,19 +55,24 @@ class Targets:
         return stored
 
     async def set_known(
-        self, sandbox_id: str, target: Target, when_full: WhenFull | None = None
+        self,
+        sandbox_id: str,
+        target: Target,
+        when_full: WhenFull | None = None,
+        *,
+        until_needed: bool = False,
     ) -> Sandbox:
-        """Do as `set_now`; raises Conflict if the sandbox is being deleted or gone already."""
-        wanted = await self.set_now(sandbox_id, target, when_full)
+        """Do as `set`, in a transaction of its own; raises Conflict where that returns None."""
+        wanted = await self._db.write(
+            lambda tx: self.set(tx, sandbox_id, target, when_full, until_needed=until_needed)
+        )
         if wanted is None:
             raise Conflict("The sandbox is being deleted")
         return wanted
 
-    async def set_now(
-        self, sandbox_id: str, target: Target, when_full: WhenFull | None = None
-    ) -> Sandbox | None:
+    async def set_now(self, sandbox_id: str, target: Target) -> Sandbox | None:
         """Do as `set`, in a transaction of its own."""
-        return await self._db.write(lambda tx: self.set(tx, sandbox_id, target, when_full))
+        return await self._db.write(lambda tx: self.set(tx, sandbox_id, target))
 
     async def set(
         self,
@@ -75,16 +80,21 @@ class Targets:
         sandbox_id: str,
         target: Target,
         when_full: WhenFull | None = None,
+        *,
+        until_needed: bool = False,
     ) -> Sandbox | None:
         """Store what is wanted of a sandbox; None if it is being deleted or gone already.
 
-        Raises SandboxLimitReached as `enter` does.
+        The next message resumes one that is to rest until it is needed, unless its user had it rest
+        before. Raises SandboxLimitReached as `enter` does.
         """
         before = await self._table.find(sandbox_id, tx)
         if before is None or before.target is Target.DELETED:
             return None
+        may_resume = not before.target.is_rest or await self._uses.is_culled(sandbox_id, tx)
+        is_culled = until_needed and target.is_rest and may_resume
         await self._table.set_target(tx, sandbox_id, target, self._reconciler.deadline())
-        await self._uses.set_culled(tx, sandbox_id, None)
+        await self._uses.set_culled(tx, sandbox_id, now() if is_culled else None)
         if target.is_rest or target is Target.DELETED:
             await self._uses.clear_queued(tx, sandbox_id)
             return await self._announce(tx, before)

@@ -119,9 +119,9 @@ class UseTable:
         """Whether a sandbox waits for room."""
         return await self._value(self._db, "queued_at", sandbox_id) is not None
 
-    async def is_culled(self, sandbox_id: str) -> bool:
+    async def is_culled(self, sandbox_id: str, reader: Queryable) -> bool:
         """Whether a sandbox was paused by a rule or to make room."""
-        return await self._value(self._db, "culled_at", sandbox_id) is not None
+        return await self._value(reader, "culled_at", sandbox_id) is not None
 
     async def find_removal_due(self, sandbox_id: str) -> datetime | None:
         """Return when the removal of a sandbox may be tried again, None for at once."""
