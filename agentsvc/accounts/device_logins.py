@@ -5,7 +5,6 @@ key, once. Its two codes are stored as hashes, like keys.
 """
 
 import re
-from collections import OrderedDict
 from datetime import timedelta
 from enum import StrEnum
 from typing import Final
@@ -13,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from agentsvc.accounts.keys import KEY_PREFIX, insert_key
-from agentsvc.base import NotFound, Secret, TooManyRequests, values
+from agentsvc.base import NotFound, Secret, Throttle, TooManyRequests, values
 from agentsvc.storage import Database, Queryable, Row, Transaction
 
 LIFETIME: Final = timedelta(minutes=10)
@@ -28,9 +27,6 @@ BEGINNINGS_A_MINUTE: Final = 30
 QUESTIONS_A_MINUTE: Final = 300
 """How often one address may ask for keys in a minute, or try a user's key."""
 
-_CALLERS_MAX: Final = 10_000
-
-_MINUTE_SECONDS: Final = 60.0
 _CODE_LENGTH: Final = 8
 _KEY_NAME: Final = "device login"
 _NOT_IN_CODE = re.compile(r"[^A-Z]")
@@ -63,26 +59,16 @@ class Claim(Struct, frozen=True, kw_only=True):
     interval_seconds: int = 0
 
 
-class AttemptLimit:
-    """Lets each caller do a thing so many times a minute.
-
-    It remembers a limited number of callers; the one that was away longest is forgotten first.
-    """
+class AttemptLimit(Throttle):
+    """Lets each caller do a thing so many times a minute."""
 
     def __init__(self, times_a_minute: int) -> None:
-        self._times = times_a_minute
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        super().__init__(times_a_minute, at_once=times_a_minute)
 
     def check(self, caller: str) -> None:
         """Count what a caller does now; raises TooManyRequests, and then it does not count."""
-        moment = values.monotonic()
-        left, since = self._left.pop(caller, (float(self._times), moment))
-        left = min(self._times, left + (moment - since) * self._times / _MINUTE_SECONDS)
-        is_allowed = left >= 1
-        self._left[caller] = (left - 1 if is_allowed else left, moment)
-        if len(self._left) > _CALLERS_MAX:
-            self._left.popitem(last=False)
-        if not is_allowed:
+        _, is_taken = self.reserve(caller, 1, max_wait_seconds=0)
+        if not is_taken:
             raise TooManyRequests("Too many requests come from this address")
 
 

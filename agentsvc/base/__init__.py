@@ -68,6 +68,7 @@ from agentsvc.base.supervisor import Supervisor as Supervisor
 from agentsvc.base.supervisor import back_off as back_off
 from agentsvc.base.supervisor import is_cancelled as is_cancelled
 from agentsvc.base.texts import Source as Source
+from agentsvc.base.throttle import Throttle as Throttle
 from agentsvc.base.urls import CLONE_URL as CLONE_URL
 from agentsvc.base.urls import GIT_HOST as GIT_HOST
 from agentsvc.base.urls import HTTP_URL as HTTP_URL

@@ -13,9 +13,9 @@ import pytest
 
 from agentsvc.accounts.keys import Role
 from agentsvc.accounts.quotas import Quotas
+from agentsvc.base.throttle import Throttle
 from agentsvc.base.values import dashed, monotonic, new_id
 from agentsvc.config.schema import Config, LimitsConfig
-from agentsvc.http.middleware.rate_limit import Throttle
 from agentsvc.http.wire import CALLBACK_BODY_BYTES
 from tests.http.test_metrics import read
 from tests.http.v1.streaming import Feeder, events, feeder

@@ -1,26 +1,24 @@
 """Rate limits per key, per sandbox and per address.
 
 What is left of a limit is told in the headers of the IETF's draft, `RateLimit` and
-`RateLimit-Policy`. What is counted is bounded: who was not seen for longest is forgotten.
+`RateLimit-Policy`.
 """
 
 import asyncio
 import math
-from collections import OrderedDict
 from enum import StrEnum
 from typing import Final
 
 import msgspec
 from aiohttp import web
 
-from agentsvc.base import TooManyRequests, monotonic
+from agentsvc.base import Throttle, TooManyRequests
 from agentsvc.config import LimitsConfig
 from agentsvc.http.keys import REFUSED_FOR
 from agentsvc.http.server.metrics_registry import Refusal
 from agentsvc.http.wire import CALLBACK_BODY_BYTES
 
 _WINDOW_SECONDS: Final = 60
-_MAX_CALLERS: Final = 10_000
 _MISTAKES: Final = 30
 _LONGEST_WAIT_SECONDS: Final = 10.0
 """Agent servers wait thirty seconds for an answer."""
@@ -60,51 +58,25 @@ class Budget(StrEnum):
 _REFUSALS: Final = {Budget.REQUESTS: Refusal.SANDBOX_RATE, Budget.BYTES: Refusal.SANDBOX_BYTES}
 
 
-class Throttle:
-    """So much a minute of each caller, of which some may come at once; 0 is no limit."""
-
-    def __init__(self, per_minute: int, *, at_once: int) -> None:
-        self._at_once = at_once
-        self._rate = per_minute / _WINDOW_SECONDS
-        self._left: OrderedDict[object, tuple[float, float]] = OrderedDict()
-
-    def reserve(self, caller: object, count: int, *, max_wait_seconds: float) -> tuple[float, bool]:
-        """Take so much ahead; return in how many seconds it may be had, and whether it was taken.
-
-        It was not if that takes too long. However much it is, it is taken from whoever has not had
-        anything for a while.
-        """
-        if not self._rate or not count:
-            return 0.0, True
-        moment = monotonic()
-        left, at = self._left.pop(caller, (float(self._at_once), moment))
-        left = min(self._at_once, left + (moment - at) * self._rate)
-        seconds = max(0.0, (count - left) / self._rate)
-        is_taken = seconds <= max_wait_seconds or left >= self._at_once
-        self._left[caller] = left - count if is_taken else left, moment
-        if len(self._left) > _MAX_CALLERS:
-            self._left.popitem(last=False)
-        return min(seconds, max_wait_seconds) if is_taken else seconds, is_taken
-
-
 class RateLimit(Throttle):
     """So many requests a minute of each caller, which may come at once; 0 is no limit."""
 
     def __init__(self, name: str, most: int) -> None:
         super().__init__(most, at_once=most)
         self._name = name
+        self._most = most
 
     def take(self, caller: object) -> State | None:
         """Count a request, unless nothing is left; None without a limit."""
-        if not self._rate:
+        if not self._most:
             return None
         seconds, is_taken = self.reserve(caller, 1, max_wait_seconds=0)
-        left, _ = self._left[caller]
+        left = self.left_to(caller)
         return State(
             name=self._name,
-            most=self._at_once,
+            most=self._most,
             left=int(left),
-            reset_seconds=math.ceil((self._at_once - left) / self._rate),
+            reset_seconds=math.ceil((self._most - left) / (self._most / _WINDOW_SECONDS)),
             retry_seconds=0 if is_taken else max(1, math.ceil(seconds)),
         )
 

@@ -1,0 +1,40 @@
+"""Limits of how much each caller may do in a minute; who was not seen for longest is forgotten."""
+
+from collections import OrderedDict
+from typing import Final
+
+from agentsvc.base.values import monotonic
+
+_MINUTE_SECONDS: Final = 60
+_MAX_CALLERS: Final = 10_000
+
+
+class Throttle:
+    """So much a minute of each caller, of which some may come at once; 0 is no limit."""
+
+    def __init__(self, per_minute: int, *, at_once: int) -> None:
+        self._at_once = at_once
+        self._rate = per_minute / _MINUTE_SECONDS
+        self._left: OrderedDict[object, tuple[float, float]] = OrderedDict()
+
+    def reserve(self, caller: object, count: int, *, max_wait_seconds: float) -> tuple[float, bool]:
+        """Take so much ahead; return in how many seconds it may be had, and whether it was taken.
+
+        It was not if that takes too long. However much it is, it is taken from whoever has not had
+        anything for a while.
+        """
+        if not self._rate or not count:
+            return 0.0, True
+        moment = monotonic()
+        left, at = self._left.pop(caller, (float(self._at_once), moment))
+        left = min(self._at_once, left + (moment - at) * self._rate)
+        seconds = max(0.0, (count - left) / self._rate)
+        is_taken = seconds <= max_wait_seconds or left >= self._at_once
+        self._left[caller] = left - count if is_taken else left, moment
+        if len(self._left) > _MAX_CALLERS:
+            self._left.popitem(last=False)
+        return min(seconds, max_wait_seconds) if is_taken else seconds, is_taken
+
+    def left_to(self, caller: object) -> float:
+        """Return what was left to a caller when it last asked for anything."""
+        return self._left[caller][0]
