@@ -25,8 +25,12 @@ from agentsvc.accounts.keys import KeyRing as KeyRing
 from agentsvc.accounts.keys import KeyScope as KeyScope
 from agentsvc.accounts.keys import Principal as Principal
 from agentsvc.accounts.keys import Role as Role
-from agentsvc.accounts.keys import UserTable as UserTable
+from agentsvc.accounts.keys import User as User
+from agentsvc.accounts.keys import add_user as add_user
+from agentsvc.accounts.keys import get_user as get_user
 from agentsvc.accounts.keys import insert_key as insert_key
+from agentsvc.accounts.keys import is_admin as is_admin
+from agentsvc.accounts.keys import list_barred as list_barred
 from agentsvc.accounts.logins import LINK_LIFETIME as LINK_LIFETIME
 from agentsvc.accounts.logins import Login as Login
 from agentsvc.accounts.logins import LoginProvider as LoginProvider
@@ -44,9 +48,6 @@ from agentsvc.accounts.quotas import check_spend as check_spend
 from agentsvc.accounts.quotas import check_starts as check_starts
 from agentsvc.accounts.quotas import find_running as find_running
 from agentsvc.accounts.service_keys import ServiceKeys as ServiceKeys
-from agentsvc.accounts.users import User as User
 from agentsvc.accounts.users import UserPatch as UserPatch
 from agentsvc.accounts.users import Users as Users
-from agentsvc.accounts.users import add_user as add_user
 from agentsvc.accounts.users import change_user as change_user
-from agentsvc.accounts.users import get_user as get_user

@@ -11,8 +11,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.accounts.keys import Principal
-from agentsvc.accounts.users import get_user
+from agentsvc.accounts.keys import Principal, get_user
 from agentsvc.base import MAX_INT, CapacityExceeded, decode_cursor, encode_cursor, values
 from agentsvc.storage import Database, Transaction, record_of, row_of
 

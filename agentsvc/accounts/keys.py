@@ -7,10 +7,10 @@ time. The keys of sandboxes belong to `sandboxes`.
 import json
 import logging
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -24,7 +24,7 @@ from agentsvc.base import (
     Secret,
     values,
 )
-from agentsvc.storage import Database, Queryable, Row, Transaction, note_effect, record_of
+from agentsvc.storage import Database, Queryable, Row, Transaction, note_effect, record_of, row_of
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +32,8 @@ KEY_PREFIX: Final = "asvc_"
 SHORTEST_KEY: Final = 32
 """Characters a key brought from outside must have."""
 
-_SHOWN: Final = len(KEY_PREFIX) + 4
 _LONGEST_NAME: Final = 100
+_SHOWN: Final = len(KEY_PREFIX) + 4
 USE_IS_NOTED_EVERY: Final = timedelta(minutes=1)
 """How often at most a use of a key is written down."""
 
@@ -47,6 +47,23 @@ class Role(StrEnum):
     """Everything of their own."""
     VIEWER = "viewer"
     """Look at what is their own."""
+
+
+class User(msgspec.Struct, frozen=True, kw_only=True):
+    """A user; all keys of one who is blocked open nothing."""
+
+    id: str
+    name: str
+    role: Role
+    created_at: datetime
+    blocked_at: datetime | None
+    leaving_at: datetime | None = None
+    """Since when the user is being deleted."""
+
+    @property
+    def is_active_admin(self) -> bool:
+        """Whether this is an administrator who is let in."""
+        return self.role is Role.ADMIN and self.blocked_at is None
 
 
 class KeyScope(StrEnum):
@@ -165,29 +182,21 @@ class KeyRing:
     async def find_good(self, key_ids: Collection[int]) -> dict[int, Principal]:
         """Return who shows which of these keys, as far as they are good; notes no use."""
         rows = await self._db.all(_KEYS + _OF_IDS, {"ids": json.dumps(list(key_ids))})
-        return {row["id"]: _to_principal(row) for row in rows if _is_valid(row)}
+        now, known = values.now(), [_to_known(row) for row in rows]
+        return {one.principal.key_id: one.principal for one in known if one.is_good(now)}
 
     async def find_barred(self) -> frozenset[str]:
         """Return the ids of the users who may not use their sandboxes, whatever key they show."""
-        return frozenset(await UserTable.list_barred(self._db))
+        return await list_barred(self._db)
 
     async def create_user(self, name: str, role: Role) -> str:
-        """Add a user and return the id; raises Conflict if the name is taken."""
-        check_name(name)
-        moment = values.to_stored(values.now())
-        row = {"id": values.new_id(), "name": name, "role": role, "created_at": moment}
-
-        async def insert(tx: Transaction) -> None:
-            if not await UserTable.insert(tx, row):
-                raise Conflict(f"a user of this name exists already: {name}")
-
-        await self._db.write(insert)
-        return row["id"]
+        """Add a user and return the id; raises as `add_user`."""
+        return (await self._db.write(lambda tx: add_user(tx, name, role))).id
 
     async def find_user(self, name: str) -> str | None:
         """Return the id of the user of this name, or None."""
-        sql = "SELECT id FROM users WHERE name = :name"
-        return await self._db.value(sql, {"name": name})
+        user = await find_named(self._db, name)
+        return user.id if user else None
 
     async def list_users(self) -> list[str]:
         """Return the names of all users."""
@@ -275,13 +284,7 @@ class KeyRing:
         row = await self._db.one(_KEYS + " WHERE k.hash = :hash", {"hash": digest})
         if row is None or not secrets.compare_digest(row["hash"], digest):
             return None
-        return _Known(
-            principal=_to_principal(row),
-            is_barred=row["revoked_at"] is not None or row["blocked_at"] is not None,
-            not_before=values.moment_or_none(row["not_before"]),
-            expires_at=values.moment_or_none(row["expires_at"]),
-            last_used_at=values.moment_or_none(row["last_used_at"]),
-        )
+        return _to_known(row)
 
     async def _note_use(self, key_id: int, now: datetime) -> None:
         # Another process may have noted one that is recent enough.
@@ -312,10 +315,8 @@ async def insert_key(
     made_with: int | None = None,
 ) -> ApiKey:
     """Issue a key inside the caller's transaction; raises NotFound, NotAllowed or Conflict."""
-    user = await UserTable.find(tx, user_id)
-    if user is None:
-        raise NotFound("no such user")
-    if scope is KeyScope.SERVICE and user["role"] != Role.ADMIN:
+    user = await get_user(tx, user_id)
+    if scope is KeyScope.SERVICE and user.role is not Role.ADMIN:
         raise NotAllowed("A key of the scope `service` can only be an administrator's")
     given = {
         "user_id": user_id,
@@ -340,7 +341,7 @@ async def insert_key(
     row = await tx.one(sql, given)
     if row is None:
         raise Conflict("this key exists already")
-    return record_of(row, ApiKey, user_name=user["name"])
+    return record_of(row, ApiKey, user_name=user.name)
 
 
 async def find_key(source: Queryable, key_id: int) -> Row | None:
@@ -348,21 +349,14 @@ async def find_key(source: Queryable, key_id: int) -> Row | None:
     return await source.one(_KEYS + " WHERE k.id = :id", {"id": key_id})
 
 
-def _is_valid(row: Row) -> bool:
-    now = values.to_stored(values.now())
-    is_current = (row["not_before"] or "") <= now < (row["expires_at"] or "~")
-    return is_current and row["revoked_at"] is None and row["blocked_at"] is None
+def _to_known(row: Row) -> _Known:
+    is_barred = row["revoked_at"] is not None or row["blocked_at"] is not None
+    return record_of(row, _Known, principal=_to_principal(row), is_barred=is_barred)
 
 
 def _to_principal(row: Row) -> Principal:
     is_service = row["made_with"] is not None
     return record_of(row, Principal, key_id=row["id"], login_id=None, is_service=is_service)
-
-
-def check_name(name: str) -> None:
-    """Raise BadRequest for what cannot be the name of a user or a key."""
-    if not name.isprintable() or not 0 < len(name) <= _LONGEST_NAME:
-        raise BadRequest(f"a name has 1 to {_LONGEST_NAME} printable characters")
 
 
 def _checked(key: Secret) -> Secret:
@@ -374,38 +368,56 @@ def _checked(key: Secret) -> Secret:
     return key
 
 
+# Users
+
+
 USERS: Final = "SELECT id, name, role, created_at, blocked_at, leaving_at FROM users"
 
 
-class UserTable:
-    """The SQL of users."""
+async def add_user(tx: Transaction, name: str, role: Role) -> User:
+    """Add a user inside the caller's transaction; raises as `Users.create`."""
+    check_name(name)
+    user = User(id=values.new_id(), name=name, role=role, created_at=values.now(), blocked_at=None)
+    if not await tx.insert("users", row_of(user), "ON CONFLICT (name) DO NOTHING"):
+        raise name_taken(user)
+    return user
 
-    @staticmethod
-    async def insert(tx: Transaction, row: Mapping[str, Any]) -> bool:
-        """Add a user; return False if the name is taken."""
-        return await tx.insert("users", row, "ON CONFLICT (name) DO NOTHING") == 1
 
-    @staticmethod
-    async def find(source: Queryable, user_id: str) -> Row | None:
-        """Return the user of this id, or None."""
-        return await source.one(USERS + " WHERE id = :id", {"id": user_id})
+async def get_user(source: Queryable, user_id: str) -> User:
+    """Return a user; raises NotFound."""
+    row = await source.one(USERS + " WHERE id = :id", {"id": user_id})
+    if row is None:
+        raise NotFound("no such user")
+    return record_of(row, User)
 
-    @staticmethod
-    async def find_named(source: Queryable, name: str) -> Row | None:
-        """Return the user of this name, or None."""
-        return await source.one(USERS + " WHERE name = :name", {"name": name})
 
-    @staticmethod
-    async def is_admin(source: Queryable, user_id: str) -> bool:
-        """Say whether a user is an administrator."""
-        row = await UserTable.find(source, user_id)
-        return row is not None and row["role"] == Role.ADMIN
+async def find_named(source: Queryable, name: str) -> User | None:
+    """Return the user of a name, or None."""
+    row = await source.one(USERS + " WHERE name = :name", {"name": name})
+    return record_of(row, User) if row else None
 
-    @staticmethod
-    async def list_barred(source: Queryable) -> list[str]:
-        """Return the ids of the users who are blocked or may only look."""
-        sql = "SELECT id FROM users WHERE blocked_at IS NOT NULL OR role = 'viewer'"
-        return await source.column(sql)
+
+async def is_admin(source: Queryable, user_id: str) -> bool:
+    """Say whether a user is an administrator."""
+    sql = "SELECT role FROM users WHERE id = :id"
+    return bool(await source.value(sql, {"id": user_id}) == Role.ADMIN)
+
+
+async def list_barred(source: Queryable) -> frozenset[str]:
+    """Return the ids of the users who are blocked or may only look."""
+    sql = "SELECT id FROM users WHERE blocked_at IS NOT NULL OR role = 'viewer'"
+    return frozenset(await source.column(sql))
+
+
+def check_name(name: str) -> None:
+    """Raise BadRequest for what cannot be the name of a user or a key."""
+    if not name.isprintable() or not 0 < len(name) <= _LONGEST_NAME:
+        raise BadRequest(f"a name has 1 to {_LONGEST_NAME} printable characters")
+
+
+def name_taken(user: User) -> Conflict:
+    """Return the error for a name that another user has."""
+    return Conflict(f"a user of this name exists already: {user.name}")
 
 
 _KEYS: Final = """

@@ -1,33 +1,23 @@
 """User accounts: create, rename, change role, block and unblock.
 
-Their keys belong to `auth`, and how they are deleted to `user_deletion`.
+How they are read, and their keys, is in `keys`; how they are deleted in `conversations.user_deletion`.
 """
-
-from datetime import datetime
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from agentsvc.accounts.keys import USERS, Role, UserTable, check_name
+from agentsvc.accounts.keys import (
+    USERS,
+    Role,
+    User,
+    add_user,
+    check_name,
+    find_named,
+    get_user,
+    name_taken,
+)
 from agentsvc.base import Conflict, NotFound, values
-from agentsvc.storage import Database, Queryable, Transaction, note_effect, record_of, row_of
-
-
-class User(msgspec.Struct, frozen=True, kw_only=True):
-    """A user; all keys of one who is blocked open nothing."""
-
-    id: str
-    name: str
-    role: Role
-    created_at: datetime
-    blocked_at: datetime | None
-    leaving_at: datetime | None = None
-    """Since when the user is being deleted."""
-
-    @property
-    def is_active_admin(self) -> bool:
-        """Whether this is an administrator who is let in."""
-        return self.role is Role.ADMIN and self.blocked_at is None
+from agentsvc.storage import Database, Transaction, note_effect, record_of, row_of
 
 
 class UserPatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,10 +44,10 @@ class Users:
 
     async def get_named(self, name: str) -> User:
         """Return the user of a name; raises NotFound."""
-        row = await UserTable.find_named(self._db, name)
-        if row is None:
+        user = await find_named(self._db, name)
+        if user is None:
             raise NotFound(f"there is no user `{name}`")
-        return record_of(row, User)
+        return user
 
     async def create(self, name: str, role: Role) -> User:
         """Add a user; raises BadRequest for what is no name, Conflict for one that is taken."""
@@ -75,15 +65,6 @@ class Users:
         Raises as `change_user`.
         """
         return await self._db.write(lambda tx: change_user(tx, user_id, patch))
-
-
-async def add_user(tx: Transaction, name: str, role: Role) -> User:
-    """Add a user inside the caller's transaction; raises as `Users.create`."""
-    check_name(name)
-    user = User(id=values.new_id(), name=name, role=role, created_at=values.now(), blocked_at=None)
-    if not await UserTable.insert(tx, row_of(user)):
-        raise _taken(user)
-    return user
 
 
 async def change_user(tx: Transaction, user_id: str, patch: UserPatch) -> User:
@@ -119,19 +100,7 @@ def _patched(user: User, patch: UserPatch) -> User:
     )
 
 
-async def get_user(source: Queryable, user_id: str) -> User:
-    """Return a user; raises NotFound."""
-    row = await UserTable.find(source, user_id)
-    if row is None:
-        raise NotFound("no such user")
-    return record_of(row, User)
-
-
 async def _check_free(tx: Transaction, user: User) -> None:
-    named = await UserTable.find_named(tx, user.name)
-    if named is not None and named["id"] != user.id:
-        raise _taken(user)
-
-
-def _taken(user: User) -> Conflict:
-    return Conflict(f"a user of this name exists already: {user.name}")
+    named = await find_named(tx, user.name)
+    if named is not None and named.id != user.id:
+        raise name_taken(user)

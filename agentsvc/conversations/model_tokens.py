@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.accounts import UserTable, quotas
+from agentsvc.accounts import list_barred, quotas
 from agentsvc.base import (
     AgentsvcError,
     ModelBudgetReached,
@@ -137,7 +137,7 @@ class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
     async def identify(self, token: str) -> ModelToken:
         """Return what a token is for; raises NotAuthenticated for what is none, or none any more."""
         row = await self.stores.db.one(_FIND, {"token_hash": sha256(token)})
-        if row is None or row["user_id"] in await UserTable.list_barred(self.stores.db):
+        if row is None or row["user_id"] in await list_barred(self.stores.db):
             raise NotAuthenticated("Invalid model token")
         plain = self.vault.unseal(row["sealed"], _context(row["token_hash"]))
         return record_of(row, ModelToken, upstream=_upstream.decode(plain))

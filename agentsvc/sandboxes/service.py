@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.accounts import UserTable
+from agentsvc.accounts import is_admin
 from agentsvc.agentserver import AgentClient
 from agentsvc.base import (
     Conflict,
@@ -243,7 +243,7 @@ class Sandboxes:
         Raises SandboxLimitReached where there is no room and it is not to wait.
         """
         settings = await self._stores.settings.find(user_id)
-        of_admin = await UserTable.is_admin(self._db, user_id)
+        of_admin = await is_admin(self._db, user_id)
         spec = with_models(spec, settings, self._stores.model_hosts, of_admin=of_admin)
         spec = with_local_hosts(spec, (*self._callbacks.git_hosts, *self._stores.model_hosts))
         fitting = find_fitting(self._registry, spec, self._config)
