@@ -86,12 +86,12 @@ class Reconciler:
     ) -> None:
         self._warm_pool = warm_pool
         self._slots = slots
+        self._stores = stores
         self._db = stores.db
         self._table = stores.sandboxes
         self._uses = stores.uses
         self._clients = stores.clients
         self._calls = calls
-        self._changes = stores.changes
         self._supervisor = supervisor
         self._config = config
         self._callbacks = callbacks
@@ -260,7 +260,7 @@ class Reconciler:
 
         async def close(tx: Transaction) -> None:
             await self._table.delete(tx, sandbox.id)
-            tx.after_commit(lambda: self._changes.announce(sandbox, None))
+            await self._stores.announce(tx, sandbox)
 
         await self._db.write(close)
         log.info("sandbox deleted", extra={"sandbox_id": sandbox.id})
@@ -390,8 +390,7 @@ class Reconciler:
             due_at = now() + timedelta(seconds=wait_seconds)
             await self._uses.count_failed_removal(tx, sandbox.id, due_at)
             await self._table.set_reason(tx, sandbox.id, exc.message)
-            after = await self._table.find(sandbox.id, tx)
-            tx.after_commit(lambda: self._changes.announce(sandbox, after))
+            await self._stores.announce(tx, sandbox)
             return tries
 
         tries = await self._db.write(change)
@@ -465,8 +464,7 @@ class Reconciler:
     ) -> None:
         async def change(tx: Transaction) -> None:
             await statement(tx)
-            after = await self._table.find(before.id, tx)
-            tx.after_commit(lambda: self._changes.announce(before, after))
+            await self._stores.announce(tx, before)
 
         await self._db.write(change)
 

@@ -6,9 +6,10 @@ from agentsvc.sandboxes.admission.table import UseTable
 from agentsvc.sandboxes.admission.warm_pool_table import WarmPoolTable
 from agentsvc.sandboxes.change_listeners import ChangeListeners
 from agentsvc.sandboxes.runtime_clients import ClientTable
+from agentsvc.sandboxes.state import Sandbox
 from agentsvc.sandboxes.table import SandboxTable
 from agentsvc.settings import SettingsStore
-from agentsvc.storage import Database, Vault
+from agentsvc.storage import Database, Transaction, Vault
 
 
 class SandboxStores:
@@ -29,3 +30,9 @@ class SandboxStores:
         self.warm_pool = WarmPoolTable(db, vault)
         self.changes = ChangeListeners()
         """Told of each change of a sandbox once it is stored."""
+
+    async def announce(self, tx: Transaction, before: Sandbox) -> Sandbox | None:
+        """Tell of what a transaction has changed of a sandbox, once that is durable; return it."""
+        after = await self.sandboxes.find(before.id, tx)
+        tx.after_commit(lambda: self.changes.announce(before, after))
+        return after

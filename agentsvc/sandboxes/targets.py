@@ -28,10 +28,10 @@ class Targets:
         warm_pool: WarmPool,
         reconciler: Reconciler,
     ) -> None:
+        self._stores = stores
         self._db = stores.db
         self._table = stores.sandboxes
         self._uses = stores.uses
-        self._changes = stores.changes
         self._usage = usage
         self._admission = admission
         self._warm_pool = warm_pool
@@ -50,7 +50,7 @@ class Targets:
         """
         entered = await self._insert(tx, sandbox, spare, when_full)
         stored = await self._table.find(entered.id, tx) or entered
-        tx.after_commit(lambda: self._changes.announce(stored, stored))
+        tx.after_commit(lambda: self._stores.changes.announce(stored, stored))
         tx.after_commit(lambda: self._reconciler.wake(entered.id))
         return stored
 
@@ -140,10 +140,8 @@ class Targets:
 
     async def _announce(self, tx: Transaction, before: Sandbox) -> Sandbox | None:
         """Tell of what is wanted now, once it is stored, and have it brought about."""
-        sandbox_id = before.id
-        after = await self._table.find(sandbox_id, tx)
-        tx.after_commit(lambda: self._changes.announce(before, after))
-        tx.after_commit(lambda: self._reconciler.wake(sandbox_id))
+        after = await self._stores.announce(tx, before)
+        tx.after_commit(lambda: self._reconciler.wake(before.id))
         return after
 
 

@@ -8,7 +8,6 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Final
 
 import msgspec
@@ -49,10 +48,10 @@ class AdmissionQueue:
         usage: ActivityTracker,
         let_in: LetIn,
     ) -> None:
+        self._stores = stores
         self._db = stores.db
         self._table = stores.sandboxes
         self._uses = stores.uses
-        self._changes = stores.changes
         self._supervisor = supervisor
         self._config = config
         self._usage = usage
@@ -68,7 +67,7 @@ class AdmissionQueue:
         self._may_wait = True
         self._has_changed = False
         self._on_wanted: list[Callable[[], None]] = []
-        self._changes.listen(lambda _before, _after: self.admit_soon())
+        stores.changes.listen(lambda _before, _after: self.admit_soon())
 
     @property
     def is_limited(self) -> bool:
@@ -232,8 +231,7 @@ class AdmissionQueue:
             if before is None or before.reason == reason:
                 continue
             await self._table.set_reason(tx, sandbox_id, reason)
-            after = await self._table.find(sandbox_id, tx)
-            tx.after_commit(partial(self._changes.announce, before, after))
+            await self._stores.announce(tx, before)
 
 
 def _positions(
