@@ -64,19 +64,19 @@ class RateLimit(Throttle):
     def __init__(self, name: str, most: int) -> None:
         super().__init__(most, at_once=most)
         self._name = name
-        self._most = most
+        self._max_per_minute = most
 
     def take(self, caller: object) -> State | None:
         """Count a request, unless nothing is left; None without a limit."""
-        if not self._most:
+        if not self._max_per_minute:
             return None
         seconds, is_taken = self.reserve(caller, 1, max_wait_seconds=0)
         left = self.left_to(caller)
         return State(
             name=self._name,
-            most=self._most,
+            most=self._max_per_minute,
             left=int(left),
-            reset_seconds=math.ceil((self._most - left) / (self._most / _WINDOW_SECONDS)),
+            reset_seconds=math.ceil((self._max_per_minute - left) / (self._max_per_minute / _WINDOW_SECONDS)),
             retry_seconds=0 if is_taken else max(1, math.ceil(seconds)),
         )
 
