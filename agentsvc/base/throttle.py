@@ -35,6 +35,7 @@ class Throttle:
             self._left.popitem(last=False)
         return min(seconds, max_wait_seconds) if is_taken else seconds, is_taken
 
-    def left_to(self, caller: object) -> float:
-        """Return what was left to a caller when it last asked for anything."""
-        return self._left[caller][0]
+    def left_to(self, caller: object) -> tuple[float, float]:
+        """Return what was left to a caller who has just asked, and in how many seconds all will be."""
+        left, _ = self._left[caller]
+        return left, (self._at_once - left) / self._rate

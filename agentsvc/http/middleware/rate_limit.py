@@ -71,12 +71,12 @@ class RateLimit(Throttle):
         if not self._max_per_minute:
             return None
         seconds, is_taken = self.reserve(caller, 1, max_wait_seconds=0)
-        left = self.left_to(caller)
+        left, reset_seconds = self.left_to(caller)
         return State(
             name=self._name,
             most=self._max_per_minute,
             left=int(left),
-            reset_seconds=math.ceil((self._max_per_minute - left) / (self._max_per_minute / _WINDOW_SECONDS)),
+            reset_seconds=math.ceil(reset_seconds),
             retry_seconds=0 if is_taken else max(1, math.ceil(seconds)),
         )
 
