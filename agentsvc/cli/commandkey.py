@@ -3,9 +3,8 @@
 from typing import Final
 
 from agentsvc.accounts import KeyRing
-from agentsvc.base import Secret, StartFailed
+from agentsvc.base import Secret, StartFailed, replace_private
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.secretoutput import replace_private
 from agentsvc.cli.stored import run_on
 from agentsvc.config import DataDirectory
 from agentsvc.storage import Database

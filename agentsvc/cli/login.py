@@ -7,11 +7,10 @@ from typing import Any, Final
 import click
 import msgspec
 
-from agentsvc.base import Secret, monotonic
+from agentsvc.base import Secret, monotonic, replace_private
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import Api, RequestRefused
 from agentsvc.cli.options import example
-from agentsvc.cli.secretoutput import replace_private
 from agentsvc.cli.server import Login, login_file
 
 _DEVICE: Final = "/oauth/device"

@@ -19,10 +19,9 @@ from typing import Final
 
 import click
 
-from agentsvc.base import Secret, monotonic
+from agentsvc.base import Secret, monotonic, replace_private
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.plugins import load_plugins, opened
-from agentsvc.cli.secretoutput import replace_private
 from agentsvc.config import BOOTSTRAP_KEY_FILE_VARIABLE, PREFIX, Config, MinimumIsolation
 from agentsvc.plugin import PACKAGE, Isolation
 from agentsvc.sandboxes import find_protections

@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from agentsvc.base import hint_against, is_no_room, short_id
+from agentsvc.base import create_private, hint_against, is_no_room, short_id
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.options import Decorator
 
@@ -72,20 +72,3 @@ def secret_output(output: str | None, directory: Path, name: str) -> Iterator[Se
 def is_terminal() -> bool:
     """Whether a person sees what is printed, and nothing else does."""
     return sys.stdout.isatty()
-
-
-def create_private(file: Path) -> int:
-    """Return a descriptor of a new file that nobody else can read at any moment; raises OSError."""
-    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(file, flags, 0o600)
-
-
-def replace_private(file: Path, text: str) -> None:
-    """Write such a file whole, in place of what was there; raises OSError."""
-    draft = file.with_name(f"{file.name}.new")
-    draft.unlink(missing_ok=True)
-    with os.fdopen(create_private(draft), "w", encoding="utf-8") as opened:
-        opened.write(text)
-        opened.flush()
-        os.fsync(opened.fileno())
-    draft.replace(file)

@@ -32,11 +32,12 @@ from agentsvc.base import (
     known_vulnerabilities,
     logs,
     raise_open_files,
+    replace_private,
 )
 from agentsvc.cli import callbacks
 from agentsvc.cli.manager import Manager, Reload
 from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, example, load_config
-from agentsvc.cli.secretoutput import is_terminal, replace_private
+from agentsvc.cli.secretoutput import is_terminal
 from agentsvc.config import (
     BOOTSTRAP_KEY_FILE_VARIABLE,
     BOOTSTRAP_KEY_VARIABLE,

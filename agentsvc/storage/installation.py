@@ -4,13 +4,12 @@ They belong together, and a data directory in which one of them was lost is refu
 """
 
 import contextlib
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Self
 
-from agentsvc.base import StartFailed, hint_against, new_id
+from agentsvc.base import StartFailed, hint_against, new_id, replace_private
 from agentsvc.config import DataDirectory
 from agentsvc.storage.database import Database, Transaction
 from agentsvc.storage.queries import Queryable
@@ -201,10 +200,5 @@ def _missing(key_file: Path) -> StartFailed:
 def _make_id(file: Path) -> str:
     # Whole or not at all: two installations without an id would take each other's sandboxes.
     instance_id = new_id()
-    draft = file.with_name(file.name + ".new")
-    with draft.open("w") as opened:
-        opened.write(instance_id)
-        opened.flush()
-        os.fsync(opened.fileno())
-    draft.replace(file)
+    replace_private(file, instance_id)
     return instance_id

@@ -9,7 +9,6 @@ import binascii
 import hashlib
 import hmac
 import logging
-import os
 import stat
 from pathlib import Path
 from typing import Final
@@ -17,7 +16,7 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from agentsvc.base import AgentsvcError, StartFailed, hint_against, values
+from agentsvc.base import AgentsvcError, StartFailed, hint_against, replace_private, values
 
 log = logging.getLogger(__name__)
 
@@ -117,12 +116,5 @@ def _parse_key(text: bytes, key_file: Path) -> bytes:
 
 def _make_key_file(key_file: Path) -> None:
     # Whole or not at all: half a key would make the next start fail.
-    draft = key_file.with_name(key_file.name + ".new")
-    draft.unlink(missing_ok=True)
-    descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(values.new_key().reveal() + "\n")
-        file.flush()
-        os.fsync(descriptor)
-    draft.replace(key_file)
+    replace_private(key_file, values.new_key().reveal() + "\n")
     log.info("master key created", extra={"path": str(key_file)})

@@ -1,0 +1,21 @@
+"""Files that nobody but their owner can read at any moment."""
+
+import os
+from pathlib import Path
+
+
+def create_private(file: Path) -> int:
+    """Return a descriptor of a new file that nobody else can read at any moment; raises OSError."""
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(file, flags, 0o600)
+
+
+def replace_private(file: Path, text: str) -> None:
+    """Write such a file whole or not at all, in place of what was there; raises OSError."""
+    draft = file.with_name(f"{file.name}.new")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(create_private(draft), "w", encoding="utf-8") as opened:
+        opened.write(text)
+        opened.flush()
+        os.fsync(opened.fileno())
+    draft.replace(file)
