@@ -105,7 +105,7 @@ async def _guard(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> No
 
 def _tell(what: str, name: str, error: AgentsvcError) -> None:
     """Log a failure that names its cause: where it was raised would say no more."""
-    log.error(what, extra={"task": name, "reason": f"{error} {error.detail}".strip()})
+    log.error(what, extra={"task": name, "reason": error.log_text})
 
 
 async def _repeat(succeeds: Callable[[], Awaitable[bool]], every_seconds: float) -> None:

@@ -64,22 +64,17 @@ _SETTINGS: Final = {
     "push.recurseSubmodules": "no",
     "transfer.bundleURI": "false",
 }
-_REFUSALS: Final = (
-    (
-        "could not read username",
-        "authentication failed",
-        "error: 401",
-        "error: 403",
-        "access denied",
-    ),
-    (
-        *("not found", "does not exist", "unable to update url base from redirection"),
-        *("error: 301", "error: 302", "error: 307", "error: 308"),
-    ),
-    ("not our ref", "unadvertised object", "did not send all necessary objects"),
-    ("[rejected]", "non-fast-forward", "fetch first", "[remote rejected]"),
+# What git says, in lower case, where something is refused.
+_TOKEN_REFUSED: Final = (
+    *("could not read username", "authentication failed", "error: 401", "error: 403"),
+    "access denied",
 )
-"""What git says of a token, a repository, a commit and a branch that is refused."""
+_NO_REPOSITORY: Final = (
+    *("not found", "does not exist", "unable to update url base from redirection"),
+    *("error: 301", "error: 302", "error: 307", "error: 308"),
+)
+_NO_COMMIT: Final = ("not our ref", "unadvertised object", "did not send all necessary objects")
+_NOT_TAKEN: Final = ("[rejected]", "non-fast-forward", "fetch first", "[remote rejected]")
 
 
 class GitRemote(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,22 +242,22 @@ class Checkout:
         return output.decode(errors="surrogateescape")
 
     def _failure(self, said: str) -> AgentsvcError:
-        provider, text = self.remote.provider, said.lower()
-        detail = said.strip()[-_SHOWN:]
-        kinds = (any(sign in text for sign in signs) for signs in _REFUSALS)
-        match next((number for number, is_kind in enumerate(kinds) if is_kind), None):
-            case 0:
-                return refused(provider)
-            case 1:
-                text = f"There is no such repository at `{provider.value}`: renamed, deleted, or hidden"
-                return NotFound(text)
-            case 2:
-                return NotFound("The commit is not in the repository any more")
-            case 3:
-                text = "The branch has got other commits, or the host protects it"
-                return BadRequest(text, detail=detail)
-            case _:
-                return unavailable(provider, detail)
+        provider, detail = self.remote.provider, said.strip()[-_SHOWN:]
+
+        def is_said(signs: tuple[str, ...]) -> bool:
+            return any(sign in said.lower() for sign in signs)
+
+        if is_said(_TOKEN_REFUSED):
+            return refused(provider)
+        if is_said(_NO_REPOSITORY):
+            text = f"There is no such repository at `{provider.value}`: renamed, deleted, or hidden"
+            return NotFound(text)
+        if is_said(_NO_COMMIT):
+            return NotFound("The commit is not in the repository any more")
+        if is_said(_NOT_TAKEN):
+            text = "The branch has got other commits, or the host protects it"
+            return BadRequest(text, detail=detail)
+        return unavailable(provider, detail)
 
     async def _remove(self) -> None:
         await asyncio.to_thread(shutil.rmtree, self._path, ignore_errors=True)
