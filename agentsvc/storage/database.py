@@ -100,9 +100,6 @@ class _InlineConnection:
     async def call[T](self, work: Callable[[sqlite3.Connection], T]) -> T:
         return work(self._raw)
 
-    async def fetch(self, sql: str, params: Params) -> list[Row]:
-        return _fetch_all(self._raw, sql, params)
-
 
 class Reader(Queryable):
     """Queries in one snapshot of the database."""
@@ -213,7 +210,7 @@ class _Readers:
 
     def _in_snapshot[T](self, body: Callable[[Reader], Awaitable[T]]) -> "_Done[T]":
         self._raw.execute("BEGIN")
-        return _Done(_finish(_call(body, Reader(_InlineConnection(self._raw).fetch))))
+        return _Done(_finish(_call(body, Reader(partial(_fetch, _InlineConnection(self._raw))))))
 
     @contextlib.asynccontextmanager
     async def _lend(self) -> AsyncIterator[aiosqlite.Connection]:
