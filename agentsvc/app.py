@@ -97,11 +97,9 @@ from agentsvc.sandboxes import (
     Sandbox,
     Sandboxes,
     SandboxStores,
-    SandboxTable,
     StartSlots,
     Target,
     check_isolation,
-    find_owner_key,
     kinds_of,
 )
 from agentsvc.settings import ModelHosts, SecretStore, SettingsStore
@@ -122,6 +120,7 @@ _VAULT: Final = web.AppKey("vault", Vault)
 _HOST: Final = web.AppKey("plugin_host", PluginHost)
 _EXTENSIONS: Final = web.AppKey("extensions", list[tuple[str, Extension[Any]]])
 _AGENTS: Final = web.AppKey("agents", AgentClient)
+_SANDBOX_STORES: Final = web.AppKey("sandbox_stores", SandboxStores)
 _CULLER: Final = web.AppKey("culler", IdleCuller)
 _STORES: Final = web.AppKey("conversation_stores", ConversationStores)
 _DELTAS: Final = web.AppKey("deltas", DeltaSubscriptions)
@@ -240,14 +239,15 @@ async def _database(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _backends(app: web.Application) -> AsyncIterator[None]:
-    data_directory = app[_DATA_DIRECTORY]
-    sandboxes = SandboxTable(app[keys.DATABASE], app[_VAULT])
+    app[_SANDBOX_STORES] = stores = SandboxStores(
+        app[keys.DATABASE], app[_VAULT], app[keys.SETTINGS], app[keys.MODEL_HOSTS]
+    )
     app[keys.BACKENDS] = registry = BackendRegistry.build(
         app[_HOST],
         app[keys.CONFIG],
         instance_id=app[_INSTALLATION].read_id(),
-        state_dir=data_directory.backends,
-        owner_key=partial(find_owner_key, sandboxes, app[keys.SETTINGS]),
+        state_dir=app[_DATA_DIRECTORY].backends,
+        owner_key=stores.find_owner_key,
     )
     try:
         await registry.open()
@@ -291,9 +291,9 @@ async def _supervisor(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _sandboxes(app: web.Application) -> AsyncIterator[None]:
-    config, model_hosts = app[keys.CONFIG], app[keys.MODEL_HOSTS]
+    config = app[keys.CONFIG]
     app[keys.SANDBOXES] = sandboxes = Sandboxes(
-        SandboxStores(app[keys.DATABASE], app[_VAULT], app[keys.SETTINGS], model_hosts),
+        app[_SANDBOX_STORES],
         registry=app[keys.BACKENDS],
         supervisor=app[keys.SUPERVISOR],
         config=config.sandboxes,

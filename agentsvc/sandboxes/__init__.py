@@ -21,7 +21,6 @@ from agentsvc.sandboxes.isolation import Protection as Protection
 from agentsvc.sandboxes.isolation import check_isolation as check_isolation
 from agentsvc.sandboxes.isolation import find_protections as find_protections
 from agentsvc.sandboxes.orders import CallbackRules as CallbackRules
-from agentsvc.sandboxes.owners import find_owner_key as find_owner_key
 from agentsvc.sandboxes.plugin_loader import BUILT_IN as BUILT_IN
 from agentsvc.sandboxes.plugin_loader import Backend as Backend
 from agentsvc.sandboxes.plugin_loader import Notifier as Notifier

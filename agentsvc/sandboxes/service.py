@@ -118,8 +118,8 @@ class Sandboxes:
             supervisor=supervisor,
             config=config,
             callbacks=callbacks,
-            connect=self.identity_verifier.connect,
-            fits=self.admission.has_room,
+            identity_verifier=self.identity_verifier,
+            admission=self.admission,
         )
         self.meter, self.layers = Meter(calls), Layers(calls, self._table)
         self.images = Images(calls, self._table)

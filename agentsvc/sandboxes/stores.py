@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from agentsvc.base import Secret
 from agentsvc.sandboxes.admission.table import UseTable
 from agentsvc.sandboxes.admission.warm_pool_table import WarmPoolTable
 from agentsvc.sandboxes.change_listeners import ChangeListeners
@@ -30,6 +31,12 @@ class SandboxStores:
         self.warm_pool = WarmPoolTable(db, vault)
         self.changes = ChangeListeners()
         """Told of each change of a sandbox once it is stored."""
+
+    async def find_owner_key(self, sandbox_id: str) -> Secret | None:
+        """Return the owner's own key for the service that runs a sandbox, if they have one."""
+        user_id = await self.sandboxes.find_owner(sandbox_id)
+        found = await self.settings.find(user_id) if user_id else None
+        return found.sandbox_api_key if found else None
 
     async def announce(self, tx: Transaction, before: Sandbox) -> Sandbox | None:
         """Tell of what a transaction has changed of a sandbox, once that is durable; return it."""

@@ -10,14 +10,14 @@ import contextlib
 import importlib.metadata
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
 import msgspec
 
 import agentsvc
-from agentsvc.agentserver import AgentServer, InitState
+from agentsvc.agentserver import InitState
 from agentsvc.base import (
     AgentRefused,
     AgentsvcError,
@@ -32,13 +32,15 @@ from agentsvc.base import (
 )
 from agentsvc.config import SandboxesConfig
 from agentsvc.plugin import Endpoint, Handle, IdleRules, Network, Phase, Report, Spec
-from agentsvc.sandboxes.admission.capacity import AdmittedSandbox, held_of
+from agentsvc.sandboxes.admission.capacity import held_of
 from agentsvc.sandboxes.admission.placement import checked
+from agentsvc.sandboxes.admission.queue import AdmissionQueue
 from agentsvc.sandboxes.admission.warm_pool_table import (
     WarmSandbox,
     WarmSandboxState,
 )
 from agentsvc.sandboxes.backend_calls import BackendCalls, find_handle
+from agentsvc.sandboxes.identity import IdentityVerifier
 from agentsvc.sandboxes.orders import CallbackRules, make_dormant_order, make_identity
 from agentsvc.sandboxes.state import AGENT_PORT, Sandbox
 from agentsvc.sandboxes.stores import SandboxStores
@@ -65,10 +67,6 @@ class _Failures(msgspec.Struct, frozen=True, kw_only=True):
     until: float = 0.0
 
 
-type Connect = Callable[[str, Handle | None, Endpoint, Secret], AgentServer]
-"""Returns the calls to the agent server of a backend's sandbox, whose connections are verified."""
-
-
 class WarmPool:
     """Makes them, keeps them fresh, and gives them away."""
 
@@ -80,8 +78,8 @@ class WarmPool:
         supervisor: Supervisor,
         config: SandboxesConfig,
         callbacks: CallbackRules,
-        connect: Connect,
-        fits: Callable[[Transaction, AdmittedSandbox], Awaitable[bool]],
+        identity_verifier: IdentityVerifier,
+        admission: AdmissionQueue,
     ) -> None:
         self._db = stores.db
         self.table = stores.warm_pool
@@ -90,8 +88,8 @@ class WarmPool:
         self._supervisor = supervisor
         self._config = config
         self._callbacks = callbacks
-        self._connect = connect
-        self._fits = fits
+        self._identity_verifier = identity_verifier
+        self._admission = admission
         self._failures: dict[str, _Failures] = {}
         self._refused: set[str] = set()
         self._seen: dict[str, float] = {}
@@ -137,7 +135,7 @@ class WarmPool:
         end = _agent_of(report)
         if spare is None or end is None:
             return report
-        agent = self._connect(sandbox.backend, sandbox.handle, end, spare.key)
+        agent = self._identity_verifier.connect(sandbox.backend, sandbox.handle, end, spare.key)
         try:
             state = await agent.init_state()
             if state is InitState.DORMANT:
@@ -249,7 +247,7 @@ class WarmPool:
                 key=Secret(new_key().reveal()),
                 created_at=now(),
             )
-            if making >= _AT_ONCE or not await self._fits(tx, held_of(spare)):
+            if making >= _AT_ONCE or not await self._admission.has_room(tx, held_of(spare)):
                 return None
             await self.table.insert(tx, spare)
             return spare
@@ -322,7 +320,7 @@ class WarmPool:
         if end is None:
             await self._discard(spare, "it has no agent server")
             return
-        agent = self._connect(spare.backend, handle, end, spare.key)
+        agent = self._identity_verifier.connect(spare.backend, handle, end, spare.key)
         if await agent.init_state() is not InitState.DORMANT:
             await self._discard(spare, "its agent server does not wait to be told for whom it is")
             return
