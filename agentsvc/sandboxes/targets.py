@@ -91,8 +91,9 @@ class Targets:
         before = await self._table.find(sandbox_id, tx)
         if before is None or before.target is Target.DELETED:
             return None
-        may_resume = not before.target.is_rest or await self._uses.is_culled(sandbox_id, tx)
-        is_culled = until_needed and target.is_rest and may_resume
+        is_culled = until_needed and target.is_rest
+        if is_culled and before.target.is_rest:
+            is_culled = await self._uses.is_culled(sandbox_id, tx)
         await self._table.set_target(tx, sandbox_id, target, self._reconciler.deadline())
         await self._uses.set_culled(tx, sandbox_id, now() if is_culled else None)
         if target.is_rest or target is Target.DELETED:
