@@ -82,15 +82,6 @@ class Masker:
         return text
 
 
-class RequestFilter(logging.Filter):
-    """Gives every record the id of the request it was written for."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Set `request_id` and let the record pass."""
-        record.request_id = CURRENT_REQUEST.get()
-        return True
-
-
 class RepeatHandler(logging.StreamHandler[TextIO]):
     """Writes records, and counts those that say the same as some just did.
 
@@ -108,7 +99,11 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
         self._repeats: dict[tuple[object, ...], _Repeats] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record or count it; what is due of others is written first."""
+        """Write a record or count it; what is due of others is written first.
+
+        Each gets the id of the request it was written for.
+        """
+        record.request_id = CURRENT_REQUEST.get()
         self._write_lines()
         if self._repeats:
             self._write_due(monotonic() - _ALIKE_SECONDS)
@@ -295,7 +290,6 @@ def configure(level: str, format: str, *, stream: TextIO | None = None) -> Maske
     masker = Masker()
     formatter = JsonFormatter(masker) if format == "json" else TextFormatter(masker)
     handler = RepeatHandler(stream or sys.stderr, formatter)
-    handler.addFilter(RequestFilter())
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
