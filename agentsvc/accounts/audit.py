@@ -113,7 +113,7 @@ def of_caller(
         user_name=caller.user_name,
         key_id=caller.key_id,
         action=action,
-        subject=subject[:_LONGEST],
+        subject=subject,
         status=status,
         address=address,
         request_id=request_id,
@@ -122,11 +122,7 @@ def of_caller(
 
 async def note_command(db: Database, action: str, subject: str) -> None:
     """Store what a command on this machine has done just now."""
-    entry = Entry(
-        action=f"agentsvc {action}",
-        subject=subject[:_LONGEST],
-        address=COMMAND_LINE,
-    )
+    entry = Entry(action=f"agentsvc {action}", subject=subject, address=COMMAND_LINE)
     await AuditLog(db).note(entry)
 
 
@@ -136,14 +132,14 @@ async def note_by_server(tx: Transaction, user_id: str, action: str, subject: st
         user_id=user_id,
         user_name=(await get_user(tx, user_id)).name,
         action=action,
-        subject=subject[:_LONGEST],
+        subject=subject,
         address=THE_SERVER,
     )
     await _insert(tx, entry)
 
 
 async def _insert(tx: Transaction, entry: Entry) -> None:
-    row = row_of(entry)
+    row = row_of(entry, subject=entry.subject[:_LONGEST])
     del row["number"]
     await tx.insert("audit_log", row)
 
