@@ -239,9 +239,9 @@ async def _database(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _backends(app: web.Application) -> AsyncIterator[None]:
-    app[_SANDBOX_STORES] = stores = SandboxStores(
-        app[keys.DATABASE], app[_VAULT], app[keys.SETTINGS], app[keys.MODEL_HOSTS]
-    )
+    database, model_hosts = app[keys.DATABASE], app[keys.MODEL_HOSTS]
+    stores = SandboxStores(database, app[_VAULT], app[keys.SETTINGS], model_hosts)
+    app[_SANDBOX_STORES] = stores
     app[keys.BACKENDS] = registry = BackendRegistry.build(
         app[_HOST],
         app[keys.CONFIG],
