@@ -25,7 +25,7 @@ from agentsvc.base import (
     TooManyRequests,
     UnsupportedMediaType,
 )
-from agentsvc.http.openapi.schemas import Json, find
+from agentsvc.http.openapi.schemas import Json, Schemas
 from agentsvc.http.path_parts import names_in
 from agentsvc.http.routes import HTML, JSON, OF_USERS, Route, Scope, takes_repeats
 
@@ -209,16 +209,16 @@ def stream_answers(route: Route, message: Json) -> dict[str, Json]:
     }
 
 
-def about(schema: Json, components: dict[str, Json]) -> str:
+def about(schema: Json, schemas: Schemas) -> str:
     """Say in words what a schema is of."""
     if "$ref" in schema:
-        text: str = find(schema, components).get("description", "")
+        text: str = schemas.find(schema).get("description", "")
         return text.split("\n\n", maxsplit=1)[0]
     if "anyOf" in schema:
-        return " Or ".join(about(one, components) for one in schema["anyOf"])
+        return " Or ".join(about(one, schemas) for one in schema["anyOf"])
     if schema.get("type") == "array":
         inner = schema.get("items", {})
-        return f"a list: {about(inner, components)}" if "type" not in inner else "a list of texts."
+        return f"a list: {about(inner, schemas)}" if "type" not in inner else "a list of texts."
     if "enum" in schema:
         return " or ".join(f"`{value}`" for value in schema["enum"]) + "."
     return _IN_WORDS.get(schema.get("type", ""), "bytes.")

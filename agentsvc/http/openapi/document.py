@@ -6,16 +6,9 @@ from typing import Any, Final
 
 from agentsvc import __version__
 from agentsvc.http.openapi.answers import ERROR_TYPES, HEADERS, shared_answers
-from agentsvc.http.openapi.operations import (
-    RouteSchemas,
-    assign,
-    methods_of,
-    operation,
-    tag_of,
-    types_of,
-)
-from agentsvc.http.openapi.schemas import Json, as_answer, reachable, schemas_of
-from agentsvc.http.openapi.sockets import socket_item, socket_types, sockets_of
+from agentsvc.http.openapi.operations import methods_of, operation, tag_of, types_of
+from agentsvc.http.openapi.schemas import Json, Schemas, as_answer, reachable, schemas_of
+from agentsvc.http.openapi.sockets import socket_item, socket_types
 from agentsvc.http.path_parts import plain_path
 from agentsvc.http.routes import KEY_PARAMETER, LOGIN_HEADER, SERVICE_HEADER, Route
 
@@ -101,14 +94,12 @@ _SCHEMES: Final[dict[str, Json]] = {
 
 def describe(routes: Sequence[Route], *, prefix: str = "") -> Json:
     """Return the description of the routes, all below a prefix, as an OpenAPI 3.1 document."""
-    sockets = sockets_of(routes)
+    sockets = [route.socket for route in routes if route.socket is not None]
     types = [kind for route in routes for kind in types_of(route)]
     types += [kind for socket in sockets for kind in socket_types(socket)]
-    made = schemas_of([*types, *ERROR_TYPES])
-    schemas = iter(made.roots)
-    described = [(route, assign(route, schemas)) for route in routes]
-    paths = _paths(described, made.components)
-    paths |= {one.path: socket_item(one, schemas, made.components) for one in sockets}
+    schemas = schemas_of([*types, *ERROR_TYPES])
+    paths = _paths(routes, schemas)
+    paths |= {one.path: socket_item(one, schemas) for one in sockets}
     answers = shared_answers(routes)
     return {
         "openapi": "3.1.1",
@@ -118,7 +109,7 @@ def describe(routes: Sequence[Route], *, prefix: str = "") -> Json:
         "tags": [_tag(name) for name in dict.fromkeys(tag_of(route) for route in routes)],
         "paths": paths,
         "components": {
-            "schemas": _components(described, paths, answers, made.components),
+            "schemas": _components(routes, paths, answers, schemas),
             "responses": dict(sorted(answers.items())),
             "headers": HEADERS,
             "securitySchemes": _SCHEMES,
@@ -126,27 +117,21 @@ def describe(routes: Sequence[Route], *, prefix: str = "") -> Json:
     }
 
 
-def _paths(
-    described: Iterable[tuple[Route, RouteSchemas]], components: dict[str, Json]
-) -> dict[str, Json]:
+def _paths(routes: Iterable[Route], schemas: Schemas) -> dict[str, Json]:
     paths: defaultdict[str, Json] = defaultdict(dict)
-    for route, schemas in described:
+    for route in routes:
         for method in methods_of(route):
-            made = operation(route, method, schemas, components)
-            paths[plain_path(route.path)][method] = made
+            paths[plain_path(route.path)][method] = operation(route, method, schemas)
     return dict(paths)
 
 
 def _components(
-    described: Iterable[tuple[Route, RouteSchemas]],
-    paths: dict[str, Json],
-    answers: dict[str, Json],
-    components: dict[str, Json],
+    routes: Iterable[Route], paths: dict[str, Json], answers: dict[str, Json], schemas: Schemas
 ) -> dict[str, Json]:
     """Return the schemas that are referred to; one that is only sent says all it always has."""
-    read: set[str] = set()
-    for _, schemas in described:
-        read |= reachable([schemas.query, schemas.body], components)
+    components = schemas.components
+    kinds = [kind for route in routes for kind in (route.query, route.body) if kind is not None]
+    read = reachable([schemas.of(kind) for kind in kinds], components)
     used = reachable([paths, answers], components)
     return {
         name: schema if name in read else as_answer(schema)

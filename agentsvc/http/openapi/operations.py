@@ -2,15 +2,13 @@
 
 import inspect
 import re
-from collections.abc import Iterator
 from typing import Any, Final, get_args
 
-import msgspec
 from msgspec import UNSET
 
 from agentsvc.http.openapi.answers import about, accepted, error_answers, stream_answers, success
 from agentsvc.http.openapi.parameters import IDEMPOTENCY_KEY, path_parameters, query_parameters
-from agentsvc.http.openapi.schemas import Json, without_null
+from agentsvc.http.openapi.schemas import Json, Schemas, without_null
 from agentsvc.http.routes import (
     JSON,
     OF_USERS,
@@ -62,18 +60,8 @@ _KEYS: Final[dict[Scope, str]] = {
 }
 
 
-class RouteSchemas(msgspec.Struct, frozen=True, kw_only=True):
-    """The schemas of the types a route names."""
-
-    path: list[Json]
-    query: Json | None
-    body: Json | None
-    answer: Json
-    message: Json | None
-
-
 def types_of(route: Route) -> list[Any]:
-    """Return the types of a route in the order in which `assign` expects their schemas."""
+    """Return the types that a route names."""
     kinds = [*types_in(route).values(), route.query, route.body, answer_type(route), route.message]
     return [kind for kind in kinds if kind is not None]
 
@@ -84,23 +72,12 @@ def answer_type(route: Route) -> Any:
     return route.answer if is_known else Any
 
 
-def assign(route: Route, schemas: Iterator[Json]) -> RouteSchemas:
-    """Take the schemas of a route's types from an iterator."""
-    return RouteSchemas(
-        path=[next(schemas) for _ in types_in(route)],
-        query=next(schemas) if route.query is not None else None,
-        body=next(schemas) if route.body is not None else None,
-        answer=next(schemas),
-        message=next(schemas) if route.message is not None else None,
-    )
-
-
 def methods_of(route: Route) -> list[str]:
     """Return the methods of a route as descriptions write them."""
     return [method.lower() for method in (_METHODS if route.method == _ANY else [route.method])]
 
 
-def operation(route: Route, method: str, schemas: RouteSchemas, components: Any) -> Json:
+def operation(route: Route, method: str, schemas: Schemas) -> Json:
     """Describe a route under one of its methods."""
     described: Json = {
         "operationId": operation_id(route, method),
@@ -111,23 +88,24 @@ def operation(route: Route, method: str, schemas: RouteSchemas, components: Any)
     }
     if route.is_deprecated:
         described["deprecated"] = True
-    parameters = path_parameters(route, schemas.path)
-    if schemas.query is not None:
-        parameters += query_parameters(schemas.query, components, route.example.query)
+    parameters = path_parameters(route, schemas)
+    if route.query is not None:
+        parameters += query_parameters(route.query, schemas, route.example.query)
     if takes_repeats(route):
         parameters.append(IDEMPOTENCY_KEY)
     if parameters:
         described["parameters"] = parameters
-    if schemas.body is not None:
-        described["requestBody"] = _request_body(route, schemas.body)
+    if route.body is not None:
+        described["requestBody"] = _request_body(route, schemas.of(route.body))
     described["responses"] = error_answers(route)
     if route.answer is not None:
-        told = about(schemas.answer, components) if route.media == JSON else f"`{route.media}`."
-        described["responses"][str(int(route.status))] = success(route, schemas.answer, told)
+        schema = schemas.of(answer_type(route))
+        told = about(schema, schemas) if route.media == JSON else f"`{route.media}`."
+        described["responses"][str(int(route.status))] = success(route, schema, told)
     if route.accepted:
         described["responses"]["202"] = accepted(route)
-    if schemas.message is not None:
-        described["responses"] |= stream_answers(route, schemas.message)
+    if route.message is not None:
+        described["responses"] |= stream_answers(route, schemas.of(route.message))
     described["responses"] = dict(sorted(described["responses"].items()))
     return described
 

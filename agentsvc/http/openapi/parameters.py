@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from agentsvc.http.openapi.schemas import Json, find, without_null
-from agentsvc.http.path_parts import names_in, part_of
-from agentsvc.http.routes import Route
+from agentsvc.http.openapi.schemas import Json, Schemas, without_null
+from agentsvc.http.path_parts import part_of
+from agentsvc.http.routes import Route, types_in
 
 IDEMPOTENCY_KEY: Final[Json] = {
     "name": "Idempotency-Key",
@@ -17,26 +17,24 @@ IDEMPOTENCY_KEY: Final[Json] = {
 """What a request that may be repeated carries."""
 
 
-def path_parameters(route: Route, schemas: list[Json]) -> list[Json]:
-    """Describe the parts of a route's path, whose schemas are given in their order."""
+def path_parameters(route: Route, schemas: Schemas) -> list[Json]:
+    """Describe the parts of a route's path."""
     return [
         {
             "name": name,
             "in": "path",
             "required": True,
             "description": part_of(name).text,
-            "schema": schema,
+            "schema": schemas.of(kind),
             "example": part_of(name).example,
         }
-        for name, schema in zip(names_in(route.path), schemas, strict=True)
+        for name, kind in types_in(route).items()
     ]
 
 
-def query_parameters(
-    schema: Json, components: dict[str, Json], example: Mapping[str, Any]
-) -> list[Json]:
-    """Describe what is read from a query, of which the struct has this schema."""
-    shape = find(schema, components)
+def query_parameters(kind: Any, schemas: Schemas, example: Mapping[str, Any]) -> list[Json]:
+    """Describe what is read from a query, which is a struct of this type."""
+    shape = schemas.find(schemas.of(kind))
     required = shape.get("required", [])
     return [
         _query_parameter(name, without_null(field), name in required, example)

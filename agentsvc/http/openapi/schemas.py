@@ -23,11 +23,26 @@ _OF_V0: Final = "agentsvc.http.v0."
 _OF_AGENTS: Final = "agentsvc.agentserver.responses."
 
 
-class Schemas(msgspec.Struct, frozen=True, kw_only=True):
-    """The schemas of some types, in their order, and the components they refer to."""
+class Schemas:
+    """The schemas of some types, and the components they refer to."""
 
-    roots: Sequence[Json]
-    components: dict[str, Json]
+    def __init__(
+        self, kinds: Sequence[Any], roots: Iterable[Json], components: dict[str, Json]
+    ) -> None:
+        self.components = components
+        self._kinds = kinds
+        # By the object, as long as it is there: types with a `Meta` cannot all be hashed.
+        self._roots = {id(kind): root for kind, root in zip(kinds, roots, strict=True)}
+
+    def of(self, kind: Any) -> Json:
+        """Return the schema of one of the types."""
+        return self._roots[id(kind)]
+
+    def find(self, schema: Json) -> Json:
+        """Return a schema itself, or the component it refers to."""
+        if "$ref" in schema:
+            return self.components[schema["$ref"].removeprefix(_PREFIX)]
+        return schema
 
 
 def schemas_of(types: Sequence[Any]) -> Schemas:
@@ -45,13 +60,10 @@ def schemas_of(types: Sequence[Any]) -> Schemas:
     stand_ins = dict(zip(shown, roots[len(types) :], strict=True))
     names = name_components(components)
     change = _changer(stand_ins, names)
-    return Schemas(
-        roots=[change(root) for root in roots[: len(types)]],
-        components={
-            names[name]: {**change(schema), "title": names[name]}
-            for name, schema in components.items()
-        },
-    )
+    named = {
+        names[name]: {**change(schema), "title": names[name]} for name, schema in components.items()
+    }
+    return Schemas(types, map(change, roots[: len(types)]), named)
 
 
 def name_components(components: dict[str, Json]) -> dict[str, str]:
@@ -62,11 +74,6 @@ def name_components(components: dict[str, Json]) -> dict[str, str]:
         name: _module_of(name) + chosen if taken.count(chosen) > 1 else chosen
         for name, chosen in short.items()
     }
-
-
-def find(schema: Json, components: dict[str, Json]) -> Json:
-    """Return a schema itself, or the component it refers to."""
-    return components[schema["$ref"].removeprefix(_PREFIX)] if "$ref" in schema else schema
 
 
 def without_null(schema: Json) -> Json:

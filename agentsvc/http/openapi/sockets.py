@@ -3,32 +3,26 @@
 `x-messages` says under which names what is `sent` by the server and `taken` from clients.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from agentsvc.http.openapi.parameters import query_parameters
-from agentsvc.http.openapi.schemas import Json
-from agentsvc.http.routes import Route, Socket
-
-
-def sockets_of(routes: Iterable[Route]) -> list[Socket]:
-    """Return the sockets of routes."""
-    return [route.socket for route in routes if route.socket is not None]
+from agentsvc.http.openapi.schemas import Json, Schemas
+from agentsvc.http.routes import Socket
 
 
 def socket_types(socket: Socket) -> list[Any]:
-    """Return the types of a socket in the order in which `socket_item` expects their schemas."""
+    """Return the types of what a socket asks for, sends and takes."""
     messages = (*socket.sent.values(), *socket.taken.values())
     return [socket.query, *(kind for kinds in messages for kind in kinds)]
 
 
-def socket_item(socket: Socket, schemas: Iterator[Json], components: dict[str, Json]) -> Json:
-    """Describe a socket, taking the schemas of its types from an iterator."""
-    parameters = query_parameters(next(schemas), components, {})
+def socket_item(socket: Socket, schemas: Schemas) -> Json:
+    """Describe a socket."""
     return {
         "summary": socket.summary,
         "description": socket.text,
-        "parameters": parameters,
+        "parameters": query_parameters(socket.query, schemas, {}),
         "x-messages": {
             "sent": _messages(socket.sent, schemas),
             "taken": _messages(socket.taken, schemas),
@@ -36,5 +30,5 @@ def socket_item(socket: Socket, schemas: Iterator[Json], components: dict[str, J
     }
 
 
-def _messages(named: Mapping[str, tuple[Any, ...]], schemas: Iterator[Json]) -> Json:
-    return {name: {"anyOf": [next(schemas) for _ in kinds]} for name, kinds in named.items()}
+def _messages(named: Mapping[str, tuple[Any, ...]], schemas: Schemas) -> Json:
+    return {name: {"anyOf": [*map(schemas.of, kinds)]} for name, kinds in named.items()}
