@@ -16,7 +16,7 @@ from agentsvc.app import build_app
 from agentsvc.base.values import Secret
 from agentsvc.config.schema import Config
 from agentsvc.http.keys import EVENT_BUS, KEYRING
-from agentsvc.http.server.application import Runner, make_runner
+from agentsvc.http.server.application import Runner
 from agentsvc.http.urls import prefix_of
 from agentsvc.sandboxes.plugin_loader import PluginHost
 from tests.description import Watch
@@ -236,7 +236,7 @@ class Service:
         try:
             app = await build_app(config, data_dir=self.data_dir, plugins=self.make_plugins())
             self._watches.append(Watch(app))
-            self._runner = make_runner(
+            self._runner = Runner(
                 app,
                 grace_seconds=2,
                 prefix=prefix_of(server.public_url),

@@ -55,7 +55,6 @@ from agentsvc.http import (
     SANDBOXES,
     SUPERVISOR,
     Runner,
-    make_runner,
     prefix_of,
 )
 from agentsvc.sandboxes import find_protections
@@ -315,7 +314,7 @@ async def _serve(
     grace = config.server.shutdown_grace_seconds
     prefix = prefix_of(config.server.public_url)
     per_sandbox = config.limits.connections_per_sandbox
-    runner = make_runner(
+    runner = Runner(
         app, grace_seconds=grace, prefix=prefix, limits=config.server, max_of_sandbox=per_sandbox
     )
     # What it listens at is closed by the runner, and by nobody before.

@@ -48,7 +48,6 @@ from agentsvc.http.routes import mount as mount
 from agentsvc.http.routes import mounted as mounted
 from agentsvc.http.routes import route_of as route_of
 from agentsvc.http.server.application import Runner as Runner
-from agentsvc.http.server.application import make_runner as make_runner
 from agentsvc.http.streaming import LIVE as LIVE
 from agentsvc.http.streaming import LiveAnswers as LiveAnswers
 from agentsvc.http.urls import TRUSTED as TRUSTED

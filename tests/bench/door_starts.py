@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.app import build_app
-from agentsvc.http.server.application import make_runner
+from agentsvc.http.server.application import Runner
 from agentsvc.sandboxes.plugin_loader import PluginHost
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
@@ -46,7 +46,7 @@ async def _start(folder: Path, settings: dict[str, dict[str, Any]]) -> float:
         host = PluginHost.load(kinds=frozenset(), settings=settings)
         host.add("fake", world.plugin(), version="", origin="bench")
         app = await build_app(config, data_dir=folder, plugins=host)
-        runner = make_runner(
+        runner = Runner(
             app,
             grace_seconds=1,
             prefix="",

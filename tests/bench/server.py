@@ -19,7 +19,7 @@ from agentsvc.cli.serve import bind, with_addresses
 from agentsvc.config.data_directory import DataDirectory
 from agentsvc.config.sandboxes import SandboxesConfig, SpecConfig
 from agentsvc.config.schema import Config, LimitsConfig, LogFormat, LogLevel
-from agentsvc.http.server.application import make_runner
+from agentsvc.http.server.application import Runner
 from agentsvc.sandboxes.plugin_loader import PluginHost
 from agentsvc.testing.backend import FakeWorld
 from tests.bench.rig import Running, serve_until_told
@@ -60,7 +60,7 @@ async def main(data_dir: Path, sandbox_url: str) -> None:
         listener = opened.enter_context(bind("127.0.0.1", 0))
         config = with_addresses(config, listener)
         app = await build_app(config, data_dir=data_dir, plugins=plugins)
-        runner = make_runner(app, grace_seconds=2, limits=config.server)
+        runner = Runner(app, grace_seconds=2, limits=config.server)
         opened.push_async_callback(runner.cleanup)
         await runner.setup()
         await runner.listen(listener)

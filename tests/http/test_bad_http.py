@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from agentsvc.base.values import new_id
-from agentsvc.http.server.application import make_runner
+from agentsvc.http.server.application import Runner
 from tests.service import Service
 
 SECRET = "SECRETVALUE"  # noqa: S105  # what must not be repeated
@@ -163,7 +163,7 @@ async def broken_url() -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_get("/", fail)
     app.router.add_get("/late", fail_late)
-    runner = make_runner(app, grace_seconds=1)
+    runner = Runner(app, grace_seconds=1)
     await runner.setup()
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from agentsvc.config.schema import ServerConfig
-from agentsvc.http.server.application import Runner, make_runner
+from agentsvc.http.server.application import Runner
 from tests.service import Service
 from tests.troubles import eventually
 
@@ -49,7 +49,7 @@ async def serve() -> AsyncIterator[Serve]:
         app.router.add_get("/full", _fill)
         app.router.add_get("/stream", _stream)
         # Each address of this machine is one caller's, as others are.
-        runner = make_runner(app, grace_seconds=1, limits=limits, shared=())
+        runner = Runner(app, grace_seconds=1, limits=limits, shared=())
         runners.append(runner)
         await runner.setup()
         listener = socket.socket()

@@ -37,51 +37,39 @@ _BACKLOG: Final = 1024
 """How many may have come that are not let in yet; those who come to more than that try again later."""
 
 
-def make_runner(
-    app: web.Application,
-    *,
-    grace_seconds: float,
-    prefix: str = "",
-    limits: ServerConfig = _LIMITS,
-    max_of_sandbox: int = _MAX_OF_SANDBOX,
-    shared: Iterable[Network] = LOOPBACK,
-) -> "Runner":
-    """Return what serves the application; requests get `grace_seconds` to end at a stop.
-
-    `prefix` is the path below which clients find the server; a proxy may leave it in place. A
-    sandbox has at most so many connections, and many callers come out of `shared` networks.
-    """
-    limit = ConnectionLimit(
-        most=limits.max_connections,
-        max_of_origin=limits.max_connections_per_address,
-        max_of_sandbox=max_of_sandbox,
-        shared=shared,
-        proxies=to_networks(limits.trusted_proxies),
-    )
-    return Runner(app, limits, limit, grace_seconds=grace_seconds, prefix=prefix)
-
-
 class Runner:
-    """Serves an application on connections that keep the limits."""
+    """Serves an application on connections that keep the limits.
+
+    Requests get `grace_seconds` to end at a stop. `prefix` is the path below which clients find the
+    server; a proxy may leave it in place. A sandbox has at most so many connections, and many
+    callers come out of `shared` networks.
+    """
 
     def __init__(
         self,
         app: web.Application,
-        limits: ServerConfig,
-        limit: ConnectionLimit,
         *,
         grace_seconds: float,
-        prefix: str,
+        prefix: str = "",
+        limits: ServerConfig = _LIMITS,
+        max_of_sandbox: int = _MAX_OF_SANDBOX,
+        shared: Iterable[Network] = LOOPBACK,
     ) -> None:
         self.app = app
         self.addresses: list[Any] = []
         """Where it listens."""
         self._limits = limits
-        self._limit = limit
+        self._limit = ConnectionLimit(
+            most=limits.max_connections,
+            max_of_origin=limits.max_connections_per_address,
+            max_of_sandbox=max_of_sandbox,
+            shared=shared,
+            proxies=to_networks(limits.trusted_proxies),
+        )
         self._grace_seconds = grace_seconds
         self._prefix = prefix
-        self._server: web.Server | None = None
-        self._listening: list[tuple[asyncio.Server, Shared]] = []
+        self._shared: Shared | None = None
+        self._listening: list[asyncio.Server] = []
 
     @property
     def connections(self) -> int:
@@ -113,46 +101,47 @@ class Runner:
         def make_request(*parts: Any) -> web.BaseRequest:
             return _prepared(make_plain(*parts), self._prefix)
 
-        self._server = _Server(
+        server = _Server(
             handle,
             request_factory=make_request,
             access_log=None,
             # Until a request has come, aiohttp closes what is older than this.
             keepalive_timeout=self._limits.idle_seconds,
         )
+        measures = self.app.get(MEASURES) or RequestMetrics()
+        self._shared = Shared(server, self._limits, self._limit, measures)
 
     async def listen(self, listener: socket.socket) -> None:
         """Serve at a socket that has its address; it is taken over, and closed by the cleanup."""
-        if self._server is None:
+        shared = self._shared
+        if shared is None:
             raise RuntimeError("the application was not set up")
-        measures = self.app.get(MEASURES) or RequestMetrics()
-        shared = Shared(self._server, self._limits, self._limit, measures)
         listening = await asyncio.get_running_loop().create_server(
             lambda: ClientConnection(shared), sock=listener, backlog=_ACCEPTED_AT_ONCE
         )
         # To asyncio this is also how many it accepts in one turn; the system may hold more.
         listener.listen(_BACKLOG)
-        self._listening.append((listening, shared))
+        self._listening.append(listening)
         self.addresses.append(listener.getsockname())
 
     async def cleanup(self) -> None:
         """Let nobody in any more, let requests end, and clean the application up."""
         loop = asyncio.get_running_loop()
-        for listening, _ in self._listening:
+        for listening in self._listening:
             for listener in listening.sockets:
                 loop.remove_reader(listener)
         # What is accepted already gets its transport, and then its protocol, which knows how to end.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        for listening, shared in self._listening:
+        for listening in self._listening:
             listening.close()
-            shared.close()
-        if self._server is not None:
+        if self._shared is not None:
+            self._shared.close()
             # Those who are in already have their requests begun.
             await asyncio.sleep(0)
-            self._server.pre_shutdown()
+            self._shared.server.pre_shutdown()
             await self.app.shutdown()
-            await self._server.shutdown(self._grace_seconds)
+            await self._shared.server.shutdown(self._grace_seconds)
         await self.app.cleanup()
 
 

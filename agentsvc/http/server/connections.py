@@ -6,7 +6,6 @@ one too slowly or does not take its answer is let go, so that it does not hold u
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Final, cast
 
 from aiohttp import hdrs, web
@@ -24,8 +23,6 @@ log = logging.getLogger(__name__)
 _LINGER_SECONDS: Final = 1.0
 """How long a connection that was refused stays open, for the answer to arrive."""
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-type MakeHandler = Callable[[], web.RequestHandler]
 
 
 def count_request(request: web.Request, client: str | None = None) -> None:
@@ -74,12 +71,12 @@ class Shared:
 
     def __init__(
         self,
-        make_handler: MakeHandler,
+        server: web.Server,
         limits: ServerConfig,
         limit: ConnectionLimit,
         measures: RequestMetrics,
     ) -> None:
-        self.make_handler = make_handler
+        self.server = server
         self.limits = limits
         self.limit = limit
         self.measures = measures
@@ -138,7 +135,7 @@ class ClientConnection(asyncio.Protocol):
             reason = Refusal.ADDRESS_CONNECTIONS if is_address else Refusal.CONNECTIONS
             self._refuse(wire, exc, reason)
             return
-        self._handler = self._shared.make_handler()
+        self._handler = self._shared.server()
         self._handler.connection_made(transport)
         self._check_time()
 
