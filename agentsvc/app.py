@@ -72,7 +72,6 @@ from agentsvc.http import (
     gateway,
     install,
     keys,
-    known_hosts,
     metrics,
     mount,
     mount_console,
@@ -146,15 +145,7 @@ async def build_app(
     app[_DATA_DIRECTORY] = DataDirectory(path=data_dir)
     app[_HOST] = plugins or _load_plugins(config)
     app[_EXTENSIONS] = make_extensions(app[_HOST], config)
-    install(
-        app,
-        cors_origins=config.server.cors_origins,
-        request_seconds=config.server.request_seconds,
-        hosts=known_hosts(config),
-        before_callers=(gateway.divert,),
-        limits=config.limits,
-        max_held=config.server.max_connections // 4,
-    )
+    install(app, config, before_callers=(gateway.divert,))
     app.cleanup_ctx.extend(
         (
             _database,

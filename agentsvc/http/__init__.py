@@ -24,7 +24,6 @@ from agentsvc.http.keys import SANDBOXES as SANDBOXES
 from agentsvc.http.keys import SUPERVISOR as SUPERVISOR
 from agentsvc.http.keys import AuditNote as AuditNote
 from agentsvc.http.middleware.authentication import keys_of as keys_of
-from agentsvc.http.middleware.host_names import known_hosts as known_hosts
 from agentsvc.http.middleware.pipeline import install as install
 from agentsvc.http.middleware.pipeline import trace_request as trace_request
 from agentsvc.http.middleware.rate_limit import RateLimit as RateLimit

@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestClient
 from agentsvc.accounts.keys import KeyRing, Role
 from agentsvc.base import errors
 from agentsvc.base.values import Secret
+from agentsvc.config.schema import Config, ServerConfig
 from agentsvc.http import wire
 from agentsvc.http.keys import KEYRING, PRINCIPAL
 from agentsvc.http.middleware.pipeline import install
@@ -92,7 +93,8 @@ def _route(path: str, handler: Any, scope: Scope = Scope.OPEN, **more: Any) -> R
 @pytest.fixture
 async def client(aiohttp_client: MakeClient, db: Database) -> Client:
     app = web.Application()
-    install(app, cors_origins=[ORIGIN], request_seconds=0.1)
+    server = ServerConfig(cors_origins=(ORIGIN,), request_seconds=0.1)
+    install(app, Config(server=server))
     mount(
         app,
         [

@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient
 
 from agentsvc.base.errors import BodyTooLarge
+from agentsvc.config.schema import Config
 from agentsvc.http import wire
 from agentsvc.http.middleware import pipeline as middleware
 from agentsvc.http.routes import Route, Routes, Scope, mount
@@ -64,7 +65,7 @@ def _route(method: str, path: str, handler: Any) -> Route:
 @pytest.fixture
 async def client(aiohttp_client: MakeClient) -> Client:
     app = web.Application(client_max_size=100_000)
-    middleware.install(app)
+    middleware.install(app, Config())
     mount(
         app,
         [

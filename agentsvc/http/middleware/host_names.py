@@ -16,7 +16,7 @@ import msgspec
 from agentsvc.config import Config
 from agentsvc.http.port_origins import LOCAL_DOMAIN, domain_of, name_of
 
-EVERY: Final = "*"
+_EVERY: Final = "*"
 
 
 class KnownHosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class KnownHosts(msgspec.Struct, frozen=True, kw_only=True):
     def knows(self, host: str) -> bool:
         """Whether the value of a Host header is one of these."""
         name = name_of(host)
-        if EVERY in self.names or name in self.names or _is_address(name):
+        if _EVERY in self.names or name in self.names or _is_address(name):
             return True
         return any(name.endswith(f".{domain}") for domain in self.domains)
 

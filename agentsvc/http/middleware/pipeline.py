@@ -8,7 +8,7 @@ response; whose a key is, `authentication` finds out.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from http import HTTPStatus
@@ -18,11 +18,11 @@ from aiohttp import hdrs, web
 from multidict import istr
 
 from agentsvc.base import CURRENT_REQUEST, errors, monotonic, new_id, now, write_fast
-from agentsvc.config import LimitsConfig
+from agentsvc.config import Config
 from agentsvc.http import keys
 from agentsvc.http.middleware.audit import SAFE_METHODS, note_change
 from agentsvc.http.middleware.authentication import has_good_key, identify
-from agentsvc.http.middleware.host_names import EVERY, KnownHosts
+from agentsvc.http.middleware.host_names import known_hosts
 from agentsvc.http.middleware.idempotency import HEADER as IDEMPOTENCY_HEADER
 from agentsvc.http.middleware.idempotency import answer_once
 from agentsvc.http.middleware.rate_limit import (
@@ -98,7 +98,6 @@ _CORS_ORIGINS: Final[web.AppKey[frozenset[str]]] = web.AppKey("cors_origins")
 _ERROR_CODE: Final[web.RequestKey[str]] = web.RequestKey("error_code", str)
 _HAS_BEGUN: Final[web.RequestKey[bool]] = web.RequestKey("has_begun", bool)
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_EVERY_HOST: Final = KnownHosts(names=frozenset({EVERY}), domains=frozenset())
 _HEALTH_PATHS: Final = frozenset({"/alive", "/health", "/ready"})
 _RATES: Final = {"key": Refusal.KEY_RATE, "address": Refusal.ADDRESS_RATE}
 _PAGE_CHALLENGE: Final = 'Basic realm="agentsvc: any name, and an API key", charset="UTF-8"'
@@ -111,38 +110,26 @@ _ALWAYS: Final = (
     (hdrs.EXPIRES, "0"),
     (istr("X-Content-Type-Options"), "nosniff"),
 )
-_MAX_HELD: Final = 250
 _MAX_HOSTS: Final = 256
-_NO_LIMITS: Final = LimitsConfig(
-    requests_per_minute=0,
-    refused_per_minute=0,
-    sandbox_requests_per_minute=0,
-    report_bytes_per_minute=0,
-)
 
 
 def install(
-    app: web.Application,
-    *,
-    cors_origins: Collection[str] = (),
-    request_seconds: float = 120.0,
-    hosts: KnownHosts = _EVERY_HOST,
-    before_callers: Sequence[Interceptor] = (),
-    limits: LimitsConfig = _NO_LIMITS,
-    max_held: int = _MAX_HELD,
+    app: web.Application, config: Config, *, before_callers: Sequence[Interceptor] = ()
 ) -> None:
-    """Surround the application; `*` among the origins stands for every one.
+    """Surround the application.
 
-    `before_callers` see a request before it is asked for its key, and may answer it. `max_held`
-    answers to those who are turned away may be kept back at a time.
+    `before_callers` see a request before it is asked for its key, and may answer it.
     """
+    server = config.server
     app[ACTIVITY] = Activity()
     app[keys.MEASURES] = RequestMetrics()
-    app[LIMITS] = Limits(limits)
-    app[REFUSAL_DELAY], app[LOG_THROTTLE] = RefusalDelay(max_held), LogThrottle()
-    app[_CORS_ORIGINS] = frozenset(cors_origins)
-    app[_TIME_LIMIT] = TimeLimit(request_seconds)
-    knows: Callable[[str], bool] = lru_cache(maxsize=_MAX_HOSTS)(hosts.knows)
+    app[LIMITS] = Limits(config.limits)
+    # As many answers may be kept back at a time as are a quarter of the connections.
+    app[REFUSAL_DELAY] = RefusalDelay(server.max_connections // 4)
+    app[LOG_THROTTLE] = LogThrottle()
+    app[_CORS_ORIGINS] = frozenset(server.cors_origins)
+    app[_TIME_LIMIT] = TimeLimit(server.request_seconds)
+    knows: Callable[[str], bool] = lru_cache(maxsize=_MAX_HOSTS)(known_hosts(config).knows)
     app[_KNOWS_HOST] = knows
     app[_BEFORE_CALLERS] = tuple(before_callers)
     app.middlewares.extend((trace_request, answer))
