@@ -99,7 +99,6 @@ _ERROR_CODE: Final[web.RequestKey[str]] = web.RequestKey("error_code", str)
 _HAS_BEGUN: Final[web.RequestKey[bool]] = web.RequestKey("has_begun", bool)
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _HEALTH_PATHS: Final = frozenset({"/alive", "/health", "/ready"})
-_RATES: Final = {"key": Refusal.KEY_RATE, "address": Refusal.ADDRESS_RATE}
 _PAGE_CHALLENGE: Final = 'Basic realm="agentsvc: any name, and an API key", charset="UTF-8"'
 _CHALLENGE: Final = 'Bearer realm="agentsvc"'
 _EXPOSED: Final = "RateLimit, RateLimit-Policy, Retry-After, X-Request-Id"
@@ -340,10 +339,10 @@ def _count_stranger(request: web.Request) -> errors.TooManyRequests | None:
 def _answer(request: web.Request, failure: Exception) -> web.Response:
     error = failure if isinstance(failure, errors.AgentsvcError) else _foreseen(failure)
     request[_ERROR_CODE] = error.code
-    if _is_flood(request, error):
+    reason = _refusal_of(request, error)
+    if isinstance(error, errors.TooManyRequests) or reason is Refusal.SANDBOX_QUOTA:
         request[IS_HELD] = True
     _write_failure(error, failure)
-    reason = _refusal_of(request, error)
     if reason is not None:
         request.app[keys.MEASURES].refuse(reason)
         _write_sandbox_line(request, error, reason)
@@ -357,12 +356,6 @@ def _answer(request: web.Request, failure: Exception) -> web.Response:
     if isinstance(error, errors.MethodNotAllowed):
         response.headers[hdrs.ALLOW] = ", ".join(error.allowed)
     return response
-
-
-def _is_flood(request: web.Request, error: errors.AgentsvcError) -> bool:
-    """Whether a caller that is turned away has come too often."""
-    is_quota = isinstance(error, errors.QuotaExceeded) and keys.SANDBOX in request
-    return is_quota or isinstance(error, errors.TooManyRequests)
 
 
 def _refusal_of(request: web.Request, error: errors.AgentsvcError) -> Refusal | None:
@@ -380,9 +373,7 @@ def _refusal_of(request: web.Request, error: errors.AgentsvcError) -> Refusal | 
         case errors.QuotaExceeded() if keys.SANDBOX in request:
             return Refusal.SANDBOX_QUOTA
         case errors.TooManyRequests():
-            state = request.get(STATE)
-            is_over = state is not None and state.retry_seconds > 0
-            return _RATES[state.name] if state and is_over else Refusal.OTHER_RATE
+            return Refusal.OTHER_RATE
         case _:
             return None
 

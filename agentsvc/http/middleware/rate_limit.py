@@ -23,9 +23,13 @@ _MISTAKES: Final = 30
 _LONGEST_WAIT_SECONDS: Final = 10.0
 """Agent servers wait thirty seconds for an answer."""
 _REFUSED: Final = {
-    "key": "Too many requests with this key",
-    "address": "Too many requests without a good key come from this address",
+    "key": (Refusal.KEY_RATE, "Too many requests with this key"),
+    "address": (
+        Refusal.ADDRESS_RATE,
+        "Too many requests without a good key come from this address",
+    ),
 }
+"""What is counted and told, by the name of the limit."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,4 +141,5 @@ def enforce(request: web.Request, state: State | None) -> None:
         return
     request[STATE] = state
     if state.retry_seconds:
-        raise TooManyRequests(_REFUSED[state.name], retry_after_seconds=state.retry_seconds)
+        request[REFUSED_FOR], message = _REFUSED[state.name]
+        raise TooManyRequests(message, retry_after_seconds=state.retry_seconds)
