@@ -7,7 +7,7 @@ import msgspec
 from aiohttp import web
 
 from agentsvc.base import AgentsvcError, NotAllowed
-from agentsvc.extension.agents import FILES, Principal
+from agentsvc.extension.agents import Principal
 from agentsvc.extension.server import VERSION, Server
 from agentsvc.extension.web import AUDITED, PRINCIPAL, AuditNote, Scope, check_scope
 
@@ -21,7 +21,7 @@ from .protocol import (
     failure_of,
 )
 from .resources import TEMPLATES, list_resources, read_resource
-from .tools import TOOLS, Services
+from .tools import TOOLS
 
 _INSTRUCTIONS: Final = (
     "Each conversation is a software agent at work in a sandbox of its own. Start one with a task,"
@@ -35,7 +35,6 @@ async def answer(
 ) -> dict[str, Any]:
     """Return what a request is answered with; raises RequestFailed."""
     caller = request[PRINCIPAL]
-    services = Services(server=server, files=server.app[FILES])
     match method:
         case "initialize":
             return _initialized(params)
@@ -44,12 +43,12 @@ async def answer(
         case "tools/list":
             return {"tools": [one.describe() for one in TOOLS.values() if _may(one.scope, caller)]}
         case "tools/call":
-            return await _call(request, services, params)
+            return await _call(request, server, params)
         case "resources/templates/list":
             return {"resourceTemplates": list(TEMPLATES)}
         case "resources/list" | "resources/read":
             try:
-                return await _read(services, caller, method, params)
+                return await _read(server, caller, method, params)
             except AgentsvcError as exc:
                 raise failure_of(exc) from exc
         case _:
@@ -57,18 +56,18 @@ async def answer(
 
 
 async def _read(
-    services: Services, caller: Principal, method: str, params: dict[str, Any]
+    server: Server, caller: Principal, method: str, params: dict[str, Any]
 ) -> dict[str, Any]:
     name = "cursor" if method == "resources/list" else "uri"
     given = params.get(name)
     if not isinstance(given, str) and (name == "uri" or given is not None):
         raise RequestFailed(INVALID_PARAMS, f"`{name}` should be a text")
     if name == "cursor":
-        return await list_resources(services, caller, given)
-    return await read_resource(services, caller, given or "")
+        return await list_resources(server, caller, given)
+    return await read_resource(server, caller, given or "")
 
 
-async def _call(request: web.Request, services: Services, params: dict[str, Any]) -> dict[str, Any]:
+async def _call(request: web.Request, server: Server, params: dict[str, Any]) -> dict[str, Any]:
     """Use a tool: what goes wrong in it is told to the agent, which may mend it."""
     tool = TOOLS.get(params["name"]) if isinstance(params.get("name"), str) else None
     if tool is None:
@@ -78,7 +77,7 @@ async def _call(request: web.Request, services: Services, params: dict[str, Any]
         request[AUDITED] = _audited(tool.name, arguments, HTTPStatus.INTERNAL_SERVER_ERROR)
     try:
         # As JSON has it: texts, numbers and nothing else.
-        found = msgspec.to_builtins(await tool.call(services, request[PRINCIPAL], arguments))
+        found = msgspec.to_builtins(await tool.call(server, request[PRINCIPAL], arguments))
     except AgentsvcError as exc:
         found, status = arguments, exc.status
         result = {"content": _text(f"{exc.code}: {error_text(exc)}"), "isError": True}

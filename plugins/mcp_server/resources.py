@@ -7,9 +7,10 @@ from urllib.parse import unquote
 import msgspec
 
 from agentsvc.base import NotFound, parse_uuid
-from agentsvc.extension.agents import ConversationQuery, Principal
+from agentsvc.extension.agents import FILES, ConversationQuery, Principal
+from agentsvc.extension.server import Server
 
-from .tools import Services
+from .tools import get_view
 
 _SCHEME: Final = "agentsvc://conversations/"
 _URI: Final = re.compile(
@@ -39,11 +40,9 @@ TEMPLATES: Final = tuple(
 )
 
 
-async def list_resources(
-    services: Services, caller: Principal, page_id: str | None
-) -> dict[str, Any]:
+async def list_resources(server: Server, caller: Principal, page_id: str | None) -> dict[str, Any]:
     """Return the events and the changes of conversations, the newest first."""
-    views, next_page_id = await services.server.conversations.search(
+    views, next_page_id = await server.conversations.search(
         caller.user_id, ConversationQuery(), page_id=page_id, limit=_LISTED
     )
     found = [
@@ -58,7 +57,7 @@ async def list_resources(
     return {"resources": found} | ({"nextCursor": next_page_id} if next_page_id else {})
 
 
-async def read_resource(services: Services, caller: Principal, uri: str) -> dict[str, Any]:
+async def read_resource(server: Server, caller: Principal, uri: str) -> dict[str, Any]:
     """Return what a URI names; raises NotFound, and what the API answers to the same question."""
     found = _URI.fullmatch(uri)
     conversation_id = parse_uuid(found["id"]) if found else None
@@ -66,19 +65,19 @@ async def read_resource(services: Services, caller: Principal, uri: str) -> dict
     if found is None or conversation_id is None or "\0" in path:
         raise NotFound("There is no such resource")
     # Whose it is comes first.
-    await services.view(caller, conversation_id)
-    media, text = await _read(services, caller, conversation_id, found["kind"], path)
+    await get_view(server, caller, conversation_id)
+    media, text = await _read(server, caller, conversation_id, found["kind"], path)
     return {"contents": [{"uri": uri, "mimeType": media, "text": text}]}
 
 
 async def _read(
-    services: Services, caller: Principal, conversation_id: str, kind: str, path: str
+    server: Server, caller: Principal, conversation_id: str, kind: str, path: str
 ) -> tuple[str, str]:
-    files, user_id = services.files, caller.user_id
+    files, user_id = server.app[FILES], caller.user_id
     match kind, bool(path):
         case "events", _:
             after = int(path) if re.fullmatch(r"[0-9]{1,15}", path) else -1
-            events = await services.server.events.read_stretch(
+            events = await server.events.read_stretch(
                 conversation_id,
                 from_seq=after + 1,
                 to_seq=None,

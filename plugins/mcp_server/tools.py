@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from agentsvc.base import AgentsvcError, Conflict, convert
 from agentsvc.extension.agents import (
-    ConversationFiles,
+    FILES,
     ConversationQuery,
     ExecutionStatus,
     PendingKind,
@@ -30,19 +30,6 @@ _LAST_EVENTS: Final = 20
 type ConversationId = Annotated[UUID, Meta(description="Id of the conversation")]
 type Short = Annotated[str, Meta(max_length=1024)]
 type Said = Annotated[str, Meta(min_length=1, max_length=200_000)]
-
-
-class Services(msgspec.Struct, frozen=True, kw_only=True):
-    """What tools and resources work with."""
-
-    server: Server
-    files: ConversationFiles
-
-    async def view(self, caller: Principal, conversation_id: str) -> ConversationView:
-        """Return a conversation of the caller; raises NotFound."""
-        return await self.server.conversations.get(
-            caller.user_id, conversation_id, include_starting=True
-        )
 
 
 class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,8 +104,13 @@ class CollectArguments(ConversationArguments, frozen=True, kw_only=True):
     ] = 25
 
 
+async def get_view(server: Server, caller: Principal, conversation_id: str) -> ConversationView:
+    """Return a conversation of the caller; raises NotFound."""
+    return await server.conversations.get(caller.user_id, conversation_id, include_starting=True)
+
+
 async def start_conversation(
-    services: Services, caller: Principal, given: StartArguments
+    server: Server, caller: Principal, given: StartArguments
 ) -> dict[str, Any]:
     """Start an agent on a task, in a sandbox of its own; it works in the background."""
     order = StartOrder(
@@ -129,27 +121,27 @@ async def start_conversation(
         title=given.title,
         llm_model=given.model,
     )
-    task = await services.server.conversations.start(caller.user_id, order)
+    task = await server.conversations.start(caller.user_id, order)
     return {"conversation_id": task.conversation_id, "start_status": task.status}
 
 
 async def list_conversations(
-    services: Services, caller: Principal, given: ListArguments
+    server: Server, caller: Principal, given: ListArguments
 ) -> dict[str, Any]:
     """List conversations, the newest first, with what their agents do."""
     query = ConversationQuery(title_contains=given.title_contains, include_starting=True)
-    views, next_page_id = await services.server.conversations.search(
+    views, next_page_id = await server.conversations.search(
         caller.user_id, query, page_id=given.page_id, limit=given.limit
     )
     return {"conversations": [about(view) for view in views], "next_page_id": next_page_id}
 
 
 async def read_conversation(
-    services: Services, caller: Principal, given: ReadArguments
+    server: Server, caller: Principal, given: ReadArguments
 ) -> dict[str, Any]:
     """Read what was said and done in a conversation, event by event, in order."""
-    view = await services.view(caller, given.conversation_id.hex)
-    events = await services.server.events.read_range(
+    view = await get_view(server, caller, given.conversation_id.hex)
+    events = await server.events.read_range(
         view.conversation.id, from_seq=given.after + 1, limit=given.limit
     )
     return {
@@ -159,87 +151,85 @@ async def read_conversation(
     }
 
 
-async def send_message(
-    services: Services, caller: Principal, given: SendArguments
-) -> dict[str, Any]:
+async def send_message(server: Server, caller: Principal, given: SendArguments) -> dict[str, Any]:
     """Tell the agent something; it takes it as soon as it can, and works on. Wakes a paused sandbox."""
-    view = await services.view(caller, given.conversation_id.hex)
+    view = await get_view(server, caller, given.conversation_id.hex)
     if view.sandbox is not None and view.sandbox_status is SandboxStatus.PAUSED:
-        await services.server.sandboxes.resume(caller.user_id, view.sandbox.id)
-    queued = await services.server.messages.queue(
+        await server.sandboxes.resume(caller.user_id, view.sandbox.id)
+    queued = await server.messages.queue(
         caller.user_id, view.conversation.id, text_message(given.message)
     )
     return {"position": queued.position, "sandbox_status": queued.sandbox_status}
 
 
 async def stop_conversation(
-    services: Services, caller: Principal, given: ConversationArguments
+    server: Server, caller: Principal, given: ConversationArguments
 ) -> dict[str, Any]:
     """Stop the agent now, in the middle of a step; a message lets it go on."""
     conversation_id = given.conversation_id.hex
-    await services.server.messages.tell(caller.user_id, conversation_id, PendingKind.INTERRUPT)
-    return about(await services.view(caller, conversation_id))
+    await server.messages.tell(caller.user_id, conversation_id, PendingKind.INTERRUPT)
+    return about(await get_view(server, caller, conversation_id))
 
 
 async def answer_confirmation(
-    services: Services, caller: Principal, given: AnswerArguments
+    server: Server, caller: Principal, given: AnswerArguments
 ) -> dict[str, Any]:
     """Accept or reject what an agent asks for, whose status is `waiting_for_confirmation`."""
     kind = PendingKind.ACCEPT if given.accept else PendingKind.REJECT
     conversation_id = given.conversation_id.hex
-    view = await services.view(caller, conversation_id)
+    view = await get_view(server, caller, conversation_id)
     if view.execution_status is not ExecutionStatus.WAITING_FOR_CONFIRMATION:
         raise Conflict("The agent asks for nothing now")
-    await services.server.messages.tell(caller.user_id, conversation_id, kind, reason=given.reason)
-    return about(await services.view(caller, conversation_id))
+    await server.messages.tell(caller.user_id, conversation_id, kind, reason=given.reason)
+    return about(await get_view(server, caller, conversation_id))
 
 
 async def collect_conversation(
-    services: Services, caller: Principal, given: CollectArguments
+    server: Server, caller: Principal, given: CollectArguments
 ) -> dict[str, Any]:
     """Wait for the end of the agent's work, and get what it said last and which files it changed."""
     conversation_id = given.conversation_id.hex
     changed = asyncio.Event()
-    forget = services.server.event_bus.watch(
+    forget = server.event_bus.watch(
         caller.user_id, lambda news: None if news.delta else changed.set()
     )
     try:
-        view = await services.view(caller, conversation_id)
+        view = await get_view(server, caller, conversation_id)
         async with asyncio.timeout(given.wait_seconds):
             while not is_over(view):
                 await changed.wait()
                 changed.clear()
-                view = await services.view(caller, conversation_id)
+                view = await get_view(server, caller, conversation_id)
     except TimeoutError:
-        view = await services.view(caller, conversation_id)
+        view = await get_view(server, caller, conversation_id)
     finally:
         forget()
     newest = EventQuery(kinds=SUMMARIZED_KINDS, descending=True)
-    events, _ = await services.server.events.search(
+    events, _ = await server.events.search(
         conversation_id, newest, page_id=None, limit=_LAST_EVENTS
     )
     return {
         **about(view),
         "is_over": is_over(view),
         "answer": final_answer(events),
-        "changes": await _changes(services, caller, view),
+        "changes": await _changes(server, caller, view),
     }
 
 
 async def _changes(
-    services: Services, caller: Principal, view: ConversationView
+    server: Server, caller: Principal, view: ConversationView
 ) -> list[dict[str, str]] | None:
     """Return which files differ from the last commit; None where that cannot be seen now."""
     if view.sandbox_status is not SandboxStatus.RUNNING or not view.conversation.is_ready:
         return None
     try:
-        found = await services.files.git_changes(caller.user_id, view.conversation.id, ".")
+        found = await server.app[FILES].git_changes(caller.user_id, view.conversation.id, ".")
     except AgentsvcError:
         return None
     return [{"status": one.status, "path": one.path} for one in found]
 
 
-type Run = Callable[[Services, Principal, Any], Awaitable[dict[str, Any]]]
+type Run = Callable[[Server, Principal, Any], Awaitable[dict[str, Any]]]
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,11 +245,11 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
         """Return what agents call it."""
         return self.run.__name__
 
-    async def call(self, services: Services, caller: Principal, arguments: Any) -> dict[str, Any]:
+    async def call(self, server: Server, caller: Principal, arguments: Any) -> dict[str, Any]:
         """Use it; raises whatever the API answers in this case."""
         check_scope(self.scope, caller)
         given = convert(arguments, self.takes, loc=("arguments",))
-        return await self.run(services, caller, given)
+        return await self.run(server, caller, given)
 
     def describe(self) -> dict[str, Any]:
         """Return what agents read of it."""
