@@ -4,10 +4,9 @@ A key of the sandbox's owner or the sandbox's own session key opens all its port
 sandbox can take a request now is decided here, too.
 """
 
-import contextlib
 import hmac
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 import msgspec
@@ -105,17 +104,15 @@ class Admission:
         check_scope(Scope.RUN, caller.principal)
         return sandbox
 
-    @contextlib.contextmanager
     def held(
         self, caller: GatewayCaller, sandbox_id: str, end: Callable[[], None]
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Call `end()` when the key that opens a sandbox has lost its worth, while this lasts."""
-        with contextlib.ExitStack() as stack:
-            if caller.sandbox is not None and caller.sandbox.id == sandbox_id:
-                stack.enter_context(self._admitted.held_of(caller.sandbox.user_id, end))
-            elif caller.principal is not None:
-                stack.enter_context(self._admitted.held(caller.principal, end, needs=_may_run))
-            yield
+        if caller.sandbox is not None and caller.sandbox.id == sandbox_id:
+            return self._admitted.held_of(caller.sandbox.user_id, end)
+        if caller.principal is not None:
+            return self._admitted.held(caller.principal, end, needs=_may_run)
+        return nullcontext()
 
     def using(self, sandbox_id: str) -> AbstractContextManager[None]:
         """Let a sandbox count as used for as long as this lasts."""
