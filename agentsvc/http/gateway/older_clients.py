@@ -18,6 +18,7 @@ from agentsvc.http.gateway import rewriting as rewrite
 from agentsvc.http.gateway import websocket_frames as frames
 from agentsvc.http.gateway.target import PortRequest, Target
 from agentsvc.http.keys import SDK_VERSION
+from agentsvc.http.routes import KEY_PARAMETER
 from agentsvc.http.sdk_versions import (
     HTTP_CLIENT,
     Version,
@@ -95,7 +96,7 @@ def _is_sdk(request: web.Request) -> bool:
 
 def _is_old_socket(request: web.Request, place: PortRequest) -> bool:
     agent = request.headers.get(hdrs.USER_AGENT, "")
-    has_key = bool(rewrite.find_parameters(place.query, rewrite.KEY_PARAMETER))
+    has_key = bool(rewrite.find_parameters(place.query, KEY_PARAMETER))
     return has_key and _SOCKET_CLIENT.match(agent) is not None
 
 

@@ -11,8 +11,6 @@ from urllib.parse import quote, unquote, unquote_plus
 
 import msgspec
 
-KEY_PARAMETER: Final = "session_api_key"
-"""The query parameter in which published clients send a key."""
 EDITOR_KEY_PARAMETER: Final = "tkn"
 """The query parameter in which the editor's URL has the key; the editor wants it, too."""
 

@@ -20,7 +20,7 @@ from agentsvc.http.keys import CONFIG, REQUEST_ID, SANDBOXES, SENT_TARGET
 from agentsvc.http.middleware.authentication import keys_of, password_of
 from agentsvc.http.middleware.login_cookie import login_token
 from agentsvc.http.port_origins import EDITOR_PORT, read_label
-from agentsvc.http.routes import MAX_QUERY_KEYS
+from agentsvc.http.routes import KEY_PARAMETER, MAX_QUERY_KEYS
 from agentsvc.http.sdk_versions import Reader
 from agentsvc.http.urls import Origin, WorkOrigin, is_from_proxy, links_of, mount_of, origin_of
 from agentsvc.sandboxes import AGENT_PORT, Sandbox
@@ -106,7 +106,7 @@ def find_place(request: web.Request, origin: WorkOrigin) -> tuple[str, PortReque
 
 def shown_keys(request: web.Request, place: PortRequest) -> RequestKeys:
     """Return every key a request shows, wherever published clients put one."""
-    elsewhere = [*rewrite.find_parameters(place.query, rewrite.KEY_PARAMETER)]
+    elsewhere = [*rewrite.find_parameters(place.query, KEY_PARAMETER)]
     if place.port == EDITOR_PORT:
         elsewhere += rewrite.find_parameters(place.query, rewrite.EDITOR_KEY_PARAMETER)
         if place.own_origin is None or own_origin.may_show_editor_key(request, place.own_origin):
@@ -130,7 +130,7 @@ def shown_login(request: web.Request, place: PortRequest, *, page_part: str = ""
 
 def check(request: web.Request, place: PortRequest) -> None:
     """Refuse what cannot be passed on without a doubt about where it ends, or whom it shows a key."""
-    if len(rewrite.find_parameters(place.query, rewrite.KEY_PARAMETER)) > MAX_QUERY_KEYS:
+    if len(rewrite.find_parameters(place.query, KEY_PARAMETER)) > MAX_QUERY_KEYS:
         raise BadRequest(f"There are more than {MAX_QUERY_KEYS} keys in the query")
     if request.version not in _VERSIONS:
         raise BadRequest("This version of HTTP is not supported")
@@ -207,7 +207,7 @@ def _is_framed_editor(request: web.Request, place: PortRequest) -> bool:
 def _cookie_of(sandbox: Sandbox, place: PortRequest) -> str:
     """Return the cookie that what a page loads next opens the port with; perhaps none."""
     key = sandbox.session_key.reveal()
-    is_shown = key in rewrite.find_parameters(place.query, rewrite.KEY_PARAMETER)
+    is_shown = key in rewrite.find_parameters(place.query, KEY_PARAMETER)
     return own_origin.make_cookie(place.own_origin, key) if place.own_origin and is_shown else ""
 
 
