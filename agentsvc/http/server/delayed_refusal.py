@@ -23,18 +23,15 @@ class RefusalDelay:
     """Where those sit who wait to be refused; there are so many places."""
 
     def __init__(self, most: int, *, seconds: float = HOLD_SECONDS) -> None:
-        self._free = most
+        self._places = asyncio.Semaphore(most)
         self._seconds = seconds
 
     async def hold(self) -> bool:
         """Wait, and return True; return False at once if there is no place."""
-        if not self._free:
+        if self._places.locked():
             return False
-        self._free -= 1
-        try:
+        async with self._places:
             await asyncio.sleep(spread(self._seconds))
-        finally:
-            self._free += 1
         return True
 
 
