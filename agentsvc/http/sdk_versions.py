@@ -22,7 +22,6 @@ OLDEST: Final[Version] = (1, 21)
 """The oldest that was tried, and what any older one is taken for."""
 HTTP_CLIENT: Final = "python-httpx/"
 """How the User-Agent of the SDK and of the command line begins; they do not name themselves."""
-_MARKED = re.compile(r"\A(.+)~sdk-([0-9]{1,3})\.([0-9]{1,3})\Z", re.DOTALL)
 _IN_QUERY = re.compile(
     r"([?&]session_api_key=[^&#?]*?)(?:~|%7[Ee])sdk-([0-9]{1,3})\.([0-9]{1,3})(?=[&#]|\Z)"
 )
@@ -201,13 +200,14 @@ def write_version(version: Version) -> str:
 
 def mark(key: str, version: Version | None) -> str:
     """Return a key that says which version its client has; one without a version as it is."""
-    return key if version is None else f"{key}~sdk-{write_version(version)}"
+    return key if version is None else f"{key}{_MARK}{write_version(version)}"
 
 
 def unmark(key: str) -> tuple[str, Version | None]:
     """Return a key without what it says of its client, and that."""
-    found = _MARKED.match(key)
-    return (found[1], (int(found[2]), int(found[3]))) if found else (key, None)
+    plain, _, said = key.rpartition(_MARK)
+    version = parse_version(said)
+    return (plain, version) if plain and version else (key, None)
 
 
 def unmark_request[R: web.BaseRequest](request: R) -> tuple[R, Version | None]:
