@@ -486,8 +486,9 @@ def _listed(error: InvalidRequest) -> list[Problem]:
 
 def _clipped(step: str | int) -> str | int:
     """Return a step of a location; a name that a client made up is no longer than it is of use."""
-    is_long = isinstance(step, str) and len(step) > _LONGEST_STEP
-    return f"{step[:_LONGEST_STEP]}…" if isinstance(step, str) and is_long else step
+    if isinstance(step, int) or len(step) <= _LONGEST_STEP:
+        return step
+    return f"{step[:_LONGEST_STEP]}…"
 
 
 @functools.cache
