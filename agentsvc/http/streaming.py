@@ -111,12 +111,12 @@ async def serve(
     """
     line = _Socket(request) if wants_socket(request) else _Lines(request)
     with request.app[LIVE].opened() as over:
-        if PRINCIPAL in request:
+        if isinstance(line, _Socket) and PRINCIPAL not in request:
+            ending = await _stream_after_auth(request, line, find_items, find_more, over)
+        else:
             items = await find_items()
             await line.open()
             ending = await _stream(request, line, items, find_more, over)
-        else:
-            ending = await _stream_after_auth(request, line, find_items, find_more, over)
     with contextlib.suppress(ConnectionError, TimeoutError):
         async with asyncio.timeout(_LAST_SECONDS):
             await line.end(ending or _STOPPING)
@@ -128,7 +128,7 @@ async def serve(
 
 async def _stream_after_auth(
     request: web.Request,
-    line: _Line,
+    line: "_Socket",
     find_items: Callable[[], Awaitable[Items]],
     find_more: Finder | None,
     over: asyncio.Event,
@@ -146,7 +146,7 @@ async def _stream_after_auth(
     return await _stream(request, line, items, find_more, over)
 
 
-async def _authenticate(request: web.Request, line: _Line) -> StreamEnd | None:
+async def _authenticate(request: web.Request, line: "_Socket") -> StreamEnd | None:
     """Find out who a client is by its first message."""
     try:
         key = await first_message_key(request, line.first_text())
@@ -204,10 +204,6 @@ class _Lines:
         await self.response.prepare(self._request)
         await self.response.write(b"retry: %d\n\n" % _RETRY_MS)
 
-    async def first_text(self) -> str:
-        """Return what the client says first; raises NotAuthenticated if it is no text."""
-        raise NotAuthenticated
-
     async def listen(self, gone: asyncio.Event, on_text: Callable[[str], Awaitable[None]]) -> None:
         """Return once the client has gone; `on_text` gets what it says."""
         await gone.wait()
@@ -245,6 +241,7 @@ class _Socket:
         await self._socket.prepare(self._request)
 
     async def first_text(self) -> str:
+        """Return what the client says first; raises NotAuthenticated if it is no text."""
         async for said in self._socket:
             if said.type is WSMsgType.PING:
                 await self._socket.pong(said.data)
