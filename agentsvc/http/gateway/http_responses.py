@@ -4,6 +4,7 @@ Whatever leaves a doubt about where an answer ends is refused.
 """
 
 import re
+from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Final
 
@@ -11,11 +12,14 @@ import msgspec
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from agentsvc.http.gateway.headers import legible
-from agentsvc.http.server.chunked import BadChunks, BadField, ChunkReader, read_fields
 
 HEAD_BYTES: Final = 64 * 1024
 
 _STATUS_LINE = re.compile(r"\AHTTP/1\.([01]) ([1-5][0-9]{2})(?: ([^\0-\x08\x0a-\x1f\x7f]*))?\Z")
+_FIELD = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\0-\x08\x0a-\x1f\x7f]*)")
+_SIZE_LINE = re.compile(rb"\A([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t \x21-\x7e\x80-\xff]*)?\Z")
+_LINE_BYTES: Final = 4096
+_TRAILER_BYTES: Final = 16 * 1024
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _LENGTH = re.compile(r"\A[0-9]{1,18}\Z")
 _NO_BODY: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
@@ -91,26 +95,78 @@ class EndlessBody(_Body):
 
 
 class ChunkedBody(_Body):
-    """A body in chunks, perhaps with trailers."""
+    """A body in chunks, perhaps with trailers (RFC 9112, 7.1)."""
 
     def __init__(self) -> None:
-        self._chunks = ChunkReader()
+        self._left = 0
+        self._kept = b""
+        self._is_after_chunk = False
+        self._is_in_trailers = False
+        self._trailer_bytes = 0
+        self._trailers: list[tuple[str, str]] = []
 
     def feed(self, data: bytes) -> tuple[list[bytes], bytes]:
         """Return what is in the chunks, and what comes after the last one."""
-        try:
-            spans, end = self._chunks.feed(data)
-            self.trailers = tuple(read_fields(self._chunks.trailers))
-        except (BadChunks, BadField) as exc:
-            raise InvalidResponse(str(exc)) from exc
-        self.is_done = end is not None
-        rest = b"" if end is None else data[end:]
-        return [data[start:stop] for start, stop in spans], rest
+        parts: list[bytes] = []
+        at = 0
+        while at < len(data):
+            if self._left:
+                part = data[at : at + self._left]
+                parts.append(part)
+                at += len(part)
+                self._left -= len(part)
+                self._is_after_chunk = not self._left
+                continue
+            line, at = self._line(data, at)
+            if line is not None and self._takes_last(line):
+                self.is_done, self.trailers = True, tuple(self._trailers)
+                return parts, data[at:]
+        return parts, b""
 
     def feed_end(self) -> None:
         """Take in the end; raises InvalidResponse if it is early."""
         if not self.is_done:
             raise InvalidResponse("the last chunk is missing")
+
+    def _line(self, data: bytes, at: int) -> tuple[bytes | None, int]:
+        """Return a whole line without its end, and where the next one begins."""
+        end = data.find(b"\n", at)
+        stop = len(data) if end < 0 else end + 1
+        line = self._kept + data[at:stop]
+        if len(line) > _LINE_BYTES:
+            raise InvalidResponse("a line is too long")
+        if end < 0:
+            self._kept = line
+            return None, stop
+        self._kept = b""
+        if not line.endswith(b"\r\n"):
+            raise InvalidResponse("a line does not end as lines do")
+        return line[:-2], stop
+
+    def _takes_last(self, line: bytes) -> bool:
+        """Take in a line and tell whether it is the last one."""
+        if self._is_in_trailers:
+            return self._takes_trailer(line)
+        if self._is_after_chunk:
+            if line:
+                raise InvalidResponse("a chunk is longer than its size")
+            self._is_after_chunk = False
+            return False
+        size = _SIZE_LINE.match(line)
+        if size is None:
+            raise InvalidResponse("a chunk has no size")
+        self._left = int(size.group(1), 16)
+        self._is_in_trailers = not self._left
+        return False
+
+    def _takes_trailer(self, line: bytes) -> bool:
+        if not line:
+            return True
+        self._trailer_bytes += len(line) + len(b"\r\n")
+        if self._trailer_bytes > _TRAILER_BYTES:
+            raise InvalidResponse("the trailers are too long")
+        self._trailers += _read_fields(line)
+        return False
 
 
 type Body = SizedBody | EndlessBody | ChunkedBody
@@ -134,10 +190,7 @@ def read_head(raw: bytes | bytearray) -> Head:
     status = _STATUS_LINE.match(first.removesuffix(b"\r").decode("utf-8", "surrogateescape"))
     if status is None:
         raise InvalidResponse("there is no status line")
-    try:
-        headers = CIMultiDict(read_fields(rest))
-    except BadField as exc:
-        raise InvalidResponse("a header is not well-formed") from exc
+    headers = CIMultiDict(_read_fields(rest))
     return Head(
         status=int(status.group(2)),
         reason=legible(status.group(3) or ""),
@@ -159,3 +212,16 @@ def body_of(head: Head, *, answers_head: bool) -> Body:
     if codings:
         return ChunkedBody()
     return SizedBody(int(lengths.pop())) if lengths else EndlessBody()
+
+
+def _read_fields(raw: bytes | bytearray) -> Iterator[tuple[str, str]]:
+    """Yield the name and the value of each line; raises InvalidResponse.
+
+    Lines that go on in the next one are not well-formed any more, and neither is a blank before
+    the colon.
+    """
+    for line in raw.decode("utf-8", "surrogateescape").split("\n") if raw else ():
+        found = _FIELD.fullmatch(line.removesuffix("\r"))
+        if found is None:
+            raise InvalidResponse("a header is not well-formed")
+        yield found.group(1), found.group(2).rstrip(" \t")

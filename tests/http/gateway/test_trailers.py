@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agentsvc.http.server.chunked import BadChunks, ChunkReader
+from agentsvc.http.gateway.http_responses import ChunkedBody, InvalidResponse
 from agentsvc.testing.backend import FakeWorld
 from tests.http.gateway.steps import Box, Wire, head, until
 from tests.http.gateway.wire_upstream import WireUpstream, wired
@@ -141,5 +141,5 @@ async def test_an_older_client_gets_no_chunks(pair: tuple[Box, WireUpstream]) ->
     ],
 )
 def test_what_is_no_body_in_chunks_is_said_so(raw: bytes) -> None:
-    with pytest.raises(BadChunks):
-        ChunkReader().feed(raw)
+    with pytest.raises(InvalidResponse):
+        ChunkedBody().feed(raw)
