@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Awaitable, Iterator
 from typing import Final
 
-from aiohttp import hdrs, web
+from aiohttp import WSCloseCode, hdrs, web
 from multidict import CIMultiDict
 
 from agentsvc.accounts import KEY_PREFIX
@@ -36,10 +36,7 @@ from agentsvc.http.server.connections import show_key
 from agentsvc.http.urls import MOUNT, work_origin_of
 from agentsvc.sandboxes import AGENT_PORT
 
-_BAD_KEY: Final = 4001
-_NOT_ALLOWED: Final = 4003
-_NO_SUCH: Final = 4004
-_TRY_AGAIN: Final = 1013
+_CLOSE_CODES: Final = ((NotAuthenticated, 4001), (NotAllowed, 4003), (NotFound, 4004))
 _RUNTIME_PORTS: Final = {"work-1": "worker_1", "work-2": "worker_2", "vscode": EDITOR_PORT}
 _HEALTH_PATHS: Final = frozenset({"/alive", "/health", "/ready"})
 _SOCKETS: Final = "/sockets/"
@@ -262,12 +259,5 @@ def _abort(request: web.Request) -> None:
 
 
 def _close_code(exc: AgentsvcError) -> int:
-    match exc:
-        case NotAuthenticated():
-            return _BAD_KEY
-        case NotAllowed():
-            return _NOT_ALLOWED
-        case NotFound():
-            return _NO_SUCH
-        case _:
-            return _TRY_AGAIN
+    codes = (code for kind, code in _CLOSE_CODES if isinstance(exc, kind))
+    return next(codes, WSCloseCode.TRY_AGAIN_LATER)
