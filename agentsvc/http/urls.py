@@ -26,6 +26,7 @@ from agentsvc.http.port_origins import (
     name_of,
 )
 from agentsvc.http.sdk_versions import Version, mark
+from agentsvc.http.server.connection_limit import Network
 from agentsvc.plugin.egress import SANDBOX_SOURCES
 from agentsvc.sandboxes import AGENT_PORT, Sandbox, SandboxStatus
 
@@ -38,8 +39,6 @@ _PAIR = re.compile(r'(?:^|[;\s])(proto|host|for)="?([^";,\s]+)"?', re.IGNORECASE
 _PORT_NUMBER = re.compile(r":[0-9]+\Z")
 _ADDRESS_CHARS: Final = 64
 _SCHEMES: Final = frozenset({"http", "https"})
-
-type Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 TRUSTED: Final[web.AppKey[tuple[Network, ...]]] = web.AppKey("trusted_proxies")
 """The networks of the proxies that may say what the caller's own request was."""
