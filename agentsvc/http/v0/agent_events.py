@@ -201,7 +201,7 @@ class CondensationRequest(Reported, frozen=True, kw_only=True, tag=True):
     """Somebody asked the agent to shorten the history."""
 
 
-type AgentEvent = (
+type LoggedEvent = (
     SystemPromptEvent
     | MessageEvent
     | ActionEvent
@@ -210,12 +210,13 @@ type AgentEvent = (
     | AgentErrorEvent
     | ConversationErrorEvent
     | ServerErrorEvent
-    | ConversationStateUpdateEvent
     | PauseEvent
     | InterruptEvent
     | Condensation
     | CondensationRequest
 )
+"""Every event but those that tell a part of the conversation's state."""
+type AgentEvent = LoggedEvent | ConversationStateUpdateEvent
 
 EVENT: msgspec.json.Decoder[AgentEvent] = msgspec.json.Decoder(AgentEvent)
 """Decodes what the older generation has something to show for."""

@@ -91,9 +91,11 @@ class Translator:
         if event.id in self._twins:
             self._twins.discard(event.id)
             return []
-        if isinstance(event, agent.ConversationStateUpdateEvent) and event.key == IMPORTED_KEY:
+        if not isinstance(event, agent.ConversationStateUpdateEvent):
+            return list(self._steps(event))
+        if event.key == IMPORTED_KEY:
             return list(self._take_over(event))
-        return list(self._steps(event))
+        return list(self._update(event))
 
     def _take_over(self, event: agent.ConversationStateUpdateEvent) -> Iterable[msgspec.Raw]:
         """Tell an event that was imported from this generation as it was."""
@@ -112,35 +114,28 @@ class Translator:
         self._state = self._state or AgentState.LOADING
         yield imported.event
 
-    def _steps(self, event: agent.AgentEvent) -> Iterable[HistoryEvent]:
-        if not isinstance(event, agent.ActionEvent | agent.ConversationStateUpdateEvent):
+    def _steps(self, event: agent.LoggedEvent) -> Iterable[HistoryEvent]:
+        if not isinstance(event, agent.ActionEvent):
             yield from self._release(event)
+        yield from self._begin(event)
         match event:
-            case agent.ConversationStateUpdateEvent():
-                yield from self._update(event)
             case agent.SystemPromptEvent():
-                yield from self._begin(event)
                 yield self._system(event)
             case agent.MessageEvent():
-                yield from self._begin(event)
                 yield from self._say(event)
             case agent.ActionEvent():
-                yield from self._begin(event)
                 yield from self._act(event)
             case agent.ObservationEvent() | agent.UserRejectObservation() | agent.AgentErrorEvent():
-                yield from self._begin(event)
                 yield from self._answer(event)
             case agent.ConversationErrorEvent():
-                yield from self._begin(event)
                 yield from self._fail(event)
-            case (
-                agent.PauseEvent()
-                | agent.InterruptEvent()
-                | agent.Condensation()
-                | agent.CondensationRequest()
-            ):
-                yield from self._begin(event)
-                yield from self._note(event)
+            case agent.PauseEvent() | agent.InterruptEvent():
+                yield from self._halt(event)
+            case agent.Condensation():
+                yield self._publish(event, "agent", self._condense(event))
+            case agent.CondensationRequest():
+                shown = ShownAction(action="condensation_request", args={}, message="")
+                yield self._publish(event, "agent", shown)
             case _:
                 assert_never(event)
 
@@ -275,24 +270,11 @@ class Translator:
         self._numbers.setdefault(event.id, action.number)
         return self._publish_action(because, action)
 
-    def _note(
-        self,
-        event: agent.PauseEvent
-        | agent.InterruptEvent
-        | agent.Condensation
-        | agent.CondensationRequest,
-    ) -> Iterable[HistoryEvent]:
-        match event:
-            case agent.PauseEvent() | agent.InterruptEvent():
-                is_stop = isinstance(event, agent.InterruptEvent)
-                # What was asked through this generation has been told when it was asked.
-                if self._rest is None:
-                    yield self._wish(event, AgentState.STOPPED if is_stop else AgentState.PAUSED)
-            case agent.Condensation():
-                yield self._publish(event, "agent", self._condense(event))
-            case agent.CondensationRequest():
-                shown = ShownAction(action="condensation_request", args={}, message="")
-                yield self._publish(event, "agent", shown)
+    def _halt(self, event: agent.PauseEvent | agent.InterruptEvent) -> Iterable[HistoryEvent]:
+        is_stop = isinstance(event, agent.InterruptEvent)
+        # What was asked through this generation has been told when it was asked.
+        if self._rest is None:
+            yield self._wish(event, AgentState.STOPPED if is_stop else AgentState.PAUSED)
 
     def _note_request(self, event: agent.Reported, asked: str) -> Iterable[HistoryEvent]:
         """Tell what the user has asked the agent to do."""
