@@ -17,7 +17,8 @@ from agentsvc.base import (
     NotFound,
     UnsupportedMediaType,
 )
-from agentsvc.http.keys import CONFIG, CONVERSATIONS, user_of
+from agentsvc.conversations import ConversationView
+from agentsvc.http.keys import CONFIG, CONVERSATIONS
 from agentsvc.http.routes import MULTIPART, OF_AGENTS, ZIP, Routes
 from agentsvc.http.urls import links_of
 from agentsvc.http.v0.conversations import get_view
@@ -231,9 +232,9 @@ async def get_changes(request: web.Request) -> list[Change]:
 
     Compared with the remote branch, else with the last commit.
     """
-    root = (await get_view(request)).conversation.working_dir
+    view = await get_view(request)
     with error_member():
-        found = await (await _agent(request)).git_changes(root)
+        found = await _agent(request, view).git_changes(view.conversation.working_dir)
         return [Change(status=_STATUSES.get(one.status, "M"), path=one.path) for one in found]
 
 
@@ -244,9 +245,11 @@ async def get_diff(request: web.Request, query: DiffQuery) -> Diff:
     The other side is the file in the remote branch, else in the last commit.
     """
     with error_member():
-        place = (await _workspace(request)).locate(query.path)
+        view = await get_view(request)
+        agent = _agent(request, view)
+        place = Workspace(agent, view.conversation.working_dir).locate(query.path)
         try:
-            diff = await (await _agent(request)).git_diff(place)
+            diff = await agent.git_diff(place)
         except BadRequest as exc:
             raise BadRequest(f"Error getting diff: {query.path}", detail=exc.detail) from exc
     return Diff(modified=diff.modified or "", original=diff.original or "")
@@ -283,22 +286,21 @@ async def get_microagents(request: web.Request) -> Microagents:
 
     Those of the repository, of the user and published ones.
     """
-    root = (await get_view(request)).conversation.working_dir
+    view = await get_view(request)
     load_public = request.app[CONFIG].conversations.public_skills
     with error_member():
-        agent = await _agent(request)
+        agent, root = _agent(request, view), view.conversation.working_dir
         return from_skills(await agent.load_skills(root, load_public=load_public))
 
 
 async def _workspace(request: web.Request) -> Workspace:
-    conversation = (await get_view(request)).conversation
-    return Workspace(await _agent(request), conversation.working_dir)
+    view = await get_view(request)
+    return Workspace(_agent(request, view), view.conversation.working_dir)
 
 
-async def _agent(request: web.Request) -> AgentServer:
-    conversation = (await get_view(request)).conversation
+def _agent(request: web.Request, view: ConversationView) -> AgentServer:
     try:
-        return await request.app[CONVERSATIONS].agent(user_of(request), conversation.id)
+        return request.app[CONVERSATIONS].require_agent(view)
     except Conflict as exc:
         raise NotFound(NOT_RUNNING, detail=exc.message, extra={"error": NOT_RUNNING}) from exc
 
