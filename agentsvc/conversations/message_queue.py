@@ -45,7 +45,7 @@ from agentsvc.conversations.model import SANDBOX_GONE, ConversationView
 from agentsvc.conversations.service import Conversations
 from agentsvc.conversations.starting.agent_request import text_of, to_agent_message
 from agentsvc.conversations.stores import ConversationStores
-from agentsvc.domain import Content, ContentKind, ExecutionStatus, Message, StartStatus, WhenFull
+from agentsvc.domain import ExecutionStatus, Message, StartStatus, WhenFull, message_of
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
 from agentsvc.storage import IntegrityError, Transaction, is_watched, note_effect
 
@@ -133,9 +133,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         view = await self.conversations.get(user_id, conversation_id, include_starting=True)
         agent = self.conversations.require_agent(view)
         about = await open_actions(agent, conversation_id) if kind in ANSWERS else ()
-        part = Content(kind=ContentKind.TEXT, text=reason)
-        message = Message(content=(part,) if reason else ())
-        pending = _new(view, kind, message, run=kind in _SPENDING, about=about)
+        pending = _new(view, kind, message_of(reason), run=kind in _SPENDING, about=about)
         await self._store_and_wait(view, pending, [wish_event(wish)] if wish else [])
 
     async def roll_back(

@@ -44,6 +44,7 @@ from agentsvc.domain.orders import TaskType as TaskType
 from agentsvc.domain.orders import ToolUse as ToolUse
 from agentsvc.domain.orders import Trigger as Trigger
 from agentsvc.domain.orders import WhenFull as WhenFull
+from agentsvc.domain.orders import message_of as message_of
 from agentsvc.domain.repositories import DEFAULT_HOSTS as DEFAULT_HOSTS
 from agentsvc.domain.repositories import SentBranch as SentBranch
 from agentsvc.domain.repositories import SentRepository as SentRepository

@@ -4,6 +4,7 @@ Both API generations map their requests onto `StartOrder`; the core knows no wir
 here does I/O.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -94,6 +95,16 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     def is_empty(self) -> bool:
         """Whether it has neither a text nor an image."""
         return not any(part.text.strip() or part.image_urls for part in self.content)
+
+
+def message_of(text: str, image_urls: Sequence[str] = ()) -> Message:
+    """Return what a user says: a part for the text and one for the images, as far as there are any."""
+    content: list[Content] = []
+    if text:
+        content.append(Content(kind=ContentKind.TEXT, text=text))
+    if image_urls:
+        content.append(Content(kind=ContentKind.IMAGE, image_urls=tuple(image_urls)))
+    return Message(content=tuple(content))
 
 
 class SuggestedTask(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from typing import Final
 
 from agentsvc.base import BadRequest
-from agentsvc.domain import Content, ContentKind, Message, StartOrder, SuggestedTask, TaskType
+from agentsvc.domain import Message, StartOrder, SuggestedTask, TaskType, message_of
 
 PLANNER_SUFFIX: Final = (
     "Your role in this conversation is that of a planner. Read and search as much as you need,"
@@ -46,8 +46,7 @@ def first_message(order: StartOrder) -> Message | None:
         return order.initial_message
     if order.initial_message is not None:
         raise BadRequest("suggested_task and initial_message cannot be given together")
-    text = _task_text(task)
-    return Message(content=(Content(kind=ContentKind.TEXT, text=text),))
+    return message_of(_task_text(task))
 
 
 def _task_text(task: SuggestedTask) -> str:

@@ -29,8 +29,6 @@ from agentsvc.conversations import (
     first_message,
 )
 from agentsvc.domain import (
-    Content,
-    ContentKind,
     ExecutionStatus,
     McpListsBody,
     Message,
@@ -39,6 +37,7 @@ from agentsvc.domain import (
     SuggestedTask,
     TaskType,
     Trigger,
+    message_of,
     to_mcp_config,
 )
 from agentsvc.domain import repositories as git
@@ -263,16 +262,6 @@ def to_order(body: StartBody) -> StartOrder:
     )
 
 
-def to_message(text: str, image_urls: list[str]) -> Message | None:
-    """Return what a user says, or None if it is nothing."""
-    content = []
-    if text:
-        content.append(Content(kind=ContentKind.TEXT, text=text))
-    if image_urls:
-        content.append(Content(kind=ContentKind.IMAGE, image_urls=tuple(image_urls)))
-    return Message(content=tuple(content)) if content else None
-
-
 def to_query(wanted: ConversationSearch) -> ConversationQuery:
     """Return the filters in the core's words."""
     return ConversationQuery(
@@ -360,14 +349,14 @@ def _first_message(body: StartBody) -> Message | None:
         # The task is turned into a message; what else was to be said gives way to it.
         return None
     text = body.initial_user_msg
-    message = to_message(text or "", body.image_urls or [])
-    if (message is None or message.is_empty) and text is not None and not _says_why(body):
+    message = message_of(text or "", body.image_urls or ())
+    if message.is_empty and text is not None and not _says_why(body):
         raise InvalidRequest(
             "The message is empty: leave it out to start a conversation that waits for one",
             loc=("body", "initial_user_msg"),
             kind="too_short",
         )
-    return None if message is None or message.is_empty else message
+    return None if message.is_empty else message
 
 
 def _says_why(body: StartBody) -> bool:

@@ -9,10 +9,10 @@ from msgspec import Meta
 
 from agentsvc.base import BadRequest, QuotaExceeded, TooManyRequests, stated
 from agentsvc.conversations import Queued
-from agentsvc.domain import Message
+from agentsvc.domain import message_of
 from agentsvc.http.keys import PENDING, user_of
 from agentsvc.http.routes import OF_AGENTS, Effect, Routes, Socket, shown_as
-from agentsvc.http.v0.conversations import get_view, to_message
+from agentsvc.http.v0.conversations import get_view
 from agentsvc.http.v0.event_types import HistoryEvent
 from agentsvc.http.v0.frames import ErrorFrame, StateFrame, StatusFrame
 from agentsvc.http.v0.socket_opener import SOCKET_PATHS, SocketQuery
@@ -155,7 +155,7 @@ async def post_message(request: web.Request, body: MessageBody) -> Success:
     One that rests because nobody used it is woken; one that was stopped has to be started first
     (409).
     """
-    return await _pass_on(request, to_message(body.message, []) or Message())
+    return await _pass_on(request, message_of(body.message))
 
 
 @ROUTES.add("GET", "/trajectory", Trajectory, errors=(BadRequest,))

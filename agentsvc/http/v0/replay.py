@@ -5,13 +5,13 @@ What has no effect and is said to nobody is left out; an action that cannot be d
 was done is refused by name, before anything starts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from agentsvc.base import BadRequest
-from agentsvc.domain import Content, ContentKind, Message, RecordedStep, ToolUse
+from agentsvc.domain import RecordedStep, ToolUse, message_of
 from agentsvc.http.v0.replay_actions import (
     NO_EFFECT,
     Fields,
@@ -46,15 +46,18 @@ def read_recording(text: str) -> tuple[RecordedStep, ...]:
     if not isinstance(events, list) or not events or not all(map(_is_event, events)):
         raise _refusal(NO_TRAJECTORY)
     is_newer = any(isinstance(event.get("kind"), str) for event in events)
-    reader = _Newer(events) if is_newer else _Older()
+    steps, rejected = _Steps(), _rejected_in(events)
     for number, event in enumerate(events):
         try:
-            reader.add(event)
+            if is_newer:
+                _add_newer(steps, event, rejected)
+            else:
+                _add_older(steps, event)
         except NotReplayableError as exc:
             text = f"replay_json cannot be replayed: event {number} {exc}"
             raise _refusal(text) from exc
-    reader.steps.flush()
-    return _checked(tuple(reader.steps.done))
+    steps.flush()
+    return _checked(tuple(steps.done))
 
 
 def _checked(steps: tuple[RecordedStep, ...]) -> tuple[RecordedStep, ...]:
@@ -74,16 +77,17 @@ class _Steps:
         self.done: list[RecordedStep] = []
         self._said: list[str] = []
 
-    def user(self, text: str, image_urls: Sequence[str]) -> None:
-        """Add what the user says."""
+    def say(self, source: object, text: str, image_urls: Sequence[str]) -> None:
+        """Add what the user says, or the agent."""
+        if source != "user":
+            self.say_of_agent(text)
+            return
         self.flush()
-        content = [Content(kind=ContentKind.TEXT, text=text)] if text else []
-        if image_urls:
-            content.append(Content(kind=ContentKind.IMAGE, image_urls=tuple(image_urls)))
-        if content:
-            self.done.append(RecordedStep(message=Message(content=tuple(content))))
+        message = message_of(text, image_urls)
+        if message.content:
+            self.done.append(RecordedStep(message=message))
 
-    def agent(self, text: str) -> None:
+    def say_of_agent(self, text: str) -> None:
         """Add what the agent says; it goes with what it does next, if it does something."""
         if text:
             self._said.append(text)
@@ -99,73 +103,53 @@ class _Steps:
             self.use(())
 
 
-class _Older:
-    """Reads events of this generation."""
-
-    def __init__(self) -> None:
-        self.steps = _Steps()
-
-    def add(self, event: Fields) -> None:
-        """Take in one event; raises NotReplayableError."""
-        name, args = _text(event.get("action")), event.get("args") or {}
-        if not name or event.get("observation") is not None or name in NO_EFFECT:
-            return
-        if not isinstance(args, dict):
-            raise NotReplayableError("has no `args`")
-        if name == "message":
-            self._say(event.get("source"), args)
-        elif _text(args.get("confirmation_state")) not in _NOT_DONE:
-            uses = uses_of_action(name, args)
-            self.steps.agent(_text(args.get("thought")))
-            self.steps.use(uses)
-
-    def _say(self, source: object, args: Fields) -> None:
-        text = _text(args.get("content"))
-        if source == "user":
-            self.steps.user(text, _texts(args.get("image_urls")))
-        else:
-            self.steps.agent(text)
+def _add_older(steps: _Steps, event: Fields) -> None:
+    """Take in one event of this generation; raises NotReplayableError."""
+    name, args = _text(event.get("action")), event.get("args") or {}
+    if not name or event.get("observation") is not None or name in NO_EFFECT:
+        return
+    if not isinstance(args, dict):
+        raise NotReplayableError("has no `args`")
+    if name == "message":
+        steps.say(event.get("source"), _text(args.get("content")), _texts(args.get("image_urls")))
+    elif _text(args.get("confirmation_state")) not in _NOT_DONE:
+        uses = uses_of_action(name, args)
+        steps.say_of_agent(_text(args.get("thought")))
+        steps.use(uses)
 
 
-class _Newer:
-    """Reads events of version 1."""
-
-    def __init__(self, events: Sequence[Fields]) -> None:
-        self.steps = _Steps()
-        self._rejected = {
-            _text(event.get("action_id"))
-            for event in events
-            if event.get("kind") == "UserRejectObservation"
-        }
-
-    def add(self, event: Fields) -> None:
-        """Take in one event; raises NotReplayableError."""
-        if event.get("kind") == "MessageEvent":
-            self._say(event)
-        elif event.get("kind") == "ActionEvent" and self._is_done(event):
-            self._do(event)
-
-    def _is_done(self, event: Fields) -> bool:
-        return event.get("action") is not None and _text(event.get("id")) not in self._rejected
-
-    def _say(self, event: Fields) -> None:
+def _add_newer(steps: _Steps, event: Fields, rejected: Container[str]) -> None:
+    """Take in one event of version 1; raises NotReplayableError."""
+    if event.get("kind") == "MessageEvent":
         message = event.get("llm_message")
         parts = _parts(message.get("content")) if isinstance(message, dict) else []
         text = "".join(_text(part.get("text")) for part in parts)
-        if event.get("source") == "user":
-            self.steps.user(text, [url for part in parts for url in _texts(part.get("image_urls"))])
-        else:
-            self.steps.agent(text)
+        urls = [url for part in parts for url in _texts(part.get("image_urls"))]
+        steps.say(event.get("source"), text, urls)
+    elif event.get("kind") == "ActionEvent" and _text(event.get("id")) not in rejected:
+        _add_action(steps, event)
 
-    def _do(self, event: Fields) -> None:
-        action, call = event["action"], event.get("tool_call")
-        if not isinstance(action, dict):
-            raise NotReplayableError("has no `action`")
-        written = _text(call.get("arguments")) if isinstance(call, dict) else ""
-        uses = uses_of_tool(_text(event.get("tool_name")), written, action)
-        for part in _parts(event.get("thought")):
-            self.steps.agent(_text(part.get("text")))
-        self.steps.use(uses)
+
+def _add_action(steps: _Steps, event: Fields) -> None:
+    action, call = event.get("action"), event.get("tool_call")
+    if action is None:
+        return
+    if not isinstance(action, dict):
+        raise NotReplayableError("has no `action`")
+    written = _text(call.get("arguments")) if isinstance(call, dict) else ""
+    uses = uses_of_tool(_text(event.get("tool_name")), written, action)
+    for part in _parts(event.get("thought")):
+        steps.say_of_agent(_text(part.get("text")))
+    steps.use(uses)
+
+
+def _rejected_in(events: Sequence[Fields]) -> set[str]:
+    """Return the ids of the actions of version 1 that the user did not allow."""
+    return {
+        _text(event.get("action_id"))
+        for event in events
+        if event.get("kind") == "UserRejectObservation"
+    }
 
 
 def _is_event(value: Any) -> bool:

@@ -6,8 +6,8 @@ import msgspec
 
 from agentsvc.base import BadRequest, InvalidRequest, convert, in_text, stated
 from agentsvc.conversations import MessageQueue, PendingKind
-from agentsvc.domain import Message
-from agentsvc.http.v0.conversations import ImageUrls, to_message
+from agentsvc.domain import Message, message_of
+from agentsvc.http.v0.conversations import ImageUrls
 from agentsvc.http.v0.event_types import AgentState
 
 type UserAction = Message | AgentState
@@ -117,8 +117,8 @@ async def perform(
 
 
 def _to_spoken(args: MessageArgs) -> Message:
-    message = to_message(args.content, args.image_urls or [])
-    if message is None:
+    message = message_of(args.content, args.image_urls or ())
+    if not message.content:
         raise BadRequest("The message is empty")
     return message
 

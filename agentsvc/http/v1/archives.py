@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from agentsvc.base import Conflict, Gone, NotFound, Unsupported, copy_to, to_stored, view_of
 from agentsvc.conversations import Archive, ArchiveState, StartTask
-from agentsvc.domain import Content, ContentKind, Message, WhenFull
+from agentsvc.domain import WhenFull, message_of
 from agentsvc.http.keys import ARCHIVES, CONVERSATIONS, PENDING, user_of
 from agentsvc.http.routes import OF_STARTS, Effect, Routes
 from agentsvc.http.v1.conversations import PREFIX as CONVERSATIONS_PREFIX
@@ -204,11 +204,7 @@ async def post_rollback(request: web.Request, conversation_id: str, body: Rollba
     """
     user_id, wanted = user_of(request), body.checkpoint_id
     known = await request.app[CONVERSATIONS].checkpoints(user_id, conversation_id)
-    texts = (
-        _TOLD.format(moment=f"{one.created_at:%Y-%m-%d %H:%M:%S}")
-        for one in known
-        if one.id == wanted
-    )
-    message = Message(content=tuple(Content(kind=ContentKind.TEXT, text=text) for text in texts))
-    await request.app[PENDING].roll_back(user_id, conversation_id, wanted, message)
+    taken_at = next((one.created_at for one in known if one.id == wanted), None)
+    text = "" if taken_at is None else _TOLD.format(moment=f"{taken_at:%Y-%m-%d %H:%M:%S}")
+    await request.app[PENDING].roll_back(user_id, conversation_id, wanted, message_of(text))
     return SUCCESS
