@@ -18,6 +18,7 @@ from agentsvc.settings.fields import ShownFields as ShownFields
 from agentsvc.settings.fields import Skills as Skills
 from agentsvc.settings.fields import UserVersion as UserVersion
 from agentsvc.settings.fields import check_base_url as check_base_url
+from agentsvc.settings.fields import patch_of as patch_of
 from agentsvc.settings.model_hosts import ModelHosts as ModelHosts
 from agentsvc.settings.profiles import NAME_PATTERN as NAME_PATTERN
 from agentsvc.settings.profiles import active_profile as active_profile

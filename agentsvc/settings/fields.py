@@ -19,6 +19,7 @@ from agentsvc.base import (
     Secret,
     SentSecret,
     checked_by,
+    copy_to,
     stated,
 )
 from agentsvc.domain import AgentOptions, Llm, LlmOptions, McpConfig
@@ -214,6 +215,13 @@ class SettingsPatch(SentFields, frozen=True, kw_only=True):
     default_sandbox_spec_id: str | UnsetType | None = UNSET
     title_llm_profile: str | UnsetType | None = UNSET
     secrets_store: SecretsPatch | UnsetType = UNSET
+
+
+def patch_of(body: SentSettings) -> SettingsPatch:
+    """Return the change a body asks for, without its tool servers and secrets, which are read apart."""
+    sent = {name: getattr(body, name) for name in SECRET_FIELDS}
+    keys = {name: Secret(key) if isinstance(key, str) else key for name, key in sent.items()}
+    return copy_to(SettingsPatch, body, **keys, mcp_config=UNSET, secrets_store=UNSET)
 
 
 class ShownFields(Struct, frozen=True, kw_only=True):

@@ -7,19 +7,19 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from agentsvc.base import Gone, NotFound, Problems, Secret
+from agentsvc.base import Gone, NotFound, Problems
 from agentsvc.domain import McpListsBody, to_mcp_config
 from agentsvc.http.keys import SECRETS, SETTINGS, user_of
 from agentsvc.http.routes import Routes
 from agentsvc.http.wire import json_response
 from agentsvc.settings import (
-    SECRET_FIELDS,
     SecretsStoreBody,
     SentSettings,
     Settings,
     SettingsPatch,
     ShownFields,
     check_patch,
+    patch_of,
     show_settings,
     to_secrets_patch,
 )
@@ -89,20 +89,19 @@ _SHOWN: Final = [
 
 def to_patch(body: SettingsBody) -> SettingsPatch:
     """Return the change a body asks for; raises InvalidRequest for what is wrong in it."""
-    given = {name: getattr(body, name) for name in SettingsBody.__struct_fields__}
-    for name in SECRET_FIELDS:
-        if isinstance(given[name], str):
-            given[name] = Secret(given[name])
-    servers, secrets = given.pop("mcp_config"), given.pop("secrets_store")
-    problems = Problems()
+    patch, problems = patch_of(body), Problems()
     with problems.noted():
-        check_patch(SettingsPatch(**given))
+        check_patch(patch)
     with problems.noted():
-        servers = servers if servers is UNSET else to_mcp_config(servers)
+        if body.mcp_config is not UNSET:
+            servers = to_mcp_config(body.mcp_config)
+            patch = msgspec.structs.replace(patch, mcp_config=servers)
     with problems.noted():
-        secrets = secrets if secrets is UNSET else to_secrets_patch(secrets)
+        if body.secrets_store is not UNSET:
+            secrets = to_secrets_patch(body.secrets_store)
+            patch = msgspec.structs.replace(patch, secrets_store=secrets)
     problems.refuse()
-    return SettingsPatch(**given, mcp_config=servers, secrets_store=secrets)
+    return patch
 
 
 def from_settings(settings: Settings, provider_hosts: dict[str, str | None]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Settings in both shapes, their mapping to and from the core's one record, and handlers."""
 
+from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -14,7 +15,6 @@ from agentsvc.base import (
     NotFound,
     Problem,
     Problems,
-    Secret,
     ShownSecret,
     checked_by,
     dashed,
@@ -26,13 +26,12 @@ from agentsvc.http.routes import Routes, shown_as
 from agentsvc.http.v1.settings_schema import AGENT_SCHEMA, CONVERSATION_SCHEMA, Schema
 from agentsvc.http.v1.types_agent_settings import (
     AgentBody,
-    Change,
     ConversationBody,
+    change_agent,
+    change_conversation,
     show_agent_settings,
     show_conversation_settings,
     show_llm,
-    to_agent_change,
-    to_conversation_change,
 )
 from agentsvc.http.wire import json_response
 from agentsvc.models import Checked, check_model
@@ -43,7 +42,6 @@ from agentsvc.settings import (
     SecretsStoreBody,
     SentSettings,
     Settings,
-    SettingsPatch,
     ShownFields,
     Skills,
     UserVersion,
@@ -51,6 +49,7 @@ from agentsvc.settings import (
     check_patch,
     llm_of,
     merge,
+    patch_of,
     show_settings,
     to_secrets_patch,
 )
@@ -189,29 +188,27 @@ class Expose(msgspec.Struct, frozen=True, kw_only=True):
     sandbox of the user in `X-Session-API-Key`"""
 
 
-def to_change(body: SettingsBody) -> Change:
+def to_change(body: SettingsBody) -> Callable[[Settings], Settings]:
     """Return the change a body asks for; raises InvalidRequest for what is wrong in it.
 
     The change, when it is made, raises BadRequest for nested values that do not fit.
     """
     _refuse_whole(body)
-    patch = SettingsPatch()
-    problems = Problems()
+    patch, problems = patch_of(body), Problems()
     with problems.noted():
-        patch = _to_patch(body)
+        check_patch(patch)
+    with problems.noted():
+        if body.mcp_config is not UNSET:
+            servers = read_mcp_map(body.mcp_config, loc=("body", "mcp_config"))
+            patch = msgspec.structs.replace(patch, mcp_config=servers)
     with problems.noted():
         to_secrets_patch(body.secrets_store)
     problems.refuse()
-    nested = (
-        to_conversation_change(body.conversation_settings_diff or {}),
-        to_agent_change(body.agent_settings_diff or {}),
-    )
 
     def change(settings: Settings) -> Settings:
         settings = merge(settings, patch)
-        for part in nested:
-            settings = part(settings)
-        return settings
+        settings = change_conversation(settings, body.conversation_settings_diff or {})
+        return change_agent(settings, body.agent_settings_diff or {})
 
     return change
 
@@ -245,24 +242,6 @@ def _refuse_whole(body: SettingsBody) -> None:
             Problem(type="value_error", loc=("body", name), msg=_USE_DIFFS) for name in found
         ]
         raise InvalidRequest.of(problems, extra={"error": _USE_DIFFS, "keys": found})
-
-
-def _to_patch(body: SettingsBody) -> SettingsPatch:
-    # The secrets are no part of the record.
-    names = set(SettingsPatch.__struct_fields__) - {"secrets_store"}
-    given = {name: getattr(body, name) for name in names if hasattr(body, name)}
-    for name in SECRET_FIELDS:
-        if isinstance(given[name], str):
-            given[name] = Secret(given[name])
-    servers = given.pop("mcp_config")
-    problems = Problems()
-    with problems.noted():
-        check_patch(SettingsPatch(**given))
-    with problems.noted():
-        if servers is not UNSET:
-            servers = read_mcp_map(servers, loc=("body", "mcp_config"))
-    problems.refuse()
-    return SettingsPatch(**given, mcp_config=servers)
 
 
 def _record(settings: Settings, *, is_revealed: bool) -> dict[str, Any]:

@@ -5,7 +5,8 @@ a part of such an object: it is merged deeply, null puts back to the default, se
 back as null or as stars stay as they are, and so does whatever comes back as it was shown.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -188,20 +189,6 @@ class ConversationBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 type Diff = dict[str, Any]
-type Change = Callable[[Settings], Settings]
-
-
-def to_agent_change(diff: Diff) -> Change:
-    """Return the change a part of the agent's settings asks for.
-
-    The change, when it is made, raises BadRequest for a value that does not fit.
-    """
-    return lambda settings: _refused_as_bad(_with_agent, settings, diff)
-
-
-def to_conversation_change(diff: Diff) -> Change:
-    """Return the change a part of the conversation's settings asks for, as `to_agent_change`."""
-    return lambda settings: _refused_as_bad(_with_conversation, settings, diff)
 
 
 def to_llm(body: LlmBody, stored: Llm, *, keeps_secrets: bool) -> Llm:
@@ -321,12 +308,11 @@ def _shown(
 # How a change applies
 
 
-def _refused_as_bad(
-    change: Callable[[Settings, Diff], Settings], settings: Settings, diff: Diff
-) -> Settings:
-    """Make a change; what does not fit in it is a bad request, as this generation answers it."""
+@contextmanager
+def _refused_as_bad() -> Iterator[None]:
+    """Refuse what does not fit in a change as a bad request, as this generation answers it."""
     try:
-        return change(settings, diff)
+        yield
     except InvalidRequest as exc:
         problems = [msgspec.structs.replace(one, loc=_nested(one.loc)) for one in exc.problems]
         text = in_text(InvalidRequest.of(problems, is_all=exc.is_all))
@@ -346,12 +332,16 @@ _NESTED: Final[dict[str | int, str]] = {
 """Where in the nested settings is what has another name in the flat ones."""
 
 
-def _with_conversation(settings: Settings, diff: Diff) -> Settings:
+@_refused_as_bad()
+def change_conversation(settings: Settings, diff: Diff) -> Settings:
+    """Return settings with a part of the conversation's changed; raises BadRequest."""
     body = convert(_news(diff, show_conversation_settings(settings)), ConversationBody, loc=())
     return merge(settings, copy_to(SettingsPatch, body))
 
 
-def _with_agent(settings: Settings, whole: Diff) -> Settings:
+@_refused_as_bad()
+def change_agent(settings: Settings, whole: Diff) -> Settings:
+    """Return settings with a part of the agent's changed; raises BadRequest."""
     diff = _news(whole, show_agent_settings(settings))
     given = _without_kept(diff)
     base = reveal_options(settings.agent_options)
