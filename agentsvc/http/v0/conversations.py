@@ -18,10 +18,12 @@ from agentsvc.base import (
     matching,
     parse_uuid,
     to_stored,
+    view_of,
 )
 from agentsvc.conversations import (
     ConversationPatch,
     ConversationQuery,
+    Conversations,
     ConversationView,
     Generation,
     StartTask,
@@ -285,7 +287,7 @@ def from_view(
     is_ours = conversation.generation is Generation.V0
     # Clients send this key to that URL, and ours answers their own key only.
     key = None if is_ours else view.session_api_key
-    return copy_to(
+    return view_of(
         ConversationInfo,
         conversation,
         conversation_id=shown_id(view),
@@ -298,7 +300,6 @@ def from_view(
             _own_url(view, links) if is_ours else links.conversation(view.sandbox, conversation.id)
         ),
         session_api_key=links.shown(key),
-        created_at=to_stored(conversation.created_at),
         pr_number=list(conversation.pr_number),
         conversation_version="V0" if is_ours else "V1",
         sub_conversation_ids=list(conversation.sub_ids),
@@ -496,7 +497,13 @@ def conversation_id_of(request: web.Request) -> str:
 
 async def find_view(request: web.Request, name: str) -> ConversationView | None:
     """Return the caller's conversation of an id or a name of their own, or None."""
-    conversations, user_id = request.app[CONVERSATIONS], user_of(request)
+    return await find_named(request.app[CONVERSATIONS], user_of(request), name)
+
+
+async def find_named(
+    conversations: Conversations, user_id: str, name: str
+) -> ConversationView | None:
+    """Return the conversation of a user that has an id or a name of the user's own, or None."""
     conversation_id = await conversations.resolve(user_id, name)
     if conversation_id is None:
         return None

@@ -21,13 +21,13 @@ from socketio.exceptions import ConnectionRefusedError as Refused
 
 from agentsvc.accounts import Principal, of_caller
 from agentsvc.base import errors, monotonic
-from agentsvc.conversations import ConversationView
 from agentsvc.http import keys
 from agentsvc.http.middleware.authentication import keys_of
 from agentsvc.http.middleware.login_cookie import login_token
 from agentsvc.http.routes import Scope, check_scope, query_keys
 from agentsvc.http.server.connections import show_key
 from agentsvc.http.urls import address_of
+from agentsvc.http.v0.conversations import find_named
 from agentsvc.http.v0.listeners import Line, Listener
 from agentsvc.http.v0.packets import Packet, check_payload
 from agentsvc.http.v0.socket_opener import FOLLOWERS, read_subscription
@@ -213,7 +213,9 @@ class Sockets:
             if (principal := caller.principal) is None:
                 raise errors.NotAuthenticated(_WRONG_KEY)
             name, latest_event_id = read_subscription(request)
-            view = await self._find(principal.user_id, name)
+            view = await find_named(self._app[keys.CONVERSATIONS], principal.user_id, name)
+            if view is None:
+                raise errors.NotFound(f"Conversation {name} not found")
         except errors.AgentsvcError as exc:
             eio_sid = self._server.manager.eio_sid_from_sid(sid, "/")
             if self._find_stream(eio_sid) is None:
@@ -264,16 +266,6 @@ class Sockets:
             self._followers.subtract([connection.listener.conversation_id])
             self._followers += Counter()
         return connection
-
-    async def _find(self, user_id: str, name: str) -> ConversationView:
-        conversations = self._app[keys.CONVERSATIONS]
-        conversation_id = await conversations.resolve(user_id, name)
-        [view] = await conversations.find_many(
-            user_id, [conversation_id or ""], include_starting=True
-        )
-        if view is None:
-            raise errors.NotFound(f"Conversation {name} not found")
-        return view
 
     # Ends
 

@@ -7,7 +7,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from agentsvc.base import Conflict, Gone, NotFound, Unsupported, copy_to, to_stored, view_of
+from agentsvc.base import Conflict, Gone, NotFound, Unsupported, copy_to, view_of
 from agentsvc.conversations import Archive, ArchiveState, StartTask
 from agentsvc.domain import WhenFull, message_of
 from agentsvc.http.keys import ARCHIVES, CONVERSATIONS, PENDING, user_of
@@ -184,8 +184,7 @@ async def get_checkpoints(request: web.Request, conversation_id: str) -> Checkpo
     the backend can. They go with the sandbox.
     """
     found = await request.app[CONVERSATIONS].checkpoints(user_of(request), conversation_id)
-    items = [CheckpointView(id=one.id, created_at=to_stored(one.created_at)) for one in found]
-    return CheckpointList(items=items[::-1])
+    return CheckpointList(items=[view_of(CheckpointView, one) for one in reversed(found)])
 
 
 @ROUTES.add(

@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import web
 
 from agentsvc.accounts import Entry, EntryQuery
-from agentsvc.base import copy_to, to_stored
+from agentsvc.base import copy_to, view_of
 from agentsvc.http.keys import AUDIT, user_of
 from agentsvc.http.routes import Routes, Scope
 from agentsvc.http.wire import PAGE_MAX, Limit, Page, Time, find_time
@@ -104,10 +104,9 @@ async def _search(
 
 
 def _from_entry(entry: Entry) -> AuditEntry:
-    return copy_to(
+    return view_of(
         AuditEntry,
         entry,
-        at=to_stored(entry.at),
         user_id=entry.user_id or None,
         user_name=entry.user_name or None,
         request_id=entry.request_id or None,

@@ -15,11 +15,10 @@ from agentsvc.base import (
     QuotaExceeded,
     ShownSecret,
     TooManyRequests,
-    copy_to,
     matching,
     parse_uuid,
     stated,
-    to_stored,
+    view_of,
 )
 from agentsvc.conversations import (
     SERVER_TAG,
@@ -247,7 +246,7 @@ def from_view(view: ConversationView, links: Links) -> AppConversation:
     """Return a conversation as clients see it; most are seen many times before they change."""
     conversation, status = view.conversation, view.sandbox_status
     has_agent = status is SandboxStatus.RUNNING
-    return copy_to(
+    return view_of(
         AppConversation,
         conversation,
         created_by_user_id=None,
@@ -257,8 +256,6 @@ def from_view(view: ConversationView, links: Links) -> AppConversation:
         sub_conversation_ids=list(conversation.sub_ids),
         public=conversation.is_public,
         labels=list(conversation.facts.labels),
-        created_at=to_stored(conversation.created_at),
-        updated_at=to_stored(conversation.updated_at),
         sandbox_status=status,
         execution_status=view.execution_status if has_agent else None,
         conversation_url=links.conversation(view.sandbox, conversation.id) if has_agent else None,

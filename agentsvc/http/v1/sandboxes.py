@@ -28,6 +28,7 @@ from agentsvc.base import (
     encode_cursor,
     stated,
     to_stored,
+    view_of,
 )
 from agentsvc.domain import WhenFull
 from agentsvc.http.keys import BACKENDS, CALLBACKS, CONFIG, PRINCIPAL, SANDBOX, SANDBOXES, user_of
@@ -250,14 +251,13 @@ def from_sandbox(
     """Return a sandbox as clients see it; its URLs are shown only while it runs."""
     is_running = sandbox.status is SandboxStatus.RUNNING
     is_dead = sandbox.status in (SandboxStatus.ERROR, SandboxStatus.MISSING)
-    return copy_to(
+    return view_of(
         SandboxInfo,
         sandbox,
         created_by_user_id=None,
         sandbox_spec_id=sandbox.spec_id,
         session_api_key=None if is_dead else links.shown(sandbox.session_key),
         exposed_urls=_expose(sandbox, links) if is_running else None,
-        created_at=to_stored(sandbox.created_at),
         status_detail=sandbox.reason or None,
         status_cause=sandbox.cause,
         enforced_limits=list(sandbox.enforced),
@@ -330,6 +330,12 @@ def _answer(request: web.Request, sandbox: Sandbox) -> web.Response:
     return json_response(from_sandbox(sandbox, links_of(request)))
 
 
+def _measured(request: web.Request, sandbox: Sandbox) -> SandboxInfo:
+    """Return a sandbox as clients see it, with what it was last seen to use."""
+    measured = request.app[SANDBOXES].meter.find(sandbox)
+    return from_sandbox(sandbox, links_of(request), measured)
+
+
 @ROUTES.add("GET", f"{PREFIX}/search", example={"limit": 10})
 async def search_sandboxes(request: web.Request, query: PageQuery) -> Page[SandboxInfo]:
     """List sandboxes, newest first.
@@ -339,9 +345,7 @@ async def search_sandboxes(request: web.Request, query: PageQuery) -> Page[Sandb
     found, next_page_id = await request.app[SANDBOXES].search(
         user_of(request), page_id=query.page_id, limit=query.limit
     )
-    links, meter = links_of(request), request.app[SANDBOXES].meter
-    items = [from_sandbox(one, links, meter.find(one)) for one in found]
-    return Page(items=items, next_page_id=next_page_id)
+    return Page(items=[_measured(request, one) for one in found], next_page_id=next_page_id)
 
 
 @ROUTES.add("GET", PREFIX, errors=(BadRequest,), example={"id": [EXAMPLE_ID]})
@@ -352,8 +356,7 @@ async def get_sandboxes(request: web.Request, query: Ids) -> list[SandboxInfo | 
     """
     ids = check_ids(query.ids)
     found = await request.app[SANDBOXES].find_many(user_of(request), ids)
-    links, meter = links_of(request), request.app[SANDBOXES].meter
-    return [from_sandbox(one, links, meter.find(one)) if one else None for one in found]
+    return [_measured(request, one) if one else None for one in found]
 
 
 @ROUTES.add(
@@ -393,9 +396,8 @@ async def get_sandbox(request: web.Request, sandbox_id: str) -> SandboxInfo:
 
     As it was last seen, with what it uses.
     """
-    sandboxes = request.app[SANDBOXES]
-    sandbox = await sandboxes.get(user_of(request), sandbox_id)
-    return from_sandbox(sandbox, links_of(request), sandboxes.meter.find(sandbox))
+    sandbox = await request.app[SANDBOXES].get(user_of(request), sandbox_id)
+    return _measured(request, sandbox)
 
 
 @ROUTES.add("GET", f"{PREFIX}/{{sandbox_id}}/usage", errors=(NotFound,))
