@@ -35,11 +35,10 @@ def show_action(event: ActionEvent) -> ShownAction:
     A tool the older generation did not have is shown as one of a tool server.
     """
     fields = event.action if event.action is not None else _written_arguments(event)
-    kind = fields.get("kind")
-    if isinstance(kind, str) and kind.startswith("Browser"):
+    kind = string_of(fields, "kind")
+    if kind.startswith("Browser"):
         return _browse(event, fields)
-    build = _BUILDERS.get(kind, _call_tool) if isinstance(kind, str) else _call_tool
-    return build(event, fields)
+    return _BUILDERS.get(kind, _call_tool)(event, fields)
 
 
 def show_tool_call(event: ActionEvent) -> Fields:

@@ -45,9 +45,8 @@ def show_observation(event: ObservationEvent, asked: ShownAction | None) -> Show
 
     `asked` is the action it answers, where that is known.
     """
-    kind = event.observation.get("kind")
-    build = _BUILDERS.get(kind, _answer_tool) if isinstance(kind, str) else _answer_tool
-    return build(event, asked)
+    kind = string_of(event.observation, "kind")
+    return _BUILDERS.get(kind, _answer_tool)(event, asked)
 
 
 def show_error(content: str, *, error_id: str = "") -> ShownObservation:

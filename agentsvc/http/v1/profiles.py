@@ -151,10 +151,18 @@ async def post_profile(request: web.Request) -> ProfileChanged:
     """
     name = _path_name(request)
     body = await read_json(request, _SAVE, default=None) or SaveProfile()
-    made = _maker(name, body)
-    await request.app[SETTINGS].change(
-        user_of(request), lambda old: profiles.save_profile(_saved(old), name, made(old))
-    )
+    given = None if body.llm is None else read_llm(body.llm)
+
+    def save(settings: Settings) -> Settings:
+        llm = llm_of(settings)
+        if given is not None:
+            stored = settings.llm_profiles.get(name, Llm())
+            llm = to_llm(given, stored, keeps_secrets=body.preserve_existing_api_key)
+        if not body.include_secrets:
+            llm = profiles.without_secrets(llm)
+        return profiles.save_profile(settings, name, llm)
+
+    await _change(request, save)
     return ProfileChanged(name=name, message=f"Profile '{name}' saved")
 
 
@@ -165,11 +173,8 @@ async def delete_profile(request: web.Request) -> ProfileChanged:
     Fine if there is none of that name. The settings stay as they are.
     """
     name = _path_name(request)
-    user_id = user_of(request)
-    if await request.app[SETTINGS].find(user_id) is not None:
-        await request.app[SETTINGS].change(
-            user_id, lambda old: profiles.delete_profile(_saved(old), name)
-        )
+    if await request.app[SETTINGS].find(user_of(request)) is not None:
+        await _change(request, lambda old: profiles.delete_profile(old, name))
     return ProfileChanged(name=name, message=f"Profile '{name}' deleted")
 
 
@@ -181,9 +186,7 @@ async def post_activate(request: web.Request) -> ProfileActivated:
     from now on.
     """
     name = _path_name(request)
-    settings = await request.app[SETTINGS].change(
-        user_of(request), lambda old: profiles.activate_profile(_saved(old), name)
-    )
+    settings = await _change(request, lambda old: profiles.activate_profile(old, name))
     message = f"Profile '{name}' activated"
     return ProfileActivated(name=name, message=message, model=settings.llm_model)
 
@@ -206,31 +209,19 @@ async def post_rename(request: web.Request) -> Settings:
     body = await read_json(request, RenameProfile)
     new_name = profiles.check_profile_name(body.new_name, loc=("body", "new_name"))
     request[_NEW_NAME] = new_name
-    return await request.app[SETTINGS].change(
-        user_of(request), lambda old: profiles.rename_profile(_saved(old), name, new_name)
-    )
+    return await _change(request, lambda old: profiles.rename_profile(old, name, new_name))
 
 
 def _path_name(request: web.Request) -> str:
     return profiles.check_profile_name(path_text(request, "name"))
 
 
-def _saved(settings: Settings | None) -> Settings:
-    if settings is None:
-        raise NotFound("Settings not found", extra={"error": "Settings not found"})
-    return settings
+async def _change(request: web.Request, change: Callable[[Settings], Settings]) -> Settings:
+    """Change the settings of the caller; raises NotFound if none were ever saved."""
 
+    def change_saved(settings: Settings | None) -> Settings:
+        if settings is None:
+            raise NotFound("Settings not found", extra={"error": "Settings not found"})
+        return change(settings)
 
-def _maker(name: str, body: SaveProfile) -> Callable[[Settings | None], Llm]:
-    """Return the function that makes the profile of the settings it is saved into."""
-    given = None if body.llm is None else read_llm(body.llm)
-
-    def make(settings: Settings | None) -> Llm:
-        current = _saved(settings)
-        stored = current.llm_profiles.get(name, Llm())
-        llm = llm_of(current)
-        if given is not None:
-            llm = to_llm(given, stored, keeps_secrets=body.preserve_existing_api_key)
-        return llm if body.include_secrets else profiles.without_secrets(llm)
-
-    return make
+    return await request.app[SETTINGS].change(user_of(request), change_saved)
