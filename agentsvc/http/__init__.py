@@ -43,6 +43,7 @@ from agentsvc.http.routes import Route as Route
 from agentsvc.http.routes import Routes as Routes
 from agentsvc.http.routes import Scope as Scope
 from agentsvc.http.routes import check_scope as check_scope
+from agentsvc.http.routes import effect_of as effect_of
 from agentsvc.http.routes import mount as mount
 from agentsvc.http.routes import mounted as mounted
 from agentsvc.http.routes import route_of as route_of

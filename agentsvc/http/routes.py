@@ -95,6 +95,11 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     answer: Respond
 
 
+def effect_of[T](kind: type[T], show: Callable[[T], Any], *, status: int = HTTPStatus.OK) -> Effect:
+    """Return the effect of an operation that makes something, and answers what is shown of it."""
+    return Effect(kind=kind, answer=lambda _, made: json_response(show(made), status=status))
+
+
 FORM: Final = "application/x-www-form-urlencoded"
 MULTIPART: Final = "multipart/form-data"
 TEXT: Final = "text/plain"

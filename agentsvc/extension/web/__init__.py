@@ -1,9 +1,5 @@
 """HTTP for plugins: tables of routes, decoding of requests, writing of responses."""
 
-from collections.abc import Callable
-from http import HTTPStatus
-from typing import Any
-
 from agentsvc.http import AUDITED as AUDITED
 from agentsvc.http import CONFIG as CONFIG
 from agentsvc.http import EXAMPLE_ID as EXAMPLE_ID
@@ -39,6 +35,7 @@ from agentsvc.http import address_of as address_of
 from agentsvc.http import check_extremes as check_extremes
 from agentsvc.http import check_scope as check_scope
 from agentsvc.http import decode as decode
+from agentsvc.http import effect_of as effect_of
 from agentsvc.http import enforce as enforce
 from agentsvc.http import json_response as json_response
 from agentsvc.http import links_of as links_of
@@ -53,8 +50,3 @@ from agentsvc.http import read_json as read_json
 from agentsvc.http import read_query as read_query
 from agentsvc.http import route_of as route_of
 from agentsvc.http import to_query as to_query
-
-
-def effect_of[T](kind: type[T], show: Callable[[T], Any], *, status: int = HTTPStatus.OK) -> Effect:
-    """Return the effect of an operation that makes something, and answers what is shown of it."""
-    return Effect(kind=kind, answer=lambda _, made: json_response(show(made), status=status))

@@ -44,11 +44,11 @@ from agentsvc.domain import (
 )
 from agentsvc.domain import repositories as git
 from agentsvc.http.keys import CONVERSATIONS, user_of
-from agentsvc.http.routes import OF_STARTS, Effect, Routes, shown_as
+from agentsvc.http.routes import OF_STARTS, Routes, effect_of, shown_as
 from agentsvc.http.urls import Links, links_of
 from agentsvc.http.v0.replay import read_recording
 from agentsvc.http.v0.socket_opener import FOLLOWERS
-from agentsvc.http.wire import PAGE_MAX, Int64, Time, json_response, read_json
+from agentsvc.http.wire import PAGE_MAX, Int64, Time, read_json
 from agentsvc.sandboxes import SandboxStatus
 
 TITLE_MAX: Final = 200
@@ -397,14 +397,17 @@ _ID_MAX = 100
 ROUTES: Final = Routes("/api/conversations")
 
 
-def _answer_task(_request: web.Request, task: StartTask) -> web.Response:
-    return json_response(_from_task(task))
+def _from_task(task: StartTask) -> StartAnswer:
+    return StartAnswer(
+        conversation_id=task.request.alias or task.conversation_id,
+        conversation_status=ConversationStatus.STARTING,
+    )
 
 
 @ROUTES.add(
     "POST",
     "",
-    effect=Effect(kind=StartTask, answer=_answer_task),
+    effect=effect_of(StartTask, _from_task),
     errors=OF_STARTS,
     example={"initial_user_msg": "Fix the login page"},
 )
@@ -528,13 +531,6 @@ async def _known(request: web.Request, order: StartOrder, view: ConversationView
     taken = [first_message(task.request) for task in tasks]
     message = first_message(order)
     return from_known(view, is_ignored=message is not None and message not in taken)
-
-
-def _from_task(task: StartTask) -> StartAnswer:
-    return StartAnswer(
-        conversation_id=task.request.alias or task.conversation_id,
-        conversation_status=ConversationStatus.STARTING,
-    )
 
 
 _UNKNOWN = {

@@ -11,7 +11,7 @@ from agentsvc.base import BadRequest, QuotaExceeded, TooManyRequests, stated
 from agentsvc.conversations import Queued
 from agentsvc.domain import message_of
 from agentsvc.http.keys import PENDING, user_of
-from agentsvc.http.routes import OF_AGENTS, Effect, Routes, Socket, shown_as
+from agentsvc.http.routes import OF_AGENTS, Routes, Socket, effect_of, shown_as
 from agentsvc.http.v0.conversations import get_view
 from agentsvc.http.v0.event_types import HistoryEvent
 from agentsvc.http.v0.frames import ErrorFrame, StateFrame, StatusFrame
@@ -30,7 +30,6 @@ from agentsvc.http.wire import (
     Int64,
     Success,
     encode,
-    json_response,
     raw_array,
     raw_json_response,
     read_json,
@@ -78,9 +77,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 ROUTES: Final = Routes("/api/conversations/{conversation_id}")
 
 
-def _answer_queued(_request: web.Request, _queued: Queued) -> web.Response:
-    return json_response(SUCCESS)
-
+_QUEUED: Final = effect_of(Queued, lambda _: SUCCESS)
 
 EVENT_SOCKET: Final = Socket(
     path=SOCKET_PATHS[0],
@@ -128,7 +125,7 @@ async def get_events(request: web.Request, query: EventSearch) -> web.Response:
     "/events",
     Success,
     body=Annotated[ActionBody, shown_as(ShownAction)],
-    effect=Effect(kind=Queued, answer=_answer_queued),
+    effect=_QUEUED,
     errors=(BadRequest, *OF_AGENTS, QuotaExceeded, TooManyRequests),
     example={"action": "message", "args": {"content": "Add a test for it"}},
 )
@@ -145,7 +142,7 @@ async def post_event(request: web.Request) -> Success:
     "POST",
     "/message",
     Success,
-    effect=Effect(kind=Queued, answer=_answer_queued),
+    effect=_QUEUED,
     errors=(BadRequest, *OF_AGENTS, QuotaExceeded, TooManyRequests),
     example={"message": "Add a test for it"},
 )

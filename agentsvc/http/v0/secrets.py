@@ -11,8 +11,7 @@ from msgspec import Meta
 
 from agentsvc.base import BadRequest, Conflict, NotFound, Secret
 from agentsvc.http.keys import GIT_PROVIDERS, SECRETS, user_of
-from agentsvc.http.routes import Effect, Routes
-from agentsvc.http.wire import json_response
+from agentsvc.http.routes import Routes, effect_of
 from agentsvc.settings import ProviderTokens, VariableName, VariableValue, to_token_patches
 
 type Description = Annotated[str, Meta(max_length=4096)]
@@ -69,11 +68,9 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     """What was done, in words"""
 
 
+_CREATED: Final = Said(message="Secret created successfully")
+
 ROUTES: Final = Routes()
-
-
-def _answer_created(_request: web.Request, _name: str) -> web.Response:
-    return json_response(Said(message="Secret created successfully"), status=201)
 
 
 @ROUTES.add("GET", "/api/secrets")
@@ -92,7 +89,7 @@ async def get_secrets(request: web.Request) -> SecretList:
     "/api/secrets",
     Said,
     status=HTTPStatus.CREATED,
-    effect=Effect(kind=str, answer=_answer_created),
+    effect=effect_of(str, lambda _: _CREATED, status=HTTPStatus.CREATED),
     errors=(BadRequest,),
     example={"name": "DEPLOY_KEY", "value": "not so secret", "description": "For the staging host"},
 )

@@ -1,5 +1,6 @@
 """Handlers with which administrators look after users and their keys."""
 
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Final
 
@@ -10,16 +11,16 @@ from msgspec import UNSET, UnsetType
 from agentsvc.accounts import ApiKey, KeyScope, Role, User, UserPatch
 from agentsvc.base import BadRequest, Conflict, NotFound, Secret, copy_to, view_of
 from agentsvc.http.keys import KEYRING, OPEN_CONNECTIONS, USER_DELETIONS, USERS
-from agentsvc.http.routes import Effect, Routes, Scope
+from agentsvc.http.routes import Routes, Scope, effect_of
 from agentsvc.http.v1.api_keys import (
     KeyInfo,
     KeyOrder,
     NewKeyInfo,
-    answer_key,
     create_key,
     key_id_of,
+    show_new_key,
 )
-from agentsvc.http.wire import SUCCESS, Success, Time, json_response, path_user
+from agentsvc.http.wire import SUCCESS, Success, Time, path_user
 
 PREFIX: Final = "/api/v1/users"
 
@@ -99,10 +100,6 @@ class UserDeletion(msgspec.Struct, frozen=True, kw_only=True):
 ROUTES: Final = Routes(PREFIX)
 
 
-def _answer_user(_request: web.Request, user: User) -> web.Response:
-    return json_response(view_of(UserInfo, user), status=HTTPStatus.CREATED)
-
-
 @ROUTES.add("GET", "", scope=Scope.ADMIN_READ)
 async def get_users(request: web.Request) -> list[UserInfo]:
     """List all users.
@@ -118,7 +115,7 @@ async def get_users(request: web.Request) -> list[UserInfo]:
     UserInfo,
     scope=Scope.ADMIN,
     status=HTTPStatus.CREATED,
-    effect=Effect(kind=User, answer=_answer_user),
+    effect=effect_of(User, partial(view_of, UserInfo), status=HTTPStatus.CREATED),
     errors=(BadRequest, Conflict),
     example={"name": "ann", "role": "member"},
 )
@@ -187,7 +184,7 @@ async def get_keys(request: web.Request) -> list[KeyInfo]:
     "/{user_id}/keys",
     NewKeyInfo,
     scope=Scope.ADMIN,
-    effect=Effect(kind=tuple, answer=answer_key),
+    effect=effect_of(tuple, show_new_key),
     errors=(BadRequest,),
     example={"name": "build server", "scope": KeyScope.RUN},
 )

@@ -19,8 +19,8 @@ from agentsvc.base import (
     view_of,
 )
 from agentsvc.http.keys import KEYRING, OPEN_CONNECTIONS, PRINCIPAL, user_of
-from agentsvc.http.routes import Effect, Routes, Scope
-from agentsvc.http.wire import Time, find_time, json_response
+from agentsvc.http.routes import Routes, Scope, effect_of
+from agentsvc.http.wire import Time, find_time
 
 PREFIX: Final = "/api/keys"
 
@@ -113,10 +113,10 @@ class ModelKey(msgspec.Struct, frozen=True, kw_only=True):
 ROUTES: Final = Routes(PREFIX)
 
 
-def answer_key(_request: web.Request, made: tuple[ApiKey, Secret]) -> web.Response:
-    """Answer with a key at the only moment it can be seen."""
+def show_new_key(made: tuple[ApiKey, Secret]) -> NewKeyInfo:
+    """Return a key at the only moment it can be seen."""
     key, secret = made
-    return json_response(view_of(NewKeyInfo, key, key=secret.reveal()))
+    return view_of(NewKeyInfo, key, key=secret.reveal())
 
 
 @ROUTES.add("GET", "")
@@ -134,7 +134,7 @@ async def get_keys(request: web.Request) -> list[KeyInfo]:
     "",
     NewKeyInfo,
     scope=Scope.MANAGE,
-    effect=Effect(kind=tuple, answer=answer_key),
+    effect=effect_of(tuple, show_new_key),
     errors=(BadRequest,),
     example={"name": "build server"},
 )

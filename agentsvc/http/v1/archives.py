@@ -11,12 +11,12 @@ from agentsvc.base import Conflict, Gone, NotFound, Unsupported, copy_to, view_o
 from agentsvc.conversations import Archive, ArchiveState, StartTask
 from agentsvc.domain import WhenFull, message_of
 from agentsvc.http.keys import ARCHIVES, CONVERSATIONS, PENDING, user_of
-from agentsvc.http.routes import OF_STARTS, Effect, Routes
+from agentsvc.http.routes import OF_STARTS, Effect, Routes, effect_of
 from agentsvc.http.v1.conversations import PREFIX as CONVERSATIONS_PREFIX
 from agentsvc.http.v1.conversations import answer_task
 from agentsvc.http.v1.start_tasks import Name, StartBody, StartTaskView, to_order
 from agentsvc.http.v1.types_messages import MessageBody
-from agentsvc.http.wire import SUCCESS, Page, PageQuery, Success, Time, json_response
+from agentsvc.http.wire import SUCCESS, Page, PageQuery, Success, Time
 
 PREFIX: Final = "/api/v1/archives"
 
@@ -68,8 +68,8 @@ class ForkBody(msgspec.Struct, frozen=True, kw_only=True):
 ROUTES: Final = Routes()
 
 
-def _answer(_request: web.Request, archive: Archive) -> web.Response:
-    return json_response(_from_archive(archive), status=HTTPStatus.CREATED)
+def _from_archive(archive: Archive) -> ArchiveView:
+    return view_of(ArchiveView, archive, detail=archive.reason or None)
 
 
 @ROUTES.add(
@@ -77,7 +77,7 @@ def _answer(_request: web.Request, archive: Archive) -> web.Response:
     f"{CONVERSATIONS_PREFIX}/{{conversation_id}}/archives",
     ArchiveView,
     status=HTTPStatus.CREATED,
-    effect=Effect(kind=Archive, answer=_answer),
+    effect=effect_of(Archive, _from_archive, status=HTTPStatus.CREATED),
     errors=(NotFound, Conflict, Gone),
 )
 async def post_archive(request: web.Request, conversation_id: str) -> Archive:
@@ -141,10 +141,6 @@ async def delete_archive(request: web.Request, archive_id: str) -> Success:
     """
     await request.app[ARCHIVES].delete(user_of(request), archive_id)
     return SUCCESS
-
-
-def _from_archive(archive: Archive) -> ArchiveView:
-    return view_of(ArchiveView, archive, detail=archive.reason or None)
 
 
 _TOLD: Final = (

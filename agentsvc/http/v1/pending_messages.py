@@ -20,7 +20,7 @@ from agentsvc.base import (
 from agentsvc.conversations import Queued
 from agentsvc.domain import Message
 from agentsvc.http.keys import PENDING, user_of
-from agentsvc.http.routes import Effect, Routes, shown_as
+from agentsvc.http.routes import Routes, effect_of, shown_as
 from agentsvc.http.v1.types_messages import (
     SAYS_SOMETHING,
     ImageContent,
@@ -29,7 +29,7 @@ from agentsvc.http.v1.types_messages import (
     from_message,
     to_said,
 )
-from agentsvc.http.wire import SUCCESS, Success, json_response, read_json
+from agentsvc.http.wire import SUCCESS, Success, read_json
 
 _PARTS_MAX: Final = 1000
 
@@ -103,9 +103,8 @@ ROUTES: Final = Routes(
 )
 
 
-def _answer(_request: web.Request, queued: Queued) -> web.Response:
-    view = PendingView(id=dashed(queued.id), position=queued.position)
-    return json_response(view, status=201)
+def _from_queued(queued: Queued) -> PendingView:
+    return PendingView(id=dashed(queued.id), position=queued.position)
 
 
 @ROUTES.add(
@@ -114,7 +113,7 @@ def _answer(_request: web.Request, queued: Queued) -> web.Response:
     PendingView,
     body=PendingMessage,
     status=HTTPStatus.CREATED,
-    effect=Effect(kind=Queued, answer=_answer),
+    effect=effect_of(Queued, _from_queued, status=HTTPStatus.CREATED),
     errors=(BadRequest, Conflict, Gone, QuotaExceeded, TooManyRequests),
     example={"content": [{"type": "text", "text": "And then?"}]},
 )
