@@ -259,17 +259,21 @@ def _auth_headers(auth: ServerAuth | str | None, loc: Loc) -> dict[str, str]:
                 "Tool servers that want OAuth are not supported; use a token", loc=(*loc, "auth")
             )
         auth = ServerAuth(strategy="bearer", value=auth)
-    match auth.strategy if auth else "none":
+    if auth is None:
+        return {}
+    match auth.strategy:
+        case "none":
+            return {}
         case "header":
-            return auth.headers if auth else {}
+            return auth.headers
         case "basic":
-            return {"Authorization": _basic(auth)} if auth else {}
-        case _:
+            return {"Authorization": _basic(auth)}
+        case "api_key" | "bearer":
             return _key_header(auth)
 
 
-def _key_header(auth: ServerAuth | None) -> dict[str, str]:
-    if auth is None or not auth.value:
+def _key_header(auth: ServerAuth) -> dict[str, str]:
+    if not auth.value:
         return {}
     if auth.header_name and auth.strategy == "api_key":
         return {auth.header_name: auth.value}

@@ -143,6 +143,7 @@ def test_a_server_may_have_the_name_of_a_list() -> None:
     ("auth", "headers"),
     [
         ({"strategy": "none"}, {}),
+        ({"strategy": "none", "value": "left over"}, {}),
         ("token-1", {"Authorization": "Bearer token-1"}),
         ({"strategy": "bearer", "value": "b"}, {"Authorization": "Bearer b"}),
         ({"strategy": "bearer"}, {}),
