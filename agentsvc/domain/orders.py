@@ -110,7 +110,7 @@ def message_of(text: str, image_urls: Sequence[str] = ()) -> Message:
 class SuggestedTask(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of work found at a git provider; it becomes the first message."""
 
-    provider: str
+    provider: Provider
     task_type: TaskType
     repo: str
     issue_number: int

@@ -111,9 +111,12 @@ class Hosting(ABC):
         return True
 
     def _task(self, kind: TaskType, repository: str, number: int, title: str) -> SuggestedTask:
-        provider = self._api.provider.value
         return SuggestedTask(
-            provider=provider, task_type=kind, repo=repository, issue_number=number, title=title
+            provider=self._api.provider,
+            task_type=kind,
+            repo=repository,
+            issue_number=number,
+            title=title,
         )
 
     def _not_offered(self, what: str) -> BadRequest:

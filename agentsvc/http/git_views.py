@@ -95,4 +95,4 @@ def show_branch[T: BranchFields](kind: type[T], one: Branch) -> T:
 
 def show_task[T: TaskFields](kind: type[T], one: SuggestedTask) -> T:
     """Return a task as shown."""
-    return copy_to(kind, one, git_provider=Provider(one.provider))
+    return copy_to(kind, one, git_provider=one.provider)

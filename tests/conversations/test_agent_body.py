@@ -26,6 +26,7 @@ from agentsvc.domain.orders import (
     Content,
     ContentKind,
     Message,
+    Provider,
     StartOrder,
     SuggestedTask,
     TaskType,
@@ -208,7 +209,11 @@ def test_images_go_along_with_the_text() -> None:
 
 def suggested(kind: TaskType) -> SuggestedTask:
     return SuggestedTask(
-        provider="github", task_type=kind, repo="o/r", issue_number=7, title="Crash on start"
+        provider=Provider.GITHUB,
+        task_type=kind,
+        repo="o/r",
+        issue_number=7,
+        title="Crash on start",
     )
 
 

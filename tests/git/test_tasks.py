@@ -44,7 +44,7 @@ async def test_what_needs_something_is_suggested(
 async def test_a_task_has_its_title(user: GitUser) -> None:
     await user.connect(GITHUB)
     assert (await user.providers.suggested_tasks(user.id))[0] == SuggestedTask(
-        provider="github",
+        provider=Provider.GITHUB,
         task_type=CONFLICTS,
         repo="octocat/Hello-World",
         issue_number=1347,

@@ -236,7 +236,7 @@ _FAILED: Final = frozenset({ExecutionStatus.ERROR, ExecutionStatus.STUCK})
 def to_order(body: StartBody) -> StartOrder:
     """Return the order in the core's words; raises InvalidRequest or BadRequest."""
     replay = read_recording(body.replay_json) if body.replay_json else ()
-    microagent = body.create_microagent
+    microagent, task = body.create_microagent, body.suggested_task
     repository = body.repository or (microagent.repo if microagent else None) or None
     provider = body.git_provider or (microagent.git_provider if microagent else None)
     servers = None
@@ -256,7 +256,7 @@ def to_order(body: StartBody) -> StartOrder:
         repository=repository,
         branch=body.selected_branch or None,
         provider=provider,
-        suggested_task=_to_task(body.suggested_task),
+        suggested_task=copy_to(SuggestedTask, task, provider=task.git_provider) if task else None,
         trigger=_trigger(body),
         mcp_config=servers,
         settings_required=True,
@@ -363,12 +363,6 @@ def _first_message(body: StartBody) -> Message | None:
 def _says_why(body: StartBody) -> bool:
     """Whether something else than a first message tells what a conversation is for."""
     return bool(body.create_microagent or body.replay_json)
-
-
-def _to_task(body: SuggestedTaskBody | None) -> SuggestedTask | None:
-    if body is None:
-        return None
-    return copy_to(SuggestedTask, body, provider=body.git_provider)
 
 
 def _trigger(body: StartBody) -> Trigger:

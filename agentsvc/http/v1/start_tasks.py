@@ -345,9 +345,6 @@ def from_start_task(task: StartTask, links: Links) -> StartTaskView:
 
 def _from_order(order: StartOrder) -> StartRequestView:
     task = order.suggested_task
-    suggested = (
-        copy_to(SuggestedTaskBody, task, git_provider=Provider(task.provider)) if task else None
-    )
     return copy_to(
         StartRequestView,
         order,
@@ -356,7 +353,9 @@ def _from_order(order: StartOrder) -> StartRequestView:
         selected_repository=order.repository,
         selected_branch=order.branch,
         git_provider=order.provider,
-        suggested_task=suggested,
+        suggested_task=(
+            copy_to(SuggestedTaskBody, task, git_provider=task.provider) if task else None
+        ),
         pr_number=list(order.pr_number),
         plugins=[copy_to(PluginBody, plugin) for plugin in order.plugins] or None,
         secrets=dict.fromkeys(order.secrets, MASK) or None,
