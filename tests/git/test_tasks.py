@@ -55,7 +55,7 @@ async def test_a_task_has_its_title(user: GitUser) -> None:
 async def test_the_tasks_of_all_providers_are_suggested(user: GitUser) -> None:
     await user.connect(*(one for one in Provider if one is not Provider.ENTERPRISE_SSO))
     tasks = await user.providers.suggested_tasks(user.id)
-    assert [one.provider for one in tasks].index("gitlab") == 4
+    assert [one.provider for one in tasks].index(Provider.GITLAB) == 4
     assert {one.provider for one in tasks} == {
         "github",
         "gitlab",
