@@ -73,6 +73,8 @@ class LongTasks:
         if (task := self._tasks.pop(name, None)) is not None:
             task.cancel()
             await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # so that nobody complains of an error that nobody saw
 
     async def close(self) -> None:
         """End everything."""

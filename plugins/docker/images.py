@@ -6,7 +6,9 @@ and whoever waits is told with a retryable error how far it is.
 
 import asyncio
 import json
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from agentsvc.base import AgentsvcError, BackendUnavailable, OrderRejected, monotonic
 from agentsvc.plugin import LongTasks, StillFetching
@@ -84,6 +86,9 @@ class ImagePulls:
         # What is no name is better told apart by the fetch.
         found = await engine.ask("GET", f"images/{name}/json", expect=(400, 404))
         if found is not None and pull != "always":
+            if (key := _key(engine, name)) not in self._fetches:
+                # Nobody waited for the end of the fetch that has brought it.
+                await self._fetches.abandon(key)
             return to_image(found)
         if pull == "never":
             raise OrderRejected(
@@ -96,19 +101,27 @@ class ImagePulls:
         return to_image(found)
 
     async def _fetch(self, engine: Engine, name: str) -> None:
-        key = f"{engine.name} {name}"
-        if key not in self._fetches:
+        key, wait_seconds = _key(engine, name), self._config.pull_wait_seconds
+
+        def begin() -> Coroutine[Any, Any, None]:
             self._progress[key] = Progress()
-        progress, wait_seconds = self._progress[key], self._config.pull_wait_seconds
+            return self._run(engine, name)
+
         try:
-            await self._fetches.go_on(
-                key, lambda: self._run(engine, name, progress), wait_seconds=wait_seconds
-            )
+            await self._fetches.go_on(key, begin, wait_seconds=wait_seconds)
         except StillFetching as exc:
+            progress = self._progress[key]
             kind = StillFetching if progress.is_recent else BackendUnavailable
             raise kind(f"The image `{name}` is being fetched: {progress}") from exc
 
-    async def _run(self, engine: Engine, name: str, progress: Progress) -> None:
+    async def _run(self, engine: Engine, name: str) -> None:
+        key = _key(engine, name)
+        try:
+            await self._pull(engine, name, self._progress[key])
+        finally:
+            del self._progress[key]
+
+    async def _pull(self, engine: Engine, name: str, progress: Progress) -> None:
         headers = {}
         if login := await asyncio.to_thread(read_login, self._config.auth_file, name):
             headers["X-Registry-Auth"] = login
@@ -125,6 +138,10 @@ class ImagePulls:
                 if problem := news.get("error"):
                     raise from_pull(name, str(problem))
                 progress.take(news)
+
+
+def _key(engine: Engine, name: str) -> str:
+    return f"{engine.name} {name}"
 
 
 def to_news(line: bytes) -> Json:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import tarfile
 import tempfile
@@ -145,6 +146,27 @@ async def test_an_image_that_is_gone_is_built_anew_though_nobody_waited_for_its_
                 await running.build(asked, image_id, order)
         finally:
             await running.close()
+            await asked.close()
+
+
+async def test_an_image_that_is_gone_is_fetched_anew_and_nothing_of_a_fetch_is_kept() -> None:
+    async with an_engine() as (answers, url):
+        answers.given["/images/create"] = (200, {"status": "Pull complete", "id": "1"})
+        asked = fresh(url)
+        pulls = images.ImagePulls(settings.DockerConfig(pull_wait_seconds=1e-6))
+        try:
+            for _ in range(2):
+                with pytest.raises(StillFetching, match="being fetched"):
+                    await pulls.get(asked, "a:1")
+                answers.given["/images/a:1/json"] = (200, {"Id": "sha256:a"})
+                await asyncio.sleep(0.3)  # the fetch ends, and nobody waits for it
+                assert (await pulls.get(asked, "a:1")).id == "sha256:a"
+                gc.collect()
+                assert not any(type(one) is images.Progress for one in gc.get_objects())
+                del answers.given["/images/a:1/json"]
+            assert answers.asked.count("/images/create") == 2
+        finally:
+            await pulls.close()
             await asked.close()
 
 
