@@ -18,9 +18,9 @@ _COMMAND: Final = re.compile(
     r"stat [^:]+: no such file|permission denied.*exec|exec format error"
 )
 _TOO_MANY: Final = re.compile(r"toomanyrequests|too many requests|rate limit")
-_NO_ADDRESS: Final = re.compile(r"no such host|server misbehaving|name resolution")
 _NO_ANSWER: Final = re.compile(
-    r"connection refused|i/o timeout|deadline exceeded|network is unreachable|no route to host|"
+    r"no such host|server misbehaving|name resolution|connection refused|i/o timeout|"
+    r"deadline exceeded|network is unreachable|no route to host|"
     r"client\.timeout|tls handshake|\beof\b|connection reset|x509"
 )
 _NO_LOGIN: Final = re.compile(
@@ -43,6 +43,32 @@ CONFLICT: Final = 409
 
 _REFUSED: Final = 400
 _LINE_MAX: Final = 300
+_PULLS: Final[tuple[tuple[re.Pattern[str], type[AgentsvcError], str], ...]] = (
+    (_FULL, CapacityExceeded, "The engine's disk is too full for the image {}: make room there"),
+    (
+        _TOO_MANY,
+        CapacityExceeded,
+        "The registry gives no more images for now, {} among them: log in or wait",
+    ),
+    (_BAD_NAME, OrderRejected, "{} is no name of an image"),
+    (
+        _NO_TAG,
+        OrderRejected,
+        "There is no such tag at the registry: {}; correct the tag or push it",
+    ),
+    (_PLATFORM, OrderRejected, "There is no {} for the engine's kind of machine"),
+    (
+        _NO_ACCESS,
+        OrderRejected,
+        "There is no image {}, or it needs a login: correct the name, or log in and set `auth_file`",
+    ),
+    (
+        _NO_LOGIN,
+        OrderRejected,
+        "The registry refuses the login for {}: log in again and set `auth_file`",
+    ),
+    (_NO_ANSWER, BackendUnavailable, "The registry of {} cannot be reached"),
+)
 
 
 def one_line(text: str) -> str:
@@ -53,41 +79,10 @@ def one_line(text: str) -> str:
 def from_pull(image: str, message: str) -> AgentsvcError:
     """Return what it means that an image could not be fetched."""
     said, detail = message.lower(), one_line(message)
-    tag = f"`{image}`"
-    if _FULL.search(said):
-        error: AgentsvcError = CapacityExceeded(
-            f"The engine's disk is too full for the image {tag}: make room there", detail=detail
-        )
-    elif _TOO_MANY.search(said):
-        error = CapacityExceeded(
-            f"The registry gives no more images for now, {tag} among them: log in or wait",
-            detail=detail,
-        )
-    elif _BAD_NAME.search(said):
-        error = OrderRejected(f"{tag} is no name of an image", detail=detail)
-    elif _NO_TAG.search(said):
-        error = OrderRejected(
-            f"There is no such tag at the registry: {tag}; correct the tag or push it",
-            detail=detail,
-        )
-    elif _PLATFORM.search(said):
-        error = OrderRejected(f"There is no {tag} for the engine's kind of machine", detail=detail)
-    elif _NO_ACCESS.search(said):
-        error = OrderRejected(
-            f"There is no image {tag}, or it needs a login: correct the name,"
-            " or log in and set `auth_file`",
-            detail=detail,
-        )
-    elif _NO_LOGIN.search(said):
-        error = OrderRejected(
-            f"The registry refuses the login for {tag}: log in again and set `auth_file`",
-            detail=detail,
-        )
-    elif _NO_ADDRESS.search(said) or _NO_ANSWER.search(said):
-        error = BackendUnavailable(f"The registry of {tag} cannot be reached", detail=detail)
-    else:
-        error = BackendUnavailable(f"The image {tag} cannot be fetched: {detail}", detail=detail)
-    return error
+    for pattern, kind, text in _PULLS:
+        if pattern.search(said):
+            return kind(text.format(f"`{image}`"), detail=detail)
+    return BackendUnavailable(f"The image `{image}` cannot be fetched: {detail}", detail=detail)
 
 
 def from_engine(status: int, message: str) -> AgentsvcError:
