@@ -5,6 +5,7 @@ is read than was asked for.
 """
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # A pipe would keep whoever opens it waiting.
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PIECE: Final = 1024 * 1024
+_IRREGULAR: Final = "is a link or no regular file"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,12 +59,12 @@ class Tree:
 
     def find(self, path: str, *, max_bytes: int) -> bytes | None:
         """Return the content of a file, or None if there is nothing; raises as `read`."""
-        directory, _, name = path.rpartition("/")
-        if any(one.name == name for one in self.entries(directory)):
+        try:
             return self.read(path, max_bytes=max_bytes)
-        if self._is_there(path):
-            raise Unreadable("is a link or no regular file")
-        return None
+        except Unreadable as exc:
+            if isinstance(exc.__cause__, FileNotFoundError):
+                return None
+            raise
 
     def copy(self, path: str, to: Path, *, max_bytes: int) -> None:
         """Write what a file has to another one; raises as `read`."""
@@ -70,20 +72,12 @@ class Tree:
             for part in _pieces(descriptor, max_bytes):
                 copy.write(part)
 
-    def _is_there(self, path: str) -> bool:
-        try:
-            with self._opened(path.rpartition("/")[0], _DIRECTORY) as descriptor:
-                os.stat(path.rpartition("/")[2], dir_fd=descriptor, follow_symlinks=False)
-        except OSError:
-            return False
-        return True
-
     @contextlib.contextmanager
     def _file(self, path: str) -> Iterator[int]:
         try:
             with self._opened(path, _FILE) as descriptor:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise Unreadable("is no regular file")
+                    raise Unreadable(_IRREGULAR)
                 yield descriptor
         except OSError as exc:
             raise Unreadable(_why(exc)) from exc
@@ -130,4 +124,6 @@ def _entry(found: os.DirEntry[str]) -> Entry | None:
 
 
 def _why(exc: OSError) -> str:
+    if exc.errno in (errno.ELOOP, errno.ENXIO):  # it is a link or a socket
+        return _IRREGULAR
     return f"cannot be read: {exc.strerror or type(exc).__name__}"
