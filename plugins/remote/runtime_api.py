@@ -25,13 +25,11 @@ from agentsvc.base import (
 )
 from agentsvc.plugin import (
     API_VERSION,
-    NOT_CALLING,
     Capability,
     Endpoint,
     Found,
     Handle,
     Health,
-    Isolation,
     Order,
     Phase,
     Port,
@@ -42,8 +40,8 @@ from agentsvc.plugin import (
     finish,
 )
 
-from .calls import HANDLE_VERSION, check_handle, fingerprint, one_line
-from .service_backend import GONE, ServiceBackend, ServiceConfig, check_usable, parse_enum, phase_of
+from .calls import HANDLE_VERSION, check_handle, fingerprint
+from .service_backend import GONE, ServiceBackend, ServiceConfig, ServiceSandbox, check_usable
 
 _AGENT: Final = "agent"
 _USUAL_PORTS: Final[Mapping[str, int]] = {
@@ -97,22 +95,31 @@ class RemoteConfig(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     """`sysbox` for Docker inside of sandboxes; empty for what the service takes by itself."""
 
 
-class Runtime(msgspec.Struct, frozen=True, kw_only=True):
-    """A runtime, as services describe it; what follows `url` not all of them say."""
+class Runtime(ServiceSandbox, frozen=True, kw_only=True):
+    """A runtime; what has a default not all services say."""
+
+    service: ClassVar[str] = "The runtime API"
+    phases: ClassVar[Mapping[str, Phase]] = {
+        "running": Phase.RUNNING,
+        "starting": Phase.STARTING,
+        "paused": Phase.PAUSED,
+        "error": Phase.FAILED,
+        "stopped": Phase.GONE,
+    }
 
     runtime_id: str
     session_id: str
-    status: str
     url: str = ""
-    session_api_key: str | None = None
     pod_status: str | None = None
-    created_at: str | None = None
-    working_dir: str | None = None
-    exit_code: int | None = None
-    detail: str | None = None
-    isolation: str | None = None
     ports_need_key: bool = False
-    port_urls: dict[str, str] = {}
+    port_urls: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def phase(self) -> Phase:
+        """What its status means; it does not run before its pod is ready."""
+        phase = super().phase
+        is_ready = self.pod_status is None or self.pod_status.lower() == "ready"
+        return Phase.STARTING if phase is Phase.RUNNING and not is_ready else phase
 
 
 class RuntimeList(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,14 +131,6 @@ class RuntimeList(msgspec.Struct, frozen=True, kw_only=True):
 _RUNTIME: Final = msgspec.json.Decoder(Runtime)
 _LISTED: Final = msgspec.json.Decoder(RuntimeList)
 _ANYTHING: Final = msgspec.json.Decoder(msgspec.Raw)
-
-_PHASES: Final[Mapping[str, Phase]] = {
-    "running": Phase.RUNNING,
-    "starting": Phase.STARTING,
-    "paused": Phase.PAUSED,
-    "error": Phase.FAILED,
-    "stopped": Phase.GONE,
-}
 
 
 class RemoteBackend(ServiceBackend[RemoteConfig]):
@@ -188,17 +187,7 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
         runtime = await self._find(handle)
         if runtime is None:
             return Report(phase=Phase.GONE)
-        phase = _phase(runtime)
-        return Report(
-            phase=phase,
-            reason=one_line(runtime.detail or ""),
-            exit_code=runtime.exit_code,
-            endpoints=self._endpoints(handle, runtime) if runtime.url else (),
-            working_dir=runtime.working_dir or "",
-            isolation=parse_enum(Isolation, runtime.isolation) or self.config.isolation,
-            facts={} if self.config.calls_back else dict(NOT_CALLING),
-            session_key=Secret(runtime.session_api_key) if runtime.session_api_key else None,
-        )
+        return self._report(runtime, self._endpoints(handle, runtime) if runtime.url else ())
 
     async def scan(self) -> Sequence[Found]:
         """List what runs, and of what was asked for and does not run, what is there."""
@@ -216,18 +205,18 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
         return [
             Found(
                 handle=await self._handle_of(runtime),
-                created_at=(parse_time(runtime.created_at) if runtime.created_at else None)
+                created_at=parse_time(runtime.created_at or "")
                 or noted.get(session_id.removeprefix(self._prefix), now()),
             )
             for session_id, runtime in found.items()
-            if session_id.startswith(self._prefix) and _phase(runtime) is not Phase.GONE
+            if session_id.startswith(self._prefix) and runtime.phase is not Phase.GONE
         ]
 
     async def delete(self, handle: Handle) -> None:
         """Have the service stop it, and return when it says that it has."""
         runtime = await self._find(handle)
         pause = _GONE_POLL_SECONDS
-        while runtime is not None and _phase(runtime) is not Phase.GONE:
+        while runtime is not None and runtime.phase is not Phase.GONE:
             await self._order("/stop", runtime, handle)
             runtime = await self._find(handle)
             if runtime is not None:
@@ -238,13 +227,13 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
     async def pause(self, handle: Handle) -> None:
         """Have the service pause it."""
         runtime = await self._usable(handle)
-        if _phase(runtime) is not Phase.PAUSED and not await self._order("/pause", runtime, handle):
+        if runtime.phase is not Phase.PAUSED and not await self._order("/pause", runtime, handle):
             raise Conflict(GONE)
 
     async def resume(self, handle: Handle) -> Handle:
         """Have the service run it again; a new key is in the next report."""
         runtime = await self._usable(handle)
-        if _phase(runtime) is Phase.PAUSED and not await self._order("/resume", runtime, handle):
+        if runtime.phase is Phase.PAUSED and not await self._order("/resume", runtime, handle):
             raise Conflict(GONE)
         return handle
 
@@ -329,8 +318,7 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
         )
 
     async def _usable(self, handle: Handle) -> Runtime:
-        runtime = await self._find(handle)
-        return check_usable(runtime, _phase, lambda found: found.detail)
+        return check_usable(await self._find(handle))
 
     async def _order(self, path: str, runtime: Runtime, handle: Handle) -> bool:
         """Order something, and say whether the runtime was known."""
@@ -370,12 +358,6 @@ def _numbers(ports: Sequence[Port]) -> dict[str, int]:
         port.name: port.number or _USUAL_PORTS.get(port.name, _USUAL_PORTS[_AGENT])
         for port in ordered
     }
-
-
-def _phase(runtime: Runtime) -> Phase:
-    phase = phase_of(_PHASES, runtime.status, "The runtime API")
-    is_ready = runtime.pod_status is None or runtime.pod_status.lower() == "ready"
-    return Phase.STARTING if phase is Phase.RUNNING and not is_ready else phase
 
 
 def _url_of(runtime: Runtime, name: str, *, is_primary: bool) -> str:

@@ -17,20 +17,17 @@ from agentsvc.base import (
     BackendUnavailable,
     Conflict,
     OrderRejected,
-    Secret,
     now,
     parse_time,
 )
 from agentsvc.plugin import (
     API_VERSION,
-    NOT_CALLING,
     Capability,
     Cause,
     Endpoint,
     Found,
     Handle,
     Health,
-    Isolation,
     Order,
     PausedAs,
     Phase,
@@ -41,8 +38,15 @@ from agentsvc.plugin import (
     finish,
 )
 
-from .calls import HANDLE_VERSION, check_handle, fingerprint, one_line
-from .service_backend import GONE, ServiceBackend, ServiceConfig, check_usable, parse_enum, phase_of
+from .calls import HANDLE_VERSION, check_handle, fingerprint
+from .service_backend import (
+    GONE,
+    ServiceBackend,
+    ServiceConfig,
+    ServiceSandbox,
+    check_usable,
+    parse_enum,
+)
 
 _SANDBOXES: Final = "/api/v1/sandboxes"
 _PAGE: Final = "100"
@@ -64,22 +68,25 @@ class ExposedUrl(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
 
 
-class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A sandbox of the other server; what follows `created_at` only an agentsvc says."""
+class SandboxInfo(ServiceSandbox, frozen=True, kw_only=True):
+    """A sandbox of the other server; only an agentsvc has a `client_id` for it."""
+
+    service: ClassVar[str] = "The other server"
+    phases: ClassVar[Mapping[str, Phase]] = {
+        "STARTING": Phase.STARTING,
+        "RUNNING": Phase.RUNNING,
+        "PAUSED": Phase.PAUSED,
+        "ERROR": Phase.FAILED,
+        "MISSING": Phase.GONE,
+    }
 
     id: str
-    status: str
-    session_api_key: str | None = None
     exposed_urls: list[ExposedUrl] | None = None
-    created_at: str = ""
-    status_detail: str | None = None
+    detail: str | None = msgspec.field(name="status_detail", default=None)
     client_id: str | None = None
-    working_dir: str | None = None
-    exit_code: int | None = None
-    isolation: str | None = None
     paused_as: str | None = None
     status_cause: str | None = None
-    facts: dict[str, str] = {}
+    facts: dict[str, str] = msgspec.field(default_factory=dict)
     usage: Usage | None = None
 
 
@@ -94,14 +101,6 @@ _INFO: Final = msgspec.json.Decoder(SandboxInfo)
 _BATCH: Final = msgspec.json.Decoder(list[SandboxInfo | None])
 _PAGES: Final = msgspec.json.Decoder(SandboxPage)
 _ANYTHING: Final = msgspec.json.Decoder(msgspec.Raw)
-
-_PHASES: Final[Mapping[str, Phase]] = {
-    "STARTING": Phase.STARTING,
-    "RUNNING": Phase.RUNNING,
-    "PAUSED": Phase.PAUSED,
-    "ERROR": Phase.FAILED,
-    "MISSING": Phase.GONE,
-}
 
 
 class ServerBackend(ServiceBackend[ServerConfig]):
@@ -141,9 +140,9 @@ class ServerBackend(ServiceBackend[ServerConfig]):
         """Have the other server start its command again; raises Conflict where it cannot."""
         self._check(order)
         info = await self._find(handle)
-        if info is None or _phase(info) is Phase.GONE:
+        if info is None or info.phase is Phase.GONE:
             raise Conflict("The sandbox cannot be started again: its files are gone")
-        if _phase(info) is Phase.FAILED or _is_stopped(info):
+        if info.phase is Phase.FAILED or _is_stopped(info):
             await self._order(info, "resume")
         await save(handle)
         return handle
@@ -153,21 +152,16 @@ class ServerBackend(ServiceBackend[ServerConfig]):
         info = await self._find(handle)
         if info is None:
             return Report(phase=Phase.GONE)
-        phase = _phase(info)
-        if phase is Phase.GONE and info.client_id is None:
+        if info.phase is Phase.GONE and info.client_id is None:
             # Other servers say this, too, of what they cannot reach just now.
             raise BackendUnavailable(f"{self._calls.url} does not know how the sandbox is")
-        return Report(
-            phase=phase,
-            reason=one_line(info.status_detail or ""),
-            exit_code=info.exit_code,
-            endpoints=tuple(self._endpoint(info, one) for one in info.exposed_urls or ()),
-            working_dir=info.working_dir or "",
-            facts={**info.facts, **({} if self.config.calls_back else NOT_CALLING)},
-            isolation=parse_enum(Isolation, info.isolation) or self.config.isolation,
+        endpoints = tuple(self._endpoint(info, one) for one in info.exposed_urls or ())
+        report = self._report(info, endpoints)
+        return msgspec.structs.replace(
+            report,
+            facts={**info.facts, **report.facts},
             paused_as=parse_enum(PausedAs, info.paused_as),
             cause=parse_enum(Cause, info.status_cause),
-            session_key=Secret(info.session_api_key) if info.session_api_key else None,
         )
 
     async def usage(self, handle: Handle) -> Usage | None:
@@ -180,7 +174,7 @@ class ServerBackend(ServiceBackend[ServerConfig]):
         return [
             Found(
                 handle=self._handle(info.client_id.removeprefix(self._prefix), info),
-                created_at=parse_time(info.created_at) or now(),
+                created_at=parse_time(info.created_at or "") or now(),
             )
             async for info in self._all()
             if info.client_id is not None and info.client_id.startswith(self._prefix)
@@ -269,8 +263,7 @@ class ServerBackend(ServiceBackend[ServerConfig]):
         return None
 
     async def _usable(self, handle: Handle) -> SandboxInfo:
-        info = await self._find(handle)
-        return check_usable(info, _phase, lambda found: found.status_detail)
+        return check_usable(await self._find(handle))
 
     async def _order(self, info: SandboxInfo, verb: str) -> None:
         if await self._calls.find("POST", f"{_path(info)}/{verb}", _ANYTHING) is None:
@@ -290,9 +283,5 @@ def _path(info: SandboxInfo) -> str:
     return f"{_SANDBOXES}/{quote(info.id, safe='')}"
 
 
-def _phase(info: SandboxInfo) -> Phase:
-    return phase_of(_PHASES, info.status, "The other server")
-
-
 def _is_stopped(info: SandboxInfo) -> bool:
-    return _phase(info) is Phase.PAUSED and info.paused_as == PausedAs.STOPPED
+    return info.phase is Phase.PAUSED and info.paused_as == PausedAs.STOPPED

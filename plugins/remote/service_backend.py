@@ -1,6 +1,6 @@
 """Shared parts of the two remote backends."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, ClassVar, Final
 from urllib.parse import urlsplit
@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from agentsvc.base import BackendUnavailable, Conflict, Secret
 from agentsvc.plugin import (
+    NOT_CALLING,
     BackendContext,
     Endpoint,
     Fences,
@@ -17,6 +18,7 @@ from agentsvc.plugin import (
     Isolation,
     Order,
     Phase,
+    Report,
     RuntimeBackend,
     Spec,
 )
@@ -39,6 +41,31 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """What the service is known to isolate sandboxes with at the least."""
     call_seconds: Annotated[float, Meta(gt=0)] = 30.0
     """How long one call may take."""
+
+
+class ServiceSandbox(msgspec.Struct, frozen=True, kw_only=True):
+    """A sandbox as its service describes it; what has a default not all of them say."""
+
+    service: ClassVar[str]
+    """How the service is called at the beginning of a sentence."""
+    phases: ClassVar[Mapping[str, Phase]]
+    """What its words for a status mean."""
+
+    status: str
+    session_api_key: str | None = None
+    created_at: str | None = None
+    detail: str | None = None
+    working_dir: str | None = None
+    exit_code: int | None = None
+    isolation: str | None = None
+
+    @property
+    def phase(self) -> Phase:
+        """What its status means; raises BackendUnavailable for one that nobody knows."""
+        if (phase := self.phases.get(self.status)) is None:
+            said = one_line(self.status)
+            raise BackendUnavailable(f"{self.service} says a status that nobody knows: {said}")
+        return phase
 
 
 class ServiceBackend[C: ServiceConfig](RuntimeBackend[C]):
@@ -89,6 +116,19 @@ class ServiceBackend[C: ServiceConfig](RuntimeBackend[C]):
         """Raise OrderRejected; a subclass checks more."""
         self.check_fences(asked)
 
+    def _report(self, found: ServiceSandbox, endpoints: tuple[Endpoint, ...]) -> Report:
+        """Return what every service says of a sandbox."""
+        return Report(
+            phase=found.phase,
+            reason=one_line(found.detail or ""),
+            exit_code=found.exit_code,
+            endpoints=endpoints,
+            working_dir=found.working_dir or "",
+            facts={} if self.config.calls_back else dict(NOT_CALLING),
+            isolation=parse_enum(Isolation, found.isolation) or self.config.isolation,
+            session_key=Secret(found.session_api_key) if found.session_api_key else None,
+        )
+
     def _environment(self, order: Order, env: Mapping[str, str]) -> dict[str, str]:
         """Return the environment that the service is told, with what is secret."""
         whole = {**env, **{name: value.reveal() for name, value in order.secret_env.items()}}
@@ -100,25 +140,16 @@ class ServiceBackend[C: ServiceConfig](RuntimeBackend[C]):
         }
 
 
-def phase_of(phases: Mapping[str, Phase], status: str, who: str) -> Phase:
-    """Return what a status means; raises BackendUnavailable for one that nobody knows."""
-    if (phase := phases.get(status)) is None:
-        raise BackendUnavailable(f"{who} says a status that nobody knows: {one_line(status)}")
-    return phase
-
-
 def parse_enum[E: StrEnum](kind: type[E], said: str | None) -> E | None:
     """Return the value that the other side says, if it is one that is known here."""
     return kind(said) if said in list(kind) else None
 
 
-def check_usable[T](
-    found: T | None, phase_of: Callable[[T], Phase], detail_of: Callable[[T], str | None]
-) -> T:
+def check_usable[S: ServiceSandbox](found: S | None) -> S:
     """Return what was found; raises Conflict for nothing, and for what has failed."""
-    if found is None or phase_of(found) is Phase.GONE:
+    if found is None or found.phase is Phase.GONE:
         raise Conflict(GONE)
-    if phase_of(found) is Phase.FAILED:
-        why = one_line(detail_of(found) or "no reason given")
+    if found.phase is Phase.FAILED:
+        why = one_line(found.detail or "no reason given")
         raise Conflict(f"The sandbox has failed: {why}")
     return found
