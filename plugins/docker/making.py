@@ -12,9 +12,7 @@ import posixpath
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
 from pathlib import Path
-from typing import cast
 
 import msgspec
 
@@ -429,7 +427,21 @@ class Maker:
         await self._engine.put(container_id, options.workspace, archive)
 
     async def _create(self, name: str, body: Json, time_limit: float | None = None) -> str:
-        made = await self._ask_for(name, body, time_limit)
+        try:
+            made = await self._engine.ask(
+                "POST",
+                "containers/create",
+                params={"name": name},
+                body=body,
+                expect=(CONFLICT,),
+                time_limit=time_limit,
+            )
+        except AgentsvcError as exc:
+            # Podman finds out only now that it has no program for it.
+            if not body["HostConfig"]["Init"] or not _NO_INIT.search(exc.detail):
+                raise
+            without = {**body, "HostConfig": {**body["HostConfig"], "Init": False}}
+            return await self._create(name, without, time_limit)
         if made is not None:
             return str(made["Id"])
         # The name is taken: by a request before this one, or by somebody else's container.
@@ -437,24 +449,6 @@ class Maker:
         if found is None:
             raise OrderRejected(f"The engine has a container `{name}` that is not of this server")
         return str(found["Id"])
-
-    async def _ask_for(self, name: str, body: Json, time_limit: float | None) -> Json | None:
-        ask = partial(
-            self._engine.ask,
-            "POST",
-            "containers/create",
-            params={"name": name},
-            expect=(CONFLICT,),
-            time_limit=time_limit,
-        )
-        try:
-            return cast("Json | None", await ask(body=body))
-        except AgentsvcError as exc:
-            # Podman finds out only now that it has no program for it.
-            if not body["HostConfig"]["Init"] or not _NO_INIT.search(exc.detail):
-                raise
-        body = {**body, "HostConfig": {**body["HostConfig"], "Init": False}}
-        return cast("Json | None", await ask(body=body))
 
     async def _remove_volume(self, name: str) -> None:
         for _ in range(_REMOVE_TRIES):
