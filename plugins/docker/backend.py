@@ -1,7 +1,7 @@
 """The docker backend: the contract of `agentsvc.plugin.backend`, kept with containers."""
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar, Final
 from urllib.parse import urlsplit, urlunsplit
@@ -368,10 +368,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
 
     async def layers(self) -> Sequence[str]:
         """List the layers on all engines; raises BackendUnavailable where one of them is away."""
-        listed, away = await self._fleet.ask_all(self._layers.ids)
-        if away:
-            raise next(iter(away.values()))
-        return sorted(set().union(*listed.values()))
+        return await self._ids(self._layers.ids)
 
     async def remove_layer(self, layer_id: str) -> None:
         """Remove a layer's image, or have it go with the last container that is made of it."""
@@ -440,9 +437,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
 
     async def images(self) -> Sequence[str]:
         """List what was built on any engine; raises BackendUnavailable where one is away."""
-        engines = self._fleet.engines.values()
-        found = [await self._builds.listed(engine) for engine in engines]
-        return sorted({image_id for listed in found for image_id in listed})
+        return await self._ids(self._builds.listed)
 
     async def remove_image(self, image_id: str) -> None:
         """Remove an image from every engine, unless a container has it."""
@@ -458,6 +453,12 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             params={"t": self.config.stop_seconds},
             time_limit=self.config.stop_seconds + self.config.request_seconds,
         )
+
+    async def _ids(self, ask: Callable[[Engine], Awaitable[Iterable[str]]]) -> list[str]:
+        listed, away = await self._fleet.ask_all(ask)
+        if away:
+            raise next(iter(away.values()))
+        return sorted(set().union(*listed.values()))
 
     def _check(self, asked: Spec | Order) -> None:
         self.check_fences(asked)
