@@ -18,7 +18,7 @@ from agentsvc.plugin import ImageBuild, LongTasks
 from . import names
 from .engine import Engine, Json
 from .failures import one_line
-from .images import to_news
+from .images import work
 
 _FROM: Final = re.compile(r"\s*FROM\s", re.IGNORECASE)
 _DOCKERFILE: Final = ".agentsvc-dockerfile"
@@ -97,26 +97,13 @@ class Builds:
 
     async def _follow(self, engine: Engine, query: Json, context: Path, last: deque[str]) -> None:
         def explain(_status: int, message: str) -> OrderRejected:
-            return OrderRejected(f"The image cannot be built: {one_line(message)}")
+            text = f"The image cannot be built: {one_line(message)}"
+            return OrderRejected(text, detail="\n".join(last))
 
+        headers = {"Content-Type": "application/x-tar"}
         with await asyncio.to_thread(context.open, "rb") as data:
-            async with engine.stream(
-                "POST",
-                "build",
-                params=query,
-                data=data,
-                headers={"Content-Type": "application/x-tar"},
-                explain=explain,
-            ) as answer:
-                assert answer is not None  # noqa: S101  # no status was expected
-                async for line in answer.content:
-                    news = to_news(line)
-                    last.extend(str(news.get("stream", "")).splitlines())
-                    if problem := news.get("error"):
-                        raise OrderRejected(
-                            f"The image cannot be built: {one_line(str(problem))}",
-                            detail="\n".join(last),
-                        )
+            async for news in work(engine, "build", query, explain, headers=headers, data=data):
+                last.extend(str(news.get("stream", "")).splitlines())
 
 
 def labelled(dockerfile: str, labels: dict[str, str]) -> str:

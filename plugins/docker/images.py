@@ -6,14 +6,14 @@ and whoever waits is told with a retryable error how far it is.
 
 import asyncio
 import json
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from agentsvc.base import AgentsvcError, BackendUnavailable, OrderRejected, monotonic
 from agentsvc.plugin import LongTasks, StillFetching
 
-from .engine import Engine, registry_login
+from .engine import Engine, Explain, registry_login
 from .failures import from_pull, one_line
 from .plan import ImageInfo, Json, to_image
 from .settings import DockerConfig
@@ -129,15 +129,30 @@ class ImagePulls:
         def explain(_status: int, message: str) -> AgentsvcError:
             return from_pull(name, message)
 
-        async with engine.stream(
-            "POST", "images/create", params=to_query(name), headers=headers, explain=explain
-        ) as answer:
-            assert answer is not None  # noqa: S101  # no status was expected
-            async for line in answer.content:
-                news = to_news(line)
-                if problem := news.get("error"):
-                    raise from_pull(name, str(problem))
-                progress.take(news)
+        query = to_query(name)
+        async for news in work(engine, "images/create", query, explain, headers=headers):
+            progress.take(news)
+
+
+async def work(
+    engine: Engine,
+    path: str,
+    query: Json,
+    explain: Explain,
+    *,
+    headers: Mapping[str, str],
+    data: IO[bytes] | None = None,
+) -> AsyncIterator[Json]:
+    """Have an engine do something long, and yield its news; `explain` says what a failure means."""
+    async with engine.stream(
+        "POST", path, params=query, data=data, headers=headers, explain=explain
+    ) as answer:
+        assert answer is not None  # noqa: S101  # no status was expected
+        async for line in answer.content:
+            news = to_news(line)
+            if problem := news.get("error"):
+                raise explain(answer.status, str(problem))
+            yield news
 
 
 def _key(engine: Engine, name: str) -> str:
