@@ -1,7 +1,7 @@
 """Stores what another server has kept as a user's own: each conversation in one transaction."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from itertools import chain
 from typing import Final
 
@@ -20,13 +20,7 @@ from agentsvc.extension.storage import Database, Vault
 from .credentials import SecretOpener
 from .files import Tree
 from .model import History, ImportedConversation, ImportResult, Item, Unreadable
-from .preferences import (
-    Named,
-    NamedSecret,
-    apply_changes,
-    read_settings,
-    read_user_secrets,
-)
+from .preferences import apply_changes, read_settings, read_user_secrets
 from .records import id_within
 from .v0 import find_v0, read_v0, v0_users
 from .v1 import find_v1, read_v1, v1_users
@@ -62,8 +56,8 @@ class Importer:
     async def run(self) -> AsyncIterator[Item]:
         """Do it, and yield a line for each thing as soon as it is stored."""
         opener = await asyncio.to_thread(SecretOpener.of, self._tree)
-        async for item in self._settings(opener):
-            yield item
+        if (settings := await self._settings(opener)) is not None:
+            yield settings
         async for item in self._secrets(opener):
             yield item
         for found in await asyncio.to_thread(self._find):
@@ -76,17 +70,14 @@ class Importer:
 
     # Settings and secrets
 
-    async def _settings(self, opener: SecretOpener) -> AsyncIterator[Item]:
+    async def _settings(self, opener: SecretOpener) -> Item | None:
         try:
             read = await asyncio.to_thread(read_settings, self._tree, opener)
         except Unreadable as exc:
-            yield _skipped("settings", "settings.json", str(exc))
-            return
-        if read is not None:
-            yield await self._import_settings(*read)
-
-    async def _import_settings(self, changes: list[Named], left_out: list[str]) -> Item:
-        notes: list[str] = list(left_out)
+            return _skipped("settings", "settings.json", str(exc))
+        if read is None:
+            return None
+        changes, notes = read
         user_id = self._user_id
         store = SettingsStore(self._db, self._vault)
         old = await store.get(user_id)
@@ -110,24 +101,19 @@ class Importer:
         names = await store.custom_secret_names(self._user_id)
         known = {"token": set(hosts), "secret": set(names)}
         for one in found:
-            yield await self._import_secret(store, one, is_known=one.name in known[one.kind])
-
-    async def _import_secret(self, store: SecretStore, one: NamedSecret, *, is_known: bool) -> Item:
-        if not is_known and not self._is_dry:
-            await store.patch(self._user_id, one.patch)
-        outcome = ImportResult.PRESENT if is_known else ImportResult.IMPORTED
-        return Item(kind=one.kind, name=one.name, outcome=outcome)
+            is_known = one.name in known[one.kind]
+            if not is_known and not self._is_dry:
+                await store.patch(self._user_id, one.patch)
+            outcome = ImportResult.PRESENT if is_known else ImportResult.IMPORTED
+            yield Item(kind=one.kind, name=one.name, outcome=outcome)
 
     # Conversations
 
     def _find(self) -> list[ImportedConversation | tuple[str, str]]:
-        user = self._source_user
-        sources: list[Callable[[], Iterator[ImportedConversation | tuple[str, str]]]]
-        sources = [lambda: find_v0(self._tree, user), lambda: find_v1(self._tree, user)]
         listed: list[ImportedConversation | tuple[str, str]] = []
-        for source in sources:
+        for find in (find_v0, find_v1):
             try:
-                listed.extend(source())
+                listed.extend(find(self._tree, self._source_user))
             except Unreadable as exc:
                 listed.append(("directory", str(exc)))
         return listed
