@@ -575,8 +575,8 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         """Put back what closes this machine to a sandbox; say so where that fails."""
         _, maker = self._of(handle)
         try:
-            if bars := await maker.bars(handle.sandbox_id, container):
-                await self._guard.keep(*bars)
+            if closed := await maker.closed_bridge(handle.sandbox_id, container):
+                await self._guard.keep(*closed)
         except BackendUnavailable as exc:
             log.warning("ports not closed", extra={"sandbox_id": handle.sandbox_id, "reason": exc})
             return inspection.unguarded(report)

@@ -29,10 +29,10 @@ def can_guard() -> bool:
     return os.geteuid() == 0 and _program() is not None
 
 
-def rules(bridge: str, ports: Iterable[int], names_at: str = "") -> list[Rule]:
+def rules(bridge: str, ports: Iterable[int], dns_address: str = "") -> list[Rule]:
     """Return the rules of one bridge, the last one first: each is put before the others.
 
-    `names_at` is the address where the network's own DNS server is, if it has one there.
+    `dns_address` is the address where the network's own DNS server is, if it has one there.
     """
     on = ("INPUT", "-i", bridge)
     return [
@@ -40,9 +40,9 @@ def rules(bridge: str, ports: Iterable[int], names_at: str = "") -> list[Rule]:
         (*on, "-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED", "-j", "ACCEPT"),
         *((*on, "-p", "tcp", "--dport", str(port), "-j", "ACCEPT") for port in ports),
         *(
-            ("INPUT", "-d", names_at, "-i", bridge, "-p", kind, "--dport", "53", "-j", "ACCEPT")
+            ("INPUT", "-d", dns_address, "-i", bridge, "-p", kind, "--dport", "53", "-j", "ACCEPT")
             for kind in ("tcp", "udp")
-            if names_at
+            if dns_address
         ),
     ]
 
@@ -61,9 +61,9 @@ def own_ports(targets: Iterable[str]) -> list[int]:
     return found
 
 
-async def close(bridge: str, ports: Iterable[int], names_at: str = "") -> None:
+async def close(bridge: str, ports: Iterable[int], dns_address: str = "") -> None:
     """Let nothing from a bridge reach this machine but these ports. May be repeated."""
-    for rule in rules(bridge, ports, names_at):
+    for rule in rules(bridge, ports, dns_address):
         if not await _do("-C", rule) and not await _do("-I", rule):
             raise BackendUnavailable(
                 "This machine's ports cannot be closed to the sandbox;"
@@ -92,9 +92,9 @@ class FirewallGuard:
         self._listed = ""
         self._at = float("-inf")
 
-    async def keep(self, bridge: str, ports: Iterable[int], names_at: str = "") -> None:
+    async def keep(self, bridge: str, ports: Iterable[int], dns_address: str = "") -> None:
         """Make sure that a bridge has its rules; looks at them no more often than needed."""
-        wanted = rules(bridge, list(ports), names_at)
+        wanted = rules(bridge, list(ports), dns_address)
         if monotonic() - self._at > _POLL_SECONDS:
             self._at = monotonic()
             _, self._listed = await finish(_run("-S", "INPUT"))
@@ -102,7 +102,7 @@ class FirewallGuard:
             return
         self._at = float("-inf")
         await reopen(bridge)
-        await close(bridge, ports, names_at)
+        await close(bridge, ports, dns_address)
 
 
 def _program() -> str | None:

@@ -147,8 +147,8 @@ class Maker:
         if gateway is not None and not (gateway.get("State") or {}).get("Running"):
             await self.start(gateway["Id"])
         # The machine forgets its rules when it is started anew.
-        if bars := await self.bars(sandbox_id, container):
-            await firewall.close(*bars)
+        if closed := await self.closed_bridge(sandbox_id, container):
+            await firewall.close(*closed)
         await self._tidied(container["Id"])
 
     async def _tidied(self, container_id: str) -> None:
@@ -163,7 +163,9 @@ class Maker:
                 return
             await asyncio.sleep(_REMOVE_SECONDS)
 
-    async def bars(self, sandbox_id: str, container: Json) -> tuple[str, list[int], str] | None:
+    async def closed_bridge(
+        self, sandbox_id: str, container: Json
+    ) -> tuple[str, list[int], str] | None:
         """Return the bridge whose way to this machine is closed, and what is open on it."""
         facts = await self._engine.facts()
         labels = inspection.labels_of(container)
@@ -266,18 +268,18 @@ class Maker:
         bridge, gateway, sandbox = networks.addresses(part)
         publish = "" if facts.is_beside else self._engine.publish_address
         callback = callback_of(order.env)
-        hosts, is_calling = await self._way_back(callback, facts, bridge)
+        hosts, is_calling = await self._callback_hosts(callback, facts, bridge)
         if order.network == Network.OPEN:
             ports = {callback[1]} if callback and hosts and is_calling else set()
-            names_at = bridge if facts.is_podman else ""
+            dns_address = bridge if facts.is_podman else ""
             return Placement(
                 network=outer,
                 address=sandbox,
                 hosts=hosts,
                 is_calling=is_calling,
                 publish=publish,
-                guard=await self._guard(order, ports, facts, names_at),
-                names_at=names_at,
+                guard=await self._guard(order, ports, facts, dns_address),
+                dns_address=dns_address,
             )
         inner = names.inner(sandbox_id)
         if facts.is_podman:
@@ -308,7 +310,7 @@ class Maker:
             proxy_url=f"http://{inner_gateway}:{gateways.PROXY_PORT}",
         )
 
-    async def _guard(self, order: Order, ports: set[int], facts: EngineInfo, names_at: str) -> str:
+    async def _guard(self, order: Order, ports: set[int], facts: EngineInfo, dns: str) -> str:
         """Close the engine's machine to an open sandbox; return how far, as the label says it."""
         if not self.may_guard(facts):
             return "no"
@@ -316,7 +318,7 @@ class Maker:
             async with asyncio.timeout(_RESOLVE_SECONDS):
                 ports |= set(await asyncio.to_thread(firewall.own_ports, order.reaches))
         bridge = names.bridge(names.outer(order.sandbox_id))
-        await firewall.close(bridge, sorted(ports), names_at)
+        await firewall.close(bridge, sorted(ports), dns)
         return ",".join(map(str, sorted(ports)))
 
     def may_guard(self, facts: EngineInfo) -> bool:
@@ -324,7 +326,7 @@ class Maker:
         is_near = facts.is_beside and not self._engine.is_remote
         return self._config.guard_host and is_near and firewall.can_guard()
 
-    async def _way_back(
+    async def _callback_hosts(
         self, callback: tuple[str, int] | None, facts: EngineInfo, bridge: str
     ) -> tuple[tuple[str, ...], bool]:
         """Return the names a sandbox must be told for it, and whether there is one."""

@@ -110,7 +110,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     publish: str = ""
     """The address at which its ports are published; empty where they are not."""
     proxy_url: str = ""
-    names_at: str = ""
+    dns_address: str = ""
     """The address of the network's own DNS server on this machine; empty where it has none there."""
     guard: str = ""
     """`no`, or the ports of the engine's machine that are open to it, with commas between them."""
@@ -287,7 +287,7 @@ def _labels(
         "agentsvc.limits": ",".join(set_limits(order)),
         "agentsvc.network": order.network,
         "agentsvc.guard": place.guard,
-        "agentsvc.dns": place.names_at,
+        "agentsvc.dns": place.dns_address,
         "agentsvc.callback": "yes" if place.is_calling else "no",
     }
 
