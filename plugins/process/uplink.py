@@ -24,7 +24,6 @@ DEVICE: Final = Path("/dev/net/tun")
 NAMESERVER: Final = "10.0.2.3"
 """Where a sandbox with such a way out asks for names."""
 
-_NS_GET_USERNS: Final = 0xB701
 _SIOCADDRT: Final = 0x890B
 _UP_REJECT: Final = 0x1 | 0x200
 _ALL_ONES: Final = 0xFFFFFFFF
@@ -69,7 +68,7 @@ class OutboundLink:
         self._user = user
         self._network = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         # Not always the namespace of what runs inside, which may be one further in.
-        self._owner = fcntl.ioctl(self._network, _NS_GET_USERNS)
+        self._owner = fcntl.ioctl(self._network, spaces.NS_GET_USERNS)
         os.set_inheritable(self._owner, False)
         self._around = spaces.around(self._owner) if user else None
         self._ended, self._stays = os.pipe()
@@ -140,17 +139,7 @@ class OutboundLink:
 
     def _within(self, act: Callable[[], None]) -> None:
         """Do something in the network, with all rights there; raises OSError where that fails."""
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                os.setns(self._owner, os.CLONE_NEWUSER)
-                os.setns(self._network, os.CLONE_NEWNET)
-                act()
-                code = 0
-            finally:
-                os._exit(code)
-        if os.waitpid(pid, 0)[1] != 0:
+        if not spaces.run_within(self._network, act):
             raise OSError("its ways to this machine cannot be closed")
 
 

@@ -31,7 +31,6 @@ _NAMESPACES: Final = {
     "cgroup": os.CLONE_NEWCGROUP,
     "user": os.CLONE_NEWUSER,
 }
-_NS_GET_USERNS: Final = 0xB701
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_SECCOMP: Final = 22
@@ -90,7 +89,7 @@ def way_in(pid: int, pidfd: int, *, at_once: bool) -> NamespaceEntry:
         paths = (f"/proc/{other}/ns/{name}" for name in differing)
         found.extend(os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths)
         # It owns the others, and may be one further out than what runs inside.
-        found.insert(0, fcntl.ioctl(found[0], _NS_GET_USERNS))
+        found.insert(0, fcntl.ioctl(found[0], spaces.NS_GET_USERNS))
         os.set_inheritable(found[0], False)
         if os.path.samestat(os.fstat(found[0]), os.fstat(found[-1])):
             os.close(found.pop())
@@ -177,21 +176,18 @@ def limit_terminals(pid: int) -> None:
 
     Raises OSError.
     """
-    child = os.fork()
-    if child == 0:
-        code = _FAILED
-        try:
-            mounts = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY)
-            os.setns(fcntl.ioctl(mounts, _NS_GET_USERNS), os.CLONE_NEWUSER)
-            os.setns(mounts, os.CLONE_NEWNS)
-            options = b"mode=620,ptmxmode=666,max=%d" % _TERMINALS_MAX
-            libc = ctypes.CDLL(None, use_errno=True)
-            spaces.check(libc.mount(None, b"/dev/pts", None, ctypes.c_ulong(_MS_REMOUNT), options))
-            code = 0
-        finally:
-            os._exit(code)
-    if os.waitpid(child, 0)[1] != 0:
-        raise OSError("its terminals cannot be limited")
+    options = b"mode=620,ptmxmode=666,max=%d" % _TERMINALS_MAX
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def remount() -> None:
+        spaces.check(libc.mount(None, b"/dev/pts", None, ctypes.c_ulong(_MS_REMOUNT), options))
+
+    mounts = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if not spaces.run_within(mounts, remount):
+            raise OSError("its terminals cannot be limited")
+    finally:
+        os.close(mounts)
 
 
 def become_hidden() -> None:

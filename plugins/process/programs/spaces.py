@@ -34,6 +34,8 @@ _SHARED_RESOURCES = (
 """What the kernel counts for the fork server's user, too, in whose namespaces all sandboxes are."""
 _SHARE = 4
 """One sandbox has at most such a part of it."""
+NS_GET_USERNS = 0xB701
+"""Asks for the user namespace to which another namespace belongs."""
 _NS_GET_PARENT = 0xB702
 _PR_SET_KEEPCAPS = 8
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -69,35 +71,41 @@ def made(user: int, entered_by: int = 0, *, around: int | None = None) -> Iterat
     `entered_by`, the pair is made within one that belongs to that user.
     """
     spaces = UserNamespaces()
-    if not user:
-        spaces.around = around
-        try:
-            yield spaces
-        finally:
-            for number in spaces.all():
-                os.close(number)
-        return
+    try:
+        if user:
+            with _holder(lambda heard, said: _hold_all(user, entered_by, heard, said)) as held:
+                pid, tell, answers = held
+                _set_up(spaces, pid, user, entered_by, tell=tell, answers=answers)
+        else:
+            spaces.around = around
+        yield spaces
+    finally:
+        for number in spaces.all():
+            os.close(number)
+
+
+@contextlib.contextmanager
+def _holder(hold: Callable[[int, int], None]) -> Iterator[tuple[int, int, FileIO]]:
+    """Fork a process that holds namespaces, and wait for its end at the end.
+
+    It gets a pipe to hear by and one to speak by; the caller its pid and the other ends of these.
+    """
     heard, tell = os.pipe()
     listen, said = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(tell)
         os.close(listen)
-        _answer(said, lambda: _hold_all(user, entered_by, heard, said))
+        _answer(said, lambda: hold(heard, said))
     os.close(heard)
     os.close(said)
     try:
-        try:
-            with os.fdopen(listen, "rb", buffering=0) as answers:
-                _set_up(spaces, pid, user, entered_by, tell=tell, answers=answers)
-        finally:
-            # The holders of the namespaces end when nobody can tell them anything any more.
-            os.close(tell)
-            os.waitpid(pid, 0)
-        yield spaces
+        with os.fdopen(listen, "rb", buffering=0) as answers:
+            yield pid, tell, answers
     finally:
-        for number in spaces.all():
-            os.close(number)
+        # The holders of the namespaces end when nobody can tell them anything any more.
+        os.close(tell)
+        os.waitpid(pid, 0)
 
 
 def _set_up(
@@ -127,24 +135,11 @@ def _space_of(pid: int) -> int:
 
 def mapping(owner: int, user: int) -> int:
     """Return a namespace in which one user's files are another one's; raises OSError."""
-    ready, readied = os.pipe()
-    waits, go_on = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(ready)
-        os.close(go_on)
-        _answer(readied, lambda: _hold_mapped(readied, waits))
-    os.close(readied)
-    os.close(waits)
-    try:
-        if os.read(ready, _MESSAGE_MAX) != b"!":
+    with _holder(_hold) as (pid, _, answers):
+        if answers.read(_MESSAGE_MAX) != b"!":
             raise NamespaceUnavailable("no user namespace can be made")
         _map(pid, f"{owner} {user} 1\n")
         return _space_of(pid)
-    finally:
-        os.close(ready)
-        os.close(go_on)
-        os.waitpid(pid, 0)
 
 
 def around(space: int) -> int | None:
@@ -155,6 +150,24 @@ def around(space: int) -> int | None:
         os.close(number)
         return None
     return number
+
+
+def run_within(namespace: int, act: Callable[[], None]) -> bool:
+    """Do something in a namespace with all rights there, in a fork; say whether it was done.
+
+    Raises OSError where there can be no other process.
+    """
+    pid = os.fork()
+    if pid == 0:
+        code = _FAILED
+        try:
+            os.setns(fcntl.ioctl(namespace, NS_GET_USERNS), os.CLONE_NEWUSER)
+            os.setns(namespace, 0)
+            act()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def arguments(pair: Sequence[int]) -> list[str]:
@@ -236,11 +249,7 @@ def _hold_outer(heard: int, said: int, readied: int) -> None:
 
 
 def _hold_inner(heard: int, said: int) -> None:
-    def hold(readied: int) -> None:
-        _unshare(readied)
-        os.read(heard, 1)
-
-    _hold_within(f"{INSIDE} {INSIDE} 1\n", said, hold)
+    _hold_within(f"{INSIDE} {INSIDE} 1\n", said, lambda readied: _hold(heard, readied))
 
 
 def _hold_within(known: str, said: int, hold: Callable[[int], None]) -> None:
@@ -266,9 +275,9 @@ def _unshare(readied: int) -> None:
     os.close(readied)
 
 
-def _hold_mapped(readied: int, waits: int) -> None:
+def _hold(heard: int, readied: int) -> None:
     _unshare(readied)
-    os.read(waits, 1)
+    os.read(heard, 1)
 
 
 def _outer(user: int) -> str:
