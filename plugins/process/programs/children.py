@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from ..landlock import put_away
 from . import spaces
@@ -44,53 +44,15 @@ type Json = dict[str, Any]
 
 
 class Command:
-    """A child in a session of its own, and the ends of its two output pipes."""
+    """A child in a session of its own, and the ends of its two output pipes, if it has any."""
 
-    def __init__(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        *,
-        cwd: str,
-        umask: int,
-        keep: Sequence[int] = (),
-        streams: tuple[int, int] | None = None,
-        prepare: Callable[[int], None] | None = None,
-    ) -> None:
-        """Start it; `keep` are files that it gets, too.
-
-        With `streams` it writes to these, and has no pipes. The child is prepared first, with the
-        descriptor on which it can say what is wrong.
-        """
+    def __init__(self, pid: int, out: int = -1, err: int = -1) -> None:
+        self.pid = pid
+        self.out = out
+        self.err = err
         self.exit_code: int | None = None
         self.watched = 0
         """Another child whose end is of interest; 0 once it has ended."""
-        self.out = self.err = -1
-        if streams is None:
-            self.out, out = os.pipe()
-            self.err, err = os.pipe()
-        else:
-            out, err = streams
-        self.pid = os.fork()
-        if self.pid == 0:
-            for number in keep:
-                os.set_inheritable(number, True)
-            if prepare is not None:
-                prepare(err)
-            execute(argv, env, cwd=cwd, umask=umask, out=out, err=err)
-        if self.out >= 0:
-            os.close(out)
-            os.close(err)
-            os.set_blocking(self.out, False)
-            os.set_blocking(self.err, False)
-
-    @classmethod
-    def adopted(cls, pid: int) -> Self:
-        """Return the command that a child already is, without pipes."""
-        self = cls.__new__(cls)
-        self.exit_code, self.watched, self.pid = None, 0, pid
-        self.out = self.err = -1
-        return self
 
     def reap(self) -> bool:
         """Collect every child that has ended; say whether the command is among them."""
@@ -106,6 +68,51 @@ class Command:
             if pid == self.pid:
                 code = os.waitstatus_to_exitcode(status)
                 self.exit_code = code if code >= 0 else 128 - code
+
+
+def start(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    cwd: str,
+    umask: int,
+    keep: Sequence[int] = (),
+    streams: tuple[int, int] | None = None,
+    prepare: Callable[[int], None] | None = None,
+) -> Command:
+    """Start a command; `keep` are files that it gets, too.
+
+    With `streams` it writes to these, and has no pipes. The child is prepared first, with the
+    descriptor on which it can say what is wrong.
+    """
+    pipes = [os.pipe(), os.pipe()] if streams is None else []
+    out, err = streams or [writer for _, writer in pipes]
+    pid = os.fork()
+    if pid == 0:
+        for number in keep:
+            os.set_inheritable(number, True)
+        if prepare is not None:
+            prepare(err)
+        execute(argv, env, cwd=cwd, umask=umask, out=out, err=err)
+    for reader, writer in pipes:
+        os.close(writer)
+        os.set_blocking(reader, False)
+    return Command(pid, *[reader for reader, _ in pipes])
+
+
+def start_ordered(
+    orders: Json, held: "Ports", umask: int, streams: tuple[int, int] | None = None
+) -> Command:
+    """Start the command that is ordered, to which the ports belong."""
+    passed = held.passed()
+    return start(
+        [fill(part, held.numbers) for part in orders["argv"]],
+        environment(orders, {**orders["env"], **listener_environment(passed)}, held.numbers),
+        cwd=orders["cwd"],
+        umask=umask,
+        keep=passed,
+        streams=streams,
+    )
 
 
 class Execution:
@@ -181,7 +188,7 @@ class Execution:
             self._answer_open(connection, request)
             return
         env = {**self.orders["env"], **request["env"]}
-        command = Command(
+        command = start(
             [*self.orders["wrap"], *request["argv"]],
             environment(self.orders, env, self.ports),
             cwd=self.orders["workspace"],

@@ -25,11 +25,10 @@ from .children import (
     Json,
     Ports,
     become_reaper,
-    fill,
     kill,
     kill_descendants,
-    listener_environment,
     read_available,
+    start_ordered,
     wake_on_child,
 )
 from .joining import become_hidden, lose_capabilities
@@ -87,25 +86,14 @@ class SandboxRun:
         own = os.pidfd_open(os.getpid())
         socket.send_fds(channel, [json.dumps({"ports": self.ports}).encode()], [own])
         os.close(own)
-        passed = held.passed()
-        command = self._adopt(channel, passed) if self.orders["waits"] else None
-        command = command or self._start(passed)
+        command = self._adopt(channel, held.passed()) if self.orders["waits"] else None
+        if command is None:
+            command = start_ordered(self.orders, held, self.orders["umask"], streams=(1, 2))
         held.deliver_once()
         signal.signal(signal.SIGTERM, lambda _number, _frame: kill(command.pid, signal.SIGTERM))
         self._attend(command, channel, wake)
         kill_descendants()
         return command.exit_code or 0
-
-    def _start(self, passed: Sequence[int]) -> Command:
-        env = {name: fill(value, self.ports) for name, value in self.orders["env"].items()}
-        return Command(
-            [fill(part, self.ports) for part in self.orders["argv"]],
-            {**env, **listener_environment(passed)},
-            cwd=self.orders["cwd"],
-            umask=self.orders["umask"],
-            keep=passed,
-            streams=(1, 2),
-        )
 
     def _adopt(self, channel: socket.socket, passed: Sequence[int]) -> Command | None:
         """Take what has come from outside for the command, if something has."""
@@ -117,7 +105,7 @@ class SandboxRun:
                     pid = int(talk.recv(_MESSAGE_MAX))
                     told = str(self.orders["umask"]).encode()
                     socket.send_fds(talk, [told], [1, 2, *passed])
-                    return Command.adopted(pid)
+                    return Command(pid)
         return None
 
     def _start_relay(self) -> None:
@@ -134,7 +122,7 @@ class SandboxRun:
             if not self._on_message(command, channel):
                 self.relay.unwatch(channel.fileno())
 
-        self.relay.watch(wake, lambda: _drain(wake))
+        self.relay.watch(wake, lambda: read_available(wake))
         self.relay.watch(channel.fileno(), hear)
         while not command.reap():
             self.relay.serve()
@@ -156,7 +144,3 @@ class SandboxRun:
 
         execution.serve_apart(connection, prepare)
         connection.close()
-
-
-def _drain(wake: int) -> None:
-    read_available(wake)

@@ -35,18 +35,18 @@ from .children import (
     become_reaper,
     become_user,
     descendants,
-    environment,
     fill,
     ignore_terminate,
     kill,
     kill_descendants,
-    listener_environment,
     read_available,
+    start,
+    start_ordered,
     start_time,
     wake_on_child,
 )
 from .joining import let_in, limit_terminals, pid_of, way_in
-from .watch import LimitWatch, apply_limits, be_expendable, expendable
+from .watch import PAUSE_SECONDS, LimitWatch, apply_limits, be_expendable, expendable
 
 VERSION: Final = 1
 """Of the orders, the state file and the socket's language."""
@@ -57,7 +57,6 @@ _STARS = b"**********"
 _SETUP_SECONDS = 20.0
 _MESSAGE_MAX = 65536
 _LOAN_SECONDS = 20.0
-_UPLINK_SECONDS = 2.0
 _CREDENTIALS: Final = struct.Struct("=iII")
 
 ZYGOTE: Final = "zygote"
@@ -106,7 +105,7 @@ class Shim:
         """Leads to what runs in bubblewrap, if anything does."""
         self.uplink: OutboundLink | None = None
         """The way out of a network of its own, if it has one."""
-        self.next_uplink = 0.0
+        self.next_look = 0.0
 
     def run(self) -> None:
         """Start the command, tell the server, and stay until all has ended."""
@@ -143,15 +142,8 @@ class Shim:
 
     def _start(self) -> Command:
         held = self.held = Ports(self.orders)
-        ports = self.state["ports"] = held.numbers
-        env = {**self.orders["env"], **listener_environment(held.passed())}
-        command = Command(
-            [fill(part, ports) for part in self.orders["argv"]],
-            environment(self.orders, env, ports),
-            cwd=self.orders["cwd"],
-            umask=self.umask,
-            keep=held.passed(),
-        )
+        self.state["ports"] = held.numbers
+        command = start_ordered(self.orders, held, self.umask)
         held.deliver_once()
         return command
 
@@ -172,7 +164,7 @@ class Shim:
                 ignore_terminate()
                 become_user(user, made.around, err)
 
-            command = Command(
+            command = start(
                 [*first, *spaces.arguments(made.pair), *box["command"], str(theirs.fileno())],
                 {},
                 cwd="/",
@@ -236,23 +228,21 @@ class Shim:
             return f"its network could not be set up: {exc}"
         return ""
 
-    def _restart_link(self, command: Command) -> None:
-        """Begin what leads out anew where it has ended, and keep it from this machine, at times."""
-        if self.uplink is None or time.monotonic() < self.next_uplink:
+    def _look_after(self, command: Command) -> None:
+        """Look after the limits and the way out, unless that was only just done."""
+        if time.monotonic() < self.next_look:
             return
-        self.next_uplink = time.monotonic() + _UPLINK_SECONDS
+        self.next_look = time.monotonic() + PAUSE_SECONDS
+        if self.watch.check():
+            self._react(command)
+        if self.uplink is None:
+            return
         with contextlib.suppress(OSError):
+            # Where it runs, it is kept from what this machine is now.
             if command.watched:
                 self.uplink.follow()
             else:
                 command.watched = self.uplink.start()
-
-    def _pause_milliseconds(self) -> int | None:
-        """How long to wait for something to do before it is looked for."""
-        pauses = [self.watch.pause_milliseconds]
-        if self.uplink is not None:
-            pauses.append(int(_UPLINK_SECONDS * 1000))
-        return min((pause for pause in pauses if pause), default=None)
 
     def _use_loan(self, loan: int, first: Sequence[int]) -> None:
         """Have a fork of what is loaded go inside, or the command be started there as usual."""
@@ -287,16 +277,16 @@ class Shim:
         with contextlib.suppress(OSError):
             self.inside.send(b"end")
 
-    def _attend(self, command: "Command", listener: socket.socket, wake: int) -> None:
+    def _attend(self, command: Command, listener: socket.socket, wake: int) -> None:
         streams = {command.out: b"o", command.err: b"e"}
         poller = select.poll()
         for descriptor in (*streams, listener.fileno(), wake):
             poller.register(descriptor, select.POLLIN)
+        is_looked_after = self.watch.has_limits or self.uplink is not None
+        pause = int(PAUSE_SECONDS * 1000) if is_looked_after else None
         while not command.reap():
-            if self.watch.check():
-                self._react(command)
-            self._restart_link(command)
-            for descriptor, _ in poller.poll(self._pause_milliseconds()):
+            self._look_after(command)
+            for descriptor, _ in poller.poll(pause):
                 if descriptor == wake:
                     read_available(wake)
                 elif descriptor == listener.fileno():
@@ -329,14 +319,14 @@ class Shim:
             execution.serve_apart(connection, be_expendable)
         connection.close()
 
-    def _finish(self, command: "Command") -> None:
+    def _finish(self, command: Command) -> None:
         self._copy_rest(command)
         self._record_exit(command.exit_code, "", self.watch.cause_of(command.exit_code))
         kill_descendants()
         self._copy_rest(command)
         self.log.close()
 
-    def _copy_rest(self, command: "Command") -> None:
+    def _copy_rest(self, command: Command) -> None:
         for descriptor, stream in ((command.out, b"o"), (command.err, b"e")):
             self.log.copy(descriptor, stream)
         self.log.end_lines()

@@ -12,6 +12,8 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from ..files import read_field
+
 PAUSE_SECONDS: Final = 2.0
 """How often the holder looks; a kill and an end less than `_TOGETHER_SECONDS` apart are one."""
 
@@ -53,12 +55,11 @@ class LimitWatch:
         self._disk = Disk(found, limit, processes, seen) if limit else None
         self._before = read_kills(self._counter)
         self._killed_at = -_TOGETHER_SECONDS
-        self._looked_at = -PAUSE_SECONDS
 
     @property
-    def pause_milliseconds(self) -> int | None:
-        """How long the holder may wait between two looks; None where there is nothing to see."""
-        return int(PAUSE_SECONDS * 1000) if self._counter or self._disk else None
+    def has_limits(self) -> bool:
+        """Whether there is something to look after."""
+        return bool(self._counter or self._disk)
 
     @property
     def disk_bytes(self) -> int | None:
@@ -66,13 +67,7 @@ class LimitWatch:
         return self._disk.size if self._disk else None
 
     def check(self) -> bool:
-        """Look, unless that was only just done, and say whether there is something new."""
-        if time.monotonic() - self._looked_at < PAUSE_SECONDS:
-            return False
-        return self._check()
-
-    def _check(self) -> bool:
-        self._looked_at = time.monotonic()
+        """Look, and say whether there is something new."""
         before = (self.kills, self.is_disk_full, self.disk_bytes)
         kills = read_kills(self._counter) - self._before
         if kills > self.kills:
@@ -83,7 +78,7 @@ class LimitWatch:
 
     def cause_of(self, exit_code: int | None) -> str:
         """Return why a command that has just ended did so, if it is a matter of limits."""
-        self._check()
+        self.check()
         if self.is_disk_full:
             return DISK_FULL
         is_recent = time.monotonic() - self._killed_at < _TOGETHER_SECONDS
@@ -245,12 +240,7 @@ def be_expendable(pid: int | None = None) -> None:
 
 def read_kills(path: str) -> int:
     """Return how many processes of a group were killed for want of memory; 0 if unknown."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path(path).read_text().splitlines() if path else ():
-            name, _, count = line.partition(" ")
-            if name == "oom_kill":
-                return int(count)
-    return 0
+    return (read_field(path, "oom_kill") or 0) if path else 0
 
 
 def size_of(directories: Iterable[str], most: int) -> int:
