@@ -65,29 +65,29 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
         What was made for another user than it is to be now is handed over.
         """
-        order = self.order
-        record = self.folder.make(
-            lambda: sandbox_directory.new_record(
-                self.instance_id,
-                order,
-                root=self.temp_root,
-                callback=self.features.callback,
-                way_out=self.way_out,
-            )
-        )
-        if self.folder.read_state() is not None:
-            return record
-        # What was made before has from now on what a new one would have.
+        found = self.folder.read_record()
+        record = found or sandbox_directory.new_record(self.instance_id, self.order, self.temp_root)
+        starts = self.folder.read_state() is None
+        if starts or found is None:
+            record = self._renewed(record)
+        self.folder.make(record)
+        if starts and os.geteuid() == 0:
+            self.folder.hand_over(record)
+        return record
+
+    def _renewed(self, record: Record) -> Record:
+        """Return the record with what one that is made for this start has."""
         is_boxed = bool(self.features.bubblewrap.program)
-        changed = record.connected(self.way_out, self.features.callback)
         shown = (*self._own(), *self.features.bubblewrap.readable)
-        is_fixed = is_boxed and bubblewrap.can_show_workspace(shown)
-        changed = msgspec.structs.replace(changed, has_fixed_paths=is_fixed)
-        record = self.folder.renew(record, changed)
-        if os.geteuid() != 0:
-            return record
-        user = self.features.users.assign(order.sandbox_id, record.user) if is_boxed else 0
-        return self.folder.assign(record, user)
+        user = record.user
+        if os.geteuid() == 0:
+            sandbox_id = self.order.sandbox_id
+            user = self.features.users.assign(sandbox_id, record.user) if is_boxed else 0
+        return msgspec.structs.replace(
+            record.connected(self.way_out, self.features.callback),
+            has_fixed_paths=is_boxed and bubblewrap.can_show_workspace(shown),
+            user=user,
+        )
 
     def carry_out(self) -> Record:
         """Make what is missing and start the shim, unless it runs or has run.

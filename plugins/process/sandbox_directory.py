@@ -9,7 +9,7 @@ import re
 import secrets
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -219,27 +219,24 @@ class SandboxDirectory(msgspec.Struct, frozen=True, kw_only=True):
             return False
         return True
 
-    def make(self, record: Callable[[], Record]) -> Record:
-        """Make the directories, write the record, and return it, or the one already there."""
+    def make(self, record: Record) -> None:
+        """Write the record, unless it is there as it is, and make the directories."""
         self.directory.mkdir(mode=0o700, exist_ok=True)
-        found = self.read_record()
-        if found is None:
-            found = record()
-            self._write("record.json", found)
+        if record != self.read_record():
+            self._write("record.json", record)
         for directory in (self.home, self.agent, self.workspace):
             directory.mkdir(mode=0o700, exist_ok=True)
         # A sandbox that ran before may have put a link there, to where nobody wants a directory.
-        working_dir = self.workspace / found.working_dir
+        working_dir = self.workspace / record.working_dir
         if working_dir.resolve().is_relative_to(self.workspace.resolve()):
             working_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return found
 
-    def assign(self, record: Record, user: int) -> Record:
-        """Make its files that user's, and return the record, which says so.
+    def hand_over(self, record: Record) -> None:
+        """Make its files those of its user.
 
         For root alone, and while nothing runs in the sandbox.
         """
-        record = self.renew(record, msgspec.structs.replace(record, user=user))
+        user = record.user
         give((self.home, self.agent, self.workspace), user)
         working_dir = self.workspace / record.working_dir
         # Made anew, it is the server's. What a sandbox put there instead is left alone.
@@ -247,13 +244,6 @@ class SandboxDirectory(msgspec.Struct, frozen=True, kw_only=True):
             for path in (working_dir, *working_dir.parents):
                 if path.is_relative_to(self.workspace) and path.lstat().st_uid != user:
                     os.chown(path, user, user, follow_symlinks=False)
-        return record
-
-    def renew(self, found: Record, changed: Record) -> Record:
-        """Write the record of a sandbox that is about to start if it has changed, and return it."""
-        if changed != found:
-            self._write("record.json", changed)
-        return changed
 
     def read_record(self) -> Record | None:
         """Return the record, or None if there is none that can be read."""
@@ -472,18 +462,10 @@ def remove_temps(mark: str, root: Path, known: str) -> None:
         remove_directory(path)
 
 
-def new_record(
-    instance_id: str,
-    order: Order,
-    *,
-    root: Path,
-    callback: str,
-    way_out: OutboundNetwork = OutboundNetwork.HOST,
-) -> Record:
-    """Return the record of a sandbox that is about to be made."""
-    return copy_to(
-        Record, order, instance_id=instance_id, created_at=now(), temp=new_temp_name(root)
-    ).connected(way_out, callback)
+def new_record(instance_id: str, order: Order, root: Path) -> Record:
+    """Return the record of a sandbox that is about to be made, with its temporary directory in `root`."""
+    temp = new_temp_name(root)
+    return copy_to(Record, order, instance_id=instance_id, created_at=now(), temp=temp)
 
 
 def _last_remark(lines: list[str]) -> str:

@@ -66,10 +66,9 @@ async def test_a_create_that_was_cut_short_is_finished_by_the_next(
     sandbox_id = new_id()
     place = sandbox_directory.SandboxDirectory(directory=bench.state_dir / sandbox_id)
     order = Order(sandbox_id=sandbox_id)
-    record = sandbox_directory.new_record(
-        bench.instance_id, order, root=sandbox_directory.temp_root(""), callback=""
-    )
-    place.make(lambda: record)
+    root = sandbox_directory.temp_root("")
+    record = sandbox_directory.new_record(bench.instance_id, order, root)
+    place.make(record)
     if with_temp:
         make_directory(record.temp)
     [found] = await bench.backend.scan()
@@ -86,10 +85,9 @@ async def test_a_temporary_directory_of_somebody_else_is_neither_used_nor_remove
     sandbox_id = new_id()
     place = sandbox_directory.SandboxDirectory(directory=bench.state_dir / sandbox_id)
     order = Order(sandbox_id=sandbox_id)
-    record = sandbox_directory.new_record(
-        bench.instance_id, order, root=sandbox_directory.temp_root(""), callback=""
-    )
-    place.make(lambda: record)
+    root = sandbox_directory.temp_root("")
+    record = sandbox_directory.new_record(bench.instance_id, order, root)
+    place.make(record)
     sandbox_directory.make_temp(record.temp, "another/sandbox")
     with pytest.raises(BackendUnavailable):
         await bench.create("sleep", "100", sandbox_id=sandbox_id)

@@ -8,14 +8,13 @@ import shutil
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from process.backend import ProcessBackend
 from process.proxy_sockets import ProxySockets
-from process.sandbox_directory import SandboxDirectory, new_record
+from process.sandbox_directory import OutboundNetwork, SandboxDirectory, new_record
 from process.users import Users
 
 from agentsvc.base.errors import BackendUnavailable, OrderRejected
@@ -193,7 +192,8 @@ async def test_a_door_whose_opening_is_cancelled_at_any_moment_is_not_left_open(
     for moment in itertools.count():
         order = Order(sandbox_id=new_id(), network=Network.NONE)
         place = SandboxDirectory(directory=tmp_path / order.sandbox_id)
-        record = place.make(partial(new_record, "bench", order, root=tmp_path, callback=""))
+        record = new_record("bench", order, tmp_path).connected(OutboundNetwork.HOST, "")
+        place.make(record)
         async with asyncio.TaskGroup() as group:
             opening = group.create_task(doors.open(place, record))
             for _ in range(moment):
