@@ -16,13 +16,14 @@ import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import msgspec
 
 from agentsvc.plugin import PACKAGE_DIR, Network
 
 from . import seccomp, uplink
+from .files import ChildFiles
 from .programs.spaces import INSIDE
 from .tree import MARK
 
@@ -39,8 +40,6 @@ WORKSPACE: Final = "/workspace/project"
 """Where the agent works: the same in all, so that files which are copied may name each other by paths."""
 
 _PROBE_SECONDS: Final = 20.0
-_NUMBER_MIN: Final = 10
-"""Of files for a child, whose lowest numbers are for others."""
 _TRIAL: Final = ".trial-"
 _INSTALLED: Final = ("stdlib", "purelib", "platlib")
 _FOR_ALL: Final = 0o005
@@ -424,7 +423,7 @@ def _try(
     before = [*running("spaces"), str(user), program] if user else [program, "--args"]
     task = f"open({str(writable / 'file')!r}, 'x')" if writable else "pass"
     parts = data(view)
-    with Files() as files:
+    with ChildFiles() as files:
         for name, part in parts.items():
             files.add(name, part)
         inner_file = files.add_arguments(arguments(view, has_filter="seccomp" in parts))
@@ -448,45 +447,3 @@ def try_program(command: Sequence[str], *, told: bytes = b"", passed: Sequence[i
         return str(exc)
     said = ended.stderr.decode(errors="replace").strip()
     return said.rpartition("\n")[2] or f"it exits with {ended.returncode}" * bool(ended.returncode)
-
-
-class Files:
-    """Files in memory, closed at the end."""
-
-    def __init__(self) -> None:
-        self._made: dict[str, int] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number in self._made.values():
-            os.close(number)
-
-    def add(self, name: str, data: bytes) -> int:
-        """Make one and return its number."""
-        number = os.memfd_create(name)
-        os.write(number, data)
-        os.lseek(number, 0, os.SEEK_SET)
-        return self.put(name, number)
-
-    def put(self, name: str, number: int) -> int:
-        """Take over what is open already, under a number that is not one of the lowest; return that."""
-        try:
-            self._made[name] = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _NUMBER_MIN)
-        finally:
-            os.close(number)
-        return self._made[name]
-
-    def number(self, name: str) -> int:
-        """Return the number of one."""
-        return self._made[name]
-
-    def add_arguments(self, arguments: Iterable[str]) -> int:
-        """Make one of arguments, in which `@NAME` is replaced by the number of that file."""
-        told = (str(self._made[one[1:]]) if one[:1] == "@" else one for one in arguments)
-        return self.add("arguments", b"".join(one.encode() + b"\0" for one in told))
-
-    def numbers(self) -> tuple[int, ...]:
-        """Return the numbers of all."""
-        return tuple(self._made.values())

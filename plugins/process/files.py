@@ -1,12 +1,19 @@
-"""Small files: those that are read very often, such as the kernel's, and those that are written anew."""
+"""Small files: those that are read very often, those that are written anew, and those that a child gets.
+
+With the standard library alone.
+"""
 
 import contextlib
+import fcntl
 import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 _AT_ONCE: Final = 65536
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_NUMBER_MIN: Final = 10
+"""Of files for a child, whose lowest numbers are for others."""
 
 
 def read_whole(path: str) -> bytes:
@@ -48,3 +55,45 @@ def resident_bytes(pid: int | Literal["self"]) -> int:
     with contextlib.suppress(OSError, ValueError):
         return int(read_whole(f"/proc/{pid}/statm").split()[1]) * _PAGE
     return 0
+
+
+class ChildFiles:
+    """Open files for a child, closed at the end."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in self._made.values():
+            os.close(number)
+
+    def add(self, name: str, data: bytes) -> int:
+        """Make one in memory and return its number."""
+        number = os.memfd_create(name)
+        os.write(number, data)
+        os.lseek(number, 0, os.SEEK_SET)
+        return self.put(name, number)
+
+    def put(self, name: str, number: int) -> int:
+        """Take over what is open already, under a number that is not one of the lowest; return that."""
+        try:
+            self._made[name] = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _NUMBER_MIN)
+        finally:
+            os.close(number)
+        return self._made[name]
+
+    def number(self, name: str) -> int:
+        """Return the number of one."""
+        return self._made[name]
+
+    def add_arguments(self, arguments: Iterable[str]) -> int:
+        """Make one of a program's arguments, in which `@NAME` is replaced by the number of that file."""
+        told = (str(self._made[one[1:]]) if one[:1] == "@" else one for one in arguments)
+        return self.add("arguments", b"".join(one.encode() + b"\0" for one in told))
+
+    def numbers(self) -> tuple[int, ...]:
+        """Return the numbers of all."""
+        return tuple(self._made.values())

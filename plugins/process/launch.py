@@ -21,6 +21,7 @@ from agentsvc.plugin import AGENT_OUTPUT, PACKAGE_DIR, Order
 from agentsvc.plugin.egress import relay
 
 from . import bubblewrap, landlock, overlays, proxy_sockets, sandbox_directory, uplink
+from .files import ChildFiles
 from .host_features import HostFeatures
 from .sandbox_directory import OutboundNetwork, Record, SandboxDirectory
 from .settings import ProcessConfig
@@ -236,17 +237,26 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def _start_shim(self, mark: str, orders: dict[str, Any]) -> None:
-        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-            their_in, our_out = _pipe(theirs, ours)
-            our_in, their_out = _pipe(ours, theirs)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            errors = os.open(self.folder.directory / "shim.log", flags, 0o600)
-            theirs.callback(os.close, errors)
-            numbers = [their_in, their_out, errors]
-            pid = self._spawn_shim(mark, numbers)
-            theirs.close()
-            ours.pop_all()
-        self._brief(pid, our_out, our_in, orders)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        ours, theirs = os.pipe()
+        with os.fdopen(ours, "rb", buffering=0) as answers:
+            with ChildFiles() as files:
+                answer = files.put("answer", theirs)
+                told = files.add("orders", json.dumps(orders).encode())
+                log = os.open(self.folder.directory / "shim.log", flags, 0o600)
+                pid = self._spawn_shim(mark, [told, answer, files.put("log", log)])
+            said = answers.read(64) if _comes(ours, self.config.launch_seconds) else b""
+        if said == b"ready\n":
+            return
+        # It has nothing to hold: another one does, or it could not.
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # a look has collected it
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        if not said:
+            raise BackendUnavailable(
+                "The process that holds a sandbox could not be started",
+                detail=self.folder.shim_error() or "it gave no answer",
+            )
 
     def _spawn_shim(self, mark: str, numbers: Sequence[int]) -> int:
         actions = [(os.POSIX_SPAWN_DUP2, number, at) for at, number in enumerate(numbers)]
@@ -262,27 +272,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             file_actions=actions,
             setsid=True,
         )
-
-    def _brief(self, pid: int, out: int, answer: int, orders: dict[str, Any]) -> None:
-        try:
-            with os.fdopen(out, "wb") as file:
-                file.write(json.dumps(orders).encode())
-            said = os.read(answer, 64) if _comes(answer, self.config.launch_seconds) else b""
-        except BrokenPipeError:
-            said = b""
-        finally:
-            os.close(answer)
-        if said == b"ready\n":
-            return
-        # It has nothing to hold: another one does, or it could not.
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # a look has collected it
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-        if not said:
-            raise BackendUnavailable(
-                "The process that holds a sandbox could not be started",
-                detail=self.folder.shim_error() or "it gave no answer",
-            )
 
 
 def control_path(temp: str) -> Path:
@@ -320,14 +309,6 @@ def search_path(configured: str) -> str:
     own = Path(sys.prefix, "bin") if sys.prefix != sys.base_prefix else None
     parts = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return os.pathsep.join(part for part in parts if part and Path(part) != own)
-
-
-def _pipe(reading: contextlib.ExitStack, writing: contextlib.ExitStack) -> tuple[int, int]:
-    """Make a pipe, each end of which is closed by whose it is."""
-    reader, writer = os.pipe()
-    reading.callback(os.close, reader)
-    writing.callback(os.close, writer)
-    return reader, writer
 
 
 def _comes(descriptor: int, time_limit: float) -> bool:

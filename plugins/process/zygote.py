@@ -26,7 +26,7 @@ from agentsvc.base import CapacityExceeded, monotonic, new_id
 from agentsvc.plugin import PACKAGE_DIR, Advice
 
 from . import bubblewrap
-from .files import resident_bytes
+from .files import ChildFiles, resident_bytes
 from .settings import ProcessConfig
 from .threads import reach
 from .users import Users
@@ -371,7 +371,7 @@ def _spawn(how: Confinement, arguments: Sequence[str], env: Mapping[str, str]) -
     made_of, name = fingerprint(), f"zygote {new_id()}"
     user, give_up_user = how.users.assign(name, 0), partial(how.users.release, name)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs, bubblewrap.Files() as files:
+    with ours, theirs, ChildFiles() as files:
         try:
             files.put("python", _copy_of_python())
             command = [sys.executable, "-c", _code(), str(_CONTROL), *arguments]
@@ -396,9 +396,7 @@ def _code() -> str:
     return found + bubblewrap.code_of("warm")
 
 
-def _confined(
-    how: Confinement, user: int, files: bubblewrap.Files, command: list[str]
-) -> list[str]:
+def _confined(how: Confinement, user: int, files: ChildFiles, command: list[str]) -> list[str]:
     """Return what runs a command in namespaces of its own, as a user without rights."""
     parts = bubblewrap.fork_server_files(user)
     for name, data in parts.items():
@@ -415,7 +413,7 @@ def _confined(
 
 
 def _start(
-    path: str, command: list[str], env: Mapping[str, str], control: int, files: bubblewrap.Files
+    path: str, command: list[str], env: Mapping[str, str], control: int, files: ChildFiles
 ) -> int:
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:

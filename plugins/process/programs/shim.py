@@ -24,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from ..files import ChildFiles
 from ..uplink import OutboundLink
 from . import spaces
 from .children import (
@@ -151,14 +152,14 @@ class Shim:
         # The arguments are in a file and the environment is empty: both could be read inside.
         box = self.orders["box"]
         self.inside, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        files = {name: _in_memory(base64.b64decode(part)) for name, part in box["data"].items()}
-        arguments = [
-            str(files[one[1:]]) if one.startswith("@") else one for one in box["arguments"]
-        ]
-        files[""] = _in_memory(b"".join(one.encode() + b"\0" for one in arguments))
-        first = [box["program"], "--args", str(files[""])]
         user = box["user"]
-        with spaces.made(user, box["entered_by"], around=box["around"]) as made:
+        with (
+            ChildFiles() as files,
+            spaces.made(user, box["entered_by"], around=box["around"]) as made,
+        ):
+            for name, part in box["data"].items():
+                files.add(name, base64.b64decode(part))
+            first = [box["program"], "--args", str(files.add_arguments(box["arguments"]))]
 
             def prepare(err: int) -> None:
                 ignore_terminate()
@@ -169,24 +170,23 @@ class Shim:
                 {},
                 cwd="/",
                 umask=self.umask,
-                keep=[*files.values(), *made.pair, theirs.fileno()],
+                keep=[*files.numbers(), *made.pair, theirs.fileno()],
                 prepare=prepare,
             )
+        theirs.close()
         if user:
             # What is written to by name, such as /dev/stdout, has to be its own.
             for number in (command.out, command.err):
                 os.fchown(number, user, user)
-        for number in files.values():
-            os.close(number)
-        theirs.close()
         names = [name for name, _ in self.orders["ports"]]
         paths = self.state["sockets"] = dict(zip(names, box["sockets"], strict=True))
         listeners = [_listen(path) for path in paths.values()]
-        told = _in_memory(json.dumps({**box["inside"], "umask": self.umask}).encode())
-        numbers = [told, *(one.fileno() for one in listeners)]
-        with contextlib.suppress(OSError):  # it has ended already
-            socket.send_fds(self.inside, [b"start"], numbers)
-        os.close(told)
+        told = {**box["inside"], "umask": self.umask}
+        with ChildFiles() as files:
+            orders = files.add("orders", json.dumps(told).encode())
+            numbers = [orders, *(one.fileno() for one in listeners)]
+            with contextlib.suppress(OSError):  # it has ended already
+                socket.send_fds(self.inside, [b"start"], numbers)
         for one in listeners:
             one.close()
         return command
@@ -440,25 +440,24 @@ def _lead_in(fork: socket.socket, told: Json, groups: Json, inside: int, talk: i
 
     It has no right to join groups, and is not asked for its number: the kernel is.
     """
-    orders = _in_memory(json.dumps(told).encode())
-    try:
-        fork.settimeout(_LOAN_SECONDS)
-        fork.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        socket.send_fds(fork, [b"join"], [orders, talk])
-        said, sender = _hear_from(fork)
-        if said == "here":
-            let_in(sender, groups)
-            way = way_in(sender, inside, at_once=told["has_own_user"])
-            try:
-                socket.send_fds(fork, [str(way.flags).encode()], way.numbers)
-            finally:
-                for number in way.numbers:
-                    os.close(number)
-            said, _ = _hear_from(fork)
-    except OSError as exc:
-        said = f"the zygote does not answer: {exc}"
-    finally:
-        os.close(orders)
+    with ChildFiles() as files:
+        orders = files.add("orders", json.dumps(told).encode())
+        try:
+            fork.settimeout(_LOAN_SECONDS)
+            fork.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            socket.send_fds(fork, [b"join"], [orders, talk])
+            said, sender = _hear_from(fork)
+            if said == "here":
+                let_in(sender, groups)
+                way = way_in(sender, inside, at_once=told["has_own_user"])
+                try:
+                    socket.send_fds(fork, [str(way.flags).encode()], way.numbers)
+                finally:
+                    for number in way.numbers:
+                        os.close(number)
+                said, _ = _hear_from(fork)
+        except OSError as exc:
+            said = f"the zygote does not answer: {exc}"
     return "" if said == "joined" else said or "the zygote has ended"
 
 
@@ -470,13 +469,6 @@ def _hear_from(fork: socket.socket) -> tuple[str, int]:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
             return said.decode(), int(_CREDENTIALS.unpack(data)[0])
     return "", 0
-
-
-def _in_memory(data: bytes) -> int:
-    number = os.memfd_create("agentsvc")
-    os.write(number, data)
-    os.lseek(number, 0, os.SEEK_SET)
-    return number
 
 
 def _join(cgroup: str) -> str:

@@ -20,6 +20,7 @@ from urllib.parse import unquote
 import pytest
 from process import bubblewrap, landlock, seccomp
 from process.backend import ProcessBackend
+from process.files import ChildFiles
 from process.settings import OpenNetwork, ProcessConfig
 
 from agentsvc.base.errors import OrderRejected
@@ -568,7 +569,7 @@ def test_an_ordinary_user_is_held_too() -> None:
         for path in (Path(name), work):
             os.chown(path, 65534, 65534)
         view = bubblewrap.View(mark="x/y", writable=(work,), temp=None, home=work)
-        with bubblewrap.Files() as files:
+        with ChildFiles() as files:
             for key, data in bubblewrap.data(view).items():
                 files.add(key, data)
             number = files.add_arguments(bubblewrap.arguments(view, has_filter=True))
