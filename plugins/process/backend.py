@@ -19,7 +19,7 @@ from typing import ClassVar
 
 import msgspec
 
-from agentsvc.base import BackendUnavailable, Conflict, OrderRejected
+from agentsvc.base import BackendUnavailable, Conflict
 from agentsvc.plugin import (
     API_VERSION,
     BackendContext,
@@ -454,9 +454,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         return Health(ok=True, reason=hint, facts=facts, advice=advice)
 
     async def _start(self, order: Order, save: SaveHandle) -> Handle:
-        folder = sandbox_directory.find_folder(self.context.state_dir, order.sandbox_id)
-        if folder is None:
-            raise OrderRejected("The sandbox's id cannot name a directory")
+        folder = sandbox_directory.require_folder(self.context.state_dir, order.sandbox_id)
         plan = launch.Plan(
             instance_id=self.context.instance_id,
             folder=folder,
@@ -471,9 +469,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         if order.layer:
             await self._layers.begin(folder, order.layer, record.user)
         elif order.copy_of:
-            other = sandbox_directory.find_folder(self.context.state_dir, order.copy_of)
-            if other is None:
-                raise OrderRejected("The id of the sandbox to copy cannot name a directory")
+            other = sandbox_directory.require_folder(self.context.state_dir, order.copy_of)
             await self._layers.begin_as(folder, other, record.user)
         await self._layers.finish_rollback(folder, record.user)
         await self._doors.open(folder, record)

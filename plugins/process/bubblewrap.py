@@ -239,12 +239,11 @@ def code_of(name: str) -> str:
 
 def orders(program: str, view: View) -> dict[str, object]:
     """Return what the shim needs to start bubblewrap; an argument `@NAME` is that data's file."""
-    parts = data(view)
     return {
         "program": program,
         "user": view.user,
-        "arguments": arguments(view, has_filter="seccomp" in parts),
-        "data": {name: base64.b64encode(part).decode() for name, part in parts.items()},
+        "arguments": arguments(view),
+        "data": {name: base64.b64encode(part).decode() for name, part in data(view).items()},
     }
 
 
@@ -259,7 +258,7 @@ def data(view: View) -> dict[str, bytes]:
     }
 
 
-def arguments(view: View, *, has_filter: bool) -> list[str]:
+def arguments(view: View) -> list[str]:
     """Return bubblewrap's arguments without the command."""
     # A user of its own has namespaces of its own, which whoever starts it names.
     made = [] if view.user else ["--unshare-user"]
@@ -285,7 +284,7 @@ def arguments(view: View, *, has_filter: bool) -> list[str]:
     if view.doors is not None:
         made += ["--ro-bind", str(view.doors), str(DOORS)]
     made += ["--remount-ro", "/", "--chdir", "/"]
-    if has_filter:
+    if platform.machine() in seccomp.MACHINES:
         made += ["--seccomp", "@seccomp"]
     return [*made, "--setenv", MARK, view.mark]
 
@@ -307,7 +306,7 @@ def fork_server_files(user: int) -> dict[str, bytes]:
 
 
 def fork_server_arguments(
-    readable: tuple[Path, ...], *, shares_network: bool, has_filter: bool, has_own_user: bool
+    readable: tuple[Path, ...], *, shares_network: bool, has_own_user: bool
 ) -> list[str]:
     """Return bubblewrap's arguments for the fork server, without the command.
 
@@ -335,8 +334,8 @@ def fork_server_arguments(
     made += ["--dir", "/var", "--symlink", f"..{TEMP}", "/var/tmp"]  # noqa: S108  # its own
     for path in readable:
         made += ["--ro-bind", str(path), str(path)]
-    made += ["--remount-ro", "/", "--chdir", "/"]
-    return [*made, "--seccomp", "@seccomp"] if has_filter else made
+    # There is none for processors without a filter.
+    return [*made, "--remount-ro", "/", "--chdir", "/", "--seccomp", "@seccomp"]
 
 
 def _system(*, has_resolver: bool) -> list[str]:
@@ -422,11 +421,10 @@ def _try(
     )
     before = [*running("spaces"), str(user), program] if user else [program, "--args"]
     task = f"open({str(writable / 'file')!r}, 'x')" if writable else "pass"
-    parts = data(view)
     with ChildFiles() as files:
-        for name, part in parts.items():
+        for name, part in data(view).items():
             files.add(name, part)
-        inner_file = files.add_arguments(arguments(view, has_filter="seccomp" in parts))
+        inner_file = files.add_arguments(arguments(view))
         command = [*before, str(inner_file), sys.executable, "-I", "-S", "-c", task]
         return try_program(command, passed=files.numbers())
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from agentsvc.base import HandleTooNew, OrderRejected, now
+from agentsvc.base import HandleTooNew, now
 from agentsvc.plugin import Found, Handle
 
 from . import launch, sandbox_directory
@@ -34,10 +34,7 @@ def folder_of(handle: Handle, state_dir: Path) -> SandboxDirectory:
             "The sandbox was made by a newer version of the process backend",
             detail=f"handle version {handle.version}",
         )
-    folder = sandbox_directory.find_folder(state_dir, handle.sandbox_id)
-    if folder is None:
-        raise OrderRejected("The sandbox's id cannot name a directory")
-    return folder
+    return sandbox_directory.require_folder(state_dir, handle.sandbox_id)
 
 
 def tree_of(inspection: Inspection, handle: Handle, mark: str, groups: Path | None) -> Tree:

@@ -19,8 +19,6 @@ from .sandbox_directory import State
 from .tree import Identity, Process, is_alive, look_up
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
-_CPU_FIELDS: Final = slice(11, 15)
-"""Of `stat`, behind the name: its own time and that of the children it has waited for."""
 _WORKED_SECONDS: Final = 0.05
 """Of a sandbox that has worked less than that, processes are not looked at again."""
 _MANY_SECONDS: Final = 0.5
@@ -47,7 +45,7 @@ class Meter:
                 return msgspec.structs.replace(
                     last, memory_bytes=memory or last.memory_bytes, disk_bytes=state.disk_bytes
                 )
-        spent = {one.identity: _cpu_of(one.pid) for one in processes_of(state)}
+        spent = {one.identity: one.cpu_ticks / _TICKS for one in processes_of(state)}
         usage = Usage(
             cpu_seconds=sum(spent.values()) if cpu is None else cpu,
             memory_bytes=self._memories.measure(spent) if memory is None else memory,
@@ -139,13 +137,6 @@ def _group_memory(group: Path) -> int | None:
         if used is not None:
             return max(0, used - (read_field(f"{group}/memory.stat", cached) or 0))
     return None
-
-
-def _cpu_of(pid: int) -> float:
-    with contextlib.suppress(OSError, ValueError):
-        fields = read_whole(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-        return sum(map(int, fields[_CPU_FIELDS])) / _TICKS
-    return 0.0
 
 
 def _memory_of(pid: int, resident: int) -> int:

@@ -17,7 +17,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from agentsvc.base import copy_to, now
+from agentsvc.base import OrderRejected, copy_to, now
 from agentsvc.plugin import (
     Isolation,
     Limits,
@@ -377,6 +377,13 @@ def find_folder(state_dir: Path, sandbox_id: str) -> SandboxDirectory | None:
     if _ID.fullmatch(sandbox_id) is None:
         return None
     return SandboxDirectory(directory=state_dir / sandbox_id)
+
+
+def require_folder(state_dir: Path, sandbox_id: str) -> SandboxDirectory:
+    """Return where a sandbox of that id is or would be; raises OrderRejected if no id looks like that."""
+    if (folder := find_folder(state_dir, sandbox_id)) is None:
+        raise OrderRejected("The sandbox's id cannot name a directory")
+    return folder
 
 
 def list_folders(state_dir: Path, instance_id: str) -> Iterator[tuple[SandboxDirectory, datetime]]:

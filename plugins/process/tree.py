@@ -43,6 +43,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     """Its process group."""
     session: int
     state: str
+    cpu_ticks: int
+    """Its own time and that of the children it has waited for."""
     start: int
 
     @property
@@ -159,6 +161,7 @@ def look_up(pid: int) -> Process | None:
         parent=int(fields[1]),
         job=int(fields[2]),
         session=int(fields[3]),
+        cpu_ticks=sum(map(int, fields[11:15])),
         start=int(fields[19]),
     )
 

@@ -120,17 +120,13 @@ class Zygote:
 
     def begin(self) -> None:
         """Have it loaded some time after this, unless somebody asks before."""
-        if self._config.zygote and sys.platform == "linux" and not self._confinement.refusal:
+        if not self._refusal:
             self._start_after(self._config.zygote_delay_seconds)
 
     async def lend(self) -> ForkHandle:
         """Return a fork, loading what it is a fork of if need be, or say why there is none."""
-        if not self._config.zygote:
-            return ForkHandle(reason="the configuration has no zygote")
-        if sys.platform != "linux":
-            return ForkHandle(reason="this is not Linux")
-        if self._confinement.refusal:
-            return ForkHandle(reason=self._confinement.refusal)
+        if self._refusal:
+            return ForkHandle(reason=self._refusal)
         await self._renew()
         if self._run is None and self._may_start():
             await asyncio.wait([self._start()])
@@ -145,6 +141,12 @@ class Zygote:
         except TimeoutError:
             return ForkHandle(reason="the zygote is still being loaded")
         return run.fork() or ForkHandle(reason=self._reason or ENDED)
+
+    @property
+    def _refusal(self) -> str:
+        """Why there can be none, or nothing."""
+        is_wanted = self._config.zygote
+        return self._confinement.refusal if is_wanted else "the configuration has no zygote"
 
     def describe(self) -> str:
         """Say in a few words what there is."""
@@ -398,13 +400,11 @@ def _code() -> str:
 
 def _confined(how: Confinement, user: int, files: ChildFiles, command: list[str]) -> list[str]:
     """Return what runs a command in namespaces of its own, as a user without rights."""
-    parts = bubblewrap.fork_server_files(user)
-    for name, data in parts.items():
+    for name, data in bubblewrap.fork_server_files(user).items():
         files.add(name, data)
     arguments = bubblewrap.fork_server_arguments(
         how.readable,
         shares_network=how.shares_network,
-        has_filter="seccomp" in parts,
         has_own_user=bool(user),
     )
     first = [how.program, "--args", str(files.add_arguments(arguments))]

@@ -572,7 +572,7 @@ def test_an_ordinary_user_is_held_too() -> None:
         with ChildFiles() as files:
             for key, data in bubblewrap.data(view).items():
                 files.add(key, data)
-            number = files.add_arguments(bubblewrap.arguments(view, has_filter=True))
+            number = files.add_arguments(bubblewrap.arguments(view))
             said = subprocess.run(
                 [program, "--args", str(number), "/bin/sh", "-c", f"id -u; >{work}/made; ls /root"],
                 user=65534,
