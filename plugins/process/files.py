@@ -50,6 +50,14 @@ def read_field(path: str, name: str) -> int | None:
     return None
 
 
+def stat_of(pid: int | str) -> list[bytes]:
+    """Return what the kernel says of a process in `stat`, from its state on; raises OSError.
+
+    What comes before, its name, may hold anything.
+    """
+    return read_whole(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+
+
 def resident_bytes(pid: int | Literal["self"]) -> int:
     """Return how much memory a process has that is not swapped out; 0 for one that has ended."""
     with contextlib.suppress(OSError, ValueError):

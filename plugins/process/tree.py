@@ -20,7 +20,7 @@ import msgspec
 from agentsvc.base import monotonic
 
 from . import cgroup
-from .files import read_whole
+from .files import read_whole, stat_of
 
 MARK: Final = "AGENTSVC_SANDBOX"
 """The environment variable that says to which sandbox a process belongs."""
@@ -151,10 +151,9 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
 def look_up(pid: int) -> Process | None:
     """Return the process with that pid, or None if there is none."""
     try:
-        stat = read_whole(f"/proc/{pid}/stat")
+        fields = stat_of(pid)
     except OSError:
         return None
-    fields = stat.rpartition(b")")[2].split()
     return Process(
         pid=pid,
         state=fields[0].decode(),

@@ -14,9 +14,9 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
+from ..files import stat_of
 from ..landlock import put_away
 from . import spaces
 
@@ -307,10 +307,9 @@ def listener_environment(passed: Sequence[int]) -> dict[str, str]:
 def start_time(pid: int) -> int:
     """Return when a process started, in ticks since boot; with the pid, its identity."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return int(stat_of(pid)[19])
     except OSError:
         return 0
-    return int(stat.rpartition(")")[2].split()[19])
 
 
 def kill_descendants() -> None:
@@ -336,8 +335,7 @@ def descendants(root: int) -> list[tuple[int, int]]:
     for entry in os.listdir("/proc"):  # noqa: PTH208  # names are enough
         if entry.isdigit():
             with contextlib.suppress(OSError):
-                stat = Path(f"/proc/{entry}/stat").read_text()
-                _, parent, job, *_ = stat.rpartition(")")[2].split()
+                _, parent, job, *_ = stat_of(entry)
                 children.setdefault(int(parent), []).append((int(entry), int(job)))
     found = [(root, 0)]
     for pid, _ in found:

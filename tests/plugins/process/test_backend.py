@@ -125,6 +125,24 @@ def zombies() -> set[tree.Identity]:
     return {item.identity for item in own if item.state == "Z"}
 
 
+async def test_a_process_whose_name_is_no_text_is_in_nobodys_way(bench: CoreRig) -> None:
+    rename = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'\\xff'); print(flush=True)"
+    hostile = await bench.create("{python}", "-Ic", f"{rename}; time.sleep(100)")
+    await until((bench.directory(hostile) / "log").read_bytes)
+    other = await bench.serve()
+    ended = await bench.backend.execute(
+        other, ["sleep", "100"], env={}, time_limit=0.5, max_output=100
+    )
+    assert ended.timed_out
+    await until(lambda: b"sleep" not in [command(one.pid) for one in bench.processes(other)])
+
+
+def command(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0]
+    return b""
+
+
 async def test_an_ended_shim_is_not_left_as_a_zombie(bench: CoreRig) -> None:
     before = zombies()
     handle = await bench.create("true")
