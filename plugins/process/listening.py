@@ -4,18 +4,15 @@ import asyncio
 from typing import Final
 from urllib.parse import quote
 
-from agentsvc.base import monotonic
-
 from . import control, launch, peers
 from .inspection import Inspection
-from .threads import reach
+from .threads import reach, until_none
 from .tree import Tree
 
 LOOPBACK: Final = "127.0.0.1"
 """Where ports are that no network of the sandbox's own hides."""
 
 _WAIT_SECONDS: Final = 0.4
-_POLL_SECONDS: Final = 0.01
 
 
 def is_open(inspection: Inspection, tree: Tree) -> bool:
@@ -41,12 +38,7 @@ async def answers(inspection: Inspection, tree: Tree, connect_seconds: float) ->
                 return await control.answer(path, token, ports, wait_seconds=_WAIT_SECONDS)
         except (OSError, control.BadAnswer):
             return False
-    end = monotonic() + _WAIT_SECONDS
-    found = await reach(lambda: is_open(inspection, tree))
-    while not found and monotonic() < end:
-        await asyncio.sleep(_POLL_SECONDS)
-        found = await reach(lambda: is_open(inspection, tree))
-    return found
+    return await until_none(lambda: not is_open(inspection, tree), _WAIT_SECONDS)
 
 
 def url_of(port: int, socket_path: str | None) -> str:

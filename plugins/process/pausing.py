@@ -53,8 +53,8 @@ def resume(folder: SandboxDirectory, tree: Tree) -> None:
 
 async def push_out(tree: Tree) -> reclaiming.Memory:
     """Push the memory of every process out, and return where it is then."""
-    if tree.group is not None and await reach(lambda: reclaiming.counts_memory(tree.group)):
-        group = tree.group
+    group = tree.group
+    if group is not None and await reach(lambda: reclaiming.counts_memory(group)):
         while await reach(lambda: reclaiming.push_out_some(group)):
             pass
         return await reach(lambda: reclaiming.memory_of_group(group))

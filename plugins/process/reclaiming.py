@@ -79,9 +79,9 @@ def why_not(unified: Path | None, controllers: frozenset[str]) -> str:
     return "it takes control groups of version 2 that count memory, or root"
 
 
-def counts_memory(group: Path | None) -> bool:
+def counts_memory(group: Path) -> bool:
     """Say whether a group knows what its processes take, and can push it out."""
-    return group is not None and (group / "memory.reclaim").exists()
+    return (group / "memory.reclaim").exists()
 
 
 def push_out_some(group: Path) -> bool:

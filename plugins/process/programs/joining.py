@@ -14,9 +14,9 @@ import re
 import signal
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from ..landlock import leave_abstract_sockets, leave_processes
 from . import spaces
@@ -104,11 +104,10 @@ def _link(pid: int, name: str) -> str:
     return str(Path(f"/proc/{pid}/ns/{name}").readlink())
 
 
-def let_in(pid: int, orders: dict[str, Any]) -> None:
+def let_in(pid: int, groups: Iterable[str]) -> None:
     """Have that process be in the sandbox's groups, and ended before what holds it; raises OSError."""
-    for group in (*orders.get("join", ()), orders["cgroup"]):
-        if group:
-            Path(group, "cgroup.procs").write_text(str(pid))
+    for group in groups:
+        Path(group, "cgroup.procs").write_text(str(pid))
     be_expendable(pid)
 
 

@@ -249,7 +249,7 @@ class Shim:
         assert self.inside is not None  # noqa: S101  # for the type checker
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with socket.socket(fileno=loan) as fork, ours, theirs:
-            groups = {**self.orders, "cgroup": self.state["cgroup"]}
+            groups = filter(None, (*self.state["joined"], self.state["cgroup"]))
             reason = _lead_in(fork, self._loaned(), groups, first[0], theirs.fileno())
             self.state["started_by"] = reason or ZYGOTE
             with contextlib.suppress(OSError):  # it has ended already
@@ -435,7 +435,7 @@ def _listen(path: str) -> socket.socket:
     return listener
 
 
-def _lead_in(fork: socket.socket, told: Json, groups: Json, inside: int, talk: int) -> str:
+def _lead_in(fork: socket.socket, told: Json, groups: Iterable[str], inside: int, talk: int) -> str:
     """Have a fork join what is inside; return why it could not, or nothing.
 
     It has no right to join groups, and is not asked for its number: the kernel is.
