@@ -302,7 +302,6 @@ async def _sandboxes(app: web.Application) -> AsyncIterator[None]:
         db=app[keys.DATABASE],
         directory=app[_DATA_DIRECTORY].archives,
         sandboxes=sandboxes,
-        agents=app[_AGENTS],
         supervisor=app[keys.SUPERVISOR],
         config=config.archives,
     )
@@ -337,7 +336,6 @@ async def _conversations(app: web.Application) -> AsyncIterator[None]:
         stores=app[_STORES],
         events=app[keys.EVENTS],
         sandboxes=app[keys.SANDBOXES],
-        agents=app[_AGENTS],
         supervisor=app[keys.SUPERVISOR],
         config=config.conversations,
         liveness=AgentLiveness(config.conversations.silent_seconds),
@@ -346,7 +344,6 @@ async def _conversations(app: web.Application) -> AsyncIterator[None]:
     deletion = ConversationDeletion(
         stores=app[_STORES],
         sandboxes=app[keys.SANDBOXES],
-        agents=app[_AGENTS],
         archives=app[keys.ARCHIVES],
         supervisor=app[keys.SUPERVISOR],
         keep_failed_seconds=config.conversations.keep_failed_seconds,
@@ -355,7 +352,6 @@ async def _conversations(app: web.Application) -> AsyncIterator[None]:
     app[keys.CONVERSATIONS] = Conversations(
         stores=app[_STORES],
         sandboxes=app[keys.SANDBOXES],
-        agents=app[_AGENTS],
         archives=app[keys.ARCHIVES],
         ingestor=ingestor,
         deletion=deletion,
@@ -364,7 +360,6 @@ async def _conversations(app: web.Application) -> AsyncIterator[None]:
                 stores=app[_STORES],
                 vault=app[_VAULT],
                 sandboxes=app[keys.SANDBOXES],
-                agents=app[_AGENTS],
                 archives=app[keys.ARCHIVES],
                 settings=app[keys.SETTINGS],
                 secrets=app[keys.SECRETS],
@@ -381,7 +376,6 @@ async def _conversations(app: web.Application) -> AsyncIterator[None]:
     app[_DELTAS] = DeltaSubscriptions(
         stores=app[_STORES],
         sandboxes=app[keys.SANDBOXES],
-        agents=app[_AGENTS],
         events=app[keys.EVENTS],
         ingestor=ingestor,
         supervisor=app[keys.SUPERVISOR],
@@ -410,28 +404,26 @@ async def _messages(app: web.Application) -> AsyncIterator[None]:
         stores=app[_STORES],
         conversations=conversations,
         sandboxes=sandboxes,
-        agents=app[_AGENTS],
         events=app[keys.EVENTS],
         supervisor=app[keys.SUPERVISOR],
         wait_seconds=app[keys.CONFIG].conversations.hand_over_seconds,
     )
     app[keys.REPLAYS] = Replays(
         stores=app[_STORES],
-        agents=app[_AGENTS],
+        sandboxes=sandboxes,
         settings=app[keys.SETTINGS],
         model_tokens=app[keys.MODEL_TOKENS],
         say_later=pending.say_later,
     )
     app[keys.FILES] = ConversationFiles(
         conversations=conversations,
-        agents=app[_AGENTS],
+        sandboxes=sandboxes,
         settings=app[keys.SETTINGS],
         has_public_skills=has_public_skills,
     )
     app[keys.LIVE_SETTINGS] = LiveSettings(
         conversations=conversations,
         sandboxes=sandboxes,
-        agents=app[_AGENTS],
         settings=app[keys.SETTINGS],
         has_public_skills=has_public_skills,
         model_tokens=app[keys.MODEL_TOKENS],

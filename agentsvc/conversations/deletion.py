@@ -14,7 +14,6 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.agentserver import AgentClient
 from agentsvc.base import AgentsvcError, NotFound, Supervisor, now, stored_or_none
 from agentsvc.conversations.archives import Archive, Archives
 from agentsvc.conversations.model import Conversation, StartTask
@@ -52,7 +51,6 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
 
     stores: ConversationStores
     sandboxes: Sandboxes
-    agents: AgentClient
     archives: Archives
     supervisor: Supervisor
     keep_failed_seconds: float
@@ -151,13 +149,12 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
 
     async def _tell(self, conversation_id: str) -> None:
         sandbox_id = await _find_sandbox(self.stores.db, conversation_id)
-        sandbox = await self.sandboxes.find_any(sandbox_id) if sandbox_id else None
-        if sandbox is None or sandbox.agent_url is None:
+        agent = await self.sandboxes.find_agent(sandbox_id)
+        if agent is None:
             return
         if await self.stores.conversations.find(conversation_id) is not None:
             # Started anew under the same id; the agent's is not the deleted one any more.
             return
-        agent = self.agents.at(sandbox.agent_url, sandbox.session_key)
         try:
             # Deleting waits for the end of a step, and interrupting ends it.
             with contextlib.suppress(NotFound):

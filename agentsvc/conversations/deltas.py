@@ -14,7 +14,6 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.agentserver import AgentClient
 from agentsvc.base import AgentsvcError, Supervisor, back_off, monotonic
 from agentsvc.conversations.event_ingestor import EventIngestor
 from agentsvc.conversations.event_log import DELTA_KIND, EventLog, read_head
@@ -36,7 +35,6 @@ class DeltaSubscriptions(msgspec.Struct, kw_only=True, eq=False):
 
     stores: ConversationStores
     sandboxes: Sandboxes
-    agents: AgentClient
     events: EventLog
     ingestor: EventIngestor
     supervisor: Supervisor
@@ -90,12 +88,11 @@ class DeltaSubscriptions(msgspec.Struct, kw_only=True, eq=False):
     async def _follow(self, conversation_id: str) -> bool:
         """Announce what an agent server streams, until it ends; say whether it began."""
         conversation = await self.stores.conversations.find(conversation_id)
-        if conversation is None or not conversation.is_ready or not conversation.sandbox_id:
+        if conversation is None or not conversation.is_ready:
             return False
-        sandbox = await self.sandboxes.find_any(conversation.sandbox_id)
-        if sandbox is None or sandbox.agent_url is None:
+        agent = await self.sandboxes.find_agent(conversation.sandbox_id)
+        if agent is None:
             return False
-        agent = self.agents.at(sandbox.agent_url, sandbox.session_key)
         last = await self.events.find_last(conversation_id)
         is_begun = False
         async for batch in agent.subscribe(conversation_id):

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.agentserver import AgentClient, AgentServer, ConversationInfo
+from agentsvc.agentserver import AgentServer, ConversationInfo
 from agentsvc.base import (
     AgentsvcError,
     NotFound,
@@ -62,7 +62,6 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
     stores: ConversationStores
     events: EventLog
     sandboxes: Sandboxes
-    agents: AgentClient
     supervisor: Supervisor
     config: ConversationsConfig
     liveness: AgentLiveness
@@ -165,7 +164,7 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
         # What comes in from here on may be missed, and makes it stale again.
         self._stale.discard(conversation_id)
         conversation = await self.stores.conversations.find(conversation_id)
-        agent = await self._agent_of(conversation.sandbox_id) if conversation else None
+        agent = await self.sandboxes.find_agent(conversation.sandbox_id) if conversation else None
         if conversation is None or agent is None:
             return
         await self._fetch_events(agent, conversation)
@@ -247,7 +246,7 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
         await asyncio.gather(*(self._listen(sandbox_id) for sandbox_id in asked))
 
     async def _listen(self, sandbox_id: str) -> None:
-        agent = await self._agent_of(sandbox_id)
+        agent = await self.sandboxes.find_agent(sandbox_id)
         if agent is None:
             self.liveness.forget(sandbox_id)
         else:
@@ -343,7 +342,7 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
             found = await self.stores.conversations.find(conversation_id)
             if found is None or found.title_source is not TitleSource.DEFAULT:
                 return
-            agent = await self._agent_of(found.sandbox_id)
+            agent = await self.sandboxes.find_agent(found.sandbox_id)
             try:
                 info = await agent.find_conversation(conversation_id) if agent else None
             except AgentsvcError:
@@ -359,7 +358,7 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
         )
 
         async def work() -> None:
-            agent = await self._agent_of(conversation.sandbox_id)
+            agent = await self.sandboxes.find_agent(conversation.sandbox_id)
             if agent is None:
                 return
             try:
@@ -380,12 +379,6 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
                 await self.stores.conversations.update(tx, found.with_facts(is_stop_due=False))
 
         await self.stores.db.write(body)
-
-    async def _agent_of(self, sandbox_id: str | None) -> AgentServer | None:
-        sandbox = await self.sandboxes.find_any(sandbox_id) if sandbox_id else None
-        if sandbox is None or sandbox.agent_url is None:
-            return None
-        return self.agents.at(sandbox.agent_url, sandbox.session_key)
 
 
 def _with_bytes(conversation: Conversation, news: Sequence[StoredEvent]) -> Conversation:

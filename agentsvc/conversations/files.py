@@ -10,11 +10,11 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.agentserver import AgentClient, AgentServer, GitChange, GitDiff, convert_answer
+from agentsvc.agentserver import AgentServer, GitChange, GitDiff, convert_answer
 from agentsvc.base import AgentRefused, AgentUnavailable, BadRequest, Conflict, NotFound, dashed
 from agentsvc.conversations.model import ConversationView
 from agentsvc.conversations.service import Conversations
-from agentsvc.sandboxes import SandboxStatus
+from agentsvc.sandboxes import Sandboxes, SandboxStatus
 from agentsvc.settings import SettingsStore
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class ConversationFiles(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Reads out of the sandboxes that conversations live in."""
 
     conversations: Conversations
-    agents: AgentClient
+    sandboxes: Sandboxes
     settings: SettingsStore
     has_public_skills: bool
 
@@ -96,7 +96,7 @@ class ConversationFiles(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """
         try:
             view = await self.conversations.get(user_id, conversation_id)
-            agent = self._find_agent(view)
+            agent = self.sandboxes.agent_of(view.sandbox)
             data = await agent.download(_locate(path, view)) if agent else b""
             return data.decode()
         except (AgentRefused, AgentUnavailable, NotFound, UnicodeDecodeError) as exc:
@@ -143,7 +143,7 @@ class ConversationFiles(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         Raises NotFound, AgentRefused or AgentUnavailable.
         """
         view = await self.conversations.get(user_id, conversation_id)
-        agent = self._find_agent(view)
+        agent = self.sandboxes.agent_of(view.sandbox)
         if agent is None:
             return []
         found = await agent.load_skills(
@@ -155,7 +155,7 @@ class ConversationFiles(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     async def hooks(self, user_id: str, conversation_id: str) -> list[HookEvent]:
         """Return the hooks the project has now, none unless its sandbox runs; raises as `skills`."""
         view = await self.conversations.get(user_id, conversation_id)
-        agent = self._find_agent(view)
+        agent = self.sandboxes.agent_of(view.sandbox)
         if agent is None:
             return []
         found = await agent.load_hooks(view.conversation.working_dir) or {}
@@ -167,7 +167,7 @@ class ConversationFiles(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         ]
 
     def _require_agent(self, view: ConversationView) -> AgentServer:
-        agent = self._find_agent(view)
+        agent = self.sandboxes.agent_of(view.sandbox)
         if agent is not None:
             return agent
         if view.sandbox_status is SandboxStatus.PAUSED:
@@ -176,11 +176,6 @@ class ConversationFiles(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             f"The sandbox of conversation {dashed(view.conversation.id)} cannot be reached:"
             f" it is {view.sandbox_status}"
         )
-
-    def _find_agent(self, view: ConversationView) -> AgentServer | None:
-        if view.agent_url is None or view.session_api_key is None:
-            return None
-        return self.agents.at(view.agent_url, view.session_api_key)
 
 
 def listing_command(folder: str) -> str:

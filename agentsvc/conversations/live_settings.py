@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.agentserver import AgentClient, convert_answer
+from agentsvc.agentserver import convert_answer
 from agentsvc.base import BadRequest, NotFound, sha256
 from agentsvc.conversations.model_tokens import ModelTokens
 from agentsvc.conversations.service import Conversations
@@ -30,7 +30,6 @@ class LiveSettings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     conversations: Conversations
     sandboxes: Sandboxes
-    agents: AgentClient
     settings: SettingsStore
     has_public_skills: bool
     model_tokens: ModelTokens
@@ -77,10 +76,11 @@ class LiveSettings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         none to be seen. Raises AgentUnavailable or AgentRefused.
         """
         running = await self.sandboxes.find_running(user_id)
-        sandbox = running[-1] if running else None
-        if sandbox is None or sandbox.agent_url is None:
+        newest = running[-1] if running else None
+        agent = self.sandboxes.agent_of(newest)
+        if newest is None or agent is None:
             return []
-        found = await self.agents.at(sandbox.agent_url, sandbox.session_key).load_skills(
-            sandbox.working_dir, load_public=self.has_public_skills, load_project=False
+        found = await agent.load_skills(
+            newest.working_dir, load_public=self.has_public_skills, load_project=False
         )
         return sorted(convert_answer(found, list[UserSkill]), key=lambda skill: skill.name)

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from agentsvc.accounts import check_spend
-from agentsvc.agentserver import AgentClient, AgentServer
+from agentsvc.agentserver import AgentServer
 from agentsvc.base import (
     AgentRefused,
     AgentsvcError,
@@ -82,7 +82,6 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
     stores: ConversationStores
     conversations: Conversations
     sandboxes: Sandboxes
-    agents: AgentClient
     events: EventLog
     supervisor: Supervisor
     wait_seconds: float
@@ -352,10 +351,10 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
             return True
         if pending.kind is PendingKind.ROLLBACK:
             return await self._roll_back_files(view, pending)
-        if view.agent_url is None or view.session_api_key is None:
+        agent = self.sandboxes.agent_of(view.sandbox)
+        if agent is None:
             await self._wake_up(view)
             return False
-        agent = self.agents.at(view.agent_url, view.session_api_key)
         return await self._try(view, agent, pending)
 
     async def _wake_up(self, view: ConversationView) -> None:

@@ -9,7 +9,7 @@ from uuid import UUID, uuid5
 
 import msgspec
 
-from agentsvc.agentserver import AgentClient, AgentServer, ConversationInfo
+from agentsvc.agentserver import AgentServer, ConversationInfo
 from agentsvc.base import (
     AgentUnavailable,
     Conflict,
@@ -36,7 +36,7 @@ from agentsvc.conversations.replay_script import (
 from agentsvc.conversations.starting.agent_request import chosen_model, to_agent_message
 from agentsvc.conversations.stores import ConversationStores
 from agentsvc.domain import ExecutionStatus, RecordedStep, llm_to_agent, secrets_of
-from agentsvc.sandboxes import Sandbox
+from agentsvc.sandboxes import Sandbox, Sandboxes
 from agentsvc.settings import SettingsStore
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Replays(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Is the language model of agents that replay, until the real one takes over."""
 
     stores: ConversationStores
-    agents: AgentClient
+    sandboxes: Sandboxes
     settings: SettingsStore
     model_tokens: ModelTokens
     say_later: SayLater
@@ -82,9 +82,9 @@ class Replays(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         at = find_turn(steps, question.messages)
         if at is None:
             raise NotFound("The recording is over")
-        if sandbox.agent_url is None:
+        agent = self.sandboxes.agent_of(sandbox)
+        if agent is None:
             raise AgentUnavailable("The sandbox is not known to run yet")
-        agent = self.agents.at(sandbox.agent_url, sandbox.session_key)
         if is_last_turn(steps, at):
             settings = await self.settings.get(task.user_id)
             chosen = chosen_model(task.request, settings)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from agentsvc.agentserver import AgentClient, AgentServer
+from agentsvc.agentserver import AgentServer
 from agentsvc.base import (
     AgentsvcError,
     Conflict,
@@ -47,7 +47,6 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
 
     stores: ConversationStores
     sandboxes: Sandboxes
-    agents: AgentClient
     archives: Archives
     ingestor: EventIngestor
     deletion: ConversationDeletion
@@ -343,9 +342,10 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
             raise Gone(SANDBOX_GONE)
         if status is SandboxStatus.ERROR:
             raise failure_of(sandbox)
-        if sandbox.agent_url is None:
+        agent = self.sandboxes.agent_of(sandbox)
+        if agent is None:
             raise Conflict(
                 f"Sandbox is {status}. Use POST /api/v1/sandboxes/{sandbox.id}/resume"
                 " to resume it first."
             )
-        return self.agents.at(sandbox.agent_url, sandbox.session_key)
+        return agent

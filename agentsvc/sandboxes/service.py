@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from agentsvc.accounts import is_admin
-from agentsvc.agentserver import AgentClient
+from agentsvc.agentserver import AgentClient, AgentServer
 from agentsvc.base import (
     Conflict,
     Gone,
@@ -101,6 +101,7 @@ class Sandboxes:
         self._registry = registry
         self._config = config
         self._supervisor = supervisor
+        self._agents = agents
         self._calls = calls = BackendCalls(registry, config.call_seconds)
         self.identity_verifier = IdentityVerifier(calls, self._table, agents)
         self.usage, self.slots = ActivityTracker(), slots
@@ -215,6 +216,16 @@ class Sandboxes:
         ):
             return None
         return None if sandbox.target is Target.DELETED else sandbox
+
+    def agent_of(self, sandbox: Sandbox | None) -> AgentServer | None:
+        """Return the calls to the agent server of a sandbox; None unless there is one that runs."""
+        if sandbox is None or sandbox.agent_url is None:
+            return None
+        return self._agents.at(sandbox.agent_url, sandbox.session_key)
+
+    async def find_agent(self, sandbox_id: str | None) -> AgentServer | None:
+        """Return the calls to the agent server of a sandbox, whoever owns it, as `agent_of`."""
+        return self.agent_of(await self.find_any(sandbox_id)) if sandbox_id else None
 
     def on_change(self, listener: OnChange) -> None:
         """Call `listener(before, after)` after each stored change; after is None once deleted.

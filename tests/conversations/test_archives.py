@@ -1,6 +1,7 @@
 """Workspaces that are saved in the data directory, and conversations that begin with one."""
 
 import asyncio
+import copy
 import gzip
 import io
 import itertools
@@ -8,21 +9,19 @@ import stat
 import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
 from aiohttp import web
 
 from agentsvc.accounts.keys import Role
-from agentsvc.agentserver.client import AgentClient, AgentServer
 from agentsvc.agentserver.responses import CommandResult
-from agentsvc.agentserver.safe_connector import Confirm
-from agentsvc.base.values import Secret
 from agentsvc.conversations.archives import Archive, Archives, ArchiveState
 from agentsvc.http import keys
 from agentsvc.http.keys import DATABASE, SANDBOXES, SUPERVISOR
 from agentsvc.plugin import Capability
+from agentsvc.sandboxes import Sandbox
 from tests.service import WAIT_SECONDS, Client, Service
 from tests.troubles import TroubledAgent, TroubledWorld, eventually, reconfigure
 
@@ -385,25 +384,21 @@ async def test_nothing_is_left_of_a_workspace_that_takes_too_long(
     assert files_of(service) == []
 
 
-class BrokenAgents(AgentClient):
-    """Agent servers, to reach any of which is a bug."""
-
-    def at(self, url: str, key: Secret, *, confirm: Confirm | None = None) -> AgentServer:
-        del confirm
-        raise ZeroDivisionError(f"a bug at {url} with {key}")
-
-
 async def test_a_bug_while_a_workspace_is_saved_ends_in_a_failure(
-    client: Client, service: Service
+    client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def reach(sandbox: Sandbox) -> NoReturn:
+        raise ZeroDivisionError(f"a bug at {sandbox.agent_url}")
+
     conversation_id, sandbox_id = await start(client)
     row = await service.app[SANDBOXES].find_any(sandbox_id)
     assert row is not None
+    sandboxes = copy.copy(service.app[SANDBOXES])
+    monkeypatch.setattr(sandboxes, "agent_of", reach)
     broken = Archives(
         db=service.app[DATABASE],
         directory=service.data_dir / "archives",
-        sandboxes=service.app[SANDBOXES],
-        agents=BrokenAgents(),
+        sandboxes=sandboxes,
         supervisor=service.app[SUPERVISOR],
         config=service.config.archives,
     )

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.agentserver import AgentClient, AgentServer
+from agentsvc.agentserver import AgentServer
 from agentsvc.base import (
     AgentsvcError,
     ArchiveRefused,
@@ -37,7 +37,7 @@ from agentsvc.conversations.archives.table import find_archive, insert_archive, 
 from agentsvc.conversations.archives.tarball import Contents, UnpackLimits, read_parts, repack
 from agentsvc.domain import WhenFull
 from agentsvc.plugin import finish
-from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
+from agentsvc.sandboxes import Sandboxes, SandboxStatus, Target
 from agentsvc.storage import SPARSE, Database, Page, Transaction, cut, row_of
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,6 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
     db: Database
     directory: Path
     sandboxes: Sandboxes
-    agents: AgentClient
     supervisor: Supervisor
     config: ArchivesConfig
     # Others need threads, too: there are five at least, and a workspace may have gigabytes.
@@ -254,9 +253,8 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
             pause = min(pause * 2, _LAST_RETRY_SECONDS)
 
     async def _save_once(self, archive: Archive) -> Archive:
-        sandbox = await self._running(archive)
-        agent = self.agents.at(sandbox.agent_url or "", sandbox.session_key)
-        with self.sandboxes.usage.hold(sandbox.id):
+        agent = await self._find_agent(archive)
+        with self.sandboxes.usage.hold(archive.sandbox_id):
             contents = await self._fetch(archive, agent)
         size = (await asyncio.to_thread(self._file(archive.id).stat)).st_size
         return msgspec.structs.replace(
@@ -268,8 +266,8 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
             skipped=contents.skipped,
         )
 
-    async def _running(self, archive: Archive) -> Sandbox:
-        """Return the sandbox once it runs; if it rests, that is noted, and it is woken."""
+    async def _find_agent(self, archive: Archive) -> AgentServer:
+        """Return the agent server once the sandbox runs; if it rests, that is noted, and it is woken."""
         found = await self.sandboxes.find_any(archive.sandbox_id)
         if found is not None and found.target.is_rest:
             rest = PausedState.STOPPED if found.target is Target.STOPPED else PausedState.PAUSED
@@ -285,9 +283,10 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         )
         if seen is None or seen.status is SandboxStatus.MISSING:
             raise Gone("the sandbox does not exist any more")
-        if seen.agent_url is None:
+        agent = self.sandboxes.agent_of(seen)
+        if agent is None:
             raise SandboxNotUsable(f"the sandbox does not run: {seen.reason or seen.status}")
-        return seen
+        return agent
 
     async def _fetch(self, archive: Archive, agent: AgentServer) -> Contents:
         hidden = _hidden(archive.id)

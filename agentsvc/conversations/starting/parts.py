@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from agentsvc.agentserver import AgentClient
 from agentsvc.base import Supervisor
 from agentsvc.config import ConversationsConfig
 from agentsvc.conversations.archives import Archives
@@ -65,7 +64,6 @@ class StartParts(msgspec.Struct, frozen=True, kw_only=True):
     stores: ConversationStores
     vault: Vault
     sandboxes: Sandboxes
-    agents: AgentClient
     archives: Archives
     settings: SettingsStore
     secrets: SecretStore

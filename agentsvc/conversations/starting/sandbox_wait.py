@@ -21,7 +21,6 @@ class SandboxWait:
 
     def __init__(self, parts: StartParts) -> None:
         self._sandboxes = parts.sandboxes
-        self._agents = parts.agents
         self._chooser = SandboxChooser(parts)
         self._checks = SandboxChecks(parts)
         self._progress = Progress(parts)
@@ -42,10 +41,10 @@ class SandboxWait:
             await self._sandboxes.make_now(sandbox.id)
         with timed(start, "sandbox"):
             waited = await self._wait_until_it_runs(start, sandbox.id)
-        if waited is None or waited.agent_url is None or waited.target.is_rest:
+        agent = self._sandboxes.agent_of(waited)
+        if waited is None or agent is None or waited.target.is_rest:
             raise StartRefused(await self._checks.explain(waited))
         start.seen = waited
-        agent = self._agents.at(waited.agent_url, waited.session_key)
         try:
             with timed(start, "agent"):
                 await agent.wait_ready(self._config.agent_seconds)
