@@ -121,12 +121,6 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
                 retry_after_seconds=_FULL_SECONDS,
             )
 
-    async def announce_failure(
-        self, tx: Transaction, conversation_id: str, code: str, detail: str
-    ) -> None:
-        """Store an event that tells, in the conversation itself, what does not work."""
-        await self.events.append(tx, conversation_id, [error_event(code, detail)])
-
     async def receive_info(
         self, conversation_id: str, info: ConversationInfo, *, asked_at: Facts | None = None
     ) -> None:

@@ -4,13 +4,13 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from agentsvc.agentserver import ConversationInfo
 from agentsvc.base import ConversationDeleted, monotonic, now
-from agentsvc.conversations.event_ingestor import TOOL_SERVER_FAILED
+from agentsvc.conversations.event_ingestor import TOOL_SERVER_FAILED, error_event
 from agentsvc.conversations.model import Stage, StartTask
 from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.states import Start
@@ -32,6 +32,7 @@ class Progress:
         self._tasks = parts.stores.tasks
         self._followers = parts.followers
         self._sandboxes = parts.sandboxes
+        self._events = parts.events
         self._ingestor = parts.ingestor
         self._deletion = parts.deletion
 
@@ -39,20 +40,7 @@ class Progress:
         """Store that a stage has begun, unless it was passed before a restart."""
         # After a restart the steps run again from the first one; clients only see the way on.
         if _ORDER.index(status) > _ORDER.index(start.task.status):
-            start.task = entered(start.task, status)
-            await self.store(start)
-
-    async def store(self, start: Start) -> None:
-        """Store the task as it is; raises ConversationDeleted."""
-        task = start.task
-
-        async def body(tx: Transaction) -> None:
-            if await self._tasks.find(task.id, tx) is None:
-                raise ConversationDeleted
-            await self._tasks.update(tx, task)
-            tx.after_commit(lambda: self._followers.announce(task))
-
-        await self._db.write(body)
+            await self._store(start, entered(start.task, status))
 
     async def check_exists(self, start: Start) -> None:
         """Raise ConversationDeleted where it was deleted meanwhile."""
@@ -61,10 +49,7 @@ class Progress:
 
     async def show_agent_url(self, start: Start, sandbox: Sandbox) -> None:
         """Store where the agent server is."""
-        start.task = msgspec.structs.replace(
-            start.task, agent_server_url=sandbox.agent_url, updated_at=now()
-        )
-        await self.store(start)
+        await self._change(start, agent_server_url=sandbox.agent_url)
 
     async def link_sandbox(self, tx: Transaction, start: Start, sandbox_id: str) -> None:
         """Store in which sandbox the conversation lives; raises ConversationDeleted."""
@@ -74,9 +59,7 @@ class Progress:
         start.conversation = msgspec.structs.replace(conversation, sandbox_id=sandbox_id)
         start.task = msgspec.structs.replace(start.task, sandbox_id=sandbox_id, updated_at=now())
         await self._table.update(tx, start.conversation)
-        await self._tasks.update(tx, start.task)
-        task = start.task
-        tx.after_commit(lambda: self._followers.announce(task))
+        await self._update(tx, start.task)
 
     async def set_position(
         self, start: Start, position: int | None, *, queue: str = "room", cause: str = ""
@@ -87,17 +70,12 @@ class Progress:
         detail = words if position else None
         if position == start.task.queue_position and (not position or detail == start.task.detail):
             return
-        start.task = msgspec.structs.replace(
-            start.task, queue_position=position, detail=detail, updated_at=now()
-        )
-        await self.store(start)
+        await self._change(start, queue_position=position, detail=detail)
 
     async def set_detail(self, start: Start, detail: str | None) -> None:
         """Store what the start is waiting for, if it has changed."""
-        if detail == start.task.detail:
-            return
-        start.task = msgspec.structs.replace(start.task, detail=detail, updated_at=now())
-        await self.store(start)
+        if detail != start.task.detail:
+            await self._change(start, detail=detail)
 
     async def note(self, start: Start, problem: str | None) -> None:
         """Store what went wrong without stopping the start, if anything did."""
@@ -108,9 +86,7 @@ class Progress:
             extra={"task_id": start.task.id, "reason": problem.partition("\n")[0]},
         )
         *earlier, last = start.task.stages
-        stages = (*earlier, msgspec.structs.replace(last, note=problem))
-        start.task = msgspec.structs.replace(start.task, stages=stages, updated_at=now())
-        await self.store(start)
+        await self._change(start, stages=(*earlier, msgspec.structs.replace(last, note=problem)))
 
     # What becomes of it in the end
 
@@ -140,8 +116,8 @@ class Progress:
                 updated_at=now(),
             )
             await self._table.update(tx, start.conversation)
-            for text in failed_servers:
-                await self._ingestor.announce_failure(tx, conversation.id, TOOL_SERVER_FAILED, text)
+            failures = [error_event(TOOL_SERVER_FAILED, text) for text in failed_servers]
+            await self._events.append(tx, conversation.id, failures)
             detail = "\n".join(failed_servers) or None
             await self._end(tx, start, StartStatus.READY, detail)
 
@@ -168,7 +144,8 @@ class Progress:
             await self._end(tx, start, StartStatus.ERROR, text)
             if stage is StartStatus.WORKING:
                 await self._deletion.give_back(tx, start.task)
-            await self._ingestor.announce_failure(tx, start.conversation.id, "StartFailed", text)
+            failure = error_event("StartFailed", text)
+            await self._events.append(tx, start.conversation.id, [failure])
             return True
 
         if not await self._db.write(body):
@@ -194,7 +171,26 @@ class Progress:
     async def _end(
         self, tx: Transaction, start: Start, status: StartStatus, detail: str | None
     ) -> None:
-        start.task = task = msgspec.structs.replace(entered(start.task, status), detail=detail)
+        start.task = msgspec.structs.replace(entered(start.task, status), detail=detail)
+        await self._update(tx, start.task)
+
+    # Storing
+
+    async def _change(self, start: Start, **changes: Any) -> None:
+        """Store changes of a task; raises ConversationDeleted."""
+        await self._store(start, msgspec.structs.replace(start.task, **changes, updated_at=now()))
+
+    async def _store(self, start: Start, task: StartTask) -> None:
+        start.task = task
+
+        async def body(tx: Transaction) -> None:
+            if await self._tasks.find(task.id, tx) is None:
+                raise ConversationDeleted
+            await self._update(tx, task)
+
+        await self._db.write(body)
+
+    async def _update(self, tx: Transaction, task: StartTask) -> None:
         await self._tasks.update(tx, task)
         tx.after_commit(lambda: self._followers.announce(task))
 
