@@ -21,12 +21,7 @@ async def check_request(parts: StartParts, start: Start) -> CheckedStart:
     tokens = {}
     for name, stored in (await parts.secrets.provider_tokens(user_id)).items():
         provider = Provider(name)
-        base_url = check_host(stored.host) if stored.host else _public_host(provider)
-        if base_url is not None:
-            tokens[provider] = (base_url, stored.token)
+        host = stored.host or DEFAULT_HOSTS.get(provider)
+        if host:
+            tokens[provider] = (check_host(host), stored.token)
     return CheckedStart(start=start, settings=settings, tokens=tokens)
-
-
-def _public_host(provider: Provider) -> str | None:
-    host = DEFAULT_HOSTS.get(provider)
-    return check_host(host) if host else None
