@@ -91,13 +91,12 @@ class PendingTable:
     async def count(self, reader: Queryable, conversation_id: str, kinds: Sequence[str]) -> int:
         """Return how many of these kinds wait in a conversation."""
         sql = """
-            SELECT count(*) AS n
+            SELECT count(*)
             FROM pending_messages
             WHERE conversation_id = :conversation_id
                 AND kind IN (SELECT value FROM json_each(:kinds))
         """
-        [row] = await reader.all(sql, _of(conversation_id, kinds))
-        return int(row["n"])
+        return int(await reader.value(sql, _of(conversation_id, kinds)) or 0)
 
     async def find_first(
         self, reader: Queryable, conversation_id: str, lane: Lane
@@ -145,23 +144,22 @@ class PendingTable:
             UPDATE pending_messages
             SET is_tried = 1, last_event = :last_event
             WHERE id = :id
+            RETURNING seq, run
         """
-        await tx.run(sql, {"id": pending.id, "last_event": last_event})
-        sql = "SELECT seq, run FROM pending_messages WHERE id = :id"
-        row = await tx.one(sql, {"id": pending.id})
+        row = await tx.one(sql, {"id": pending.id, "last_event": last_event})
         if row is None:
             return None
         if pending.kind in STOPS:
-            await self._stop_runs(tx, pending.conversation_id, row["seq"])
+            sql = """
+                UPDATE pending_messages
+                SET run = 0
+                WHERE conversation_id = :conversation_id
+                    AND seq < :seq
+                    AND kind IN ('message', 'run')
+            """
+            before = {"conversation_id": pending.conversation_id, "seq": row["seq"]}
+            await tx.run(sql, before)
         return bool(row["run"])
-
-    async def _stop_runs(self, tx: Transaction, conversation_id: str, seq: int) -> None:
-        sql = """
-            UPDATE pending_messages
-            SET run = 0
-            WHERE conversation_id = :conversation_id AND seq < :seq AND kind IN ('message', 'run')
-        """
-        await tx.run(sql, {"conversation_id": conversation_id, "seq": seq})
 
     async def set_rolled_back(self, tx: Transaction, pending_id: str) -> None:
         """Have a message of a roll back that is done, in its place."""
