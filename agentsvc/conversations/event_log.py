@@ -48,15 +48,20 @@ def _weigh(page: tuple[list[bytes], str | None]) -> int:
     return sum(1 + len(body) // 1024 for body in page[0])
 
 
-class EventHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What is read of an event; `key` and `value` are there in updates of the state."""
-
+class _Head(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     kind: str
     timestamp: str
-    source: str = ""
-    key: str | None = None
-    value: msgspec.Raw | None = None
+    source: str | None = None
+
+
+class EventHead(_Head, frozen=True, kw_only=True):
+    """What is read of an event; `key` and `value` are there in updates of the state."""
+
+    key: Any = None
+    """The name of what has changed, where the event is as it should be."""
+    value: msgspec.Raw = msgspec.Raw()
+    """Empty where there is none."""
 
 
 class EventLog:
@@ -243,18 +248,6 @@ class EventLog:
         return events
 
 
-class _Head(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    kind: str
-    timestamp: str
-    source: str | None = None
-
-
-class _StateHead(_Head, frozen=True, kw_only=True):
-    key: Any = None
-    value: msgspec.Raw = msgspec.Raw()
-
-
 class _Batch(msgspec.Struct, kw_only=True):
     """What came at once: the events to store, and the order of their ids and of the deltas."""
 
@@ -269,23 +262,15 @@ class _Stub(_Head, frozen=True, kw_only=True):
 
 
 _head = msgspec.json.Decoder(_Head)
-_state_head = msgspec.json.Decoder(_StateHead)
+_event_head = msgspec.json.Decoder(EventHead)
 
 
 def read_head(body: bytes) -> EventHead | None:
     """Return the head of an event, or None if this is no event."""
     try:
-        head = _state_head.decode(body)
+        return _event_head.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return EventHead(
-        id=head.id,
-        kind=head.kind,
-        timestamp=head.timestamp,
-        source=head.source or "",
-        key=head.key if isinstance(head.key, str) else None,
-        value=head.value or None,
-    )
 
 
 def _check(item: bytes) -> _Head | None:

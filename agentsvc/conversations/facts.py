@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -32,7 +32,7 @@ _status = msgspec.json.Decoder(str)
 def learn(conversation: Conversation, heads: Iterable[EventHead]) -> Conversation:
     """Return the conversation with what these events tell, in whatever order they come."""
     for head in heads:
-        if head.kind == STATE_KIND and head.value is not None:
+        if head.kind == STATE_KIND and head.value:
             status, stats = _read(head.key, bytes(head.value))
             conversation = learn_status(conversation, status, head.timestamp)
             if stats is not None:
@@ -116,7 +116,7 @@ def mark_budget_stop(conversation: Conversation) -> Conversation:
     return conversation.with_facts(budget_stop_cost=cost_of(conversation), is_stop_due=True)
 
 
-def _read(key: str | None, value: bytes) -> tuple[str | None, ConversationStats | None]:
+def _read(key: Any, value: bytes) -> tuple[str | None, ConversationStats | None]:
     """Return the status and the costs in the value of a state's update, where it has them."""
     match key:
         case "execution_status":

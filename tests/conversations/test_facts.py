@@ -18,7 +18,7 @@ def conversation(budget: float | None = None) -> Conversation:
     return new_conversation("ann", "0f" * 16, StartOrder(), settings, None)
 
 
-def head(key: str | None, value: Any, at: str, kind: str = "State") -> EventHead:
+def head(key: Any, value: Any, at: str, kind: str = "State") -> EventHead:
     return EventHead(
         id=f"{key}-{at}",
         kind="ConversationStateUpdateEvent" if kind == "State" else kind,
@@ -114,6 +114,7 @@ def test_costs_that_are_not_understood_do_not_hide_the_status() -> None:
         head("full_state", "no state", "2030-01-01T00:00:01"),
         head("title", "new", "2030-01-01T00:00:01"),
         head(None, "running", "2030-01-01T00:00:01"),
+        head(["execution_status"], "running", "2030-01-01T00:00:01"),
         head("execution_status", "running", "2030-01-01T00:00:01", kind="MessageEvent"),
         EventHead(id="x", kind="ConversationStateUpdateEvent", timestamp="2030", key="stats"),
     ],
