@@ -16,7 +16,8 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.base import EventBus, Notice, Subject, values
-from agentsvc.conversations.event_table import EventQuery, EventTable, LogState, StoredEvent
+from agentsvc.conversations import event_table
+from agentsvc.conversations.event_table import EventQuery, LogState, StoredEvent
 from agentsvc.storage import Database, Transaction, cut
 
 log = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ class EventLog:
 
         Those whose whole message is stored already are left out.
         """
-        state = await EventTable.find_state(self._db, conversation_id, ())
+        state = await event_table.find_state(self._db, conversation_id, ())
         if state is None:
             return
         if state.next_seq - 1 > after:
@@ -124,7 +125,7 @@ class EventLog:
         They are not announced: nobody can follow a conversation before it is stored, and
         webhooks were told of them as those of the other one.
         """
-        await EventTable.copy(tx, from_id, to_id, until)
+        await event_table.copy(tx, from_id, to_id, until)
 
     async def load(self, tx: Transaction, conversation_id: str, raw: Iterable[bytes]) -> int:
         """Give a conversation without events those it had elsewhere, as `copy` does.
@@ -139,8 +140,8 @@ class EventLog:
             if head is not None and head.id not in found:
                 found[head.id] = (head, _bounded(head, item, conversation_id))
         # The number comes first: webhooks are told of no event below it.
-        await EventTable.set_next_seq(tx, conversation_id, len(found))
-        await EventTable.insert_many(tx, _number(conversation_id, 0, found.values()))
+        await event_table.set_next_seq(tx, conversation_id, len(found))
+        await event_table.insert_many(tx, _number(conversation_id, 0, found.values()))
         return given - len(found)
 
     async def search(
@@ -151,7 +152,7 @@ class EventLog:
         Raises InvalidRequest for a page id that this server did not give.
         """
         after = None if page_id is None else values.decode_cursor(page_id, str, int)
-        found = await EventTable.search(self._db, conversation_id, query, after, limit + 1)
+        found = await event_table.search(self._db, conversation_id, query, after, limit + 1)
         return cut(found, limit, lambda last: (last.timestamp, last.seq))
 
     async def search_bodies(
@@ -161,7 +162,7 @@ class EventLog:
 
         async def read() -> tuple[list[bytes], str | None]:
             after = None if page_id is None else values.decode_cursor(page_id, str, int)
-            found = await EventTable.search_bodies(
+            found = await event_table.search_bodies(
                 self._db, conversation_id, query, after, limit + 1
             )
             page, next_page_id = cut(found, limit, lambda last: last[:2])
@@ -175,14 +176,14 @@ class EventLog:
         if msgspec.structs.replace(query, descending=False) == EventQuery():
             # They are numbered without gaps, and only the first ones are ever deleted.
             last = await self.find_last(conversation_id)
-            first = await EventTable.find_first(self._db, conversation_id)
+            first = await event_table.find_first(self._db, conversation_id)
             return 0 if last is None or first is None else last - first + 1
-        return await EventTable.count(self._db, conversation_id, query)
+        return await event_table.count(self._db, conversation_id, query)
 
     async def find_many(self, conversation_id: str, ids: Sequence[str]) -> list[StoredEvent | None]:
         """Return the event of each id, or None; a UUID is found in its dashed and plain form."""
         forms = {form for event_id in ids for form in _forms(event_id)}
-        found = await EventTable.find_many(self._db, conversation_id, forms)
+        found = await event_table.find_many(self._db, conversation_id, forms)
         by_form = {form: event for event in found for form in _forms(event.id)}
         by_form |= {event.id: event for event in found}
         return [by_form.get(event_id) or by_form.get(event_id.lower()) for event_id in ids]
@@ -191,7 +192,7 @@ class EventLog:
         self, conversation_id: str, *, from_seq: int, limit: int
     ) -> list[StoredEvent]:
         """Return events in the order of their arrival, beginning with a number."""
-        return await EventTable.read_range(self._db, conversation_id, from_seq, limit)
+        return await event_table.read_range(self._db, conversation_id, from_seq, limit)
 
     async def read_stretch(
         self,
@@ -209,7 +210,7 @@ class EventLog:
         latest = self._latest.find(conversation_id, from_seq, to_seq)
         if latest:
             return latest[:limit]
-        return await EventTable.read_stretch(
+        return await event_table.read_stretch(
             self._db,
             conversation_id,
             from_seq=from_seq,
@@ -220,17 +221,13 @@ class EventLog:
 
     async def find_last(self, conversation_id: str) -> int | None:
         """Return the number of the last event, -1 if there is none, None for no conversation."""
-        state = await EventTable.find_state(self._db, conversation_id, ())
+        state = await event_table.find_state(self._db, conversation_id, ())
         return None if state is None else state.next_seq - 1
-
-    async def last_timestamp(self, conversation_id: str) -> str | None:
-        """Return the latest time any event of the conversation bears, or None without events."""
-        return await EventTable.last_timestamp(self._db, conversation_id)
 
     async def _store(
         self, tx: Transaction, conversation_id: str, batch: "_Batch"
     ) -> list[StoredEvent]:
-        state = await EventTable.find_state(tx, conversation_id, batch.found)
+        state = await event_table.find_state(tx, conversation_id, batch.found)
         if state is None:
             log.warning(
                 "events reported for an unknown conversation",
@@ -241,8 +238,8 @@ class EventLog:
         events = _number(conversation_id, state.next_seq, new)
         if events:
             tx.after_commit(lambda: self._latest.add(conversation_id, events))
-            await EventTable.insert_many(tx, events)
-            await EventTable.set_next_seq(tx, conversation_id, state.next_seq + len(events))
+            await event_table.insert_many(tx, events)
+            await event_table.set_next_seq(tx, conversation_id, state.next_seq + len(events))
         for news in _news(state, conversation_id, batch.order, events):
             tx.after_commit(partial(self._event_bus.announce, news))
         return events

@@ -1,11 +1,11 @@
-"""The events in the database: what is stored of each, and the SQL that finds them."""
+"""The SQL of events, and what is stored of each."""
 
 from collections.abc import Iterable
 
 import msgspec
 
 from agentsvc.base import values
-from agentsvc.storage import Queryable, Row, Transaction
+from agentsvc.storage import Queryable, Transaction, record_of
 
 type Key = tuple[str, int]
 """The time and the number of an event, by which those of a page are sorted."""
@@ -49,158 +49,6 @@ class LogState(msgspec.Struct, frozen=True, kw_only=True):
     known: set[str]
 
 
-class EventTable:
-    """The SQL of events."""
-
-    @staticmethod
-    async def find_state(
-        source: Queryable, conversation_id: str, ids: Iterable[str]
-    ) -> LogState | None:
-        """Return how far a conversation is and which of the ids it has, or None."""
-        sql = """
-            SELECT c.user_id, c.next_seq, (
-                SELECT json_group_array(e.id)
-                FROM events AS e
-                WHERE e.conversation_id = c.id
-                  AND e.id IN (SELECT value FROM json_each(:ids))
-            ) AS known
-            FROM conversations AS c
-            WHERE c.id = :conversation_id
-        """
-        row = await source.one(sql, {"conversation_id": conversation_id, "ids": _to_json(ids)})
-        if row is None:
-            return None
-        return LogState(
-            user_id=row["user_id"],
-            next_seq=row["next_seq"],
-            known=set(msgspec.json.decode(row["known"], type=list[str])),
-        )
-
-    @staticmethod
-    async def insert_many(tx: Transaction, events: Iterable[StoredEvent]) -> None:
-        """Add events that are new."""
-        sql = """
-            INSERT INTO events
-                (conversation_id, seq, id, kind, timestamp, source, body, received_at)
-            VALUES (?, ?, ?, ?, ?, ?, ?, ?)
-        """
-        received_at = values.to_stored(values.now())
-        rows = [(*msgspec.structs.astuple(event), received_at) for event in events]
-        await tx.run_many(sql, rows)
-
-    @staticmethod
-    async def copy(tx: Transaction, from_id: str, to_id: str, until: int | None) -> None:
-        """Add the events of one conversation, up to a number, to another that has none."""
-        # The number comes first: webhooks are told of no event below it.
-        sql = """
-            UPDATE conversations
-            SET next_seq = (SELECT next_seq FROM conversations WHERE id = :from_id)
-            WHERE id = :to_id
-        """
-        await tx.run(sql, {"from_id": from_id, "to_id": to_id})
-        sql = """
-            INSERT INTO events
-                (conversation_id, seq, id, kind, timestamp, source, body, received_at)
-            SELECT :to_id, seq, id, kind, timestamp, source, body, :received_at
-            FROM events
-            WHERE conversation_id = :from_id AND (:until IS NULL OR seq <= :until)
-            ORDER BY seq
-        """
-        received_at = values.to_stored(values.now())
-        copied = {"from_id": from_id, "to_id": to_id, "until": until, "received_at": received_at}
-        await tx.run(sql, copied)
-
-    @staticmethod
-    async def set_next_seq(tx: Transaction, conversation_id: str, next_seq: int) -> None:
-        """Remember the number of the next event."""
-        sql = "UPDATE conversations SET next_seq = :next_seq WHERE id = :conversation_id"
-        await tx.run(sql, {"conversation_id": conversation_id, "next_seq": next_seq})
-
-    @staticmethod
-    async def search(
-        source: Queryable,
-        conversation_id: str,
-        query: EventQuery,
-        after: Key | None,
-        limit: int,
-    ) -> list[StoredEvent]:
-        """Return the first events behind a key, in the order of the query."""
-        sql, params = _page(_COLUMNS, conversation_id, query, after)
-        return [_from_row(row) for row in await source.all(sql, {**params, "limit": limit})]
-
-    @staticmethod
-    async def search_bodies(
-        source: Queryable,
-        conversation_id: str,
-        query: EventQuery,
-        after: Key | None,
-        limit: int,
-    ) -> list[tuple[str, int, bytes]]:
-        """Return of the same events the time, the number and the body only."""
-        sql, params = _page(_BODIES, conversation_id, query, after)
-        return [tuple(row) for row in await source.all(sql, {**params, "limit": limit})]
-
-    @staticmethod
-    async def count(source: Queryable, conversation_id: str, query: EventQuery) -> int:
-        """Return how many events fit the query."""
-        conditions, params = _narrow(conversation_id, query, None)
-        sql = " ".join(["SELECT COUNT(*) FROM events", conditions])
-        return int((await source.all(sql, params))[0][0])
-
-    @staticmethod
-    async def find_first(source: Queryable, conversation_id: str) -> int | None:
-        """Return the number of the first event that is still there."""
-        sql = " ".join(["SELECT seq FROM events", _WHERE, "ORDER BY seq LIMIT 1"])
-        return await source.value(sql, {"conversation_id": conversation_id})
-
-    @staticmethod
-    async def find_many(
-        source: Queryable, conversation_id: str, ids: Iterable[str]
-    ) -> list[StoredEvent]:
-        """Return the events of these ids, in no order."""
-        sql = " ".join([_COLUMNS, _WHERE, "AND id IN (SELECT value FROM json_each(:ids))"])
-        params = {"conversation_id": conversation_id, "ids": _to_json(ids)}
-        return [_from_row(row) for row in await source.all(sql, params)]
-
-    @staticmethod
-    async def read_range(
-        source: Queryable, conversation_id: str, from_seq: int, limit: int
-    ) -> list[StoredEvent]:
-        """Return the first events from a number on."""
-        sql = " ".join([_COLUMNS, _WHERE, "AND seq >= :from_seq ORDER BY seq LIMIT :limit"])
-        params = {"conversation_id": conversation_id, "from_seq": from_seq, "limit": limit}
-        return [_from_row(row) for row in await source.all(sql, params)]
-
-    @staticmethod
-    async def read_stretch(
-        source: Queryable,
-        conversation_id: str,
-        *,
-        from_seq: int,
-        to_seq: int,
-        limit: int,
-        max_bytes: int,
-    ) -> list[StoredEvent]:
-        """Return the first events between two numbers: one, and more while there are few bytes."""
-        sql = " ".join([_COLUMNS, _WHERE, _STRETCH])
-        params = {
-            "conversation_id": conversation_id,
-            "from_seq": from_seq,
-            "to_seq": to_seq,
-            "limit": limit,
-            "max_bytes": max_bytes,
-        }
-        return [_from_row(row) for row in await source.all(sql, params)]
-
-    @staticmethod
-    async def last_timestamp(source: Queryable, conversation_id: str) -> str | None:
-        """Return the latest time, or None."""
-        sql = " ".join(["SELECT MAX(timestamp) AS latest FROM events", _WHERE])
-        rows = await source.all(sql, {"conversation_id": conversation_id})
-        latest: str | None = rows[0]["latest"]
-        return latest
-
-
 _COLUMNS = "SELECT conversation_id, seq, id, kind, timestamp, source, body FROM events"
 _BODIES = "SELECT timestamp, seq, body FROM events"
 _WHERE = "WHERE conversation_id = :conversation_id"
@@ -233,6 +81,140 @@ _LOGGED = """
         ELSE json_extract(CAST(body AS TEXT), '$.key') IS NOT 'full_state'
     END
 """
+
+
+async def find_state(
+    source: Queryable, conversation_id: str, ids: Iterable[str]
+) -> LogState | None:
+    """Return how far a conversation is and which of the ids it has, or None."""
+    sql = """
+        SELECT c.user_id, c.next_seq, (
+            SELECT json_group_array(e.id)
+            FROM events AS e
+            WHERE e.conversation_id = c.id
+              AND e.id IN (SELECT value FROM json_each(:ids))
+        ) AS known
+        FROM conversations AS c
+        WHERE c.id = :conversation_id
+    """
+    row = await source.one(sql, {"conversation_id": conversation_id, "ids": _to_json(ids)})
+    return record_of(row, LogState) if row else None
+
+
+async def insert_many(tx: Transaction, events: Iterable[StoredEvent]) -> None:
+    """Add events that are new."""
+    sql = """
+        INSERT INTO events
+            (conversation_id, seq, id, kind, timestamp, source, body, received_at)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+    """
+    received_at = values.to_stored(values.now())
+    rows = [(*msgspec.structs.astuple(event), received_at) for event in events]
+    await tx.run_many(sql, rows)
+
+
+async def copy(tx: Transaction, from_id: str, to_id: str, until: int | None) -> None:
+    """Add the events of one conversation, up to a number, to another that has none."""
+    # The number comes first: webhooks are told of no event below it.
+    sql = """
+        UPDATE conversations
+        SET next_seq = (SELECT next_seq FROM conversations WHERE id = :from_id)
+        WHERE id = :to_id
+    """
+    await tx.run(sql, {"from_id": from_id, "to_id": to_id})
+    sql = """
+        INSERT INTO events
+            (conversation_id, seq, id, kind, timestamp, source, body, received_at)
+        SELECT :to_id, seq, id, kind, timestamp, source, body, :received_at
+        FROM events
+        WHERE conversation_id = :from_id AND (:until IS NULL OR seq <= :until)
+        ORDER BY seq
+    """
+    received_at = values.to_stored(values.now())
+    copied = {"from_id": from_id, "to_id": to_id, "until": until, "received_at": received_at}
+    await tx.run(sql, copied)
+
+
+async def set_next_seq(tx: Transaction, conversation_id: str, next_seq: int) -> None:
+    """Remember the number of the next event."""
+    sql = "UPDATE conversations SET next_seq = :next_seq WHERE id = :conversation_id"
+    await tx.run(sql, {"conversation_id": conversation_id, "next_seq": next_seq})
+
+
+async def search(
+    source: Queryable,
+    conversation_id: str,
+    query: EventQuery,
+    after: Key | None,
+    limit: int,
+) -> list[StoredEvent]:
+    """Return the first events behind a key, in the order of the query."""
+    sql, params = _page(_COLUMNS, conversation_id, query, after)
+    return [StoredEvent(*row) for row in await source.all(sql, {**params, "limit": limit})]
+
+
+async def search_bodies(
+    source: Queryable,
+    conversation_id: str,
+    query: EventQuery,
+    after: Key | None,
+    limit: int,
+) -> list[tuple[str, int, bytes]]:
+    """Return of the same events the time, the number and the body only."""
+    sql, params = _page(_BODIES, conversation_id, query, after)
+    return [tuple(row) for row in await source.all(sql, {**params, "limit": limit})]
+
+
+async def count(source: Queryable, conversation_id: str, query: EventQuery) -> int:
+    """Return how many events fit the query."""
+    conditions, params = _narrow(conversation_id, query, None)
+    sql = " ".join(["SELECT COUNT(*) FROM events", conditions])
+    return int(await source.value(sql, params) or 0)
+
+
+async def find_first(source: Queryable, conversation_id: str) -> int | None:
+    """Return the number of the first event that is still there."""
+    sql = " ".join(["SELECT seq FROM events", _WHERE, "ORDER BY seq LIMIT 1"])
+    return await source.value(sql, {"conversation_id": conversation_id})
+
+
+async def find_many(
+    source: Queryable, conversation_id: str, ids: Iterable[str]
+) -> list[StoredEvent]:
+    """Return the events of these ids, in no order."""
+    sql = " ".join([_COLUMNS, _WHERE, "AND id IN (SELECT value FROM json_each(:ids))"])
+    params = {"conversation_id": conversation_id, "ids": _to_json(ids)}
+    return [StoredEvent(*row) for row in await source.all(sql, params)]
+
+
+async def read_range(
+    source: Queryable, conversation_id: str, from_seq: int, limit: int
+) -> list[StoredEvent]:
+    """Return the first events from a number on."""
+    sql = " ".join([_COLUMNS, _WHERE, "AND seq >= :from_seq ORDER BY seq LIMIT :limit"])
+    params = {"conversation_id": conversation_id, "from_seq": from_seq, "limit": limit}
+    return [StoredEvent(*row) for row in await source.all(sql, params)]
+
+
+async def read_stretch(
+    source: Queryable,
+    conversation_id: str,
+    *,
+    from_seq: int,
+    to_seq: int,
+    limit: int,
+    max_bytes: int,
+) -> list[StoredEvent]:
+    """Return the first events between two numbers: one, and more while there are few bytes."""
+    sql = " ".join([_COLUMNS, _WHERE, _STRETCH])
+    params = {
+        "conversation_id": conversation_id,
+        "from_seq": from_seq,
+        "to_seq": to_seq,
+        "limit": limit,
+        "max_bytes": max_bytes,
+    }
+    return [StoredEvent(*row) for row in await source.all(sql, params)]
 
 
 def _page(
@@ -275,7 +257,3 @@ def _narrow(
 
 def _to_json(ids: Iterable[str]) -> str:
     return msgspec.json.encode(list(ids)).decode()
-
-
-def _from_row(row: Row) -> StoredEvent:
-    return StoredEvent(*row)

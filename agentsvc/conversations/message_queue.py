@@ -28,6 +28,7 @@ from agentsvc.base import (
     new_id,
     parse_uuid,
 )
+from agentsvc.conversations import message_queue_table as table
 from agentsvc.conversations.event_ingestor import error_event, event_time, wish_event
 from agentsvc.conversations.event_log import EventLog
 from agentsvc.conversations.message_delivery import deliver_once, open_actions
@@ -37,7 +38,6 @@ from agentsvc.conversations.message_queue_table import (
     Lane,
     PendingKind,
     PendingMessage,
-    PendingTable,
     lane_of,
     lanes_behind,
 )
@@ -86,7 +86,6 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
     supervisor: Supervisor
     wait_seconds: float
     """How long callers wait for what has become of what they told."""
-    _table: PendingTable = msgspec.field(default_factory=PendingTable)
     _woken: set[tuple[str, Lane]] = set()
     _callers: dict[str, asyncio.Future[None]] = {}
     """Who waits for what has become of something: they are told what went wrong, or it counts
@@ -146,7 +145,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         """
         view = await self.conversations.get(user_id, conversation_id, include_starting=True)
         await self.conversations.check_rollback(view, checkpoint_id)
-        if await self._table.count(self.stores.db, view.conversation.id, ORDERED):
+        if await table.count(self.stores.db, view.conversation.id, ORDERED):
             raise Conflict("Messages to the agent wait: they come first, or can be taken back")
         pending = _new(view, PendingKind.ROLLBACK, message, run=False, about=(checkpoint_id,))
         await self._store_and_wait(view, pending)
@@ -166,7 +165,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         async def body(tx: Transaction) -> None:
             if claim is not None:
                 await claim(tx)
-            await self._table.insert(tx, pending)
+            await table.insert(tx, pending)
             lane = lane_of(pending.kind)
             tx.after_commit(lambda: self._wake(user_id, pending.conversation_id, lane))
 
@@ -178,7 +177,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         if sandbox is None or not view.conversation.is_ready:
             return False
         if sandbox.status in (SandboxStatus.STARTING, SandboxStatus.RUNNING):
-            return await self._table.count(self.stores.db, view.conversation.id, ORDERED) > 0
+            return await table.count(self.stores.db, view.conversation.id, ORDERED) > 0
         return await self.sandboxes.idle.is_culled(sandbox)
 
     async def queue(
@@ -204,14 +203,14 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
     async def waiting(self, user_id: str, reference: str) -> list[PendingMessage]:
         """Return the messages that wait, in their order; `reference` as for `queue`."""
         view = await self._find(user_id, reference)
-        return await self._table.messages(self.stores.db, view.conversation.id)
+        return await table.messages(self.stores.db, view.conversation.id)
 
     async def cancel(self, user_id: str, reference: str, message_id: str) -> None:
         """Remove a message that waits; raises NotFound, and Conflict where its agent was sent it."""
         view = await self._find(user_id, reference)
 
         async def body(tx: Transaction) -> PendingMessage:
-            messages = await self._table.messages(tx, view.conversation.id)
+            messages = await table.messages(tx, view.conversation.id)
             found = next((one for one in messages if one.id == message_id), None)
             if found is None:
                 raise NotFound("No such message waits; the agent may have it by now")
@@ -224,7 +223,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
 
     async def deliver_all(self) -> None:
         """Try to hand over whatever waits; called now and then, and once after a start."""
-        for user_id, conversation_id, kind in await self._table.all_waiting(self.stores.db):
+        for user_id, conversation_id, kind in await table.all_waiting(self.stores.db):
             self._wake(user_id, conversation_id, lane_of(kind))
 
     def sandbox_changed(self, before: Sandbox, after: Sandbox | None) -> None:
@@ -251,13 +250,13 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         status = SandboxStatus.RUNNING if is_running else SandboxStatus.STARTING
 
         async def body(tx: Transaction) -> Queued:
-            waiting = await self._table.count(tx, conversation_id, lane)
+            waiting = await table.count(tx, conversation_id, lane)
             if waiting >= most:
                 raise TooManyRequests(
                     f"{waiting} messages of this conversation are waiting already"
                 )
             try:
-                await self._table.insert(tx, pending)
+                await table.insert(tx, pending)
             except IntegrityError as exc:
                 # It was deleted since it was looked up.
                 raise NotFound(f"Conversation {conversation_id} not found") from exc
@@ -340,7 +339,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
 
     async def _deliver_first(self, user_id: str, conversation_id: str, lane: Lane) -> bool:
         """Hand over what has waited longest; say whether it waits no more."""
-        pending = await self._table.find_first(self.stores.db, conversation_id, lane)
+        pending = await table.find_first(self.stores.db, conversation_id, lane)
         if pending is None:
             return False
         view = await self.conversations.get(user_id, conversation_id, include_starting=True)
@@ -388,9 +387,9 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
             return False
 
         async def body(tx: Transaction) -> None:
-            await self._table.set_rolled_back(tx, pending.id)
+            await table.set_rolled_back(tx, pending.id)
             # What the agent was told to do before is over.
-            await self._table.set_run_asked(tx, pending.conversation_id, "")
+            await table.set_run_asked(tx, pending.conversation_id, "")
 
         await self.stores.db.write(body)
         self._settle(pending)
@@ -411,9 +410,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
 
         async def begin(last_event: str) -> bool:
             nonlocal is_tried
-            is_to_run = await self.stores.db.write(
-                lambda tx: self._table.begin(tx, pending, last_event)
-            )
+            is_to_run = await self.stores.db.write(lambda tx: table.begin(tx, pending, last_event))
             if is_to_run is None:
                 raise _Cancelled("The message was cancelled")
             is_tried = True
@@ -451,11 +448,11 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         run_asked_at: str | None = None,
     ) -> None:
         """Remove what waits no more; its agent may be at work now, whenever that is reported."""
-        await self._table.delete(tx, pending.id)
+        await table.delete(tx, pending.id)
         for lane in lanes_behind(pending.kind):
             tx.after_commit(partial(self._wake, user_id, pending.conversation_id, lane))
         if run_asked_at is not None:
-            await self._table.set_run_asked(tx, pending.conversation_id, run_asked_at)
+            await table.set_run_asked(tx, pending.conversation_id, run_asked_at)
         self.stores.conversations.announce(tx, user_id, pending.conversation_id)
 
     def _put_off(self, pending: PendingMessage, error: AgentsvcError) -> None:

@@ -80,114 +80,117 @@ class PendingMessage(msgspec.Struct, frozen=True, kw_only=True):
 _encode = msgspec.json.encode
 
 
-class PendingTable:
-    """The SQL of what waits."""
+async def insert(tx: Transaction, pending: PendingMessage) -> None:
+    """Insert something behind all others; the same id a second time changes nothing."""
+    row = row_of(pending, message=_encode(pending.message), created_at=now())
+    await tx.insert("pending_messages", row, "ON CONFLICT (id) DO NOTHING")
 
-    async def insert(self, tx: Transaction, pending: PendingMessage) -> None:
-        """Insert something behind all others; the same id a second time changes nothing."""
-        row = row_of(pending, message=_encode(pending.message), created_at=now())
-        await tx.insert("pending_messages", row, "ON CONFLICT (id) DO NOTHING")
 
-    async def count(self, reader: Queryable, conversation_id: str, kinds: Sequence[str]) -> int:
-        """Return how many of these kinds wait in a conversation."""
-        sql = """
-            SELECT count(*)
-            FROM pending_messages
-            WHERE conversation_id = :conversation_id
-                AND kind IN (SELECT value FROM json_each(:kinds))
-        """
-        return int(await reader.value(sql, _of(conversation_id, kinds)) or 0)
+async def count(reader: Queryable, conversation_id: str, kinds: Sequence[str]) -> int:
+    """Return how many of these kinds wait in a conversation."""
+    sql = """
+        SELECT count(*)
+        FROM pending_messages
+        WHERE conversation_id = :conversation_id
+            AND kind IN (SELECT value FROM json_each(:kinds))
+    """
+    return int(await reader.value(sql, _of(conversation_id, kinds)) or 0)
 
-    async def find_first(
-        self, reader: Queryable, conversation_id: str, lane: Lane
-    ) -> PendingMessage | None:
-        """Return what is next in a lane of a conversation; None while it waits for another lane."""
-        sql = """
-            SELECT id, conversation_id, kind, message, run, about, last_event, said_before, is_tried
-            FROM pending_messages
-            WHERE conversation_id = :conversation_id
-                AND kind IN (SELECT value FROM json_each(:kinds))
-                AND NOT EXISTS (
-                    SELECT 1
-                    FROM pending_messages AS before
-                    WHERE before.conversation_id = :conversation_id
-                        AND before.seq < pending_messages.seq
-                        AND before.kind IN (SELECT value FROM json_each(:before))
-                        AND (before.about != '[]' OR before.kind NOT IN ('accept', 'reject'))
-                )
-            ORDER BY seq
-            LIMIT 1
-        """
-        before = _encode(_ALSO_BEFORE.get(lane, ())).decode()
-        values = {**_of(conversation_id, lane), "before": before}
-        row = await reader.one(sql, values)
-        return _from_row(row) if row else None
 
-    async def messages(self, reader: Queryable, conversation_id: str) -> list[PendingMessage]:
-        """Return the messages that wait in a conversation, in their order."""
-        sql = """
-            SELECT id, conversation_id, kind, message, run, about, last_event, said_before, is_tried
-            FROM pending_messages
-            WHERE conversation_id = :conversation_id AND kind = 'message'
-            ORDER BY seq
-        """
-        rows = await reader.all(sql, {"conversation_id": conversation_id})
-        return [_from_row(row) for row in rows]
+async def find_first(reader: Queryable, conversation_id: str, lane: Lane) -> PendingMessage | None:
+    """Return what is next in a lane of a conversation; None while it waits for another lane."""
+    sql = """
+        SELECT id, conversation_id, kind, message, run, about, last_event, said_before, is_tried
+        FROM pending_messages
+        WHERE conversation_id = :conversation_id
+            AND kind IN (SELECT value FROM json_each(:kinds))
+            AND NOT EXISTS (
+                SELECT 1
+                FROM pending_messages AS before
+                WHERE before.conversation_id = :conversation_id
+                    AND before.seq < pending_messages.seq
+                    AND before.kind IN (SELECT value FROM json_each(:before))
+                    AND (before.about != '[]' OR before.kind NOT IN ('accept', 'reject'))
+            )
+        ORDER BY seq
+        LIMIT 1
+    """
+    before = _encode(_ALSO_BEFORE.get(lane, ())).decode()
+    values = {**_of(conversation_id, lane), "before": before}
+    row = await reader.one(sql, values)
+    return _from_row(row) if row else None
 
-    async def begin(self, tx: Transaction, pending: PendingMessage, last_event: str) -> bool | None:
-        """Note that it is being tried, and where the agent's log ended before.
 
-        Returns whether the agent is still to go on with it, None for one that was cancelled. With
-        what was told before a stop it is not to go on any more.
-        """
+async def messages(reader: Queryable, conversation_id: str) -> list[PendingMessage]:
+    """Return the messages that wait in a conversation, in their order."""
+    sql = """
+        SELECT id, conversation_id, kind, message, run, about, last_event, said_before, is_tried
+        FROM pending_messages
+        WHERE conversation_id = :conversation_id AND kind = 'message'
+        ORDER BY seq
+    """
+    rows = await reader.all(sql, {"conversation_id": conversation_id})
+    return [_from_row(row) for row in rows]
+
+
+async def begin(tx: Transaction, pending: PendingMessage, last_event: str) -> bool | None:
+    """Note that it is being tried, and where the agent's log ended before.
+
+    Returns whether the agent is still to go on with it, None for one that was cancelled. With
+    what was told before a stop it is not to go on any more.
+    """
+    sql = """
+        UPDATE pending_messages
+        SET is_tried = 1, last_event = :last_event
+        WHERE id = :id
+        RETURNING seq, run
+    """
+    row = await tx.one(sql, {"id": pending.id, "last_event": last_event})
+    if row is None:
+        return None
+    if pending.kind in STOPS:
         sql = """
             UPDATE pending_messages
-            SET is_tried = 1, last_event = :last_event
-            WHERE id = :id
-            RETURNING seq, run
+            SET run = 0
+            WHERE conversation_id = :conversation_id
+                AND seq < :seq
+                AND kind IN ('message', 'run')
         """
-        row = await tx.one(sql, {"id": pending.id, "last_event": last_event})
-        if row is None:
-            return None
-        if pending.kind in STOPS:
-            sql = """
-                UPDATE pending_messages
-                SET run = 0
-                WHERE conversation_id = :conversation_id
-                    AND seq < :seq
-                    AND kind IN ('message', 'run')
-            """
-            before = {"conversation_id": pending.conversation_id, "seq": row["seq"]}
-            await tx.run(sql, before)
-        return bool(row["run"])
+        before = {"conversation_id": pending.conversation_id, "seq": row["seq"]}
+        await tx.run(sql, before)
+    return bool(row["run"])
 
-    async def set_rolled_back(self, tx: Transaction, pending_id: str) -> None:
-        """Have a message of a roll back that is done, in its place."""
-        sql = "UPDATE pending_messages SET kind = 'message', about = '[]' WHERE id = :id"
-        await tx.run(sql, {"id": pending_id})
 
-    async def delete(self, tx: Transaction, pending_id: str) -> None:
-        """Remove what waits no more."""
-        await tx.run("DELETE FROM pending_messages WHERE id = :id", {"id": pending_id})
+async def set_rolled_back(tx: Transaction, pending_id: str) -> None:
+    """Have a message of a roll back that is done, in its place."""
+    sql = "UPDATE pending_messages SET kind = 'message', about = '[]' WHERE id = :id"
+    await tx.run(sql, {"id": pending_id})
 
-    async def set_run_asked(self, tx: Transaction, conversation_id: str, at: str) -> None:
-        """Note when an agent was told to go on, in the form events have their times."""
-        sql = """
-            UPDATE conversations
-            SET facts = CAST(json_set(CAST(facts AS TEXT), '$.run_asked_at', :at) AS BLOB)
-            WHERE id = :id
-        """
-        await tx.run(sql, {"id": conversation_id, "at": at})
 
-    async def all_waiting(self, reader: Queryable) -> list[tuple[str, str, PendingKind]]:
-        """Return the user, the conversation and the kind of whatever waits."""
-        sql = """
-            SELECT DISTINCT c.user_id, c.id, p.kind
-            FROM pending_messages AS p
-            JOIN conversations AS c ON c.id = p.conversation_id
-        """
-        rows = await reader.all(sql)
-        return [(row["user_id"], row["id"], PendingKind(row["kind"])) for row in rows]
+async def delete(tx: Transaction, pending_id: str) -> None:
+    """Remove what waits no more."""
+    await tx.run("DELETE FROM pending_messages WHERE id = :id", {"id": pending_id})
+
+
+async def set_run_asked(tx: Transaction, conversation_id: str, at: str) -> None:
+    """Note when an agent was told to go on, in the form events have their times."""
+    sql = """
+        UPDATE conversations
+        SET facts = CAST(json_set(CAST(facts AS TEXT), '$.run_asked_at', :at) AS BLOB)
+        WHERE id = :id
+    """
+    await tx.run(sql, {"id": conversation_id, "at": at})
+
+
+async def all_waiting(reader: Queryable) -> list[tuple[str, str, PendingKind]]:
+    """Return the user, the conversation and the kind of whatever waits."""
+    sql = """
+        SELECT DISTINCT c.user_id, c.id, p.kind
+        FROM pending_messages AS p
+        JOIN conversations AS c ON c.id = p.conversation_id
+    """
+    rows = await reader.all(sql)
+    return [(row["user_id"], row["id"], PendingKind(row["kind"])) for row in rows]
 
 
 def _of(conversation_id: str, kinds: Sequence[str]) -> dict[str, str]:

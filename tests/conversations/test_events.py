@@ -496,14 +496,6 @@ async def test_the_number_of_the_last_event_is_known(db: Database, events: Event
     assert await events.find_last("unknown") is None
 
 
-async def test_the_last_time_is_the_latest_not_the_one_that_arrived_last(
-    db: Database, events: EventLog
-) -> None:
-    assert await events.last_timestamp("c1") is None
-    await append(db, events, [event(1), event(7), event(3)])
-    assert await events.last_timestamp("c1") == "2025-03-01T12:00:00.000007"
-
-
 async def test_events_go_with_their_conversation(db: Database, events: EventLog) -> None:
     await append(db, events, [event(1)], "c1")
     await append(db, events, [event(1)], "c2")

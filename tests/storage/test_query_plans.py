@@ -12,7 +12,7 @@ from agentsvc.base.bus import EventBus
 from agentsvc.base.values import encode_cursor, new_id
 from agentsvc.conversations.archives.table import search_archives
 from agentsvc.conversations.event_log import EventLog
-from agentsvc.conversations.event_table import EventQuery, EventTable
+from agentsvc.conversations.event_table import EventQuery, find_state
 from agentsvc.conversations.model import ConversationQuery
 from agentsvc.conversations.starting.task_table import StartTaskTable
 from agentsvc.conversations.table import ConversationTable
@@ -141,9 +141,8 @@ async def test_events_are_read_by_their_number_or_id(explained: Explained) -> No
     await log.find_many(new_id(), [new_id()])
     await log.read_range(new_id(), from_seq=5, limit=PAGE)
     await log.find_last(new_id())
-    await log.last_timestamp(new_id())
     await log.count(new_id(), EventQuery())
-    await EventTable.find_state(explained, new_id(), [new_id()])
+    await find_state(explained, new_id(), [new_id()])
     assert explained.slow() == []
 
 

@@ -15,7 +15,7 @@ from agentsvc.base.errors import NotAuthenticated
 from agentsvc.base.values import Secret
 from agentsvc.conversations.archives.table import find_archive
 from agentsvc.conversations.event_log import EventLog
-from agentsvc.conversations.message_queue_table import PendingTable, lane_of
+from agentsvc.conversations.message_queue_table import all_waiting, find_first, lane_of
 from agentsvc.conversations.starting.task_table import StartTaskTable
 from agentsvc.conversations.table import ConversationTable
 from agentsvc.sandboxes.table import SandboxTable
@@ -173,9 +173,8 @@ async def test_what_each_part_has_stored_is_still_read(old: Path) -> None:
                 found = await find(row["id"])
                 assert found is not None
                 assert found.id == row["id"]
-        pending = PendingTable()
-        for _, conversation_id, kind in await pending.all_waiting(database):
-            assert await pending.find_first(database, conversation_id, lane_of(kind))
+        for _, conversation_id, kind in await all_waiting(database):
+            assert await find_first(database, conversation_id, lane_of(kind))
         log = EventLog(database, news, store_deltas=False)
         for row in await database.all(
             "SELECT conversation_id, COUNT(*) AS n FROM events GROUP BY 1"
