@@ -86,7 +86,6 @@ from agentsvc.conversations.streams import Delta as Delta
 from agentsvc.conversations.streams import Mark as Mark
 from agentsvc.conversations.streams import StreamedChange as StreamedChange
 from agentsvc.conversations.streams import Streams as Streams
-from agentsvc.conversations.streams import UserStream as UserStream
 from agentsvc.conversations.table import ConversationTable as ConversationTable
 from agentsvc.conversations.user_deletion import PendingUserDeletion as PendingUserDeletion
 from agentsvc.conversations.user_deletion import UserDeletions as UserDeletions

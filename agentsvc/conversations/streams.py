@@ -83,9 +83,59 @@ class Streams(msgspec.Struct, frozen=True, kw_only=True):
             after = max(-1, (-1 if last is None else last) - latest)
         return ConversationStream(self, user_id, conversation_id, after)
 
-    def of_user(self, user_id: str) -> "UserStream":
-        """Return what changes of a user's from now on."""
-        return UserStream(self, user_id)
+    async def of_user(self, user_id: str) -> AsyncGenerator[StreamedChange | Mark, None]:
+        """Tell what changes of a user's conversations, start tasks and sandboxes.
+
+        Be READY at once, then tell each change; of several of one thing perhaps only the last. A
+        conversation is told of when its sandbox changes, too, and not before it is ready.
+        """
+        with self.event_bus.subscribe(user_id, lambda news: news.subject in _CHANGING) as news:
+            yield Mark.READY
+            while True:
+                try:
+                    notices = await _within(self.beat_seconds, news.take())
+                except Overflow:
+                    yield Mark.RESYNC
+                    return
+                for batch in itertools.batched(notices, _BATCH):
+                    for change in await self._find_changes(user_id, batch):
+                        yield change
+                if not notices:
+                    yield Mark.BEAT
+
+    async def _find_changes(self, user_id: str, notices: Sequence[Notice]) -> list[StreamedChange]:
+        gone = [
+            StreamedChange(subject=one.subject, id=one.id, value=None)
+            for one in notices
+            if one.is_deleted
+        ]
+        left = [one for one in notices if not one.is_deleted]
+        finders: dict[Subject, _Find] = {
+            Subject.SANDBOX: self.sandboxes.find_many,
+            Subject.START_TASK: self.conversations.starts.find_many,
+            Subject.CONVERSATION: self.conversations.find_many,
+        }
+        changes = []
+        for subject, find in finders.items():
+            ids = [one.id for one in left if one.subject is subject]
+            for changed_id, value in zip(ids, await find(user_id, ids), strict=True):
+                if value is not None:
+                    changes.append(StreamedChange(subject=subject, id=changed_id, value=value))
+        told = {one.id for one in left if one.subject is Subject.CONVERSATION}
+        for sandbox_id in [one.id for one in left if one.subject is Subject.SANDBOX]:
+            changes += [
+                each for each in await self._inside(user_id, sandbox_id) if each.id not in told
+            ]
+        return changes + gone
+
+    async def _inside(self, user_id: str, sandbox_id: str) -> list[StreamedChange]:
+        """Return the conversations that live in a sandbox."""
+        query = ConversationQuery(sandbox_id=sandbox_id, include_children=True)
+        views, _ = await self.conversations.search(user_id, query, page_id=None, limit=_PAGE)
+        return [
+            StreamedChange(subject=Subject.CONVERSATION, id=view.conversation.id, value=view)
+            for view in views
+        ]
 
 
 class ConversationStream:
@@ -168,69 +218,6 @@ class ConversationStream:
             for event in page:
                 self.last = event.seq
                 yield event
-
-
-class UserStream:
-    """What changes of a user's: conversations, start tasks and sandboxes."""
-
-    def __init__(self, parts: Streams, user_id: str) -> None:
-        self._parts = parts
-        self._user_id = user_id
-
-    async def read(self) -> AsyncGenerator[StreamedChange | Mark, None]:
-        """Be READY at once, then tell each change; of several of one thing perhaps only the last.
-
-        A conversation is told of when its sandbox changes, too, and not before it is ready.
-        """
-        with self._parts.event_bus.subscribe(
-            self._user_id, lambda news: news.subject in _CHANGING
-        ) as news:
-            yield Mark.READY
-            while True:
-                try:
-                    notices = await _within(self._parts.beat_seconds, news.take())
-                except Overflow:
-                    yield Mark.RESYNC
-                    return
-                for batch in itertools.batched(notices, _BATCH):
-                    for change in await self._find_changes(batch):
-                        yield change
-                if not notices:
-                    yield Mark.BEAT
-
-    async def _find_changes(self, notices: Sequence[Notice]) -> list[StreamedChange]:
-        gone = [
-            StreamedChange(subject=one.subject, id=one.id, value=None)
-            for one in notices
-            if one.is_deleted
-        ]
-        left = [one for one in notices if not one.is_deleted]
-        finders: dict[Subject, _Find] = {
-            Subject.SANDBOX: self._parts.sandboxes.find_many,
-            Subject.START_TASK: self._parts.conversations.starts.find_many,
-            Subject.CONVERSATION: self._parts.conversations.find_many,
-        }
-        changes = []
-        for subject, find in finders.items():
-            ids = [one.id for one in left if one.subject is subject]
-            for changed_id, value in zip(ids, await find(self._user_id, ids), strict=True):
-                if value is not None:
-                    changes.append(StreamedChange(subject=subject, id=changed_id, value=value))
-        told = {one.id for one in left if one.subject is Subject.CONVERSATION}
-        for sandbox_id in [one.id for one in left if one.subject is Subject.SANDBOX]:
-            changes += [each for each in await self._inside(sandbox_id) if each.id not in told]
-        return changes + gone
-
-    async def _inside(self, sandbox_id: str) -> list[StreamedChange]:
-        """Return the conversations that live in a sandbox."""
-        query = ConversationQuery(sandbox_id=sandbox_id, include_children=True)
-        views, _ = await self._parts.conversations.search(
-            self._user_id, query, page_id=None, limit=_PAGE
-        )
-        return [
-            StreamedChange(subject=Subject.CONVERSATION, id=view.conversation.id, value=view)
-            for view in views
-        ]
 
 
 async def _within[T](seconds: float, items: Awaitable[list[T]]) -> list[T]:

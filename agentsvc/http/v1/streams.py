@@ -1,5 +1,6 @@
 """Streams: the events of a conversation, and whatever changes for a user."""
 
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any, Final, Literal, assert_never
 
@@ -16,7 +17,6 @@ from agentsvc.conversations import (
     StartTask,
     StoredEvent,
     StreamedChange,
-    UserStream,
 )
 from agentsvc.http.following import Follow, Item, Items, Message
 from agentsvc.http.keys import SDK_VERSION, STREAMS, user_of
@@ -234,8 +234,8 @@ async def stream_changes(request: web.Request) -> web.StreamResponse:
     """
 
     async def find() -> Items:
-        stream = request.app[STREAMS].of_user(user_of(request))
-        return _changes(stream, links_of(request))
+        changes = request.app[STREAMS].of_user(user_of(request))
+        return _changes(changes, links_of(request))
 
     async def find_more(wanted: Follow) -> Items:
         after = -1 if wanted.after is UNSET else wanted.after
@@ -290,8 +290,8 @@ async def _events(stream: ConversationStream, reader: Reader | None) -> Items:
                     assert_never(item)
 
 
-async def _changes(stream: UserStream, links: Links) -> Items:
-    async with aclosing(stream.read()) as items:
+async def _changes(changes: AsyncGenerator[StreamedChange | Mark, None], links: Links) -> Items:
+    async with aclosing(changes) as items:
         async for item in items:
             match item:
                 case StreamedChange():

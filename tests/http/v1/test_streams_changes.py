@@ -83,7 +83,7 @@ async def test_a_reader_that_missed_too_much_has_to_begin_anew(
     feed = await feeder(client, service)
     user = (await client.get("/api/v1/users/me")).json()["id"]
     streams, event_bus = service.app[STREAMS], service.app[EVENT_BUS]
-    stream = streams.of_user(user).read()
+    stream = streams.of_user(user)
     assert await anext(stream) is Mark.READY
     for number in range(2000):
         event_bus.announce(
