@@ -9,7 +9,7 @@ announced, and so is each streaming delta that is not.
 import itertools
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -154,6 +154,17 @@ class EventLog:
         after = None if page_id is None else values.decode_cursor(page_id, str, int)
         found = await event_table.search(self._db, conversation_id, query, after, limit + 1)
         return cut(found, limit, lambda last: (last.timestamp, last.seq))
+
+    async def pages(
+        self, conversation_id: str, query: EventQuery, *, limit: int
+    ) -> AsyncGenerator[list[StoredEvent], None]:
+        """Yield every page of a search; one of no events has one page."""
+        page_id = None
+        while True:
+            page, page_id = await self.search(conversation_id, query, page_id=page_id, limit=limit)
+            yield page
+            if page_id is None:
+                return
 
     async def search_bodies(
         self, conversation_id: str, query: EventQuery, *, page_id: str | None, limit: int

@@ -61,17 +61,14 @@ class Exports:
                 archive.writestr(entry, data)
 
         add([("meta.json", meta)])
-        page_id, number = None, 0
-        while True:
-            events, page_id = await self._events.search(
-                conversation_id, EventQuery(), page_id=page_id, limit=_PAGE
-            )
-            files = [(_name(at, event), event.body) for at, event in enumerate(events, number)]
-            await asyncio.to_thread(add, files)
-            number += len(events)
-            yield out.take()
-            if page_id is None:
-                break
+        number = 0
+        pages = self._events.pages(conversation_id, EventQuery(), limit=_PAGE)
+        async with aclosing(pages):
+            async for events in pages:
+                files = [(_name(at, event), event.body) for at, event in enumerate(events, number)]
+                await asyncio.to_thread(add, files)
+                number += len(events)
+                yield out.take()
         archive.close()
         yield out.take()
 

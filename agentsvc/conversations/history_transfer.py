@@ -8,7 +8,7 @@ import io
 import logging
 import shlex
 import tarfile
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final
 
@@ -18,7 +18,7 @@ from agentsvc.agentserver import AgentServer
 from agentsvc.base import StartRefused, reason_of
 from agentsvc.conversations.event_ingestor import event_time
 from agentsvc.conversations.event_log import EventLog
-from agentsvc.conversations.event_table import EventQuery, StoredEvent
+from agentsvc.conversations.event_table import EventQuery
 from agentsvc.conversations.history import (
     Line,
     Step,
@@ -56,7 +56,9 @@ class HistoryTransfer:
         Returns None where there is no history, or where the server has the conversation already.
         Raises StartRefused where the sandbox does not take it.
         """
-        steps = [step async for step in self._steps(conversation_id)]
+        steps: list[Step] = []
+        async for page in self._events.pages(conversation_id, EventQuery(logged=True), limit=_PAGE):
+            steps += filter(None, map(read_step, page))
         lines = with_prompt(lines_of(steps), steps)
         if not lines or await agent.find_conversation(conversation_id) is not None:
             return None
@@ -85,24 +87,6 @@ class HistoryTransfer:
             "The agent server of this sandbox does not read the history of a copied conversation."
             " Choose a sandbox spec with a newer one"
         )
-
-    async def _steps(self, conversation_id: str) -> AsyncIterator[Step]:
-        async with aclosing(self._all(conversation_id)) as events:
-            async for event in events:
-                step = read_step(event)
-                if step is not None:
-                    yield step
-
-    async def _all(self, conversation_id: str) -> AsyncGenerator[StoredEvent, None]:
-        page_id = None
-        while True:
-            page, page_id = await self._events.search(
-                conversation_id, EventQuery(logged=True), page_id=page_id, limit=_PAGE
-            )
-            for event in page:
-                yield event
-            if page_id is None:
-                return
 
     async def _pack(self, conversation_id: str, lines: list[Line]) -> AsyncGenerator[bytes, None]:
         """Yield a tar file of the events; one of them at a time is in memory."""
