@@ -23,7 +23,6 @@ from agentsvc.conversations.model import (
     ConversationPatch,
     ConversationQuery,
     ConversationView,
-    Generation,
     StartTask,
 )
 from agentsvc.conversations.model_tokens import ModelToken
@@ -55,12 +54,6 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
 
     def __post_init__(self) -> None:
         self.sandboxes.on_change(self.ingestor.sandbox_changed)
-
-    async def start(
-        self, user_id: str, order: StartOrder, *, generation: Generation = Generation.V1
-    ) -> StartTask:
-        """Ask for a conversation; as `Starts.start`."""
-        return await self.starts.start(user_id, order, generation=generation)
 
     # Finding
 

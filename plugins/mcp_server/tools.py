@@ -121,7 +121,7 @@ async def start_conversation(
         title=given.title,
         llm_model=given.model,
     )
-    task = await server.conversations.start(caller.user_id, order)
+    task = await server.conversations.starts.start(caller.user_id, order)
     return {"conversation_id": task.conversation_id, "start_status": task.status}
 
 

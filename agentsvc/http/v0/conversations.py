@@ -416,8 +416,8 @@ async def post_conversation(request: web.Request, body: StartBody) -> StartAnswe
     known = await find_view(request, order.alias or order.conversation_id or "")
     if known:
         return await _known(request, order, known)
-    conversations, user_id = request.app[CONVERSATIONS], user_of(request)
-    return _from_task(await conversations.start(user_id, order, generation=Generation.V0))
+    starts, user_id = request.app[CONVERSATIONS].starts, user_of(request)
+    return _from_task(await starts.start(user_id, order, generation=Generation.V0))
 
 
 @ROUTES.add("GET", "", example={"limit": 10})

@@ -320,7 +320,7 @@ async def post_app_conversation(request: web.Request, body: StartBody) -> StartT
     the background. Ask for the task until its status is `READY`, when `app_conversation_id` is
     there, or `ERROR`, when `detail` says why.
     """
-    return await request.app[CONVERSATIONS].start(user_of(request), to_order(body))
+    return await request.app[CONVERSATIONS].starts.start(user_of(request), to_order(body))
 
 
 @ROUTES.add(
@@ -361,7 +361,7 @@ async def post_stream_start(request: web.Request, body: StartBody) -> web.Stream
     The answer is a JSON array that grows: the task as it is at once, and again whenever its status
     changes, to the end of the start. Each is on a line of its own.
     """
-    task = await request.app[CONVERSATIONS].start(user_of(request), to_order(body))
+    task = await request.app[CONVERSATIONS].starts.start(user_of(request), to_order(body))
     return await stream_array(request, _follow(request, task.id))
 
 
