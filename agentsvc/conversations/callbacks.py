@@ -62,7 +62,9 @@ class SandboxCallbacks(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             return
         if await self.stores.conversations.find(conversation_id) is None:
             await self._adopt(sandbox, conversation_id, told.workspace.working_dir)
-        await self._require_own(sandbox, conversation_id)
+        known = await self.stores.conversations.find(conversation_id)
+        if known is None or known.sandbox_id != sandbox.id:
+            raise NotFound(f"Conversation {shown(conversation_id)} not found")
         await self.ingestor.receive_info(conversation_id, told)
 
     async def sandbox_secrets(self, sandbox: Sandbox) -> dict[str, tuple[str | None, Secret]]:
@@ -99,11 +101,6 @@ class SandboxCallbacks(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return found.token
 
     # Inside
-
-    async def _require_own(self, sandbox: Sandbox, conversation_id: str) -> None:
-        conversation = await self.stores.conversations.find(conversation_id)
-        if conversation is None or conversation.sandbox_id != sandbox.id:
-            raise NotFound(f"Conversation {shown(conversation_id)} not found")
 
     async def _adopt(self, sandbox: Sandbox, conversation_id: str, working_dir: str) -> None:
         order = StartOrder(conversation_id=conversation_id, sandbox_id=sandbox.id)

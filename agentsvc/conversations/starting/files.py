@@ -36,14 +36,10 @@ class FileSteps:
         base = await self._chooser.base_dir(host)
         if order.archive_id is not None:
             prepared = await self._restore(host, order.archive_id, base)
-        elif order.copied is not None:
-            workspace = Workspace(host.agent, base)
-            await workspace.set_credentials(_given(host))
-            prepared = StartWithWorkspace(
-                host=host, workspace=workspace, old_dir=order.copied.working_dir
-            )
         else:
-            prepared = StartWithWorkspace(host=host, workspace=await self._make(host, base))
+            old_dir = order.copied.working_dir if order.copied else None
+            workspace = await self._make(host, base)
+            prepared = StartWithWorkspace(host=host, workspace=workspace, old_dir=old_dir)
         name, email = settings.git_user_name, settings.git_user_email
         if order.commit is not None:
             # It is there to be committed to, which git refuses to nobody.
@@ -100,9 +96,10 @@ class FileSteps:
 
     async def _make(self, host: StartWithSandbox, base: str) -> Workspace:
         start, tokens = host.asked.start, _given(host)
-        conversation = start.conversation
+        conversation, order = start.conversation, start.task.request
         repository = conversation.selected_repository
-        if start.task.request.parent_conversation_id:
+        if order.copied is not None or order.parent_conversation_id:
+            # The files are there.
             workspace = Workspace(host.agent, base)
             await workspace.set_credentials(tokens)
             return workspace
@@ -114,8 +111,8 @@ class FileSteps:
         remote = locate(repository, conversation.git_provider, hosts)
         workspace = Workspace(host.agent, f"{base}/{remote.directory}")
         await workspace.set_credentials(tokens)
-        if start.task.request.commit is not None:
-            await self._bring(workspace, start, repository, start.task.request.commit)
+        if order.commit is not None:
+            await self._bring(workspace, start, repository, order.commit)
             return workspace
         clone = Clone(
             repository=repository,
