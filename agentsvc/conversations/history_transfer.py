@@ -5,7 +5,6 @@ the first time; there they are put before that, as files named as those the serv
 """
 
 import io
-import logging
 import shlex
 import tarfile
 from collections.abc import AsyncGenerator
@@ -28,8 +27,6 @@ from agentsvc.conversations.history import (
     with_prompt,
     without_parent,
 )
-
-log = logging.getLogger(__name__)
 
 _PAGE: Final = 25
 _REMEDY: Final = "Start the conversation anew; if that fails again, begin without the history"

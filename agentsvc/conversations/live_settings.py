@@ -13,7 +13,6 @@ from agentsvc.sandboxes import Sandboxes
 from agentsvc.settings import SettingsStore, get_profile
 
 _HASH_LENGTH: Final = 8
-_PAGE: Final = 100
 
 
 class UserSkill(msgspec.Struct, frozen=True, kw_only=True):

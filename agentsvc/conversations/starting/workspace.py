@@ -4,7 +4,6 @@ All of it happens inside the sandbox, through its agent server's shell. No comma
 carries a credential: git finds tokens through a credential file outside the workspace.
 """
 
-import logging
 from collections.abc import AsyncIterable, Mapping, Sequence
 from shlex import quote
 from typing import Any, Final
@@ -16,8 +15,6 @@ import msgspec
 from agentsvc.agentserver import AgentServer, CommandResult
 from agentsvc.base import Secret, StartRefused, reason_of, sha256
 from agentsvc.domain import Provider, credentials
-
-log = logging.getLogger(__name__)
 
 _STEP_SECONDS: Final = 30.0
 _MAX_SHOWN: Final = 2000
