@@ -15,6 +15,7 @@ from agentsvc import __version__
 from agentsvc.base import now
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.options import FILE, ConfigOptions, example, where_options
+from agentsvc.cli.secretoutput import create_private
 from agentsvc.config import DataDirectory
 from agentsvc.storage import check_file, copy_running
 
@@ -53,8 +54,7 @@ def command(*, file: Path, without_key: bool, archives: bool, where: ConfigOptio
                 hint = "run `agentsvc db check`; restore an older backup if that says the same"
                 raise CommandFailed(f"the database is damaged: {problems[0]}", hint)
             draft.unlink(missing_ok=True)
-            descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-            with os.fdopen(descriptor, "wb") as opened:
+            with os.fdopen(create_private(draft), "wb") as opened:
                 _pack(opened, copy, data_directory, has_key=not without_key, has_archives=archives)
                 opened.flush()
                 os.fsync(opened.fileno())

@@ -7,9 +7,9 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import click
 import msgspec
@@ -18,6 +18,7 @@ from agentsvc.base import ArchiveRefused
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.backup import ABOUT, ARCHIVE, ARCHIVES, DATABASE, INSTANCE_ID, MASTER_KEY
 from agentsvc.cli.options import EXISTING_FILE, ConfigOptions, data_dir_of, example, where_options
+from agentsvc.cli.secretoutput import create_private
 from agentsvc.config import DataDirectory
 from agentsvc.conversations import UnpackLimits
 from agentsvc.conversations import check as check_archive
@@ -26,7 +27,6 @@ from agentsvc.storage import (
     BadTar,
     Gunzip,
     Installation,
-    Member,
     MemberKind,
     TarStream,
     Transaction,
@@ -45,9 +45,6 @@ _RATIO_MAX: Final = 200
 """How much larger than the backup its files may be: events in JSON become a tenth or so."""
 _RATIO_FREE_BYTES: Final = 256 * 1024**2
 _ROOM_LEFT_BYTES: Final = 64 * 1024**2
-_PART: Final = 256 * 1024
-_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class _About(msgspec.Struct, frozen=True):
@@ -127,10 +124,9 @@ def unpack(file: Path, directory: Path) -> None:
     free = shutil.disk_usage(directory).free - _ROOM_LEFT_BYTES
     room = min(free, file.stat().st_size * _RATIO_MAX + _RATIO_FREE_BYTES)
     try:
-        with file.open("rb") as opened, _Unpacking(directory, room) as unpacking:
-            archive = TarStream(Gunzip(opened))
-            for member in archive:
-                unpacking.write_member(member, archive)
+        (directory / ARCHIVES).mkdir(0o700)
+        with file.open("rb") as opened:
+            _write_members(TarStream(Gunzip(opened)), directory, room)
         msgspec.json.decode((directory / ABOUT).read_bytes(), type=_About)
     except (OSError, ValueError, RecursionError) as exc:
         raise CommandFailed(
@@ -138,64 +134,36 @@ def unpack(file: Path, directory: Path) -> None:
         ) from exc
 
 
-class _Unpacking:
-    """The new directory that a backup is written to, and how much it may still take."""
+def _write_members(archive: TarStream, directory: Path, room: int) -> None:
+    """Write the files of a backup to a directory that only this process writes to.
 
-    def __init__(self, directory: Path, room: int) -> None:
-        self._path = directory
-        self._room = room
-        self._names: set[str] = set()
-        self._opened = contextlib.ExitStack()
-        self._top = self._archives = -1
-
-    def __enter__(self) -> Self:
-        """Open the directory, and make the one for archives in it."""
-        with contextlib.ExitStack() as opened:
-            self._top = _open_directory(opened, self._path)
-            (self._path / ARCHIVES).mkdir(0o700)
-            self._archives = _open_directory(opened, ARCHIVES, self._top)
-            self._opened = opened.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close both."""
-        self._opened.close()
-
-    def write_member(self, member: Member, archive: TarStream) -> None:
-        """Write a file of a backup; raises BadTar for anything else."""
+    Raises BadTar for anything else, and for more bytes than there is room for.
+    """
+    names: set[str] = set()
+    for member in archive:
         name = member.name
-        if name in self._names or len(self._names) >= _MEMBERS_MAX:
+        if name in names or len(names) >= _MEMBERS_MAX:
             raise BadTar("a file is in it twice, or there are too many")
-        self._names.add(name)
+        names.add(name)
         if member.kind is MemberKind.DIRECTORY and name.rstrip("/") == ARCHIVES:
-            return
+            continue
         if member.kind is not MemberKind.FILE or member.segments is not None:
             raise BadTar("there is something in it that is no plain file")
-        if member.size > min(self._room, _SMALL.get(name, self._room)):
+        if member.size > min(room, _SMALL.get(name, room)):
             raise BadTar("a file in it is too large for what it is, or for the disk")
-        self._room -= member.size
-        if name in (*_SMALL, DATABASE):
-            _write(self._top, name, archive)
-        elif ARCHIVE.fullmatch(name):
-            _write(self._archives, name.removeprefix(f"{ARCHIVES}/"), archive)
+        room -= member.size
+        if name in (*_SMALL, DATABASE) or ARCHIVE.fullmatch(name):
+            _write(directory / name, archive.parts(member))
         elif not _UNFINISHED.fullmatch(name):
             raise BadTar("a file has a name that none in a backup has")
 
 
-def _open_directory(opened: contextlib.ExitStack, path: Path | str, at: int | None = None) -> int:
-    descriptor = os.open(path, _DIRECTORY, dir_fd=at)
-    opened.callback(os.close, descriptor)
-    return descriptor
-
-
-def _write(directory: int, name: str, archive: TarStream) -> None:
-    """Make a file out of the current member; there must be nothing of its name."""
-    descriptor = os.open(name, _NEW_FILE, 0o600, dir_fd=directory)
-    with os.fdopen(descriptor, "wb") as out:
-        while part := archive.read(_PART):
-            out.write(part)
+def _write(file: Path, parts: Iterable[bytes]) -> None:
+    """Make a file, which must not be there yet."""
+    with os.fdopen(create_private(file), "wb") as out:
+        out.writelines(parts)
         out.flush()
-        os.fsync(descriptor)
+        os.fsync(out.fileno())
 
 
 def _check(file: Path, restored: DataDirectory, bounds: UnpackLimits) -> None:
