@@ -177,12 +177,13 @@ def bind(host: str, port: int) -> socket.socket:
         raise StartFailed(f"`{host}` is not an address of this machine", hint=hint) from exc
     # Where a name has addresses of both kinds, sandboxes and clients try the IPv4 one first.
     family, kind, protocol, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
-    listener = socket.socket(family, kind, protocol)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        with contextlib.ExitStack() as undo:
+            listener = undo.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            undo.pop_all()
     except OSError as exc:
-        listener.close()
         raise _cannot_listen(exc, host, port) from exc
     return listener
 

@@ -100,6 +100,26 @@ def test_a_port_that_is_taken_is_told_unless_the_server_has_it(data_dir: Path) -
     assert "a server runs on the data directory" in running.stdout
 
 
+def test_the_port_is_looked_for_at_the_address_that_a_server_takes(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = taken.getsockname()
+        addresses = [
+            (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", address[1], 0, 0)),
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", address),
+        ]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_kw: addresses)
+        result = call(data_dir, "--json", AGENTSVC_SERVER__PORT=str(address[1]))
+    [found] = [one for one in json.loads(result.stdout) if one["name"] == "port"]
+    assert found["grade"] == "error"
+
+
+def test_a_host_that_is_none_is_told(data_dir: Path) -> None:
+    grade, text, _ = look(data_dir, AGENTSVC_SERVER__HOST="a..b")["port"]
+    assert (grade, text) == ("error", "`a..b` is not an address of this machine")
+
+
 def test_a_proxy_has_to_answer_and_to_leave_this_machine_out(data_dir: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         url = f"http://127.0.0.1:{proxy.getsockname()[1]}"

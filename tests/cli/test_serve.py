@@ -518,6 +518,15 @@ def test_an_address_of_another_machine_is_refused(host: str) -> None:
     assert caught.value.hint
 
 
+def test_an_address_of_a_kind_that_the_kernel_has_not_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unknown = (99, socket.SOCK_STREAM, 0, "", ("::1", 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_kw: [unknown])
+    with pytest.raises(StartFailed, match="cannot listen on ::1:0"):
+        bind("::1", 0)
+
+
 class Listener:
     """What systemd is to a server: a socket that is told things."""
 

@@ -16,6 +16,7 @@ from typing import Final
 from agentsvc.base import StartFailed, known_vulnerabilities
 from agentsvc.cli.doctor.finding import Finding, bad, fine, note
 from agentsvc.cli.plugins import load_plugins, opened
+from agentsvc.cli.serve import bind
 from agentsvc.config import Config, DataDirectory
 from agentsvc.plugin import Health
 from agentsvc.sandboxes import Protection, find_protections
@@ -173,15 +174,9 @@ def check_port(config: Config, data_directory: DataDirectory) -> Iterator[Findin
         yield fine("port", "a server runs on the data directory")
         return
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with closing(socket.socket(family, kind, protocol)) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as exc:
-        remedy = f"agentsvc serve --port {port % 65535 + 1}"
-        yield bad("port", f"{host}:{port} cannot be had: {exc.strerror or exc}", remedy)
+        bind(host, port).close()
+    except StartFailed as exc:
+        yield bad("port", exc.message, f"agentsvc serve --port {port % 65535 + 1}")
     else:
         yield fine("port", f"{host}:{port} is free")
 
