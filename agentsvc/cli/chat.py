@@ -1,6 +1,5 @@
 """`agentsvc chat`: talks with an agent in the terminal, as long as whoever types wants to."""
 
-import importlib
 import queue
 import sys
 import threading
@@ -14,7 +13,7 @@ from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import V1, Api
 from agentsvc.cli.options import example
 from agentsvc.cli.run import RunOptions
-from agentsvc.cli.run.watch import View
+from agentsvc.cli.run.watch import View, start
 from agentsvc.cli.server import Id, ServerChoice, get_api, server_options
 from agentsvc.cli.talk import (
     CONVERSATIONS,
@@ -69,16 +68,9 @@ def command(
             send_message(api, found["id"], task)
     else:
         text = task or click.prompt("What should the agent do?", err=True)
-        found = _start(api, text, repo)
+        wanted = RunOptions(task=text, repository=repo)
+        found = start(api, wanted, View(as_json=False))
     Chat(api, found).run()
-
-
-def _start(api: Api, task: str, repository: str | None) -> Record:
-    # What copies files is loaded with it.
-    conversations: Any = importlib.import_module("agentsvc.cli.run.conversation")
-    wanted = RunOptions(task=task, repository=repository)
-    started: Record = conversations.start(api, wanted, View(as_json=False))
-    return started
 
 
 class Chat:

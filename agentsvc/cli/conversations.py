@@ -1,6 +1,5 @@
 """`agentsvc conversations`: lists, shows and steers conversations of a server."""
 
-import importlib
 import itertools
 import shutil
 import sys
@@ -12,7 +11,7 @@ import click
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import PAGE, V1, Api
 from agentsvc.cli.options import example, json_option, yes_option
-from agentsvc.cli.run.watch import View, follow_on, send_and_follow
+from agentsvc.cli.run.watch import View, follow_on, send_and_follow, wait_until_ready
 from agentsvc.cli.server import Id, ServerChoice, found_options, get_api, server_options
 from agentsvc.cli.show.notes import to_note
 from agentsvc.cli.show.screen import open_screen
@@ -237,9 +236,7 @@ def fork(
         text = {"type": "text", "text": message}
         body["initial_message"] = {"role": "user", "content": [text]}
     task = api.call("POST", f"{CONVERSATIONS}/{found['id']}/fork", body=body)
-    # What copies files is loaded with it.
-    starts = importlib.import_module("agentsvc.cli.run.conversation")
-    made = starts.wait_until_ready(api, task, View(as_json=False))
+    made = wait_until_ready(api, task, View(as_json=False))
     click.echo(json_text(made) if as_json else made["id"])
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentsvc.cli.run.conversation import describe_duration
+from agentsvc.cli.run.watch import describe_duration
 
 
 def stage(status: str, duration_ms: int | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Follows one conversation in a terminal: shows it, asks for confirmations, takes interruptions."""
+"""Starts and follows one conversation in a terminal: shows it, asks for confirmations, takes interruptions."""
 
 import sys
 import time
@@ -11,9 +11,11 @@ import click
 
 from agentsvc.cli import CommandFailed, printable
 from agentsvc.cli.client import V1, Api, StreamMessage
+from agentsvc.cli.run import RunOptions
 from agentsvc.cli.show.notes import Event, to_note
 from agentsvc.cli.show.screen import Screen, open_screen
 from agentsvc.cli.talk import (
+    CONVERSATIONS,
     Record,
     ask_agent,
     check_text,
@@ -22,8 +24,11 @@ from agentsvc.cli.talk import (
     spent,
     wake,
 )
-from agentsvc.cli.text import SHORT_ID, json_line
+from agentsvc.cli.text import SHORT_ID, json_line, words
 
+_POLL_SECONDS: Final = 0.2
+_NOTABLE_PART: Final = 10
+"""A stage is named if the start took at most so many times as long."""
 _RETRY_SECONDS: Final = 0.5
 _MAX_FAILURES: Final = 20
 _REJECTED: Final = "The user rejected this action."
@@ -83,6 +88,48 @@ class View:
         """Tell a person something that is not part of the conversation."""
         self.busy("")
         click.echo(printable(text), err=True)
+
+
+def start(api: Api, options: RunOptions, view: View) -> Record:
+    """Start the conversation and return it once it is ready."""
+    body: dict[str, Any] = {
+        "selected_repository": options.repository,
+        "selected_branch": options.branch,
+        "llm_model": options.model,
+        "title": options.title,
+    }
+    if options.directory is None:
+        text = {"type": "text", "text": options.task}
+        body["initial_message"] = {"role": "user", "content": [text]}
+    asked = {name: value for name, value in body.items() if value is not None}
+    return wait_until_ready(api, api.call("POST", CONVERSATIONS, body=asked), view)
+
+
+def wait_until_ready(api: Api, task: Record, view: View) -> Record:
+    """Show how a start goes on, and return its conversation; raises CommandFailed if it fails."""
+    status = ""
+    while True:
+        if task["status"] != status:
+            status = task["status"]
+            view.busy(words(status))
+            view.line({"type": "start", "status": status, "detail": task["detail"]})
+        if status == "READY":
+            view.say(describe_duration(task.get("stages", [])))
+            return find_conversation(api, task["app_conversation_id"])
+        if status == "ERROR":
+            view.busy("")
+            raise CommandFailed(f"the conversation did not start: {task['detail']}")
+        time.sleep(_POLL_SECONDS)
+        task = api.call("GET", f"{CONVERSATIONS}/start-tasks", query={"ids": task["id"]})[0]
+
+
+def describe_duration(stages: list[Record]) -> str:
+    """Return what a start took, and which of its stages took a notable part of that."""
+    times = {stage["status"]: stage["duration_ms"] or 0 for stage in stages}
+    total = sum(times.values())
+    long = {name: ms for name, ms in times.items() if ms * _NOTABLE_PART >= total > 0}
+    listed = ", ".join(f"{words(name)} {ms / 1000:.1f} s" for name, ms in long.items())
+    return f"ready after {total / 1000:.1f} s ({listed})" if listed else "ready"
 
 
 class ConversationWatch:
