@@ -23,6 +23,7 @@ from agentsvc.cli.talk import (
     find_conversation,
     send_message,
     spent,
+    state_of,
     wake,
 )
 from agentsvc.cli.text import SHORT_ID
@@ -136,8 +137,8 @@ class Chat:
 
     def _show_status(self, _: str) -> None:
         conversation = self._fetch()
-        state = conversation["execution_status"] or conversation["sandbox_status"].lower()
-        click.echo(", ".join(filter(None, (state, spent(conversation)))), err=True)
+        shown = (state_of(conversation), spent(conversation))
+        click.echo(", ".join(filter(None, shown)), err=True)
 
     def _show_address(self, _: str) -> None:
         click.echo(f"{self._api.url}/#/c/{self._conversation['id']}", err=True)

@@ -26,7 +26,6 @@ BEAT: Final = "beat"
 _ANSWER_SECONDS: Final = 150.0
 _SILENCE_SECONDS: Final = 60.0
 """Longer than the time between two signs of life on a stream."""
-_NOT_AUTHENTICATED: Final = 401
 
 
 class RequestRefused(CommandFailed):
@@ -108,7 +107,7 @@ class Api:
         )
         with closing(self._connect(silence)) as connection:
             response = self._ask(connection, method, target, body, headers or {})
-            if response.status == _NOT_AUTHENTICATED and self._renew is not None:
+            if response.status == http.client.UNAUTHORIZED and self._renew is not None:
                 response.read()
                 self._key, self._renew = self._renew(), None
                 response = self._ask(connection, method, target, body, headers or {})
@@ -164,7 +163,7 @@ def _refusal(status: int, text: bytes) -> RequestRefused:
         return RequestRefused(status, f"the server answers {status}, and does not say why")
     if isinstance(detail, list):
         detail = "; ".join(f"{_location(one.get('loc'))}: {one.get('msg')}" for one in detail)
-    hint = "name a key that is valid with --key" if status == _NOT_AUTHENTICATED else ""
+    hint = "name a key that is valid with --key" if status == http.client.UNAUTHORIZED else ""
     return RequestRefused(status, f"{detail}", hint, error=str(body.get("error") or ""))
 
 

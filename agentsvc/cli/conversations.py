@@ -24,6 +24,8 @@ from agentsvc.cli.talk import (
     cost_of,
     find_conversation,
     send_message,
+    state_of,
+    user_message,
     wake,
 )
 from agentsvc.cli.text import (
@@ -101,13 +103,10 @@ def list_conversations(
     print_found(items, table, as_json=as_json)
 
 
-_STATES: Final = {"waiting_for_confirmation": "asks"}
-
-
 def _state(item: Record) -> str:
     """Return one word for what a conversation does."""
-    state = str(item["execution_status"] or item["sandbox_status"].lower())
-    return _STATES.get(state, state)
+    state = state_of(item)
+    return "asks" if state == "waiting_for_confirmation" else state
 
 
 @command.command(epilog=example("agentsvc conversations show 7c9e66797425"))
@@ -233,8 +232,7 @@ def fork(
     body: Record = {"title": title, "up_to_event_id": until}
     if message is not None:
         check_text(message, "message")
-        text = {"type": "text", "text": message}
-        body["initial_message"] = {"role": "user", "content": [text]}
+        body["initial_message"] = user_message(message)
     task = api.call("POST", f"{CONVERSATIONS}/{found['id']}/fork", body=body)
     made = wait_until_ready(api, task, View(as_json=False))
     click.echo(json_text(made) if as_json else made["id"])

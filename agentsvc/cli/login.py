@@ -2,6 +2,7 @@
 
 import sys
 import time
+from http import HTTPStatus
 from typing import Any, Final
 
 import click
@@ -14,7 +15,6 @@ from agentsvc.cli.options import example
 from agentsvc.cli.server import Login, login_file
 
 _DEVICE: Final = "/oauth/device"
-_NOT_FOUND: Final = 404
 _WAITING: Final = ("authorization_pending", "slow_down")
 
 
@@ -48,7 +48,7 @@ def _by_browser(api: Api) -> str:
     try:
         login: dict[str, Any] = api.call("POST", f"{_DEVICE}/authorize")
     except RequestRefused as exc:
-        if exc.status == _NOT_FOUND:
+        if exc.status == HTTPStatus.NOT_FOUND:
             return ""
         raise
     page = login["verification_uri_complete"]

@@ -1,5 +1,6 @@
 """`agentsvc secrets`: keeps the secrets that agents may use."""
 
+from http import HTTPStatus
 from typing import Final
 from urllib.parse import quote
 
@@ -13,7 +14,6 @@ from agentsvc.cli.settings import read_value
 from agentsvc.cli.text import columns, print_found, short
 
 _SECRETS: Final = f"{V1}/secrets"
-_NOT_FOUND: Final = 404
 
 
 @click.group(
@@ -58,7 +58,7 @@ def delete(name: str, *, server: ServerChoice) -> None:
     try:
         get_api(server).call("DELETE", f"{_SECRETS}/{quote(name, safe='')}")
     except RequestRefused as exc:
-        if exc.status != _NOT_FOUND:
+        if exc.status != HTTPStatus.NOT_FOUND:
             raise
         raise CommandFailed(
             f"there is no secret `{name}`", "run `agentsvc secrets list` to see them"

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from http import HTTPStatus
 from typing import Any, Final
 
 import click
@@ -13,7 +14,6 @@ from agentsvc.cli.server import ServerChoice, get_api, server_options
 from agentsvc.cli.text import clean, json_text
 
 _SETTINGS: Final = f"{V1}/settings"
-_NOT_FOUND: Final = 404
 _PARTS: Final = ("agent_settings", "conversation_settings")
 _SECRET_ENDS: Final = ("api_key",)
 
@@ -83,7 +83,7 @@ def _read(api: Api) -> dict[str, Any]:
     try:
         found: dict[str, Any] = api.call("GET", _SETTINGS)
     except RequestRefused as exc:
-        if exc.status == _NOT_FOUND:
+        if exc.status == HTTPStatus.NOT_FOUND:
             raise CommandFailed(
                 "nothing is set yet", "begin with `agentsvc settings set llm_model MODEL`"
             ) from exc

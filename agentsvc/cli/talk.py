@@ -74,8 +74,13 @@ _LOG_HINT: Final = "see `agentsvc sandboxes logs ID`; `sandboxes resume ID` star
 def send_message(api: Api, conversation_id: str, text: str) -> None:
     """Send a message, and let the agent go on with it; raises CommandFailed for an empty one."""
     check_text(text, "message")
-    body = {"role": "user", "content": [{"type": "text", "text": text}], "run": True}
+    body = {**user_message(text), "run": True}
     api.call("POST", f"{CONVERSATIONS}/{conversation_id}/send-message", body=body)
+
+
+def user_message(text: str) -> Record:
+    """Return a message of the user, as the API takes it."""
+    return {"role": "user", "content": [{"type": "text", "text": text}]}
 
 
 def check_text(text: str, what: str) -> None:
@@ -87,8 +92,7 @@ def check_text(text: str, what: str) -> None:
 def answer_agent(api: Api, conversation: Record, *, accept: bool, reason: str = "") -> None:
     """Confirm or reject what the agent of a conversation waits to do."""
     if conversation["execution_status"] != "waiting_for_confirmation":
-        state = conversation["execution_status"] or conversation["sandbox_status"].lower()
-        raise CommandFailed(f"the agent asks for no confirmation, it is {state}")
+        raise CommandFailed(f"the agent asks for no confirmation, it is {state_of(conversation)}")
     body: dict[str, Any] = {"accept": accept, **({"reason": reason} if reason else {})}
     ask_agent(api, conversation, "events/respond_to_confirmation", body)
 
@@ -108,6 +112,11 @@ def ask_agent(
 ) -> Any:
     """Ask the agent server of a conversation for something, such as `pause`."""
     return api.call("POST", f"{agent_path(conversation)}/{what}", body=dict(body or {}))
+
+
+def state_of(conversation: Record) -> str:
+    """Return the state of the agent, or that of the sandbox where the agent has none."""
+    return str(conversation["execution_status"] or conversation["sandbox_status"].lower())
 
 
 def spent(conversation: Record) -> str:

@@ -21,7 +21,7 @@ from agentsvc.cli.options import example
 from agentsvc.cli.private import PrivateServer, check_installed, choose_isolation
 from agentsvc.cli.show.notes import Event, find_created_file, find_outcome, to_note
 from agentsvc.cli.show.screen import Screen, open_screen
-from agentsvc.cli.talk import CONVERSATIONS, SANDBOXES, Record, find_conversation
+from agentsvc.cli.talk import CONVERSATIONS, SANDBOXES, Record, find_conversation, user_message
 from agentsvc.cli.text import words
 from agentsvc.testing import MODEL, ScriptedModel
 
@@ -120,8 +120,8 @@ class _Demo:
     async def _start(self, api: Api) -> str:
         self._screen.title("A conversation, by V1")
         began = monotonic()
-        message = {"role": "user", "content": [{"type": "text", "text": _TASK}]}
-        task = await ask(api, "POST", CONVERSATIONS, body={"initial_message": message})
+        asked = {"initial_message": user_message(_TASK)}
+        task = await ask(api, "POST", CONVERSATIONS, body=asked)
         async for seen in follow_start(api, task):
             if seen["status"] != task["status"]:
                 self._end_stage(words(task["status"]), began)
@@ -226,8 +226,7 @@ def commands_to_try(url: str, key_file: Path, conversation_id: str) -> list[tupl
 
     They read the key from its file, so that no log of what was shown has it.
     """
-    message = {"role": "user", "content": [{"type": "text", "text": "Once more."}]}
-
+    message = user_message("Once more.")
     key = f"$(cat {shlex.quote(str(key_file))})"
 
     def curl(path: str, body: Any = None) -> str:

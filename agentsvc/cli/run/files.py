@@ -8,14 +8,14 @@ import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from agentsvc.base import new_id
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import Api
-from agentsvc.cli.talk import SANDBOXES, Record
+from agentsvc.cli.talk import SANDBOXES, Record, agent_path
 from agentsvc.cli.text import clean, confirm
 from agentsvc.storage import SPARSE, BadTar, Gunzip, MemberKind, TarStream
 
@@ -177,7 +177,8 @@ class _Workspace:
         sandbox_id = conversation["sandbox_id"]
         self._agent = f"/sandboxes/{sandbox_id}/agent/api"
         sandbox = api.call("GET", SANDBOXES, query={"id": sandbox_id})[0]
-        self._directory = _project(api, self._agent, conversation) or sandbox["working_dir"]
+        workspace = api.call("GET", agent_path(conversation)).get("workspace") or {}
+        self._directory = str(workspace.get("working_dir") or sandbox["working_dir"])
         self._name = f".agentsvc-{new_id()}.tar.gz"
         self._packed = f"{sandbox['working_dir']}/{self._name}"
 
@@ -221,10 +222,3 @@ class _Workspace:
             raise CommandFailed(
                 f"the files cannot be copied: {clean(done['stderr'] or done['stdout'] or 'no reason')}"
             )
-
-
-def _project(api: Api, agent: str, conversation: Record) -> str:
-    """Return the directory in which the agent of a conversation works."""
-    tail = str(conversation["conversation_url"] or "").partition("/api/conversations/")[2]
-    found: dict[str, Any] = api.call("GET", f"{agent}/conversations/{tail}")
-    return str((found.get("workspace") or {}).get("working_dir") or "")

@@ -22,6 +22,7 @@ from agentsvc.cli.talk import (
     find_conversation,
     send_message,
     spent,
+    user_message,
     wake,
 )
 from agentsvc.cli.text import SHORT_ID, json_line, words
@@ -99,8 +100,7 @@ def start(api: Api, options: RunOptions, view: View) -> Record:
         "title": options.title,
     }
     if options.directory is None:
-        text = {"type": "text", "text": options.task}
-        body["initial_message"] = {"role": "user", "content": [text]}
+        body["initial_message"] = user_message(options.task)
     asked = {name: value for name, value in body.items() if value is not None}
     return wait_until_ready(api, api.call("POST", CONVERSATIONS, body=asked), view)
 
