@@ -5,18 +5,19 @@ import sys
 import threading
 from collections.abc import Callable
 from http.client import HTTPException
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.client import V1, Api
+from agentsvc.cli.client import Api, StreamMessage
 from agentsvc.cli.options import example
 from agentsvc.cli.run import RunOptions
 from agentsvc.cli.run.watch import View, start
 from agentsvc.cli.server import Id, ServerChoice, get_api, server_options
 from agentsvc.cli.talk import (
     CONVERSATIONS,
+    EventStream,
     Record,
     answer_agent,
     ask_agent,
@@ -81,7 +82,7 @@ class Chat:
         self._api = api
         self._conversation = conversation
         self._view = View(as_json=False)
-        self._last = -1
+        self._events = EventStream(api, conversation)
         self._is_over = threading.Event()
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
@@ -147,20 +148,18 @@ class Chat:
         return find_conversation(self._api, self._conversation["id"])
 
     def _show_events(self) -> None:
-        path = f"{V1}/conversation/{self._conversation['id']}/events/stream"
         while not self._is_over.is_set():
             try:
-                for message in self._api.stream(path, after=self._last):
+                for message in self._events.read():
                     if self._is_over.is_set() or not self._show_message(message):
                         return
             except (OSError, HTTPException, CommandFailed):
                 self._is_over.wait(_RETRY_SECONDS)
 
-    def _show_message(self, message: Any) -> bool:
+    def _show_message(self, message: StreamMessage) -> bool:
         """Show a message of the stream; say whether more may come."""
         match message.type:
             case "event":
-                self._last = self._last if message.id is None else message.id
                 self._view.event(message.data)
                 if message.data.get("value") == "waiting_for_confirmation":
                     self._view.say("The agent asks: /confirm or /reject [REASON]")

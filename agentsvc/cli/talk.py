@@ -1,12 +1,12 @@
 """Helpers for commands on one conversation: find it, resume it, send a message."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from agentsvc.base import monotonic
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.client import V1, Api
+from agentsvc.cli.client import V1, Api, StreamMessage
 
 CONVERSATIONS: Final = f"{V1}/app-conversations"
 SANDBOXES: Final = f"{V1}/sandboxes"
@@ -95,6 +95,23 @@ def answer_agent(api: Api, conversation: Record, *, accept: bool, reason: str = 
         raise CommandFailed(f"the agent asks for no confirmation, it is {state_of(conversation)}")
     body: dict[str, Any] = {"accept": accept, **({"reason": reason} if reason else {})}
     ask_agent(api, conversation, "events/respond_to_confirmation", body)
+
+
+class EventStream:
+    """The events of a conversation as they come; each reading goes on behind the last one."""
+
+    def __init__(self, api: Api, conversation: Record) -> None:
+        self._api = api
+        self._path = f"{V1}/conversation/{conversation['id']}/events/stream"
+        self.last = -1
+        """The id of the last event that was read."""
+
+    def read(self) -> Iterator[StreamMessage]:
+        """Yield the messages of the stream; raises OSError when it breaks off."""
+        for message in self._api.stream(self._path, after=self.last):
+            if message.id is not None:
+                self.last = message.id
+            yield message
 
 
 def agent_path(conversation: Record) -> str:

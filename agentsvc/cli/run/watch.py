@@ -10,12 +10,13 @@ from typing import Any, Final
 import click
 
 from agentsvc.cli import CommandFailed, printable
-from agentsvc.cli.client import V1, Api, StreamMessage
+from agentsvc.cli.client import Api, StreamMessage
 from agentsvc.cli.run import RunOptions
 from agentsvc.cli.show.notes import Event, to_note
 from agentsvc.cli.show.screen import Screen, open_screen
 from agentsvc.cli.talk import (
     CONVERSATIONS,
+    EventStream,
     Record,
     ask_agent,
     check_text,
@@ -140,7 +141,7 @@ class ConversationWatch:
         self._conversation = conversation
         self._view = view
         self._agrees = agrees
-        self._last = -1
+        self._events = EventStream(api, conversation)
         self._is_live = False
         self._is_interrupted = False
         self._status = ""
@@ -149,21 +150,19 @@ class ConversationWatch:
 
     def skip_past_events(self) -> None:
         """Show only what comes from now on."""
-        path = f"{V1}/conversation/{self._conversation['id']}/events/stream"
-        for message in self._api.stream(path, after=self._last):
+        for message in self._events.read():
             if message.type == "ready":
                 return
-            self._last = self._last if message.id is None else message.id
 
     def follow(self) -> RunOutcome:
         """Show the conversation until the agent is done, or whoever watches leaves."""
         failures = 0
         while True:
             try:
-                seen, outcome = self._last, self._read()
+                seen, outcome = self._events.last, self._read()
                 if outcome is not None:
                     return outcome
-                failures = 0 if self._last != seen else failures + 1
+                failures = 0 if self._events.last != seen else failures + 1
             except (OSError, HTTPException) as exc:
                 failures += 1
                 if failures > _MAX_FAILURES:
@@ -176,9 +175,8 @@ class ConversationWatch:
 
     def _read(self) -> RunOutcome | None:
         """Read the stream to its end; it goes on behind the last event when it is read again."""
-        path = f"{V1}/conversation/{self._conversation['id']}/events/stream"
         self._is_live = False
-        for message in self._api.stream(path, after=self._last):
+        for message in self._events.read():
             outcome = self._handle(message)
             if outcome is not None:
                 return outcome
@@ -187,7 +185,6 @@ class ConversationWatch:
     def _handle(self, message: StreamMessage) -> RunOutcome | None:
         match message.type:
             case "event":
-                self._last = self._last if message.id is None else message.id
                 self._show_event(message.data)
             case "delta":
                 self._view.delta(str(message.data.get("content") or ""))
