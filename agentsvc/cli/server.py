@@ -15,25 +15,23 @@ from agentsvc.base import AgentsvcError, Secret
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import Api
 from agentsvc.cli.options import (
+    ConfigOptions,
     Decorator,
     as_struct,
     config_option,
     data_dir_of,
     data_dir_option,
-    load_config,
     pop_struct,
 )
 from agentsvc.cli.text import SHORT_ID, short
 from agentsvc.config import KEY_VARIABLE, URL_VARIABLE, DataDirectory, schema
 
 
-class ServerChoice(msgspec.Struct, frozen=True, kw_only=True):
+class ServerChoice(ConfigOptions, frozen=True, kw_only=True):
     """What the options of a command say of the server it is for."""
 
     url: str | None
     key: str | None = msgspec.field(name="api_key")
-    data_dir: str | None
-    config_file: Path | None
 
 
 _url_option: Decorator = click.option(
@@ -123,7 +121,7 @@ def find_api(chosen: ServerChoice) -> Api | None:
         url, key = login.url, key or login.key
     if url and key:
         return Api(url, Secret(key))
-    data_directory = data_dir_of(load_config(chosen.config_file, server__data_dir=chosen.data_dir))
+    data_directory = data_dir_of(chosen.load())
     local = _read(data_directory.url) if data_directory.is_in_use() else ""
     if not url and not local:
         return None
