@@ -67,26 +67,15 @@ def command(user: str | None, where: ConfigOptions) -> None:
     `systemctl reload agentsvc` reads the configuration again.
     """
     loaded = where.load()
-    data_directory = data_dir_of(loaded)
-    parts = [
-        sys.executable,
-        "-m",
-        "agentsvc",
-        "serve",
-        "--data-dir",
-        str(data_directory.path.absolute()),
-    ]
+    directory = str(data_dir_of(loaded).path.absolute())
+    parts = [sys.executable, "-m", "agentsvc", "serve", "--data-dir", directory]
     if loaded.path is not None:
         parts += ["--config", str(loaded.path.absolute())]
     # In a unit, a percent sign begins a specifier.
-    line = shlex.join(parts).replace("%", "%%")
-    directory = str(data_directory.path.absolute()).replace("%", "%%")
-    click.echo(
-        _UNIT.format(
-            command=line,
-            user=user or getpass.getuser(),
-            data_dir=f'"{directory}"',
-            open_files=MAX_OPEN_FILES,
-        ),
-        nl=False,
+    unit = _UNIT.format(
+        command=shlex.join(parts).replace("%", "%%"),
+        user=user or getpass.getuser(),
+        data_dir='"{}"'.format(directory.replace("%", "%%")),
+        open_files=MAX_OPEN_FILES,
     )
+    click.echo(unit, nl=False)
