@@ -1,4 +1,4 @@
-"""Files that nobody but their owner can read at any moment."""
+"""Files that only their owner can read, from the moment they are there."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ def create_private(file: Path) -> int:
 
 
 def replace_private(file: Path, text: str) -> None:
-    """Write such a file whole or not at all, in place of what was there; raises OSError."""
+    """Write such a file in place of what was there, whole or not at all; raises OSError."""
     draft = file.with_name(f"{file.name}.new")
     draft.unlink(missing_ok=True)
     with os.fdopen(create_private(draft), "w", encoding="utf-8") as opened:

@@ -12,10 +12,9 @@ from typing import Final
 import click
 
 from agentsvc import __version__
-from agentsvc.base import now
+from agentsvc.base import create_private, now
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.options import FILE, ConfigOptions, example, where_options
-from agentsvc.cli.secretoutput import create_private
 from agentsvc.config import DataDirectory
 from agentsvc.storage import check_file, copy_running
 

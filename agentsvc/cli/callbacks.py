@@ -12,7 +12,7 @@ from socket import socket
 from typing import Final
 from urllib.parse import urlsplit
 
-from agentsvc.base import StartFailed
+from agentsvc.base import StartFailed, replace_private
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +36,7 @@ def remember(file: Path, current: Address, *, has_sandboxes: bool) -> list[Addre
     former = [address for address in known if address != current][: _MAX - 1]
     text = "".join(f"{host} {port}\n" for host, port in [current, *former])
     try:
-        new = file.with_suffix(".new")
-        new.touch(mode=0o600)
-        new.write_text(text)
-        new.replace(file)
+        replace_private(file, text)
     except OSError as exc:
         log.warning("server address not written to the data directory", extra={"reason": str(exc)})
     return former

@@ -14,11 +14,10 @@ from typing import Final
 import click
 import msgspec
 
-from agentsvc.base import ArchiveRefused
+from agentsvc.base import ArchiveRefused, create_private
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.backup import ABOUT, ARCHIVE, ARCHIVES, DATABASE, INSTANCE_ID, MASTER_KEY
 from agentsvc.cli.options import EXISTING_FILE, ConfigOptions, data_dir_of, example, where_options
-from agentsvc.cli.secretoutput import create_private
 from agentsvc.config import DataDirectory
 from agentsvc.conversations import UnpackLimits
 from agentsvc.conversations import check as check_archive

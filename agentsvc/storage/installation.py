@@ -90,19 +90,22 @@ class Installation:
         file = self._data_directory.instance_id
         try:
             text = file.read_bytes().decode(errors="replace").strip() if file.exists() else ""
-            known = text or _make_id(file)
+            if not text:
+                # Whole or not at all: two installations without an id would take each other's sandboxes.
+                text = new_id()
+                replace_private(file, text)
         except OSError as exc:
             raise StartFailed(
                 f"the id of this installation cannot be read or made ({exc.strerror}): {file}",
                 hint=hint_against(exc),
             ) from exc
-        if not _ID.fullmatch(known):
+        if not _ID.fullmatch(text):
             raise StartFailed(
                 f"the file does not hold the id of an installation, 32 hex digits: {file}",
                 hint="restore it from a copy; once it is moved away a new id is made at the next"
                 " start, and the sandboxes that run now are no longer found",
             )
-        return known
+        return text
 
 
 async def change_master_key(data_directory: DataDirectory) -> Path:
@@ -195,10 +198,3 @@ def _missing(key_file: Path) -> StartFailed:
         f"the master key {key_file} is missing, and what it has sealed cannot be read",
         hint=_RESTORE,
     )
-
-
-def _make_id(file: Path) -> str:
-    # Whole or not at all: two installations without an id would take each other's sandboxes.
-    instance_id = new_id()
-    replace_private(file, instance_id)
-    return instance_id

@@ -51,7 +51,9 @@ class Vault:
         """
         try:
             if not key_file.exists():
-                _make_key_file(key_file)
+                # Whole or not at all: half a key would make the next start fail.
+                replace_private(key_file, f"{values.new_key().reveal()}\n")
+                log.info("master key created", extra={"path": str(key_file)})
             if stat.S_IMODE(key_file.stat().st_mode) & 0o077:
                 log.warning(
                     "master key file is readable by other users", extra={"path": str(key_file)}
@@ -112,9 +114,3 @@ def _parse_key(text: bytes, key_file: Path) -> bytes:
             " server starts only with another --data-dir",
         )
     return key
-
-
-def _make_key_file(key_file: Path) -> None:
-    # Whole or not at all: half a key would make the next start fail.
-    replace_private(key_file, values.new_key().reveal() + "\n")
-    log.info("master key created", extra={"path": str(key_file)})
