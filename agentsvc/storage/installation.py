@@ -91,7 +91,8 @@ class Installation:
         try:
             text = file.read_bytes().decode(errors="replace").strip() if file.exists() else ""
             if not text:
-                # Whole or not at all: two installations without an id would take each other's sandboxes.
+                # Whole or not at all: two installations without an id would take each
+                # other's sandboxes.
                 text = new_id()
                 replace_private(file, text)
         except OSError as exc:

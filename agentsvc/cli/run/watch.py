@@ -1,4 +1,4 @@
-"""Starts and follows one conversation in a terminal: shows it, asks for confirmations, takes interruptions."""
+"""Starts and follows one conversation in a terminal: asks to confirm, takes interruptions."""
 
 import sys
 import time
