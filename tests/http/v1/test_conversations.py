@@ -357,6 +357,8 @@ async def test_what_was_said_is_found_by_its_words_and_by_nobody_else(
 ) -> None:
     other = await service.make_client("somebody else", Role.MEMBER)
     conversation_id = await client.start_conversation('Say "Grüße" to the\nlast one')
+    # It is ready before its agent has told of the message.
+    await client.wait_for_execution(conversation_id, "finished")
     for words in ('say "grüße"', "the\nlast", "TO THE"):
         [found] = (await _said(client, words)).json()
         assert (found["conversation_id"], found["source"]) == (conversation_id, "user")
