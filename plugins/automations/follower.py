@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
@@ -57,6 +57,7 @@ class _Action(msgspec.Struct):
 class _Event(msgspec.Struct):
     """What is read of an event."""
 
+    kind: str
     source: str = ""
     tool_name: str | None = None
     action: _Action | None = None
@@ -65,6 +66,14 @@ class _Event(msgspec.Struct):
 
 
 _event = msgspec.json.Decoder(_Event)
+
+_ERROR: Final = "ConversationErrorEvent"
+_NEWEST: Final = EventQuery(
+    kinds=("ACPToolCallEvent", "ActionEvent", "MessageEvent", _ERROR), descending=True
+)
+"""What tells how a run has ended, and what there are always some of: where there is none of a kind, all
+events are looked through for it."""
+_LAST: Final = 20
 
 
 class Follower:
@@ -195,24 +204,16 @@ class Follower:
 
     async def _with_details(self, conversation_id: str, run_end: RunEnd) -> RunEnd:
         """Return an end with what the agent has said last, or what went wrong."""
+        events = await self._latest(conversation_id)
         if run_end.status is RunStatus.COMPLETED:
-            return msgspec.structs.replace(run_end, result=await self._result(conversation_id))
-        for event in await self._latest(conversation_id, "ConversationErrorEvent", 1):
-            return msgspec.structs.replace(run_end, detail=f"{run_end.detail}: {event.detail}")
+            return msgspec.structs.replace(run_end, result=_last_words(events))
+        for event in events:
+            if event.kind == _ERROR:
+                return msgspec.structs.replace(run_end, detail=f"{run_end.detail}: {event.detail}")
         return run_end
 
-    async def _result(self, conversation_id: str) -> str:
-        for event in await self._latest(conversation_id, "ActionEvent", 1):
-            if event.tool_name == "finish" and event.action is not None:
-                return event.action.message
-        for event in await self._latest(conversation_id, "MessageEvent", 5):
-            if event.source == "agent" and event.llm_message is not None:
-                return "\n".join(part.text for part in event.llm_message.content)
-        return ""
-
-    async def _latest(self, conversation_id: str, kind: str, limit: int) -> list[_Event]:
-        query = EventQuery(kind=kind, descending=True)
-        found, _ = await self._events.search(conversation_id, query, page_id=None, limit=limit)
+    async def _latest(self, conversation_id: str) -> list[_Event]:
+        found, _ = await self._events.search(conversation_id, _NEWEST, page_id=None, limit=_LAST)
         decoded = []
         for event in found:
             # It is the agent server that has said it.
@@ -264,3 +265,13 @@ class Follower:
             # It is left to the rules for idle ones.
             extra = {"sandbox_id": sandbox.id, "reason": exc.message}
             log.warning("sandbox of a run left as it is", extra=extra)
+
+
+def _last_words(events: Iterable[_Event]) -> str:
+    """Return what an agent has said last, of events that begin with the newest."""
+    for event in events:
+        if event.tool_name == "finish" and event.action is not None:
+            return event.action.message
+        if event.source == "agent" and event.llm_message is not None:
+            return "\n".join(part.text for part in event.llm_message.content)
+    return ""

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from agentsvc.agentserver.responses import CommandResult
-from agentsvc.testing.llm import Playbook, finish
+from agentsvc.testing.llm import Playbook, finish, say
 from tests.committing_agent import CommittingAgent
 from tests.issue_hosts import BOT, GOOD, IssueHost
 from tests.service import Answer, Client, Service
@@ -296,6 +296,21 @@ async def test_an_answer_without_commits_is_given_below_the_issue(
     asks = {"X-Session-API-Key": sandbox.key}
     answer = await service.client_with(None).get(path, headers=asks)
     assert (answer.status, answer.json()) == (200, {"secrets": []})
+
+
+async def test_what_is_said_below_the_issue_is_the_newest_of_the_agent(
+    client: Client, host: IssueHost, fake_agent: CommittingAgent
+) -> None:
+    fake_agent.on_command("bundle create", CommandResult(exit_code=4, stdout="", stderr=""))
+    fake_agent.playbook = Playbook([finish("It is in `parser.py`.")], follow_up=[say("In line 7.")])
+    loop = await open_loop(client, host)
+    await loop.begin()
+    await loop.wait("COMPLETED")
+    await loop.deliver("said", comment=host.say(f"@{BOT} where?", "ada"))
+    [newest, first] = await loop.wait("COMPLETED", "COMPLETED")
+    assert newest["conversation_id"] == first["conversation_id"]
+    assert (first["result"], newest["result"]) == ("It is in `parser.py`.", "In line 7.")
+    assert "> In line 7." in host.own_comments()[0]
 
 
 async def test_what_was_done_and_not_heard_of_is_not_done_again(
