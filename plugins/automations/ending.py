@@ -1,6 +1,7 @@
 """Runs, as they are made and as they end: that is read from the conversation, and stored."""
 
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Final
@@ -9,15 +10,18 @@ import msgspec
 
 from agentsvc.base import AgentsvcError, NotFound, new_id, now, sha256
 from agentsvc.extension.commands import stop_once
-from agentsvc.extension.conversations import ConversationView
+from agentsvc.extension.conversations import ConversationView, error_event
 from agentsvc.extension.endings import AT_WORK, DONE, cost_of, find_end
-from agentsvc.extension.server import Conversations
+from agentsvc.extension.server import Conversations, EventLog
 from agentsvc.extension.storage import Transaction
 
 from .model import Automation, Run, RunStatus, Source
 from .table import AutomationTable, RunTable
 
+log = logging.getLogger(__name__)
+
 WAS_DISABLED: Final = "The automation was disabled"
+DISABLED_CODE: Final = "AutomationDisabled"
 
 _LONGEST: Final = 2000
 """Characters of what is kept of a result, or a reason."""
@@ -72,17 +76,14 @@ def ended(run: Run, end: RunEnd) -> Run:
     )
 
 
-async def store_end(tx: Transaction, run: Run, run_end: RunEnd) -> str:
-    """Store how a run has ended, and what follows from it: another try, or the end of it all.
-
-    Return why the automation was disabled, or an empty text.
-    """
+async def store_end(tx: Transaction, events: EventLog, run: Run, run_end: RunEnd) -> None:
+    """Store how a run has ended, and what follows from it: another try, or the end of it all."""
     after = ended(run, run_end)
     if not await RunTable.change(tx, after, since=run.status):
-        return ""
+        return
     automation = await AutomationTable.find(tx, run.automation_id)
     if automation is None:
-        return ""
+        return
     retry = next_try(run, automation) if run_end.status is RunStatus.FAILED else None
     if retry is not None:
         await RunTable.add(tx, retry, await RunTable.find_sealed(tx, run.id))
@@ -90,11 +91,19 @@ async def store_end(tx: Transaction, run: Run, run_end: RunEnd) -> str:
     if run_end.status is RunStatus.COMPLETED and automation.failures:
         await AutomationTable.update(tx, msgspec.structs.replace(automation, failures=0))
     if run_end.status is not RunStatus.FAILED or retry is not None:
-        return ""
-    return await _count_failure(tx, automation, run_end.detail)
+        return
+    reason = await _count_failure(tx, automation, run_end.detail)
+    if not reason:
+        return
+    if run.conversation_id is not None:
+        text = f"The automation `{automation.definition.name}` was disabled: {reason}"
+        await events.append(tx, run.conversation_id, [error_event(DISABLED_CODE, text)])
+    extra = {"automation_id": automation.id, "reason": reason}
+    tx.after_commit(lambda: log.warning("automation disabled", extra=extra))
 
 
 async def _count_failure(tx: Transaction, automation: Automation, detail: str) -> str:
+    """Count a failed run, and return why its automation was disabled, if it was."""
     failures = automation.failures + 1
     reason = ""
     after = msgspec.structs.replace(automation, failures=failures)

@@ -12,15 +12,9 @@ from typing import Final
 import msgspec
 
 from agentsvc.base import AgentsvcError, now
-from agentsvc.extension.conversations import (
-    ConversationQuery,
-    ConversationView,
-    EventQuery,
-    error_event,
-)
+from agentsvc.extension.conversations import ConversationQuery, ConversationView, EventQuery
 from agentsvc.extension.endings import AT_WORK, cost_of
 from agentsvc.extension.server import Notice, SandboxStatus, Server, Subject
-from agentsvc.extension.storage import Transaction
 
 from .clock import ClockWatch
 from .ending import RunEnd, find_run_end, stop_run, store_end
@@ -36,7 +30,6 @@ SWEEP_SECONDS: Final = 10.0
 """How often all runs are looked at, whatever was announced."""
 
 _JUMP_SECONDS: Final = 2.0
-DISABLED_CODE: Final = "AutomationDisabled"
 
 _REST: Final = timedelta(seconds=1)
 """How long an agent is at rest before its run is over: its last events are on their way."""
@@ -223,18 +216,7 @@ class Follower:
 
     async def _end(self, run: Run, run_end: RunEnd, view: ConversationView | None = None) -> None:
         automation = await AutomationTable.find(self._db, run.automation_id)
-
-        async def body(tx: Transaction) -> str:
-            reason = await store_end(tx, run, run_end)
-            if reason and automation is not None and view is not None:
-                text = f"The automation `{automation.definition.name}` was disabled: {reason}"
-                event = error_event(DISABLED_CODE, text)
-                await self._events.append(tx, view.conversation.id, [event])
-            return reason
-
-        if reason := await self._db.write(body):
-            extra = {"automation_id": run.automation_id, "reason": reason}
-            log.warning("automation disabled", extra=extra)
+        await self._db.write(lambda tx: store_end(tx, self._events, run, run_end))
         self._watched.discard(run.conversation_id or "")
         self._on_end()
         if automation is not None and view is not None:

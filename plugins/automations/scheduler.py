@@ -79,6 +79,7 @@ class Scheduler:
         self._db = server.database
         self._vault = server.vault
         self._conversations = server.conversations
+        self._events = server.events
         self._late = timedelta(seconds=config.late_seconds)
         self._starter = starter
         self._supervisor = server.supervisor
@@ -259,10 +260,7 @@ class Scheduler:
         await self._db.write(body)
 
     async def _end_run(self, run: Run, run_end: RunEnd) -> None:
-        reason = await self._db.write(lambda tx: store_end(tx, run, run_end))
-        if reason:
-            extra = {"automation_id": run.automation_id, "reason": reason}
-            log.warning("automation disabled", extra=extra)
+        await self._db.write(lambda tx: store_end(tx, self._events, run, run_end))
 
 
 def choose(
