@@ -5,13 +5,13 @@ import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Final
 
 import msgspec
 
-from agentsvc.base import AgentsvcError, now
+from agentsvc.base import AgentsvcError, monotonic, now
 from agentsvc.extension.conversations import ConversationQuery, ConversationView, EventQuery
 from agentsvc.extension.endings import AT_WORK, cost_of
 from agentsvc.extension.server import Notice, SandboxStatus, Server, Subject
@@ -86,8 +86,8 @@ class Follower:
         """The conversations of runs that go on."""
         self._changed: set[str] = set()
         self._wake = asyncio.Event()
-        self._sweep_at: datetime | None = None
-        """When all runs are looked at next; None is at once."""
+        self._sweep_at = 0.0
+        """When all runs are looked at next, on the clock that never goes back."""
 
     def watch(self, conversation_id: str) -> None:
         """Look at a conversation soon, and whenever there is news of it."""
@@ -102,22 +102,18 @@ class Follower:
 
     async def follow_runs(self) -> None:
         """Wait for news, and look at what it is about; call it again and again."""
-        if self._sweep_at is not None:
-            with contextlib.suppress(TimeoutError):
-                seconds = (self._sweep_at - now()).total_seconds()
-                async with asyncio.timeout(min(max(0.0, seconds), SWEEP_SECONDS)):
-                    await self._wake.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, self._sweep_at - monotonic())):
+                await self._wake.wait()
         self._wake.clear()
         await self._shift_timeouts()
         changed, self._changed = self._changed, set()
-        seconds = (self._sweep_at - now()).total_seconds() if self._sweep_at else 0.0
-        # The clock may have been put back.
-        if not 0 < seconds <= SWEEP_SECONDS:
+        if monotonic() < self._sweep_at:
+            runs = await RunTable.of_conversations(self._db, list(changed))
+        else:
             runs = await RunTable.running(self._db)
             self._watched = {run.conversation_id for run in runs if run.conversation_id}
-            self._sweep_at = now() + timedelta(seconds=SWEEP_SECONDS)
-        else:
-            runs = await RunTable.of_conversations(self._db, list(changed))
+            self._sweep_at = monotonic() + SWEEP_SECONDS
         by_user: defaultdict[str, dict[str, Run]] = defaultdict(dict)
         for run in runs:
             by_user[run.user_id][run.conversation_id or ""] = run
@@ -187,13 +183,14 @@ class Follower:
             await self._db.write(lambda tx: RunTable.change(tx, timed, since=RunStatus.RUNNING))
         if run.timeout_at is None:
             return
-        if run.timeout_at <= now():
+        seconds_left = (run.timeout_at - now()).total_seconds()
+        if seconds_left <= 0:
             await stop_run(self._conversations, run)
             detail = "It took longer than its automation allows"
             run_end = RunEnd(status=RunStatus.FAILED, detail=detail, cost=cost_of(view))
             await self._conclude(run, run_end, view)
-        elif self._sweep_at is None or run.timeout_at < self._sweep_at:
-            self._sweep_at = run.timeout_at
+        else:
+            self._sweep_at = min(self._sweep_at, monotonic() + seconds_left)
 
     async def _with_details(self, conversation_id: str, run_end: RunEnd) -> RunEnd:
         """Return an end with what the agent has said last, or what went wrong."""

@@ -36,14 +36,9 @@ class HostEvent(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> str:
         """What it is known by, however it was heard of."""
-        place = f"{'pull' if self.is_pull else 'issue'}:{self.number}"
-        match self.kind:
-            case Kind.LABEL:
-                return f"{place}:label:{self.id}"
-            case Kind.CHECK:
-                return f"check:{self.id}"
-            case _:
-                return f"{place}:{self.kind}:{self.id}"
+        if self.kind is Kind.CHECK:
+            return f"check:{self.id}"
+        return f"{'pull' if self.is_pull else 'issue'}:{self.number}:{self.kind}:{self.id}"
 
 
 def check_sender(
