@@ -7,7 +7,6 @@ one that says so. So a kill between two steps loses nothing, and does nothing tw
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
 from typing import Final
@@ -86,9 +85,8 @@ class Runner:
         self._wake = asyncio.Event()
         self._sweep_at = 0.0
 
-    def wake(self, attempts: Iterable[Attempt]) -> None:
-        """Look soon at some attempts, and at the tasks that were deleted."""
-        self._watched.update(one.conversation_id for one in attempts)
+    def wake(self) -> None:
+        """Look soon at all attempts, and at the tasks that were deleted."""
         self._sweep_at = 0.0
         self._wake.set()
 
@@ -107,8 +105,6 @@ class Runner:
         self._wake.clear()
         if monotonic() < self._sweep_at:
             found = await AttemptTable.open(self._db, tuple(self._changed))
-            # What is no attempt that goes on is of no interest.
-            self._changed &= {one.conversation_id for one in found}
         else:
             self._sweep_at = monotonic() + SWEEP_SECONDS
             found = await AttemptTable.open(self._db)
@@ -162,16 +158,11 @@ class Runner:
 
     async def _begin(self, task: AttemptSet, one: Attempt) -> None:
         """Ask for its conversation."""
+        begun = msgspec.structs.replace(one, status=AttemptStatus.STARTING, detail="")
 
         async def claim(tx: Transaction, _: StartTask) -> None:
             await check_may_run(tx, task.user_id)
-            found = await SetTable.find(tx, task.id)
-            begun = msgspec.structs.replace(one, status=AttemptStatus.STARTING, detail="")
-            may_begin = found is not None and not found.stop and not found.is_deleted
-            if not may_begin or not await AttemptTable.change(
-                tx, begun, since=AttemptStatus.QUEUED
-            ):
-                raise _AlreadyTaken
+            await _claim(tx, begun, since=one.status)
 
         settings = await self._settings.get(task.user_id)
         order = order_of(task.definition, one.model, settings, one)
@@ -216,20 +207,13 @@ class Runner:
         started = msgspec.structs.replace(
             one, status=AttemptStatus.RUNNING, base=base, started_at=now()
         )
-
-        async def claim(tx: Transaction) -> None:
-            found = await SetTable.find(tx, task.id)
-            if found is None or found.stop or found.is_deleted:
-                raise _AlreadyTaken
-            if not await AttemptTable.change(tx, started, since=AttemptStatus.STARTING):
-                raise _AlreadyTaken
-
         pending = PendingMessage(
             id=one.conversation_id,
             conversation_id=one.conversation_id,
             kind=PendingKind.MESSAGE,
             message=text_message(task.definition.message),
         )
+        claim = partial(_claim, one=started, since=one.status)
         with contextlib.suppress(_AlreadyTaken):
             await self._messages.say_later(task.user_id, pending, claim=claim)
         return True
@@ -269,7 +253,7 @@ class Runner:
             reason = f"The budget of all attempts is used up: they have cost {spent:.4f} US dollars"
             stopped = msgspec.structs.replace(found, stop=reason, is_over_budget=True)
             await stop(tx, stopped)
-            tx.after_commit(lambda: self.wake(attempts))
+            tx.after_commit(self.wake)
             return stopped
 
         return await self._db.write(body)
@@ -371,6 +355,15 @@ class Runner:
             if one.status is not AttemptStatus.CHOSEN:
                 await self._delete(task, one)
         await self._db.write(lambda tx: SetTable.delete(tx, task.id))
+
+
+async def _claim(tx: Transaction, one: Attempt, *, since: AttemptStatus) -> None:
+    """Store what an attempt is now, unless its task was stopped or deleted; raises _AlreadyTaken."""
+    task = await SetTable.find(tx, one.set_id)
+    if task is None or task.stop or task.is_deleted:
+        raise _AlreadyTaken
+    if not await AttemptTable.change(tx, one, since=since):
+        raise _AlreadyTaken
 
 
 def _got_task(view: ConversationView) -> bool:

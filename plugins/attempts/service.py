@@ -35,11 +35,9 @@ class AttemptSetResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempts:
-    """Every task; `wake` has what is to be done with some conversations be done soon."""
+    """Every task; `wake` has what is to be done with them be done soon."""
 
-    def __init__(
-        self, server: Server, config: AttemptsConfig, wake: Callable[[Sequence[Attempt]], None]
-    ) -> None:
+    def __init__(self, server: Server, config: AttemptsConfig, wake: Callable[[], None]) -> None:
         self._db = server.database
         self._conversations = server.conversations
         self._events = server.events
@@ -89,7 +87,7 @@ class Attempts:
                 await AttemptTable.insert(tx, one)
             made = AttemptSetResult(task=task, attempts=attempts)
             await note_effect(tx, made)
-            tx.after_commit(lambda: self._wake(attempts))
+            tx.after_commit(self._wake)
             return made
 
         return await self._db.write(body)
@@ -121,7 +119,7 @@ class Attempts:
             await stop(tx, msgspec.structs.replace(task, chosen=chosen.number, stop=OTHER_CHOSEN))
             after = await _shown(tx, await _owned(tx, user_id, set_id))
             await note_effect(tx, after)
-            tx.after_commit(lambda: self._wake(after.attempts))
+            tx.after_commit(self._wake)
             return after
 
         return await self._db.write(body)
@@ -132,7 +130,7 @@ class Attempts:
         async def body(tx: Transaction) -> None:
             task = await _owned(tx, user_id, set_id)
             await SetTable.update(tx, msgspec.structs.replace(task, is_deleted=True))
-            tx.after_commit(lambda: self._wake(()))
+            tx.after_commit(self._wake)
 
         await self._db.write(body)
 
