@@ -115,7 +115,7 @@ class GithubApps:
 
     async def delete(self, user_id: str) -> None:
         """Forget the App of a user; raises NotFound."""
-        if not await self._db.write(lambda tx: AppTable.delete_of(tx, user_id)):
+        if not await self._db.write(lambda tx: AppTable.delete(tx, user_id)):
             raise NotFound("There is no GitHub App")
 
     async def lend(self, user_id: str, provider: Provider, repository: str) -> ProviderToken | None:
@@ -199,8 +199,8 @@ def _context(user_id: str) -> str:
 _keys = msgspec.json.Decoder(AppKeys)
 
 
-class AppTable(Records[GithubApp], table="plugin_automations_apps"):
-    """The SQL of GitHub Apps."""
+class AppTable(Records[GithubApp], table="plugin_automations_apps", key="user_id"):
+    """The SQL of GitHub Apps, of which a user has one."""
 
     @staticmethod
     async def put(tx: Transaction, app: GithubApp) -> None:
@@ -212,12 +212,6 @@ class AppTable(Records[GithubApp], table="plugin_automations_apps"):
         """
         row = row_of(app, sealed_as=_context(app.user_id))
         await tx.insert("plugin_automations_apps", row, otherwise)
-
-    @staticmethod
-    async def delete_of(tx: Transaction, user_id: str) -> bool:
-        """Delete the App of a user, if there is one."""
-        sql = "DELETE FROM plugin_automations_apps WHERE user_id = :user_id"
-        return await tx.run(sql, {"user_id": user_id}) == 1
 
     @classmethod
     async def find(cls, source: Queryable, key: str) -> GithubApp | None:

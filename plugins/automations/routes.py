@@ -18,6 +18,7 @@ from agentsvc.base import (
     QuotaExceeded,
     Secret,
     ShownSecret,
+    copy_to,
     stored_or_none,
     view_of,
 )
@@ -256,12 +257,6 @@ class DeliveryReceipt(msgspec.Struct, frozen=True, kw_only=True):
     event that is new"""
 
 
-def to_definition(order: AutomationOrder) -> Definition:
-    """Return what is to be stored of a new automation."""
-    given = msgspec.structs.asdict(order).items()
-    return Definition(**{name: value for name, value in given if name not in _SWITCHES})
-
-
 def from_automation(automation: Automation) -> AutomationInfo:
     """Return what is shown of an automation."""
     return view_of(
@@ -356,7 +351,7 @@ async def post_automation(
     `webhook`, the answer is the only one that has the secret which signs deliveries.
     """
     return await request.app[AUTOMATIONS].create(
-        request[PRINCIPAL].user_id, to_definition(body), is_enabled=body.is_enabled
+        request[PRINCIPAL].user_id, copy_to(Definition, body), is_enabled=body.is_enabled
     )
 
 

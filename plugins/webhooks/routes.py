@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.base import Conflict, NotFound, Secret, ShownSecret, stored_or_none, view_of
+from agentsvc.base import Conflict, NotFound, Secret, ShownSecret, copy_to, stored_or_none, view_of
 from agentsvc.extension.server import Extension, Server
 from agentsvc.extension.web import (
     PRINCIPAL,
@@ -149,8 +149,7 @@ ROUTES: Final = Routes()
 
 def _with_secret(made: tuple[Subscription, Secret]) -> NewWebhookInfo:
     subscription, secret = made
-    shown = msgspec.structs.asdict(from_subscription(subscription))
-    return NewWebhookInfo(**shown, secret=secret.reveal())
+    return copy_to(NewWebhookInfo, from_subscription(subscription), secret=secret.reveal())
 
 
 @ROUTES.add("GET", "")

@@ -99,8 +99,8 @@ class Webhooks:
         """Delete a subscription and all of its deliveries; raises NotFound."""
 
         async def body(tx: Transaction) -> None:
-            if not await SubscriptionTable.delete_of(tx, user_id, subscription_id):
-                raise _no_subscription()
+            _owned(await SubscriptionTable.find(tx, subscription_id), user_id)
+            await SubscriptionTable.delete(tx, subscription_id)
 
         await self._db.write(body)
 
@@ -196,9 +196,5 @@ def context_of(subscription_id: str) -> str:
 
 def _owned(found: Subscription | None, user_id: str) -> Subscription:
     if found is None or found.user_id != user_id:
-        raise _no_subscription()
+        raise NotFound("no such webhook subscription")
     return found
-
-
-def _no_subscription() -> NotFound:
-    return NotFound("no such webhook subscription")

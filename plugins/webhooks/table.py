@@ -65,12 +65,6 @@ class SubscriptionTable(Records[Subscription], table="webhook_subscriptions"):
         return await tx.run(sql, row_of(subscription, until=until))
 
     @staticmethod
-    async def delete_of(tx: Transaction, user_id: str, subscription_id: str) -> bool:
-        """Delete a subscription and its deliveries; return False if there is none."""
-        sql = "DELETE FROM webhook_subscriptions WHERE id = :id AND user_id = :user_id"
-        return await tx.run(sql, {"id": subscription_id, "user_id": user_id}) == 1
-
-    @staticmethod
     async def find_sealed(source: Queryable, subscription_id: str, now: datetime) -> list[bytes]:
         """Return the sealed secrets of a subscription that sign, the newest first."""
         sql = """
