@@ -50,6 +50,15 @@ def read_field(path: str, name: str) -> int | None:
     return None
 
 
+def mounts_of(pid: int | str) -> list[list[str]]:
+    """Return the fields of each mount that a process sees, as `mountinfo` has them; raises OSError.
+
+    Names of directories may hold anything but blanks and ends of lines, which the kernel escapes.
+    """
+    text = read_whole(f"/proc/{pid}/mountinfo").decode(errors="surrogateescape")
+    return [line.split(" ") for line in text.removesuffix("\n").split("\n")]
+
+
 def stat_of(pid: int | str) -> list[bytes]:
     """Return what the kernel says of a process in `stat`, from its state on; raises OSError.
 

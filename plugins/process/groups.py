@@ -17,6 +17,8 @@ import msgspec
 from agentsvc.base import new_id
 from agentsvc.plugin import Limits
 
+from .files import mounts_of
+
 _PERIOD_MICROSECONDS: Final = 100_000
 _QUOTA_MICROSECONDS_MIN: Final = 1_000
 _DELEGATED: Final = ("trusted.delegate", "user.delegate")
@@ -232,10 +234,9 @@ def _is_makeable(parent: Path, file: str) -> bool:
 
 def _mounts() -> Iterator[Mount]:
     own = dict(_own_paths())
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        left, _, right = line.partition(" - ")
-        root, point = left.split()[3:5]
-        kind, _, options = right.split()[:3]
+    for fields in mounts_of("self"):
+        root, point = fields[3:5]
+        kind, _, options = fields[fields.index("-", 6) + 1 :]
         if kind == "cgroup2":
             names = frozenset({""})
         elif kind == "cgroup":
@@ -250,7 +251,7 @@ def _mounts() -> Iterator[Mount]:
 
 
 def _own_paths() -> Iterator[tuple[str, str]]:
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    for line in Path("/proc/self/cgroup").read_text(errors="surrogateescape").splitlines():
         _, names, path = line.split(":", 2)
         for name in names.split(","):
             yield name, path

@@ -22,6 +22,7 @@ from agentsvc.base import BackendUnavailable, OrderRejected
 from agentsvc.plugin import Advice, remove_directory
 
 from . import bubblewrap
+from .files import mounts_of
 from .sandbox_directory import SandboxDirectory
 
 HELD: Final = ".held"
@@ -170,8 +171,7 @@ def _why_not(directory: Path, user: int) -> str:
 
 def _root_mount(process: str) -> str:
     found = ""
-    for line in Path("/proc", process, "mountinfo").read_text().splitlines():
-        number, _parent, _device, _root, seen_at, *_ = line.split()
+    for number, _parent, _device, _root, seen_at, *_ in mounts_of(process):
         found = number if seen_at == "/" else found
     return found
 

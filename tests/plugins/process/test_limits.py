@@ -4,6 +4,8 @@ import asyncio
 import os
 import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -41,6 +43,26 @@ def groups_of(sandbox_id: str) -> list[Path]:
     return [
         path for path in Path("/sys/fs/cgroup").glob("**/agentsvc-*") if sandbox_id in path.name
     ]
+
+
+ODD_MOUNT = """
+import os, subprocess, sys
+point = os.fsencode(sys.argv[1]) + b"/\\xff\\r\\x0b \\n-"
+os.mkdir(point)
+subprocess.run(["mount", "-t", "tmpfs", "tmpfs", point], check=True)
+import tests
+from process import files, groups
+groups.find()
+print(files.mounts_of("self")[-1][4].endswith("\\r\\x0b\\\\040\\\\012-"))
+"""
+
+
+def test_a_mount_whose_name_is_no_text_is_in_nobodys_way(tmp_path: Path) -> None:
+    command = ["unshare", "--map-root-user", "--mount", sys.executable, "-c", ODD_MOUNT]
+    ended = subprocess.run(
+        [*command, str(tmp_path)], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert ended.stdout == "True\n"
 
 
 @with_groups
