@@ -69,6 +69,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         found = self.folder.read_record()
         record = found or sandbox_directory.new_record(self.instance_id, self.order, self.temp_root)
         starts = self.folder.read_state() is None
+        # A user is taken for what a scan finds, so that it is given back when that is removed.
+        self.folder.directory.mkdir(mode=0o700, exist_ok=True)
         if starts or found is None:
             record = self._renewed(record)
         self.folder.make(record)

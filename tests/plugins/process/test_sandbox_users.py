@@ -15,7 +15,7 @@ from process import bubblewrap
 from process.backend import ProcessBackend
 from process.settings import ProcessConfig
 
-from agentsvc.base.errors import CapacityExceeded
+from agentsvc.base.errors import BackendUnavailable, CapacityExceeded
 from agentsvc.plugin.backend import Handle, Limits, Network, Phase
 from tests.plugins.process.rig import CoreRig, core_rig, no_save, until
 from tests.plugins.process.test_zygote import Probes
@@ -233,6 +233,15 @@ async def test_numbers_that_are_used_up_are_said_and_come_back(tmp_path: Path) -
         with pytest.raises(CapacityExceeded, match="uids"):
             await bench.serve()
         await bench.backend.delete(handle)
+        assert user_of(bench, await bench.serve()) == FIRST
+
+
+async def test_a_number_is_not_lost_where_nothing_can_be_stored(tmp_path: Path) -> None:
+    async with on_boxes(tmp_path, uids=f"{FIRST}-{FIRST}") as bench:
+        away = bench.state_dir.rename(tmp_path / "away")
+        with pytest.raises(BackendUnavailable):
+            await bench.serve()
+        away.rename(bench.state_dir)
         assert user_of(bench, await bench.serve()) == FIRST
 
 
