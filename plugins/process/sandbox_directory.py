@@ -382,7 +382,7 @@ def find_folder(state_dir: Path, sandbox_id: str) -> SandboxDirectory | None:
 def require_folder(state_dir: Path, sandbox_id: str) -> SandboxDirectory:
     """Return where a sandbox of that id is or would be; raises OrderRejected if no id looks like that."""
     if (folder := find_folder(state_dir, sandbox_id)) is None:
-        raise OrderRejected("The sandbox's id cannot name a directory")
+        raise OrderRejected(f"The id {sandbox_id!r} cannot name a directory")
     return folder
 
 

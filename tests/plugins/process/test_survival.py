@@ -10,6 +10,7 @@ import pytest
 from process import sandbox_directory, tree
 from process.backend import ProcessBackend
 from process.handles import HANDLE_VERSION
+from process.sandbox_directory import OutboundNetwork
 from process.settings import ProcessConfig
 
 from agentsvc.base.errors import BackendUnavailable, Conflict
@@ -68,6 +69,7 @@ async def test_a_create_that_was_cut_short_is_finished_by_the_next(
     order = Order(sandbox_id=sandbox_id)
     root = sandbox_directory.temp_root("")
     record = sandbox_directory.new_record(bench.instance_id, order, root)
+    record = record.connected(OutboundNetwork.HOST, "")
     place.make(record)
     if with_temp:
         make_directory(record.temp)
@@ -87,6 +89,7 @@ async def test_a_temporary_directory_of_somebody_else_is_neither_used_nor_remove
     order = Order(sandbox_id=sandbox_id)
     root = sandbox_directory.temp_root("")
     record = sandbox_directory.new_record(bench.instance_id, order, root)
+    record = record.connected(OutboundNetwork.HOST, "")
     place.make(record)
     sandbox_directory.make_temp(record.temp, "another/sandbox")
     with pytest.raises(BackendUnavailable):
