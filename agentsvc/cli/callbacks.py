@@ -6,13 +6,14 @@ long as there are sandboxes, the server listens at its former addresses, too.
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from socket import socket
 from typing import Final
 from urllib.parse import urlsplit
 
 from agentsvc.base import StartFailed, replace_private
+from agentsvc.cli.listener import bind
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def remember(file: Path, current: Address, *, has_sandboxes: bool) -> list[Addre
 
 
 @contextlib.contextmanager
-def bound(wanted: Sequence[Address], bind: Callable[[str, int], socket]) -> Iterator[list[socket]]:
+def bound(wanted: Sequence[Address]) -> Iterator[list[socket]]:
     """Hold the addresses that can be had, and say which cannot."""
     with contextlib.ExitStack() as held:
         listeners = []

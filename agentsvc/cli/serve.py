@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import errno
 import gc
 import importlib.util
 import logging
@@ -35,6 +34,7 @@ from agentsvc.base import (
     replace_private,
 )
 from agentsvc.cli import callbacks
+from agentsvc.cli.listener import bind, cannot_listen
 from agentsvc.cli.manager import Manager, Reload
 from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, example, load_config
 from agentsvc.cli.secretoutput import is_terminal
@@ -166,26 +166,6 @@ def _read_key_file(file: Path) -> str:
             f"the file of {BOOTSTRAP_KEY_FILE_VARIABLE} cannot be read ({exc.strerror}): {file}",
             hint=HINT_ACCESS,
         ) from exc
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that has the address but does not listen yet; raises StartFailed if it cannot."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as exc:
-        hint = "use --host 127.0.0.1, or --host 0.0.0.0 for every address"
-        raise StartFailed(f"`{host}` is not an address of this machine", hint=hint) from exc
-    # Where a name has addresses of both kinds, sandboxes and clients try the IPv4 one first.
-    family, kind, protocol, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
-    try:
-        with contextlib.ExitStack() as undo:
-            listener = undo.enter_context(socket.socket(family, kind, protocol))
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            undo.pop_all()
-    except OSError as exc:
-        raise _cannot_listen(exc, host, port) from exc
-    return listener
 
 
 def with_addresses(config: Config, listener: socket.socket) -> Config:
@@ -326,7 +306,7 @@ async def _serve(
             here = url_of(listener)
             await _listen(runner, listener, config)
             former = await _former_addresses(config, data_directory, app)
-            for one in sockets.enter_context(callbacks.bound(former, bind)):
+            for one in sockets.enter_context(callbacks.bound(former)):
                 await runner.listen(one)
             write_url(data_directory, here)
             url = config.server.public_url or here
@@ -383,16 +363,15 @@ async def _former_addresses(
         # They call by way of something else, which has not moved.
         return []
     has_sandboxes = await app[SANDBOXES].any_exist()
-    return callbacks.remember(
-        data_directory.callback_addresses, current, has_sandboxes=has_sandboxes
-    )
+    file = data_directory.callback_addresses
+    return await asyncio.to_thread(callbacks.remember, file, current, has_sandboxes=has_sandboxes)
 
 
 async def _listen(runner: Runner, listener: socket.socket, config: Config) -> None:
     try:
         await runner.listen(listener)
     except OSError as exc:
-        raise _cannot_listen(exc, config.server.host, config.server.port) from exc
+        raise cannot_listen(exc, config.server.host, config.server.port) from exc
 
 
 def _cancel_on_signal() -> None:
@@ -409,24 +388,3 @@ def _cancel_on_signal() -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)
-
-
-def _cannot_listen(exc: OSError, host: str, port: int) -> StartFailed:
-    match exc.errno:
-        case errno.EADDRINUSE:
-            return StartFailed(
-                f"port {port} on {host} is already in use",
-                hint=f"stop what listens there, or choose another port: --port {port % 65535 + 1}",
-            )
-        case errno.EACCES:
-            return StartFailed(
-                f"port {port} on {host} needs more rights than this user has",
-                hint="choose a port above 1023 with --port",
-            )
-        case errno.EADDRNOTAVAIL:
-            return StartFailed(
-                f"`{host}` is not an address of this machine",
-                hint="use --host 127.0.0.1, or --host 0.0.0.0 for every address",
-            )
-        case _:
-            return StartFailed(f"cannot listen on {host}:{port}: {exc.strerror}")

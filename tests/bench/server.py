@@ -15,7 +15,8 @@ import msgspec
 
 from agentsvc.app import build_app
 from agentsvc.base import logs
-from agentsvc.cli.serve import bind, with_addresses
+from agentsvc.cli.listener import bind
+from agentsvc.cli.serve import with_addresses
 from agentsvc.config.data_directory import DataDirectory
 from agentsvc.config.sandboxes import SandboxesConfig, SpecConfig
 from agentsvc.config.schema import Config, LimitsConfig, LogFormat, LogLevel

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentsvc.cli.callbacks import address_of, bound, remember
-from agentsvc.cli.serve import bind
+from agentsvc.cli.listener import bind
 
 OLD, NEW, NEWER = ("127.0.0.1", 3000), ("127.0.0.1", 3001), ("::1", 3002)
 
@@ -60,7 +60,7 @@ def test_an_address_that_is_taken_is_told_and_the_others_are_had(
         taken = other.getsockname()
         with bind("127.0.0.1", 0) as trial:
             free = trial.getsockname()
-        with bound([taken, free], bind) as listeners:
+        with bound([taken, free]) as listeners:
             assert [one.getsockname() for one in listeners] == [free]
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.INFO]
     assert all(one.fileno() == -1 for one in listeners)

@@ -19,7 +19,8 @@ from process import landlock
 
 from agentsvc.base.errors import StartFailed
 from agentsvc.base.values import new_id
-from agentsvc.cli.serve import bind, read_bootstrap_key, with_addresses
+from agentsvc.cli.listener import bind
+from agentsvc.cli.serve import read_bootstrap_key, with_addresses
 from agentsvc.config.schema import Config, ServerConfig
 from tests.users import ordinary_user
 

@@ -15,8 +15,8 @@ from typing import Final
 
 from agentsvc.base import StartFailed, known_vulnerabilities
 from agentsvc.cli.doctor.finding import Finding, bad, fine, note
+from agentsvc.cli.listener import bind
 from agentsvc.cli.plugins import load_plugins, opened
-from agentsvc.cli.serve import bind
 from agentsvc.config import Config, DataDirectory
 from agentsvc.plugin import Health
 from agentsvc.sandboxes import Protection, find_protections
@@ -221,7 +221,7 @@ def check_permissions(_config: Config, data_directory: DataDirectory) -> Iterato
 def _own_group() -> Path | None:
     """Return the directory of this process' cgroup of version 2, or None."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = Path("/proc/self/cgroup").read_text(errors="surrogateescape").splitlines()
     except OSError:
         return None
     names = [line.removeprefix("0::") for line in lines if line.startswith("0::")]

@@ -1,0 +1,49 @@
+"""The socket on which the server listens, or why it cannot."""
+
+import contextlib
+import errno
+import socket
+
+from agentsvc.base import StartFailed
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that has the address but does not listen yet; raises StartFailed if it cannot."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as exc:
+        hint = "use --host 127.0.0.1, or --host 0.0.0.0 for every address"
+        raise StartFailed(f"`{host}` is not an address of this machine", hint=hint) from exc
+    # Where a name has addresses of both kinds, sandboxes and clients try the IPv4 one first.
+    family, kind, protocol, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
+    try:
+        with contextlib.ExitStack() as undo:
+            listener = undo.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            undo.pop_all()
+    except OSError as exc:
+        raise cannot_listen(exc, host, port) from exc
+    return listener
+
+
+def cannot_listen(exc: OSError, host: str, port: int) -> StartFailed:
+    """Return what is wrong with an address, and what to do."""
+    match exc.errno:
+        case errno.EADDRINUSE:
+            return StartFailed(
+                f"port {port} on {host} is already in use",
+                hint=f"stop what listens there, or choose another port: --port {port % 65535 + 1}",
+            )
+        case errno.EACCES:
+            return StartFailed(
+                f"port {port} on {host} needs more rights than this user has",
+                hint="choose a port above 1023 with --port",
+            )
+        case errno.EADDRNOTAVAIL:
+            return StartFailed(
+                f"`{host}` is not an address of this machine",
+                hint="use --host 127.0.0.1, or --host 0.0.0.0 for every address",
+            )
+        case _:
+            return StartFailed(f"cannot listen on {host}:{port}: {exc.strerror}")
