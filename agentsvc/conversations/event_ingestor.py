@@ -190,7 +190,8 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
 
     async def has_events(self, conversation_id: str) -> bool:
         """Whether anything is stored of what happened in a conversation."""
-        return (await self.events.find_last(conversation_id) or 0) > 0
+        last = await self.events.find_last(conversation_id)
+        return last is not None and last >= 0
 
     async def number_of(self, conversation_id: str, event_id: str) -> int:
         """Return the number of an event of a conversation; raises NotFound."""

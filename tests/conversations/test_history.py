@@ -178,6 +178,24 @@ async def test_a_fork_goes_on_with_the_history(client: Client, fake_agent: Packi
     assert b"Which number?" not in encode(await events_of(client, conversation_id))
 
 
+async def test_a_fork_goes_on_with_a_history_of_one_event(client: Client, service: Service) -> None:
+    # One that a sandbox has told of, and of which it has nothing more to tell.
+    first_id, sandbox_id = await start(client)
+    key = (await client.conversation(first_id))["session_api_key"]
+    sandbox = service.client_with(key)
+    conversation_id = "11111111222233334444555555555555"
+    told = {"id": "11111111-2222-3333-4444-555555555555", "title": "Started inside"}
+    assert (await sandbox.post("/api/v1/webhooks/conversations", json=told)).status == 200
+    event = {**USER, "timestamp": "2026-01-01T00:00:00", "source": "user"}
+    path = f"/api/v1/webhooks/events/{conversation_id}"
+    assert (await sandbox.post(path, json=[event])).status == 200
+    assert (await client.delete(f"/api/v1/sandboxes/{sandbox_id}")).status == 200
+    assert await events_of(client, conversation_id) == [event]
+
+    answer = await client.post(f"{PATH}/{conversation_id}/fork", json={})
+    assert answer.status == 200, answer.text
+
+
 async def test_a_fork_may_end_with_an_event_of_the_history(
     client: Client, fake_agent: PackingAgent
 ) -> None:
