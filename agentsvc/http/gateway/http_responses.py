@@ -162,6 +162,8 @@ class ChunkedBody(_Body):
     def _takes_trailer(self, line: bytes) -> bool:
         if not line:
             return True
+        if line.endswith(b"\r"):
+            raise InvalidResponse("a trailer is not well-formed")
         self._trailer_bytes += len(line) + len(b"\r\n")
         if self._trailer_bytes > _TRAILER_BYTES:
             raise InvalidResponse("the trailers are too long")

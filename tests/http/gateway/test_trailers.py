@@ -137,6 +137,7 @@ async def test_an_older_client_gets_no_chunks(pair: tuple[Box, WireUpstream]) ->
         b"1" * 16 + b"\r\n",
         b"5;" + b"x" * 5000,
         b"0\r\nX: 1\n\r\n",
+        b"0\r\nX: 1\r\r\nY: 2\r\n\r\n",
         b"0\r\n" + b"X: 1234567\r\n" * 2000,
     ],
 )
