@@ -11,6 +11,7 @@ from agentsvc.accounts.keys import Role
 from agentsvc.base.values import now
 from agentsvc.http.keys import SANDBOXES
 from agentsvc.plugin.backend import Capability
+from agentsvc.sandboxes import Target
 from agentsvc.testing.backend import FakeWorld
 from agentsvc.testing.llm import Playbook, Reply, ToolCall
 from tests.fake_agent import FakeAgent
@@ -102,6 +103,24 @@ async def test_an_unused_sandbox_is_paused_and_the_next_message_wakes_it(
     assert answer.status == 200, answer.text
     assert answer.json()["success"] is True
     await hears(client, conversation_id)
+
+
+async def test_a_sandbox_that_its_user_pauses_while_it_is_culled_rests_for_the_user(
+    client: Client, service: Service
+) -> None:
+    _, sandbox_id = await start(client)
+    sandboxes = service.app[SANDBOXES]
+    assert await sandboxes.idle.cull(sandbox_id, Target.PAUSED, unused_since=now())
+    await client.wait_for_sandbox(sandbox_id, "PAUSED")
+    found = await sandboxes.find_any(sandbox_id)
+    assert found is not None
+    # Both are stored by one commit, in this order.
+    _, is_asked = await asyncio.gather(
+        sandboxes.pause(found.user_id, sandbox_id),
+        sandboxes.idle.cull(sandbox_id, Target.STOPPED, unused_since=now()),
+    )
+    assert is_asked
+    assert not await sandboxes.idle.is_culled(found)
 
 
 async def test_an_unused_sandbox_is_stopped_after_its_pause_and_the_next_message_starts_it(
