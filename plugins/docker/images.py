@@ -150,9 +150,9 @@ async def work(
         assert answer is not None  # noqa: S101  # no status was expected
         async for line in answer.content:
             news = to_news(line)
+            yield news
             if problem := news.get("error"):
                 raise explain(answer.status, str(problem))
-            yield news
 
 
 def _key(engine: Engine, name: str) -> str:
