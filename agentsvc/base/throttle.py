@@ -36,6 +36,9 @@ class Throttle:
         return min(seconds, max_wait_seconds) if is_taken else seconds, is_taken
 
     def left_to(self, caller: object) -> tuple[float, float]:
-        """Return what was left to a caller who has just asked, and in how many seconds all will be."""
+        """Return what was left to a caller who has just asked, and in how many seconds all will be.
+
+        Raises KeyError for one who has not asked, as everybody does where there is no limit.
+        """
         left, _ = self._left[caller]
         return left, (self._at_once - left) / self._rate

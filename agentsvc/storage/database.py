@@ -1,7 +1,7 @@
 """Connections to the one SQLite file, and transactions on them.
 
 With `agentsvc.storage.database_file` the only module that opens a database. The SQL of a domain is in
-that domain: in a table class where several ask, else where it is asked.
+that domain: in one module where several ask, else where it is asked.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Reads files below a directory whose content nobody vouches for.
 
-No link is followed, in no part of a path; what is no regular file is not opened, and of none more
-is read than was asked for.
+No link is followed, in no part of a path; what is no regular file is not read, and of none more is
+read than was asked for.
 """
 
 import contextlib
