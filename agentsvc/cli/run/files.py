@@ -1,12 +1,13 @@
 """A directory of this machine in a sandbox: a copy there, and what was changed brought back."""
 
+import contextlib
 import hashlib
 import io
 import os
 import shlex
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -22,7 +23,10 @@ from agentsvc.storage import SPARSE, BadTar, Gunzip, MemberKind, TarStream
 MAX_BYTES: Final = 256 * 1024 * 1024
 _MAX_FILES: Final = 100_000
 _COMMAND_SECONDS: Final = 120
+_SHOWN: Final = 3
 _GIT: Final = ".git"
+_BARE: Final = ("HEAD", "objects", "refs")
+"""What git takes a directory for a repository by."""
 
 type Checksums = dict[str, str]
 """The files of a directory by relative path, each with the sum of what is in it."""
@@ -47,9 +51,11 @@ def download_changes(
 ) -> None:
     """Write what the agent changed into the directory, after asking.
 
-    A repository stays as it is here, also one within: git runs what its configuration names.
+    A repository stays as it is here, also one within: git runs what its configuration names. Raises
+    CommandFailed where something cannot be written; all that the sandbox sent is kept then.
     """
-    found = dict(read_files(_Workspace(api, conversation).download()))
+    packed = _Workspace(api, conversation).download()
+    found = without_repositories(directory, dict(read_files(packed)))
     changed = {name: data for name, data in found.items() if _checksum(data[0]) != sent.get(name)}
     deleted = [name for name in sent if name not in found and not _is_git(name)]
     if not changed and not deleted:
@@ -60,11 +66,42 @@ def download_changes(
     for name in deleted:
         click.echo(f"deleted: {clean(name)}", err=True)
     confirm(f"Write this to {directory}?", is_agreed=agrees)
-    for name, (data, mode) in changed.items():
-        write_file(directory, name, data, mode)
-    for name in deleted:
-        remove_file(directory, name)
+    if failures := apply_changes(directory, changed, deleted):
+        reason = f"not everything was written to {directory}: {'; '.join(failures[:_SHOWN])}"
+        raise CommandFailed(reason, _keep(packed, directory))
     click.echo(f"written to {directory}", err=True)
+
+
+def apply_changes(
+    directory: Path, changed: Mapping[str, tuple[bytes, int]], deleted: Iterable[str]
+) -> list[str]:
+    """Delete files below a directory, then write others; return what went wrong with some of them."""
+    failures = []
+    for name in deleted:
+        try:
+            remove_file(directory, name)
+        except CommandFailed as exc:
+            failures.append(exc.message)
+    for name, (data, mode) in changed.items():
+        try:
+            write_file(directory, name, data, mode)
+        except CommandFailed as exc:
+            failures.append(exc.message)
+    return failures
+
+
+def without_repositories[T](directory: Path, found: Mapping[str, T]) -> dict[str, T]:
+    """Return the files that lie in no directory which git would take for a bare repository."""
+    paths = {path.lower() for name in found for path in (name, *_parents(name))}
+
+    def is_repository(path: str) -> bool:
+        parts = [f"{path}/{part}".removeprefix("./") for part in _BARE]
+        return all(part.lower() in paths or (directory / part).exists() for part in parts)
+
+    bare = {path for name in found for path in _parents(name) if is_repository(path)}
+    for path in sorted(bare):
+        click.echo(f"left out, since git would take it for a repository: {clean(path)}", err=True)
+    return {name: file for name, file in found.items() if bare.isdisjoint(_parents(name))}
 
 
 def read_files(packed: bytes) -> Iterator[tuple[str, tuple[bytes, int]]]:
@@ -93,22 +130,28 @@ def is_inside(name: str) -> bool:
 def write_file(directory: Path, name: str, data: bytes, mode: int) -> None:
     """Write one file below a directory, and never through a link; raises CommandFailed."""
     file = _path_below(directory, name)
+    draft = file.with_name(f".agentsvc-{new_id()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_name(f".{file.name}.{new_id()}")
         draft.write_bytes(data)
         draft.chmod((mode & 0o777) | 0o600)
         draft.replace(file)
     except OSError as exc:
+        with contextlib.suppress(OSError):
+            draft.unlink()
         raise CommandFailed(f"the file cannot be written: {exc.strerror}: {file}") from exc
 
 
 def remove_file(directory: Path, name: str) -> None:
-    """Delete one file below a directory."""
+    """Delete one file below a directory, with the directories that are empty then."""
+    file = _path_below(directory, name)
     try:
-        _path_below(directory, name).unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
     except OSError as exc:
-        raise CommandFailed(f"the file cannot be deleted: {exc.strerror}: {name}") from exc
+        raise CommandFailed(f"the file cannot be deleted: {exc.strerror}: {clean(name)}") from exc
+    with contextlib.suppress(OSError):
+        for path in _parents(name)[:-1]:
+            (directory / path).rmdir()
 
 
 def _path_below(directory: Path, name: str) -> Path:
@@ -118,6 +161,20 @@ def _path_below(directory: Path, name: str) -> Path:
     if not file.parent.resolve().is_relative_to(root) or not is_inside(name):
         raise CommandFailed(f"the file would be outside of {directory}: {clean(name)}")
     return file
+
+
+def _keep(packed: bytes, directory: Path) -> str:
+    place = directory.resolve()
+    kept = place.with_name(f"{place.name}.{new_id()}.tar.gz")
+    try:
+        kept.write_bytes(packed)
+    except OSError as exc:
+        return f"what the sandbox sent cannot be kept either: {exc.strerror}: {kept}"
+    return f"all files of the sandbox are in {kept}"
+
+
+def _parents(name: str) -> list[str]:
+    return [str(path) for path in PurePosixPath(name).parents]
 
 
 def _checksum(data: bytes) -> str:
@@ -156,7 +213,8 @@ def _pack(directory: Path, names: list[str]) -> tuple[bytes, Checksums]:
             if file.is_symlink() or not file.is_file():
                 continue
             try:
-                data = file.read_bytes()
+                with file.open("rb") as opened:
+                    data = opened.read(MAX_BYTES + 1 - total)
             except OSError as exc:
                 raise CommandFailed(f"the file cannot be read: {exc.strerror}: {file}") from exc
             total += len(data)
