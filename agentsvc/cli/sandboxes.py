@@ -9,7 +9,7 @@ from agentsvc.cli.client import PAGE, Api
 from agentsvc.cli.options import example, json_option, yes_option
 from agentsvc.cli.server import Id, ServerChoice, found_options, get_api, server_options
 from agentsvc.cli.talk import SANDBOXES, only
-from agentsvc.cli.text import columns, confirm, fields, moment, print_found, short
+from agentsvc.cli.text import clean, columns, confirm, fields, moment, print_found, short
 
 _HIDDEN: Final = ("session_api_key",)
 
@@ -94,7 +94,7 @@ def delete(*, yes: bool, api: Api, found: dict[str, Any]) -> None:
 def logs(*, api: Api, found: dict[str, Any]) -> None:
     """Print the last lines that the sandbox with this ID has written."""
     for line in api.call("GET", f"{SANDBOXES}/{found['id']}/logs")["lines"]:
-        click.echo(line)
+        click.echo(clean(line))
 
 
 def _steer(api: Api, found: dict[str, Any], what: str, done: str) -> None:

@@ -132,6 +132,23 @@ def test_an_event_without_its_fields_still_makes_a_note(kind: str) -> None:
     assert to_note({"kind": kind}).parts is not None
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"kind": "MessageEvent", "llm_message": "x"},
+        {"kind": "MessageEvent", "llm_message": {"content": [7]}},
+        {"kind": "ActionEvent", "action": "x"},
+        {"kind": "SystemPromptEvent", "tools": 5},
+        {"kind": "ObservationEvent", "observation": "x"},
+    ],
+)
+def test_an_event_that_is_not_as_its_kind_should_be_is_told_by_that(given: dict[str, Any]) -> None:
+    given = {**given, "source": "a\x1b[2Kgent", "timestamp": "2026-01-01T\x1b]52;c;x\x07"}
+    note = to_note(given)
+    assert not any(char in note.at + note.who for char in "\x1b\x07")
+    assert note.parts
+
+
 def test_what_could_disturb_a_terminal_is_left_out() -> None:
     message = event(
         "MessageEvent", llm_message={"content": texts("a\x1b[31mb\x07\tc\x1b[?2004h\n\x1b[?2004l")}

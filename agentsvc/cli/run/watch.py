@@ -26,7 +26,7 @@ from agentsvc.cli.talk import (
     user_message,
     wake,
 )
-from agentsvc.cli.text import SHORT_ID, json_line, words
+from agentsvc.cli.text import SHORT_ID, clean, json_line, words
 
 _POLL_SECONDS: Final = 0.2
 _NOTABLE_PART: Final = 10
@@ -68,7 +68,7 @@ class View:
         """Show some more of what the model is saying, where that can be taken back."""
         if self._screen is not None and text:
             self._draft += text
-            self._screen.draft(self._draft)
+            self._screen.draft(printable(self._draft))
 
     def _end_draft(self) -> None:
         if self._screen is not None and self._draft:
@@ -236,7 +236,7 @@ class ConversationWatch:
             if not sys.stdin.isatty():
                 self._view.say("the agent asks for a confirmation, and nobody is there to ask")
                 return RunOutcome.LEFT
-            names = ", ".join(str(event.get("tool_name")) for event in self._pending.values())
+            names = clean(", ".join(str(one.get("tool_name")) for one in self._pending.values()))
             agreed = click.confirm(f"Let the agent do this ({names})?", err=True)
         body = {"accept": agreed, **({} if agreed else {"reason": _REJECTED})}
         ask_agent(self._api, self._conversation, "events/respond_to_confirmation", body)

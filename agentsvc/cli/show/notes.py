@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
+from agentsvc.cli.text import clean
+
 _ESCAPE: Final = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _MAX_LINES: Final = 12
 _WIDTH: Final = 160
@@ -46,11 +48,14 @@ type Event = Mapping[str, Any]
 
 
 def to_note(event: Event) -> Note:
-    """Return the note of any event; one of an unknown kind is told by its kind."""
+    """Return the note of any event; one that is not as its kind should be is told by that."""
     kind = str(event.get("kind"))
-    who, parts = _DESCRIBERS.get(kind, _describe_other)(event)
+    try:
+        who, parts = _DESCRIBERS.get(kind, _describe_other)(event)
+    except (AttributeError, KeyError, TypeError):
+        who, parts = _describe_other(event)
     shown = tuple(Part(part.tone, _shown(part)) for part in parts if part.text.strip())
-    return Note(at=str(event.get("timestamp"))[11:19], who=who, parts=shown)
+    return Note(at=clean(str(event.get("timestamp"))[11:19]), who=clean(who), parts=shown)
 
 
 def find_created_file(events: list[Event]) -> str | None:
@@ -181,10 +186,10 @@ def _text_of(content: object) -> str:
 def _shown(part: Part) -> str:
     """Return a text without control characters, and only the beginning of a long output."""
     text = _ESCAPE.sub("", part.text).replace("\t", "    ")
-    clean = "".join(char for char in text if char == "\n" or char.isprintable()).strip("\n")
+    legible = "".join(char for char in text if char == "\n" or char.isprintable()).strip("\n")
     if part.tone in (NoteKind.USER, NoteKind.AGENT):
-        return clean
-    lines = clean.split("\n")
+        return legible
+    lines = legible.split("\n")
     more = len(lines) - _MAX_LINES
     if more > 1:
         lines = [*lines[:_MAX_LINES], f"… {more} more lines"]
