@@ -10,11 +10,14 @@ import aiohttp
 from yarl import URL
 
 from agentsvc.agentserver import Lookup, SafeConnector, refusal_in
-from agentsvc.base import ModelUnavailable
+from agentsvc.base import BodyTooLarge, ModelUnavailable
 from agentsvc.models.access import check_host, may_ask, model_headers, reach_of_models
 from agentsvc.models.hosts import host_of_url
 from agentsvc.models.wire import CallUsage, Upstream, UsageReader
 from agentsvc.plugin.egress import BadHost
+
+LARGEST_ANSWER_BYTES: Final = 64 * 1024 * 1024
+"""How much an answer that is no stream may have: it is gathered before it is passed on."""
 
 _LARGEST_FAILURE_BYTES: Final = 256 * 1024
 _PRICE_HEADER: Final = "x-litellm-response-cost"
@@ -46,7 +49,12 @@ class Answer:
             if not self.is_good:
                 yield await self._failure()
                 return
+            size = 0
             async for data in self._response.content.iter_any():
+                size += len(data)
+                if size > LARGEST_ANSWER_BYTES and not self.is_stream:
+                    exc = BodyTooLarge("The model's answer is larger than 64 MiB")
+                    raise _unavailable(exc.message, exc)
                 self._reader.feed(data)
                 yield data
         except (aiohttp.ClientError, OSError) as exc:

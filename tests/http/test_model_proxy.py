@@ -19,7 +19,7 @@ from agentsvc.config.conversations import ModelsConfig
 from agentsvc.conversations.model_usage import find_usage
 from agentsvc.http.keys import DATABASE
 from agentsvc.models.hosts import host_of_url
-from agentsvc.models.proxy import ModelProxy
+from agentsvc.models.proxy import LARGEST_ANSWER_BYTES, ModelProxy
 from agentsvc.models.wire import Upstream
 from agentsvc.testing.llm import Playbook, ScriptedModel, say
 from tests.conftest import FAST
@@ -278,26 +278,56 @@ async def test_what_the_model_refuses_is_passed_on_without_its_key(
     assert used.prompt_tokens == 0
 
 
+@contextlib.asynccontextmanager
+async def listening(
+    handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+) -> AsyncIterator[Upstream]:
+    """Have a handler answer as a model."""
+    app = web.Application()
+    app.router.add_post("/v1/responses", handler)
+    runner = web.AppRunner(app, shutdown_timeout=0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    try:
+        yield Upstream(model="x", base_url=url, api_key=Secret(KEY))
+    finally:
+        await runner.cleanup()
+
+
 async def test_the_key_is_not_told_by_a_model_that_repeats_it() -> None:
     async def refuse(request: web.Request) -> web.Response:
         return web.json_response({"error": request.headers["Authorization"]}, status=401)
 
-    app = web.Application()
-    app.router.add_post("/v1/responses", refuse)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    proxy = ModelProxy([host_of_url(url)], silence_seconds=5)
-    upstream = Upstream(model="x", base_url=url, api_key=Secret(KEY))
-    async with proxy.ask(upstream, "responses", b"{}") as answer:
-        body = b"".join([part async for part in answer.parts()])
-    assert answer.status == 401
-    assert body == b'{"error": "Bearer ***"}'
-    with pytest.raises(ModelUnavailable, match="public addresses only"):
-        async with ModelProxy([], silence_seconds=5).ask(upstream, "responses", b"{}"):
-            pass
-    await runner.cleanup()
+    async with listening(refuse) as upstream:
+        proxy = ModelProxy([host_of_url(upstream.base_url)], silence_seconds=5)
+        async with proxy.ask(upstream, "responses", b"{}") as answer:
+            body = b"".join([part async for part in answer.parts()])
+        assert answer.status == 401
+        assert body == b'{"error": "Bearer ***"}'
+        with pytest.raises(ModelUnavailable, match="public addresses only"):
+            async with ModelProxy([], silence_seconds=5).ask(upstream, "responses", b"{}"):
+                pass
+
+
+async def test_a_whole_answer_beyond_the_bound_is_not_gathered() -> None:
+    answered = [web.Response(body=bytes(LARGEST_ANSWER_BYTES)), web.StreamResponse()]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = answered.pop(0)
+        if answered:
+            return response
+        await response.prepare(request)
+        while True:
+            await response.write(bytes(2**20))
+
+    async with listening(answer) as upstream:
+        proxy = ModelProxy([host_of_url(upstream.base_url)], silence_seconds=5)
+        async with proxy.ask(upstream, "responses", b"{}") as whole:
+            assert sum([len(part) async for part in whole.parts()]) == LARGEST_ANSWER_BYTES
+        with pytest.raises(ModelUnavailable, match="larger than 64 MiB"):
+            async with proxy.ask(upstream, "responses", b"{}") as endless, asyncio.timeout(5):
+                assert sum([len(part) async for part in endless.parts()])
 
 
 @pytest.mark.parametrize(
