@@ -324,7 +324,7 @@ def convert_answer[T](part: Any, kind: type[T]) -> T:
 def _fitting() -> Iterator[None]:
     try:
         yield
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise AgentRefused(
             "The agent server answered in a form this server does not know", detail=str(exc)
         ) from exc
@@ -333,7 +333,7 @@ def _fitting() -> Iterator[None]:
 def decode_events[T](decoder: msgspec.json.Decoder[T], raw: Iterable[bytes]) -> Iterator[T]:
     """Yield events; what has another form is none of those that are looked for."""
     for one in raw:
-        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             yield decoder.decode(one)
 
 
@@ -378,10 +378,9 @@ def _explain(body: bytes, hide: Sequence[Secret]) -> str:
     """Return what an error body says, in at most 1,000 characters and without the secrets."""
     try:
         trouble = _TROUBLE.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        text = body[: 4 * _MAX_DETAIL_CHARS].decode(errors="replace").strip()
-    else:
         text = trouble.exception or _describe(trouble.detail)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        text = body[: 4 * _MAX_DETAIL_CHARS].decode(errors="replace").strip()
     for secret in hide:
         if secret:
             text = text.replace(secret.reveal(), str(secret))
@@ -399,5 +398,6 @@ def _describe(detail: object) -> str:
 def _describe_item(item: object) -> str:
     if not isinstance(item, dict):
         return str(item)
-    place = ".".join(str(part) for part in item.get("loc", ()))
+    loc = item.get("loc")
+    place = ".".join(str(part) for part in loc) if isinstance(loc, list) else ""
     return f"{place}: {item.get('msg', '')}"

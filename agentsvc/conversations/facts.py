@@ -134,6 +134,6 @@ def _read(key: Any, value: bytes) -> tuple[str | None, ConversationStats | None]
 def _decode[T](decoder: msgspec.json.Decoder[T], raw: bytes) -> T | None:
     try:
         return decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # An agent server of another version; what is not understood is not used.
         return None

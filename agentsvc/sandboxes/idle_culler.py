@@ -91,12 +91,19 @@ class IdleCuller:
                 await self._sandboxes.wait_until_settled(one.id)
 
     async def _cull(self, sandbox_id: str, target: Target) -> bool:
-        """Pause, stop or remove a sandbox if it is really idle; say whether it was."""
+        """Pause, stop or remove a sandbox if it is really idle; say whether it was.
+
+        A failure is logged: it concerns no other sandbox.
+        """
         asked_at = now()
-        sandbox = await self._sandboxes.find_any(sandbox_id)
-        if sandbox is None or await self._may_be_busy(sandbox):
-            return False
-        if not await self._sandboxes.idle.cull(sandbox_id, target, unused_since=asked_at):
+        try:
+            sandbox = await self._sandboxes.find_any(sandbox_id)
+            if sandbox is None or await self._may_be_busy(sandbox):
+                return False
+            if not await self._sandboxes.idle.cull(sandbox_id, target, unused_since=asked_at):
+                return False
+        except Exception:
+            log.exception("idle sandbox not culled", extra={"sandbox_id": sandbox_id})
             return False
         log.info("idle sandbox culled", extra={"sandbox_id": sandbox_id, "target": str(target)})
         return True

@@ -10,9 +10,10 @@ from aiohttp.test_utils import TestServer
 
 from agentsvc.agentserver.calls import MAX_ANSWER_BYTES
 from agentsvc.agentserver.client import AgentClient, AgentServer
-from agentsvc.base.errors import AgentRefused, AgentUnavailable
+from agentsvc.base.errors import AgentRefused, AgentUnavailable, BadRequest
 from agentsvc.base.values import Secret, monotonic
 
+DEEP = b"[" * 100_000 + b"]" * 100_000
 KEY = Secret("the-session-key")
 
 type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -147,6 +148,24 @@ async def test_an_unknown_answer_is_refused(serve: Serve, body: bytes) -> None:
 
     with pytest.raises(AgentRefused, match="form"):
         await (await serve(answer)).home()
+
+
+@pytest.mark.parametrize("status", [200, 422])
+@pytest.mark.parametrize(
+    "body", [b'{"detail":[{"loc":5}]}', b'{"detail":%s}' % DEEP, b'[{"more":%s}]' % DEEP]
+)
+async def test_what_no_agent_server_answers_is_refused(
+    serve: Serve, status: int, body: bytes
+) -> None:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(status=status, body=body)
+
+    server = await serve(answer)
+    assert await server.is_alive() == (status == 200)
+    with pytest.raises(AgentRefused):
+        await server.count_running()
+    with pytest.raises(AgentRefused if status == 200 else BadRequest):
+        await server.git_changes("/x")
 
 
 async def test_ids_and_paths_are_quoted(serve: Serve) -> None:

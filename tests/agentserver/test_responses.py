@@ -8,7 +8,9 @@ from agentsvc.agentserver.responses import (
     BashOutput,
     ConversationStats,
     Output,
+    StartedCommand,
     decode_conversation,
+    decode_events,
     to_error,
 )
 from agentsvc.base.errors import AgentRefused, AgentsvcError, AgentUnavailable, Conflict, NotFound
@@ -63,7 +65,18 @@ def test_secrets_do_not_appear_in_an_error() -> None:
     assert "**********" in message
 
 
-@pytest.mark.parametrize("body", [b"", b"<html>", b"\xff\xfe", b'{"detail": 3}', b"[]", b"null"])
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"<html>", b"\xff\xfe", b'{"detail": 3}', b"[]", b"null"),
+        *(b'{"detail":[{"loc":5}]}', b'{"detail":[{"loc":null,"msg":[1]}]}'),
+        *(b'{"detail":%s}' % DEEP, b'{"detail":"no","more":%s}' % DEEP),
+        b'{"detail":[%s1%s]}' % (b"[" * 900, b"]" * 900),
+    ],
+)
 def test_an_error_body_may_be_anything(body: bytes) -> None:
     assert error(400, body).message.startswith("The agent server refused")
 
@@ -85,10 +98,17 @@ def test_a_conversation_is_read_with_nulls_and_unknown_members() -> None:
     assert info.agent.llm.model == "openai/x"
 
 
-@pytest.mark.parametrize("raw", [b"{}", b"[]", b'{"id":1}', b'{"id":"\xff"}', b""])
+@pytest.mark.parametrize(
+    "raw", [b"{}", b"[]", b'{"id":1}', b'{"id":"\xff"}', b"", b'{"id":"a","more":%s}' % DEEP]
+)
 def test_what_is_no_conversation_is_refused(raw: bytes) -> None:
     with pytest.raises(AgentRefused):
         decode_conversation(raw)
+
+
+def test_an_event_of_another_form_is_left_out() -> None:
+    raw = [b"{}", b'{"id":1}', b'{"more":%s}' % DEEP, b'{"id":"a"}']
+    assert [one.id for one in decode_events(msgspec.json.Decoder(StartedCommand), raw)] == ["a"]
 
 
 def test_costs_are_summed_over_usage_ids() -> None:

@@ -12,6 +12,8 @@ from agentsvc.conversations.records import new_conversation
 from agentsvc.domain.orders import ExecutionStatus, StartOrder
 from agentsvc.settings.fields import Settings
 
+DEEP = b'{"more":%s%s}' % (b"[" * 100_000, b"]" * 100_000)
+
 
 def conversation(budget: float | None = None) -> Conversation:
     settings = Settings(max_budget_per_task=budget)
@@ -116,6 +118,7 @@ def test_costs_that_are_not_understood_do_not_hide_the_status() -> None:
         head(None, "running", "2030-01-01T00:00:01"),
         head(["execution_status"], "running", "2030-01-01T00:00:01"),
         head("execution_status", "running", "2030-01-01T00:00:01", kind="MessageEvent"),
+        *(head(key, msgspec.Raw(DEEP), "2030-01-01T00:00:01") for key in ("stats", "full_state")),
         EventHead(id="x", kind="ConversationStateUpdateEvent", timestamp="2030", key="stats"),
     ],
 )

@@ -12,6 +12,7 @@ from agentsvc.base.values import now
 from agentsvc.http.keys import SANDBOXES
 from agentsvc.plugin.backend import Capability
 from agentsvc.sandboxes import Target
+from agentsvc.sandboxes.idle import IdleSandboxes
 from agentsvc.testing.backend import FakeWorld
 from agentsvc.testing.llm import Playbook, Reply, ToolCall
 from tests.fake_agent import FakeAgent
@@ -353,6 +354,23 @@ async def test_an_agent_server_that_does_not_answer_is_not_taken_for_idle(
     seen = await client.sandbox(sandbox_id)
     assert seen is not None
     assert seen["status"] == "RUNNING"
+
+
+async def test_a_sandbox_that_cannot_be_culled_keeps_no_other_running(
+    client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (_, broken), (_, idle) = [await start(client) for _ in range(2)]
+    whole = IdleSandboxes.cull
+
+    async def cull(self: IdleSandboxes, sandbox_id: str, target: Target, **since: Any) -> bool:
+        if sandbox_id == broken:
+            raise RuntimeError("a sandbox of another kind")
+        return await whole(self, sandbox_id, target, **since)
+
+    monkeypatch.setattr(IdleSandboxes, "cull", cull)
+    await reconfigure(service, sandboxes={"pause_after_seconds": 0.1})
+    await client.wait_for_sandbox(idle, "PAUSED")
+    assert (await client.sandbox(broken) or {})["status"] == "RUNNING"
 
 
 async def test_looking_is_no_use_and_what_is_open_is(
