@@ -43,6 +43,8 @@ CHANGE_SECONDS: Final = 300.0
 """The default deadline of a call that changes a conversation: it waits while a tool runs."""
 
 _ENCODER = msgspec.json.Encoder()
+_PAGES_MAX: Final = 10_000
+"""How many requests the events of one conversation may take: a million of them, or fewer large ones."""
 _FIRST_POLL_SECONDS: Final = 0.05
 _LAST_POLL_SECONDS: Final = 0.5
 _PROBE_SECONDS: Final = 5.0
@@ -363,14 +365,14 @@ class AgentServer(WorkspaceCalls):
         `since` is a timestamp as events carry it; events of exactly that time are included.
         `first` is the id of the event to begin with; an unknown one is the beginning of the log.
         The time limit is for each page; one that is too large is asked for again in parts.
-        Raises NotFound for an unknown conversation.
+        Raises NotFound for an unknown conversation, and AgentRefused for pages without an end.
         """
         query: dict[str, Any] = {"sort_order": "TIMESTAMP", "limit": PAGE_SIZE}
         if since is not None:
             query["timestamp__gte"] = since
         if first:
             query["page_id"] = first
-        while True:
+        for _ in range(_PAGES_MAX):
             path = _path(conversation_id, "events/search?" + urlencode(query))
             try:
                 page = decode(Page, await self._call("GET", path, time_limit=time_limit))
@@ -380,11 +382,17 @@ class AgentServer(WorkspaceCalls):
                 query["limit"] //= 2
                 continue
             query["limit"] = min(query["limit"] * 2, PAGE_SIZE)
+            following = page.next_page_id
+            if following and not 0 < len(page.items) <= PAGE_SIZE:
+                break
             if page.items:
                 yield [bytes(item) for item in page.items]
-            if page.next_page_id is None:
+            if following is None:
                 return
-            query["page_id"] = page.next_page_id
+            if following == query.get("page_id"):
+                break
+            query["page_id"] = following
+        raise AgentRefused("The agent server finds no end to the events of a conversation")
 
     def subscribe(self, conversation_id: str) -> AsyncIterator[list[bytes]]:
         """Yield the events and streaming deltas of a conversation as they happen, some at a time.

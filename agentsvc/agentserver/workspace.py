@@ -28,6 +28,8 @@ PAGE_SIZE: Final = 100
 
 _FIRST_POLL_SECONDS: Final = 0.01
 _LAST_POLL_SECONDS: Final = 0.5
+_READ_ON_SECONDS: Final = 5.0
+"""How long what a command has written is still read after its time limit."""
 
 
 class WorkspaceCalls(AgentCalls):
@@ -92,17 +94,17 @@ class WorkspaceCalls(AgentCalls):
         output = Output()
         pause = _FIRST_POLL_SECONDS
         while True:
-            await self._read_output(command_id, output)
+            await self._read_output(command_id, output, end + _READ_ON_SECONDS)
             if output.exit_code is not None:
                 return output.result(timed_out=monotonic() >= end and output.exit_code == -1)
             if monotonic() >= end:
                 await self._stop_command(command_id)
-                await self._read_output(command_id, output)
+                await self._read_output(command_id, output, end + _READ_ON_SECONDS)
                 return output.result(timed_out=True)
             await asyncio.sleep(min(pause, max(0.0, end - monotonic())))
             pause = min(pause * 1.3, _LAST_POLL_SECONDS)
 
-    async def _read_output(self, command_id: str, output: "Output") -> None:
+    async def _read_output(self, command_id: str, output: "Output", end: float) -> None:
         query: dict[str, Any] = {
             "command_id__eq": command_id,
             "kind__eq": "BashOutput",
@@ -116,7 +118,7 @@ class WorkspaceCalls(AgentCalls):
             )
             for part in page.items:
                 output.add(part)
-            if page.next_page_id is None:
+            if page.next_page_id in (None, query.get("page_id")) or monotonic() >= end:
                 return
             query["page_id"] = page.next_page_id
 

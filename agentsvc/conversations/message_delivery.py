@@ -8,6 +8,7 @@ kind is under way at a time, so that what is found there is that one.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum, auto
 from typing import Any, Final
 
 import msgspec
@@ -25,7 +26,7 @@ _EFFECT_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.05
 
 _STOPPED: Final = frozenset({"PauseEvent", "InterruptEvent"})
-_TAKEN_UP: Final = _STOPPED | {"ActionEvent", "ConversationErrorEvent"}
+_TAKEN_UP: Final = frozenset({"ActionEvent", "ConversationErrorEvent"})
 _ENDED: Final = frozenset({"ObservationEvent", "UserRejectObservation", "AgentErrorEvent"})
 _AT_REST: Final = (ExecutionStatus.IDLE, ExecutionStatus.ERROR, ExecutionStatus.PAUSED)
 
@@ -35,6 +36,14 @@ type Begin = Callable[[str], Awaitable[bool]]
 
 class DeliveryUnknown(NotFound):
     """The agent's log is not the one that something was told to: nobody knows whether it was."""
+
+
+class _Sign(Enum):
+    """What an event says of something that was perhaps told before it."""
+
+    SAID = auto()
+    STOPPED = auto()
+    TAKEN_UP = auto()
 
 
 class _Said(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,14 +157,13 @@ async def _is_told(agent: AgentServer, pending: PendingMessage) -> bool:
         return await _is_said(agent, pending, behind)
     is_running = await _status(agent, pending) == ExecutionStatus.RUNNING
     if pending.kind in STOPS:
-        return not is_running or any(one.kind in _STOPPED for one in behind)
+        return not is_running or _Sign.STOPPED in behind
     return is_running or _is_taken_up(behind)
 
 
-async def _is_said(agent: AgentServer, pending: PendingMessage, behind: Sequence[_Event]) -> bool:
+async def _is_said(agent: AgentServer, pending: PendingMessage, behind: Sequence[_Sign]) -> bool:
     """Look for a message, and have the agent go on with one that it has and was to run for."""
-    wanted = _text(pending.message)
-    places = [at for at, one in enumerate(behind) if _said_by_user(one) == wanted]
+    places = [at for at, one in enumerate(behind) if one is _Sign.SAID]
     if len(places) <= pending.said_before:
         return False
     rest = behind[places[pending.said_before] + 1 :]
@@ -216,20 +224,26 @@ async def _status(agent: AgentServer, pending: PendingMessage) -> str:
     return str(info.execution_status)
 
 
-async def _read_behind(agent: AgentServer, pending: PendingMessage) -> list[_Event]:
-    """Return the events behind the place where the first try began."""
-    last = pending.last_event or ""
-    events: list[_Event] = []
+async def _read_behind(agent: AgentServer, pending: PendingMessage) -> list[_Sign]:
+    """Return what the events say behind the place where the first try began."""
+    last, wanted = pending.last_event or "", _text(pending.message)
+    pages = agent.event_pages(pending.conversation_id, first=last)
+    events = (event async for page in pages for event in decode_events(_event, page))
     try:
-        async for page in agent.event_pages(pending.conversation_id, first=last):
-            events += decode_events(_event, page)
+        if last and (await anext(events, _Event())).id != last:
+            raise DeliveryUnknown("The agent's log has changed")
+        return [sign async for one in events if (sign := _sign_of(one, wanted))]
     except AgentRefused as exc:
         raise _not_looked(exc) from exc
-    if not last:
-        return events
-    if not events or events[0].id != last:
-        raise DeliveryUnknown("The agent's log has changed")
-    return events[1:]
+
+
+def _sign_of(event: _Event, wanted: str) -> _Sign | None:
+    if _said_by_user(event) == wanted:
+        return _Sign.SAID
+    if event.kind in _STOPPED:
+        return _Sign.STOPPED
+    is_answer = event.kind == "MessageEvent" and event.source == "agent"
+    return _Sign.TAKEN_UP if is_answer or event.kind in _TAKEN_UP else None
 
 
 def _not_looked(exc: AgentRefused) -> AgentUnavailable:
@@ -237,12 +251,9 @@ def _not_looked(exc: AgentRefused) -> AgentUnavailable:
     return AgentUnavailable(exc.message, detail=exc.detail)
 
 
-def _is_taken_up(events: Sequence[_Event]) -> bool:
-    """Whether the agent has gone on, or was stopped, in these events."""
-    return any(
-        one.kind in _TAKEN_UP or (one.kind == "MessageEvent" and one.source == "agent")
-        for one in events
-    )
+def _is_taken_up(signs: Sequence[_Sign]) -> bool:
+    """Whether the agent has gone on, or was stopped."""
+    return any(one is not _Sign.SAID for one in signs)
 
 
 def _said_by_user(event: _Event) -> str | None:

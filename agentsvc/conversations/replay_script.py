@@ -111,9 +111,8 @@ def interjection(steps: Sequence[RecordedStep], at: int) -> RecordedStep | None:
     return follows if is_said and not steps[at].ends_run else None
 
 
-def reached(steps: Sequence[RecordedStep], events: Iterable[bytes]) -> int:
-    """Return the last step that is among a conversation's events, -1 for none."""
-    at = -1
+def reached(steps: Sequence[RecordedStep], events: Iterable[bytes], at: int = -1) -> int:
+    """Return the last step that is among the events of a conversation behind the step `at`."""
     for raw in events:
         event = _EVENT.decode(raw)
         if event.kind == "ActionEvent":
@@ -126,10 +125,13 @@ def reached(steps: Sequence[RecordedStep], events: Iterable[bytes]) -> int:
     return at
 
 
-def acts_as_recorded(events: Iterable[bytes]) -> bool:
-    """Whether the last thing the agent did, or is about to do, is out of the recording."""
+def acts_as_recorded(events: Iterable[bytes], *, before: bool = False) -> bool:
+    """Whether the last thing the agent did, or is about to do, is out of the recording.
+
+    `before` says it of the events before these, in which it may have done nothing.
+    """
     done = [event for event in map(_EVENT.decode, events) if event.kind == "ActionEvent"]
-    return bool(done) and _step_of(done[-1].tool_call_id) >= 0
+    return _step_of(done[-1].tool_call_id) >= 0 if done else before
 
 
 def has_messages_behind(steps: Sequence[RecordedStep], at: int) -> bool:

@@ -149,9 +149,11 @@ async def _go_on(
     is_handed_over = info.agent.llm.model != MODEL
     if status == ExecutionStatus.RUNNING and not is_handed_over:
         return False
-    events = [raw async for page in agent.event_pages(conversation_id) for raw in page]
-    at = reached(steps, events)
-    if status == ExecutionStatus.WAITING_FOR_CONFIRMATION and acts_as_recorded(events):
+    at, is_recorded = -1, False
+    async for page in agent.event_pages(conversation_id):
+        at = reached(steps, page, at)
+        is_recorded = acts_as_recorded(page, before=is_recorded)
+    if status == ExecutionStatus.WAITING_FOR_CONFIRMATION and is_recorded:
         # What is recorded was confirmed when it was recorded.
         await agent.respond_to_confirmation(conversation_id, accept=True)
         return False

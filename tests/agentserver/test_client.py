@@ -3,11 +3,15 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from agentsvc.agentserver import client as agent_client
+from agentsvc.agentserver import workspace
 from agentsvc.agentserver.calls import MAX_ANSWER_BYTES
 from agentsvc.agentserver.client import AgentClient, AgentServer
 from agentsvc.base.errors import AgentRefused, AgentUnavailable, BadRequest
@@ -100,6 +104,41 @@ async def test_a_page_of_events_beyond_the_bound_is_asked_for_in_parts(serve: Se
     pages = (await serve(answer)).event_pages("c", time_limit=5)
     assert [page async for page in pages] == [[b'{"id": "a"}'], [b'{"id": "b"}']]
     assert limits == [100, 50, 25, 50]
+
+
+async def test_a_long_conversation_is_read_to_its_end() -> None:
+    class Long(AgentServer):
+        def __init__(self) -> None:
+            self.asked = 0
+
+        async def _call(self, *_args: Any, **_rest: Any) -> bytes:
+            self.asked += 1
+            page_id = f"e{self.asked}" if self.asked < 1000 else None
+            return msgspec.json.encode({"items": [{}] * 100, "next_page_id": page_id})
+
+    assert sum([len(page) async for page in Long().event_pages("c")]) == 100_000
+
+
+@pytest.mark.parametrize(
+    ("items", "ids", "asked"),
+    [([{}], ["a"], 2), ([], ["a", "b"], 1), ([{}], ["a", "b"], 6), ([{}] * 101, ["a", "b"], 1)],
+)
+async def test_pages_without_end_are_refused(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, items: list[object], ids: list[str], asked: int
+) -> None:
+    seen: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.append(request.query.get("page_id", ""))
+        page_id = ids[len(seen) % len(ids)]
+        return web.json_response({"items": items, "next_page_id": page_id})
+
+    monkeypatch.setattr(agent_client, "_PAGES_MAX", 6)
+    server = await serve(answer)
+    with pytest.raises(AgentRefused, match="no end"):
+        async with asyncio.timeout(5):
+            assert [page async for page in server.event_pages("c", time_limit=5)]
+    assert len(seen) == asked
 
 
 async def test_an_event_beyond_the_bound_ends_the_pages(serve: Serve) -> None:
@@ -261,6 +300,44 @@ async def test_a_command_that_ended_by_itself_need_not_be_stopped(serve: Serve) 
     result = await (await serve(answer)).run_command("x", time_limit=0.1)
     assert result.timed_out
     assert result.exit_code == -1
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+async def test_output_without_end_is_read_until_the_time_limit(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, *, is_new: bool
+) -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        if request.method == "POST":
+            return web.json_response({"id": "c1"})
+        page_id = str(len(asked)) if is_new else "x"
+        return web.json_response({"items": [], "next_page_id": page_id})
+
+    monkeypatch.setattr(workspace, "_READ_ON_SECONDS", 0.2)
+    server = await serve(answer)
+    async with asyncio.timeout(5):
+        result = await server.run_command("x", time_limit=0.2)
+    assert (result.timed_out, result.exit_code) == (True, -1)
+    assert asked.count("/api/bash/bash_commands/c1/stop") == 1
+    assert is_new or len(asked) < 40
+
+
+async def test_output_behind_empty_pages_is_read(serve: Serve) -> None:
+    # Agent servers of before take out what was read already only when they have cut the pages.
+    pages = {
+        None: {"items": [], "next_page_id": "p2"},
+        "p2": {"items": [{"order": 0, "stdout": "a", "exit_code": 0}], "next_page_id": None},
+    }
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.method == "POST":
+            return web.json_response({"id": "c1"})
+        return web.json_response(pages[request.query.get("page_id")])
+
+    result = await (await serve(answer)).run_command("x", time_limit=2)
+    assert (result.stdout, result.exit_code) == ("a", 0)
 
 
 async def test_a_fault_while_starting_is_not_worth_a_second_try(serve: Serve) -> None:

@@ -88,12 +88,11 @@ async def watch_first_answer(
             raise AgentUnavailable("The agent server has lost the conversation")
         if info.execution_status not in _UNDECIDED:
             return True
-        events = await _read_events(agent, conversation_id)
-        if any(_is_alive(event) for event in events):
+        sign = await _find_sign(agent, conversation_id, end)
+        if sign is not None and _is_alive(sign):
             return True
-        errors = [event for event in events if event.kind == "ConversationErrorEvent"]
-        if errors and info.execution_status == ExecutionStatus.ERROR:
-            raise StartRefused(_explain(errors[-1], hide))
+        if sign is not None and info.execution_status == ExecutionStatus.ERROR:
+            raise StartRefused(_explain(sign, hide))
     return False
 
 
@@ -115,11 +114,18 @@ def _unreachable(trouble: str) -> StartRefused:
     return StartRefused(reason_of(f"The language model cannot be asked: {trouble}", _UNREACHABLE))
 
 
-async def _read_events(agent: AgentServer, conversation_id: str) -> list[_Event]:
-    events: list[_Event] = []
+async def _find_sign(agent: AgentServer, conversation_id: str, end: float) -> _Event | None:
+    """Return the first sign of life, else the last error, as far as events are there in time."""
+    error = None
     async for page in agent.event_pages(conversation_id):
-        events += decode_events(_event, page)
-    return events
+        for event in decode_events(_event, page):
+            if _is_alive(event):
+                return event
+            if event.kind == "ConversationErrorEvent":
+                error = event
+        if monotonic() >= end:
+            break
+    return error
 
 
 def _is_alive(event: _Event) -> bool:
