@@ -125,7 +125,7 @@ def untar(archive: bytes) -> str:
         tarfile.open(fileobj=io.BytesIO(archive)) as tar,
     ):
         for member in tar:
-            if (file := tar.extractfile(member)) is not None:
+            if member.isfile() and (file := tar.extractfile(member)) is not None:
                 return file.read().decode(errors="replace")
     return ""
 

@@ -3,9 +3,11 @@
 import asyncio
 import base64
 import contextlib
+import io
 import ipaddress
 import json
 import struct
+import tarfile
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -572,3 +574,12 @@ def test_what_a_container_uses_is_read_from_its_statistics(
 ) -> None:
     used = inspection.usage_of(stats)
     assert (used.cpu_seconds, used.memory_bytes, used.processes) == expected
+
+
+def test_a_file_of_a_container_that_is_a_link_has_no_text() -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        link = tarfile.TarInfo("passwd")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/shadow"
+        archive.addfile(link)
+    assert streams.untar(packed.getvalue()) == ""
