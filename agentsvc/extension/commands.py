@@ -19,8 +19,7 @@ _SHOWN: Final = 1900
 """Bytes of the output's end."""
 LOOK: Final = """
 d="$HOME/.agentsvc-run-{id}"
-if mkdir "$d" 2>/dev/null; then
-  printf %s {command} >"$d/command"
+if mkdir "$d" 2>/dev/null && printf %s {command} >"$d/new" && mv "$d/new" "$d/command"; then
   cd {place} && setsid sh -c 'sh "$1/command" >"$1/output" 2>&1; echo $? >"$1/new"; mv "$1/new" "$1/code"' \\
     sh "$d" </dev/null >/dev/null 2>&1 &
   echo $! >"$d/pid"
