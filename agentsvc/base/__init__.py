@@ -64,6 +64,7 @@ from agentsvc.base.open_files import INITIAL_OPEN_FILES as INITIAL_OPEN_FILES
 from agentsvc.base.open_files import MAX_OPEN_FILES as MAX_OPEN_FILES
 from agentsvc.base.open_files import raise_open_files as raise_open_files
 from agentsvc.base.private_files import create_private as create_private
+from agentsvc.base.private_files import flush as flush
 from agentsvc.base.private_files import replace_private as replace_private
 from agentsvc.base.python_holes import known_vulnerabilities as known_vulnerabilities
 from agentsvc.base.supervisor import Supervisor as Supervisor

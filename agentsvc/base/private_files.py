@@ -1,5 +1,6 @@
 """Files that only their owner can read, from the moment they are there."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -19,3 +20,15 @@ def replace_private(file: Path, text: str) -> None:
         opened.flush()
         os.fsync(opened.fileno())
     draft.replace(file)
+    # Not every file system can do that with a directory.
+    with contextlib.suppress(OSError):
+        flush(file.parent)
+
+
+def flush(path: Path) -> None:
+    """Wait until a file, or the names in a directory, are on the disk; raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

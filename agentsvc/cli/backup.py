@@ -1,5 +1,6 @@
 """`agentsvc backup`: copies what an installation keeps into one file, also while the server runs."""
 
+import contextlib
 import io
 import json
 import os
@@ -59,7 +60,8 @@ def command(*, file: Path, without_key: bool, archives: bool, where: ConfigOptio
                 os.fsync(opened.fileno())
             draft.replace(file)
     except OSError as exc:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink()
         raise CommandFailed(f"the backup cannot be written: {exc}") from exc
     key = "without" if without_key else "with"
     click.echo(f"written {key} the master key, {file.stat().st_size} bytes: {file}", err=True)
@@ -84,9 +86,10 @@ def _pack(
         if has_key:
             archive.add(data_directory.master_key, MASTER_KEY)
         if has_archives and data_directory.archives.is_dir():
-            archive.add(data_directory.archives, ARCHIVES, filter=_only_saved)
-
-
-def _only_saved(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Leave out what is still being saved."""
-    return member if member.isdir() or ARCHIVE.fullmatch(member.name) else None
+            archive.add(data_directory.archives, ARCHIVES, recursive=False)
+            for saved in sorted(data_directory.archives.iterdir()):
+                name = f"{ARCHIVES}/{saved.name}"
+                # What is still being saved is left out, and what the server forgets meanwhile.
+                with contextlib.suppress(FileNotFoundError):
+                    if ARCHIVE.fullmatch(name):
+                        archive.add(saved, name)

@@ -13,7 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from agentsvc.base import HINT_ACCESS, HINT_ROOM, BadRequest, StartFailed, hint_against, values
+from agentsvc.base import (
+    HINT_ACCESS,
+    HINT_ROOM,
+    BadRequest,
+    StartFailed,
+    flush,
+    hint_against,
+    values,
+)
 
 log = logging.getLogger(__name__)
 
@@ -206,19 +214,11 @@ def _new_file(to: Path) -> Iterator[None]:
     os.close(os.open(to, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     try:
         yield
-        _flush(to)
+        flush(to)
+        flush(to.parent)
     except BaseException:
         to.unlink()
         raise
-
-
-def _flush(file: Path) -> None:
-    for path in (file, file.parent):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def copy_running(path: Path, to: Path) -> None:

@@ -1,7 +1,7 @@
 import asyncio
 import sqlite3
 import tarfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agentsvc.base.bus import EventBus
-from agentsvc.base.values import Secret, now, to_stored
+from agentsvc.base.values import Secret, new_id, now, to_stored
 from agentsvc.cli import cli
 from agentsvc.config.data_directory import DataDirectory
 from agentsvc.conversations.event_log import EventLog
@@ -113,6 +113,30 @@ def test_a_backup_of_a_server_that_runs_is_restored_on_a_new_machine(
     again = call("restore", file, "--data-dir", there)
     assert again.exit_code == 1
     assert "already" in again.stderr
+
+
+def test_a_backup_with_archives_leaves_out_what_is_gone_or_unfinished(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archives, file = data_dir / "archives", tmp_path / "b.tar.gz"
+    archives.mkdir(exist_ok=True)
+    kept, gone = (archives / f"{new_id()}.tar.zst" for _ in range(2))
+    for path in (kept, gone, archives / f"{new_id()}.part"):
+        path.write_bytes(b"saved")
+    listed = Path.iterdir
+
+    def forgetting(directory: Path) -> Iterator[Path]:
+        found = list(listed(directory))
+        if directory == archives:
+            gone.unlink()
+        return iter(found)
+
+    monkeypatch.setattr(Path, "iterdir", forgetting)
+    good("backup", file, "--archives", "--data-dir", data_dir)
+    with tarfile.open(file) as written:
+        assert [one for one in written.getnames() if one.startswith("archives/")] == [
+            f"archives/{kept.name}"
+        ]
 
 
 def test_what_was_being_started_is_not_started_where_a_backup_is_restored(
