@@ -38,6 +38,8 @@ _SMALL: Final = {ABOUT: 64 * 1024, INSTANCE_ID: 1024, MASTER_KEY: 4096}
 """The largest that these files may be."""
 _KEPT: Final = (ARCHIVES, MASTER_KEY, INSTANCE_ID, DATABASE)
 """What a restore moves into the data directory; what a server looks for first comes last."""
+_OF_ANOTHER: Final = tuple(f"{DATABASE}{end}" for end in ("-wal", "-shm", "-journal"))
+"""What a killed server leaves beside its database, and SQLite takes for part of the one restored."""
 _UNFINISHED: Final = re.compile(rf"{ARCHIVES}/[0-9a-f]{{32}}\.(part|draft)")
 _MEMBERS_MAX: Final = 1_000_000
 _RATIO_MAX: Final = 200
@@ -72,7 +74,9 @@ def command(*, file: Path, key_file: Path | None, where: ConfigOptions) -> None:
     data_directory, limits = data_dir_of(loaded), loaded.config.archives
     bounds = UnpackLimits(unpacked_bytes=limits.max_unpacked_bytes, files=limits.max_files)
     if data_directory.database.exists():
-        hint = "name another directory with --data-dir, or move that database away"
+        hint = (
+            f"name another directory with --data-dir, or move it away with {', '.join(_OF_ANOTHER)}"
+        )
         raise CommandFailed(f"there is a database in {data_directory.path} already", hint)
     with (
         _prepared(data_directory),
@@ -203,7 +207,7 @@ def _move_in(restored: Path, there: Path) -> None:
     """Move what was restored into the data directory: all of it, or nothing."""
     names = [name for name in _KEPT if (restored / name).exists()]
     # An empty directory is no loss.
-    existing = [name for name in names if _is_taken(there / name)]
+    existing = [name for name in (*names, *_OF_ANOTHER) if _is_taken(there / name)]
     if existing:
         hint = "name another directory with --data-dir, or move that away"
         raise CommandFailed(f"there is something in {there} already: {', '.join(existing)}", hint)

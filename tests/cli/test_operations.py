@@ -139,6 +139,30 @@ def test_a_backup_with_archives_leaves_out_what_is_gone_or_unfinished(
         ]
 
 
+def test_nothing_is_restored_beside_what_a_killed_server_had_not_written_to_its_database(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    file, there, unwritten = tmp_path / "b.tar.gz", tmp_path / "there", tmp_path / "unwritten"
+    good("backup", file, "--data-dir", data_dir)
+
+    async def store(installation: Installation) -> None:
+        other = {"id": "b" * 32, "name": "bob", "role": "member", "created_at": OLD}
+        await insert(installation.database, "users", **other)
+        unwritten.write_bytes((there / "agentsvc.db-wal").read_bytes())
+
+    DataDirectory(path=there).prepare()
+    asyncio.run(in_installation(there, store))
+    for name in ("agentsvc.db", "master.key", "instance-id"):
+        (there / name).unlink()
+    for name in ("agentsvc.db-wal", "agentsvc.db-shm", "agentsvc.db-journal"):
+        (there / name).write_bytes(unwritten.read_bytes())
+        result = call("restore", file, "--data-dir", there)
+        assert (result.exit_code, name in result.stderr) == (1, True)
+        (there / name).unlink()
+    good("restore", file, "--data-dir", there)
+    assert model_key(there) == "sk-sealed"
+
+
 def test_what_was_being_started_is_not_started_where_a_backup_is_restored(
     data_dir: Path, tmp_path: Path
 ) -> None:
