@@ -319,6 +319,9 @@ async def _serve(
             await asyncio.Event().wait()
         finally:
             manager.notify("STOPPING=1")
+            with contextlib.suppress(OSError):
+                # While requests end here, anybody may listen there.
+                data_directory.url.unlink()
             await runner.cleanup()
 
 

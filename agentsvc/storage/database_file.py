@@ -348,6 +348,7 @@ def write_schema(to: Path = MIGRATIONS / "schema.sql") -> None:
 def lock_data_dir(path: Path) -> Iterator[None]:
     """Hold a data directory for this process, so that no second server uses it.
 
+    Where a former server was reached, another may be now: that is forgotten.
     Raises StartFailed, naming the directory, when another one holds it. The lock ends with
     the process, however that ends; the lock file stays and means nothing by itself.
     """
@@ -374,6 +375,8 @@ def _take_lock(descriptor: int, path: Path) -> None:
         ) from exc
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    with contextlib.suppress(OSError):
+        (path / "url").unlink()
 
 
 def uri(path: Path, mode: str) -> str:

@@ -170,6 +170,11 @@ async def test_the_server_beside_a_command_needs_neither_url_nor_key(
     assert "hint: start one with `agentsvc serve`" in nobody.stderr
     (service.data_dir / "url").write_text(f"{client.base_url}\n")
     with lock_data_dir(service.data_dir):
+        other = await asyncio.to_thread(CliRunner().invoke, cli, ["secrets", "list", *beside])
+        assert "hint: start one with `agentsvc serve`" in other.stderr, (
+            "a former server got the key"
+        )
+        (service.data_dir / "url").write_text(f"{client.base_url}\n")
         for key in ("", "asvc_no-longer-valid"):
             if key:
                 (service.data_dir / "command-key").write_text(key)

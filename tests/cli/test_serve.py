@@ -434,6 +434,29 @@ def test_a_second_signal_ends_the_server_at_once(start: Start) -> None:
         assert server.stop() == 128 + signal.SIGTERM
 
 
+def _is_open(host: str, port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex((host, port)) == 0
+
+
+def test_a_server_that_stops_names_no_port_that_others_can_take(
+    start: Start, tmp_path: Path
+) -> None:
+    server, url = start(), tmp_path / "data" / "url"
+    assert url.read_text() == f"{server.url}\n"
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port))) as unfinished:
+        unfinished.sendall(
+            b"POST /login HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"
+            b"Content-Type: application/x-www-form-urlencoded\r\n\r\nkey="
+        )
+        server.status_for(None)
+        server.process.send_signal(signal.SIGTERM)
+        while _is_open(host, int(port)):
+            pass
+        assert (server.process.poll(), url.exists()) == (None, False)
+
+
 def test_a_killed_server_starts_again(start: Start) -> None:
     first = start()
     first.stop(signal.SIGKILL)
