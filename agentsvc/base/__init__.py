@@ -97,6 +97,7 @@ from agentsvc.base.values import decoder_of as decoder_of
 from agentsvc.base.values import encode_cursor as encode_cursor
 from agentsvc.base.values import from_stored as from_stored
 from agentsvc.base.values import has_control as has_control
+from agentsvc.base.values import is_sandbox_id as is_sandbox_id
 from agentsvc.base.values import moment_or_none as moment_or_none
 from agentsvc.base.values import monotonic as monotonic
 from agentsvc.base.values import new_id as new_id

@@ -29,6 +29,7 @@ _FIXED: Final = 0x4000_8000_0000_0000_0000
 _NOT_FIXED: Final = ~0xF000_C000_0000_0000_0000
 """The bits of a UUID that say which kind it is, and the others."""
 _ID = re.compile(r"\A[0-9a-f]{32}\Z")
+_SANDBOX_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _CONTROL = re.compile(r"[\0-\x1f\x7f]")
 NO_CONTROL: Final = r"\A[^\0-\x1f\x7f]*\Z"
 """A text without control characters, as a pattern."""
@@ -145,6 +146,11 @@ def spread(least: float) -> float:
 def short_id() -> str:
     """Return a fresh random id of 22 base62 characters."""
     return "".join(secrets.choice(_BASE62) for _ in range(22))
+
+
+def is_sandbox_id(text: str) -> bool:
+    """Return whether a text can be the id of a sandbox, and so name a file of its own."""
+    return _SANDBOX_ID.fullmatch(text) is not None
 
 
 def parse_uuid(text: str) -> str | None:

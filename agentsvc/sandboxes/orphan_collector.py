@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base import AgentsvcError, BackendBroken, now
+from agentsvc.base import AgentsvcError, BackendBroken, is_sandbox_id, now
 from agentsvc.config import SandboxesConfig
 from agentsvc.plugin import Found, PartlyScanned
 from agentsvc.sandboxes.admission.table import Removal
@@ -165,4 +165,5 @@ class OrphanCollector:
 
 
 def _by_id(found: Iterable[Found]) -> dict[str, Found]:
-    return {item.handle.sandbox_id: item for item in found}
+    # What is not ours may have any name, and its name leads to a file.
+    return {one.handle.sandbox_id: one for one in found if is_sandbox_id(one.handle.sandbox_id)}

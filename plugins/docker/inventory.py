@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime
 
+from agentsvc.base import is_sandbox_id
+
 from . import names
 from .engine import Engine, Json
 from .streams import to_time
@@ -14,7 +16,7 @@ async def sandboxes_on(engine: Engine, instance_id: str) -> dict[str, datetime]:
         for one in await engine.listed(kind, names.of_installation(instance_id)):
             labels = one.get("Labels") or {}
             sandbox_id = labels.get(names.SANDBOX, "")
-            if names.is_own(labels, instance_id, sandbox_id):
+            if is_sandbox_id(sandbox_id) and names.is_own(labels, instance_id, sandbox_id):
                 made = _made_at(kind, one)
                 first[sandbox_id] = min(made, first.get(sandbox_id, made))
     return first

@@ -164,7 +164,8 @@ async def _make_container(
         raise OrderRejected("The image of the sandbox is gone from the engine")
     body = {
         "Image": base,
-        "Labels": labels,
+        # An image that says it is of a sandbox would be believed.
+        "Labels": {**labels, names.SANDBOX: ""},
         "NetworkDisabled": True,
         "HostConfig": {"NetworkMode": "none"},
         **({} if image.entrypoint or image.command else {"Cmd": ["true"]}),

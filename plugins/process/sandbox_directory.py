@@ -17,7 +17,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from agentsvc.base import OrderRejected, copy_to, now
+from agentsvc.base import OrderRejected, copy_to, is_sandbox_id, now
 from agentsvc.plugin import (
     Isolation,
     Limits,
@@ -43,7 +43,6 @@ _LEAVING = "leaving"
 _TEMP_PREFIX = "asvc-"
 _TEMP_NAME = re.compile(rf"{_TEMP_PREFIX}[0-9a-f]{{8}}")
 _LONGEST_SOCKET = "/".join(("", "tmp", "tmux-4294967295", "openhands-" + 32 * "0"))
-_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _BLOCK = 65536
 _MAX_LINES = 50
 _ACCESS = re.compile(r'- \\?"[A-Z]{3,7}\s|HTTP/\d[.\d]*\\?" \d{3}\b')
@@ -374,7 +373,7 @@ class LogFile:
 
 def find_folder(state_dir: Path, sandbox_id: str) -> SandboxDirectory | None:
     """Return where a sandbox of that id is or would be, or None if no id looks like that."""
-    if _ID.fullmatch(sandbox_id) is None:
+    if not is_sandbox_id(sandbox_id):
         return None
     return SandboxDirectory(directory=state_dir / sandbox_id)
 

@@ -20,6 +20,7 @@ from agentsvc.base import (
     Conflict,
     OrderRejected,
     Secret,
+    is_sandbox_id,
     now,
     parse_time,
 )
@@ -209,7 +210,9 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
                 or noted.get(session_id.removeprefix(self._prefix), now()),
             )
             for session_id, runtime in found.items()
-            if session_id.startswith(self._prefix) and runtime.phase is not Phase.GONE
+            if session_id.startswith(self._prefix)
+            and is_sandbox_id(session_id.removeprefix(self._prefix))
+            and runtime.phase is not Phase.GONE
         ]
 
     async def delete(self, handle: Handle) -> None:

@@ -56,6 +56,16 @@ async def test_an_orphan_at_another_host_is_removed_and_one_out_of_sight_is_not_
     await eventually(lambda: not fake_world.sandboxes)
 
 
+async def test_what_can_be_no_id_of_a_sandbox_is_no_orphan(
+    service: Service, fake_world: TroubledWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    await reconfigure(service, sandboxes={"orphan_grace_seconds": 0})
+    fake_world.always["scan"] = found("../../../master.key", "/etc/passwd", "..", "", "a" * 32)
+    await fake_world.sweeps(2)
+    removed = messages(caplog, "removing orphaned sandbox")
+    assert {one.__dict__["sandbox_id"] for one in removed} == {"a" * 32}
+
+
 @pytest.mark.parametrize("is_seen", [True, False])
 async def test_one_without_a_handle_is_deleted_once_it_is_known_where_it_is(
     client: Client, service: Service, fake_world: TroubledWorld, is_seen: bool

@@ -1,6 +1,9 @@
 """What the docker backend makes of layers without an engine: names, mounts, homes, and where they are."""
 
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,9 +15,10 @@ from agentsvc.plugin.backend import Order
 from tests.plugin_loading import part
 
 if TYPE_CHECKING:
-    from docker import engine, fleet, layers, names, plan, settings
+    from docker import engine, fleet, inventory, layers, names, plan, settings
 else:
     engine, fleet, layers = part("docker.engine"), part("docker.fleet"), part("docker.layers")
+    inventory = part("docker.inventory")
     names, plan, settings = part("docker.names"), part("docker.plan"), part("docker.settings")
 
 USERS = "root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000::/home/agent:/bin/bash\nbad\n"
@@ -81,6 +85,44 @@ def test_names_of_removed_layers_tell_them_apart() -> None:
     assert names.is_passing(names.passing(layer_id))
     assert not names.is_passing(names.layer(layer_id))
     assert not names.is_layers("localhost/other:1")
+
+
+async def test_what_a_layer_is_made_in_is_no_sandbox_whatever_its_image_says() -> None:
+    made: dict[str, Any] = {}
+
+    async def ask(_method: str, path: str, *, body: Any, **_: Any) -> Any:
+        if path == "containers/create":
+            made.update(body["Labels"])
+        return {"Id": "made"}
+
+    async def get(path: str) -> Any:
+        return {"Id": "base", "Config": {"Cmd": ["x"]}} if path == "images/base/json" else None
+
+    async def remove(*_: str, **__: Any) -> None:
+        """Nothing is left."""
+
+    @contextlib.asynccontextmanager
+    async def stream(*_: str, **__: Any) -> AsyncIterator[None]:
+        yield None
+
+    async def source() -> Any:
+        return {"Id": "s", "Image": "base", "Config": {"Env": ["HOME=/home/a"]}}
+
+    here: Any = SimpleNamespace(name="one", ask=ask, get=get, remove=remove, stream=stream)
+    await layers.Layers("here").keep(here, new_id(), source, max_bytes=1)
+    assert made[names.SANDBOX] == ""
+
+
+async def test_a_label_that_an_image_made_up_is_no_id_of_a_sandbox() -> None:
+    known = new_id()
+
+    async def listed(kind: str, _: Any) -> Any:
+        ids = ["", "..", "../../../master.key", "/etc/passwd", known]
+        labels = [{names.INSTALLATION: "here", names.SANDBOX: one} for one in ids]
+        return [{"Labels": one, "Created": 1} for one in labels if kind == "containers"]
+
+    here: Any = SimpleNamespace(listed=listed)
+    assert set(await inventory.sandboxes_on(here, "here")) == {known}
 
 
 @pytest.mark.parametrize("bad", ["", "a/b", "passing-1", "A", "x" * 65])

@@ -109,6 +109,24 @@ async def started(far: Service, backend: Backend, **changes: Any) -> Handle:
     return handle
 
 
+async def test_a_name_that_the_service_makes_up_leads_to_no_other_file(
+    far: Service, tmp_path: Path
+) -> None:
+    backend, victim = make("remote", far, tmp_path / "state"), tmp_path / "master.key"
+    victim.touch()
+    await started(far, backend)
+    prefix = far.seen[-1][1]["session_id"].removesuffix(ORDER.sandbox_id)
+    names = [ORDER.sandbox_id, str(victim), "../../master.key", "..", ""]
+    far.answers["/list"] = {"runtimes": [runtime(session_id=prefix + name) for name in names]}
+    found = [one.handle for one in await backend.scan()]
+    far.answers = {"/list": {"runtimes": []}}
+    for handle in found:
+        await backend.delete(handle)
+    await backend.close()
+    assert [handle.sandbox_id for handle in found] == [ORDER.sandbox_id]
+    assert victim.exists()
+
+
 BAD = [
     (lambda: web.Response(status=500, text="oops"), BackendUnavailable),
     (lambda: web.Response(status=502, text="<html>"), BackendUnavailable),
