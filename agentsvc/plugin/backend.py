@@ -8,7 +8,7 @@ must do is checked by `agentsvc.testing.backend_contract`.
 
 import abc
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -90,12 +90,20 @@ _PORT_PLACEHOLDER = re.compile(r"\{port\.([a-z0-9_]+)\}")
 class PartlyScanned(BackendUnavailable):
     """Some of a backend's hosts are away; `found` is what there is at the others.
 
-    What is not in it may well exist.
+    What is not in it may well exist; where `unknown` is not None, only what has one of these ids.
     """
 
-    def __init__(self, message: str, *, found: Sequence[Found], detail: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        found: Sequence[Found],
+        unknown: Collection[str] | None = None,
+        detail: str = "",
+    ) -> None:
         super().__init__(message, detail=detail)
         self.found = tuple(found)
+        self.unknown = unknown
 
 
 class StillFetching(BackendUnavailable):
@@ -288,7 +296,8 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         """List every sandbox that carries this instance's label, in any phase.
 
         All or nothing: a partial list must raise, as PartlyScanned where a backend has several
-        hosts and some of them are away. Sandboxes of other instances are not listed.
+        hosts and some of them are away, or cannot look at some sandboxes. Those of other instances
+        are not listed.
         """
 
     @abc.abstractmethod

@@ -96,7 +96,7 @@ def _broken(name: str, exc: BaseException) -> BackendBroken:
 async def find_handle(backend: Backend, sandbox_id: str) -> Handle | None:
     """Return the handle of a sandbox that has none on record, or None if it does not exist.
 
-    Raises BackendUnavailable where it may be at a host that is away.
+    Raises BackendUnavailable where it may be at a host that is away, or could not be looked at.
     """
     try:
         found = await backend.scan()
@@ -104,5 +104,7 @@ async def find_handle(backend: Backend, sandbox_id: str) -> Handle | None:
         for item in exc.found:
             if item.handle.sandbox_id == sandbox_id:
                 return item.handle
+        if exc.unknown is not None and sandbox_id not in exc.unknown:
+            return None
         raise
     return next((item.handle for item in found if item.handle.sandbox_id == sandbox_id), None)

@@ -32,6 +32,7 @@ from agentsvc.plugin import (
     Handle,
     Health,
     Order,
+    PartlyScanned,
     Phase,
     Port,
     Report,
@@ -191,19 +192,27 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
         return self._report(runtime, self._endpoints(handle, runtime) if runtime.url else ())
 
     async def scan(self) -> Sequence[Found]:
-        """List what runs, and of what was asked for and does not run, what is there."""
+        """List what runs, and of what was asked for and does not run, what is there.
+
+        Raises PartlyScanned where that cannot be said of some, as where a user's own key is refused.
+        """
         noted = await asyncio.to_thread(self._read_journal)
         listed = await self._calls.ask("GET", "/list", _LISTED)
         found = {runtime.session_id: runtime for runtime in listed.runtimes}
+        refusals: dict[str, BackendUnavailable] = {}
         for sandbox_id in noted:
             session_id = self._prefix + sandbox_id
             if session_id not in found:
-                runtime = await self._session(session_id, await self._key(sandbox_id))
+                try:
+                    runtime = await self._session(session_id, await self._key(sandbox_id))
+                except BackendUnavailable as exc:
+                    refusals[sandbox_id] = exc
+                    continue
                 if runtime is not None:
                     found[session_id] = runtime
                 else:
                     await asyncio.to_thread(self._forget, sandbox_id, noted[sandbox_id])
-        return [
+        seen = [
             Found(
                 handle=await self._handle_of(runtime),
                 created_at=parse_time(runtime.created_at or "")
@@ -214,6 +223,10 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
             and is_sandbox_id(session_id.removeprefix(self._prefix))
             and runtime.phase is not Phase.GONE
         ]
+        if refusals:
+            why = next(iter(refusals.values())).message
+            raise PartlyScanned(why, found=seen, unknown=refusals)
+        return seen
 
     async def delete(self, handle: Handle) -> None:
         """Have the service stop it, and return when it says that it has."""

@@ -22,10 +22,12 @@ from agentsvc.plugin.backend import (
     Isolation,
     Limits,
     Order,
+    PartlyScanned,
     Phase,
     Port,
     Spec,
 )
+from agentsvc.sandboxes.backend_calls import find_handle
 from agentsvc.sandboxes.plugin_loader import Backend, PluginHost
 
 KINDS = PluginHost.load().backend_types()
@@ -125,6 +127,27 @@ async def test_a_name_that_the_service_makes_up_leads_to_no_other_file(
     await backend.close()
     assert [handle.sandbox_id for handle in found] == [ORDER.sandbox_id]
     assert victim.exists()
+
+
+async def test_a_user_whose_key_is_refused_hides_the_sandboxes_of_nobody_else(
+    far: Service, tmp_path: Path
+) -> None:
+    bad, good, never_made = "b" * 32, "c" * 32, "d" * 32
+    backend = make("remote", far, tmp_path)
+    await started(far, backend)
+    prefix = far.seen[-1][1]["session_id"].removesuffix(ORDER.sandbox_id)
+    for one in (bad, good, never_made):
+        (tmp_path / "sessions" / one).touch()
+    far.answers["/list"] = {"runtimes": [runtime(session_id=prefix + ORDER.sandbox_id)]}
+    far.answers[f"/sessions/{prefix}{bad}"] = lambda: web.json_response({}, status=401)
+    far.answers[f"/sessions/{prefix}{good}"] = runtime(session_id=prefix + good)
+    with pytest.raises(PartlyScanned, match="does not take the key") as caught:
+        await backend.scan()
+    assert {one.handle.sandbox_id for one in caught.value.found} == {ORDER.sandbox_id, good}
+    assert await find_handle(backend, never_made) is None
+    with pytest.raises(PartlyScanned):
+        await find_handle(backend, bad)
+    await backend.close()
 
 
 BAD = [
