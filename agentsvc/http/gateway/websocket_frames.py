@@ -90,7 +90,8 @@ class ServerMessages:
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
-        self._parts: list[tuple[bytes, bytes]] = []
+        self._raw = bytearray()
+        self._data = bytearray()
 
     async def read(self) -> FromServer:
         """Return what comes next; raises InvalidFirstFrame for what is too long or not from a server.
@@ -99,16 +100,20 @@ class ServerMessages:
         the end.
         """
         while True:
-            held = sum(len(data) for _, data in self._parts)
-            first, raw, data = await _frame(self._reader, _MESSAGE_BYTES - held)
+            # Frames that are there already are read without a wait.
+            await asyncio.sleep(0)
+            # The heads count: there can be any number of empty frames.
+            first, raw, data = await _frame(self._reader, _MESSAGE_BYTES - len(self._raw))
             code = first & _OPCODE
-            if code != _TEXT_CODE and not (self._parts and code == _CONTINUATION):
+            if code != _TEXT_CODE and not (self._raw and code == _CONTINUATION):
                 return FromServer(raw, data, is_text=False)
-            self._parts.append((raw, data))
+            self._raw += raw
+            self._data += data
             if first & _FINAL:
-                raws, texts = zip(*self._parts, strict=True)
-                self._parts = []
-                return FromServer(b"".join(raws), b"".join(texts), is_text=True)
+                whole = FromServer(bytes(self._raw), bytes(self._data), is_text=True)
+                self._raw.clear()
+                self._data.clear()
+                return whole
 
 
 def text(data: bytes) -> bytes:

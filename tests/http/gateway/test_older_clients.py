@@ -1,5 +1,6 @@
 """Events on their way to a client with an older SDK, and to all others, who get them as they are."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType
 
+from agentsvc.http.gateway import websocket_frames as frames
 from tests.http.gateway.steps import Box, session
 from tests.http.test_sdk_versions import STARTS
 
@@ -125,6 +127,25 @@ async def test_a_web_socket_of_an_older_client_hears_what_it_reads(box: Box) -> 
     # Newer versions show their key in the first message, and browsers are no SDK.
     assert await _hear(box, SOCKET, first=box.key, agent=agent) == [*whole, "bytes"]
     assert await _hear(box, in_query) == [*whole, "bytes"]
+
+
+async def test_empty_parts_of_a_text_hold_up_nobody_and_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = b"\x01\0" + bytes(2) * 8000 + b"\x80\x01x"
+    source, turns = asyncio.StreamReader(), 0
+    source.feed_data(data)
+    async with asyncio.TaskGroup() as group:
+        reading = group.create_task(frames.ServerMessages(source).read())
+        while not reading.done():
+            await asyncio.sleep(0)
+            turns += 1
+    assert reading.result() == frames.FromServer(data, b"x", is_text=True)
+    assert turns > 8000
+    monkeypatch.setattr(frames, "_MESSAGE_BYTES", 10_000)
+    source.feed_data(data)
+    with pytest.raises(frames.InvalidFirstFrame):
+        await frames.ServerMessages(source).read()
 
 
 async def test_what_a_client_with_an_older_sdk_is_given_says_so_too(
