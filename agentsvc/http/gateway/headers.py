@@ -75,7 +75,7 @@ _FOR_THE_ORIGIN: Final = frozenset(
     }
 )
 """What a browser would apply to the whole of this server, not to one sandbox."""
-_KEY_HEADERS: Final = frozenset({"x-access-token", "x-api-key"})
+_KEY_HEADERS: Final = frozenset({"x-access-token", "x-api-key", "x-service-api-key"})
 """Where clients show a user's key, though applications in sandboxes have keys of their own there."""
 _REPLACED: Final = frozenset({"domain"})
 _REPLACED_IN_FRAMES: Final = _REPLACED | {"samesite", "secure", "partitioned"}
@@ -295,9 +295,8 @@ def _shows(name: str, value: str, keys: AbstractSet[str]) -> bool:
     """Whether a header shows a key that opens this server."""
     if name == "authorization":
         scheme, _, token = value.partition(" ")
-        return _is_key(
-            _password(token.strip()) if scheme.lower() == "basic" else token.strip(), keys
-        )
+        shown = _user_and_password(token) if scheme.lower() == "basic" else value.split()
+        return any(_is_key(part, keys) for part in shown)
     return name in _KEY_HEADERS and _is_key(value.strip(), keys)
 
 
@@ -306,11 +305,11 @@ def _is_key(text: str, keys: AbstractSet[str]) -> bool:
     return text in keys or text.startswith(KEY_PREFIX)
 
 
-def _password(token: str) -> str:
+def _user_and_password(token: str) -> list[str]:
     try:
-        return base64.b64decode(token).decode().partition(":")[2]
+        return base64.b64decode(token).decode().split(":", 1)
     except ValueError:
-        return ""
+        return []
 
 
 def _strip_cookies(headers: CIMultiDict[str], keys: AbstractSet[str]) -> None:

@@ -112,15 +112,19 @@ async def test_keys_of_both_kinds_in_one_request_both_stay_here(box: Box) -> Non
 
 async def test_a_revoked_key_next_to_a_good_one_stays_here(box: Box) -> None:
     revoked = "asvc_" + "r" * 43
-    for name in ("X-Access-Token", "X-API-Key"):
-        headers = {KEY: box.key, name: revoked}
+    as_user = base64.b64encode(f"{revoked}:".encode()).decode()
+    for name, value in (
+        *((name, revoked) for name in ("X-Access-Token", "X-API-Key", "X-Service-API-Key")),
+        *(("Authorization", value) for value in (revoked, f"Token\t{revoked}", f"Basic {as_user}")),
+    ):
+        headers = {KEY: box.key, name: value}
         assert (await _ask(box, "/x", headers=headers)).status == 200
-        assert box.upstream.seen[-1].one(name) is None
+        assert box.upstream.seen[-1].one(name) is None, (name, value)
 
 
 async def test_an_applications_own_credentials_pass(box: Box) -> None:
-    for value in ("Bearer of-the-app", "Basic dXNlcjpwYXNz", "Basic ?", "Token t"):
-        tokens = {"X-Access-Token": "app", "X-API-Key": "app"}
+    for value in ("Bearer of-the-app", "Basic dXNlcjpwYXNz", "Basic ?", "Token t", "bare"):
+        tokens = dict.fromkeys(("X-Access-Token", "X-API-Key", "X-Service-API-Key"), "app")
         headers = {KEY: box.key, "Authorization": value, **tokens}
         assert (await _ask(box, "/x", headers=headers)).status == 200
         assert box.upstream.seen[-1].one("Authorization") == value
