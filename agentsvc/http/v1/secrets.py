@@ -25,6 +25,7 @@ from agentsvc.settings import (
     SettingsPatch,
     VariableName,
     VariableValue,
+    merge,
     to_token_patches,
 )
 
@@ -146,6 +147,8 @@ async def post_git_providers(request: web.Request, body: GitProviders) -> GitPro
     """
     user_id = user_of(request)
     patch, tokens = _changes(body)
+    if patch is not None:  # one that is refused leaves the tokens as they are
+        merge(await request.app[SETTINGS].get(user_id), patch)
     unchecked = await request.app[GIT_PROVIDERS].store_tokens(user_id, tokens)
     if patch is not None:
         await request.app[SETTINGS].patch(user_id, patch)

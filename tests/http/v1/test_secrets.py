@@ -232,6 +232,14 @@ async def test_tool_servers_may_come_with_the_tokens(client: Client) -> None:
     assert settings["mcp_config"]["sse_servers"][0]["url"] == "http://a"
 
 
+async def test_a_refused_tool_server_leaves_the_tokens(client: Client, git_hosts: GitHosts) -> None:
+    await store(client, gitlab={"token": "good", "host": git_hosts.url})
+    server = {"command": "a", "env": {"K": "**********"}}
+    body = {"provider_tokens": {"github": {"token": "t"}}, "mcp_config": {"x": server}}
+    assert (await client.post(PROVIDERS, json=body)).status == 422
+    assert await hosts(client) == {"gitlab": git_hosts.url}
+
+
 @pytest.mark.parametrize(
     ("body", "loc"),
     [
