@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 from msgspec import Meta
 
 from agentsvc.agentserver import AgentServer
@@ -153,6 +154,14 @@ def from_skills(skills: list[dict[str, Any]]) -> Microagents:
 NOT_RUNNING: Final = "Runtime not yet initialized"
 _FIELD: Final = "files"
 _CHUNK_BYTES: Final = 64 * 1024
+_UNREADABLE: Final = (
+    AssertionError,
+    HttpProcessingError,
+    RuntimeError,
+    ValueError,
+    web.RequestPayloadError,
+)
+"""What is raised for a body that is no form."""
 
 ROUTES: Final = Routes("/api/conversations/{conversation_id}", errors=(BadRequest, *OF_AGENTS))
 
@@ -312,9 +321,11 @@ async def _files(request: web.Request) -> AsyncIterator[tuple[str, AsyncIterator
     try:
         reader = await request.multipart()
         while (part := await reader.next()) is not None:
-            if isinstance(part, BodyPartReader) and part.name == _FIELD:
+            if not isinstance(part, BodyPartReader):
+                raise MalformedBody("The form has another form in it")
+            if part.name == _FIELD:
                 yield part.filename or "", _chunks(part)
-    except (ValueError, AssertionError, web.RequestPayloadError) as exc:
+    except _UNREADABLE as exc:
         raise MalformedBody("The body is not what its headers say", detail=str(exc)) from exc
 
 

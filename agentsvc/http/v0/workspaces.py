@@ -119,7 +119,8 @@ class Workspace:
         """
         shown = name.replace("\\", "/").rsplit("/", 1)[-1]
         if shown in ("", ".", "..") or not shown.isprintable():
-            return Skipped(name=name, reason="The name of the file is not allowed")
+            legible = name.encode(errors="replace").decode()
+            return Skipped(name=legible, reason="The name of the file is not allowed")
         path = self.locate(shown)
         meter = _Meter(parts)
         try:

@@ -182,6 +182,45 @@ async def test_what_is_no_form_with_files_is_refused(client: Client) -> None:
         assert (broken.status, broken.json()["code"]) == (400, "malformed_body")
 
 
+_FILE = b'Content-Disposition: form-data; name="files"; filename="a"\r\n'
+_NESTED = b"".join(
+    b"--%d\r\nContent-Type: multipart/mixed; boundary=%d\r\n\r\n" % (n, n + 1) for n in range(1200)
+)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"no colon\r\n" + _FILE,
+        b"a name: x\r\n" + _FILE,
+        b"\xff: x\r\n" + _FILE,
+        b"X: a\x01b\r\n" + _FILE,
+        b"X: " + b"x" * 10_000 + b"\r\n" + _FILE,
+        b"X: x\r\n" * 200 + _FILE,
+        b"Content-Type: multipart/mixed; boundary=y\r\n\r\n--y\r\n" + _FILE + b"\r\nx\r\n--y--",
+        b"Content-Type: multipart/mixed; boundary=0\r\n\r\n" + _NESTED,
+        b'Content-Disposition: form-data; name="_charset_"\r\n\r\n' + b"x" * 40,
+        b'Content-Disposition: form-data; name="_charset_"\r\n\r\n' + b"\xff",
+    ],
+    ids=lambda head: head[:60],
+)
+async def test_a_form_that_cannot_be_read_is_refused(client: Client, head: bytes) -> None:
+    name = await start_running(client)
+    data = b"--x\r\n" + head + b"\r\n\r\nx\r\n--x--\r\n"
+    kind = {"Content-Type": "multipart/form-data; boundary=x"}
+    answer = await client.post(f"{PATH}/{name}/upload-files", data=data, headers=kind)
+    assert (answer.status, answer.json()["code"]) == (400, "malformed_body")
+
+
+async def test_a_name_that_is_no_text_is_told_as_far_as_it_is(client: Client) -> None:
+    name = await start_running(client)
+    data = b"--x\r\n" + _FILE.replace(b'"a"', b'"a\xff.txt"') + b"\r\nx\r\n--x--\r\n"
+    kind = {"Content-Type": "multipart/form-data; boundary=x"}
+    answer = await client.post(f"{PATH}/{name}/upload-files", data=data, headers=kind)
+    assert answer.status == 200, answer.text
+    assert [one["name"] for one in answer.json()["skipped_files"]] == ["a?.txt"]
+
+
 def tar_of(folder: Path) -> bytes:
     """Return what the command that packs a workspace writes."""
     command = workspaces._PACK.format(folder=f"'{folder}'", limit=10**6)  # noqa: SLF001  # as above
