@@ -83,8 +83,15 @@ def _run(event: ActionEvent, fields: Fields) -> ShownAction:
             **_guarded(event),
         },
         message=f"Running command: {command}",
-        time_limit=float(time_limit) if isinstance(time_limit, int | float) else None,
+        time_limit=_number(time_limit),
     )
+
+
+def _number(value: object) -> float | None:
+    try:
+        return float(value) if isinstance(value, int | float) else None
+    except OverflowError:
+        return None
 
 
 def _edit_file(event: ActionEvent, fields: Fields) -> ShownAction:

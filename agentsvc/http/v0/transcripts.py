@@ -8,6 +8,7 @@ numbers come out. An event log only grows and dies with its conversation; a conv
 deleted and made again under its old id is told apart by when it was made.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from datetime import datetime
@@ -18,6 +19,8 @@ from aiohttp import web
 from agentsvc.conversations import EventLog
 from agentsvc.http.v0.translate import Translator
 from agentsvc.http.wire import encode
+
+log = logging.getLogger(__name__)
 
 MAX_BYTES: Final = 64 * 1024 * 1024
 """How much of encoded history is kept; the conversation read last stays, whatever its size."""
@@ -73,10 +76,15 @@ class _Entry:
         if seq < self.next_seq:
             return
         self.next_seq = seq + 1
-        for event in self._translator.feed(body):
-            encoded = encode(event)
-            self.size += len(encoded)
-            self.events.append(encoded)
+        try:
+            added = [encode(event) for event in self._translator.feed(body)]
+        except Exception:
+            # Were it raised, the next read would pass over the event, and give other numbers.
+            log.exception("event cannot be shown to older clients", extra={"seq": seq})
+            self._translator.go_on_at(len(self.events))
+            return
+        self.size += sum(map(len, added))
+        self.events += added
 
 
 def select(

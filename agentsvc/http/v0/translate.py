@@ -97,6 +97,10 @@ class Translator:
             return list(self._take_over(event))
         return list(self._update(event))
 
+    def go_on_at(self, number: int) -> None:
+        """Give the next event this number, after one that cannot be shown."""
+        self._next_number = number
+
     def _take_over(self, event: agent.ConversationStateUpdateEvent) -> Iterable[msgspec.Raw]:
         """Tell an event that was imported from this generation as it was."""
         imported = agent.decode(event.value, agent.Imported)

@@ -435,10 +435,11 @@ def test_odd_values_inside_a_tools_fields_do_no_harm() -> None:
     bodies = [
         action({"kind": 3, "command": {}}),
         action({"kind": "TerminalAction", "command": 7, "timeout": "soon"}),
+        action({"kind": "TerminalAction", "command": "ls", "timeout": 10**400}),
         observation({"kind": "TerminalObservation", "content": "x", "metadata": 3}),
         observation({"kind": []}),
     ]
-    assert [event["id"] for event in shown(bodies)] == [0, 1, 2, 3, 4]
+    assert [event["id"] for event in shown(bodies)] == [0, 1, 2, 3, 4, 5]
 
 
 ACTIONS = st.sampled_from(["a1", "a2", "a3"])

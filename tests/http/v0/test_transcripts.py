@@ -4,10 +4,13 @@ import asyncio
 from datetime import UTC, datetime
 
 import msgspec
+import pytest
 
 from agentsvc.conversations.event_log import EventLog
 from agentsvc.conversations.event_table import StoredEvent
+from agentsvc.http.v0 import transcripts as under_test
 from agentsvc.http.v0.transcripts import Transcripts
+from agentsvc.http.wire import encode
 
 MADE = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -83,3 +86,22 @@ async def test_a_conversation_made_again_under_its_old_id_has_its_own_history() 
     await transcripts.read("c", MADE)
     log.length = 1
     assert len(await transcripts.read("c", datetime(2026, 1, 2, tzinfo=UTC))) == 2
+
+
+async def test_an_event_that_cannot_be_shown_is_left_out_of_every_history(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def encode_most(event: object) -> bytes:
+        if b"message 1" in (encoded := encode(event)):
+            raise OverflowError
+        return encoded
+
+    monkeypatch.setattr(under_test, "encode", encode_most)
+    log = MemoryLog(4)
+    kept = Transcripts(log)
+    histories = [list(await one.read("c", MADE)) for one in (kept, kept, Transcripts(log))]
+    assert histories[0] == histories[1] == histories[2]
+    shown = [msgspec.json.decode(event) for event in histories[0]]
+    assert [event["id"] for event in shown] == [0, 1, 2, 3]
+    assert [event["message"] for event in shown] == ["", "message 0", "message 2", "message 3"]
+    assert "cannot be shown" in caplog.text
