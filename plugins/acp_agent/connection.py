@@ -51,7 +51,7 @@ class Connection:
     def __init__(self, source: Iterable[bytes], send: Callable[[bytes], None]) -> None:
         self._source = source
         self._write = send
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._places = threading.Semaphore(_MAX_AT_ONCE)
         self._is_over = False
         self._numbers = itertools.count(1)
@@ -122,9 +122,11 @@ class Connection:
         except (OSError, HTTPException) as exc:
             reply = _failure(_INTERNAL, f"the server went away: {exc}")
         finally:
-            self._places.release()
-            if message.id is not None:
-                self._send({"id": message.id, **reply})
+            # Who waits to write keeps its place; who has an answer may ask again at once.
+            with self._lock:
+                self._places.release()
+                if message.id is not None:
+                    self._send({"id": message.id, **reply})
 
     def _send(self, message: Params) -> None:
         line = msgspec.json.encode({"jsonrpc": "2.0", **message})

@@ -2,8 +2,10 @@
 
 import asyncio
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from socket import SO_RCVBUF, SOL_SOCKET
 from typing import Any, cast
 from urllib.parse import urlencode
 
@@ -277,3 +279,20 @@ async def test_one_user_has_so_many_editors_connected_and_one_editor_so_much_at_
                 answer = await socket.receive_json()
                 if answer.get("error"):
                     codes.add(answer["error"]["code"])
+
+
+async def test_an_editor_that_reads_nothing_has_no_more_threads_than_places(client: Client) -> None:
+    before = threading.active_count()
+    headers = {"X-Session-API-Key": client.key or ""}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.ws_connect(f"{client.base_url}/acp", headers=headers, max_msg_size=0) as socket,
+    ):
+        socket.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_RCVBUF, 65536)
+        # What it sends comes back, and the client takes in only the first answer.
+        for number in ["x" * 9 * 1024 * 1024] * 2 + ["x"] * 200:
+            await socket.send_json({"jsonrpc": "2.0", "id": number, "method": "nothing"})
+            await asyncio.sleep(0.002)
+        assert threading.active_count() - before < 50
+        answer = await socket.receive_json()
+        assert len(answer["id"]) == 9 * 1024 * 1024
