@@ -13,7 +13,7 @@ import re
 import shutil
 import signal
 import tarfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final, Self
 from urllib.parse import urlsplit
@@ -37,6 +37,8 @@ MAX_COMMITS: Final = 200
 
 _COMPARED_DEPTH: Final = 200
 _PART_BYTES: Final = 1024 * 1024
+_MAX_OUTPUT: Final = 32 * 1024 * 1024
+_MAX_ERRORS: Final = 64 * 1024
 _SHOWN: Final = 300
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _HEAD: Final = "refs/agentsvc/head"
@@ -200,14 +202,16 @@ class Checkout:
             commits = f"{base}..{head}"
             count = int(await self._git("rev-list", "--count", commits))
             told = await self._git(
-                *("log", "--format=", "--raw", "-z", "-m", "--no-renames", "--no-abbrev", commits)
+                *("log", "--format=", "--raw", "-z", "-m", "--no-renames", "--abbrev=4", commits)
             )
+        except BadRequest:
+            raise
         except (AgentsvcError, ValueError) as exc:
             text = "What the agent has made does not build on the commit it was given"
             raise BadRequest(text, detail=str(getattr(exc, "detail", exc))) from exc
         if count > MAX_COMMITS:
             raise BadRequest(f"The agent has made {count} commits, and {MAX_COMMITS} are allowed")
-        check_changes(told, workflows=workflows)
+        await asyncio.to_thread(check_changes, told, workflows=workflows)
         return head
 
     async def push(self, commit: str, branch: str) -> None:
@@ -228,15 +232,26 @@ class Checkout:
             env=environment,
             start_new_session=True,
         )
+
+        def kill() -> None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
         try:
             async with asyncio.timeout(self._time_limit):
-                output, errors = await process.communicate()
+                output, errors = await asyncio.gather(
+                    _end_of(process.stdout, _MAX_OUTPUT, kill),
+                    _end_of(process.stderr, _MAX_ERRORS, lambda: None),
+                )
+                await process.wait()
         except TimeoutError as exc:
             raise unavailable(self.remote.provider, "git took too long") from exc
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            kill()
             await process.wait()
+        if len(output) > _MAX_OUTPUT:
+            most = _MAX_OUTPUT // 1024**2
+            raise BadRequest(f"Git has more than {most} MiB to tell of this, which is not read")
         if process.returncode:
             raise self._failure(errors.decode(errors="replace"))
         return output.decode(errors="surrogateescape")
@@ -283,6 +298,19 @@ def address_of(url: str) -> tuple[str, int]:
     """Return host and port of an http(s) URL."""
     parts = urlsplit(url)
     return parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443)
+
+
+async def _end_of(
+    stream: asyncio.StreamReader | None, most: int, on_more: Callable[[], None]
+) -> bytearray:
+    """Read to the end, and return no more of it than one byte beyond what is allowed."""
+    kept = bytearray()
+    while stream and (part := await stream.read(_PART_BYTES)):
+        kept += part
+        if len(kept) > most:
+            on_more()
+            del kept[: -most - 1]
+    return kept
 
 
 def _check_commit(text: str) -> None:

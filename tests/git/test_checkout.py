@@ -147,6 +147,28 @@ async def test_what_does_not_build_on_the_expected_commit_is_refused(
         await checkout.take(b"# v2 git bundle\n\nno pack at all", base)
 
 
+async def test_a_bundle_of_which_git_has_too_much_to_tell_is_refused(
+    checkout: Checkout, tmp_path: Path
+) -> None:
+    sandbox, file = tmp_path / "sandbox", tmp_path / "tree"
+    base = await clone_in(sandbox, checkout)
+    name, mode = await run_git("rev-parse", "HEAD:README.md", cwd=sandbox), "100644"
+    # A few KiB in all, and 16 ** 4 paths of 800 letters.
+    for _ in range(4):
+        entries = [(f"{mode} {one * 200}\0".encode(), name.strip()) for one in "abcdefghijklmnop"]
+        tree = b"".join(head + bytes.fromhex(known) for head, known in entries)
+        await asyncio.to_thread(file.write_bytes, tree)
+        name = await run_git("hash-object", "-w", "-t", "tree", str(file), cwd=sandbox)
+        mode = "40000"
+    made = await run_git(
+        *(*IDENTITY, "commit-tree", "-p", base, "-m", "Much", name.strip()), cwd=sandbox
+    )
+    await run_git("update-ref", "HEAD", made.strip(), cwd=sandbox)
+    bundle = await bundle_of(sandbox, base, {"fine.txt": "x"})
+    with pytest.raises(BadRequest, match="more than 32 MiB"):
+        await checkout.take(bundle, base)
+
+
 async def test_a_hostile_sandbox_has_no_hook_run_here(checkout: Checkout, tmp_path: Path) -> None:
     sandbox, mark = tmp_path / "sandbox", tmp_path / "mark"
     base = await clone_in(sandbox, checkout)
