@@ -91,11 +91,13 @@ class DeliveryWorker:
         await self._db.write(body)
 
     async def _due_seconds(self, subscription: Subscription) -> float:
-        heads = await DeliveryTable.heads(self._db, subscription.id, 1)
+        now = values.now()
+        latest = latest_wait(self._config, now)
+        heads = await DeliveryTable.heads(self._db, subscription.id, 1, latest)
         if not heads:
             return POLL_SECONDS
-        due_at = max(heads[0].due_at, subscription.quiet_until or heads[0].due_at)
-        return (due_at - values.now()).total_seconds()
+        moments = (heads[0].due_at, subscription.quiet_until or now)
+        return max((one - now).total_seconds() if one <= latest else 0 for one in moments)
 
     async def _deliver_all(self, subscription_id: str) -> None:
         """Deliver what is due until nothing is."""
@@ -107,10 +109,11 @@ class DeliveryWorker:
         now = values.now()
         subscription = await SubscriptionTable.find(self._db, subscription_id)
         sealed = await SubscriptionTable.find_sealed(self._db, subscription_id, now)
-        if subscription is None or not sealed or not may_send(subscription, now):
+        latest = latest_wait(self._config, now)
+        if subscription is None or not sealed or not may_send(subscription, now, latest):
             return False
-        heads = await DeliveryTable.heads(self._db, subscription_id, _LANES)
-        due = [head for head in heads if head.due_at <= now]
+        heads = await DeliveryTable.heads(self._db, subscription_id, _LANES, latest)
+        due = [head for head in heads if not now < head.due_at <= latest]
         if not due:
             return False
         context = context_of(subscription_id)
@@ -173,9 +176,15 @@ class DeliveryWorker:
             )
 
 
-def may_send(subscription: Subscription, now: datetime) -> bool:
+def latest_wait(config: WebhooksConfig, now: datetime) -> datetime:
+    """Return until when something may wait; what waits longer was stored while the clock was wrong."""
+    return now + timedelta(seconds=config.longest_retry_seconds)
+
+
+def may_send(subscription: Subscription, now: datetime, latest: datetime) -> bool:
     """Tell whether anything may be sent now."""
-    is_quiet = subscription.quiet_until is not None and subscription.quiet_until > now
+    quiet_until = subscription.quiet_until
+    is_quiet = quiet_until is not None and now < quiet_until <= latest
     return subscription.is_enabled and not is_quiet
 
 

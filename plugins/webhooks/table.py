@@ -91,9 +91,12 @@ class DeliveryTable(Records[Delivery], table="webhook_deliveries"):
     """The SQL of deliveries."""
 
     @staticmethod
-    async def heads(source: Queryable, subscription_id: str, limit: int) -> list[Delivery]:
-        """Return the first pending delivery of each lane, those that are due first."""
-        rows = await source.all(_HEADS, {"subscription_id": subscription_id, "limit": limit})
+    async def heads(
+        source: Queryable, subscription_id: str, limit: int, latest: datetime
+    ) -> list[Delivery]:
+        """Return the first pending delivery of each lane, those that are due, or after a moment, first."""
+        params = {"subscription_id": subscription_id, "limit": limit, "latest": to_stored(latest)}
+        rows = await source.all(_HEADS, params)
         return [record_of(row, Delivery) for row in rows]
 
     @staticmethod
@@ -208,6 +211,6 @@ _HEADS = """
           AND first.state = 'pending'
           AND first.lane = lanes.lane
     )
-    ORDER BY d.due_at, d.number
+    ORDER BY d.due_at <= :latest, d.due_at, d.number
     LIMIT :limit
 """

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,6 +147,24 @@ async def test_what_fails_is_tried_again_and_nothing_overtakes_it(
     found = await wait_for(client, made, lambda seen: seen[0]["state"] == "delivered")
     first = found[-1]
     assert (first["id"], first["state"], first["attempts"]) == (refused[0], "delivered", 5)
+
+
+async def test_what_a_wrong_clock_has_put_off_is_delivered_once_it_is_right(
+    client: Client, service: Service, receiver: Receiver, feed: Feeder
+) -> None:
+    await configure(service, first_retry_seconds=60, longest_retry_seconds=60)
+    receiver.answer = lambda _: 500
+    made = await subscribe(client, receiver.url, event_kinds=["MessageEvent"])
+    await feed.send(events(1))
+    await wait_for(client, made, lambda seen: any(one["attempts"] for one in seen))
+    receiver.answer = lambda _: 200
+    then = {"then": "2099-01-01T00:00:00.000000Z"}
+    for name in ("webhook_deliveries SET due_at", "webhook_subscriptions SET quiet_until"):
+        sql = f"UPDATE {name} = :then"
+        await service.app[DATABASE].write(partial(Transaction.run, sql=sql, params=then))
+    await feed.send(events(2, first=2))
+    await receiver.wait_for(lambda: len(receiver.taken) == 3)
+    assert receiver.events() == sorted(receiver.events())
 
 
 async def test_one_conversation_that_fails_holds_up_no_other(

@@ -266,7 +266,9 @@ def test_nothing_is_sent_to_who_is_disabled_or_wants_quiet() -> None:
         updated_at=NOW,
     )
     later = NOW + timedelta(seconds=1)
-    assert may_send(active, NOW)
-    assert not may_send(msgspec.structs.replace(active, is_enabled=False), NOW)
+    assert may_send(active, NOW, later)
+    assert not may_send(msgspec.structs.replace(active, is_enabled=False), NOW, later)
     quiet = msgspec.structs.replace(active, quiet_until=later)
-    assert [may_send(quiet, moment) for moment in (NOW, later)] == [False, True]
+    assert [may_send(quiet, moment, later) for moment in (NOW, later)] == [False, True]
+    # Nobody may ask for so much time: the clock was wrong.
+    assert may_send(quiet, NOW, NOW)
