@@ -26,6 +26,7 @@ from .v0 import find_v0, read_v0, v0_users
 from .v1 import find_v1, read_v1, v1_users
 
 _CONVERSATION: Final = "conversation"
+_TOO_DEEP: Final = "is nested too deeply"
 
 
 class Importer:
@@ -75,6 +76,8 @@ class Importer:
             read = await asyncio.to_thread(read_settings, self._tree, opener)
         except Unreadable as exc:
             return _skipped("settings", "settings.json", str(exc))
+        except RecursionError:
+            return _skipped("settings", "settings.json", _TOO_DEEP)
         if read is None:
             return None
         changes, notes = read
@@ -93,6 +96,9 @@ class Importer:
             found, left_out = await asyncio.to_thread(read_user_secrets, self._tree, opener)
         except Unreadable as exc:
             yield _skipped("secret", "secrets.json", str(exc))
+            return
+        except RecursionError:
+            yield _skipped("secret", "secrets.json", _TOO_DEEP)
             return
         for kind, name, reason in left_out:
             yield _skipped(kind, name, reason)

@@ -89,6 +89,20 @@ def test_values_that_no_conversation_can_have_are_left_out(ours: Ours) -> None:
     }
 
 
+@pytest.mark.parametrize("depth", [1200, 100_000])
+def test_settings_and_secrets_that_are_nested_deeply_do_not_cost_the_conversations(
+    ours: Ours, depth: int
+) -> None:
+    lay_older(ours.path)
+    nested = f"{'[' * depth}{']' * depth}"
+    (ours.path / "settings.json").write_text(f'{{"x": {nested}}}')
+    (ours.path / "secrets.json").write_text(f'{{"custom_secrets": {{"x": {nested}}}}}')
+    report = ours.take(code=1)
+    for name in ("settings.json", "secrets.json"):
+        assert (report[name]["outcome"], len(report[name]["notes"])) == ("skipped", 1)
+    assert report[OLDER_ID]["outcome"] == "imported"
+
+
 def test_links_and_special_files_are_not_followed(ours: Ours, tmp_path: Path) -> None:
     outside = lay_older(tmp_path / "outside")
     sessions = ours.path / "sessions"
