@@ -12,6 +12,7 @@ from agentsvc.conversations.event_log import EventHead
 from agentsvc.conversations.model import Conversation, Metrics, TokenUsage
 from agentsvc.conversations.state_masking import STATE_KIND
 from agentsvc.domain import ExecutionStatus
+from agentsvc.models import MAX_USED
 
 TAGS_MAX: Final = 64
 """How many tags a conversation may have."""
@@ -55,11 +56,14 @@ def learn_status(conversation: Conversation, status: str | None, at: str) -> Con
 
 
 def learn_stats(conversation: Conversation, stats: ConversationStats, at: str) -> Conversation:
-    """Return the conversation with these costs, unless later ones are known."""
+    """Return the conversation with these costs, unless later ones are known, or they cannot be."""
     if at < conversation.facts.stats_at or not stats.usage_to_metrics:
         # The first full state of a conversation has no costs yet; they are not reset by it.
         return conversation
     tokens = stats.accumulated_tokens
+    counts = (stats.accumulated_cost, *msgspec.structs.astuple(tokens))
+    if not all(0 <= count <= MAX_USED for count in counts):
+        return conversation
     models = [name for one in stats.usage_to_metrics.values() if (name := one.model_name)]
     metrics = Metrics(
         model_name=models[0] if models else "default",

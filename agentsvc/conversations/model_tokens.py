@@ -6,9 +6,11 @@ The real key stays here, sealed.
 
 import asyncio
 import contextlib
+import logging
 import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 
@@ -43,6 +45,8 @@ from agentsvc.models import CallUsage, Upstream, guess_usage, through, upstream_
 from agentsvc.plugin import NOT_CALLING
 from agentsvc.sandboxes import Sandbox, Sandboxes
 from agentsvc.storage import Transaction, Vault, record_of
+
+log = logging.getLogger(__name__)
 
 PATH: Final = "/llm/v1"
 """Below which sandboxes find their models."""
@@ -147,13 +151,13 @@ class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
 
         Nobody knows what they have used, so that is what was noted when they began.
         """
-
-        async def body(tx: Transaction) -> None:
-            for row in await open_calls(tx):
-                await self._settle(tx, row["id"], row["conversation_id"])
-
-        if await open_calls(self.stores.db):
-            await self.stores.db.write(body)
+        for call_id, conversation_id in await open_calls(self.stores.db):
+            settle = partial(self._settle, call_id=call_id, conversation_id=conversation_id)
+            try:
+                await self.stores.db.write(settle)
+            except Exception:
+                about = {"conversation_id": conversation_id}
+                log.exception("call of a model cannot be counted", extra=about)
 
     def note_status(self, grant: ModelToken, status: int) -> None:
         """Remember the HTTP status that a model has answered with."""

@@ -16,7 +16,8 @@ from agentsvc.storage import Database, Queryable, Row, Transaction, cut, record_
 
 _SELECT: Final = """SELECT c.id, c.user_id, c.alias, c.sandbox_id, c.title, c.title_source,
     c.selected_repository, c.selected_branch, c.git_provider, c.trigger, c.pr_number, c.llm_model,
-    c.agent_kind, c.metrics, c.facts, c.parent_id, c.is_public, c.tags, c.working_dir,
+    c.agent_kind, replace(c.metrics, '"accumulated_cost":null', '"accumulated_cost":0') AS metrics,
+    c.facts, c.parent_id, c.is_public, c.tags, c.working_dir,
     c.execution_status, c.max_budget, c.ready_at, c.created_at, c.updated_at,
     (SELECT json_group_array(s.id) FROM conversations AS s
       WHERE s.parent_id = c.id AND s.ready_at IS NOT NULL) AS sub_ids,
@@ -31,7 +32,10 @@ _SELECT: Final = """SELECT c.id, c.user_id, c.alias, c.sandbox_id, c.title, c.ti
     EXISTS (SELECT 1 FROM pending_messages AS m
       WHERE m.conversation_id = c.id AND m.run) AS has_run_queued
     FROM conversations AS c"""
-"""The plus keeps SQLite from looking through all starts that failed, for each conversation."""
+"""The plus keeps SQLite from looking through all starts that failed, for each conversation.
+
+A cost without end was once stored as null.
+"""
 
 
 _COLUMNS: Final = (

@@ -101,9 +101,12 @@ class UserDeletions(msgspec.Struct, kw_only=True, eq=False):
     async def delete_due(self) -> None:
         """Remove what users who go still own, and those who own nothing any more; called now and then."""
         for user_id in await self.db.column(_LEAVING):
-            await self._clear(user_id)
-            if await self.db.write(partial(_delete_user, user_id=user_id)):
-                log.info("user deleted", extra={"user_id": user_id})
+            try:
+                await self._clear(user_id)
+                if await self.db.write(partial(_delete_user, user_id=user_id)):
+                    log.info("user deleted", extra={"user_id": user_id})
+            except Exception:
+                log.exception("user not deleted, trying again later", extra={"user_id": user_id})
 
     async def _clear(self, user_id: str) -> None:
         await self.db.write(lambda tx: self._release_sandboxes(tx, user_id))

@@ -10,6 +10,8 @@ from agentsvc.domain import Llm, without_secret_options
 from agentsvc.models.hosts import OWN_SERVERS, provider_of
 
 OPENAI_URL: Final = "https://api.openai.com/v1"
+MAX_USED: Final = 2**40
+"""More tokens, or dollars, than any conversation uses: whoever tells of more is not believed."""
 
 _LONGEST_LINE: Final = 4 * 1024 * 1024
 _BYTES_OF_TOKEN: Final = 4

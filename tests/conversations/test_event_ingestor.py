@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from agentsvc.base.values import MASK
+from agentsvc.conversations.model import Conversation, Metrics
+from agentsvc.http.keys import CONVERSATIONS, DATABASE
+from agentsvc.storage.database import Transaction
 from agentsvc.testing.llm import Playbook, Reply, ToolCall, call, finish, say
 from tests.fake_conversation import FakeConversation
 from tests.fake_sandbox import FakeSandbox
@@ -143,6 +146,45 @@ async def test_an_old_report_of_a_conversation_changes_neither_status_nor_costs(
     found = await client.conversation(conversation.id)
     assert found["execution_status"] == "finished"
     assert found["metrics"]["accumulated_cost"] == 0.75
+
+
+@pytest.mark.parametrize(
+    "metrics", [{"accumulated_cost": 1e308}, {"accumulated_token_usage": {"prompt_tokens": 2**63}}]
+)
+async def test_costs_that_nothing_has_are_kept_as_events_and_nothing_more(
+    client: Client, service: Service, fake_agent: TroubledAgent, metrics: dict[str, Any]
+) -> None:
+    conversation, sandbox = await quiet(client, service, fake_agent)
+    event = stats_event(1, 0.25, "2040-01-01T00:00:01")
+    conversation.cost = 0.25
+    await deliver(sandbox, conversation.id, event)
+    value = {"usage_to_metrics": {"a": metrics, "b": metrics}}
+    lie = {**event, "id": "stats-2", "timestamp": "2040-01-01T00:00:02", "value": value}
+    await deliver(sandbox, conversation.id, lie)
+    await report(sandbox, conversation, stats=value)
+    assert "stats-2" in [one["id"] for one in await client.events(conversation.id)]
+    for path in (f"{PATH}/search", "/api/conversations"):
+        assert (await client.get(path)).status == 200
+    await service.restart()
+    found = await client.conversation(conversation.id)
+    assert found["metrics"]["accumulated_cost"] == 0.25
+    assert (await client.delete(f"{PATH}/{conversation.id}")).status == 200
+
+
+async def test_a_cost_that_was_stored_as_none_is_read_as_nothing(
+    client: Client, service: Service, fake_agent: TroubledAgent
+) -> None:
+    conversation, _ = await quiet(client, service, fake_agent)
+    table = service.app[CONVERSATIONS].ingestor.stores.conversations
+
+    async def body(tx: Transaction) -> Conversation | None:
+        stored = b'{"model_name":"m","accumulated_cost":null}'
+        await tx.run("UPDATE conversations SET metrics = :stored", {"stored": stored})
+        return await table.find(conversation.id, tx)
+
+    found = await service.app[DATABASE].write(body)
+    assert found is not None
+    assert found.metrics == Metrics(model_name="m", accumulated_cost=0.0)
 
 
 async def test_the_single_words_of_an_answer_are_stored_only_if_configured(

@@ -16,11 +16,12 @@ from agentsvc.accounts.keys import Role
 from agentsvc.base.errors import ModelUnavailable
 from agentsvc.base.values import Secret
 from agentsvc.config.conversations import ModelsConfig
-from agentsvc.conversations.model_usage import find_usage
+from agentsvc.conversations.model_usage import find_usage, note_call, open_calls
 from agentsvc.http.keys import DATABASE
 from agentsvc.models.hosts import host_of_url
 from agentsvc.models.proxy import LARGEST_ANSWER_BYTES, ModelProxy
-from agentsvc.models.wire import Upstream
+from agentsvc.models.wire import CallUsage, Upstream
+from agentsvc.storage.database import Transaction
 from agentsvc.testing.llm import Playbook, ScriptedModel, say
 from tests.conftest import FAST
 from tests.fake_agent import FakeAgent
@@ -246,6 +247,25 @@ async def test_a_call_that_ends_with_its_server_counts_as_the_dearest_before_it(
     used = await service.app[DATABASE].read(lambda reader: find_usage(reader, conversation_id))
     assert used.dollars == pytest.approx(0.4)
     assert len(model.requests) == 2
+
+
+async def test_a_call_that_cannot_be_counted_holds_up_no_start(
+    client: Client, service: Service, lend: Lend
+) -> None:
+    broken, counted = [(await lend(client))[0] for _ in range(2)]
+
+    async def prepare(tx: Transaction) -> None:
+        for one in (broken, counted):
+            await note_call(tx, f"call-{one}", one, CallUsage(dollars=0.2))
+        sql = "UPDATE conversations SET metrics = :metrics WHERE id = :id"
+        await tx.run(sql, {"id": broken, "metrics": b"[]"})
+
+    await service.app[DATABASE].write(prepare)
+    await service.restart()
+    used = await service.app[DATABASE].read(lambda reader: find_usage(reader, counted))
+    assert used.dollars == 0.2
+    left = await service.app[DATABASE].read(open_calls)
+    assert [row["conversation_id"] for row in left] == [broken]
 
 
 async def test_calls_stop_at_the_quota_of_the_user(

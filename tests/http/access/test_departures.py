@@ -121,6 +121,23 @@ async def test_who_is_being_started_something_for_leaves_nothing_behind(
     assert await rows_of(service, user_id) == {}
 
 
+async def test_a_user_who_cannot_be_removed_holds_up_no_other(
+    service: Service, fake_world: FakeWorld
+) -> None:
+    boss = await service.make_client()
+    users = [await make_user(boss, service, name) for name in ("ann", "bob")]
+    for _, holder in users:
+        await holder.start_conversation()
+    (stuck, _), (user_id, _) = users
+    sql = "UPDATE conversations SET metrics = :metrics WHERE user_id = :id"
+    broken = {"id": stuck, "metrics": b"[]"}
+    await service.app[DATABASE].write(lambda tx: tx.run(sql, broken))
+    for one in (stuck, user_id):
+        await boss.delete(f"{USERS}/{one}", params={"with_owned": "true"})
+    await until_gone(boss, user_id)
+    assert (await boss.get(f"{USERS}/{stuck}")).status == 200
+
+
 async def test_only_an_administrator_deletes_and_never_the_last_one(service: Service) -> None:
     boss = await service.make_client()
     [me] = (await boss.get(USERS)).json()
