@@ -1,6 +1,6 @@
 """OpenAI-compatible models: request conversion, token usage and cost. Pure."""
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Raw
@@ -132,8 +132,8 @@ class UsageReader:
             count = self._chunks if self._is_stream else self._bytes // _BYTES_OF_TOKEN
             prompt_tokens = self._asked_bytes // _BYTES_OF_TOKEN
             found = _Counts(prompt_tokens=prompt_tokens, completion_tokens=count)
-        prompt = max(found.prompt_tokens or found.input_tokens, 0)
-        completion = max(found.completion_tokens or found.output_tokens, 0)
+        prompt = found.prompt_tokens or found.input_tokens
+        completion = found.completion_tokens or found.output_tokens
         given = told_dollars if found.cost is None else found.cost
         return CallUsage(
             prompt_tokens=prompt,
@@ -157,11 +157,14 @@ class UsageReader:
         self._found = found or self._found
 
 
+type _Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_USED)]
+
+
 class _Counts(msgspec.Struct, frozen=True):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
+    prompt_tokens: _Tokens = 0
+    completion_tokens: _Tokens = 0
+    input_tokens: _Tokens = 0
+    output_tokens: _Tokens = 0
     cost: float | None = None
 
 
@@ -189,5 +192,5 @@ def _with_usage(options: Raw | None) -> bytes:
 def _price(upstream: Upstream, prompt: int, completion: int, told: float | None) -> float | None:
     in_cost, out_cost = upstream.input_cost_per_token, upstream.output_cost_per_token
     if in_cost is None and out_cost is None:
-        return max(told, 0.0) if told is not None else None
+        return told if told is not None and 0 <= told <= MAX_USED else None
     return prompt * (in_cost or 0.0) + completion * (out_cost or 0.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentsvc.models.wire import Upstream, guess_usage
+from agentsvc.models.wire import CallUsage, Upstream, UsageReader, guess_usage
 
 
 @pytest.mark.parametrize(("price", "dollars"), [(0.01, 1.0), (None, None)])
@@ -13,3 +13,19 @@ def test_a_call_is_taken_to_use_rather_more_than_it_asks(
     guess = guess_usage(upstream, 300)
     assert (guess.prompt_tokens, guess.completion_tokens) == (100, 0)
     assert guess.dollars == (None if dollars is None else pytest.approx(dollars))
+
+
+@pytest.mark.parametrize("tokens", [2**63, -1])
+def test_tokens_that_cannot_be_are_counted_as_if_nothing_was_said(tokens: int) -> None:
+    reader = UsageReader(is_stream=False, asked_bytes=400)
+    answer = b'{"usage": {"prompt_tokens": %d}}' % tokens
+    reader.feed(answer)
+    used = reader.result(Upstream(model="m", base_url="u", api_key=None), None)
+    assert used == CallUsage(prompt_tokens=100, completion_tokens=len(answer) // 4)
+
+
+@pytest.mark.parametrize("told", ["nan", "inf", "-1", "1e308"])
+def test_a_price_that_cannot_be_is_no_price(told: str) -> None:
+    reader = UsageReader(is_stream=False, asked_bytes=400)
+    used = reader.result(Upstream(model="m", base_url="u", api_key=None), float(told))
+    assert (used.prompt_tokens, used.dollars) == (100, None)
