@@ -5,6 +5,7 @@ Begin with `client`. What is done with the answers is in `conversations`. Import
 
 from agentsvc.agentserver.client import AgentClient as AgentClient
 from agentsvc.agentserver.client import AgentServer as AgentServer
+from agentsvc.agentserver.responses import MAX_MODEL_CHARS as MAX_MODEL_CHARS
 from agentsvc.agentserver.responses import CommandResult as CommandResult
 from agentsvc.agentserver.responses import ConversationInfo as ConversationInfo
 from agentsvc.agentserver.responses import ConversationStats as ConversationStats

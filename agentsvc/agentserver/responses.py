@@ -22,6 +22,9 @@ from agentsvc.base import (
 MAX_OUTPUT_CHARS: Final = 256 * 1024
 """How much of each output stream of a command is kept: the last part."""
 
+MAX_MODEL_CHARS: Final = 255
+"""A name of a model that is longer is taken for none."""
+
 _MAX_DETAIL_CHARS: Final = 1000
 
 
@@ -164,9 +167,10 @@ class ConversationInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def model(self) -> str | None:
-        """Return the model, None where that is the matter of another agent, or not said."""
+        """Return the model, None where that is the matter of another agent, or not a name."""
         model = self.agent.llm.model
-        return None if model == _OF_ANOTHER_AGENT else model
+        is_name = len(model) <= MAX_MODEL_CHARS and model.isprintable()
+        return model if is_name and model != _OF_ANOTHER_AGENT else None
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):

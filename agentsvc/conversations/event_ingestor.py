@@ -43,6 +43,9 @@ TOOL_SERVER_FAILED: Final = "ToolServerFailed"
 BUDGET_CODE: Final = "MaxBudgetReached"
 QUOTA_CODE: Final = "QuotaReached"
 
+_TITLE_CHARS: Final = 200
+_BLANKS: Final = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)], " ")
+"""Stand in a title for control characters; what joins the parts of an emoji stays."""
 _SETTLE_SECONDS: Final = 1.0
 _AT_ONCE: Final = 8
 _FULL_SECONDS: Final = 3600
@@ -387,9 +390,10 @@ def _with_info(conversation: Conversation, info: ConversationInfo, asked_at: Fac
         conversation = facts.learn_status(conversation, info.execution_status, known.status_at)
     if info.stats is not None and known.stats_at == asked_at.stats_at:
         conversation = facts.learn_stats(conversation, info.stats, known.stats_at)
-    if info.title and conversation.title_source is TitleSource.DEFAULT:
+    title = (info.title or "")[:_TITLE_CHARS].translate(_BLANKS).strip()
+    if title and conversation.title_source is TitleSource.DEFAULT:
         conversation = msgspec.structs.replace(
-            conversation, title=info.title, title_source=TitleSource.AGENT
+            conversation, title=title, title_source=TitleSource.AGENT
         )
     if info.model:
         conversation = msgspec.structs.replace(conversation, llm_model=info.model)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.agentserver import ConversationStats
+from agentsvc.agentserver import MAX_MODEL_CHARS, ConversationStats
 from agentsvc.base import copy_to
 from agentsvc.conversations.event_log import EventHead
 from agentsvc.conversations.model import Conversation, Metrics, TokenUsage
@@ -64,7 +64,8 @@ def learn_stats(conversation: Conversation, stats: ConversationStats, at: str) -
     counts = (stats.accumulated_cost, *msgspec.structs.astuple(tokens))
     if not all(0 <= count <= MAX_USED for count in counts):
         return conversation
-    models = [name for one in stats.usage_to_metrics.values() if (name := one.model_name)]
+    names = (one.model_name[:MAX_MODEL_CHARS] for one in stats.usage_to_metrics.values())
+    models = [name for name in names if name]
     metrics = Metrics(
         model_name=models[0] if models else "default",
         accumulated_cost=stats.accumulated_cost,

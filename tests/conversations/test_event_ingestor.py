@@ -403,6 +403,30 @@ async def test_a_title_of_the_user_is_never_overwritten(
         assert (await client.conversation(conversation_id))["title"] == title
 
 
+async def test_long_texts_of_a_sandbox_are_not_kept(
+    client: Client, service: Service, fake_agent: TroubledAgent
+) -> None:
+    conversation, sandbox = await quiet(client, service, fake_agent)
+    named = "bedrock/arn:aws:bedrock:eu-central-1:123456789012:inference-profile/eu.claude"
+    conversation.body["agent"]["llm"]["model"] = named
+    told = {
+        **conversation.info(),
+        "title": "Fix \N{WOMAN}\u200d\N{PERSONAL COMPUTER}\0 it\n" * 3_000,
+    }
+    for model in (named, "m" * 100_000, "a\nb"):
+        cost = {"model_name": model, "accumulated_cost": 0.25}
+        told |= {"agent": {"llm": {"model": model}}, "stats": {"usage_to_metrics": {"a": cost}}}
+        assert (await sandbox.post(f"{HOOKS}/conversations", json=told)).status == 200
+    event = stats_event(1, 0.25, "2040-01-01T00:00:01")
+    event["value"]["usage_to_metrics"]["agent"]["model_name"] = "m" * 10_000
+    await deliver(sandbox, conversation.id, event)
+    found = await client.conversation(conversation.id)
+    assert found["llm_model"] == named
+    assert found["title"].startswith("Fix \N{WOMAN}\u200d\N{PERSONAL COMPUTER}  it Fix")
+    assert len(found["title"]) <= 200
+    assert len(found["metrics"]["model_name"]) <= 255
+
+
 async def test_a_title_that_was_cleared_is_given_anew(
     client: Client, service: Service, fake_agent: TroubledAgent
 ) -> None:
