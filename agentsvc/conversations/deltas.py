@@ -14,9 +14,10 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base import AgentsvcError, Supervisor, back_off, monotonic
+from agentsvc.base import AgentsvcError, QuotaExceeded, Supervisor, back_off, monotonic
 from agentsvc.conversations.event_ingestor import EventIngestor
 from agentsvc.conversations.event_log import DELTA_KIND, EventLog, read_head
+from agentsvc.conversations.model import Conversation
 from agentsvc.conversations.stores import ConversationStores
 from agentsvc.sandboxes import Sandbox, Sandboxes
 
@@ -97,10 +98,12 @@ class DeltaSubscriptions(msgspec.Struct, kw_only=True, eq=False):
         is_begun = False
         async for batch in agent.subscribe(conversation_id):
             is_begun = True
-            last = await self._announce_batch(conversation_id, batch, -1 if last is None else last)
+            last = await self._announce_batch(conversation, batch, -1 if last is None else last)
         return is_begun
 
-    async def _announce_batch(self, conversation_id: str, batch: Sequence[bytes], last: int) -> int:
+    async def _announce_batch(
+        self, conversation: Conversation, batch: Sequence[bytes], last: int
+    ) -> int:
         """Announce the deltas of a batch; return the number of the last event before the next."""
         deltas: list[bytes] = []
         for raw in batch:
@@ -110,19 +113,21 @@ class DeltaSubscriptions(msgspec.Struct, kw_only=True, eq=False):
             if head.kind == DELTA_KIND:
                 deltas.append(raw)
                 continue
-            await self._announce_deltas(conversation_id, deltas, last)
+            await self._announce_deltas(conversation, deltas, last)
             deltas = []
-            last = max(last, await self._wait_until_stored(conversation_id, head.id))
-        await self._announce_deltas(conversation_id, deltas, last)
+            last = max(last, await self._wait_until_stored(conversation.id, head.id))
+        await self._announce_deltas(conversation, deltas, last)
         return last
 
     async def _announce_deltas(
-        self, conversation_id: str, deltas: Sequence[bytes], last: int
+        self, conversation: Conversation, deltas: Sequence[bytes], last: int
     ) -> None:
         if deltas and self.events.store_deltas:
-            await self.ingestor.record(conversation_id, deltas)
+            sandbox_id = conversation.sandbox_id
+            with contextlib.suppress(QuotaExceeded):
+                await self.ingestor.record(conversation.id, deltas, sandbox_id=sandbox_id)
         elif deltas:
-            await self.events.announce_deltas(conversation_id, deltas, after=last)
+            await self.events.announce_deltas(conversation.id, deltas, after=last)
 
     async def _wait_until_stored(self, conversation_id: str, event_id: str) -> int:
         """Return the number of an event once it is stored, -1 if that takes too long."""

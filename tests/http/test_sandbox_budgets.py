@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import logging
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -13,13 +14,16 @@ import pytest
 
 from agentsvc.accounts.keys import Role
 from agentsvc.accounts.quotas import Quotas
+from agentsvc.agentserver.client import AgentServer
 from agentsvc.base.throttle import Throttle
 from agentsvc.base.values import dashed, monotonic, new_id
+from agentsvc.config.conversations import EventsConfig
 from agentsvc.config.schema import Config, LimitsConfig
 from agentsvc.http.wire import CALLBACK_BODY_BYTES
 from tests.http.test_metrics import read
-from tests.http.v1.streaming import Feeder, events, feeder
+from tests.http.v1.streaming import Feeder, deltas, events, feeder
 from tests.service import Answer, Client, Service
+from tests.streams import open_lines, path_of
 
 ADOPTED = 504
 FLOOD_BYTES = 320 * 1000 * 1000
@@ -128,6 +132,28 @@ async def test_no_more_bytes_of_events_are_stored_of_a_sandbox(
         if one.message == "request of a sandbox refused, its limit is reached"
     ]
     assert [one.levelno for one in told] == [logging.WARNING]
+
+
+async def test_deltas_that_are_stored_count_for_the_bytes_of_a_sandbox(
+    client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = asyncio.Event()
+
+    async def subscribe(_agent: AgentServer, _conversation_id: str) -> AsyncIterator[list[bytes]]:
+        for number in range(20):
+            yield [json.dumps(one).encode() for one in deltas(1, first=number, text="x" * 10_000)]
+        told.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(AgentServer, "subscribe", subscribe)
+    service.config = msgspec.structs.replace(service.config, events=EventsConfig(store_deltas=True))
+    await limited(service, event_bytes_per_sandbox=100_000)
+    fed = await feeder(client, service)
+    async with open_lines(client, path_of(fed.conversation_id)):
+        await asyncio.wait_for(told.wait(), SECONDS)
+    stored = [one for one in await client.events(fed.conversation_id) if "text" in one]
+    assert 5 <= len(stored) <= 9
+    assert (await report(fed, 10_000)).status == 429
 
 
 async def test_conversations_that_a_sandbox_tells_of_count_for_the_quota_of_its_user(
