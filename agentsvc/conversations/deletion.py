@@ -125,7 +125,8 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
                 continue
             if not await self.stores.conversations.of_sandbox(member.sandbox_id, tx):
                 await self._give_up(tx, member, member.sandbox_id)
-            elif await self.sandboxes.find_any(member.sandbox_id, tx) is not None:
+            sandbox = await self.sandboxes.find_any(member.sandbox_id, tx)
+            if sandbox is not None and sandbox.target is not Target.DELETED:
                 row = {"id": member.id, "sandbox_id": member.sandbox_id}
                 await tx.insert("removed_conversations", row, _AGAIN)
                 tx.after_commit(partial(self._tell_soon, member.id))
@@ -136,7 +137,7 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
         if self.archives.saves_deleted and last.is_ready and _has_files(sandbox):
             await self.archives.insert(tx, archive_of(last, sandbox_id, releases=True))
         else:
-            await self.sandboxes.release(tx, sandbox_id)
+            await self.archives.release(tx, sandbox_id)
 
     async def _set_told(self, conversation_id: str, told_at: datetime | None) -> None:
         """Store when the agent server was told, or that it has to be told again."""

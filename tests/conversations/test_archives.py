@@ -296,6 +296,88 @@ async def test_the_workspace_of_a_deleted_conversation_is_saved_before_its_sandb
     assert fake_agent.unpacked(second)["plan"] == "go on"
 
 
+@pytest.mark.parametrize("is_named", [False, True])
+async def test_a_sandbox_that_is_saved_stays_for_a_conversation_that_joined_it_meanwhile(
+    client: Client,
+    service: Service,
+    fake_agent: PackingAgent,
+    fake_world: TroubledWorld,
+    *,
+    is_named: bool,
+) -> None:
+    await configure(service, on_delete=True)
+    await client.post("/api/v1/settings", json={"sandbox_grouping_strategy": "ADD_TO_ANY"})
+    first, sandbox_id = await start(client)
+    fake_agent.let_download.clear()
+    await client.delete(f"{STARTS}/{first}")
+    [archive] = await archives(client)
+    second, joined = await start(client, **({"sandbox_id": sandbox_id} if is_named else {}))
+    assert joined == sandbox_id
+    await client.wait_for_execution(second, "finished")
+    fake_agent.let_download.set()
+    assert (await saved(client, archive["id"]))["state"] == "ready"
+    assert (await client.conversation(second))["sandbox_status"] == "RUNNING"
+    agent = fake_agent.sandboxes[sandbox_id]
+    await eventually(lambda: list(agent.conversations) == [second])
+    await client.delete(f"{STARTS}/{second}")
+    await eventually(lambda: not fake_world.sandboxes)
+
+
+async def test_a_sandbox_with_two_workspaces_to_save_goes_after_both(
+    client: Client, service: Service, fake_agent: PackingAgent, fake_world: TroubledWorld
+) -> None:
+    await configure(service, on_delete=True)
+    first, sandbox_id = await start(client)
+    fake_agent.let_download.clear()
+    await client.delete(f"{STARTS}/{first}")
+    second, _ = await start(client, sandbox_id=sandbox_id)
+    fake_agent.hold("tar --exclude", is_command=True)
+    await client.delete(f"{STARTS}/{second}")
+    newest, oldest = await archives(client)
+    await fake_agent.waits("tar --exclude")
+    fake_agent.let_download.set()
+    assert (await saved(client, oldest["id"]))["state"] == "ready"
+    assert fake_world.sandboxes
+    fake_agent.let_go()
+    assert (await saved(client, newest["id"]))["state"] == "ready"
+    await eventually(lambda: not fake_world.sandboxes)
+
+
+async def test_a_start_that_fails_takes_no_sandbox_that_is_still_saved(
+    client: Client, service: Service, fake_agent: PackingAgent, fake_world: TroubledWorld
+) -> None:
+    await configure(service, on_delete=True)
+    first, sandbox_id = await start(client)
+    fake_agent.hold("tar --exclude", is_command=True)
+    await client.delete(f"{STARTS}/{first}")
+    await fake_agent.waits("tar --exclude")
+    [archive] = await archives(client)
+    fake_agent.refusals = [(422, "no")]
+    task = await client.start_task(sandbox_id=sandbox_id, conversation_id="0f" * 16)
+    assert (await client.end_of_start(task["id"]))["status"] == "ERROR"
+    assert (await client.delete(f"{STARTS}/{'0f' * 16}")).status == 200
+    fake_agent.let_go()
+    assert (await saved(client, archive["id"]))["state"] == "ready"
+    await eventually(lambda: not fake_world.sandboxes)
+
+
+async def test_a_deleted_conversation_that_is_reported_while_it_is_saved_stays_deleted(
+    client: Client, service: Service, fake_agent: PackingAgent, fake_world: TroubledWorld
+) -> None:
+    await configure(service, on_delete=True)
+    conversation_id, sandbox_id = await start(client)
+    reported = fake_agent.conversation_of(conversation_id).info()
+    caller = service.client_with(fake_agent.sandboxes[sandbox_id].key)
+    fake_agent.let_download.clear()
+    await client.delete(f"{STARTS}/{conversation_id}")
+    await eventually(lambda: fake_agent.downloads > 0)
+    answer = await caller.post("/api/v1/webhooks/conversations", json=reported)
+    assert answer.status == 200, answer.text
+    assert await client.conversation(conversation_id) is None
+    fake_agent.let_download.set()
+    await eventually(lambda: not fake_world.sandboxes)
+
+
 async def test_a_sandbox_goes_also_where_its_workspace_cannot_be_saved(
     client: Client, service: Service, fake_agent: PackingAgent, fake_world: TroubledWorld
 ) -> None:

@@ -65,6 +65,11 @@ _END: Final = """
         unpacked_bytes = :unpacked_bytes, files = :files, skipped = :skipped
     WHERE id = :id
 """
+_IN_USE: Final = """
+    SELECT EXISTS (SELECT 1 FROM conversations WHERE sandbox_id = :id) OR EXISTS (
+        SELECT 1 FROM archives WHERE sandbox_id = :id AND releases AND state = 'saving'
+    )
+"""
 _NO_ARCHIVE: Final = "The archive does not exist any more. Start the conversation without it"
 _SHOWN: Final = 1000
 _PACKED_AT_ONCE: Final = 2
@@ -115,6 +120,11 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         if archive.state is ArchiveState.SAVING:
             raise Conflict("The archive is being saved")
         await self._remove(archive_id)
+
+    async def release(self, tx: Transaction, sandbox_id: str) -> None:
+        """Give up a sandbox, unless a conversation lives there or the end of an archive gives it up."""
+        if not await tx.value(_IN_USE, {"id": sandbox_id}):
+            await self.sandboxes.release(tx, sandbox_id)
 
     async def wait_ready(self, archive_id: str) -> Archive:
         """Return an archive once it is saved; raises StartRefused where that does not happen."""
@@ -216,7 +226,7 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         async def body(tx: Transaction) -> None:
             await tx.run(_END, row_of(saved))
             if saved.releases:
-                await self.sandboxes.release(tx, saved.sandbox_id)
+                await self.release(tx, saved.sandbox_id)
 
         await self.db.write(body)
         log.info("archive saved", extra={"archive_id": saved.id, "state": str(saved.state)})
