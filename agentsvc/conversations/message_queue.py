@@ -434,8 +434,14 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
             self._put_off(pending, exc)
             return False
         else:
-            asked = asked_at if pending.run else None
-            await self.stores.db.write(lambda tx: self._forget(tx, user_id, pending, asked))
+            used_id = view.conversation.sandbox_id
+            asked, wanted_id = (asked_at, used_id) if pending.run else (None, None)
+
+            async def body(tx: Transaction) -> None:
+                await self._forget(tx, user_id, pending, asked)
+                await self.conversations.archives.forget_rest(tx, wanted_id)
+
+            await self.stores.db.write(body)
             self.conversations.note_message_sent(view)
             self._settle(pending)
         return True

@@ -33,6 +33,7 @@ from agentsvc.domain import (
     CopySource,
     ExecutionStatus,
     StartOrder,
+    WhenFull,
     check_branch,
     check_repository,
 )
@@ -283,6 +284,13 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
         """Stop the run at once; raises as `require_agent`."""
         view = await self.get(user_id, conversation_id, include_starting=True)
         await self.require_agent(view).interrupt(conversation_id)
+
+    async def resume(
+        self, user_id: str, sandbox_id: str, *, when_full: WhenFull | None = None
+    ) -> None:
+        """Do as `Sandboxes.resume` for a user, after which the end of an archive lets nothing rest."""
+        await self.sandboxes.resume(user_id, sandbox_id, when_full=when_full)
+        await self.stores.db.write(lambda tx: self.archives.forget_rest(tx, sandbox_id))
 
     def note_message_sent(self, view: ConversationView) -> None:
         """Take in that an agent was told something: its sandbox is used, and there is news."""

@@ -24,7 +24,7 @@ from agentsvc.http import keys
 from agentsvc.http.keys import DATABASE, SANDBOXES, SUPERVISOR
 from agentsvc.plugin import Capability
 from agentsvc.sandboxes import Sandbox
-from tests.service import WAIT_SECONDS, Client, Service
+from tests.service import WAIT_SECONDS, Answer, Client, Service
 from tests.troubles import TroubledAgent, TroubledWorld, eventually, reconfigure
 
 STARTS = "/api/v1/app-conversations"
@@ -453,6 +453,43 @@ async def test_a_sandbox_that_rests_is_resumed_to_be_saved_and_rests_again(
     assert (await save(client, conversation_id))["state"] == "ready"
     found = await client.wait_for_sandbox(sandbox_id, "PAUSED")
     assert found["paused_as"] == paused_as
+
+
+async def resume(client: Client, _: str, sandbox_id: str) -> Answer:
+    return await client.post(f"/api/v1/sandboxes/{sandbox_id}/resume")
+
+
+async def start_again(client: Client, conversation_id: str, _: str) -> Answer:
+    return await client.post(f"/api/conversations/{conversation_id}/start", json={})
+
+
+async def send(client: Client, conversation_id: str, _: str) -> Answer:
+    body = {"content": [{"type": "text", "text": "go on"}], "run": True}
+    return await client.post(f"{STARTS}/{conversation_id}/send-message", json=body)
+
+
+async def join(client: Client, _: str, sandbox_id: str) -> Answer:
+    await client.start_conversation(sandbox_id=sandbox_id)
+    return await client.get(STARTS)
+
+
+@pytest.mark.parametrize("ask", [resume, start_again, send, join])
+async def test_a_sandbox_that_is_wanted_while_it_is_saved_does_not_rest_again(
+    client: Client,
+    fake_agent: PackingAgent,
+    ask: Callable[[Client, str, str], Awaitable[Answer]],
+) -> None:
+    conversation_id, sandbox_id = await start(client)
+    await client.wait_for_execution(conversation_id, "finished")
+    await client.post(f"/api/v1/sandboxes/{sandbox_id}/pause")
+    fake_agent.let_download.clear()
+    archive = (await client.post(f"{STARTS}/{conversation_id}/archives")).json()
+    await eventually(lambda: fake_agent.downloads > 0)
+    answer = await ask(client, conversation_id, sandbox_id)
+    assert answer.status == 200, answer.text
+    fake_agent.let_download.set()
+    assert (await saved(client, archive["id"]))["state"] == "ready"
+    assert (await client.conversation(conversation_id))["sandbox_status"] == "RUNNING"
 
 
 async def test_a_sandbox_that_was_resumed_to_be_saved_is_paused_again_after_a_stop_in_between(

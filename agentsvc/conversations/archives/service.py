@@ -126,6 +126,11 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         if not await tx.value(_IN_USE, {"id": sandbox_id}):
             await self.sandboxes.release(tx, sandbox_id)
 
+    async def forget_rest(self, tx: Transaction, sandbox_id: str | None) -> None:
+        """Leave a sandbox running that was woken to be saved, since its user wants it to run."""
+        sql = "UPDATE archives SET rest = '' WHERE sandbox_id = :id AND state = 'saving'"
+        await tx.run(sql, {"id": sandbox_id})
+
     async def wait_ready(self, archive_id: str) -> Archive:
         """Return an archive once it is saved; raises StartRefused where that does not happen."""
         # It ends by itself when its time is over.

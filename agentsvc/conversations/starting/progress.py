@@ -35,6 +35,7 @@ class Progress:
         self._events = parts.events
         self._ingestor = parts.ingestor
         self._deletion = parts.deletion
+        self._archives = parts.archives
 
     async def enter(self, start: Start, status: StartStatus) -> None:
         """Store that a stage has begun, unless it was passed before a restart."""
@@ -60,6 +61,7 @@ class Progress:
         start.task = msgspec.structs.replace(start.task, sandbox_id=sandbox_id, updated_at=now())
         await self._table.update(tx, start.conversation)
         await self._update(tx, start.task)
+        await self._archives.forget_rest(tx, sandbox_id)
 
     async def set_position(
         self, start: Start, position: int | None, *, queue: str = "room", cause: str = ""

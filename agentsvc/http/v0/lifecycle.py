@@ -109,7 +109,7 @@ async def _resume(request: web.Request, view: ConversationView) -> None:
         return
     if view.sandbox is None:
         raise Gone(SANDBOX_GONE)
-    await request.app[SANDBOXES].resume(user_of(request), view.sandbox.id)
+    await request.app[CONVERSATIONS].resume(user_of(request), view.sandbox.id)
 
 
 async def _pause(request: web.Request, view: ConversationView) -> None:

@@ -181,7 +181,7 @@ class Listener:
         if status_of(view) is not ConversationStatus.STOPPED:
             return
         try:
-            await self._app[keys.SANDBOXES].resume(self._user_id, sandbox.id)
+            await self._app[keys.CONVERSATIONS].resume(self._user_id, sandbox.id)
         except errors.AgentsvcError as exc:
             await self._send_error(exc.message)
 

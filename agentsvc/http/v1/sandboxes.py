@@ -31,7 +31,16 @@ from agentsvc.base import (
     view_of,
 )
 from agentsvc.domain import WhenFull
-from agentsvc.http.keys import BACKENDS, CALLBACKS, CONFIG, PRINCIPAL, SANDBOX, SANDBOXES, user_of
+from agentsvc.http.keys import (
+    BACKENDS,
+    CALLBACKS,
+    CONFIG,
+    CONVERSATIONS,
+    PRINCIPAL,
+    SANDBOX,
+    SANDBOXES,
+    user_of,
+)
 from agentsvc.http.middleware.pipeline import ACTIVITY
 from agentsvc.http.port_origins import EDITOR_PORT
 from agentsvc.http.routes import EXAMPLE_ID, OF_SANDBOXES, TEXT, Effect, Routes, Scope
@@ -440,8 +449,8 @@ async def post_resume(request: web.Request, sandbox_id: str, query: RoomChoice) 
     It is `STARTING` at first; read its session key and URLs again when it is `RUNNING`. Resuming a
     running one is fine.
     """
-    sandboxes, when_full = request.app[SANDBOXES], query.when_full
-    await sandboxes.resume(user_of(request), sandbox_id, when_full=when_full)
+    conversations, when_full = request.app[CONVERSATIONS], query.when_full
+    await conversations.resume(user_of(request), sandbox_id, when_full=when_full)
     return SUCCESS
 
 
