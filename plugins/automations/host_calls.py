@@ -56,7 +56,9 @@ class HostCalls:
         found = self._records(listing, answer.value)
         if len(found) >= _SIZE:
             found += await self._list_all(listing, {"since": since}, first=2)
-        return found, answer.headers.get("ETag", "")
+        etag = answer.headers.get("ETag", "")
+        # Others cannot be stored or sent.
+        return found, etag if etag.isascii() and etag.isprintable() else ""
 
     async def name(self) -> str:
         """Return what the host calls the repository now; it tells by a redirect of one that was renamed."""

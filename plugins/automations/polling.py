@@ -64,6 +64,9 @@ class Poller:
             if not isinstance(exc, TRANSIENT):
                 after = msgspec.structs.replace(poll, trouble=exc.message)
             seconds = max(seconds, retry_seconds(exc))
+        except Exception:
+            # Whatever a host has made go wrong, the others are asked.
+            log.exception("git host not asked", extra={"automation_id": automation.id})
         due_at = now() + timedelta(seconds=seconds)
 
         async def store(tx: Transaction) -> None:

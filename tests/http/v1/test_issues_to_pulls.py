@@ -1,10 +1,11 @@
 """From an issue to a pull request, for each git host, on a fake backend and with a real git server."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import web
@@ -13,8 +14,14 @@ from agentsvc.agentserver.responses import CommandResult
 from agentsvc.testing.llm import Playbook, finish, say
 from tests.committing_agent import CommittingAgent
 from tests.issue_hosts import BOT, GOOD, IssueHost
+from tests.plugin_loading import part
 from tests.service import Answer, Client, Service
 from tests.troubles import eventually
+
+if TYPE_CHECKING:
+    from automations.host_calls import HostCalls
+else:
+    HostCalls = part("automations.host_calls").HostCalls
 
 BASE = "/api/automation/v1"
 ALL = ("github", "gitlab", "forgejo", "bitbucket")
@@ -237,6 +244,47 @@ async def test_a_host_that_reaches_nobody_is_asked(
     host.say("Rename it", "ada", on_pull=True, inline=True)
     [second, _] = await loop.wait("COMPLETED", "COMPLETED")
     assert second["conversation_id"] == first["conversation_id"]
+
+
+async def answer_oddly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.closing(writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b'HTTP/1.1 200 OK\r\nETag: "\xff"\r\nConnection: close\r\n\r\n[]')
+
+
+@pytest.mark.parametrize("fault", ["its ETag is no text", "a bug"])
+async def test_a_host_that_cannot_be_polled_keeps_no_other_one_waiting(
+    client: Client,
+    host: IssueHost,
+    fake_agent: CommittingAgent,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+) -> None:
+    ask = HostCalls.changed
+
+    async def fail(*args: Any, **options: Any) -> Any:
+        found = await ask(*args, **options)
+        if fault == "a bug" and found[0] == []:
+            raise ValueError(fault)
+        return found
+
+    monkeypatch.setattr(HostCalls, "changed", fail)
+    fake_agent.files = {"fix.txt": "1"}
+    host.label("agent", "ada")
+    async with await asyncio.start_server(answer_oddly, "127.0.0.1", 0) as odd:
+        url = "http://{}:{}".format(*odd.sockets[0].getsockname())
+        tokens = {"github": {"token": GOOD, "host": host.url}}
+        tokens["forgejo"] = {"token": GOOD, "host": url}
+        await client.save_settings(secrets_store={"provider_tokens": tokens})
+        loops = [await make_loop(client, host) for _ in range(2)]
+        # It is asked first.
+        odd_one, loop = sorted(loops, key=lambda one: str(one.made["id"]))
+        repos = [{"url": "octo/demo", "provider": "forgejo"}]
+        for one, change in ((odd_one, {"repos": repos}), (loop, {})):
+            body = {"trigger": {**one.made["trigger"], "poll_seconds": 10}, **change}
+            answer = await client.patch(f"{BASE}/{one.made['id']}", json=body)
+            assert answer.status == 200, answer.text
+        await loop.wait("COMPLETED")
 
 
 @pytest.mark.usefixtures("fake_agent")
