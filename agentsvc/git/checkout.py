@@ -23,6 +23,7 @@ import msgspec
 from agentsvc.base import (
     AgentsvcError,
     BadRequest,
+    InvalidRequest,
     NotFound,
     Secret,
     new_id,
@@ -127,11 +128,16 @@ class Checkout:
         return Head(branch=name, commit=found[1])
 
     async def head(self) -> Head:
-        """Return where the default branch is; raises NotFound for a repository without one."""
+        """Return where the default branch is; raises NotFound without one whose name can be taken."""
         lines = await self._git("ls-remote", "--symref", self.remote.url, "HEAD", is_remote=True)
         found = re.match(r"ref: refs/heads/(\S+)\tHEAD\n([0-9a-f]{40,64})\tHEAD", lines)
         if found is None:
             raise NotFound("The repository is empty, or says nothing of its default branch")
+        try:
+            check_branch(found[1])
+        except (InvalidRequest, UnicodeEncodeError) as exc:
+            shown = ascii(found[1][:_SHOWN])
+            raise NotFound(f"The name of the default branch is not taken: {shown}") from exc
         return Head(branch=found[1], commit=found[2])
 
     async def fetch(self, commit: str, compared_to: str | None = None) -> None:

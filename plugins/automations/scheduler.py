@@ -59,6 +59,7 @@ _MAX_DUE: Final = 100
 _LATER: Final = timedelta(seconds=10)
 _TRANSIENT: Final = (SandboxLimitReached, CapacityExceeded, BackendUnavailable)
 """What says nothing of the automation: it is tried again."""
+_UNEXPECTED: Final = "An unexpected error; the server's log has the details"
 
 
 class _AlreadyTaken(Exception):
@@ -197,6 +198,10 @@ class Scheduler:
             await self._postpone(run, exc)
         except AgentsvcError as exc:
             await self._end_run(run, RunEnd(status=RunStatus.FAILED, detail=exc.message))
+        except Exception:
+            # It would fail each time, and keep the runs behind it waiting.
+            log.exception("automation run not begun", extra={"automation_id": run.automation_id})
+            await self._end_run(run, RunEnd(status=RunStatus.FAILED, detail=_UNEXPECTED))
 
     async def _postpone(self, run: Run, exc: AgentsvcError) -> None:
         """Try a run again later; a git host is asked for so long only."""

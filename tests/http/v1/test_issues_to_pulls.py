@@ -13,7 +13,8 @@ from aiohttp import web
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.testing.llm import Playbook, finish, say
 from tests.committing_agent import CommittingAgent
-from tests.issue_hosts import BOT, GOOD, IssueHost
+from tests.git_server import run_git
+from tests.issue_hosts import BOT, GOOD, REPOSITORY, IssueHost
 from tests.plugin_loading import part
 from tests.service import Answer, Client, Service
 from tests.troubles import eventually
@@ -487,6 +488,40 @@ async def test_a_host_that_cannot_be_asked_any_more_is_told_of_once(
     host.say(f"@{BOT} please", "eve")
     await service.restart()
     await loop.wait("SKIPPED", "FAILED")
+
+
+async def test_a_run_of_another_trigger_ends_and_the_next_one_begins(
+    client: Client, host: IssueHost, fake_agent: CommittingAgent
+) -> None:
+    fake_agent.files = {"fix.txt": "1"}
+    loop = await open_loop(client, host)
+    path, git = f"{BASE}/{loop.made['id']}", loop.made["trigger"]
+    manual = {"trigger": {"type": "manual"}, "model": "none", "retries": 1, "retry_seconds": 2}
+    assert (await client.patch(path, json=manual)).status == 200
+    await client.post(f"{path}/dispatch")
+    await loop.wait("PENDING", "FAILED")
+    assert (await client.patch(path, json={"trigger": git, "model": None})).status == 200
+    loop.made["secret"] = (await client.post(f"{path}/rotate-secret")).json()["secret"]
+    [run, _] = await loop.wait("FAILED", "FAILED")
+    assert "server's log has the details" in run["error_detail"]
+    await loop.begin()
+    await loop.wait("COMPLETED", "FAILED", "FAILED")
+
+
+async def test_a_default_branch_that_is_no_text_fails_the_run(
+    client: Client, host: IssueHost, fake_agent: CommittingAgent
+) -> None:
+    fake_agent.files = {"fix.txt": "1"}
+    loop = await open_loop(client, host)
+    bare = host.git.root / f"{REPOSITORY}.git"
+    await run_git("branch", "\udcff", "main", cwd=bare)
+    await run_git("symbolic-ref", "HEAD", "refs/heads/\udcff", cwd=bare)
+    await loop.begin()
+    [run] = await loop.wait("FAILED")
+    assert run["error_detail"] == "The name of the default branch is not taken: '\\udcff'"
+    await run_git("symbolic-ref", "HEAD", "refs/heads/main", cwd=bare)
+    await loop.deliver("said", comment=host.say(f"@{BOT} please", "ada"))
+    await loop.wait("COMPLETED", "FAILED")
 
 
 @pytest.mark.parametrize(
