@@ -128,15 +128,19 @@ class IssueHost:
         identity = ("-c", "user.name=Eve", "-c", "user.email=eve@example.com")
         await run_git(*identity, "commit", "--quiet", "-m", "Change", cwd=work)
         await run_git("push", "--quiet", str(work.with_suffix(".git")), "topic", cwd=work)
-        sent: Json = {"title": "A change", "head": "topic", "base": "main", "body": text}
+        self.add_pull("topic", text)
+
+    def add_pull(self, branch: str, text: str, *, is_of_fork: bool = False) -> None:
+        """Have somebody open a pull request of a branch that is there, or of a fork's."""
+        sent: Json = {"title": "A change", "head": branch, "base": "main", "body": text}
         if self.kind == "gitlab":
-            sent = {"title": "A change", "source_branch": "topic", "target_branch": "main"}
+            sent = {"title": "A change", "source_branch": branch, "target_branch": "main"}
             sent["description"] = text
         if self.kind == "bitbucket":
-            branches = {"source": {"branch": {"name": "topic"}}}
+            branches = {"source": {"branch": {"name": branch}}}
             branches["destination"] = {"branch": {"name": "main"}}
             sent = {"title": "A change", "description": text, **branches}
-        self.pulls.append({"sent": sent, "state": self._open_as})
+        self.pulls.append({"sent": sent, "state": self._open_as, "is_of_fork": is_of_fork})
 
     @property
     def _open_as(self) -> str:
@@ -309,15 +313,20 @@ class IssueHost:
 
     def _pull(self, one: Json) -> Json:
         url, sent, commit = f"{self.url}/octo/demo/pull/8", one["sent"], self._commit()
-        at = self.created
+        at, is_of_fork = self.created, one.get("is_of_fork")
+        ours = {"full_name": REPOSITORY}
+        theirs = {"full_name": "eve/demo"} if is_of_fork else ours
         if self.kind == "gitlab":
             about = {"author": {"username": "eve"}, "sha": commit, "created_at": at}
-            return {**sent, **about, "iid": 8, "web_url": url, "state": one["state"]}
+            ids = {"source_project_id": 666 if is_of_fork else 42, "target_project_id": 42}
+            return {**sent, **about, **ids, "iid": 8, "web_url": url, "state": one["state"]}
         if self.kind == "bitbucket":
             about = {"author": {"display_name": "eve"}, "created_on": at, "state": one["state"]}
-            source = {**sent["source"], "commit": {"hash": commit[:12]}}
-            return {**sent, **about, "id": 8, "links": {"html": {"href": url}}, "source": source}
-        head, base = {"ref": sent["head"], "sha": commit}, {"ref": sent["base"]}
+            source = {**sent["source"], "commit": {"hash": commit[:12]}, "repository": theirs}
+            about |= {"source": source, "destination": {**sent["destination"], "repository": ours}}
+            return {**sent, **about, "id": 8, "links": {"html": {"href": url}}}
+        head = {"ref": sent["head"], "sha": commit, "repo": theirs}
+        base = {"ref": sent["base"], "repo": ours}
         about = {"title": sent["title"], "body": sent["body"], "user": {"login": "eve"}}
         refs = {"head": head, "base": base, "created_at": at}
         return {**about, **refs, "number": 8, "html_url": url, "state": one["state"]}

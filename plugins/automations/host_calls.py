@@ -130,9 +130,10 @@ class HostCalls:
         await self._send(self._host.edit, {**below, "id": comment_id, "text": text})
 
     async def find_pull(self, branch: str) -> HostRecord | None:
-        """Return the pull request of a branch."""
+        """Return the pull request of a branch of the repository, and not of a fork's."""
         found = await self._list_all(self._host.pulls, {"branch": branch})
-        return next((one for one in found if one["branch"] == branch), None)
+        own = (one for one in found if one["source"] == one["target"])
+        return next((one for one in own if one["branch"] == branch), None)
 
     async def open_pull(self, *, branch: str, base: str, title: str, text: str) -> HostRecord:
         """Open a draft pull request."""

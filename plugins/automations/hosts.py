@@ -112,7 +112,8 @@ _ISSUE: Final = _parts(
 _COMMENT: Final = _parts("id text=body author=user.login actor=user.login at=created_at path")
 _PULL: Final = _parts(
     "number title text=body author=user.login created=created_at url=html_url state "
-    "branch=head.ref commit=head.sha base=base.ref"
+    "branch=head.ref commit=head.sha base=base.ref source=head.repo.full_name "
+    "target=base.repo.full_name"
 )
 _BODY: Final = {"body": "{text}"}
 _OPENED_PULL: Final = {"head": "{branch}", "base": "{base}", **_BODY}
@@ -227,7 +228,8 @@ _GITLAB_ISSUE: Final = _parts(
 )
 _MERGE: Final = _parts(
     "number=iid title text=description author=author.username created=created_at "
-    "url=web_url state branch=source_branch commit=sha base=target_branch"
+    "url=web_url state branch=source_branch commit=sha base=target_branch "
+    "source=source_project_id target=target_project_id"
 )
 _NOTED: Final = partial(Rule, event="note*", id="object_attributes.id", actor="user.id")
 _OF_MERGES: Final = partial(Rule, number="object_attributes.iid", pull="*")
@@ -327,7 +329,8 @@ _TICKET: Final = _parts(
 _REQUEST: Final = _parts(
     "number=id title text=description author=author.display_name created=created_on "
     "url=links.html.href state branch=source.branch.name commit=source.commit.hash "
-    "base=destination.branch.name"
+    "base=destination.branch.name source=source.repository.full_name "
+    "target=destination.repository.full_name"
 )
 
 

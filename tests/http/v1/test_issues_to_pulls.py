@@ -378,6 +378,24 @@ async def test_what_was_done_and_not_heard_of_is_not_done_again(
     assert len(await host.branches()) == 2
 
 
+@pytest.mark.parametrize("host", ALL, indirect=True)
+async def test_a_pull_request_of_a_fork_is_not_taken_for_the_agents(
+    client: Client, host: IssueHost, fake_agent: CommittingAgent
+) -> None:
+    fake_agent.files = {"fix.txt": "1"}
+    held = fake_agent.hold("bundle create", is_command=True)
+    loop = await open_loop(client, host)
+    await loop.begin()
+    await fake_agent.waits("bundle create")
+    [run] = await loop.runs()
+    mark = f"<!-- agentsvc:{run['id']} -->"
+    host.add_pull(f"agentsvc/issue-7-{run['id'][:8]}", mark, is_of_fork=True)
+    held.set()
+    await loop.wait("COMPLETED")
+    [_, own] = host.pulls
+    assert "Mended it" in str(own["sent"])
+
+
 async def test_a_host_that_wants_rest_is_left_alone_and_a_revoked_token_is_told(
     client: Client, host: IssueHost, service: Service
 ) -> None:
