@@ -5,7 +5,11 @@ afterwards. So both may be on, and a kill in between does nothing twice.
 """
 
 import logging
+from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
 
 import msgspec
 
@@ -38,14 +42,21 @@ class Poller:
         known_for: timedelta | None,
     ) -> None:
         self._db = server.database
+        self._supervisor = server.supervisor
         self._hosts = hosts
         self._automations = automations
         self._known_for = known_for
         """How long it is known what runs there were; None for ever."""
 
     async def poll_due(self) -> None:
-        """Ask the hosts whose time has come."""
-        for poll in await PollTable.due(self._db, now()):
+        """Begin to ask the hosts whose time has come; those of one user hold up no other's."""
+        due = await PollTable.due(self._db, now())
+        for user_id, polls in groupby(due, key=attrgetter("user_id")):
+            work = partial(self._poll_each, tuple(polls))
+            self._supervisor.spawn(f"git host polling of user {user_id}", work)
+
+    async def _poll_each(self, polls: Sequence[Poll]) -> None:
+        for poll in polls:
             automation = await AutomationTable.find(self._db, poll.automation_id)
             trigger = automation.definition.trigger if automation else None
             if automation is None or not isinstance(trigger, GitTrigger):
@@ -104,7 +115,7 @@ class Poller:
         await self._automations.record_events(automation.id, events)
         await self._db.write(lambda tx: WorkTable.schedule_check(tx, automation.id, now()))
         is_same = since == poll.since
-        return Poll(automation_id=automation.id, since=since, etag=etag if is_same else "")
+        return msgspec.structs.replace(poll, since=since, etag=etag if is_same else "", trouble="")
 
     def _is_new(self, created: str, poll: Poll) -> bool:
         """Whether something was opened since the host was asked, and not so long ago that its run is forgotten."""

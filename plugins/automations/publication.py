@@ -6,9 +6,12 @@ twice.
 """
 
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from shlex import quote
 from typing import Final
 
@@ -77,8 +80,14 @@ class Publisher:
             self._supervisor.spawn(f"publication of work {work.id}", publish)
 
     async def publish_due(self) -> None:
-        """End what is done about issues whose pull requests were merged or closed."""
-        for work in await WorkTable.due(self._db, now()):
+        """Begin to end what is done about issues whose pull requests were merged or closed."""
+        due = await WorkTable.due(self._db, now())
+        for user_id, works in groupby(due, key=attrgetter("user_id")):
+            check = partial(self._check_each, tuple(works))
+            self._supervisor.spawn(f"pull requests of user {user_id}", check)
+
+    async def _check_each(self, works: Sequence[WorkItem]) -> None:
+        for work in works:
             automation = await AutomationTable.find(self._db, work.automation_id)
             if automation is None:
                 continue

@@ -146,7 +146,7 @@ class Automations:
                 )
                 if isinstance(definition.trigger, GitTrigger):
                     since = f"{to_stored(moment)[:19]}Z"
-                    poll = Poll(automation_id=after.id, since=since, etag="")
+                    poll = Poll(automation_id=after.id, user_id=user_id, since=since, etag="")
                     await PollTable.store(tx, poll, moment)
             await AutomationTable.update(tx, after)
             tx.after_commit(self._wake)

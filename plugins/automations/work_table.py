@@ -17,6 +17,7 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
     """How far a host was asked for what has changed."""
 
     automation_id: str
+    user_id: str
     since: str
     etag: str
     trouble: str = ""
@@ -86,8 +87,8 @@ class WorkTable(Records[WorkItem], table="plugin_automations_works"):
 
     @classmethod
     async def due(cls, source: Queryable, now: datetime) -> list[WorkItem]:
-        """Return those whose pull requests are to be looked at."""
-        rest = "WHERE t.due_at IS NOT NULL AND t.due_at <= :now"
+        """Return those whose pull requests are to be looked at, by user."""
+        rest = "WHERE t.due_at IS NOT NULL AND t.due_at <= :now ORDER BY t.user_id"
         return await cls.select(source, rest, now=to_stored(now))
 
 
@@ -96,9 +97,9 @@ class PollTable:
 
     @staticmethod
     async def due(source: Queryable, now: datetime) -> list[Poll]:
-        """Return the automations whose hosts are to be asked, with how far they were."""
+        """Return the automations whose hosts are to be asked, by user, with how far they were."""
         sql = """
-            SELECT a.id AS automation_id, COALESCE(p.trouble, '') AS trouble,
+            SELECT a.id AS automation_id, a.user_id, COALESCE(p.trouble, '') AS trouble,
                    COALESCE(p.since, substr(a.created_at, 1, 19) || 'Z') AS since,
                    COALESCE(p.etag, '') AS etag
             FROM plugin_automations_automations AS a
@@ -106,6 +107,7 @@ class PollTable:
             WHERE a.is_enabled
               AND json_extract(a.definition, '$.trigger.poll_seconds') IS NOT NULL
               AND COALESCE(p.due_at, '') <= :now
+            ORDER BY a.user_id, a.id
         """
         return [record_of(row, Poll) for row in await source.all(sql, {"now": to_stored(now)})]
 

@@ -288,6 +288,41 @@ async def test_a_host_that_cannot_be_polled_keeps_no_other_one_waiting(
         await loop.wait("COMPLETED")
 
 
+@pytest.mark.parametrize("call", ["changed", "pull_state"])
+async def test_a_slow_host_of_one_user_keeps_no_other_one_waiting(
+    host: IssueHost,
+    fake_agent: CommittingAgent,
+    service: Service,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+) -> None:
+    ask, is_asked = getattr(HostCalls, call), asyncio.Event()
+
+    async def hang(*args: Any, **options: Any) -> Any:
+        if not is_asked.is_set():
+            is_asked.set()
+            await asyncio.Event().wait()
+        return await ask(*args, **options)
+
+    monkeypatch.setattr(HostCalls, call, hang)
+    host.label("agent", "ada")
+
+    async def work(user: str) -> Loop:
+        fake_agent.files = {"fix.txt": user}
+        return await open_loop(await service.make_client(user), host, poll_seconds=10)
+
+    loop = await work("ann")
+    if call == "pull_state":
+        await loop.wait("COMPLETED")
+        await loop.deliver("closed")
+    await is_asked.wait()
+    loop = await work("bob")
+    await loop.wait("COMPLETED")
+    host.pulls[-1]["state"] = "closed"
+    await loop.deliver("closed")
+    await eventually(lambda: "The pull request is" in host.own_comments()[-1])
+
+
 @pytest.mark.usefixtures("fake_agent")
 async def test_who_may_not_write_starts_nothing_and_is_logged(
     client: Client, host: IssueHost, caplog: pytest.LogCaptureFixture
