@@ -25,6 +25,8 @@ from .files import read_whole, stat_of
 MARK: Final = "AGENTSVC_SANDBOX"
 """The environment variable that says to which sandbox a process belongs."""
 
+_ENVIRON_MAX: Final = 6 * 1024 * 1024
+"""The kernel starts nothing with more; a process may then say that all of its memory is that."""
 _POLL_SECONDS = 0.001
 _FREEZE_SECONDS = 0.5
 _ENDED = ("Z", "X")
@@ -186,15 +188,11 @@ def snapshot() -> dict[int, Process]:
 def marks(pid: int) -> tuple[str, ...]:
     """Return the sandboxes a process says it belongs to: one, or none."""
     try:
-        environ = read_whole(f"/proc/{pid}/environ")
+        environ = b"\0" + read_whole(f"/proc/{pid}/environ", _ENVIRON_MAX)
     except OSError:
         return ()
-    head = f"{MARK}=".encode()
-    return tuple(
-        item.removeprefix(head).decode(errors="replace")
-        for item in environ.split(b"\0")
-        if item.startswith(head)
-    )
+    _, head, rest = environ.partition(f"\0{MARK}=".encode())
+    return (rest.partition(b"\0")[0].decode(errors="replace"),) if head else ()
 
 
 def send(process: Process, number: signal.Signals) -> None:

@@ -115,6 +115,31 @@ def test_a_mark_that_is_not_text_breaks_no_scan(tmp_path: Path, is_directory: bo
     assert marks == ({} if is_directory else {top: "\ufffd\ufffd/x"})
 
 
+def test_a_process_that_says_all_of_its_memory_is_its_environment_holds_nobody_up() -> None:
+    script = (
+        "import ctypes, mmap, struct, sys\n"
+        "size = 64 * 1024 * 1024\n"
+        "room = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+        "at = ctypes.addressof(ctypes.c_char.from_buffer(room))\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.sbrk.restype = ctypes.c_void_p\n"
+        "fields = open('/proc/self/stat').read().rpartition(')')[2].split()\n"
+        "parts = [int(fields[number - 3]) for number in (26, 27, 45, 46, 47, 28, 48, 49)]\n"
+        "parts.insert(5, libc.sbrk(0))\n"
+        "said = struct.pack('=11QQII', *parts, at, at + size, 0, 0, 2**32 - 1)\n"
+        "print(libc.prctl(35, 14, said, len(said), 0), flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    argv = [sys.executable, "-Ic", script]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"0\n"
+        begun = monotonic()
+        assert tree.marks(process.pid) == ()
+        assert monotonic() - begun < 1
+        process.communicate()
+
+
 async def test_what_is_left_without_its_directory_is_found_and_removed(bench: CoreRig) -> None:
     handle = await bench.serve()
     group = handle.data["cgroup"]
