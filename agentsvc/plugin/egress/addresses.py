@@ -19,6 +19,8 @@ SANDBOX_SOURCES: Final = ipaddress.IPv4Network("127.77.0.0/16")
 """The loopback addresses from which proxies connect to the server, each for its sandbox."""
 
 _NAME_MAX = 253
+_TEXT_MAX = 4 * _NAME_MAX
+"""No more characters than four become one."""
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+")
 _DOTS = re.compile("[\N{IDEOGRAPHIC FULL STOP}\N{HALFWIDTH IDEOGRAPHIC FULL STOP}]")
@@ -155,7 +157,12 @@ def _socket_for(address: Address) -> socket.socket:
 
 
 def _to_ascii(text: str) -> str:
+    # Both steps are slow, and what they make of a long text is many times as long.
+    if len(text) > _TEXT_MAX:
+        raise BadHost("it is not a host's name")
     name = _DOTS.sub(".", unicodedata.normalize("NFKC", text)).lower().removesuffix(".")
+    if len(name) > _NAME_MAX:
+        raise BadHost("it is not a host's name")
     if not name.isascii():
         try:
             name = name.encode("idna").decode().lower()

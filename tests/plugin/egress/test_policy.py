@@ -61,6 +61,17 @@ def test_a_pattern_that_cannot_be_meant_is_refused_by_name(pattern: str) -> None
     assert str(raised.value).startswith(f"`{pattern}` cannot be allowed: ")
 
 
+@pytest.mark.parametrize("text", ["\ufdfa" * 10_000, "\ufdfa" * 250])
+def test_a_text_too_long_for_a_name_is_refused_before_it_is_encoded(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr("encodings.idna.ToASCII", done.append)
+    with pytest.raises(BadHost):
+        parse_host(text)
+    assert not done
+
+
 def test_a_name_that_leads_to_a_private_address_needs_that_address_listed() -> None:
     inner = ipaddress.ip_address("10.0.0.5")
     by_name = parse_policy("allowlist", ["git.corp.example"])
