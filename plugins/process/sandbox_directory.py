@@ -497,15 +497,16 @@ def _read_back(file: BinaryIO, lines: int) -> bytes:
 
 def _lines(data: bytes) -> list[LogLine]:
     found = []
-    for raw in data.splitlines():
+    # Not `splitlines`: output may have carriage returns.
+    for raw in data.split(b"\n"):
         at, _, rest = raw.partition(b" ")
         stream, _, text = rest.partition(b" ")
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, OverflowError, OSError):
             found.append(
                 LogLine(
                     at=datetime.fromtimestamp(float(at), UTC),
                     stream="stderr" if stream == b"e" else "stdout",
-                    text=text.decode(errors="replace"),
+                    text=text.removesuffix(b"\r").decode(errors="replace"),
                 )
             )
     return found

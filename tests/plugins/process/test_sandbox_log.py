@@ -106,7 +106,8 @@ def test_there_may_be_no_log_yet(tmp_path: Path) -> None:
 
 
 def test_what_is_not_a_line_of_ours_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "log").write_bytes(b"torn\n1700000000.000 e fine \xff\n")
+    lines = b"torn\n1e300 o x\nnan o x\n1e12 o x\n1e17 o x\n\n1700000000.000 e fine \xff\n"
+    (tmp_path / "log").write_bytes(lines)
     assert texts(LogFile(tmp_path / "log")) == [("stderr", "fine �")]
 
 

@@ -221,6 +221,20 @@ def _fill(directory: Path) -> None:
         (directory / str(number)).touch()
 
 
+async def test_output_with_carriage_returns_keeps_no_sandbox_from_being_removed(
+    bench: CoreRig,
+) -> None:
+    script = "print('working\\r1e300 o forged', end='\\r\\n'); raise SystemExit(3)"
+    handle = await bench.create("{python}", "-Ic", script)
+    report = await bench.wait(handle, Phase.FAILED)
+    assert report.reason.endswith("working\r1e300 o forged")
+    assert [line.text async for line in bench.backend.logs(handle, tail=5, follow=False)] == [
+        "working\r1e300 o forged"
+    ]
+    await bench.backend.delete(handle)
+    assert not bench.directory(handle).exists()
+
+
 async def test_other_instances_directories_are_not_listed(bench: CoreRig) -> None:
     await bench.serve()
     other = ProcessBackend(
