@@ -387,13 +387,19 @@ class Log:
             for line in lines:
                 text = head + self._mask(line) + b"\n"
                 if self.filled > self.size:
-                    self.file.close()
-                    self.path.replace(self.path.with_suffix(".1"))
-                    self.file = self.path.open("ab")
-                    self.filled = 0
+                    self._rotate()
                 self.filled += len(text)
                 self.file.write(text)
-            self.file.flush()
+            if not self.file.closed:
+                self.file.flush()
+
+    def _rotate(self) -> None:
+        # Each step may have failed before: the file is closed, or has its new name.
+        self.close()
+        with contextlib.suppress(FileNotFoundError):
+            self.path.replace(self.path.with_suffix(".1"))
+        self.file = self.path.open("ab")
+        self.filled = 0
 
     def _mask(self, line: bytes) -> bytes:
         for secret in self.secrets:

@@ -9,6 +9,8 @@ from process.programs.children import Capture
 from process.programs.shim import Log
 from process.sandbox_directory import LogFile
 
+from tests.live.disks import mounted
+
 
 class Pipe:
     """A pipe as the shim reads it."""
@@ -97,6 +99,34 @@ def test_a_tail_reaches_into_the_older_file(tmp_path: Path, pipe: Pipe) -> None:
     assert texts(LogFile(tmp_path / "log"), 30) == [
         ("stdout", f"line {number}") for number in range(20, 50)
     ]
+
+
+def test_a_full_disk_loses_lines_and_nothing_else(tmp_path: Path, pipe: Pipe) -> None:
+    with mounted(tmp_path / "disk", 131_072) as disk:
+        log = Log(disk.seen_at / "log", 200_000, [])
+        disk.fill()
+        for _ in range(300):
+            for text in ("a" * 1000 + "\n", "begun"):
+                pipe.write(text)
+                log.copy(pipe.out, b"o")
+        log.end_lines()
+        disk.make_room()
+        pipe.write("there is room\n")
+        log.copy(pipe.out, b"o")
+        assert texts(LogFile(disk.seen_at / "log"), 1) == [("stdout", "there is room")]
+        log.close()
+    pipe.close()
+
+
+def test_a_log_that_was_removed_is_begun_anew(tmp_path: Path, pipe: Pipe) -> None:
+    log = Log(tmp_path / "log", 2000, [])
+    (tmp_path / "log").unlink()
+    for number in range(50):
+        pipe.write(f"line {number}\n")
+        log.copy(pipe.out, b"o")
+    log.close()
+    pipe.close()
+    assert texts(LogFile(tmp_path / "log"), 1) == [("stdout", "line 49")]
 
 
 def test_there_may_be_no_log_yet(tmp_path: Path) -> None:
