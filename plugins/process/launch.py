@@ -229,7 +229,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def _of_agent_server(self, path: str, *, is_boxed: bool) -> dict[str, str]:
         """Return what an agent server is told of the machine."""
         home = self.folder.home
-        has_browser = (home / _BROWSER_CACHE).exists()
+        has_browser = os.access(home / _BROWSER_CACHE, os.F_OK)
         return {
             # By the path outside, as sandboxes from before have it.
             "OH_CONVERSATION_WORKTREE_ROOT": str(home / "worktrees"),

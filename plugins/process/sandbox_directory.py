@@ -4,6 +4,7 @@ All functions block for a moment; call them from a thread.
 """
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -43,6 +44,8 @@ _LEAVING = "leaving"
 _TEMP_PREFIX = "asvc-"
 _TEMP_NAME = re.compile(rf"{_TEMP_PREFIX}[0-9a-f]{{8}}")
 _LONGEST_SOCKET = "/".join(("", "tmp", "tmux-4294967295", "openhands-" + 32 * "0"))
+_IN_THE_WAY = (errno.EEXIST, errno.ENOTDIR, errno.ELOOP, errno.EACCES)
+"""What a sandbox that ran before may have made of a directory of its own."""
 _BLOCK = 65536
 _MAX_LINES = 50
 _ACCESS = re.compile(r'- \\?"[A-Z]{3,7}\s|HTTP/\d[.\d]*\\?" \d{3}\b')
@@ -227,8 +230,12 @@ class SandboxDirectory(msgspec.Struct, frozen=True, kw_only=True):
             directory.mkdir(mode=0o700, exist_ok=True)
         # A sandbox that ran before may have put a link there, to where nobody wants a directory.
         working_dir = self.workspace / record.working_dir
-        if working_dir.resolve().is_relative_to(self.workspace.resolve()):
-            working_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _real(working_dir).is_relative_to(_real(self.workspace)):
+            try:
+                working_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as exc:
+                if exc.errno not in _IN_THE_WAY:
+                    raise
 
     def hand_over(self, record: Record) -> None:
         """Make its files those of its user.
@@ -239,7 +246,8 @@ class SandboxDirectory(msgspec.Struct, frozen=True, kw_only=True):
         give((self.home, self.agent, self.workspace), user)
         working_dir = self.workspace / record.working_dir
         # Made anew, it is the server's. What a sandbox put there instead is left alone.
-        if working_dir.resolve() == self.workspace.resolve() / record.working_dir:
+        expected = _real(self.workspace) / record.working_dir
+        if working_dir.is_dir() and _real(working_dir) == expected:
             for path in (working_dir, *working_dir.parents):
                 if path.is_relative_to(self.workspace) and path.lstat().st_uid != user:
                     os.chown(path, user, user, follow_symlinks=False)
@@ -472,6 +480,11 @@ def new_record(instance_id: str, order: Order, root: Path) -> Record:
     """Return the record of a sandbox that is about to be made, with its temporary directory in `root`."""
     temp = new_temp_name(root)
     return copy_to(Record, order, instance_id=instance_id, created_at=now(), temp=temp)
+
+
+def _real(path: Path) -> Path:
+    # `resolve` raises RuntimeError for a link to itself.
+    return Path(os.path.realpath(path))
 
 
 def _last_remark(lines: list[str]) -> str:

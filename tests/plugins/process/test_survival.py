@@ -264,3 +264,18 @@ async def test_a_restart_makes_no_directory_where_a_link_out_of_the_workspace_le
     await bench.wait(handle, Phase.FAILED)
     assert (bench.directory(handle) / "workspace" / "a").is_symlink()
     assert not is_there(str(outside / "b"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["rmdir a/b; touch a/b", "rmdir a/b; ln -s b a/b", "rm -r a; touch a", "rm -r a; ln -s a a"],
+)
+async def test_a_restart_goes_on_whatever_is_where_its_directory_was(
+    bench: CoreRig, change: str
+) -> None:
+    script = f"cd {bench.state_dir}/*/workspace && test -d a/b || exit 5; {change}; exit 3"
+    order = Order(sandbox_id=new_id(), command=("sh", "-c", script), working_dir="a/b")
+    handle = await bench.backend.create(order, no_save)
+    assert (await bench.wait(handle, Phase.FAILED)).exit_code == 3
+    handle = await bench.backend.restart(order, handle, no_save)
+    assert (await bench.wait(handle, Phase.FAILED)).exit_code == 5
