@@ -39,14 +39,16 @@ def folder_of(handle: Handle, state_dir: Path) -> SandboxDirectory:
 
 def tree_of(inspection: Inspection, handle: Handle, mark: str, groups: Path | None) -> Tree:
     """Return the processes of a sandbox, whose control group is in that of all unless it is known."""
+    # With a user of its own, nothing in the sandbox can be anybody else.
+    user = (inspection.record.user or None) if inspection.record else None
     if inspection.state is not None:
         group = Path(inspection.state.cgroup) if inspection.state.cgroup else None
-        return Tree(mark=mark, root=inspection.state.shim, group=group)
+        return Tree(mark=mark, root=inspection.state.shim, group=group, user=user)
     known = Path(str(handle.data.get("cgroup", "")))
     # The handle may come from a restored database: no other group is killed and removed.
     if known.is_absolute() and known.name == launch.group_name(mark):
-        return Tree(mark=mark, group=known)
-    return Tree(mark=mark, group=launch.group_path(groups, mark))
+        return Tree(mark=mark, group=known, user=user)
+    return Tree(mark=mark, group=launch.group_path(groups, mark), user=user)
 
 
 def temp_of(handle: Handle) -> str:

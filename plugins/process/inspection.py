@@ -200,7 +200,8 @@ def _without_directory(folder: SandboxDirectory, mark: str) -> Inspection:
 
 def _without_state(folder: SandboxDirectory, record: Record | None, mark: str) -> Inspection:
     seen = Inspection(folder=folder, exists=True, record=record, phase=Phase.STARTING)
-    if Tree(mark=mark).members():
+    user = (record.user or None) if record else None
+    if Tree(mark=mark, user=user).members():
         return seen
     # It may have got there while the process table was read.
     if folder.read_state() is not None:

@@ -61,11 +61,13 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
     mark: str
     root: Identity | None = None
     group: Path | None = None
+    user: int | None = None
+    """Who its processes are unless they are the server's user; None if nobody can say."""
 
     def members(self) -> list[Process]:
         """Return all that have not ended, parents before their children."""
         table = snapshot()
-        seeds = {pid for pid in table if self.mark in marks(pid)}
+        seeds = {pid for pid in table if self.mark in marks(pid) and self._may_own(pid)}
         if self.group is not None:
             seeds.update(cgroup.pids(self.group))
         if self.root is not None and (root := table.get(self.root[0])) is not None:
@@ -141,6 +143,10 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
             send_to(self.root, signal.SIGCONT)
         return bool(members)
 
+    def _may_own(self, pid: int) -> bool:
+        # Whoever may read the process table can take a mark from there.
+        return self.user is None or _user_of(pid) in (os.geteuid(), self.user)
+
     def _root_pid(self) -> int:
         return self.root[0] if self.root is not None and is_alive(self.root) else 0
 
@@ -193,6 +199,13 @@ def marks(pid: int) -> tuple[str, ...]:
         return ()
     _, head, rest = environ.partition(f"\0{MARK}=".encode())
     return (rest.partition(b"\0")[0].decode(errors="replace"),) if head else ()
+
+
+def _user_of(pid: int) -> int | None:
+    # Not who owns its files in `/proc`: a process can see to it that these are root's.
+    with contextlib.suppress(OSError):
+        return int(read_whole(f"/proc/{pid}/status").partition(b"\nUid:")[2].split()[0])
+    return None
 
 
 def send(process: Process, number: signal.Signals) -> None:

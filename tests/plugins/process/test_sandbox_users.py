@@ -4,14 +4,15 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from process import bubblewrap
+from process import bubblewrap, sandbox_directory, tree
 from process.backend import ProcessBackend
 from process.settings import ProcessConfig
 
@@ -70,6 +71,34 @@ async def answer_at_the_door(bench: CoreRig, handle: Handle) -> str:
         "print(link.recv(12).decode(), end='')"
     )
     return await bench.run(handle, sys.executable, "-I", "-S", "-c", code)
+
+
+@pytest.fixture
+def foreign() -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    """Start a process of another user, with a mark."""
+    with ExitStack() as stack:
+
+        def begin(mark: str) -> subprocess.Popen[bytes]:
+            argv = ["sleep", "60"]
+            process = subprocess.Popen(argv, env={tree.MARK: mark}, user=1234)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield begin
+
+
+async def test_a_process_of_another_user_is_none_of_a_sandbox_whatever_its_mark(
+    box: CoreRig, foreign: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    handle = await box.serve()
+    own = box.processes(handle)
+    process = foreign(sandbox_directory.mark_of(box.instance_id, handle.sandbox_id))
+    await until(lambda: process.pid in [item.pid for item in box.processes(handle)])
+    await box.backend.stop(handle)
+    assert not any(tree.is_alive(item.identity) for item in own)
+    await box.backend.delete(handle)
+    assert process.poll() is None
 
 
 def owners(directory: Path) -> set[tuple[int, int]]:
