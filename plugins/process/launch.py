@@ -90,7 +90,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             record.connected(self.way_out, self.features.callback),
             has_fixed_paths=is_boxed and bubblewrap.can_show_workspace(shown),
             user=user,
+            temp=self._free_temp(record.temp),
         )
+
+    def _free_temp(self, known: str) -> str:
+        """Return the name of its temporary directory, a new one where somebody else has taken it."""
+        top, mark = Path(known), sandbox_directory.mark_of(self.instance_id, self.order.sandbox_id)
+        is_there = top.exists(follow_symlinks=False)
+        if is_there and sandbox_directory.temp_mark(top) not in (mark, ""):
+            return sandbox_directory.new_temp_name(self.temp_root)
+        return known
 
     def carry_out(self) -> Record:
         """Make what is missing and start the shim, unless it runs or has run.

@@ -13,7 +13,7 @@ from process.handles import HANDLE_VERSION
 from process.sandbox_directory import OutboundNetwork
 from process.settings import ProcessConfig
 
-from agentsvc.base.errors import BackendUnavailable, Conflict
+from agentsvc.base.errors import Conflict
 from agentsvc.base.values import monotonic, new_id
 from agentsvc.plugin import remove_directory
 from agentsvc.plugin.backend import BackendContext, Handle, Order, Phase
@@ -92,10 +92,12 @@ async def test_a_temporary_directory_of_somebody_else_is_neither_used_nor_remove
     record = record.connected(OutboundNetwork.HOST, "")
     place.make(record)
     sandbox_directory.make_temp(record.temp, "another/sandbox")
-    with pytest.raises(BackendUnavailable):
-        await bench.create("sleep", "100", sandbox_id=sandbox_id)
-    [found] = await bench.backend.scan()
-    await bench.backend.delete(found.handle)
+    handle = await bench.create("sleep", "100", sandbox_id=sandbox_id)
+    await bench.wait(handle, Phase.RUNNING)
+    own = Path(handle.data["temp"])
+    assert own != Path(record.temp)
+    await bench.backend.delete(handle)
+    assert not is_there(str(own))
     assert sandbox_directory.temp_mark(Path(record.temp)) == "another/sandbox"
     remove_directory(Path(record.temp))
 
