@@ -55,7 +55,9 @@ def copy_checkpoint(
     part.mkdir(mode=0o700)
     found = kept_checkpoints(store)
     copy = copy_running(directories, part, broken_off, found[-1] if found else None)
-    copy.path.rename(store / f"{copy.begun}-{checkpoint_id}")
+    # Also where the clock was set back, what is newest comes last.
+    begun = max(copy.begun, found[-1].begun + 1) if found else copy.begun
+    copy.path.rename(store / f"{begun}-{checkpoint_id}")
     remove_directory(part)
 
 

@@ -114,6 +114,22 @@ async def test_checkpoints_share_what_has_not_changed_and_are_few(tmp_path: Path
             await take(name)
 
 
+async def test_a_checkpoint_is_the_newest_also_where_the_clock_was_set_back(tmp_path: Path) -> None:
+    layers, place = Layers(tmp_path), make_place(tmp_path, "first")
+
+    async def take(name: str) -> None:
+        await whole(lambda: layers.keep_checkpoint(place, name, keep=2, max_bytes=MANY))
+
+    for name in ("c0", "c1"):
+        await take(name)
+    for path in list(place.checkpoints.iterdir()):
+        begun, _, rest = path.name.partition("-")
+        path.rename(path.with_name(f"{int(begun) + 3600 * 10**9}-{rest}"))
+    for name in ("c2", "c3"):
+        await take(name)
+    assert [name for name, _ in await layers.checkpoints(place)] == ["c2", "c3"]
+
+
 async def test_going_back_is_done_at_the_next_start_and_only_then(tmp_path: Path) -> None:
     layers, place = Layers(tmp_path), make_place(tmp_path, "first")
     (place.workspace / "file").write_text("before")
