@@ -84,10 +84,12 @@ class OutboundLink:
         ready, tell = os.pipe()
         errors = os.memfd_create("errors")
         try:
-            pid = os.fork()
-            if pid == 0:
-                self._become(tell, errors)
-            os.close(tell)
+            try:
+                pid = os.fork()
+                if pid == 0:
+                    self._become(tell, errors)
+            finally:
+                os.close(tell)
             # Not `select`, which knows no descriptor above 1023.
             poller = select.poll()
             poller.register(ready, select.POLLIN)

@@ -186,6 +186,39 @@ async def test_the_server_and_models_on_this_machine_are_where_they_always_are(
         assert "proxy" not in (await bench.run(handle, "env")).lower()
 
 
+def test_what_carries_it_leaves_no_file_open_where_there_is_no_process_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fork = os.fork
+    forks: list[int] = []
+
+    def fork_once() -> int:
+        if forks:
+            raise BlockingIOError
+        forks.append(0)
+        return fork()
+
+    def open_files() -> set[int]:
+        return {int(path.name) for path in Path("/proc/self/fd").iterdir() if path.exists()}
+
+    argv = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", "echo ready; exec cat"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        if holder.stdout.readline() != b"ready\n":
+            pytest.skip("there is no other network here")
+        before = open_files()
+        link = uplink.OutboundLink("none", holder.pid, 0)
+        its_own = open_files() - before
+        monkeypatch.setattr(os, "fork", fork_once)
+        with pytest.raises(BlockingIOError):
+            link.start()
+        monkeypatch.undo()
+        assert open_files() - before == its_own
+        for number in its_own:
+            os.close(number)
+        holder.communicate()
+
+
 async def test_what_carries_it_is_begun_again_and_ends_with_the_sandbox(tmp_path: Path) -> None:
     async with in_own_network(tmp_path) as bench:
         handle = await bench.create("sleep", "100")
