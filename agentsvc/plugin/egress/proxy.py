@@ -35,6 +35,8 @@ class ProxyLimits:
 
     connections: int = 128
     """At once, with two open files each; a further one is answered with 503."""
+    lookups: int = 4
+    """Names looked up at once, each until it has its answer, however long ago it was given up."""
     head_seconds: float = 30.0
     """How long a request may take to come in."""
     connect_seconds: float = 20.0
@@ -72,6 +74,7 @@ class Proxy:
         self._name = name
         self._resolver = resolver
         self._limits = limits or ProxyLimits()
+        self._lookups = asyncio.Semaphore(self._limits.lookups)
         self._sources = sources
         self._servers: list[asyncio.Server] = []
         self._connections: set[asyncio.Task[None]] = set()
@@ -199,7 +202,7 @@ class Proxy:
         if not isinstance(head.host, str):
             return [head.host]
         try:
-            found = await self._resolver.resolve(head.host)
+            found = await self._resolver.resolve(head.host, self._lookups)
         except (OSError, UnicodeError) as exc:
             raise _Unreachable("its name is not known") from exc
         if not found:

@@ -1,9 +1,10 @@
-"""Looks names up, a few at a time, in threads of its own.
+"""Looks names up in threads of its own, of which each proxy takes a few.
 
 A sandbox that asks for slow names fills these threads, not those of the server.
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import Final
 
 from .addresses import Address
 
-_THREADS: Final = 8
+_THREADS: Final = 64
 
 
 class Resolver:
@@ -20,10 +21,21 @@ class Resolver:
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="egress-dns")
 
-    async def resolve(self, name: str) -> list[Address]:
-        """Return a name's addresses; raises OSError if it has none."""
+    async def resolve(self, name: str, slots: asyncio.Semaphore) -> list[Address]:
+        """Return a name's addresses; raises OSError if it has none.
+
+        A slot is taken until the thread has its answer, also if nobody waits for that any more.
+        """
+        await slots.acquire()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, _look_up, name)
+
+        def give_back(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended before the thread
+                loop.call_soon_threadsafe(slots.release)
+
+        looking = self._threads.submit(_look_up, name)
+        looking.add_done_callback(give_back)
+        return await asyncio.wrap_future(looking)
 
     def close(self) -> None:
         """Let go of the threads; those that wait for an answer end with it."""

@@ -19,7 +19,7 @@ class TableResolver(Resolver):
         self.table = table
         self.asked: list[str] = []
 
-    async def resolve(self, name: str) -> list[Address]:
+    async def resolve(self, name: str, slots: asyncio.Semaphore) -> list[Address]:
         self.asked.append(name)
         if name not in self.table:
             raise OSError

@@ -1,5 +1,6 @@
 """Patterns of allow_hosts: what each means, and which are refused."""
 
+import asyncio
 import ipaddress
 import json
 
@@ -153,8 +154,8 @@ def test_the_addresses_of_this_machine_are_known() -> None:
 
 
 async def test_names_are_looked_up_in_threads_of_their_own() -> None:
-    resolver = Resolver()
-    assert ipaddress.ip_address("127.0.0.1") in await resolver.resolve("localhost")
+    resolver, slots = Resolver(), asyncio.Semaphore()
+    assert ipaddress.ip_address("127.0.0.1") in await resolver.resolve("localhost", slots)
     with pytest.raises(OSError, match=r".+"):
-        await resolver.resolve("no-such-host.invalid")
+        await resolver.resolve("no-such-host.invalid", slots)
     resolver.close()

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from agentsvc.plugin.egress import (
     Policy,
     Proxy,
     ProxyLimits,
+    Resolver,
     parse_policy,
     proxy_environment,
 )
@@ -72,6 +74,42 @@ async def test_a_name_is_looked_up_once_and_never_when_it_is_not_listed() -> Non
         await proxy.close()
     resolver.close()
     assert resolver.asked == ["up.example.org"]
+
+
+async def test_slow_names_of_one_sandbox_keep_no_other_from_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    are_answered = threading.Event()
+
+    def look_up(name: str, *_: object, **__: object) -> list[object]:
+        asked.append(name)
+        if name.startswith("slow"):
+            are_answered.wait(60)
+        return [(0, 0, 0, "", ("127.0.0.1", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    resolver, limits = Resolver(), ProxyLimits(connect_seconds=0.5)
+    async with open_target() as target:
+        policy = listing(target.port)
+        one, other = (
+            Proxy(policy, name=name, resolver=resolver, limits=limits) for name in ("one", "other")
+        )
+        slow, port = [await proxy.listen_tcp("127.0.0.1", 0) for proxy in (one, other)]
+        # What is given up is still in its thread, and counts.
+        for _ in range(2):
+            names = [f"slow{number}.example.org:{target.port}" for number in range(20)]
+            answers = await asyncio.gather(*(connect(slow, name) for name in names))
+            assert all(b" 502 " in answer for answer in answers)
+        assert len(asked) == limits.lookups
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"CONNECT up.example.org:{target.port} HTTP/1.1\r\n\r\n".encode())
+        assert b" 200 " in await reader.readline()
+        writer.close()
+        are_answered.set()
+        await one.close()
+        await other.close()
+    resolver.close()
 
 
 @pytest.mark.parametrize(
