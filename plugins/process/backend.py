@@ -62,6 +62,7 @@ from .inspection import Inspection, look_at, state_of_this_boot
 from .layers import Layers
 from .meter import Meter
 from .priority import Priorities
+from .programs.shim import SILENT
 from .sandbox_directory import LogFile, Pause, SandboxDirectory, mark_of
 from .settings import OpenNetwork, ProcessConfig
 from .specs import AGENT_SERVER, ZYGOTE, agent_version, check
@@ -480,6 +481,9 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         finally:
             loan.close()
         await save(handle)
+        state = await reach(folder.read_state) if loan.zygote else None
+        if state is not None and state.started_by == SILENT:
+            self._zygote.replace(loan.zygote)
         return handle
 
     async def _lend(self, order: Order) -> zygote.ForkHandle:

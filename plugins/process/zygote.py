@@ -27,6 +27,7 @@ from agentsvc.plugin import PACKAGE_DIR, Advice
 
 from . import bubblewrap
 from .files import ChildFiles, resident_bytes
+from .programs.shim import SILENT
 from .settings import ProcessConfig
 from .threads import reach
 from .users import Users
@@ -72,6 +73,8 @@ class ForkHandle(msgspec.Struct, frozen=True, kw_only=True):
     space: int = -1
     """The user namespace in which the fork is, if it is the server's own user: it may enter what is
     made within that."""
+    zygote: int = 0
+    """The pid of what it is a fork of."""
     reason: str = ""
 
     def close(self) -> None:
@@ -250,6 +253,19 @@ class Zygote:
             return
         self._reason = f"ended after {self._config.zygote_idle_seconds:g} s without a start"
         log.info("fork server ended", extra={"pid": run.pid, "reason": self._reason})
+        self._retire(run)
+
+    def replace(self, pid: int) -> None:
+        """End the one whose fork did not answer, if that is still used; another is loaded later."""
+        run = self._run
+        if run is None or run.pid != pid:
+            return
+        self._reason = SILENT
+        log.warning("fork server ended", extra={"pid": run.pid, "reason": self._reason})
+        self._retire(run)
+        self._start_after(_PAUSE_SECONDS)
+
+    def _retire(self, run: "_Run") -> None:
         self._let_go(run)
         self._ending = asyncio.get_running_loop().run_in_executor(None, run.end)
 
@@ -342,7 +358,8 @@ class _Run:
             except OSError:
                 return None
             space = -1 if self._space < 0 else _high(self._space)
-            return ForkHandle(number=_high(ours.fileno()), user=self._user, space=space)
+            number = _high(ours.fileno())
+            return ForkHandle(number=number, user=self._user, space=space, zygote=self.pid)
 
     def end(self) -> None:
         """Kill it and wait until it is gone; fine if it is."""

@@ -57,11 +57,13 @@ _SECRET_LENGTH_MIN = 8
 _STARS = b"**********"
 _SETUP_SECONDS = 20.0
 _MESSAGE_MAX = 65536
-_LOAN_SECONDS = 20.0
+_LOAN_SECONDS = 5.0
 _CREDENTIALS: Final = struct.Struct("=iII")
 
 ZYGOTE: Final = "zygote"
 """How a command was started that is a fork of a loaded program; anything else says why not."""
+SILENT: Final = "the zygote does not answer"
+"""Why not, if a fork took too long."""
 
 
 def main() -> None:
@@ -462,8 +464,10 @@ def _lead_in(fork: socket.socket, told: Json, groups: Iterable[str], inside: int
                     for number in way.numbers:
                         os.close(number)
                 said, _ = _hear_from(fork)
+        except TimeoutError:
+            said = SILENT
         except OSError as exc:
-            said = f"the zygote does not answer: {exc}"
+            said = f"the zygote cannot be used: {exc}"
     return "" if said == "joined" else said or "the zygote has ended"
 
 

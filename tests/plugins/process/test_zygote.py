@@ -191,6 +191,18 @@ async def test_a_zygote_that_has_ended_is_replaced_by_itself(tmp_path: Path) -> 
         await bench.loaded(but=zygote)
 
 
+async def test_a_zygote_that_hangs_costs_one_start_its_time_and_is_replaced(tmp_path: Path) -> None:
+    async with probes(tmp_path) as bench:
+        await bench.probe()
+        zygote = await bench.zygote()
+        os.kill(zygote, signal.SIGSTOP)
+        handle = await bench.create(*COMMAND, ports=(Port(name="web"),))
+        how = (await bench.backend.inspect(handle)).facts["started by"]
+        assert how == "a plain start: the zygote does not answer"
+        await until(lambda: not is_alive(zygote))
+        assert (await bench.probe()).how == ZYGOTE
+
+
 async def test_a_zygote_is_there_before_the_first_sandbox(tmp_path: Path) -> None:
     async with probes(tmp_path, zygote_delay_seconds=0.01) as bench:
         await bench.loaded()
