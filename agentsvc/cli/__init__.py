@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 import click
 
 from agentsvc import __version__
-from agentsvc.base import HINT_ROOM, AgentsvcError, StartFailed, is_no_room
+from agentsvc.base import AgentsvcError, StartFailed, hint_against, is_no_room
 from agentsvc.cli import certificates
 
 GROUPS: Final = {
@@ -57,7 +57,8 @@ def printable(text: str) -> str:
 class LazyGroup(click.Group):
     """A group that imports a subcommand only when somebody asks for it.
 
-    It also answers every deliberate error of the core in the one form the command line has.
+    It also answers every deliberate error of the core, and those of files, connections and texts, in
+    the one form the command line has.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -102,7 +103,7 @@ class LazyGroup(click.Group):
                     formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the subcommand; a deliberate error becomes CommandFailed."""
+        """Run the subcommand; such an error becomes CommandFailed."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -113,11 +114,14 @@ class LazyGroup(click.Group):
             raise CommandFailed(exc.message, exc.hint) from exc
         except AgentsvcError as exc:
             raise CommandFailed(exc.message) from exc
+        except UnicodeError as exc:
+            raise CommandFailed(f"a text cannot be used: {exc}") from exc
         except OSError as exc:
-            if not is_no_room(exc):
-                raise
+            is_full = is_no_room(exc)
+            why = "the disk is full" if is_full else exc.strerror or str(exc) or type(exc).__name__
             where = f": {exc.filename}" if exc.filename else ""
-            raise CommandFailed(f"the disk is full{where}", HINT_ROOM) from exc
+            helps = is_full or isinstance(exc, PermissionError)
+            raise CommandFailed(f"{why}{where}", hint_against(exc) if helps else "") from exc
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import agentsvc
-from agentsvc.base.errors import Conflict, StartFailed
+from agentsvc.base.errors import HINT_ACCESS, Conflict, StartFailed
 from agentsvc.cli import COMMANDS, CommandFailed, LazyGroup, cli, plugincommands
 from agentsvc.cli.run.watch import View
 from agentsvc.cli.text import columns, json_line, json_text
@@ -87,6 +87,16 @@ def test_wrong_usage_is_exit_code_2_on_stderr(arguments: list[str]) -> None:
         (StartFailed("it broke", hint="mend it"), "error: it broke\nhint: mend it\n"),
         (StartFailed("it broke"), "error: it broke\n"),
         (Conflict("it is there already"), "error: it is there already\n"),
+        (
+            PermissionError(13, "Permission denied", "/srv/data/agentsvc.db"),
+            f"error: Permission denied: /srv/data/agentsvc.db\nhint: {HINT_ACCESS}\n",
+        ),
+        (TimeoutError(), "error: TimeoutError\n"),
+        (
+            UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates not allowed"),
+            "error: a text cannot be used: 'utf-8' codec can't encode character '\\udcff' in"
+            " position 0: surrogates not allowed\n",
+        ),
     ],
 )
 def test_a_deliberate_error_is_one_line_and_a_hint(error: Exception, expected: str) -> None:
@@ -102,6 +112,18 @@ def test_a_deliberate_error_is_one_line_and_a_hint(error: Exception, expected: s
     assert result.exit_code == 1
     assert result.stdout == ""
     assert result.stderr == expected
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["keys", "list"], ["users", "list"], ["db", "check"], ["backup", "to.tar.gz"]],
+)
+@pytest.mark.parametrize("option", ["--data-dir", "--config"])
+def test_a_place_that_cannot_be_looked_at_is_one_line(arguments: list[str], option: str) -> None:
+    # Even root gets an error for such a name.
+    result = CliRunner().invoke(cli, [*arguments, option, "x" * 300])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: File name too long: ")
 
 
 def test_the_module_runs_the_command_line() -> None:
