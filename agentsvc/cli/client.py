@@ -26,6 +26,8 @@ BEAT: Final = "beat"
 _ANSWER_SECONDS: Final = 150.0
 _SILENCE_SECONDS: Final = 60.0
 """Longer than the time between two signs of life on a stream."""
+_HINT: Final = "see whether it runs, and whether --url is right"
+_KEY_HINT: Final = "name a key that is valid with --key"
 
 
 class RequestRefused(CommandFailed):
@@ -50,8 +52,12 @@ class Api:
     """A server at a URL, called with one key; `renew` finds another where that one is refused."""
 
     def __init__(self, url: str, key: Secret, *, renew: Callable[[], Secret] | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(url)
+            is_url = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            parts, is_url = urlsplit(""), False
+        if not is_url:
             raise CommandFailed(f"`{url}` is no URL of a server", "write it as http://HOST:PORT")
         self.url = url.rstrip("/")
         self._parts = parts
@@ -63,19 +69,33 @@ class Api:
         """Return what the server answers, decoded; raises RequestRefused for an error of its."""
         sent = None if body is None else json.dumps(body).encode()
         kind = {"Content-Type": "application/json"} if body is not None else {}
-        with self.open(method, path, query=query, body=sent, headers=kind) as response:
-            text = response.read()
-        return json.loads(text) if text else None
+        try:
+            with self.open(method, path, query=query, body=sent, headers=kind) as response:
+                text = response.read()
+        except OSError as exc:
+            raise CommandFailed(f"{exc}", _HINT) from exc
+        try:
+            return json.loads(text) if text else None
+        except (ValueError, RecursionError) as exc:
+            raise self.no_server() from exc
+
+    def no_server(self) -> CommandFailed:
+        """Return what to raise where an answer has not the form of a server's."""
+        return CommandFailed(f"what answers at {self.url} is no agentsvc server", _HINT)
 
     def pages(self, path: str, query: Query | None = None) -> Iterator[Any]:
         """Yield every item of a search, page after page."""
         asked: dict[str, str | int] = {"limit": PAGE, **(query or {})}
         while True:
             page = self.call("GET", path, query=asked)
-            yield from page["items"]
-            if not page["next_page_id"]:
+            try:
+                items, following = page["items"], page["next_page_id"]
+            except (KeyError, TypeError) as exc:
+                raise self.no_server() from exc
+            yield from items
+            if not following:
                 return
-            asked["page_id"] = page["next_page_id"]
+            asked["page_id"] = following
 
     def stream(self, path: str, *, after: int, beats: bool = False) -> Iterator[StreamMessage]:
         """Yield the messages of a stream behind an event, until the server ends it.
@@ -101,19 +121,25 @@ class Api:
         headers: Mapping[str, str] | None = None,
         silence: float = _ANSWER_SECONDS,
     ) -> Iterator[http.client.HTTPResponse]:
-        """Give an answer that is right, to be read; raises CommandFailed for any other."""
+        """Give an answer that is right, to be read; raises CommandFailed for any other.
+
+        Raises OSError where it breaks off.
+        """
         target = quote(self._prefix + path, safe="/%") + (
             f"?{urlencode(query, doseq=True)}" if query else ""
         )
-        with closing(self._connect(silence)) as connection:
-            response = self._ask(connection, method, target, body, headers or {})
-            if response.status == http.client.UNAUTHORIZED and self._renew is not None:
-                response.read()
-                self._key, self._renew = self._renew(), None
+        try:
+            with closing(self._connect(silence)) as connection:
                 response = self._ask(connection, method, target, body, headers or {})
-            if response.status >= http.client.BAD_REQUEST:
-                raise _refusal(response.status, response.read())
-            yield response
+                if response.status == http.client.UNAUTHORIZED and self._renew is not None:
+                    response.read()
+                    self._key, self._renew = self._renew(), None
+                    response = self._ask(connection, method, target, body, headers or {})
+                if response.status >= http.client.MULTIPLE_CHOICES:
+                    raise _refusal(response, response.read())
+                yield response
+        except http.client.HTTPException as exc:
+            raise ConnectionError(f"no whole answer comes from {self.url}: {exc}") from exc
 
     def _connect(self, silence: float) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port
@@ -130,13 +156,14 @@ class Api:
         body: bytes | None,
         headers: Mapping[str, str],
     ) -> http.client.HTTPResponse:
-        key = {KEY_HEADER: self._key.reveal()}
+        key = self._key.reveal()
+        if not (key.isascii() and key.isprintable()):
+            raise CommandFailed("the key has characters that no key has", _KEY_HINT)
         try:
-            connection.request(method, target, body=body, headers={**headers, **key})
+            connection.request(method, target, body=body, headers={**headers, KEY_HEADER: key})
             return connection.getresponse()
-        except (OSError, http.client.HTTPException) as exc:
-            hint = "see whether it runs, and whether --url is right"
-            raise CommandFailed(f"no server answers at {self.url}: {exc}", hint) from exc
+        except (OSError, UnicodeError, http.client.HTTPException) as exc:
+            raise CommandFailed(f"no server answers at {self.url}: {exc}", _HINT) from exc
 
 
 def read_messages(lines: Iterator[bytes]) -> Iterator[StreamMessage]:
@@ -155,16 +182,22 @@ def read_messages(lines: Iterator[bytes]) -> Iterator[StreamMessage]:
             fields = {}
 
 
-def _refusal(status: int, text: bytes) -> RequestRefused:
+def _refusal(response: http.client.HTTPResponse, text: bytes) -> RequestRefused:
+    status, hint = response.status, ""
+    if status == http.client.UNAUTHORIZED:
+        hint = _KEY_HINT
+    elif place := response.getheader("Location"):
+        hint = f"it sends on to {place}; see whether --url is right"
     try:
         body = json.loads(text)
         detail = body["detail"]
-    except (ValueError, KeyError, TypeError):
-        return RequestRefused(status, f"the server answers {status}, and does not say why")
-    if isinstance(detail, list):
-        detail = "; ".join(f"{_location(one.get('loc'))}: {one.get('msg')}" for one in detail)
-    hint = "name a key that is valid with --key" if status == http.client.UNAUTHORIZED else ""
-    return RequestRefused(status, f"{detail}", hint, error=str(body.get("error") or ""))
+        if isinstance(detail, list):
+            detail = "; ".join(f"{_location(one.get('loc'))}: {one.get('msg')}" for one in detail)
+        error = str(body.get("error") or "")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        message = f"the server answers {status}, and does not say why"
+        return RequestRefused(status, message, hint)
+    return RequestRefused(status, f"{detail}", hint, error=error)
 
 
 def _location(loc: Any) -> str:

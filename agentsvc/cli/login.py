@@ -37,10 +37,14 @@ def command(url: str, api_key: str | None) -> None:
         api_key = sys.stdin.readline().strip()
     key = api_key or _by_browser(api) or click.prompt("API key", hide_input=True, err=True)
     me = Api(url, Secret(key)).call("GET", "/api/keys/current")
+    try:
+        who = f"{me['user_name']} ({me['role']})"
+    except (KeyError, TypeError) as exc:
+        raise api.no_server() from exc
     file = login_file()
     file.parent.mkdir(parents=True, exist_ok=True)
     replace_private(file, msgspec.json.encode(Login(url=api.url, key=key)).decode())
-    click.echo(f"logged in at {api.url} as {me['user_name']} ({me['role']})")
+    click.echo(f"logged in at {api.url} as {who}")
 
 
 def _by_browser(api: Api) -> str:

@@ -1,11 +1,18 @@
 """Following a conversation from the command line."""
 
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
+import pytest
+from click.testing import CliRunner, Result
+
 from agentsvc.base.values import Secret, new_id
+from agentsvc.cli import cli
 from agentsvc.cli.client import Api, StreamMessage
 from agentsvc.cli.talk import EventStream
+from tests.cli.test_doctor import answering
 
 
 class RestoredServer(Api):
@@ -32,3 +39,68 @@ def test_events_go_on_where_a_server_is_that_was_restored_from_a_backup() -> Non
     assert [one.type for one in events.read()] == ["event"]
     assert server.asked == [100, 50]
     assert events.last == 51
+
+
+def ask(url: str, *arguments: str, key: str = "key") -> Result:
+    return CliRunner().invoke(cli, [*arguments, "--url", url, "--key", key])
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (b"200 OK\r\n\r\n<html>", " is no agentsvc server\nhint: see whether it runs, and"),
+        (b"200 OK\r\n\r\n\xff", " is no agentsvc server\n"),
+        (b"200 OK\r\n\r\n" + b"[" * 100_000, " is no agentsvc server\n"),
+        (b"200 OK\r\n\r\n{}", " is no agentsvc server\n"),
+        (b"200 OK\r\n\r\n[]", " is no agentsvc server\n"),
+        (b"200 OK\r\nContent-Length: 9\r\n\r\n{", ": IncompleteRead(1 bytes read, 8 "),
+        (b"502 Bad\r\nContent-Length: 9\r\n\r\n{", ": IncompleteRead(1 bytes read, 8 "),
+        (
+            b"301 Moved\r\nLocation: https://a.example/api\r\n\r\n",
+            "does not say why\nhint: it sends on to https://a.example/api; see whether --url is",
+        ),
+        (b'422 No\r\n\r\n{"detail":[1]}', "error: the server answers 422, and does not say why"),
+        (b'422 No\r\n\r\n{"detail":[{"loc":1}]}', "error: the server answers 422, and does not"),
+        (b"500 No\r\n\r\n" + b"[" * 100_000, "error: the server answers 500, and does not say"),
+    ],
+)
+def test_what_is_no_answer_of_a_server_is_told_in_one_line(answer: bytes, told: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with answering(listener, b"HTTP/1.1 " + answer):
+            result = ask(url, "conversations", "list")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert told in result.stderr
+
+
+@pytest.mark.parametrize("answer", [b"{}", b"[]"])
+def test_nobody_is_logged_in_at_what_is_no_server(
+    answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with answering(listener, b"HTTP/1.1 200 OK\r\n\r\n" + answer):
+            result = CliRunner().invoke(cli, ["login", url, "--key", "key"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: what answers at {url} is no agentsvc server\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://a:99999", "http://a:b", "http://a:0"])
+def test_what_is_no_url_is_told(url: str) -> None:
+    result = ask(url, "status")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: `{url}` is no URL of a server\n")
+
+
+def test_a_host_with_a_name_that_none_can_have_is_told() -> None:
+    assert ask("http://a..b", "status").stderr.startswith("error: no server answers at http://a..b")
+
+
+@pytest.mark.parametrize("key", ["oh-\u20ac", "oh-\n1"])
+def test_what_cannot_be_a_key_is_told_and_not_shown(key: str) -> None:
+    result = ask("http://127.0.0.1:1", "status", key=key)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: the key has characters that no key has\nhint: ")
