@@ -58,8 +58,8 @@ class Reload:
         self._manager.notify("RELOADING=1", f"MONOTONIC_USEC={now_usec}")
         try:
             config = self._read().config
-        except StartFailed as exc:
-            log.error("configuration not reloaded", extra={"reason": exc.message})  # noqa: TRY400  # it has no traceback
+        except (StartFailed, OSError) as exc:
+            log.error("configuration not reloaded", extra={"reason": str(exc)})  # noqa: TRY400  # it has no traceback
         else:
             logging.getLogger().setLevel(config.log.level.upper())
             changed = sorted(differences(self._config, config))

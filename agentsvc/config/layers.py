@@ -186,7 +186,7 @@ def _parsed(file: Path) -> dict[str, Any]:
         raise StartFailed(
             f"the config file is not UTF-8 text: {file}", hint="save it as UTF-8"
         ) from exc
-    except tomllib.TOMLDecodeError as exc:
+    except (ValueError, RecursionError) as exc:
         raise StartFailed(f"the config file is not valid TOML: {file}", hint=str(exc)) from exc
 
 
@@ -214,6 +214,10 @@ def _checked(schema: type[Struct], given: _Given) -> Any:
             f" expected {expected(kind)}{inside}",
             hint=_default(schema, given.key) or _HINT,
             detail=str(exc),
+        ) from exc
+    except (UnicodeError, RecursionError) as exc:
+        raise StartFailed(
+            f"`{given.name}` in {given.source} cannot be read", hint=f"{exc}"
         ) from exc
     return _resolved(value, given.base) if _is_path(kind) else value
 

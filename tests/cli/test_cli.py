@@ -14,8 +14,10 @@ from click.testing import CliRunner
 import agentsvc
 from agentsvc.base.errors import HINT_ACCESS, Conflict, StartFailed
 from agentsvc.cli import COMMANDS, CommandFailed, LazyGroup, cli, plugincommands
+from agentsvc.cli.manager import Manager, Reload
 from agentsvc.cli.run.watch import View
 from agentsvc.cli.text import columns, json_line, json_text
+from agentsvc.config.schema import Loaded, load
 
 
 def test_the_version_is_that_of_the_package() -> None:
@@ -123,6 +125,21 @@ def test_a_place_that_cannot_be_looked_at_is_one_line(arguments: list[str], opti
     result = CliRunner().invoke(cli, [*arguments, option, "x" * 300])
     assert result.exit_code == 1
     assert result.stderr.startswith("error: File name too long: ")
+
+
+@pytest.mark.parametrize("error", [StartFailed("it broke"), PermissionError(13, "no", "x")])
+def test_a_reload_that_fails_is_over_all_the_same(error: Exception) -> None:
+    told: list[str] = []
+
+    class Listening(Manager):
+        def notify(self, *lines: str) -> None:
+            told.extend(lines)
+
+    def read() -> Loaded:
+        raise error
+
+    Reload(Listening({}), load(None, {"HOME": "/nonexistent"}, {}), read)()
+    assert told[-1] == "READY=1"
 
 
 def test_the_module_runs_the_command_line() -> None:

@@ -169,6 +169,8 @@ def test_named_tables_take_values_from_file_and_environment(tmp_path: Path) -> N
         ("[specs.a]\nlimits = { cpu = 1 }", "contains unknown field `cpu`)", ""),
         ("[specs.a]\nid = 'x'\n[specs.x]", "`specs.a` and `specs.x` have the same id", "`specs.x`"),
         ("[server", "the config file is not valid TOML: FILE", "end of document"),
+        ("a = " + "[" * 3000, "the config file is not valid TOML: FILE", "recursion"),
+        ("a = " + "9" * 5000, "the config file is not valid TOML: FILE", "4300 digits"),
     ],
 )
 def test_a_wrong_file_is_answered_with_key_value_file_and_remedy(
@@ -191,12 +193,23 @@ def test_a_wrong_file_is_answered_with_key_value_file_and_remedy(
         ("AGENTSVC_SERVER", "1", '`server` in AGENTSVC_SERVER is `"1"`, expected a table'),
         ("AGENTSVC_CONFIG__X", "1", "`config.x` in AGENTSVC_CONFIG__X is not a known key"),
         ("AGENTSVC_SANDBOXES__SWEEP_SECONDS", "nan", "expected a number greater than 0"),
+        (
+            "AGENTSVC_SERVER__PORT",
+            "\udcff",
+            "`server.port` in AGENTSVC_SERVER__PORT cannot be read",
+        ),
+        ("AGENTSVC_SERVER__PORT", "[" * 9999, "`server.port` in AGENTSVC_SERVER__PORT cannot be"),
     ],
 )
 def test_a_wrong_variable_is_answered_with_its_name(variable: str, text: str, message: str) -> None:
     with pytest.raises(StartFailed) as caught:
         loaded(environ={variable: text})
     assert message in caught.value.message
+
+
+def test_a_path_need_not_be_text() -> None:
+    configured = loaded(environ={"AGENTSVC_SERVER__DATA_DIR": "/srv/\udcff"})
+    assert configured.server.data_dir == "/srv/\udcff"
 
 
 def test_an_empty_section_changes_nothing(tmp_path: Path) -> None:
