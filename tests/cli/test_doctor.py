@@ -120,6 +120,14 @@ def test_a_host_that_is_none_is_told(data_dir: Path) -> None:
     assert (grade, text) == ("error", "`a..b` is not an address of this machine")
 
 
+def test_a_model_whose_host_has_a_name_that_none_can_have_is_told(data_dir: Path) -> None:
+    grade, text, _ = look(data_dir, LLM_BASE_URL=f"http://{'a' * 70}.example/v1")["model"]
+    assert grade == "error"
+    assert text.startswith(f"{'a' * 70}.example:80 is not reached: ")
+    environ = {"LLM_BASE_URL": "https://a.example/v1", "HTTPS_PROXY": "http://b:99999"}
+    assert look(data_dir, **environ)["model"][0] == "error"
+
+
 def test_a_proxy_has_to_answer_and_to_leave_this_machine_out(data_dir: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         url = f"http://127.0.0.1:{proxy.getsockname()[1]}"

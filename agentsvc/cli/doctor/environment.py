@@ -130,7 +130,7 @@ def _check_model(address: str) -> Iterator[Finding]:
         yield bad(
             "model", text, "export SSL_CERT_FILE=FILE with the authority of your network in it"
         )
-    except (OSError, http.client.HTTPException) as exc:
+    except (OSError, ValueError, http.client.HTTPException) as exc:
         look = "look at the base URL with `agentsvc settings get llm_base_url`"
         yield bad("model", f"{address} is not reached: {exc}", f"{look}, or: curl -v {host}")
     else:
