@@ -3,6 +3,7 @@
 import click
 
 from agentsvc.accounts import COMMAND_LINE, AuditLog, Entry, EntryQuery, Users
+from agentsvc.base import MAX_INT
 from agentsvc.cli.options import ConfigOptions, example, json_option, where_options
 from agentsvc.cli.stored import run_on
 from agentsvc.cli.text import print_table
@@ -15,7 +16,7 @@ _TITLES = ("AT (UTC)", "WHO", "KEY", "ACTION", "SUBJECT", "STATUS", "FROM")
 @click.option("--user", metavar="NAME", help="Only what this user did.")
 @click.option("--text", metavar="TEXT", help="Only what has this in its action or subject.")
 @click.option("--refused", is_flag=True, help="Only what was answered by an error.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, help="How many entries.")
+@click.option("--limit", type=click.IntRange(1, MAX_INT - 1), default=50, help="How many entries.")
 @json_option
 @where_options
 def command(

@@ -6,7 +6,7 @@ from datetime import timedelta
 import click
 
 from agentsvc.accounts import ApiKey, DeviceLogins, KeyRing, KeyScope, Role
-from agentsvc.base import NotFound, Secret, now
+from agentsvc.base import MAX_INT, NotFound, Secret, now
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.options import ConfigOptions, example, json_option, where_options
 from agentsvc.cli.secretoutput import output_option, secret_output
@@ -96,7 +96,7 @@ def list_keys(*, as_json: bool, where: ConfigOptions) -> None:
 
 
 @command.command(epilog=example("agentsvc keys revoke 2"))
-@click.argument("key_id", type=int, metavar="ID")
+@click.argument("key_id", type=click.IntRange(max=MAX_INT), metavar="ID")
 @where_options
 def revoke(key_id: int, where: ConfigOptions) -> None:
     """Revoke the key with an ID of `agentsvc keys list`; from then on it opens nothing."""

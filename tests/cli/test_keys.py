@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from agentsvc.accounts.device_logins import Claim, DeviceLogin, DeviceLogins
 from agentsvc.accounts.keys import KeyRing, Role
 from agentsvc.base.errors import NotAuthenticated
-from agentsvc.base.values import now
+from agentsvc.base.values import MAX_INT, now
 from agentsvc.cli import cli
 from agentsvc.config.data_directory import DataDirectory
 from agentsvc.storage.database import Database
@@ -172,6 +172,25 @@ def test_a_key_that_is_not_there_cannot_be_revoked(data_dir: Path) -> None:
     result = keys(data_dir, "revoke", "7")
     assert result.exit_code == 1
     assert result.stderr.startswith("error: there is no key 7\nhint: ")
+
+
+@pytest.mark.parametrize("arguments", [["keys", "revoke"], ["audit", "--limit"]])
+def test_a_number_that_no_database_holds_is_wrong_usage(
+    data_dir: Path, arguments: list[str]
+) -> None:
+    found = [
+        CliRunner().invoke(cli, [*arguments, str(number), "--data-dir", str(data_dir)])
+        for number in (MAX_INT - 1, MAX_INT + 1)
+    ]
+    assert all(one.exception is None or isinstance(one.exception, SystemExit) for one in found)
+    assert [one.exit_code == 2 for one in found] == [False, True]
+
+
+@pytest.mark.parametrize("arguments", [["keys", "create", "--user"], ["audit", "--text"]])
+def test_a_text_that_no_database_holds_is_told(data_dir: Path, arguments: list[str]) -> None:
+    result = CliRunner().invoke(cli, [*arguments, "a\udcff", "--data-dir", str(data_dir)])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: a")
 
 
 def begin_login(data_dir: Path) -> DeviceLogin:
