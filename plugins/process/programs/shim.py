@@ -57,7 +57,7 @@ _SECRET_LENGTH_MIN = 8
 _STARS = b"**********"
 _SETUP_SECONDS = 20.0
 _MESSAGE_MAX = 65536
-_LOAN_SECONDS = 5.0
+_LOAN_SECONDS = 8.0
 _CREDENTIALS: Final = struct.Struct("=iII")
 
 ZYGOTE: Final = "zygote"
