@@ -18,8 +18,6 @@ from aiohttp import web
 from agentsvc.accounts.keys import Role
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.conversations.archives import Archive, Archives, ArchiveState
-from agentsvc.conversations.starting.sandbox_choice import SandboxChooser
-from agentsvc.conversations.starting.states import CheckedStart
 from agentsvc.http import keys
 from agentsvc.http.keys import DATABASE, SANDBOXES, SUPERVISOR
 from agentsvc.plugin import Capability
@@ -361,29 +359,6 @@ async def test_a_start_that_fails_takes_no_sandbox_that_is_still_saved(
     fake_agent.let_go()
     assert (await saved(client, archive["id"]))["state"] == "ready"
     await eventually(lambda: not fake_world.sandboxes)
-
-
-@pytest.mark.parametrize("on_delete", [False, True])
-async def test_a_sandbox_that_a_start_names_stays_when_its_last_conversation_is_deleted(
-    client: Client, service: Service, monkeypatch: pytest.MonkeyPatch, *, on_delete: bool
-) -> None:
-    await configure(service, on_delete=on_delete)
-    first, sandbox_id = await start(client)
-    lets_choose = asyncio.Event()
-    choose = SandboxChooser.choose
-
-    async def hold(self: SandboxChooser, asked: CheckedStart) -> Sandbox:
-        await lets_choose.wait()
-        return await choose(self, asked)
-
-    monkeypatch.setattr(SandboxChooser, "choose", hold)
-    task = await client.start_task(None, sandbox_id=sandbox_id)
-    assert (await client.delete(f"{STARTS}/{first}")).status == 200
-    for archive in await archives(client):
-        assert (await saved(client, archive["id"]))["state"] == "ready"
-    lets_choose.set()
-    ended = await client.end_of_start(task["id"])
-    assert (ended["status"], ended["sandbox_id"]) == ("READY", sandbox_id)
 
 
 async def test_a_deleted_conversation_that_is_reported_while_it_is_saved_stays_deleted(

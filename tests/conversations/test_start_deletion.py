@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from agentsvc.accounts.keys import Role
 from agentsvc.base.errors import NotFound
 from agentsvc.http.keys import CONVERSATIONS, SANDBOXES
 from tests.conversations.starts import PATH, failure
@@ -58,18 +57,6 @@ async def test_a_conversation_deleted_while_its_sandbox_is_resumed_is_not_starte
     await eventually(lambda: not starting())
     assert fake_agent.started() == 1
     assert await client.conversation("0f" * 16) is None
-
-
-async def test_a_start_takes_no_sandbox_of_another_user_for_its_own(
-    client: Client, service: Service, fake_world: TroubledWorld
-) -> None:
-    first = await client.conversation(await client.start_conversation(None))
-    bob = await service.make_client("bob", Role.MEMBER)
-    await bob.save_settings()
-    task = await bob.start_task(None, sandbox_id=first["sandbox_id"])
-    assert (await bob.end_of_start(task["id"]))["status"] == "ERROR"
-    await client.delete(f"{PATH}/{first['id']}")
-    await eventually(lambda: not fake_world.sandboxes)
 
 
 def starting() -> list[str]:

@@ -13,9 +13,9 @@ from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.progress import Progress
 from agentsvc.conversations.starting.sandbox_checks import SandboxChecks
 from agentsvc.conversations.starting.states import CheckedStart, StartWithSandbox
-from agentsvc.domain import StartOrder, WhenFull
+from agentsvc.domain import WhenFull
 from agentsvc.plugin import Spec
-from agentsvc.sandboxes import Sandbox, SandboxStatus, StartLane, Target
+from agentsvc.sandboxes import Sandbox, SandboxStatus, StartLane
 from agentsvc.settings import GroupingStrategy
 from agentsvc.storage import Transaction
 
@@ -32,13 +32,6 @@ class SandboxChooser:
         self._progress = Progress(parts)
         self._checks = SandboxChecks(parts)
         self._environments = parts.environments
-
-    async def find_named(self, tx: Transaction, user_id: str, order: StartOrder) -> str | None:
-        """Return the sandbox that an order names, if it is its user's and is not being deleted."""
-        found = await self._sandboxes.find_any(order.sandbox_id, tx) if order.sandbox_id else None
-        if found is None or found.user_id != user_id or found.target is Target.DELETED:
-            return None
-        return found.id
 
     async def reserve(self, tx: Transaction, asked: CheckedStart) -> None:
         """Ask at once for the room a new start needs, where room is limited.

@@ -170,14 +170,11 @@ class Starts:
             if order.alias and await self._table.find_by_alias(user_id, order.alias, tx):
                 raise Conflict("A conversation with this name exists")
             await quotas.note_start(tx, user_id)
-            # It lives there at once: a sandbox goes with the last one that does.
-            named = await self._chooser.find_named(tx, user_id, order) or conversation.sandbox_id
-            placed = msgspec.structs.replace(conversation, sandbox_id=named)
-            await self._table.insert(tx, placed)
+            await self._table.insert(tx, conversation)
             if order.fork_of is not None:
                 await self._events.copy(tx, order.fork_of, conversation_id, order.fork_until)
             await self._tasks.insert(tx, task)
-            start = Start(task=task, conversation=placed, deadline=now())
+            start = Start(task=task, conversation=conversation, deadline=now())
             await self._chooser.reserve(tx, CheckedStart(start=start, settings=settings))
             if claim is not None:
                 await claim(tx, start.task)
