@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.cli.run.files import apply_changes, without_repositories
+from agentsvc.cli.run.files import apply_changes, find_changes
 
 DATA = (b"new", 0o644)
 
@@ -31,15 +31,22 @@ def test_a_file_that_cannot_be_written_keeps_no_other_out(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("place", ["docs/", "a/b/", ""])
-def test_no_bare_repository_is_taken_over(tmp_path: Path, place: str) -> None:
-    parts = ("HEAD", "config", "objects/x", "refs/x")
-    found = dict.fromkeys(["src/file", *(f"{place}{part}" for part in parts)], DATA)
-    assert list(without_repositories(tmp_path, found)) == (["src/file"] if place else [])
-    # Nor is one that is here changed.
+def test_a_bare_repository_is_neither_made_nor_changed_nor_deleted(
+    tmp_path: Path, place: str
+) -> None:
+    parts = [f"{place}{part}" for part in ("HEAD", "config", "objects/x", "refs/x")]
+    found = dict.fromkeys(["src/file", *parts], DATA)
+    kept = ["src/file"] if place else []
+    assert [*find_changes(tmp_path, found, {})[0]] == kept
+    # Nor where it is here already, and is sent with the other files, or not.
+    sent = dict.fromkeys(["src/file", *parts], "its checksum")
+    assert find_changes(tmp_path, {}, sent) == ({}, kept)
     for part in parts:
-        (tmp_path / place / part).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / place / part).touch()
-    assert without_repositories(tmp_path, {f"{place}config": DATA}) == {}
-    assert list(without_repositories(tmp_path, {"HEADS/objects": DATA})) == (
-        ["HEADS/objects"] if place else []
-    )
+        (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / part).touch()
+    assert find_changes(tmp_path, {f"{place}config": DATA}, {}) == ({}, [])
+
+
+def test_names_that_no_file_can_have_are_changes_as_others(tmp_path: Path) -> None:
+    found = {"n" * 300 + "/file": DATA, "head/objects": DATA}
+    assert find_changes(tmp_path, found, {"gone": "its checksum"}) == (found, ["gone"])

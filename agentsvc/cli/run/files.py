@@ -13,7 +13,7 @@ from typing import Final
 
 import click
 
-from agentsvc.base import new_id
+from agentsvc.base import create_private, new_id
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import Api
 from agentsvc.cli.talk import SANDBOXES, Record, agent_path
@@ -55,9 +55,8 @@ def download_changes(
     CommandFailed where something cannot be written; all that the sandbox sent is kept then.
     """
     packed = _Workspace(api, conversation).download()
-    found = without_repositories(directory, dict(read_files(packed)))
-    changed = {name: data for name, data in found.items() if _checksum(data[0]) != sent.get(name)}
-    deleted = [name for name in sent if name not in found and not _is_git(name)]
+    found = dict(read_files(packed))
+    changed, deleted = find_changes(directory, found, sent)
     if not changed and not deleted:
         click.echo("no file was changed", err=True)
         return
@@ -90,18 +89,28 @@ def apply_changes(
     return failures
 
 
-def without_repositories[T](directory: Path, found: Mapping[str, T]) -> dict[str, T]:
-    """Return the files that lie in no directory which git would take for a bare repository."""
-    paths = {path.lower() for name in found for path in (name, *_parents(name))}
+def find_changes(
+    directory: Path, found: Mapping[str, tuple[bytes, int]], sent: Checksums
+) -> tuple[dict[str, tuple[bytes, int]], list[str]]:
+    """Return which files are new or other than they were sent, and which are deleted.
+
+    Those are left out that lie where git would take a directory for a bare repository, as in `.git`.
+    """
+    changed = {name: file for name, file in found.items() if _checksum(file[0]) != sent.get(name)}
+    deleted = [name for name in sent if name not in found and not _is_git(name)]
+    paths = {path.lower() for name in (*found, *sent) for path in (name, *_parents(name))}
 
     def is_repository(path: str) -> bool:
         parts = [f"{path}/{part}".removeprefix("./") for part in _BARE]
-        return all(part.lower() in paths or (directory / part).exists() for part in parts)
+        return all(part.lower() in paths or os.path.lexists(directory / part) for part in parts)
 
-    bare = {path for name in found for path in _parents(name) if is_repository(path)}
+    bare = {path for name in (*changed, *deleted) for path in _parents(name) if is_repository(path)}
     for path in sorted(bare):
-        click.echo(f"left out, since git would take it for a repository: {clean(path)}", err=True)
-    return {name: file for name, file in found.items() if bare.isdisjoint(_parents(name))}
+        click.echo(f"left as it is, since git takes it for a repository: {clean(path)}", err=True)
+    return (
+        {name: file for name, file in changed.items() if bare.isdisjoint(_parents(name))},
+        [name for name in deleted if bare.isdisjoint(_parents(name))],
+    )
 
 
 def read_files(packed: bytes) -> Iterator[tuple[str, tuple[bytes, int]]]:
@@ -167,7 +176,8 @@ def _keep(packed: bytes, directory: Path) -> str:
     place = directory.resolve()
     kept = place.with_name(f"{place.name}.{new_id()}.tar.gz")
     try:
-        kept.write_bytes(packed)
+        with os.fdopen(create_private(kept), "wb") as opened:
+            opened.write(packed)
     except OSError as exc:
         return f"what the sandbox sent cannot be kept either: {exc.strerror}: {kept}"
     return f"all files of the sandbox are in {kept}"

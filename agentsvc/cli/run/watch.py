@@ -67,8 +67,8 @@ class View:
     def delta(self, text: str) -> None:
         """Show some more of what the model is saying, where that can be taken back."""
         if self._screen is not None and text:
-            self._draft += text
-            self._screen.draft(printable(self._draft))
+            self._draft += printable(text)
+            self._screen.draft(self._draft)
 
     def _end_draft(self) -> None:
         if self._screen is not None and self._draft:
