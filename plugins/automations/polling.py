@@ -4,12 +4,14 @@ What is found becomes a run by the same key as a delivery of it, and how far a h
 afterwards. So both may be on, and a kill in between does nothing twice.
 """
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
+from typing import Final
 
 import msgspec
 
@@ -28,6 +30,8 @@ from .table import AutomationTable, RunTable
 from .work_table import Poll, PollTable, WorkTable
 
 log = logging.getLogger(__name__)
+
+_PAUSE_SECONDS: Final = 30.0
 
 
 class Poller:
@@ -61,7 +65,13 @@ class Poller:
             trigger = automation.definition.trigger if automation else None
             if automation is None or not isinstance(trigger, GitTrigger):
                 continue
-            await self._poll(automation, trigger, poll)
+            try:
+                await self._poll(automation, trigger, poll)
+            except AgentsvcError as exc:
+                # What was found cannot be stored, nor when to ask again.
+                extra = {"automation_id": automation.id, "reason": exc.message}
+                log.warning("git host polling put off", extra=extra)
+                await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _poll(self, automation: Automation, trigger: GitTrigger, poll: Poll) -> None:
         seconds = float(trigger.poll_seconds or 0)

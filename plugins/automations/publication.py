@@ -102,6 +102,9 @@ class Publisher:
             except AgentsvcError as exc:
                 log.warning("pull request not seen", extra=_about(work, exc))
                 due_at = now() + max(_AGAIN, timedelta(seconds=retry_seconds(exc)))
+            except Exception:
+                log.exception("pull request not seen", extra={"work_id": work.id})
+                due_at = now() + _AGAIN
             await self._schedule_check(work, due_at)
 
     async def _schedule_check(self, work: WorkItem, due_at: datetime | None) -> None:
