@@ -1,5 +1,6 @@
 """The API of sign-in: the login page begins and ends sign-ins, providers end logins."""
 
+import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -63,6 +64,8 @@ _PROXY: Final = ""
 """What the proxy is called among the providers, none of which has this name."""
 _LONGEST_NAME: Final = 100
 _LONGEST_SUBJECT: Final = 255
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+"""What bytes become that are no UTF-8."""
 
 _ERRORS: Final = (
     BadRequest,
@@ -253,12 +256,14 @@ class SignIn(Extension[SignInConfig]):
         named = request.headers.getall(config.user_header, [])
         if not is_from_proxy(request) or len(named) != 1 or not named[0].strip():
             raise NotAuthenticated("No trusted proxy says who you are")
-        groups = request.headers.get(config.groups_header, "") if config.groups_header else ""
+        groups = request.headers.getall(config.groups_header, [])
+        if len(groups) > 1:
+            raise NotAuthenticated("The proxy names your groups more than once")
         person = ExternalIdentity(
             provider=_PROXY,
-            subject=named[0].strip()[:_LONGEST_SUBJECT],
+            subject=named[0].strip(),
             name=named[0].strip()[:_LONGEST_NAME],
-            role=role_of(config, [one.strip() for one in groups.split(",")]),
+            role=role_of(config, [one.strip() for one in "".join(groups).split(",")]),
             may_be_new=config.new_users,
             has_groups=bool(config.roles),
         )
@@ -306,6 +311,10 @@ class SignIn(Extension[SignInConfig]):
         *,
         session: str | None,
     ) -> web.Response:
+        if len(person.subject) > _LONGEST_SUBJECT or _SURROGATE.search(
+            person.subject + person.name
+        ):
+            raise NotAuthenticated("Who has signed in is no text of at most 255 characters")
         key_id = await self._identities.find_key(person, invitation)
         logins = request.app[LOGINS]
         login, token = await logins.begin_for(key_id, client=browser_of(request))
@@ -323,7 +332,7 @@ class SignIn(Extension[SignInConfig]):
 def _person_of(provider: Provider, claims: Claims) -> ExternalIdentity:
     """Return who has signed in; raises NotAllowed for who may not, NotAuthenticated for nobody."""
     config, subject = provider.config, _text(claims.get("sub"))
-    if not subject or len(subject) > _LONGEST_SUBJECT:
+    if not subject:
         raise NotAuthenticated("The provider does not say who has signed in")
     names = (_text(claims.get(one)) for one in (config.name_claim, "email"))
     return ExternalIdentity(

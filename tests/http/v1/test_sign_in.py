@@ -332,6 +332,35 @@ async def test_a_header_counts_only_from_a_trusted_proxy(
         assert (await browser.post(path, json={}, headers=headers)).status in (401, 403)
 
 
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        (b"X-User: carl\r\nX-Groups: ops", b"201"),
+        ("X-User: José Núñez\r\nX-Groups: ops".encode(), b"201"),
+        (b"X-User: " + 255 * b"u", b"201"),
+        (b"X-User: " + 256 * b"u", b"401"),
+        (b"X-User: carl\r\nX-User: boss", b"401"),
+        # A proxy that adds a line leaves the one of the client before it.
+        (b"X-User: carl\r\nX-Groups: ops\r\nX-Groups: ", b"401"),
+        (b"X-User: Jos\xe9", b"401"),
+    ],
+)
+async def test_a_proxy_says_once_and_in_full_who_somebody_is(
+    browser: Client, issuer: Issuer, service: Service, lines: bytes, status: bytes
+) -> None:
+    proxy = {"user_header": "X-User", "groups_header": "X-Groups", "new_users": True}
+    server = msgspec.structs.replace(service.config.server, trusted_proxies=("127.0.0.1",))
+    service.config = msgspec.structs.replace(service.config, server=server)
+    await configure(service, issuer, {"proxy": {**proxy, "roles": {"ops": "admin"}}})
+    reader, writer = await asyncio.open_connection(*browser.base_url[7:].split(":"))
+    head = f"POST {SIGN_IN}/proxy HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n".encode()
+    body = b"Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+    writer.write(head + lines + b"\r\n" + body)
+    answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 " + status), answer
+
+
 async def test_a_secret_shows_the_provider_which_client_asks(
     browser: Client, issuer: Issuer, service: Service, tmp_path: Path
 ) -> None:
