@@ -256,7 +256,7 @@ def address_of(request: web.Request) -> str:
     if not is_from_proxy(request):
         return own
     said = _last(request, hdrs.X_FORWARDED_FOR) or _forwarded(request).get("for", "")
-    return said[:_ADDRESS_CHARS] or own
+    return (said if said.isascii() else "")[:_ADDRESS_CHARS] or own
 
 
 def prefix_of(public_url: str) -> str:

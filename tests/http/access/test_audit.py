@@ -1,9 +1,11 @@
 """Who changed what is written down, refused requests included, and nothing secret with it."""
 
+import asyncio
 import logging
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import hdrs
 
@@ -245,3 +247,18 @@ async def test_entries_are_found_by_words_outcome_and_time_and_everybody_sees_th
     assert first["items"] == every[1:3]
     rest = await admin.get(mine, params={"page_id": first["next_page_id"]})
     assert rest.json()["items"] == every[3:]
+
+
+async def test_an_address_that_is_no_text_is_not_noted(service: Service) -> None:
+    server = msgspec.structs.replace(service.config.server, trusted_proxies=("127.0.0.1",))
+    service.config = msgspec.structs.replace(service.config, server=server)
+    await service.restart()
+    admin = await service.make_client()
+    reader, writer = await asyncio.open_connection(*admin.base_url[7:].split(":"))
+    head = f"POST /api/v1/users HTTP/1.1\r\nHost: localhost\r\nX-Session-API-Key: {admin.key}\r\n"
+    form = b"Content-Type: application/json\r\nContent-Length: 14\r\nConnection: close\r\n\r\n"
+    writer.write(head.encode() + b"X-Forwarded-For: \xff\r\n" + form + b'{"name":"ann"}')
+    answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 201 "), answer
+    assert (await entries(admin))[0]["address"] == "127.0.0.1"
