@@ -217,6 +217,8 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     """The conversation whose history this one has got, and goes on with."""
     fork_until: int | None = None
     """The number of the last event of that history; None for all of it."""
+    earlier: tuple["StartOrder", ...] = ()
+    """The secrets that may be in that history: of each order behind it that had any."""
     when_full: WhenFull | None = None
     """None for what the server is configured to do."""
     max_budget: float | None = None

@@ -49,8 +49,10 @@ class StartOrders:
             order = msgspec.structs.replace(order, mcp_config=restored)
         if order.archive_id is not None:
             await self._check_archive(user_id, order)
-        if order.fork_of is not None and settings is not None:
-            order = await self._with_model(order, order.fork_of, settings)
+        if (first_id := order.fork_of) is not None:
+            order = await self._with_earlier(order, first_id)
+            if settings is not None:
+                order = await self._with_model(order, first_id, settings)
         return order, settings or Settings()
 
     def check(self, order: StartOrder) -> None:
@@ -88,6 +90,15 @@ class StartOrders:
         if wanted not in found:
             raise NotFound("Parent conversation not found")
         return found[wanted]
+
+    async def _with_earlier(self, order: StartOrder, first_id: str) -> StartOrder:
+        """Return an order that keeps the secrets of another one, which may be deleted before it."""
+        task = await self._tasks.find_of_conversation(first_id)
+        if task is None:
+            return order
+        first = StartOrder(secrets=task.request.secrets, mcp_config=task.request.mcp_config)
+        known = (first,) if first != StartOrder() else ()
+        return msgspec.structs.replace(order, earlier=(*known, *task.request.earlier))
 
     async def _with_model(self, order: StartOrder, first_id: str, settings: Settings) -> StartOrder:
         """Return an order that goes on with the model of another conversation, unless it has one.

@@ -256,6 +256,29 @@ async def test_nothing_that_is_shared_shows_a_secret_of_its_owner(
         assert [piece for piece in pieces if piece.strip('"') in shown] == []
 
 
+async def test_a_shared_fork_shows_no_secret_of_the_history_it_has_got(
+    client: Client, service: Service
+) -> None:
+    await client.save_settings()
+    canary = "fork canary value 77"
+    conversation_id = await client.start_conversation(None, secrets={"DEPLOY": canary})
+    key = (await client.conversation(conversation_id))["session_api_key"]
+    told = await service.client_with(key).post(
+        f"/api/v1/webhooks/events/{conversation_id}", json=[message(1, f"It is {canary}")]
+    )
+    assert told.status == 200, told.text
+    for _ in range(2):
+        path = f"/api/v1/app-conversations/{conversation_id}"
+        fork = (await client.post(f"{path}/fork", json={})).json()
+        ended = await client.end_of_start(fork["id"])
+        assert ended["status"] == "READY", ended["detail"]
+        # Its order goes with it.
+        assert (await client.delete(path)).status == 200
+        conversation_id = ended["app_conversation_id"]
+    [shown, *_] = await read(service.client_with(None), await share(client, conversation_id))
+    assert ("It is" in shown.text, canary in shown.text) == (True, False), shown.text
+
+
 ENCODINGS: tuple[Callable[[str], str], ...] = (
     lambda text: base64.b64encode(text.encode()).decode(),
     lambda text: base64.encodebytes(text.encode()).decode(),
