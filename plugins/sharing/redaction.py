@@ -83,7 +83,9 @@ def show(body: bytes, mask: Callable[[str], str], redact: Collection[Redaction])
     if "extended_content" in event:
         event["extended_content"] = []
     has_paths = Redaction.PATHS in redact
-    event = _walk(event, lambda text: _cleaned(text, mask, has_paths=has_paths))
+    # A secret may have the value `kind`, or that of a kind.
+    kind = {"kind": event.pop("kind")}
+    event = kind | _walk(event, lambda text: _cleaned(text, mask, has_paths=has_paths))
     return json.dumps(_redacted(event, redact) if redact else event).encode()
 
 

@@ -279,6 +279,23 @@ async def test_a_shared_fork_shows_no_secret_of_the_history_it_has_got(
     assert ("It is" in shown.text, canary in shown.text) == (True, False), shown.text
 
 
+@pytest.mark.parametrize("value", ["kind", "MessageEvent"])
+async def test_a_secret_that_is_called_like_a_part_of_events_breaks_no_page(
+    client: Client, service: Service, value: str
+) -> None:
+    await client.save_settings()
+    secret = {"name": "ODD", "value": value}
+    assert (await client.post("/api/v1/secrets", json=secret)).status == 201
+    conversation_id = await told(service, client, [message(1, f"about {value}")])
+    link = await share(client, conversation_id, redact=["tool_output"])
+    answers = await read(service.client_with(None), link)
+    assert {answer.status for answer in answers} == {200}
+    assert [one["kind"] for one in answers[0].json()["items"]] == ["MessageEvent"]
+    # Neither the list of events nor the page ends before it.
+    for answer in (answers[0], answers[-1]):
+        assert ("about" in answer.text, f"about {value}" in answer.text) == (True, False)
+
+
 ENCODINGS: tuple[Callable[[str], str], ...] = (
     lambda text: base64.b64encode(text.encode()).decode(),
     lambda text: base64.encodebytes(text.encode()).decode(),
