@@ -1,6 +1,7 @@
 """Redacts events for visitors who have a link. Pure."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Collection
 from enum import StrEnum
@@ -154,6 +155,9 @@ def _replace(value: Any, names: Collection[str], text: str) -> Any:
 
 def _walk(value: Any, change: Callable[[str], str], depth: int = 0) -> Any:
     """Return a value with every text in it changed."""
+    if value in (math.inf, -math.inf):
+        # It was too large for a number, and its name is no JSON.
+        value = None
     match value:
         case str():
             return change(value)

@@ -296,6 +296,20 @@ async def test_a_secret_that_is_called_like_a_part_of_events_breaks_no_page(
         assert ("about" in answer.text, f"about {value}" in answer.text) == (True, False)
 
 
+async def test_a_number_that_is_none_breaks_no_page(client: Client, service: Service) -> None:
+    await client.save_settings()
+    conversation_id = await client.start_conversation(None)
+    key = (await client.conversation(conversation_id))["session_api_key"]
+    path = f"/api/v1/webhooks/events/{conversation_id}"
+    body = json.dumps([message(1, "before") | {"cost": 7, "time": [-7]}]).replace("7", "1e999")
+    said = {"Content-Type": "application/json"}
+    sandbox = service.client_with(key)
+    assert (await sandbox.post(path, data=body.encode(), headers=said)).status == 200
+    [page, *_] = await read(service.client_with(None), await share(client, conversation_id))
+    [shown] = page.json()["items"]
+    assert (shown["cost"], shown["time"]) == (None, [None])
+
+
 ENCODINGS: tuple[Callable[[str], str], ...] = (
     lambda text: base64.b64encode(text.encode()).decode(),
     lambda text: base64.encodebytes(text.encode()).decode(),
