@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from agentsvc.base import AgentsvcError, Conflict, convert
+from agentsvc.base import MAX_INT, AgentsvcError, Conflict, convert
 from agentsvc.extension.agents import (
     FILES,
     ConversationQuery,
@@ -29,7 +29,8 @@ _LAST_EVENTS: Final = 20
 
 type ConversationId = Annotated[UUID, Meta(description="Id of the conversation")]
 type Short = Annotated[str, Meta(max_length=1024)]
-type Said = Annotated[str, Meta(min_length=1, max_length=200_000)]
+type Said = Annotated[str, Meta(min_length=1, max_length=200_000, pattern=r"\S")]
+type Line = Annotated[str, Meta(max_length=256, pattern=r"^[^\x00\r\n]*$")]
 
 
 class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,7 +47,7 @@ class StartArguments(Arguments, frozen=True, kw_only=True):
     branch: Annotated[Short | None, Meta(description="Branch to check out")] = None
     title: Annotated[Short | None, Meta(description="Title of the conversation")] = None
     model: Annotated[
-        Short | None, Meta(description="Model to use instead of the one of the settings")
+        Line | None, Meta(description="Model to use instead of the one of the settings")
     ] = None
     conversation_id: Annotated[
         UUID | None,
@@ -75,7 +76,12 @@ class ReadArguments(ConversationArguments, frozen=True, kw_only=True):
     """What `read_conversation` takes."""
 
     after: Annotated[
-        int, Meta(ge=-1, description="`next_after` of the call before; -1: from the start")
+        int,
+        Meta(
+            ge=-1,
+            le=MAX_INT - 1,
+            description="`next_after` of the call before; -1: from the start",
+        ),
     ] = -1
     limit: Annotated[int, Meta(ge=1, le=200, description="How many events to look at")] = 100
 

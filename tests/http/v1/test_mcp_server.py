@@ -270,6 +270,28 @@ async def test_what_does_not_fit_is_refused_in_words(client: Client) -> None:
             assert result["isError"], arguments
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("start_conversation", {"message": " "}),
+        ("start_conversation", {"message": "x", "model": "a\0\nb"}),
+        ("send_message", {"message": "\n"}),
+        ("read_conversation", {"after": 2**63 - 1}),
+    ],
+)
+async def test_what_requests_may_not_say_tools_may_not_either(
+    client: Client, name: str, arguments: dict[str, Any]
+) -> None:
+    await client.save_settings()
+    conversation_id = await client.start_conversation(None)
+    if name != "start_conversation":
+        arguments = {"conversation_id": conversation_id, **arguments}
+    answer = await send(client, "tools/call", {"name": name, "arguments": arguments})
+    assert (answer.status, answer.json()["result"]["isError"]) == (200, True)
+    [content] = answer.json()["result"]["content"]
+    assert "Expected" in content["text"]
+
+
 async def test_collect_waits_no_longer_than_it_is_told(client: Client) -> None:
     conversation_id = await client.start_conversation("[script:wait]")
     begun = asyncio.get_running_loop().time()
