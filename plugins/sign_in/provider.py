@@ -1,7 +1,7 @@
 """A provider that speaks OpenID Connect: where it is, its keys, and whether its tokens are good.
 
 `tokens` checks signatures and claims. Metadata and keys are fetched when they are first needed; keys again
-for a token that names one that is not known, since providers change them.
+for a token that is of one that is not known, since providers change them.
 """
 
 import asyncio

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 from joserfc import jwt
-from joserfc.errors import InvalidKeyIdError, JoseError
+from joserfc.errors import BadSignatureError, InvalidKeyIdError, JoseError
 from joserfc.jwk import JWKRegistry, Key, KeySet
 
 _ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
@@ -20,7 +20,7 @@ class BadToken(Exception):
 
 
 class UnknownKey(BadToken):
-    """A token names a key that is not there."""
+    """A token is of a key that is not there: it names it, or no other key has signed it."""
 
 
 def verify(
@@ -30,7 +30,7 @@ def verify(
     try:
         algorithms = [*_ALGORITHMS, *_ALGORITHMS_OF_CURVES]
         found = jwt.decode(token, _key_set(msgspec.json.encode(keys)), algorithms)
-    except (InvalidKeyIdError, LookupError) as exc:
+    except (BadSignatureError, InvalidKeyIdError, LookupError) as exc:
         raise UnknownKey(type(exc).__name__) from exc
     except _BAD as exc:
         raise BadToken(type(exc).__name__) from exc

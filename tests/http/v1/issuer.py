@@ -41,6 +41,7 @@ class Issuer:
 
     def sign(self, claims: dict[str, Any]) -> str:
         header = {"alg": "RS256", "kid": self.key.kid, **self.header}
+        header = {name: one for name, one in header.items() if one is not None}
         if header["alg"] == "none":
             return f"{_part(header)}.{_part(claims)}."
         if header["alg"] == "HS256":

@@ -148,6 +148,18 @@ async def test_a_key_that_has_changed_is_fetched_once(browser: Client, issuer: I
     assert issuer.key_fetches == 2
 
 
+async def test_a_key_without_a_name_may_change_too(
+    browser: Client, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(part("sign_in.provider"), "_KEYS_AGAIN_SECONDS", 0)
+    issuer.header = {"kid": None}
+    for _ in range(2):
+        issuer.key = RSAKey.generate_key(2048)
+        issuer.published = [issuer.key]
+        assert (await sign_in(browser, issuer)).status == 201
+    assert issuer.key_fetches == 2
+
+
 async def test_a_sign_in_belongs_to_the_page_that_began_it_and_counts_once(
     browser: Client, issuer: Issuer
 ) -> None:
