@@ -10,7 +10,8 @@ import importlib.util
 import ipaddress
 import logging
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
@@ -66,6 +67,7 @@ class Provider:
         self._skew = skew
         self._secret = _read_secret(name, config.client_secret_file)
         self._lock = asyncio.Lock()
+        self._failed_at = float("-inf")
         self._metadata: Metadata | None = None
         self._metadata_at = 0.0
         self._keys: list[dict[str, Any]] = []
@@ -182,10 +184,25 @@ class Provider:
 
     # What it says of itself
 
-    async def _get_metadata(self) -> Metadata:
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Let one ask at a time; who waited while it failed does not wait for the same again."""
+        begun = monotonic()
         async with self._lock:
-            if self._metadata and monotonic() - self._metadata_at < _METADATA_SECONDS:
-                return self._metadata
+            if self._failed_at >= begun:
+                raise SignInUnavailable(f"The provider `{self.name}` cannot be used now")
+            yield
+
+    def _known_metadata(self) -> Metadata | None:
+        is_fresh = monotonic() - self._metadata_at < _METADATA_SECONDS
+        return self._metadata if is_fresh else None
+
+    async def _get_metadata(self) -> Metadata:
+        if (known := self._known_metadata()) is not None:
+            return known
+        async with self._turn():
+            if (known := self._known_metadata()) is not None:
+                return known
             url = f"{self.config.issuer.rstrip('/')}/.well-known/openid-configuration"
             found = self._decoded(*await self._ask("GET", url), Metadata)
             ends = (found.authorization_endpoint, found.token_endpoint, found.jwks_uri)
@@ -198,7 +215,7 @@ class Provider:
 
     async def _fetch_keys(self) -> None:
         metadata = await self._get_metadata()
-        async with self._lock:
+        async with self._turn():
             if monotonic() - self._keys_at < _KEYS_AGAIN_SECONDS:
                 return
             self._keys_at = monotonic()
@@ -233,6 +250,7 @@ class Provider:
             raise self._unavailable("its answer is not understood") from exc
 
     def _unavailable(self, why: str) -> SignInUnavailable:
+        self._failed_at = monotonic()
         log.warning("sign-in provider unavailable", extra={"provider": self.name, "reason": why})
         return SignInUnavailable(f"The provider `{self.name}` cannot be used now: {why}")
 

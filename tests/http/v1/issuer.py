@@ -1,5 +1,6 @@
 """A provider of OpenID Connect that says whatever a test wants, signed with its keys or not."""
 
+import asyncio
 import base64
 import hmac
 import json
@@ -38,6 +39,7 @@ class Issuer:
         self.forms: list[dict[str, str]] = []
         self.authorizations: list[str] = []
         self.nonce = ""
+        self.hangs = False
 
     def sign(self, claims: dict[str, Any]) -> str:
         header = {"alg": "RS256", "kid": self.key.kid, **self.header}
@@ -97,6 +99,8 @@ class Issuer:
             "token_endpoint": "token",
             "jwks_uri": "keys",
         }
+        if self.hangs:
+            await asyncio.sleep(5)
         urls = {name: f"{self.url}/{path}" for name, path in ends.items()}
         return web.json_response({"issuer": self.url, **urls, **self.metadata})
 

@@ -160,6 +160,24 @@ async def test_a_key_without_a_name_may_change_too(
     assert issuer.key_fetches == 2
 
 
+async def test_those_who_wait_for_a_provider_that_hangs_wait_once(
+    browser: Client, issuer: Issuer, monkeypatch: pytest.MonkeyPatch, service: Service
+) -> None:
+    monkeypatch.setattr(part("sign_in.provider"), "_SECONDS", 0.5)
+    await service.restart()
+    issuer.hangs = True
+    begun = monotonic()
+    order = {"provider": "company"}
+    tries = [browser.post(f"{SIGN_IN}/attempts", json=order) for _ in range(8)]
+    assert {answer.status for answer in await asyncio.gather(*tries)} == {502}
+    assert monotonic() - begun < 2
+    issuer.hangs = False
+    end = monotonic() + 15
+    while (await sign_in(browser, issuer)).status != 201:
+        assert monotonic() < end
+        await asyncio.sleep(0.2)
+
+
 async def test_a_sign_in_belongs_to_the_page_that_began_it_and_counts_once(
     browser: Client, issuer: Issuer
 ) -> None:
