@@ -56,6 +56,7 @@ class LiveSettings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         digest = sha256(msgspec.json.encode(body, order="sorted").decode())
         body["usage_id"] = f"profile:{name}:{digest[:_HASH_LENGTH]}"
         await agent.switch_llm(conversation_id, body, hide=hidden)
+        self.conversations.ingestor.sync_soon(conversation_id)
 
     async def switch_acp_model(self, user_id: str, conversation_id: str, model: str) -> None:
         """Let the other agent of a conversation go on with another of its models.
@@ -67,6 +68,7 @@ class LiveSettings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if view.conversation.agent_kind != "acp":
             raise BadRequest("This conversation has no agent of the kind `acp`")
         await agent.switch_acp_model(conversation_id, model)
+        self.conversations.ingestor.sync_soon(conversation_id)
 
     async def user_skills(self, user_id: str) -> list[UserSkill]:
         """Return the skills of a user that belong to no project, by name.

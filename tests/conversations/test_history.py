@@ -1,5 +1,6 @@
 """The history that a copied conversation goes on with: which events, in which order, and where."""
 
+import asyncio
 import itertools
 from typing import Any
 
@@ -265,6 +266,7 @@ async def test_a_fork_goes_on_with_the_model_of_its_first_one(client: Client) ->
     conversation_id, _ = await start(client)
     default = (await client.conversation(conversation_id))["llm_model"]
     assert await model_of_fork(client, conversation_id) == default
+    await asyncio.sleep(1.5)  # what it was asked after its run, it has answered
     switched = await client.post(
         f"{PATH}/{conversation_id}/switch_profile", json={"profile_name": "quick"}
     )
