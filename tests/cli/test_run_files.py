@@ -22,6 +22,20 @@ def test_files_and_directories_take_each_others_places(tmp_path: Path) -> None:
     assert files_of(tmp_path) == ["config/default", "n" * 255, "parts"]
 
 
+def test_a_directory_that_gets_another_file_keeps_its_rights(tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir(mode=0o700)
+    (tmp_path / "private/a").write_text("old")
+    assert apply_changes(tmp_path, {"private/b": DATA}, ["private/a"]) == []
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_link_to_itself_keeps_no_other_out(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    failures = apply_changes(tmp_path, {"loop/a": DATA, "n\0": DATA, "z": DATA}, ["loop/b"])
+    assert len(failures) == 3
+    assert files_of(tmp_path) == ["z"]
+
+
 def test_a_file_that_cannot_be_written_keeps_no_other_out(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/own").write_text("not the agent's")
@@ -48,5 +62,5 @@ def test_a_bare_repository_is_neither_made_nor_changed_nor_deleted(
 
 
 def test_names_that_no_file_can_have_are_changes_as_others(tmp_path: Path) -> None:
-    found = {"n" * 300 + "/file": DATA, "head/objects": DATA}
+    found = dict.fromkeys(["n" * 300 + "/file", "head/a", "objects/b", "refs/c"], DATA)
     assert find_changes(tmp_path, found, {"gone": "its checksum"}) == (found, ["gone"])

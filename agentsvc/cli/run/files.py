@@ -75,18 +75,38 @@ def apply_changes(
     directory: Path, changed: Mapping[str, tuple[bytes, int]], deleted: Iterable[str]
 ) -> list[str]:
     """Delete files below a directory, then write others; return what went wrong with some of them."""
-    failures = []
-    for name in deleted:
-        try:
+    failures: list[str] = []
+    gone = list(deleted)
+    for name in gone:
+        with _noting(failures, name):
             remove_file(directory, name)
-        except CommandFailed as exc:
-            failures.append(exc.message)
+    for name in gone:
+        if not changed.keys().isdisjoint(_parents(name)):
+            _remove_empty(directory, name)
     for name, (data, mode) in changed.items():
-        try:
+        with _noting(failures, name):
             write_file(directory, name, data, mode)
-        except CommandFailed as exc:
-            failures.append(exc.message)
+    # Only now: one that gets another file keeps its rights.
+    for name in gone:
+        _remove_empty(directory, name)
     return failures
+
+
+def _remove_empty(directory: Path, name: str) -> None:
+    with contextlib.suppress(OSError):
+        for path in _parents(name)[:-1]:
+            (directory / path).rmdir()
+
+
+@contextlib.contextmanager
+def _noting(failures: list[str], name: str) -> Iterator[None]:
+    try:
+        yield
+    except CommandFailed as exc:
+        failures.append(exc.message)
+    except (OSError, ValueError, RuntimeError) as exc:
+        # A name that no file can have, or a link to itself.
+        failures.append(f"{clean(name)}: {exc}")
 
 
 def find_changes(
@@ -98,11 +118,15 @@ def find_changes(
     """
     changed = {name: file for name, file in found.items() if _checksum(file[0]) != sent.get(name)}
     deleted = [name for name in sent if name not in found and not _is_git(name)]
-    paths = {path.lower() for name in (*found, *sent) for path in (name, *_parents(name))}
+    files = {name.lower() for name in (*found, *sent)}
+    paths = files | {path for name in files for path in _parents(name)}
 
     def is_repository(path: str) -> bool:
-        parts = [f"{path}/{part}".removeprefix("./") for part in _BARE]
-        return all(part.lower() in paths or os.path.lexists(directory / part) for part in parts)
+        head, *others = (f"{path}/{part}".removeprefix("./") for part in _BARE)
+        is_head = head.lower() in files or os.path.lexists(directory / head)
+        return is_head and all(
+            part.lower() in paths or os.path.lexists(directory / part) for part in others
+        )
 
     bare = {path for name in (*changed, *deleted) for path in _parents(name) if is_repository(path)}
     for path in sorted(bare):
@@ -146,21 +170,19 @@ def write_file(directory: Path, name: str, data: bytes, mode: int) -> None:
         draft.chmod((mode & 0o777) | 0o600)
         draft.replace(file)
     except OSError as exc:
+        raise CommandFailed(f"the file cannot be written: {exc.strerror}: {file}") from exc
+    finally:
         with contextlib.suppress(OSError):
             draft.unlink()
-        raise CommandFailed(f"the file cannot be written: {exc.strerror}: {file}") from exc
 
 
 def remove_file(directory: Path, name: str) -> None:
-    """Delete one file below a directory, with the directories that are empty then."""
+    """Delete one file below a directory."""
     file = _path_below(directory, name)
     try:
         file.unlink(missing_ok=True)
     except OSError as exc:
         raise CommandFailed(f"the file cannot be deleted: {exc.strerror}: {clean(name)}") from exc
-    with contextlib.suppress(OSError):
-        for path in _parents(name)[:-1]:
-            (directory / path).rmdir()
 
 
 def _path_below(directory: Path, name: str) -> Path:
