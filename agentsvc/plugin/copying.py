@@ -183,8 +183,10 @@ class _Replaced(Exception):
 
 def is_unchanged(info: os.stat_result, copy: os.stat_result, begun: int) -> bool:
     """Say whether something is what it was when it was copied by a copy that was begun then."""
-    # Nobody can set the first of these, and the others tell what has changed places.
-    return info.st_ctime_ns < begun - _CLOCK_NS and _metadata_of(info) == _metadata_of(copy)
+    # Nobody can set the first of these, and the others tell what has changed places. Where the clock
+    # was set back it says nothing.
+    is_older = info.st_ctime_ns < begun - _CLOCK_NS and begun <= time.time_ns()
+    return is_older and _metadata_of(info) == _metadata_of(copy)
 
 
 def _metadata_of(info: os.stat_result) -> tuple[int, int, int, int]:

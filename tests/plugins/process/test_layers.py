@@ -125,9 +125,15 @@ async def test_a_checkpoint_is_the_newest_also_where_the_clock_was_set_back(tmp_
     for path in list(place.checkpoints.iterdir()):
         begun, _, rest = path.name.partition("-")
         path.rename(path.with_name(f"{int(begun) + 3600 * 10**9}-{rest}"))
-    for name in ("c2", "c3"):
-        await take(name)
+    (place.workspace / "file").write_text("1")
+    os.utime(place.workspace / "file", (0, 0))
+    await take("c2")
+    (place.workspace / "file").write_text("2")
+    os.utime(place.workspace / "file", (0, 0))
+    await take("c3")
     assert [name for name, _ in await layers.checkpoints(place)] == ["c2", "c3"]
+    [kept] = [path for path in place.checkpoints.iterdir() if path.name.endswith("-c3")]
+    assert [path.read_text() for path in kept.rglob("file")] == ["2"]
 
 
 async def test_going_back_is_done_at_the_next_start_and_only_then(tmp_path: Path) -> None:
