@@ -33,7 +33,11 @@ class Resolver:
             with contextlib.suppress(RuntimeError):  # the loop has ended before the thread
                 loop.call_soon_threadsafe(slots.release)
 
-        looking = self._threads.submit(_look_up, name)
+        try:
+            looking = self._threads.submit(_look_up, name)
+        except BaseException:
+            slots.release()
+            raise
         looking.add_done_callback(give_back)
         return await asyncio.wrap_future(looking)
 
