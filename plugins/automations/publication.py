@@ -5,6 +5,7 @@ pull request is found by its branch, and the comment by a mark in it. So a kill 
 twice.
 """
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
@@ -44,6 +45,7 @@ _SECONDS: Final = 120.0
 _NOTHING: Final = 4
 _MAX_SAID: Final = 4000
 _AGAIN: Final = timedelta(seconds=60)
+_PAUSE_SECONDS: Final = 30.0
 _PACK: Final = """
 cd {directory} || exit 3
 export GIT_TERMINAL_PROMPT=0 LC_ALL=C
@@ -93,19 +95,29 @@ class Publisher:
                 continue
             due_at = None
             try:
-                async with self._hosts.calls(automation) as calls:
-                    state = await calls.pull_state(work.pull or "") if work.pull else ""
-                if state:
+                if state := await self._state_of(automation, work):
                     await self._close(automation, work, state)
-            except NotFound:
-                await self._close(automation, work, "gone")
             except AgentsvcError as exc:
                 log.warning("pull request not seen", extra=_about(work, exc))
                 due_at = now() + max(_AGAIN, timedelta(seconds=retry_seconds(exc)))
             except Exception:
                 log.exception("pull request not seen", extra={"work_id": work.id})
                 due_at = now() + _AGAIN
-            await self._schedule_check(work, due_at)
+            try:
+                await self._schedule_check(work, due_at)
+            except AgentsvcError as exc:
+                # Nor is it stored when to look again.
+                log.warning("pull requests put off", extra=_about(work, exc))
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _state_of(self, automation: Automation, work: WorkItem) -> str:
+        if not work.pull:
+            return ""
+        try:
+            async with self._hosts.calls(automation) as calls:
+                return await calls.pull_state(work.pull)
+        except NotFound:
+            return "gone"
 
     async def _schedule_check(self, work: WorkItem, due_at: datetime | None) -> None:
         await self._db.write(

@@ -198,6 +198,9 @@ class Scheduler:
             await self._postpone(run, exc)
         except AgentsvcError as exc:
             await self._end_run(run, RunEnd(status=RunStatus.FAILED, detail=exc.message))
+        except OSError as exc:
+            # The machine has no room or no files left, for a while.
+            await self._postpone(run, BackendUnavailable(f"This machine is at its limits: {exc}"))
         except Exception:
             # It would fail each time, and keep the runs behind it waiting.
             log.exception("automation run not begun", extra={"automation_id": run.automation_id})
