@@ -191,7 +191,11 @@ class Provider:
         async with self._lock:
             if self._failed_at >= begun:
                 raise SignInUnavailable(f"The provider `{self.name}` cannot be used now")
-            yield
+            try:
+                yield
+            except SignInUnavailable:
+                self._failed_at = monotonic()
+                raise
 
     def _known_metadata(self) -> Metadata | None:
         is_fresh = monotonic() - self._metadata_at < _METADATA_SECONDS
@@ -250,7 +254,6 @@ class Provider:
             raise self._unavailable("its answer is not understood") from exc
 
     def _unavailable(self, why: str) -> SignInUnavailable:
-        self._failed_at = monotonic()
         log.warning("sign-in provider unavailable", extra={"provider": self.name, "reason": why})
         return SignInUnavailable(f"The provider `{self.name}` cannot be used now: {why}")
 
