@@ -117,6 +117,8 @@ class LazyGroup(click.Group):
         except UnicodeError as exc:
             raise CommandFailed(f"a text cannot be used: {exc}") from exc
         except OSError as exc:
+            if exc.filename is None and not is_no_room(exc):
+                raise
             is_full = is_no_room(exc)
             why = "the disk is full" if is_full else exc.strerror or str(exc) or type(exc).__name__
             where = f": {exc.filename}" if exc.filename else ""

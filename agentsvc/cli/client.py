@@ -173,7 +173,7 @@ def read_messages(lines: Iterator[bytes]) -> Iterator[StreamMessage]:
         if line.startswith(b":"):
             yield StreamMessage(type=BEAT, id=None, data=None)
             continue
-        name, _, value = line.decode().rstrip("\r\n").partition(": ")
+        name, _, value = line.decode(errors="replace").rstrip("\r\n").partition(": ")
         if name:
             fields[name] = value
         elif kind := fields.get("event"):

@@ -96,7 +96,7 @@ def list_keys(*, as_json: bool, where: ConfigOptions) -> None:
 
 
 @command.command(epilog=example("agentsvc keys revoke 2"))
-@click.argument("key_id", type=click.IntRange(max=MAX_INT), metavar="ID")
+@click.argument("key_id", type=click.IntRange(1, MAX_INT), metavar="ID")
 @where_options
 def revoke(key_id: int, where: ConfigOptions) -> None:
     """Revoke the key with an ID of `agentsvc keys list`; from then on it opens nothing."""

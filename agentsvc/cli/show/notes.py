@@ -52,7 +52,7 @@ def to_note(event: Event) -> Note:
     kind = str(event.get("kind"))
     try:
         who, parts = _DESCRIBERS.get(kind, _describe_other)(event)
-    except (AttributeError, KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         who, parts = _describe_other(event)
     shown = tuple(Part(part.tone, _shown(part)) for part in parts if part.text.strip())
     return Note(at=clean(str(event.get("timestamp"))[11:19]), who=clean(who), parts=shown)
