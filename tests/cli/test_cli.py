@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import agentsvc
-from agentsvc.base.errors import HINT_ACCESS, Conflict, StartFailed
+from agentsvc.base.errors import HINT_ACCESS, HINT_ROOM, Conflict, StartFailed
 from agentsvc.cli import COMMANDS, CommandFailed, LazyGroup, cli, plugincommands
 from agentsvc.cli.manager import Manager, Reload
 from agentsvc.cli.run.watch import View
@@ -93,7 +93,7 @@ def test_wrong_usage_is_exit_code_2_on_stderr(arguments: list[str]) -> None:
             PermissionError(13, "Permission denied", "/srv/data/agentsvc.db"),
             f"error: Permission denied: /srv/data/agentsvc.db\nhint: {HINT_ACCESS}\n",
         ),
-        (TimeoutError(), "error: TimeoutError\n"),
+        (OSError(28, "No space left"), f"error: the disk is full\nhint: {HINT_ROOM}\n"),
         (
             UnicodeEncodeError("utf-8", "\udcff", 0, 1, "no"),
             f"error: a text cannot be used: {UnicodeEncodeError('utf-8', chr(0xDCFF), 0, 1, 'no')}\n",
@@ -113,6 +113,19 @@ def test_a_deliberate_error_is_one_line_and_a_hint(error: Exception, expected: s
     assert result.exit_code == 1
     assert result.stdout == ""
     assert result.stderr == expected
+
+
+def test_what_is_no_matter_of_a_file_keeps_its_traceback() -> None:
+    class Failing(LazyGroup):
+        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+            @click.command()
+            def fail() -> None:
+                raise ConnectionResetError(104, "Connection reset by peer")
+
+            return fail
+
+    result = CliRunner().invoke(Failing("failing"), ["fail"])
+    assert isinstance(result.exception, ConnectionResetError)
 
 
 @pytest.mark.parametrize(
