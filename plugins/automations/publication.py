@@ -83,7 +83,7 @@ class Publisher:
 
     async def publish_due(self) -> None:
         """Begin to end what is done about issues whose pull requests were merged or closed."""
-        due = await WorkTable.due(self._db, now())
+        due = sorted(await WorkTable.due(self._db, now()), key=attrgetter("user_id"))
         for user_id, works in groupby(due, key=attrgetter("user_id")):
             check = partial(self._check_each, tuple(works))
             self._supervisor.spawn(f"pull requests of user {user_id}", check)

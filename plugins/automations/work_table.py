@@ -87,8 +87,8 @@ class WorkTable(Records[WorkItem], table="plugin_automations_works"):
 
     @classmethod
     async def due(cls, source: Queryable, now: datetime) -> list[WorkItem]:
-        """Return those whose pull requests are to be looked at, by user."""
-        rest = "WHERE t.due_at IS NOT NULL AND t.due_at <= :now ORDER BY t.user_id"
+        """Return those whose pull requests are to be looked at."""
+        rest = "WHERE t.due_at IS NOT NULL AND t.due_at <= :now"
         return await cls.select(source, rest, now=to_stored(now))
 
 
