@@ -54,7 +54,7 @@ class Poller:
 
     async def poll_due(self) -> None:
         """Begin to ask the hosts whose time has come; those of one user hold up no other's."""
-        due = await PollTable.due(self._db, now())
+        due = sorted(await PollTable.due(self._db, now()), key=attrgetter("user_id"))
         for user_id, polls in groupby(due, key=attrgetter("user_id")):
             work = partial(self._poll_each, tuple(polls))
             self._supervisor.spawn(f"git host polling of user {user_id}", work)

@@ -107,7 +107,6 @@ class PollTable:
             WHERE a.is_enabled
               AND json_extract(a.definition, '$.trigger.poll_seconds') IS NOT NULL
               AND COALESCE(p.due_at, '') <= :now
-            ORDER BY a.user_id, a.id
         """
         return [record_of(row, Poll) for row in await source.all(sql, {"now": to_stored(now)})]
 
