@@ -97,7 +97,7 @@ class PollTable:
 
     @staticmethod
     async def due(source: Queryable, now: datetime) -> list[Poll]:
-        """Return the automations whose hosts are to be asked, by user, with how far they were."""
+        """Return the automations whose hosts are to be asked, with how far they were."""
         sql = """
             SELECT a.id AS automation_id, a.user_id, COALESCE(p.trouble, '') AS trouble,
                    COALESCE(p.since, substr(a.created_at, 1, 19) || 'Z') AS since,
