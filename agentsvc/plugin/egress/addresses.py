@@ -161,9 +161,9 @@ def _to_ascii(text: str) -> str:
     if len(text) > _TEXT_MAX:
         raise BadHost("it is not a host's name")
     name = _DOTS.sub(".", unicodedata.normalize("NFKC", text)).lower().removesuffix(".")
-    if len(name) > _NAME_MAX:
-        raise BadHost("it is not a host's name")
     if not name.isascii():
+        if len(name) > _NAME_MAX:
+            raise BadHost("it is not a host's name")
         try:
             name = name.encode("idna").decode().lower()
         except UnicodeError as exc:

@@ -29,6 +29,7 @@ from agentsvc.plugin.egress.addresses import BadHost, is_own, is_public, parse_h
         ("bücher.example", "xn--bcher-kva.example:443", True),
         ("10.0.0.5", "10.0.0.5:443", True),
         ("10.0.0.5", "167772165:443", True),
+        ("10.0.0.5", f"{'0' * 300}12.0.0.5:443", True),
         ("10.0.0.5", "[::ffff:10.0.0.5]:443", True),
         ("10.0.0.5", "10.0.0.6:443", False),
         ("10.0.0.0/8", "10.9.8.7:80", True),
