@@ -343,11 +343,12 @@ def change_conversation(settings: Settings, diff: Diff) -> Settings:
 def change_agent(settings: Settings, whole: Diff) -> Settings:
     """Return settings with a part of the agent's changed; raises BadRequest."""
     diff = _news(whole, show_agent_settings(settings))
+    servers = diff.pop("mcp_config", UNSET)
     given = _without_kept(diff)
     base = reveal_options(settings.agent_options)
     base["llm"] = reveal_options(settings.llm_options)
     body = read_options(_merged(base, given), AgentBody, loc=())
-    patch = _flat_patch(diff)
+    patch = _flat_patch(given, servers)
     check_patch(patch, loc=())
     options = {name: getattr(body, name) for name in AgentOptions.__struct_fields__}
     options["condenser"] = copy_to(CondenserOptions, body.condenser)
@@ -361,7 +362,7 @@ def change_agent(settings: Settings, whole: Diff) -> Settings:
     )
 
 
-def _flat_patch(diff: Diff) -> SettingsPatch:
+def _flat_patch(diff: Diff, servers: Any) -> SettingsPatch:
     """Return what of a change the record holds under flat names; its types were checked."""
     llm, condenser = diff.get("llm") or {}, diff.get("condenser") or {}
     key = llm.get("api_key", UNSET)
@@ -374,8 +375,8 @@ def _flat_patch(diff: Diff) -> SettingsPatch:
         "enable_default_condenser": condenser.get("enabled", UNSET),
         "condenser_max_size": condenser.get("max_size", UNSET),
     }
-    if "mcp_config" in diff:
-        given["mcp_config"] = read_mcp_map(diff["mcp_config"], loc=("body", "mcp_config"))
+    if servers is not UNSET:
+        given["mcp_config"] = read_mcp_map(servers, loc=("body", "mcp_config"))
     return SettingsPatch(**given)
 
 
@@ -400,7 +401,7 @@ def _without_kept(diff: Diff) -> Diff:
     return {
         name: _without_kept(value) if isinstance(value, dict) else value
         for name, value in diff.items()
-        if value != MASK and not (value is None and name in _SECRETS) and name != "mcp_config"
+        if value != MASK and not (value is None and name in _SECRETS)
     }
 
 

@@ -329,6 +329,22 @@ async def test_a_secret_that_comes_back_hidden_stays(
     assert (llm["api_key"], llm["aws_access_key_id"]) == ("key-2", "aws-2")
 
 
+@pytest.mark.parametrize(
+    "diff",
+    [
+        {"llm": MASK},
+        {"condenser": MASK},
+        {"condenser": {"enabled": MASK}},
+        {"condenser": {"max_size": MASK}},
+        {"llm": {"model": MASK}},
+    ],
+)
+async def test_stars_in_any_place_change_nothing(client: Client, diff: dict[str, Any]) -> None:
+    before = await read(client)
+    await save_agent(client, **diff)
+    assert await read(client) == before
+
+
 async def test_an_empty_key_is_forgotten(client: Client) -> None:
     await save_agent(client, llm={"api_key": ""})
     assert (await read(client))["llm_api_key_set"] is False
