@@ -342,9 +342,10 @@ def change_conversation(settings: Settings, diff: Diff) -> Settings:
 @_refused_as_bad()
 def change_agent(settings: Settings, whole: Diff) -> Settings:
     """Return settings with a part of the agent's changed; raises BadRequest."""
-    diff = _news(whole, show_agent_settings(settings))
+    shown = show_agent_settings(settings)
+    diff = _news(whole, shown)
     servers = diff.pop("mcp_config", UNSET)
-    given = _without_kept(diff)
+    given = _without_kept(_spelled_out(diff, shown))
     base = reveal_options(settings.agent_options)
     base["llm"] = reveal_options(settings.llm_options)
     body = read_options(_merged(base, given), AgentBody, loc=())
@@ -394,6 +395,16 @@ def _news(diff: Diff, shown: Diff) -> Diff:
 def _is_same(value: Any, shown: Any) -> bool:
     # 8 is 8.0, as JavaScript has it, but 1 is not true.
     return bool(value == shown) and isinstance(value, bool) == isinstance(shown, bool)
+
+
+def _spelled_out(diff: Diff, shown: Diff) -> Diff:
+    """Return a change in which null for an object is null for each of its fields."""
+    return {
+        name: dict.fromkeys(shown[name])
+        if value is None and isinstance(shown.get(name), dict)
+        else value
+        for name, value in diff.items()
+    }
 
 
 def _without_kept(diff: Diff) -> Diff:

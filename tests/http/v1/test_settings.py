@@ -234,6 +234,19 @@ async def test_null_in_a_part_is_the_default_again(newcomer: Client) -> None:
     assert agent["tools"] is None
 
 
+async def test_null_for_an_object_is_null_for_each_field_but_secrets_and_the_model(
+    client: Client, fake_agent: FakeAgent
+) -> None:
+    condenser = {"enabled": False, "max_size": 50, "keep_first": 4}
+    llm = {"base_url": "http://a", "temperature": 0.5, "aws_access_key_id": "aws-2"}
+    default = (await read(client))["agent_settings"]
+    await save_agent(client, llm=llm, condenser=condenser)
+    await save_agent(client, llm=None, condenser=None)
+    assert (await read(client))["agent_settings"] == default
+    llm = (await started_with(client, fake_agent))["agent"]["llm"]
+    assert (llm["api_key"], llm["aws_access_key_id"]) == ("model-key-1", "aws-2")
+
+
 async def test_the_older_form_keeps_what_only_the_newer_one_can_say(client: Client) -> None:
     await save_agent(
         client,
