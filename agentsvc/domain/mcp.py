@@ -31,6 +31,8 @@ from agentsvc.base import (
 DEFAULT_TIMEOUT_SECONDS: Final = 60
 MAX_TIMEOUT_SECONDS: Final = 3600
 
+_VARIABLES_MAX: Final = 1000
+
 PROCESS_NAME: Final = r"\A[A-Za-z0-9_-]{1,100}\Z"
 PROCESS_NAME_FORM: Final = "of 1 to 100 letters, digits, `_` and `-`"
 
@@ -105,8 +107,10 @@ type ServerUrl = Annotated[str, Meta(max_length=8192), stated(pattern=rf"\A{TOOL
 type Command = Annotated[str, Meta(max_length=4096), stated(pattern=r"\A[^\s\0]+\Z")]
 type Arguments = (
     Annotated[list[Annotated[_Text, stated(pattern=r"\A[^\0]*\Z")]], Meta(max_length=1000)]
+    # To split a text takes microseconds for each character.
     | Annotated[
-        _Text,
+        str,
+        Meta(max_length=4096),
         stated(pattern=r"""\A(?:[^'"\\\0]|'[^'\0]*'|"(?:[^"\\\0]|\\[^\0])*"|\\[^\0])*\Z"""),
     ]
 )
@@ -116,7 +120,7 @@ type Variables = (
             Annotated[str, stated(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z")],
             Annotated[SentSecret, Meta(max_length=65536), stated(pattern=r"\A[^\0]*\Z")],
         ],
-        Meta(max_length=1000),
+        Meta(max_length=_VARIABLES_MAX),
     ]
     | Annotated[_Key, stated(pattern=r"\A(?:[A-Za-z_][A-Za-z0-9_]*=[^,\0]*(?:,|\Z))*\Z")]
 )
@@ -146,7 +150,7 @@ class StdioServerBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     command: Command
     """Program that is the server, without arguments"""
     args: Arguments = []
-    """Its arguments; a text is split as a shell does"""
+    """Its arguments; a text, of at most 4096 characters, is split as a shell does"""
     env: Variables = {}
     """Its environment variables by name, stars for a stored value; a text is written `A=1,B=2`"""
 
@@ -444,7 +448,10 @@ def _env(given: dict[str, str] | str, loc: Loc) -> dict[str, Secret]:
 
 def _env_pairs(text: str, loc: Loc) -> dict[str, str]:
     pairs: dict[str, str] = {}
-    for item in text.split(","):
+    items = text.split(",", _VARIABLES_MAX)
+    if len(items) > _VARIABLES_MAX:
+        raise InvalidRequest(f"At most {_VARIABLES_MAX} variables", loc=loc)
+    for item in items:
         name, equals, value = item.strip().partition("=")
         if name and not equals:
             raise InvalidRequest("Environment must look like `A=1,B=2`", loc=loc)

@@ -96,7 +96,8 @@ class NamedServer(Struct, frozen=True, kw_only=True):
     transport: Literal["stdio", "http", "streamable-http", "sse"] | None = None
     """How it is talked to; null: `stdio` for a process, else `streamable-http`"""
     args: Arguments | None = None
-    """Arguments of the program; a text is split as a shell does. Null: none"""
+    """Arguments of the program; a text, of at most 4096 characters, is split as a shell does. Null:
+    none"""
     env: Variables | None = None
     """Environment variables of the program by name, stars for a stored value; a text is written
     `A=1,B=2`. Null: none"""

@@ -135,6 +135,16 @@ def test_what_is_left_out_has_its_default() -> None:
             "cannot be split",
         ),
         (
+            {"stdio_servers": [{"name": "a", "command": "c", "args": "a" * 4097}]},
+            ["stdio_servers", 0, "args"],
+            "4096",
+        ),
+        (
+            {"stdio_servers": [{"name": "a", "command": "c", "env": "A=1," * 1001}]},
+            ["stdio_servers", 0, "env"],
+            "At most 1000",
+        ),
+        (
             {"stdio_servers": [{"name": "a", "command": "c", "args": ["\0"]}]},
             ["stdio_servers", 0, "args"],
             "NUL",
