@@ -14,6 +14,7 @@ from msgspec import UNSET
 from agentsvc.base import (
     MASK,
     MAX_INT,
+    InvalidRequest,
     Problems,
     Secret,
     has_control,
@@ -40,6 +41,9 @@ from agentsvc.settings.fields import (
 from agentsvc.settings.secret_store import apply_secrets
 from agentsvc.settings.user_secrets import SecretsPatch
 from agentsvc.storage import Database, Queryable, Transaction, Vault, note_effect
+
+MAX_RECORD_BYTES: Final = 2**20
+"""How large a record may be: it is read, as a whole, for each change and each start."""
 
 _DEFAULTS: Final = Settings()
 _HIDDEN: Final = dict.fromkeys(SECRET_FIELDS)
@@ -123,7 +127,8 @@ class SettingsStore:
     async def patch(self, user_id: str, patch: SettingsPatch) -> Settings:
         """Apply a change, secrets included, in one transaction, and return what is stored now.
 
-        Raises InvalidRequest for a value out of bounds and stars that hide nothing.
+        Raises InvalidRequest for a value out of bounds, stars that hide nothing and a record that
+        is too large.
         """
         check_patch(patch)
 
@@ -146,7 +151,8 @@ class SettingsStore:
         """Store what a pure function makes of the settings, in one transaction, and return it.
 
         The function gets None for a user who never saved any; what it raises changes nothing.
-        `secrets` are stored in the same transaction.
+        `secrets` are stored in the same transaction. Raises InvalidRequest for a record that is too
+        large.
         """
 
         async def body(tx: Transaction) -> Settings:
@@ -162,7 +168,12 @@ class SettingsStore:
         return await self._db.write(body)
 
     async def _save(self, tx: Transaction, user_id: str, settings: Settings) -> None:
-        sealed = self._vault.seal(encode_revealed(settings), _context(user_id))
+        record = encode_revealed(settings)
+        if len(record) > MAX_RECORD_BYTES:
+            raise InvalidRequest(
+                "The settings of a user have at most 1 MiB, saved models included", loc=("body",)
+            )
+        sealed = self._vault.seal(record, _context(user_id))
         row = {"user_id": user_id, "sealed": sealed, "updated_at": values.to_stored(values.now())}
         await tx.insert("settings", row, _OVER)
 

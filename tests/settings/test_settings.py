@@ -1,5 +1,6 @@
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from msgspec import UNSET
 from agentsvc.accounts.keys import KeyRing, Role
 from agentsvc.base.errors import InvalidRequest
 from agentsvc.base.values import MASK, MAX_INT, Secret
+from agentsvc.domain.agent_options import Llm, LlmOptions
 from agentsvc.domain.mcp import McpConfig, ShttpServer, SseServer, StdioServer, read_mcp_config
 from agentsvc.settings.fields import (
     AGENTS,
@@ -24,6 +26,7 @@ from agentsvc.settings.fields import (
     Settings,
     SettingsPatch,
 )
+from agentsvc.settings.profiles import save_profile
 from agentsvc.settings.store import SettingsStore, check_patch, merge, show_settings
 from agentsvc.settings.user_secrets import read_secrets
 from agentsvc.storage.database import Database
@@ -320,6 +323,21 @@ async def test_a_refused_change_changes_nothing(store: SettingsStore, user_id: s
         await store.patch(user_id, patch_of({"language": "de", "mcp_config": stars}))
     with pytest.raises(InvalidRequest, match="at least 1"):
         await store.patch(user_id, patch_of({"language": "de", "max_iterations": 0}))
+    assert await store.get(user_id) == before
+
+
+async def test_a_record_does_not_grow_without_bounds(store: SettingsStore, user_id: str) -> None:
+    body = {"a": "x" * 200_000}
+
+    def save(settings: Settings | None, name: str) -> Settings:
+        llm = Llm(model=name, options=LlmOptions(litellm_extra_body=body))
+        return save_profile(settings or Settings(), name, llm)
+
+    for name in "abcde":
+        await store.change(user_id, partial(save, name=name))
+    before = await store.get(user_id)
+    with pytest.raises(InvalidRequest, match="at most 1 MiB"):
+        await store.change(user_id, partial(save, name="f"))
     assert await store.get(user_id) == before
 
 
