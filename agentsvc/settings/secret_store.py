@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from agentsvc.base import Conflict, InvalidRequest, NotFound, Secret, values
+from agentsvc.base import MASK, Conflict, InvalidRequest, NotFound, Secret, values
 from agentsvc.domain import Provider
 from agentsvc.settings.user_secrets import (
     CustomSecret,
@@ -24,6 +24,9 @@ from agentsvc.settings.user_secrets import (
     merge_token,
 )
 from agentsvc.storage import Database, Queryable, Row, Transaction, Vault, note_effect
+
+SECRETS_MAX: Final = 1000
+"""How many secrets a user may have: each start takes all of them."""
 
 
 class SecretStore:
@@ -58,10 +61,12 @@ class SecretStore:
 
     async def custom_secret_names(self, user_id: str) -> dict[str, str | None]:
         """Return the names of the custom secrets with their descriptions; opens no secret."""
-        return {
-            row["name"]: row["description"]
-            for row in await _find_all(self._db, user_id, _Kind.CUSTOM)
-        }
+        sql = (
+            "SELECT name, description FROM secrets"
+            " WHERE user_id = :user_id AND kind = :kind ORDER BY name"
+        )
+        rows = await self._db.all(sql, {"user_id": user_id, "kind": _Kind.CUSTOM})
+        return {row["name"]: row["description"] for row in rows}
 
     async def patch(self, user_id: str, patch: SecretsPatch) -> None:
         """Change the secrets a patch mentions, all or none."""
@@ -146,18 +151,37 @@ class SecretStore:
 async def apply_secrets(tx: Transaction, vault: Vault, user_id: str, patch: SecretsPatch) -> None:
     """Change the secrets a patch mentions, inside the caller's transaction.
 
-    An entry without a value, for which nothing is stored, changes nothing.
+    An entry without a value, for which nothing is stored, changes nothing. Raises InvalidRequest for
+    stars that stand for nothing, and for more secrets than a user may have.
     """
     for provider, token_patch in patch.provider_tokens.items():
         row = await _find(tx, user_id, _Kind.PROVIDER, provider)
         token = merge_token(_to_token(row, vault) if row else None, token_patch)
         if token is not None:
             await _put_token(tx, vault, user_id, provider, token)
+        elif token_patch.token:
+            raise _stands_for_nothing(provider)
     for name, secret_patch in patch.custom_secrets.items():
         row = await _find(tx, user_id, _Kind.CUSTOM, name)
         secret = merge_secret(_to_custom(row, vault) if row else None, secret_patch)
         if secret is not None:
+            if row is None:
+                await _require_room(tx, user_id)
             await _put_secret(tx, vault, user_id, name, secret)
+        elif secret_patch.value:
+            raise _stands_for_nothing(name)
+
+
+def _stands_for_nothing(name: str) -> InvalidRequest:
+    text = f"`{MASK}` stands for a stored secret, and none is stored: `{name}`"
+    return InvalidRequest(text, loc=("body",))
+
+
+async def _require_room(tx: Transaction, user_id: str) -> None:
+    sql = "SELECT COUNT(*) FROM secrets WHERE user_id = :user_id AND kind = :kind"
+    count = await tx.value(sql, {"user_id": user_id, "kind": _Kind.CUSTOM})
+    if count is not None and count >= SECRETS_MAX:
+        raise InvalidRequest(f"A user has at most {SECRETS_MAX} secrets", loc=("body",))
 
 
 def _check_secret(name: str, value: Secret) -> None:

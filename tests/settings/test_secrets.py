@@ -11,7 +11,7 @@ from agentsvc.base.errors import InvalidRequest
 from agentsvc.base.values import MASK, Secret
 from agentsvc.domain.orders import Provider
 from agentsvc.settings.fields import SettingsPatch
-from agentsvc.settings.secret_store import SecretStore
+from agentsvc.settings.secret_store import SECRETS_MAX, SecretStore
 from agentsvc.settings.store import SettingsStore
 from agentsvc.settings.user_secrets import (
     RESERVED_NAMES,
@@ -223,6 +223,30 @@ async def test_a_secret_no_sandbox_can_take_is_not_stored(store: SecretStore, us
     with pytest.raises(InvalidRequest, match="must not be empty"):
         await store.set_custom_secret(user_id, "A", Secret(""))
     assert await store.custom_secrets(user_id) == {}
+
+
+async def test_stars_that_stand_for_nothing_are_refused(store: SecretStore, user_id: str) -> None:
+    stars = Secret(MASK)
+    with pytest.raises(InvalidRequest, match="none is stored"):
+        await store.set_custom_secret(user_id, "A", stars)
+    with pytest.raises(InvalidRequest, match="none is stored"):
+        await store.add_custom_secret(user_id, "A", stars)
+    with pytest.raises(InvalidRequest, match="none is stored"):
+        await store.set_provider_tokens(user_id, {Provider.GITHUB: ProviderTokenPatch(token=stars)})
+    await store.set_custom_secret(user_id, "A", Secret("1"))
+    await store.set_custom_secret(user_id, "A", stars, "d")
+    found = CustomSecret(value=Secret("1"), description="d")
+    assert await store.custom_secrets(user_id) == {"A": found}
+
+
+async def test_a_user_has_so_many_secrets_and_no_more(store: SecretStore, user_id: str) -> None:
+    many = {f"A{number}": CustomSecretPatch(value=Secret("1")) for number in range(SECRETS_MAX)}
+    await store.patch(user_id, SecretsPatch(custom_secrets=many))
+    with pytest.raises(InvalidRequest, match="at most 1000"):
+        await store.set_custom_secret(user_id, "B", Secret("1"))
+    await store.set_custom_secret(user_id, "A0", Secret("2"))
+    await store.delete_custom_secret(user_id, "A1")
+    await store.set_custom_secret(user_id, "B", Secret("1"))
 
 
 async def test_a_new_set_of_tokens_forgets_the_others(store: SecretStore, user_id: str) -> None:
