@@ -293,7 +293,15 @@ def load(
     # Tables inside of them, too, are what was set; their plugin reads them.
     for name, table in msgspec.to_builtins(of_plugins).items():
         extensions[name] = {**extensions.get(name, {}), **table}
-    config = _with_spec_ids(msgspec.convert(values, Config))
+    try:
+        config = _with_spec_ids(msgspec.convert(values, Config))
+    except msgspec.ValidationError as exc:
+        # Each key fits its type; this is what a section refuses by itself.
+        why, _, section = str(exc).partition(" - at `$.")
+        raise StartFailed(
+            f"the section `{section.rstrip('`')}` cannot be used: {why}",
+            hint="name hosts, addresses or networks, such as `models.example.org:8443`",
+        ) from exc
     return Loaded(config=config, origins=found.origins, path=path, sections=own)
 
 

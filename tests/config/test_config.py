@@ -168,6 +168,8 @@ def test_named_tables_take_values_from_file_and_environment(tmp_path: Path) -> N
         ("[specs.a]\nports = [{ name = 'A' }]", "expected a list of tables such as", ""),
         ("[specs.a]\nlimits = { cpu = 1 }", "contains unknown field `cpu`)", ""),
         ("[specs.a]\nid = 'x'\n[specs.x]", "`specs.a` and `specs.x` have the same id", "`specs.x`"),
+        ("[git]\nprivate_hosts = ['a/']", "`git` cannot be used: `a/` cannot be allowed", "host"),
+        ("[sandboxes]\nmodel_hosts = ['a/']", "`sandboxes` cannot be used: `a/` cannot", "host"),
         ("[server", "the config file is not valid TOML: FILE", "end of document"),
         ("a = " + "[" * 3000, "the config file is not valid TOML: FILE", "recursion"),
         ("a = " + "9" * 5000, "the config file is not valid TOML: FILE", "4300 digits"),
