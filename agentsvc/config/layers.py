@@ -207,6 +207,8 @@ def _checked(schema: type[Struct], given: _Given) -> Any:
         raise StartFailed(f"`{given.name}` in {given.source} is not a known key", hint=hint)
     try:
         value = _converted(given, kind)
+        if _is_path(kind):
+            value = _resolved(value, given.base)
     except msgspec.ValidationError as exc:
         inside = f" ({exc})" if isinstance(given.value, dict | list) and given.value else ""
         raise StartFailed(
@@ -215,11 +217,12 @@ def _checked(schema: type[Struct], given: _Given) -> Any:
             hint=_default(schema, given.key) or _HINT,
             detail=str(exc),
         ) from exc
-    except (UnicodeError, RecursionError) as exc:
+    except (UnicodeError, RuntimeError) as exc:
+        # It is nested too deeply, or in the home directory of a user that there is not.
         raise StartFailed(
             f"`{given.name}` in {given.source} cannot be read", hint=f"{exc}"
         ) from exc
-    return _resolved(value, given.base) if _is_path(kind) else value
+    return value
 
 
 def _kind_of(schema: type[Struct], key: tuple[str, ...]) -> Any:

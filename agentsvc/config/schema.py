@@ -362,8 +362,13 @@ def _existing(path: Path, source: str) -> Path:
 def _xdg(environ: Mapping[str, str], variable: str, fallback: str) -> Path:
     # The XDG rules say that a relative path in these variables is to be ignored.
     named = Path(environ.get(variable) or ".")
-    home = Path(environ.get("HOME") or Path.home())
-    return named if named.is_absolute() else home / fallback
+    if named.is_absolute():
+        return named
+    try:
+        return Path(environ.get("HOME") or Path.home()) / fallback
+    except RuntimeError:
+        # A user that the system does not know; Docker says the same of them.
+        return Path("/") / fallback
 
 
 def _with_spec_ids(config: Config) -> Config:

@@ -167,6 +167,7 @@ def test_named_tables_take_values_from_file_and_environment(tmp_path: Path) -> N
         ("[specs.a]\nenv = 'A=1'", '`specs.a.env` in FILE is `"A=1"`, expected a table', ""),
         ("[specs.a]\nports = [{ name = 'A' }]", "expected a list of tables such as", ""),
         ("[specs.a]\nlimits = { cpu = 1 }", "contains unknown field `cpu`)", ""),
+        ("[server]\ndata_dir = '~nobody-here/a'", "`server.data_dir` in FILE cannot be", "home"),
         ("[specs.a]\nid = 'x'\n[specs.x]", "`specs.a` and `specs.x` have the same id", "`specs.x`"),
         ("[git]\nprivate_hosts = ['a/']", "`git` cannot be used: `a/` cannot be allowed", "host"),
         ("[sandboxes]\nmodel_hosts = ['a/']", "`sandboxes` cannot be used: `a/` cannot", "host"),
@@ -283,6 +284,14 @@ def test_a_home_directory_is_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/somebody")
     config = loaded(overrides={"server.data_dir": "~/data"})
     assert config.server.data_dir == "/home/somebody/data"
+
+
+def test_a_user_without_a_home_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    configured = load(None, {}, {"server.data_dir": "/srv/data"}).config
+    assert data_dir(configured, {}) == Path("/srv/data")
+    assert data_dir(Config(), {}) == Path("/.local/share/agentsvc")
 
 
 def test_the_named_file_wins_over_the_variable_and_the_usual_one(tmp_path: Path) -> None:
