@@ -161,7 +161,7 @@ def find(hidden: Path, more: tuple[Path, ...] = (), *, user: int = 0) -> Probe:
             remedy="move the data directory to somewhere else",
         )
     for path in readable:
-        for inner in (hidden, hidden.resolve(), Path.home()):
+        for inner in (hidden, hidden.resolve(), *_homes()):
             if inner.is_relative_to(path):
                 return Probe(
                     reason=_NOT_ALONE.format(path=path, inner=inner),
@@ -175,6 +175,14 @@ def find(hidden: Path, more: tuple[Path, ...] = (), *, user: int = 0) -> Probe:
             remedy=_namespace_remedy(),
         )
     return Probe(program=program, readable=readable, shared=shared)
+
+
+def _homes() -> list[Path]:
+    """Return the home directory of this user, if the system knows one."""
+    try:
+        return [Path.home()]
+    except RuntimeError:
+        return []
 
 
 def _namespace_remedy() -> str:

@@ -553,6 +553,15 @@ def test_a_python_that_shares_its_directory_with_the_data_is_not_shown(tmp_path:
     assert "too much would be seen" in found.reason or "not installed" in found.reason
 
 
+def test_a_user_without_a_home_has_bubblewrap_as_others_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = bubblewrap.find(tmp_path)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert bubblewrap.find(tmp_path) == known
+
+
 def test_data_in_what_every_sandbox_sees_of_the_system_is_not_shown() -> None:
     found = bubblewrap.find(Path("/usr/local/share/data-of-a-server"))
     assert not found.program
