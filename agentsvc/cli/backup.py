@@ -17,7 +17,7 @@ from agentsvc.base import create_private, now
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.options import FILE, ConfigOptions, example, where_options
 from agentsvc.config import DataDirectory
-from agentsvc.storage import check_file, copy_running
+from agentsvc.storage import check_file, check_master_key, copy_running
 
 DATABASE: Final = "agentsvc.db"
 MASTER_KEY: Final = "master.key"
@@ -53,6 +53,8 @@ def command(*, file: Path, without_key: bool, archives: bool, where: ConfigOptio
             if problems := check_file(copy):
                 hint = "run `agentsvc db check`; restore an older backup if that says the same"
                 raise CommandFailed(f"the database is damaged: {problems[0]}", hint)
+            if not without_key:
+                check_master_key(data_directory, copy)
             draft.unlink(missing_ok=True)
             with os.fdopen(create_private(draft), "wb") as opened:
                 _pack(opened, copy, data_directory, has_key=not without_key, has_archives=archives)

@@ -12,10 +12,13 @@ from typing import Final, Self
 from agentsvc.base import StartFailed, hint_against, new_id, replace_private
 from agentsvc.config import DataDirectory
 from agentsvc.storage.database import Database, Transaction
+from agentsvc.storage.database_file import read_foreign
 from agentsvc.storage.queries import Queryable
 from agentsvc.storage.vault import Vault
 
 _KEY_ID: Final = "master_key_id"
+_ROWS: Final = 100
+"""More than are in the table of that id."""
 _RESTORE: Final = "put the key back from a copy; without one, start with another --data-dir"
 _UNFINISHED: Final = "a change of the key broke off; finish it with `agentsvc keys rotate-master`"
 _SEALED: Final = """
@@ -62,7 +65,7 @@ class Installation:
         key is missing or another one than sealed what is stored; no key is made then.
         """
         if data_directory.instance_id.exists() and not data_directory.master_key.exists():
-            raise _missing(data_directory.master_key)
+            raise _missing(data_directory)
         async with contextlib.AsyncExitStack() as opened:
             database = await Database.open(data_directory.database)
             opened.push_async_callback(database.close)
@@ -115,7 +118,7 @@ async def change_master_key(data_directory: DataDirectory) -> Path:
     No server may run meanwhile. What broke off is finished by the next call. Raises StartFailed.
     """
     if not data_directory.master_key.exists() and not data_directory.next_master_key.exists():
-        raise _missing(data_directory.master_key)
+        raise _missing(data_directory)
     database = await Database.open(data_directory.database)
     try:
         new = Vault.open(data_directory.next_master_key)
@@ -129,6 +132,16 @@ async def change_master_key(data_directory: DataDirectory) -> Path:
         data_directory.master_key.replace(former)
     data_directory.next_master_key.replace(data_directory.master_key)
     return former
+
+
+def check_master_key(data_directory: DataDirectory, copy: Path) -> None:
+    """Raise StartFailed unless the master key is that of a copy of the database, which nobody uses."""
+    if not data_directory.master_key.exists():
+        raise _missing(data_directory)
+    rows = read_foreign(copy, "installation", max_rows=_ROWS)
+    recorded = {row["name"]: row["value"] for row in rows}.get(_KEY_ID)
+    if recorded not in (None, Vault.open(data_directory.master_key).key_id):
+        raise _another(data_directory)
 
 
 async def _seal_anew(tx: Transaction, old: Vault, new: Vault) -> None:
@@ -156,13 +169,10 @@ async def _seal_anew(tx: Transaction, old: Vault, new: Vault) -> None:
 async def _open_vault(database: Database, data_directory: DataDirectory) -> Vault:
     known = await database.read(_sealed_by)
     if known and not data_directory.master_key.exists():
-        raise _missing(data_directory.master_key)
+        raise _missing(data_directory)
     vault = Vault.open(data_directory.master_key)
     if known and vault.key_id not in known:
-        raise StartFailed(
-            f"the master key {data_directory.master_key} is not the one that sealed what this database holds",
-            hint=_UNFINISHED if data_directory.next_master_key.exists() else _RESTORE,
-        )
+        raise _another(data_directory)
     await _record(database, vault.key_id)
     return vault
 
@@ -194,8 +204,19 @@ async def _record(database: Database, key_id: str) -> None:
         await database.write(body)
 
 
-def _missing(key_file: Path) -> StartFailed:
+def _missing(data_directory: DataDirectory) -> StartFailed:
     return StartFailed(
-        f"the master key {key_file} is missing, and what it has sealed cannot be read",
-        hint=_RESTORE,
+        f"the master key {data_directory.master_key} is missing, and what it has sealed cannot be read",
+        hint=_hint(data_directory),
     )
+
+
+def _another(data_directory: DataDirectory) -> StartFailed:
+    return StartFailed(
+        f"the master key {data_directory.master_key} is not the one that sealed what this database holds",
+        hint=_hint(data_directory),
+    )
+
+
+def _hint(data_directory: DataDirectory) -> str:
+    return _UNFINISHED if data_directory.next_master_key.exists() else _RESTORE

@@ -268,6 +268,27 @@ def test_a_change_of_the_master_key_that_broke_off_is_finished(data_dir: Path) -
     assert model_key(data_dir) == "sk-sealed"
 
 
+@pytest.mark.parametrize("is_between", [False, True])
+def test_no_backup_has_a_master_key_that_does_not_open_it(
+    data_dir: Path, tmp_path: Path, *, is_between: bool
+) -> None:
+    file = tmp_path / "b.tar.gz"
+    good("keys", "rotate-master", "--data-dir", data_dir)
+    # As a power cut leaves it before the swap of the files, and in the middle of it.
+    (data_dir / "master.key").rename(data_dir / "master.key.next")
+    if not is_between:
+        (data_dir / "master.key.former").rename(data_dir / "master.key")
+    for command in ("backup", file), ("prune", "--dry-run"):
+        refused = call(*command, "--data-dir", data_dir)
+        assert (refused.exit_code, file.exists()) == (1, False)
+        assert "agentsvc keys rotate-master" in refused.stderr
+    good("backup", file, "--without-key", "--data-dir", data_dir)
+    good("keys", "rotate-master", "--data-dir", data_dir)
+    good("backup", file, "--data-dir", data_dir)
+    good("restore", file, "--data-dir", tmp_path / "there")
+    assert model_key(tmp_path / "there") == "sk-sealed"
+
+
 def test_every_sealed_column_is_sealed_anew(data_dir: Path) -> None:
     async def fill(installation: Installation) -> dict[str, bytes]:
         def seal(context: str) -> bytes:
