@@ -90,6 +90,13 @@ def test_people_read_what_is_wrong_and_how_to_fix_it(data_dir: Path, tmp_path: P
     assert "\x1b" not in result.output
 
 
+def test_what_keeps_the_server_from_starting_comes_with_its_own_remedy(data_dir: Path) -> None:
+    (data_dir / "master.key").write_text("no key")
+    grade, text, remedy = look(data_dir)["database"]
+    assert (grade, "does not hold a key" in text) == ("error", True)
+    assert "restore it from a backup" in remedy
+
+
 def test_a_port_that_is_taken_is_told_unless_the_server_has_it(data_dir: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from agentsvc.accounts import KeyRing
-from agentsvc.base import AgentsvcError, now
+from agentsvc.base import AgentsvcError, StartFailed, now
 from agentsvc.cli.doctor.finding import Finding, bad, fine, note
 from agentsvc.config import Config, DataDirectory
 from agentsvc.models import host_of
@@ -82,6 +82,9 @@ def check_models(_config: Config, data_directory: DataDirectory) -> Iterator[Fin
         hosts = (
             asyncio.run(_model_hosts(data_directory)) if data_directory.database.exists() else set()
         )
+    except StartFailed as exc:
+        yield bad("database", exc.message, exc.hint)
+        return
     except AgentsvcError as exc:
         yield bad("database", exc.message, "agentsvc db check")
         return
