@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 class ConversationsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `conversations` section: time limits of the start and how state is kept up to date."""
 
-    start_seconds: Annotated[float, Meta(gt=0)] = 900.0
+    start_seconds: Annotated[float, Meta(gt=0, le=10**9)] = 900.0
     """Longest time a conversation may take to start"""
     starts_at_once: Annotated[int, Meta(ge=0, le=10**6)] = 0
     """How many starts work at a time on the server's own machine; others wait for their turn, fair
@@ -25,7 +25,7 @@ class ConversationsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """How long a start watches whether the model refuses the first request"""
     hand_over_seconds: Annotated[float, Meta(ge=0)] = 10.0
     """How long a sent message is waited for while the agent uses a tool"""
-    keep_failed_seconds: Annotated[float, Meta(ge=0)] = 3600.0
+    keep_failed_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 3600.0
     """How long the sandbox of a failed start is kept to be looked at"""
     title_tries: Annotated[int, Meta(ge=0, le=100)] = 4
     """How often the agent server is asked for a generated title"""

@@ -134,7 +134,8 @@ def _bounds(info: inspect.IntType | inspect.FloatType) -> str:
     if info.ge is not None and info.le is not None:
         return f" from {info.ge} to {info.le}"
     if info.gt is not None:
-        return f" greater than {info.gt:g}"
+        most = f" and at most {info.le}" if info.le is not None else ""
+        return f" greater than {info.gt:g}{most}"
     return f" of at least {info.ge:g}" if info.ge is not None else ""
 
 

@@ -68,7 +68,7 @@ class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     memory at most half of this machine's; 0 is no limit"""
     sweep_seconds: Annotated[float, Meta(gt=0)] = 10.0
     """Time between two looks at every sandbox"""
-    start_seconds: Annotated[float, Meta(gt=0)] = 120.0
+    start_seconds: Annotated[float, Meta(gt=0, le=10**9)] = 120.0
     """Longest time a sandbox may take to become ready"""
     call_seconds: Annotated[float, Meta(gt=0)] = 60.0
     """Longest time one call to a backend may take"""
@@ -117,7 +117,7 @@ class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Time without use after which a sandbox may be paused to make room"""
     pool_age_seconds: Annotated[float, Meta(gt=0, le=10**9)] = 21600.0
     """Age at which a sandbox of a spec's `pool` is replaced"""
-    orphan_grace_seconds: Annotated[float, Meta(ge=0)] = 300.0
+    orphan_grace_seconds: Annotated[float, Meta(ge=0, le=10**9)] = 300.0
     """Age at which a sandbox of ours that no record knows is deleted"""
     on_shutdown: OnShutdown = OnShutdown.LEAVE
     """What happens to running sandboxes at shutdown: leave, pause or delete"""
