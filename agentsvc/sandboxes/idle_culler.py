@@ -59,7 +59,11 @@ class IdleCuller:
         self._supervisor.spawn(_TASK, self._make_room)
 
     async def _apply(self, unused: UnusedSandbox) -> None:
-        rules = await rules_for(unused, self._settings, self._defaults)
+        try:
+            rules = await rules_for(unused, self._settings, self._defaults)
+        except Exception:
+            log.exception("rules of a user not read", extra={"sandbox_id": unused.id})
+            return
         idle = now() - self._sandboxes.idle.last_use(unused)
         target = due(rules, unused, idle, **self._sandboxes.idle.possible_rests(unused))
         if target is not None:

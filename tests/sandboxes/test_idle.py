@@ -9,10 +9,11 @@ import pytest
 
 from agentsvc.accounts.keys import Role
 from agentsvc.base.values import now
-from agentsvc.http.keys import SANDBOXES
+from agentsvc.http.keys import DATABASE, SANDBOXES
 from agentsvc.plugin.backend import Capability
 from agentsvc.sandboxes import Target
 from agentsvc.sandboxes.idle import IdleSandboxes
+from agentsvc.storage import Transaction
 from agentsvc.testing.backend import FakeWorld
 from agentsvc.testing.llm import Playbook, Reply, ToolCall
 from tests.fake_agent import FakeAgent
@@ -371,6 +372,23 @@ async def test_a_sandbox_that_cannot_be_culled_keeps_no_other_running(
     await reconfigure(service, sandboxes={"pause_after_seconds": 0.1})
     await client.wait_for_sandbox(idle, "PAUSED")
     assert (await client.sandbox(broken) or {})["status"] == "RUNNING"
+
+
+async def test_a_user_whose_settings_cannot_be_read_keeps_no_others_sandbox_running(
+    client: Client, service: Service
+) -> None:
+    ann = await service.make_client("ann")
+    await ann.save_settings()
+    owners = {(await start(one))[1]: one for one in (client, ann)}
+    first, second = await service.app[SANDBOXES].idle.find_unused()
+
+    async def damage(tx: Transaction) -> None:
+        sql = "UPDATE settings SET sealed = x'00' WHERE user_id = :id"
+        await tx.run(sql, {"id": first.user_id})
+
+    await service.app[DATABASE].write(damage)
+    await reconfigure(service, sandboxes={"pause_after_seconds": 0.1})
+    await owners[second.id].wait_for_sandbox(second.id, "PAUSED")
 
 
 async def test_looking_is_no_use_and_what_is_open_is(
