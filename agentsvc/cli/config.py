@@ -12,9 +12,11 @@ from agentsvc.cli.options import ConfigOptions, example, where_options
 from agentsvc.config import Loaded, render_default, settings_of, to_toml
 from agentsvc.plugin import sections
 
-_SECRET: Final = re.compile(r"[._](key|password|secret|token)s?$")
+_SECRET: Final = re.compile(
+    r"(?:^|[._-])(?:key|password|secret|token|authorization)s?$", re.IGNORECASE
+)
 
-_FREE: Final = ("backends.", "extensions.")
+_FREE: Final = ("backends.", "extensions.", "specs.")
 
 
 @click.group("config", epilog=example("agentsvc config show"))
@@ -27,7 +29,7 @@ def command() -> None:
 def show(where: ConfigOptions) -> None:
     """Print every key with its value and where that is from.
 
-    Keys of backends and plugins that are named like a secret show as stars.
+    Keys of backends, specs and plugins that are named like a secret show as stars, also inside of tables.
     """
     loaded = where.load()
     click.echo(f"config file: {loaded.path or 'none'}", err=True)
@@ -48,11 +50,22 @@ def lines_of(loaded: Loaded) -> Iterator[str]:
         tree[section] = msgspec.to_builtins(settings_of(loaded.config, section, kind))
     for name, origin in loaded.origins.items():
         value = _at(tree, name.split(".", 2))
-        is_secret = name.startswith(_FREE) and _SECRET.search(name) and value
-        yield f"{name} = {to_toml(MASK if is_secret else value)}  # {origin}"
+        shown = _without_secrets(name, value) if name.startswith(_FREE) else value
+        yield f"{name} = {to_toml(shown)}  # {origin}"
 
 
 def _at(tree: Any, key: list[str]) -> Any:
     for part in key:
         tree = tree[part]
     return tree
+
+
+def _without_secrets(name: str, value: Any) -> Any:
+    """Return a value with stars for what is named like a secret."""
+    if value and _SECRET.search(name):
+        return MASK
+    if isinstance(value, dict):
+        return {key: _without_secrets(key, inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_secrets("", inner) for inner in value]
+    return value

@@ -51,6 +51,19 @@ def test_what_a_backend_calls_a_secret_is_not_shown(tmp_path: Path, key: str) ->
     assert "hush-hush" not in result.stdout
 
 
+def test_what_is_called_a_secret_inside_of_a_table_is_not_shown_either(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(
+        "[backends.far]\nheaders = { Authorization = 'hush' }\nhosts = [{ a = 1, token = 'hush' }]\n"
+        "secrets = { a = 'hush' }\n"
+        "[specs.big]\nenv = { A = 'b', API_KEY = 'hush' }\noptions = { in = { password = 'hush' } }\n"
+    )
+    shown = run("show", "--config", str(file)).stdout
+    assert "hush" not in shown
+    assert 'backends.far.hosts = [{ a = 1, token = "**********" }]' in shown
+    assert 'specs.big.env = { A = "b", API_KEY = "**********" }' in shown
+
+
 def test_a_value_that_does_not_fit_is_named_with_its_source() -> None:
     result = run("show", AGENTSVC_SERVER__PORT="many")
     assert result.exit_code == 1
