@@ -149,17 +149,15 @@ async def _seal_anew(tx: Transaction, old: Vault, new: Vault) -> None:
         (row["name"], "sealed"): "{sealed_as}" for row in await tx.all(_SEALED_OF_PLUGINS)
     }
     for (table, column), context in {**_SEALED_COLUMNS, **of_plugins}.items():
-        for row in await tx.all(f"SELECT rowid AS row_number, * FROM {table}"):  # noqa: S608  # a constant
-            if row[column] is None:
-                continue
+        # One row after the other: all that a table holds may be more than there is memory.
+        find = ("SELECT rowid FROM", table, "WHERE", column, "IS NOT NULL")
+        read = ("SELECT * FROM", table, "WHERE rowid = :number")
+        write = ("UPDATE", table, "SET", column, "= :sealed WHERE rowid = :number")
+        for number in await tx.column(" ".join(find)):
+            [row] = await tx.all(" ".join(read), {"number": number})
             of_row = context.format_map(dict(row))
-            await tx.run(
-                f"UPDATE {table} SET {column} = :sealed WHERE rowid = :row_number",  # noqa: S608  # a constant
-                {
-                    "sealed": new.seal(old.unseal(row[column], of_row), of_row),
-                    "row_number": row["row_number"],
-                },
-            )
+            sealed = new.seal(old.unseal(row[column], of_row), of_row)
+            await tx.run(" ".join(write), {"sealed": sealed, "number": number})
     await tx.run(
         "UPDATE installation SET value = :value WHERE name = :name",
         {"name": _KEY_ID, "value": new.key_id},

@@ -1,6 +1,7 @@
 import asyncio
 import sqlite3
 import tarfile
+import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -266,6 +267,26 @@ def test_a_change_of_the_master_key_that_broke_off_is_finished(data_dir: Path) -
     good("keys", "rotate-master", "--data-dir", data_dir)
     assert (data_dir / "master.key.former").read_text() == former
     assert model_key(data_dir) == "sk-sealed"
+
+
+def test_a_new_master_key_takes_no_more_memory_than_a_row(data_dir: Path) -> None:
+    size, count = 2**20, 24
+
+    async def fill(installation: Installation) -> None:
+        for number in range(count):
+            context = f"secrets/{USER}/custom/{number}"
+            row = {"user_id": USER, "kind": "custom", "name": f"{number}"}
+            sealed = installation.vault.seal(bytes(size), context)
+            times = {"created_at": OLD, "updated_at": OLD}
+            await insert(installation.database, "secrets", **row, **times, sealed=sealed)
+
+    asyncio.run(in_installation(data_dir, fill))
+    tracemalloc.start()
+    try:
+        good("keys", "rotate-master", "--data-dir", data_dir)
+        assert tracemalloc.get_traced_memory()[1] < count // 2 * size
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("is_between", [False, True])
