@@ -13,6 +13,7 @@ from msgspec import Struct
 from agentsvc.base import MASK, Conflict, InvalidRequest, NotFound, Secret, values
 from agentsvc.domain import Provider
 from agentsvc.settings.user_secrets import (
+    SECRETS_MAX,
     CustomSecret,
     CustomSecretPatch,
     ProviderToken,
@@ -24,9 +25,6 @@ from agentsvc.settings.user_secrets import (
     merge_token,
 )
 from agentsvc.storage import Database, Queryable, Row, Transaction, Vault, note_effect
-
-SECRETS_MAX: Final = 1000
-"""How many secrets a user may have: each start takes all of them."""
 
 
 class SecretStore:

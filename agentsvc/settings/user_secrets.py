@@ -27,6 +27,8 @@ from agentsvc.domain import repositories as git
 
 MAX_NAME_LENGTH: Final = 256
 MAX_VALUE_BYTES: Final = 64 * 1024
+SECRETS_MAX: Final = 1000
+"""How many secrets a user may have: each start takes all of them."""
 
 RESERVED_NAMES: Final = frozenset(
     {
@@ -207,10 +209,13 @@ class SecretsStoreBody(Struct, frozen=True, kw_only=True):
     provider_tokens: ProviderTokens | None = None
     """Tokens by provider; null: no change"""
     custom_secrets: (
-        dict[VariableName, Annotated[CustomSecretBody | SentSecret, checked_by(_check_custom)]]
+        Annotated[
+            dict[VariableName, Annotated[CustomSecretBody | SentSecret, checked_by(_check_custom)]],
+            Meta(max_length=SECRETS_MAX),
+        ]
         | None
     ) = None
-    """Secrets by name, which is that of an environment variable; null: no change"""
+    """At most 1000 secrets by name, which is that of an environment variable; null: no change"""
 
 
 def read_secrets(raw: Any) -> SecretsPatch:

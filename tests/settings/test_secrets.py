@@ -11,10 +11,11 @@ from agentsvc.base.errors import InvalidRequest
 from agentsvc.base.values import MASK, Secret
 from agentsvc.domain.orders import Provider
 from agentsvc.settings.fields import SettingsPatch
-from agentsvc.settings.secret_store import SECRETS_MAX, SecretStore
+from agentsvc.settings.secret_store import SecretStore
 from agentsvc.settings.store import SettingsStore
 from agentsvc.settings.user_secrets import (
     RESERVED_NAMES,
+    SECRETS_MAX,
     CustomSecret,
     CustomSecretPatch,
     ProviderToken,
@@ -237,6 +238,13 @@ async def test_stars_that_stand_for_nothing_are_refused(store: SecretStore, user
     await store.set_custom_secret(user_id, "A", stars, "d")
     found = CustomSecret(value=Secret("1"), description="d")
     assert await store.custom_secrets(user_id) == {"A": found}
+
+
+def test_no_more_secrets_are_looked_at_than_a_user_may_have() -> None:
+    many = {f"1 is no letter {number}": "1" for number in range(SECRETS_MAX + 1)}
+    with pytest.raises(InvalidRequest, match="at most 1000 members") as caught:
+        read_secrets({"custom_secrets": many})
+    assert caught.value.loc == ("body", "secrets_store", "custom_secrets")
 
 
 async def test_a_user_has_so_many_secrets_and_no_more(store: SecretStore, user_id: str) -> None:
