@@ -31,7 +31,7 @@ from agentsvc.conversations.event_log import REFUSAL_KEY, WISH_KEY, EventHead, E
 from agentsvc.conversations.event_table import StoredEvent
 from agentsvc.conversations.model import Conversation, Facts, TitleSource
 from agentsvc.conversations.model_usage import find_usage, note_use, used_of
-from agentsvc.conversations.state_masking import STATE_KIND, mask_state
+from agentsvc.conversations.state_masking import STATE_KIND, mask_states
 from agentsvc.conversations.stores import ConversationStores
 from agentsvc.domain import ExecutionStatus
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
@@ -83,7 +83,7 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
         reported as much as is stored of one.
         """
         news: list[StoredEvent] = []
-        raw = [mask_state(event) for event in raw]
+        raw = await mask_states(raw)
 
         async def body(tx: Transaction) -> None:
             before = await self.stores.conversations.find(conversation_id, tx)

@@ -1,10 +1,12 @@
-"""Masks secrets in the state that agent servers report. Pure.
+"""Masks secrets in the state that agent servers report.
 
 A state names the agent as it was ordered. Agent servers hide most of what is secret there; what they
 show all the same must not get into the log, the streams and the webhooks of a conversation.
 """
 
+import asyncio
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -45,6 +47,10 @@ _KEPT: Final = frozenset({"kind", "description", "url", "strategy", "header_name
 _USER_OF_URL: Final = re.compile(r"(?<=://)[^/?#\s]*@")
 _QUERY: Final = re.compile(r"(?<=[?&])([^=&#\s]+)=[^&#\s]*")
 _DEEPEST: Final = 60
+_BYTES_AT_ONCE: Final = 16 * 1024
+"""How much of states is masked at once."""
+_MAX_VALUES: Final = 200_000
+"""How many values a state may have: each of them takes time and memory."""
 
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,10 +70,18 @@ _state = msgspec.json.Decoder(_State)
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
+async def mask_states(raw: Sequence[bytes]) -> list[bytes]:
+    """Return events as `mask_state` does; what takes a while does not hold up the event loop."""
+    size = sum(len(event) for event in raw if STATE_KIND.encode() in event)
+    if size <= _BYTES_AT_ONCE:
+        return [mask_state(event) for event in raw]
+    return await asyncio.to_thread(lambda: [mask_state(event) for event in raw])
+
+
 def mask_state(raw: bytes) -> bytes:
     """Return an event as it was told, but for the secrets of an agent in a state of it.
 
-    Of a state that cannot be read only the head is left.
+    Of a state that cannot be read, or has too much in it, only the head is left.
     """
     if STATE_KIND.encode() not in raw:
         return raw
@@ -80,16 +94,22 @@ def mask_state(raw: bytes) -> bytes:
 
 
 def _mask(raw: bytes, head: _Head) -> bytes:
+    if raw.count(b",") > _MAX_VALUES:
+        return _head_alone(head)
     try:
         state, members = _state.decode(raw), _members.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        left = {name: getattr(head, name) for name in head.__struct_fields__}
-        return msgspec.json.encode({**left, "key": _UNREADABLE, "value": None})
+        return _head_alone(head)
     masked = _masked(state.value, state.key, depth=0)
     if masked == state.value:
         return raw
     members["value"] = msgspec.Raw(msgspec.json.encode(masked))
     return msgspec.json.encode(members)
+
+
+def _head_alone(head: _Head) -> bytes:
+    left = {name: getattr(head, name) for name in head.__struct_fields__}
+    return msgspec.json.encode({**left, "key": _UNREADABLE, "value": None})
 
 
 def _masked(value: Any, name: str, *, depth: int, is_held: bool = False) -> Any:

@@ -1,12 +1,13 @@
 """What is secret in the states that agent servers tell."""
 
+import asyncio
 from typing import Any
 
 import msgspec
 import pytest
 
 from agentsvc.base.values import MASK
-from agentsvc.conversations.state_masking import mask_state
+from agentsvc.conversations.state_masking import mask_state, mask_states
 
 
 def state(value: Any, key: str = "full_state") -> bytes:
@@ -93,3 +94,17 @@ def test_what_is_nested_too_deeply_is_left_out() -> None:
     for _ in range(200):
         told = {"a": told}
     assert b'"k"' not in mask_state(state(told))
+
+
+def test_of_a_state_with_more_in_it_than_any_has_the_head_is_left() -> None:
+    told = state({"api_key": "k", "n": [0] * 300_000})
+    assert msgspec.json.decode(mask_state(told))["key"] == "unreadable"
+
+
+async def test_large_states_are_masked_while_others_have_their_turn() -> None:
+    told = [state({"api_key": "k", "n": [0] * 100_000})] * 2
+    async with asyncio.TaskGroup() as group:
+        masking = group.create_task(mask_states(told))
+        await asyncio.sleep(0)
+        assert not masking.done()
+    assert masking.result() == [mask_state(event) for event in told]
