@@ -50,6 +50,9 @@ _STATES: Final = {
 _ENDED: Final = frozenset(
     {AgentState.FINISHED, AgentState.PAUSED, AgentState.STOPPED, AgentState.ERROR}
 )
+_MAX_OPEN: Final = 1000
+"""How many actions are remembered that nothing has answered; the first is forgotten."""
+_MAX_ASKED: Final = 8
 _RESTS: Final = frozenset({AgentState.PAUSED, AgentState.STOPPED})
 
 
@@ -61,6 +64,8 @@ class _OpenAction(msgspec.Struct, frozen=True, kw_only=True):
     shown: ShownAction
     tool_call: Fields
     confirmation: Confirmation
+    asked: int = 0
+    """How often it was published as one that waits for the user."""
 
 
 class Translator:
@@ -271,6 +276,8 @@ class Translator:
             self._answered_early.discard(event.id)
         else:
             self._open[event.id] = action
+            if len(self._open) > _MAX_OPEN:
+                del self._open[next(iter(self._open))]
         self._numbers.setdefault(event.id, action.number)
         return self._publish_action(because, action)
 
@@ -320,7 +327,8 @@ class Translator:
 
     def _ask(self, event: agent.Reported) -> Iterable[HistoryEvent]:
         for key, action in list(self._open.items()):
-            if action.shown.needs_confirmation:
+            # An agent server that lies would have each action published without end.
+            if action.shown.needs_confirmation and action.asked < _MAX_ASKED:
                 yield self._republish(event, key, Confirmation.AWAITING)
         yield from self._release(event)
 
@@ -338,8 +346,12 @@ class Translator:
     def _republish(
         self, event: agent.Reported, key: str, confirmation: Confirmation
     ) -> HistoryEvent:
+        before = self._open[key]
         action = msgspec.structs.replace(
-            self._open[key], number=self._next_number, confirmation=confirmation
+            before,
+            number=self._next_number,
+            confirmation=confirmation,
+            asked=before.asked + (confirmation is Confirmation.AWAITING),
         )
         self._open[key] = action
         return self._publish_action(event, action)

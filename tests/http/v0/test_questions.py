@@ -5,7 +5,16 @@ from typing import Any
 import pytest
 
 from agentsvc.http.v0.translate import Translator
-from tests.http.v0.event_samples import action, last, observation, outline, reported, shown, status
+from tests.http.v0.event_samples import (
+    action,
+    last,
+    observation,
+    outline,
+    reported,
+    shown,
+    status,
+    translate,
+)
 
 ALWAYS = {"kind": "AlwaysConfirm"}
 RISKY = {"kind": "ConfirmRisky", "threshold": "HIGH", "confirm_unknown": True}
@@ -113,3 +122,17 @@ def test_bookkeeping_in_between_does_not_show_it() -> None:
     assert translator.feed(stats) == []
     assert translator.feed(reported("SecurityAnalysisEvent", action_id="a1")) == []
     assert len(translator.feed(status("waiting_for_confirmation"))) == 2
+
+
+def test_an_action_is_asked_about_a_few_times_only_however_often_the_state_changes() -> None:
+    actions = [action({"kind": "TerminalAction", "command": str(n)}, id=str(n)) for n in range(20)]
+    turns = [status("waiting_for_confirmation"), status("running")] * 200
+    assert len(translate([*actions, *turns])) < 1000
+
+
+def test_of_very_many_open_actions_the_first_are_forgotten() -> None:
+    bodies = [action(RUN, id=str(number)) for number in range(1500)]
+    late = [observation(DONE, action_id=str(number)) for number in (0, 1499)]
+    first, second = shown([*bodies, *late])[-2:]
+    assert "cause" not in first
+    assert second["cause"] == 1500
