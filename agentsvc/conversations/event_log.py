@@ -6,6 +6,7 @@ generations to know. A log belongs to its conversation and is deleted with it. W
 announced, and so is each streaming delta that is not.
 """
 
+import asyncio
 import itertools
 import logging
 from collections import OrderedDict, deque
@@ -165,6 +166,8 @@ class EventLog:
             yield page
             if page_id is None:
                 return
+            # A query is not waited for: others have their turn here.
+            await asyncio.sleep(0)
 
     async def search_bodies(
         self, conversation_id: str, query: EventQuery, *, page_id: str | None, limit: int

@@ -218,6 +218,8 @@ class ConversationStream:
             for event in page:
                 self.last = event.seq
                 yield event
+            # Neither a query nor a client that reads fast is waited for: others have their turn here.
+            await asyncio.sleep(0)
 
 
 async def _within[T](seconds: float, items: Awaitable[list[T]]) -> list[T]:

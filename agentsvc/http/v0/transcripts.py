@@ -8,6 +8,7 @@ numbers come out. An event log only grows and dies with its conversation; a conv
 deleted and made again under its old id is told apart by when it was made.
 """
 
+import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ MAX_BYTES: Final = 64 * 1024 * 1024
 """How much of encoded history is kept; the conversation read last stays, whatever its size."""
 
 _CHUNK: Final = 100
+_CHUNK_BYTES: Final = 1024 * 1024
 
 
 class Transcripts:
@@ -42,13 +44,19 @@ class Transcripts:
         entry = self._entries.setdefault(key, _Entry())
         self._entries.move_to_end(key)
         while True:
-            stored = await self._log.read_range(
-                conversation_id, from_seq=entry.next_seq, limit=_CHUNK
+            stored = await self._log.read_stretch(
+                conversation_id,
+                from_seq=entry.next_seq,
+                to_seq=None,
+                limit=_CHUNK,
+                max_bytes=_CHUNK_BYTES,
             )
             for event in stored:
                 entry.add(event.seq, event.body)
-            if len(stored) < _CHUNK:
+            if len(stored) < _CHUNK and sum(len(event.body) for event in stored) < _CHUNK_BYTES:
                 break
+            # A query is not waited for: others have their turn here.
+            await asyncio.sleep(0)
         self._forget()
         return entry.events
 

@@ -22,9 +22,16 @@ class MemoryLog(EventLog):
         self.length = length
         self.reads: list[tuple[str, int]] = []
 
-    async def read_range(
-        self, conversation_id: str, *, from_seq: int, limit: int
+    async def read_stretch(
+        self,
+        conversation_id: str,
+        *,
+        from_seq: int,
+        to_seq: int | None,
+        limit: int,
+        max_bytes: int,
     ) -> list[StoredEvent]:
+        del to_seq, max_bytes
         self.reads.append((conversation_id, from_seq))
         await asyncio.sleep(0)
         numbers = range(from_seq, min(self.length, from_seq + limit))
