@@ -112,10 +112,8 @@ class EventLog:
         if state is None:
             return
         if state.next_seq - 1 > after:
-            later = await self.read_range(
-                conversation_id, from_seq=after + 1, limit=state.next_seq - 1 - after
-            )
-            if any(one.kind in _WHOLE_KINDS and one.source == "agent" for one in later):
+            said = await event_table.says_any(self._db, conversation_id, _WHOLE_KINDS, after)
+            if said:
                 return
         for news in _news(state, conversation_id, deltas, []):
             self._event_bus.announce(news)

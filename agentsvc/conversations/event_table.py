@@ -178,6 +178,21 @@ async def find_first(source: Queryable, conversation_id: str) -> int | None:
     return await source.value(sql, {"conversation_id": conversation_id})
 
 
+async def says_any(
+    source: Queryable, conversation_id: str, kinds: Iterable[str], after: int
+) -> bool:
+    """Return whether an event behind a number is of the agent and of one of these kinds."""
+    # The sign has SQLite go by the numbers: mostly, few events are behind this one.
+    sql = """
+        SELECT 1 FROM events
+        WHERE conversation_id = :conversation_id AND seq > :after AND source = 'agent'
+          AND +kind IN (SELECT value FROM json_each(:kinds))
+        LIMIT 1
+    """
+    params = {"conversation_id": conversation_id, "after": after, "kinds": _to_json(kinds)}
+    return await source.one(sql, params) is not None
+
+
 async def find_many(
     source: Queryable, conversation_id: str, ids: Iterable[str]
 ) -> list[StoredEvent]:

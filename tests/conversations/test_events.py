@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -315,6 +316,23 @@ async def test_deltas_are_announced_with_the_number_of_the_event_before_them(
             told(Subject.DELTA, 1, third),
             told(Subject.EVENTS, 1),
         ]
+
+
+async def test_a_delta_is_announced_without_reading_what_came_behind_it(
+    db: Database, events: EventLog, event_bus: EventBus
+) -> None:
+    await append(db, events, [event(n, source="user", text="x" * 2**20) for n in range(20)])
+    with event_bus.subscribe("u", lambda _: True) as listener:
+        tracemalloc.start()
+        try:
+            await events.announce_deltas("c1", [b"{}"], after=0)
+            assert tracemalloc.get_traced_memory()[1] < 2 * 2**20
+        finally:
+            tracemalloc.stop()
+        assert [news.delta for news in await listener.take()] == [b"{}"]
+        await append(db, events, [event(20)])
+        await events.announce_deltas("c1", [b"{}"], after=0)
+        assert [news.delta for news in await listener.take()] == [b""], "its message is stored"
 
 
 async def test_raw_parts_of_a_decoded_body_can_be_appended(db: Database, events: EventLog) -> None:
