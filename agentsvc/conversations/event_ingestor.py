@@ -27,7 +27,14 @@ from agentsvc.base import (
 from agentsvc.config import ConversationsConfig
 from agentsvc.conversations import facts
 from agentsvc.conversations.agent_liveness import AgentLiveness
-from agentsvc.conversations.event_log import REFUSAL_KEY, WISH_KEY, EventHead, EventLog, read_head
+from agentsvc.conversations.event_log import (
+    REFUSAL_KEY,
+    WISH_KEY,
+    EventHead,
+    EventLog,
+    read_head,
+    read_time,
+)
 from agentsvc.conversations.event_table import StoredEvent
 from agentsvc.conversations.model import Conversation, Facts, TitleSource
 from agentsvc.conversations.model_usage import find_usage, note_use, used_of
@@ -300,7 +307,7 @@ class EventIngestor(msgspec.Struct, kw_only=True, eq=False):
         try:
             async for page in agent.event_pages(conversation.id, since=synced_to or None):
                 await self.record(conversation.id, page, sandbox_id=conversation.sandbox_id)
-                synced_to = max(synced_to, _read_timestamp(page[-1]))
+                synced_to = max(synced_to, read_time(page[-1]))
         except NotFound:
             log.warning(
                 "conversation has no events at its agent server",
@@ -403,11 +410,6 @@ def _with_info(conversation: Conversation, info: ConversationInfo, asked_at: Fac
 def _heads(events: Sequence[StoredEvent]) -> list[EventHead]:
     told = (event for event in events if event.kind == STATE_KIND)
     return [head for event in told if (head := read_head(event.body)) is not None]
-
-
-def _read_timestamp(raw: bytes) -> str:
-    head = read_head(raw)
-    return head.timestamp if head else ""
 
 
 async def _note_spend(tx: Transaction, before: Conversation, after: Conversation) -> str:

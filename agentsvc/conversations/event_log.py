@@ -282,6 +282,12 @@ def read_head(body: bytes) -> EventHead | None:
         return None
 
 
+def read_time(item: bytes) -> str:
+    """Return the time of an event as it is stored, an empty text for what is not stored as one."""
+    head = _check(item)
+    return head.timestamp if head else ""
+
+
 def _check(item: bytes) -> _Head | None:
     try:
         # msgspec does not look at the encoding of what it skips.

@@ -300,6 +300,18 @@ async def test_more_than_a_page_of_missed_events_is_fetched(
     await wait_for_all_events(client, conversation)
 
 
+async def test_a_time_that_is_none_is_not_kept_and_keeps_nothing_from_being_fetched(
+    client: Client, service: Service, fake_agent: TroubledAgent
+) -> None:
+    conversation, _ = await quiet(client, service, fake_agent)
+    for number, at in enumerate(("9" * 100_000, "2040-01-01T00:00:00")):
+        conversation.events.append(status_event(number, "idle", at))
+        await service.app[CONVERSATIONS].ingestor.sync(conversation.id)
+    assert [one["id"] for one in await client.events(conversation.id)][-1] == "status-1"
+    sizes = await service.app[DATABASE].column("SELECT LENGTH(facts) FROM conversations")
+    assert max(sizes) < 10_000
+
+
 async def test_what_was_lost_with_an_agent_server_that_died_is_fetched_with_its_end(
     client: Client, service: Service, fake_agent: TroubledAgent
 ) -> None:
