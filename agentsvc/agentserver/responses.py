@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -121,7 +121,7 @@ class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     """Where a conversation works inside its sandbox."""
 
-    working_dir: str = ""
+    working_dir: Annotated[str, msgspec.Meta(max_length=4096)] = ""
     """Directory of the project in the sandbox"""
 
 

@@ -439,6 +439,17 @@ async def test_long_texts_of_a_sandbox_are_not_kept(
     assert len(found["metrics"]["model_name"]) <= 255
 
 
+async def test_a_directory_that_is_longer_than_any_path_adopts_no_conversation(
+    client: Client, service: Service, fake_agent: TroubledAgent
+) -> None:
+    conversation, sandbox = await quiet(client, service, fake_agent)
+    told = {"id": "f" * 32, "workspace": {"working_dir": "/" + "w" * 5000}}
+    answer = await sandbox.post(f"{HOOKS}/conversations", json=told)
+    assert answer.status == 422
+    found = (await client.get(f"{PATH}/search")).json()["items"]
+    assert [one["id"] for one in found] == [conversation.id]
+
+
 async def test_a_title_that_was_cleared_is_given_anew(
     client: Client, service: Service, fake_agent: TroubledAgent
 ) -> None:
