@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base import EventBus, Notice, Subject, values
+from agentsvc.base import EventBus, ExportTooLarge, Notice, Subject, values
 from agentsvc.conversations import event_table
 from agentsvc.conversations.event_table import EventQuery, LogState, StoredEvent
-from agentsvc.storage import Database, Transaction, cut
+from agentsvc.storage import Database, Transaction
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,8 @@ REFUSAL_KEY: Final = "model_refusal"
 _WHOLE_KINDS: Final = frozenset({"MessageEvent", "ActionEvent"})
 """The events that have whole what deltas have in pieces."""
 
+_MANY: Final = 8
+"""How many events may be read at once whatever their size."""
 _LONGEST_TEXT = 255
 _LATEST_BYTES = 64 * 1024
 _LATEST_EVENTS = 100
@@ -148,11 +150,14 @@ class EventLog:
     ) -> tuple[list[StoredEvent], str | None]:
         """Return a page of events in the order of their times, and the id of the next page.
 
+        There may be fewer of them than asked for, and more behind them, where some are large.
         Raises InvalidRequest for a page id that this server did not give.
         """
         after = None if page_id is None else values.decode_cursor(page_id, str, int)
-        found = await event_table.search(self._db, conversation_id, query, after, limit + 1)
-        return cut(found, limit, lambda last: (last.timestamp, last.seq))
+        page, has_more = await event_table.search(self._db, conversation_id, query, after, limit)
+        if not (has_more and page):
+            return page, None
+        return page, values.encode_cursor(page[-1].timestamp, page[-1].seq)
 
     async def pages(
         self, conversation_id: str, query: EventQuery, *, limit: int
@@ -174,10 +179,10 @@ class EventLog:
 
         async def read() -> tuple[list[bytes], str | None]:
             after = None if page_id is None else values.decode_cursor(page_id, str, int)
-            found = await event_table.search_bodies(
-                self._db, conversation_id, query, after, limit + 1
+            page, has_more = await event_table.search_bodies(
+                self._db, conversation_id, query, after, limit
             )
-            page, next_page_id = cut(found, limit, lambda last: last[:2])
+            next_page_id = values.encode_cursor(*page[-1][:2]) if has_more and page else None
             return [body for _, _, body in page], next_page_id
 
         key = (EventLog.search_bodies, conversation_id, query, page_id, limit)
@@ -193,8 +198,15 @@ class EventLog:
         return await event_table.count(self._db, conversation_id, query)
 
     async def find_many(self, conversation_id: str, ids: Sequence[str]) -> list[StoredEvent | None]:
-        """Return the event of each id, or None; a UUID is found in its dashed and plain form."""
+        """Return the event of each id, or None; a UUID is found in its dashed and plain form.
+
+        Raises ExportTooLarge for many that are large.
+        """
         forms = {form for event_id in ids for form in _forms(event_id)}
+        if len(ids) > _MANY:
+            size = await event_table.size_of_many(self._db, conversation_id, forms)
+            if size > _MANY * LARGEST_EVENT_BYTES:
+                raise ExportTooLarge("These events are too large together: ask for fewer at a time")
         found = await event_table.find_many(self._db, conversation_id, forms)
         by_form = {form: event for event in found for form in _forms(event.id)}
         by_form |= {event.id: event for event in found}

@@ -1,6 +1,7 @@
 """The SQL of events, and what is stored of each."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -49,11 +50,18 @@ class LogState(msgspec.Struct, frozen=True, kw_only=True):
     known: set[str]
 
 
+_SMALL_BYTES = 64 * 1024
+_LARGE_TOGETHER = 16 * 1024 * 1024
+"""How many bytes those events of a page have together that are not small, but for the last one."""
 _COLUMNS = "SELECT conversation_id, seq, id, kind, timestamp, source, body FROM events"
-_BODIES = "SELECT timestamp, seq, body FROM events"
+_SMALL = f"CASE WHEN LENGTH(body) <= {_SMALL_BYTES} THEN body END AS body FROM events"
+_EVENTS = f"SELECT conversation_id, seq, id, kind, timestamp, source, {_SMALL}"
+_BODIES = f"SELECT timestamp, seq, {_SMALL}"
 _WHERE = "WHERE conversation_id = :conversation_id"
+_OF_IDS = "AND id IN (SELECT value FROM json_each(:ids))"
 _OLDEST_FIRST = "ORDER BY timestamp, seq LIMIT :limit"
 _NEWEST_FIRST = "ORDER BY timestamp DESC, seq DESC LIMIT :limit"
+_BODY = "SELECT body FROM events WHERE conversation_id = :conversation_id AND seq = :seq"
 _STRETCH = """
     AND seq >= :from_seq
     AND seq <= (
@@ -147,10 +155,13 @@ async def search(
     query: EventQuery,
     after: Key | None,
     limit: int,
-) -> list[StoredEvent]:
-    """Return the first events behind a key, in the order of the query."""
-    sql, params = _page(_COLUMNS, conversation_id, query, after)
-    return [StoredEvent(*row) for row in await source.all(sql, {**params, "limit": limit})]
+) -> tuple[list[StoredEvent], bool]:
+    """Return the first events behind a key, in the order of the query, and whether there are more.
+
+    There may be fewer than asked for, where some are large.
+    """
+    page, has_more = await _read_page(source, *_page(_EVENTS, conversation_id, query, after), limit)
+    return [StoredEvent(*row) for row in page], has_more
 
 
 async def search_bodies(
@@ -159,10 +170,31 @@ async def search_bodies(
     query: EventQuery,
     after: Key | None,
     limit: int,
-) -> list[tuple[str, int, bytes]]:
+) -> tuple[list[tuple[str, int, bytes]], bool]:
     """Return of the same events the time, the number and the body only."""
-    sql, params = _page(_BODIES, conversation_id, query, after)
-    return [tuple(row) for row in await source.all(sql, {**params, "limit": limit})]
+    page, has_more = await _read_page(source, *_page(_BODIES, conversation_id, query, after), limit)
+    return [(timestamp, seq, body) for timestamp, seq, body in page], has_more
+
+
+async def _read_page(
+    source: Queryable, sql: str, params: dict[str, str | int], limit: int
+) -> tuple[list[Sequence[Any]], bool]:
+    """Return rows with the number in the second and the body in the last column."""
+    rows = await source.all(sql, {**params, "limit": limit + 1})
+    page: list[Sequence[Any]] = []
+    left = _LARGE_TOGETHER
+    for row in rows[:limit]:
+        if left <= 0:
+            return page, True
+        if row[-1] is not None:
+            page.append(row)
+            continue
+        body = await source.value(_BODY, {**params, "seq": row[1]})
+        # One that is not there any more was deleted meanwhile.
+        if body is not None:
+            page.append((*row[:-1], body))
+            left -= len(body)
+    return page, len(rows) > limit
 
 
 async def count(source: Queryable, conversation_id: str, query: EventQuery) -> int:
@@ -193,11 +225,18 @@ async def says_any(
     return await source.one(sql, params) is not None
 
 
+async def size_of_many(source: Queryable, conversation_id: str, ids: Iterable[str]) -> int:
+    """Return how many bytes the events of these ids have."""
+    sql = " ".join(["SELECT SUM(LENGTH(body)) FROM events", _WHERE, _OF_IDS])
+    params = {"conversation_id": conversation_id, "ids": _to_json(ids)}
+    return int(await source.value(sql, params) or 0)
+
+
 async def find_many(
     source: Queryable, conversation_id: str, ids: Iterable[str]
 ) -> list[StoredEvent]:
     """Return the events of these ids, in no order."""
-    sql = " ".join([_COLUMNS, _WHERE, "AND id IN (SELECT value FROM json_each(:ids))"])
+    sql = " ".join([_COLUMNS, _WHERE, _OF_IDS])
     params = {"conversation_id": conversation_id, "ids": _to_json(ids)}
     return [StoredEvent(*row) for row in await source.all(sql, params)]
 

@@ -26,6 +26,7 @@ from .reading import SUMMARIZED_KINDS, about, final_answer, is_over, summaries
 
 _WAIT_SECONDS: Final = 50
 _LAST_EVENTS: Final = 20
+_READ_BYTES: Final = 4 * 1024 * 1024
 
 type ConversationId = Annotated[UUID, Meta(description="Id of the conversation")]
 type Short = Annotated[str, Meta(max_length=1024)]
@@ -147,8 +148,12 @@ async def read_conversation(
 ) -> dict[str, Any]:
     """Read what was said and done in a conversation, event by event, in order."""
     view = await get_view(server, caller, given.conversation_id.hex)
-    events = await server.events.read_range(
-        view.conversation.id, from_seq=given.after + 1, limit=given.limit
+    events = await server.events.read_stretch(
+        view.conversation.id,
+        from_seq=given.after + 1,
+        to_seq=None,
+        limit=given.limit,
+        max_bytes=_READ_BYTES,
     )
     return {
         **about(view),

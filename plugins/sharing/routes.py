@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from agentsvc.base import (
     Conflict,
+    ExportTooLarge,
     InvalidRequest,
     NotFound,
     TooManyRequests,
@@ -478,6 +479,7 @@ def _reader_routes(sharing: Sharing) -> Routes:
         "GET",
         "/api/shared-events",
         list[StoredEvent | None],
+        errors=(ExportTooLarge,),
         example={"conversation_id": EXAMPLE_ID, "id": [EXAMPLE_ID]},
     )(sharing.get_shared_events)
     routes.add(

@@ -1,6 +1,7 @@
 """The event log: stored once, as they came, numbered without gaps; bad ones hurt nobody."""
 
 import asyncio
+import itertools
 import logging
 import tracemalloc
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 
 from agentsvc.base.bus import EventBus, Notice, Subject
-from agentsvc.base.errors import InvalidRequest
+from agentsvc.base.errors import ExportTooLarge, InvalidRequest
 from agentsvc.conversations.event_log import LARGEST_EVENT_BYTES, EventLog, read_head
 from agentsvc.conversations.event_table import EventQuery, StoredEvent
 from agentsvc.storage.database import Database, Transaction
@@ -369,6 +370,21 @@ async def test_events_of_one_moment_are_paged_by_their_numbers(
 
     assert await pages(events, ALL, 1) == [[4], [2], [3], [1]]
     assert await pages(events, NEWEST_FIRST, 3) == [[1, 3, 2], [4]]
+
+
+async def test_a_page_ends_early_where_events_are_large(db: Database, events: EventLog) -> None:
+    sizes = [100, *[2**20] * 40, 70_000, 100]
+    await append(db, events, [event(n, text="x" * size) for n, size in enumerate(sizes)])
+    for query in (ALL, NEWEST_FIRST):
+        found = await pages(events, query, 100)
+        assert sorted(itertools.chain(*found)) == list(range(len(sizes)))
+        assert max(map(len, found)) <= 18
+        bodies, page_id = await events.search_bodies("c1", query, page_id=None, limit=100)
+        page, same_page_id = await events.search("c1", query, page_id=None, limit=100)
+        assert (bodies, page_id) == ([one.body for one in page], same_page_id)
+    assert len(await events.find_many("c1", ["e1"] * 100)) == 100
+    with pytest.raises(ExportTooLarge):
+        await events.find_many("c1", [f"e{n}" for n in range(40)])
 
 
 async def test_a_page_id_stays_true_while_events_arrive(db: Database, events: EventLog) -> None:

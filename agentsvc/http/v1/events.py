@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 from aiohttp import web
 
-from agentsvc.base import BadRequest, InvalidRequest, copy_to
+from agentsvc.base import BadRequest, ExportTooLarge, InvalidRequest, copy_to
 from agentsvc.conversations import EventQuery
 from agentsvc.http.keys import CONVERSATIONS, EVENTS, SDK_VERSION, user_of
 from agentsvc.http.routes import EXAMPLE_ID, Routes, shown_as
@@ -156,7 +156,7 @@ async def search_events(
     """Search the events of a conversation.
 
     In the form the agent server wrote them. An unknown conversation has no events: the page is
-    empty.
+    empty. A page may have fewer events than its `limit` where some are large.
     """
     return await _search(request, conversation_id, query)
 
@@ -174,13 +174,14 @@ async def count_events(request: web.Request, conversation_id: str, query: EventF
     "GET",
     PREFIX,
     list[StoredEvent | None],
-    errors=(BadRequest,),
+    errors=(BadRequest, ExportTooLarge),
     example={"id": ["08cd748d-de9f-40da-ad3a-a06df58cf5bf"]},
 )
 async def get_events(request: web.Request, conversation_id: str, query: Ids) -> web.Response:
     """Get events of a conversation by id.
 
-    A list of as many items as `id` is given, in their order, null for each that is unknown.
+    A list of as many items as `id` is given, in their order, null for each that is unknown. More
+    than 32 MiB of events are refused (413): ask for fewer at a time.
     """
     readable = await _readable(request, conversation_id)
     events = await request.app[EVENTS].find_many(readable, check_ids(query.ids))
