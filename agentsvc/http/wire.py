@@ -4,6 +4,7 @@ Whatever a client can get wrong on the way to a typed value is found here and ra
 the classes of `agentsvc.base.errors`; no handler looks at raw input.
 """
 
+import asyncio
 import contextlib
 import functools
 import itertools
@@ -86,6 +87,9 @@ _NOTHING: Final[Any] = object()
 _MAX_VALUES: Final = 100_000
 """How many values a body may have to be looked through for all that does not fit in it."""
 _MAX_LISTED: Final = 100
+_PART_BYTES: Final = 64 * 1024
+_CHECKED_AT_ONCE: Final = 256 * 1024
+"""How long a body may be that is checked without giving others their turn."""
 _LONGEST_STEP: Final = 200
 
 
@@ -240,7 +244,10 @@ async def read_json[T](
     body = await read_body(request) if has_body else b""
     if body:
         value = decode(body, kind)
-        check_extremes(body, wide_integers=wide_integers)
+        if len(body) > _CHECKED_AT_ONCE:
+            await asyncio.to_thread(check_extremes, body, wide_integers=wide_integers)
+        else:
+            check_extremes(body, wide_integers=wide_integers)
         return value
     if default is _NOTHING:
         raise InvalidRequest("Field required", loc=("body",), kind="missing")
@@ -383,7 +390,6 @@ def check_text(text: str, loc: Sequence[str | int]) -> str:
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LONG_NUMBER = re.compile(rb"\d{19}")
 _INTEGER = re.compile(rb"(?<![\d.])-?\d{19,}+(?![.eE])")
-_STRING = re.compile(rb'"[^"]*+"')
 _BRACKETS: Final = b"[{]}"
 _STEPS: Final = bytes.maketrans(_BRACKETS, b"\x01\x01\xff\xff")
 _NOT_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in _BRACKETS)
@@ -409,7 +415,7 @@ def _check_integers(body: bytes) -> None:
     """Refuse integers beyond 64 bits in well-formed JSON."""
     if not _LONG_NUMBER.search(body):
         return
-    for match in _INTEGER.finditer(_without_strings(body)):
+    for match in itertools.chain.from_iterable(map(_INTEGER.finditer, _outside_strings(body))):
         if not -MAX_INT - 1 <= int(match.group()[:40]) <= MAX_INT:
             raise InvalidRequest(
                 "Integers should fit in 64 bits", loc=("body",), kind="int_parsing_size"
@@ -420,14 +426,29 @@ def _check_depth(body: bytes) -> None:
     """Refuse absurd nesting in well-formed JSON."""
     if body.count(b"[") + body.count(b"{") <= DEPTH_MAX:
         return
-    # Each opening bracket is a signed byte +1, each closing one -1; the sum so far is the depth.
-    steps = memoryview(_without_strings(body).translate(_STEPS, _NOT_BRACKETS)).cast("b")
-    if max(itertools.accumulate(steps), default=0) > DEPTH_MAX:
-        raise _too_deep()
+    depth = 0
+    for part in _outside_strings(body):
+        # Each opening bracket is a signed byte +1, each closing one -1; the sum so far is the depth.
+        steps = memoryview(part.translate(_STEPS, _NOT_BRACKETS)).cast("b")
+        depths = list(itertools.accumulate(steps, initial=depth))
+        if max(depths) > DEPTH_MAX:
+            raise _too_deep()
+        depth = depths[-1]
 
 
-def _without_strings(body: bytes) -> bytes:
-    return _STRING.sub(b"", body.replace(rb"\\", b"").replace(rb"\"", b""))
+def _outside_strings(body: bytes) -> Iterator[bytes]:
+    """Yield well-formed JSON without what is in its strings, in parts that cut no value.
+
+    What is done for a part takes a moment only, and little memory, however many strings there are.
+    """
+    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    start, is_in_string = 0, False
+    while start < len(plain):
+        end = plain.find(b",", start + _PART_BYTES) + 1 or len(plain)
+        texts = plain[start:end].split(b'"')
+        yield b"".join(texts[is_in_string::2])
+        is_in_string ^= len(texts) % 2 == 0
+        start = end
 
 
 def _too_deep() -> InvalidRequest:

@@ -1,0 +1,49 @@
+"""Bodies with very many values: checked in little memory, while others have their turn."""
+
+import asyncio
+import tracemalloc
+
+import msgspec
+import pytest
+from aiohttp.test_utils import make_mocked_request
+
+from agentsvc.base.errors import InvalidRequest
+from agentsvc.http.wire import BODY, check_extremes, read_json
+
+BRACKETS = b"[" + b",".join([b"[]"] * 300) + b"]"
+TEXTS = b"[" + b",".join([rb'"a,[\\\"{99999999999999999999"'] * 20_000) + b"]"
+
+
+def nested(levels: int) -> bytes:
+    return b"[" * levels + b"]" * levels
+
+
+def test_what_is_in_strings_counts_for_nothing_in_a_large_body() -> None:
+    check_extremes(b"[" + TEXTS + b',{"a":' + nested(150) + b"}," + TEXTS + b"]")
+
+
+@pytest.mark.parametrize("value", [nested(250), b"9223372036854775808"])
+def test_what_is_extreme_is_found_far_inside_of_a_large_body(value: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        check_extremes(b"[" + TEXTS + b"," + BRACKETS + b"," + value + b"," + TEXTS + b"]")
+
+
+def test_a_body_of_very_many_strings_is_checked_in_little_memory() -> None:
+    body = b"[" + b'"a",' * 500_000 + BRACKETS + b"]"
+    tracemalloc.start()
+    try:
+        check_extremes(body, wide_integers=True)
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(body)
+    finally:
+        tracemalloc.stop()
+
+
+async def test_others_have_their_turn_while_a_large_body_is_checked() -> None:
+    body = b"[" + b"[]," * 300_000 + b"[]]"
+    request = make_mocked_request("POST", "/", headers={"Content-Type": "application/json"})
+    request[BODY] = body
+    async with asyncio.TaskGroup() as group:
+        reading = group.create_task(read_json(request, msgspec.Raw))
+        await asyncio.sleep(0)
+        assert not reading.done()
+    assert bytes(reading.result()) == body
