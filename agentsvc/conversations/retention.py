@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base import now, to_stored
+from agentsvc.base import MAX_INT, now, to_stored
 from agentsvc.plugin import IdleRules
 from agentsvc.sandboxes import Target, UseTable, due, rules_for
 from agentsvc.settings import SettingsStore
@@ -36,9 +36,15 @@ _WITH_OLD_EVENTS: Final = """
           ORDER BY e.seq LIMIT 1
       ) < :before
 """
+_FIRST_KEPT: Final = """
+    SELECT seq FROM events
+    WHERE conversation_id = :id AND received_at >= :before
+    ORDER BY seq LIMIT 1
+"""
 _DELETE_OLD: Final = f"""
     DELETE FROM events WHERE rowid IN (
-        SELECT e.rowid {_OLD_EVENTS} AND e.conversation_id = :id ORDER BY e.seq LIMIT {_BATCH}
+        SELECT e.rowid {_OLD_EVENTS} AND e.conversation_id = :id AND e.seq < :end
+        ORDER BY e.seq LIMIT {_BATCH}
     )
 """  # noqa: S608  # a constant
 _IDLE: Final = """
@@ -82,15 +88,22 @@ async def count_old_events(source: Queryable, before: datetime) -> tuple[int, in
 
 
 async def delete_old_events(database: Database, before: datetime) -> int:
-    """Delete the events that `count_old_events` counts, in pieces between which others write."""
+    """Delete the events that `count_old_events` counts, in pieces between which others write.
+
+    Those behind one that was received later, as the clock was then, stay until that is old.
+    """
     moment = to_stored(before)
     rows = await database.all(_WITH_OLD_EVENTS, {"before": moment})
     return sum([await _delete_old_events_of(database, row["id"], moment) for row in rows])
 
 
 async def _delete_old_events_of(database: Database, conversation_id: str, before: str) -> int:
+    params = {"before": before, "id": conversation_id}
+    kept = await database.value(_FIRST_KEPT, params)
+    end = MAX_INT if kept is None else kept
+
     async def body(tx: Transaction) -> int:
-        return await tx.run(_DELETE_OLD, {"before": before, "id": conversation_id})
+        return await tx.run(_DELETE_OLD, {**params, "end": end})
 
     deleted = 0
     while count := await database.write(body):
