@@ -193,7 +193,7 @@ class EventLog:
         if msgspec.structs.replace(query, descending=False) == EventQuery():
             # They are numbered without gaps, and only the first ones are ever deleted.
             last = await self.find_last(conversation_id)
-            first = await event_table.find_first(self._db, conversation_id)
+            first = await self.find_first(conversation_id)
             return 0 if last is None or first is None else last - first + 1
         return await event_table.count(self._db, conversation_id, query)
 
@@ -242,6 +242,10 @@ class EventLog:
             limit=limit,
             max_bytes=max_bytes,
         )
+
+    async def find_first(self, conversation_id: str) -> int | None:
+        """Return the number of the first event that is still there, None if there is none."""
+        return await event_table.find_first(self._db, conversation_id)
 
     async def find_last(self, conversation_id: str) -> int | None:
         """Return the number of the last event, -1 if there is none, None for no conversation."""

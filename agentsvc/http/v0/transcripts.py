@@ -4,8 +4,9 @@ A number of the older history is known only by reading every stored event before
 client which polls does not cost a whole conversation each time, the encoded events and the state
 of the translation are kept for the conversations read last, within a limit on their bytes, and
 are continued from the last event read. The cache is no source of truth: without it the same
-numbers come out. An event log only grows and dies with its conversation; a conversation that was
-deleted and made again under its old id is told apart by when it was made.
+numbers come out. An event log grows, loses its beginning where old events are deleted, and dies with
+its conversation; a conversation that was deleted and made again under its old id is told apart by
+when it was made.
 """
 
 import asyncio
@@ -41,6 +42,10 @@ class Transcripts:
     async def read(self, conversation_id: str, created_at: datetime) -> Sequence[bytes]:
         """Return the whole history as it is now, each event encoded; its place is its number."""
         key = (conversation_id, created_at)
+        first = await self._log.find_first(conversation_id)
+        if key in self._entries and self._entries[key].first_seq not in (None, first):
+            # Its beginning was deleted for its age.
+            del self._entries[key]
         entry = self._entries.setdefault(key, _Entry())
         self._entries.move_to_end(key)
         while True:
@@ -75,6 +80,8 @@ class _Entry:
 
     def __init__(self) -> None:
         self.next_seq = 0
+        self.first_seq: int | None = None
+        """The number of the first stored event, None before one was read."""
         self.size = 0
         self.events: list[bytes] = []
         self._translator = Translator()
@@ -84,6 +91,7 @@ class _Entry:
         if seq < self.next_seq:
             return
         self.next_seq = seq + 1
+        self.first_seq = seq if self.first_seq is None else self.first_seq
         try:
             added = [encode(event) for event in self._translator.feed(body)]
         except Exception:

@@ -19,8 +19,13 @@ class MemoryLog(EventLog):
     """An event log of messages that notes from where it was read."""
 
     def __init__(self, length: int) -> None:
+        self.first = 0
         self.length = length
         self.reads: list[tuple[str, int]] = []
+
+    async def find_first(self, conversation_id: str) -> int | None:
+        del conversation_id
+        return self.first if self.first < self.length else None
 
     async def read_stretch(
         self,
@@ -34,7 +39,7 @@ class MemoryLog(EventLog):
         del to_seq, max_bytes
         self.reads.append((conversation_id, from_seq))
         await asyncio.sleep(0)
-        numbers = range(from_seq, min(self.length, from_seq + limit))
+        numbers = range(max(self.first, from_seq), min(self.length, from_seq + limit))
         return [message(conversation_id, seq) for seq in numbers]
 
 
@@ -93,6 +98,17 @@ async def test_a_conversation_made_again_under_its_old_id_has_its_own_history() 
     await transcripts.read("c", MADE)
     log.length = 1
     assert len(await transcripts.read("c", datetime(2026, 1, 2, tzinfo=UTC))) == 2
+
+
+async def test_what_was_deleted_for_its_age_is_not_shown_any_more() -> None:
+    log = MemoryLog(3)
+    transcripts = Transcripts(log)
+    await transcripts.read("c", MADE)
+    log.first = 2
+    [_, left] = await transcripts.read("c", MADE)
+    assert msgspec.json.decode(left)["message"] == "message 2"
+    log.first = 3
+    assert list(await transcripts.read("c", MADE)) == []
 
 
 async def test_an_event_that_cannot_be_shown_is_left_out_of_every_history(
