@@ -9,7 +9,7 @@ agent servers of today write. A client says at the end of its key which version 
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Final, cast
+from typing import Annotated, Final, cast
 
 import msgspec
 import yarl
@@ -28,6 +28,8 @@ _IN_QUERY = re.compile(
 _VERSION = re.compile(r"\A([0-9]{1,3})\.([0-9]{1,3})\Z")
 _MARK: Final = "~sdk-"
 _KEY_HEADERS: Final = (istr("X-Session-API-Key"), hdrs.AUTHORIZATION, istr("X-Access-Token"))
+_MAX_VALUES: Final = 300_000
+"""How many values an event may have, and a page a few times that: more is not taken apart."""
 _ANY: Final = ""
 _PROMPT: Final = "SystemPromptEvent"
 
@@ -87,8 +89,10 @@ class Reader:
     def event(self, body: bytes) -> bytes | None:
         """Return one event, None for one of a kind the version does not know.
 
-        What is no event is returned as it is.
+        What is no event is returned as it is, and so is one with more in it than any has.
         """
+        if body.count(b",") > _MAX_VALUES:
+            return body
         try:
             members = _MEMBERS.decode(body)
             kind = _KIND.decode(members["kind"])
@@ -110,8 +114,10 @@ class Reader:
     def answer(self, body: bytes) -> bytes:
         """Return an answer of an agent server: a page of events, a list with gaps, or one event.
 
-        Anything else is returned as it is.
+        Anything else is returned as it is, and so is what has more in it than any answer.
         """
+        if body.count(b",") > 4 * _MAX_VALUES:
+            return body
         try:
             if body.lstrip()[:1] == b"[":
                 return _encode([self._or_null(bytes(item)) for item in _LIST.decode(body)])
@@ -242,7 +248,7 @@ def _with_known_tools(prompt: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
 
 
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_LIST: Final = msgspec.json.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=1000)])
 _TOOLS: Final = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _KIND: Final = msgspec.json.Decoder(str)
 _START: Final = msgspec.json.Decoder(_Start)

@@ -143,6 +143,16 @@ def test_a_page_keeps_all_but_what_is_not_known() -> None:
     assert json.loads(reader.answer(listed)) == [{"kind": "PauseEvent", "id": "a"}, None, None]
 
 
+def test_what_has_more_in_it_than_any_answer_is_left_as_it_is() -> None:
+    reader = Reader((1, 21))
+    event = b'{"kind":"PauseEvent","parent_id":null,"n":[' + b"0," * 400_000 + b"0]}"
+    assert reader.event(event) == event
+    page = b'{"items":[' + b",".join([b'{"kind":"PauseEvent","parent_id":null}'] * 2000) + b"]}"
+    assert reader.answer(page) == page
+    long = b'{"items":[{"kind":"PauseEvent","parent_id":null,"t":"' + b"," * 2_000_000 + b'"}]}'
+    assert reader.answer(long) == long
+
+
 def test_versions_that_import_no_tools_are_told_only_of_those_that_all_programs_know() -> None:
     tools = [{"kind": "TerminalTool", "name": "t"}, {"kind": "BrowserClickTool", "name": "b"}]
     prompt = json.dumps({"kind": "SystemPromptEvent", "tools": tools}).encode()

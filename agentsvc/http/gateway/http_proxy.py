@@ -179,7 +179,8 @@ async def _answer_older(
             raise PortUnavailable("The answer is too long for this version of the client")
     headers = to_client((await connection.head()).headers, target.confines)
     request[IS_FORWARDED] = True
-    return web.Response(headers=headers, body=reader.answer(b"".join(parts)))
+    body = await asyncio.to_thread(reader.answer, b"".join(parts))
+    return web.Response(headers=headers, body=body)
 
 
 def _is_endless(head: Head) -> bool:

@@ -1,5 +1,6 @@
 """Stored events: their types, and handlers that send the bytes that were stored, but to older clients."""
 
+import asyncio
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Final
@@ -224,7 +225,7 @@ async def _search(request: web.Request, conversation_id: str, wanted: EventSearc
         await _readable(request, conversation_id), query, page_id=wanted.page_id, limit=wanted.limit
     )
     reader = reader_of(request.get(SDK_VERSION))
-    shown = bodies if reader is None else reader.events(bodies)
+    shown = bodies if reader is None else await asyncio.to_thread(reader.events, bodies)
     return raw_json_response(raw_page(shown, next_page_id))
 
 
