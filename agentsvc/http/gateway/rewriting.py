@@ -24,6 +24,7 @@ _DIRECTORIES: Final[dict[str, tuple[str, ...]]] = {
     "/api/bash/execute_bash_command": ("cwd",),
 }
 """Where the bodies of requests say in which directory something is to work."""
+_MAX_VALUES: Final = 300_000
 _EDITOR_URL: Final = "/api/vscode/url"
 _AGENT_PATH = re.compile(r"\A/(?:(?:sockets|api)/.|(?:alive|health|ready|server_info)\Z)")
 _OWN_PATH = re.compile(r"\A/api/v[0-9]+(?:/|\Z)")
@@ -70,8 +71,11 @@ def names_directory(path: str) -> bool:
 def relocate_body(path: str, body: bytes, working_dir: str) -> bytes:
     """Return a body that names the directory where it is; all else in it stays as it was written.
 
-    What is not as the agent server expects it is left for that to refuse.
+    What is not as the agent server expects it is left for that to refuse, and what has more in it
+    than any such body is left as it is.
     """
+    if body.count(b",") > _MAX_VALUES:
+        return body
     try:
         return _relocate_member(body, _DIRECTORIES[path], working_dir)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

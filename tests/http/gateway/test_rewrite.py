@@ -87,6 +87,10 @@ def test_the_directory_that_a_body_names_is_where_the_projects_are(
         (START, b"[]"),
         (START, b"no JSON"),
         (START, b'{"deep": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+        (
+            START,
+            b'{ "n": [' + b"0, " * 400_000 + b'0], "workspace": {"working_dir": "/workspace"}}',
+        ),
         (START, b'{ "workspace": {"working_dir": "/workspace\xff"} }'),
         (COMMAND, b'{ "command": "ls /workspace", "cwd": "/srv" }'),
         (COMMAND, b""),
