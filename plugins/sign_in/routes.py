@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Annotated, Any, Final
 
@@ -297,7 +297,9 @@ class SignIn(Extension[SignInConfig]):
             raise NotAuthenticated("The token names neither a user nor a session")
         ended = await self._identities.logins_of(provider.name, subject=subject, session=session)
         for user_id, login_id in ended:
-            await request.app[LOGINS].end(user_id, login_id)
+            # Its browser may have ended it since.
+            with suppress(NotFound):
+                await request.app[LOGINS].end(user_id, login_id)
         await request.app[OPEN_CONNECTIONS].close_revoked()
         response = json_response(SUCCESS)
         response.headers[hdrs.CACHE_CONTROL] = "no-store"

@@ -1,5 +1,6 @@
 """Handlers of logins of browsers; the page on which people log in is one of the console."""
 
+import contextlib
 from datetime import timedelta
 from typing import Annotated, Final
 
@@ -168,7 +169,7 @@ async def get_logins(request: web.Request) -> list[LoginInfo]:
     return [view_of(LoginInfo, login, is_current=login.id == current) for login in found]
 
 
-@ROUTES.add("DELETE", "/current", Success, scope=Scope.READ, errors=(NotFound,))
+@ROUTES.add("DELETE", "/current", Success, scope=Scope.READ)
 async def delete_current_login(request: web.Request) -> web.Response:
     """Log this browser out.
 
@@ -177,7 +178,9 @@ async def delete_current_login(request: web.Request) -> web.Response:
     """
     caller = request[PRINCIPAL]
     if caller.login_id is not None:
-        await request.app[LOGINS].end(caller.user_id, caller.login_id)
+        # Another tab may have ended it since.
+        with contextlib.suppress(NotFound):
+            await request.app[LOGINS].end(caller.user_id, caller.login_id)
         await request.app[OPEN_CONNECTIONS].close_revoked()
     response = json_response(SUCCESS)
     response.headers.add(hdrs.SET_COOKIE, expired_cookie(origin_of(request)))

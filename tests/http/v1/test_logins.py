@@ -217,6 +217,15 @@ async def test_a_login_opens_pages_and_what_admins_may(logged_in: Browser) -> No
     assert await logged_in.status(path="/openapi.json") == 401
 
 
+async def test_every_tab_logs_the_browser_out(logged_in: Browser) -> None:
+    path = f"{LOGINS_PATH}/current"
+    answers = await asyncio.gather(*(logged_in.send("DELETE", path) for _ in range(3)))
+    statuses = [answer.status for answer in answers]
+    # One that comes late is told that there is no login any more.
+    assert 200 in statuses
+    assert set(statuses) <= {200, 401}
+
+
 async def test_a_login_ends_what_it_is_told_to(
     logged_in: Browser, client: Client, service: Service
 ) -> None:

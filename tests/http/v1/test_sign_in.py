@@ -340,6 +340,19 @@ async def test_a_provider_ends_logins_by_the_back_channel(
     assert await good() == [401, 401, 200]
 
 
+async def test_a_login_that_ends_meanwhile_keeps_no_other_open(
+    browser: Client, issuer: Issuer
+) -> None:
+    logins = [login_headers(await sign_in(browser, issuer)) for _ in range(6)]
+    own = {**logins[3], "Origin": browser.base_url}
+    ended, _ = await asyncio.gather(
+        log_out(browser, issuer.logout_token(sid=None)),
+        browser.delete("/api/v1/logins/current", headers=own),
+    )
+    left = [(await browser.get("/api/keys", headers=one)).status for one in logins]
+    assert (ended, left) == (200, [401] * 6)
+
+
 async def test_a_header_counts_only_from_a_trusted_proxy(
     browser: Client, issuer: Issuer, service: Service
 ) -> None:
