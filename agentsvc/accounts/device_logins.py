@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from agentsvc.accounts.keys import KEY_PREFIX, insert_key
+from agentsvc.accounts.keys import KEY_PREFIX, check_room, insert_key
 from agentsvc.base import NotFound, Secret, Throttle, TooManyRequests, values
 from agentsvc.storage import Database, Queryable, Row, Transaction
 
@@ -117,7 +117,11 @@ class DeviceLogins:
         return login
 
     async def approve(self, user_id: str, user_code: str) -> None:
-        """Let the program with this code in as a user; raises NotFound unless it waits."""
+        """Let the program with this code in as a user; raises NotFound unless it waits.
+
+        Raises Conflict for a user who has as many keys as there may be.
+        """
+        await check_room(self._db, user_id)
         await self._decide(user_code, "approved", user_id)
 
     async def deny(self, user_code: str) -> None:

@@ -34,6 +34,8 @@ SHORTEST_KEY: Final = 32
 
 _LONGEST_NAME: Final = 100
 _SHOWN: Final = len(KEY_PREFIX) + 4
+MAX_KEYS: Final = 1000
+"""How many keys a user may have that are not revoked; they are listed all at once."""
 USE_IS_NOTED_EVERY: Final = timedelta(minutes=1)
 """How often at most a use of a key is written down."""
 
@@ -215,12 +217,13 @@ class KeyRing:
         """Issue a key, random unless one is given; it can be seen now and never again.
 
         Raises BadRequest for a given key that is too short or not printable ASCII, Conflict for
-        one that exists, NotFound if there is no such user.
+        one that exists or is one too many, NotFound if there is no such user.
         """
         check_name(name)
         secret = values.new_key(KEY_PREFIX) if key is None else _checked(key)
 
         async def body(tx: Transaction) -> tuple[ApiKey, Secret]:
+            await check_room(tx, user_id)
             made = await insert_key(
                 tx,
                 user_id,
@@ -301,6 +304,13 @@ class KeyRing:
         except CapacityExceeded as exc:
             # A full disk must not lock everybody out.
             log.warning("last use of a key not stored", extra={"reason": exc.detail})
+
+
+async def check_room(source: Queryable, user_id: str) -> None:
+    """Raise Conflict for a user who has as many keys as there may be."""
+    sql = "SELECT COUNT(*) FROM api_keys WHERE user_id = :user_id AND revoked_at IS NULL"
+    if (await source.value(sql, {"user_id": user_id}) or 0) >= MAX_KEYS:
+        raise Conflict(f"A user has at most {MAX_KEYS} keys; revoke some of them first")
 
 
 async def insert_key(

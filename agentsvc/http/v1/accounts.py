@@ -185,13 +185,14 @@ async def get_keys(request: web.Request) -> list[KeyInfo]:
     NewKeyInfo,
     scope=Scope.ADMIN,
     effect=effect_of(tuple, show_new_key),
-    errors=(BadRequest,),
+    errors=(BadRequest, Conflict),
     example={"name": "build server", "scope": KeyScope.RUN},
 )
 async def post_key(request: web.Request, body: KeyOrder) -> tuple[ApiKey, Secret]:
     """Make an API key for a user.
 
-    The answer is the only one that has the key itself.
+    The answer is the only one that has the key itself. A user has at most 1000 keys that are not
+    revoked (409).
     """
     user = await request.app[USERS].get(path_user(request))
     return await create_key(request, user.id, body)

@@ -10,6 +10,7 @@ from agentsvc.accounts import ApiKey, KeyScope, Role
 from agentsvc.base import (
     MAX_INT,
     BadRequest,
+    Conflict,
     InvalidRequest,
     NotFound,
     Secret,
@@ -135,13 +136,14 @@ async def get_keys(request: web.Request) -> list[KeyInfo]:
     NewKeyInfo,
     scope=Scope.MANAGE,
     effect=effect_of(tuple, show_new_key),
-    errors=(BadRequest,),
+    errors=(BadRequest, Conflict),
     example={"name": "build server"},
 )
 async def post_key(request: web.Request, body: KeyOrder) -> tuple[ApiKey, Secret]:
     """Make an API key for yourself.
 
-    The answer is the only one that has the key itself.
+    The answer is the only one that has the key itself. A user has at most 1000 keys that are not
+    revoked (409).
     """
     return await create_key(request, user_of(request), body)
 

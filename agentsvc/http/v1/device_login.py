@@ -9,6 +9,7 @@ from agentsvc.accounts import Claim, ClaimState, DeviceLogin, Principal
 from agentsvc.base import (
     AgentsvcError,
     BadRequest,
+    Conflict,
     InvalidRequest,
     NotAllowed,
     NotAuthenticated,
@@ -158,7 +159,7 @@ async def post_token(request: web.Request) -> Token:
     scope=Scope.MANAGE,
     body=Decision,
     reads=(JSON, FORM),
-    errors=(BadRequest, NotFound),
+    errors=(BadRequest, Conflict, NotFound),
     example={"user_code": "WDJB-MJHT"},
 )
 async def post_decision(request: web.Request) -> Decided:
@@ -187,7 +188,7 @@ async def get_page(request: web.Request, query: CodeQuery) -> web.Response:
     body=PageForm,
     reads=(FORM, JSON),
     media=HTML,
-    errors=(BadRequest, NotAllowed, NotAuthenticated, NotFound, TooManyRequests),
+    errors=(BadRequest, Conflict, NotAllowed, NotAuthenticated, NotFound, TooManyRequests),
     example={"user_code": "WDJB-MJHT", "api_key": "an API key"},
 )
 async def post_page(request: web.Request) -> web.Response:

@@ -3,9 +3,12 @@
 import pytest
 
 from agentsvc.accounts.keys import Role
+from agentsvc.http.keys import DATABASE, DEVICES
+from agentsvc.storage.database import Transaction
 from tests.service import Answer, Client, Service
 
 KEYS = "/api/keys"
+MAX_KEYS = 1000
 MEMBERS = {
     "id",
     "name",
@@ -141,3 +144,33 @@ async def test_the_service_provides_no_model_key(client: Client) -> None:
 async def test_keys_need_a_key(service: Service, method: str, path: str) -> None:
     nobody = await service.make_client(None)
     assert (await nobody.request(method, path)).status == 401
+
+
+async def test_a_user_has_as_many_keys_as_can_be_listed_at_once(
+    client: Client, service: Service
+) -> None:
+    sql = """
+        WITH RECURSIVE numbers (n) AS (SELECT 2 UNION ALL SELECT n + 1 FROM numbers WHERE n < :most)
+        INSERT INTO api_keys (user_id, name, hash, prefix, created_at)
+        SELECT (SELECT id FROM users), 'one of many', 'no hash ' || n, '', '2026-01-01T00:00:00Z'
+        FROM numbers
+    """
+
+    async def fill(tx: Transaction) -> None:
+        await tx.run(sql, {"most": MAX_KEYS})
+
+    await service.app[DATABASE].write(fill)
+    login = await service.app[DEVICES].begin()
+    decision = {"user_code": login.user_code}
+    for path, body in ((KEYS, {}), ("/oauth/device/verify-authenticated", decision)):
+        refused = await client.post(path, json=body)
+        assert refused.status == 409
+        assert "at most 1000 keys" in refused.json()["detail"]
+    assert (
+        await client.post("/oauth/device/verify-authenticated", json={**decision, "approve": False})
+    ).status == 200
+    other = await service.make_client("bob", Role.MEMBER)
+    assert (await other.post(KEYS, json={})).status == 200
+    [*_, last] = (await client.get(KEYS)).json()
+    assert (await client.delete(f"{KEYS}/{last['id']}")).status == 200
+    assert (await client.post(KEYS, json={})).status == 200
