@@ -53,6 +53,7 @@ from agentsvc.http.streaming import LiveAnswers as LiveAnswers
 from agentsvc.http.urls import TRUSTED as TRUSTED
 from agentsvc.http.urls import Links as Links
 from agentsvc.http.urls import address_of as address_of
+from agentsvc.http.urls import client_of as client_of
 from agentsvc.http.urls import is_from_proxy as is_from_proxy
 from agentsvc.http.urls import links_of as links_of
 from agentsvc.http.urls import prefix_of as prefix_of

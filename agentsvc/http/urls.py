@@ -26,7 +26,7 @@ from agentsvc.http.port_origins import (
     name_of,
 )
 from agentsvc.http.sdk_versions import Version, mark
-from agentsvc.http.server.connection_limit import Network
+from agentsvc.http.server.connection_limit import Network, caller_of
 from agentsvc.plugin.egress import SANDBOX_SOURCES
 from agentsvc.sandboxes import AGENT_PORT, Sandbox, SandboxStatus
 
@@ -37,6 +37,7 @@ _HOST = re.compile(r"\A(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?\Z"
 _PREFIX = re.compile(r"\A(?:/[A-Za-z0-9._~%-]+)+\Z")
 _PAIR = re.compile(r'(?:^|[;\s])(proto|host|for)="?([^";,\s]+)"?', re.IGNORECASE)
 _PORT_NUMBER = re.compile(r":[0-9]+\Z")
+_WITH_PORT = re.compile(r"\A(?:\[([0-9A-Fa-f:.]+)\]|([0-9.]+))(?::[0-9]+)?\Z")
 _ADDRESS_CHARS: Final = 64
 _SCHEMES: Final = frozenset({"http", "https"})
 
@@ -256,7 +257,14 @@ def address_of(request: web.Request) -> str:
     if not is_from_proxy(request):
         return own
     said = _last(request, hdrs.X_FORWARDED_FOR) or _forwarded(request).get("for", "")
+    if with_port := _WITH_PORT.match(said):
+        said = with_port[1] or with_port[2]
     return (said if said.isascii() else "")[:_ADDRESS_CHARS] or own
+
+
+def client_of(request: web.Request) -> str:
+    """Return whom a limit counts where nobody is known: an address, or the network of one caller."""
+    return caller_of(address_of(request))
 
 
 def prefix_of(public_url: str) -> str:

@@ -41,7 +41,7 @@ from agentsvc.extension.web import (
     StoredEvent,
     Success,
     Time,
-    address_of,
+    client_of,
     enforce,
     json_response,
     links_of,
@@ -271,7 +271,7 @@ class Sharing(Extension[SharingConfig]):
         limit each id is a request.
         """
         for _ in query.ids[1:]:
-            enforce(request, self._limit.take(address_of(request)))
+            enforce(request, self._limit.take(client_of(request)))
         views = [await self._find(one) for one in query.ids]
         return [from_view(one) if one else None for one in views]
 
@@ -337,7 +337,7 @@ class Sharing(Extension[SharingConfig]):
 
         @wraps(handle)
         async def handler(request: web.Request) -> web.StreamResponse:
-            enforce(request, self._limit.take(address_of(request)))
+            enforce(request, self._limit.take(client_of(request)))
             response = await handle(request)
             if not response.prepared:
                 response.headers.update(_HEADERS)

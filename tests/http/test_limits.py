@@ -66,6 +66,24 @@ async def test_an_address_without_a_good_key_is_refused_but_not_who_has_one(
     assert (await stranger.get("/alive", headers=far)).status == 200
 
 
+@pytest.mark.parametrize(
+    "addresses",
+    [
+        ["198.51.100.7:40001", "198.51.100.7:40002", "198.51.100.7"],
+        ["2001:db8::1", "2001:db8::2", "[2001:db8::2]:40001"],
+    ],
+)
+async def test_who_comes_from_another_port_or_address_of_its_network_is_the_same(
+    service: Service, addresses: list[str]
+) -> None:
+    stranger = service.client_with("asvc_nonsense")
+    said = [{"X-Forwarded-For": address} for address in addresses]
+    statuses = [(await stranger.get(PATH, headers=headers)).status for headers in said]
+    assert statuses == [401, 401, 429]
+    elsewhere = {"Forwarded": 'for="[2001:db8:0:1::1]:40001"'}
+    assert (await stranger.get(PATH, headers=elsewhere)).status == 401
+
+
 def test_who_was_not_seen_for_longest_is_forgotten() -> None:
     limit = RateLimit("key", 1)
     assert limit.take("first") is not None

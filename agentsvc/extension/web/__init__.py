@@ -34,6 +34,7 @@ from agentsvc.http import Time as Time
 from agentsvc.http import address_of as address_of
 from agentsvc.http import check_extremes as check_extremes
 from agentsvc.http import check_scope as check_scope
+from agentsvc.http import client_of as client_of
 from agentsvc.http import decode as decode
 from agentsvc.http import effect_of as effect_of
 from agentsvc.http import enforce as enforce

@@ -46,7 +46,7 @@ from agentsvc.http.server.delayed_refusal import (
 )
 from agentsvc.http.server.metrics_registry import Refusal, RequestMetrics
 from agentsvc.http.server.time_limit import TimeLimit
-from agentsvc.http.urls import address_of, is_from_proxy
+from agentsvc.http.urls import address_of, client_of, is_from_proxy
 from agentsvc.http.wire import (
     CALLBACK_BODY_BYTES,
     ON_MORE_BODY,
@@ -327,7 +327,7 @@ def _count_stranger(request: web.Request) -> errors.TooManyRequests | None:
     """Count a request without a good key; return what to answer if its address sends too many."""
     if keys.PRINCIPAL in request:
         return None
-    state = request.app[LIMITS].addresses.take(address_of(request))
+    state = request.app[LIMITS].addresses.take(client_of(request))
     request[IS_HELD] = state is not None and is_many(state)
     try:
         enforce(request, state)
@@ -437,7 +437,7 @@ def _note_end(request: web.Request, status: int, seconds: float) -> None:
     is_dull = request.path in _HEALTH_PATHS or (
         is_refused
         and request.get(IS_HELD, False)
-        and not app[LOG_THROTTLE].is_due(address_of(request))
+        and not app[LOG_THROTTLE].is_due(client_of(request))
     )
     level = logging.DEBUG if is_dull else logging.INFO
     if not log.isEnabledFor(level):

@@ -187,6 +187,14 @@ class ConnectionLimit:
             return _NO_ADDRESS
         if any(found in network for network in self._shared):
             return _SHARED
-        if isinstance(found, ipaddress.IPv4Address):
-            return str(found)
-        return str(ipaddress.ip_network((int(found), _CALLER_BITS), strict=False))
+        return caller_of(str(found))
+
+
+def caller_of(address: str) -> str:
+    """Return what one caller usually has: the address, or of version 6 the network around it."""
+    try:
+        found = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    network = ipaddress.IPv6Network((int(found), _CALLER_BITS), strict=False)
+    return str(found.ipv4_mapped or network)

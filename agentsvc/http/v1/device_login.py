@@ -22,7 +22,7 @@ from agentsvc.base import (
 from agentsvc.http.keys import DEVICES, KEYRING, PRINCIPAL
 from agentsvc.http.routes import FORM, HTML, JSON, Routes, Scope, check_scope
 from agentsvc.http.sdk_versions import Version, mark, version_of_login
-from agentsvc.http.urls import address_of, links_of
+from agentsvc.http.urls import client_of, links_of
 from agentsvc.http.v1.forms import read_form
 from agentsvc.http.v1.pages import answer_page, answer_style
 
@@ -126,7 +126,7 @@ async def post_authorize(request: web.Request) -> Authorization:
     """
     if request.can_read_body:
         await read_form(request, _BEGINNING)
-    login = await request.app[DEVICES].begin(address_of(request))
+    login = await request.app[DEVICES].begin(client_of(request))
     return _from_login(login, links_of(request).base)
 
 
@@ -144,7 +144,7 @@ async def post_token(request: web.Request) -> Token:
     The second step of RFC 8628. Until the user has decided it is refused (400) with an `error`:
     `authorization_pending`, `slow_down`, `expired_token` or `access_denied`.
     """
-    request.app[DEVICES].admit(address_of(request))
+    request.app[DEVICES].admit(client_of(request))
     try:
         asked = await read_form(request, TokenRequest)
     except (InvalidRequest, BadRequest) as exc:
@@ -196,7 +196,7 @@ async def post_page(request: web.Request) -> web.Response:
 
     What the page sends, with a key as the only proof.
     """
-    request.app[DEVICES].admit(address_of(request))
+    request.app[DEVICES].admit(client_of(request))
     form = await read_form(request, _PAGE_FORM)
     try:
         caller = await request.app[KEYRING].identify(form.api_key.strip())

@@ -23,7 +23,7 @@ from agentsvc.base import (
 from agentsvc.http.keys import CONFIG, LOGIN_PROVIDERS, LOGINS, OPEN_CONNECTIONS, PRINCIPAL, user_of
 from agentsvc.http.middleware.login_cookie import expired_cookie, is_foreign, make_cookie
 from agentsvc.http.routes import Routes, Scope
-from agentsvc.http.urls import address_of, origin_of
+from agentsvc.http.urls import client_of, origin_of
 from agentsvc.http.wire import SUCCESS, Success, Time, json_response, read_json
 
 PREFIX: Final = "/api/v1/logins"
@@ -142,7 +142,7 @@ async def post_link(request: web.Request) -> LinkInfo:
 
     For the page that asks whether to log in; the link is not used up.
     """
-    request.app[LOGINS].admit(address_of(request))
+    request.app[LOGINS].admit(client_of(request))
     order = await read_json(request, LinkOrder)
     return LinkInfo(user_name=await request.app[LOGINS].find_user_of_link(Secret(order.token)))
 
@@ -200,7 +200,7 @@ async def delete_login(request: web.Request, login_id: str) -> Success:
 
 def check_login(request: web.Request) -> None:
     """Raise TooManyRequests or NotAllowed for a request that may not try to begin a login."""
-    request.app[LOGINS].admit(address_of(request))
+    request.app[LOGINS].admit(client_of(request))
     if is_foreign(request):
         raise NotAllowed("A page of another origin cannot log a browser in")
 

@@ -262,3 +262,5 @@ async def test_an_address_that_is_no_text_is_not_noted(service: Service) -> None
     writer.close()
     assert answer.startswith(b"HTTP/1.1 201 "), answer
     assert (await entries(admin))[0]["address"] == "127.0.0.1"
+    await admin.post("/api/keys", json={}, headers={"X-Forwarded-For": "198.51.100.7:40001"})
+    assert (await entries(admin))[0]["address"] == "198.51.100.7"
