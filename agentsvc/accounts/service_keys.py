@@ -3,7 +3,7 @@
 import contextlib
 from typing import Final
 
-from agentsvc.accounts.keys import KEY_PREFIX, KeyScope, check_name, find_key, insert_key
+from agentsvc.accounts.keys import KEY_PREFIX, KeyScope, check_name, find_key, get_user, insert_key
 from agentsvc.base import Conflict, NotAuthenticated, Secret, values
 from agentsvc.storage import Database, Transaction, Vault
 
@@ -28,6 +28,8 @@ class ServiceKeys:
         async def body(tx: Transaction) -> Secret:
             maker = await find_key(tx, maker_id)
             if maker is None or maker["revoked_at"] is not None:
+                raise NotAuthenticated
+            if not (await get_user(tx, maker["user_id"])).is_active_admin:
                 raise NotAuthenticated
             # What is stored is a hash, so the key is made anew from what never changes.
             ended = await _count_ended(tx, maker_id, user_id, name)

@@ -3,6 +3,8 @@
 How they are read, and their keys, is in `keys`; how they are deleted in `conversations.user_deletion`.
 """
 
+from typing import Final
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -71,7 +73,8 @@ async def change_user(tx: Transaction, user_id: str, patch: UserPatch) -> User:
     """Change a user inside the caller's transaction and return what it is now.
 
     Raises NotFound, BadRequest for what is no name, and Conflict for a name that is taken, a user who is
-    being deleted, or where no administrator would be left to let anybody in again.
+    being deleted, or where no administrator would be left to let anybody in again. Keys that services
+    of an administrator have made end where the user is none any more, or blocked.
     """
     if patch.name is not UNSET:
         check_name(patch.name)
@@ -85,7 +88,18 @@ async def change_user(tx: Transaction, user_id: str, patch: UserPatch) -> User:
     sql = "SELECT 1 FROM users WHERE role = 'admin' AND blocked_at IS NULL LIMIT 1"
     if before.is_active_admin and await tx.one(sql) is None:
         raise Conflict(f"`{before.name}` is the only administrator, and has to stay one")
+    if not after.is_active_admin:
+        await tx.run(_END_MADE, {"id": user_id, "now": values.to_stored(values.now())})
     return after
+
+
+_END_MADE: Final = """
+    UPDATE api_keys
+    SET revoked_at = :now
+    WHERE made_with IN (SELECT id FROM api_keys WHERE user_id = :id)
+      AND revoked_at IS NULL
+"""
+"""Revokes what services of a user have made."""
 
 
 def _patched(user: User, patch: UserPatch) -> User:

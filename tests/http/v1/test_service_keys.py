@@ -218,3 +218,22 @@ async def test_keys_go_with_the_administrator_whose_service_made_them(
     assert (await client.delete(f"/api/v1/users/{boss_id}")).status == 200
     assert (await acting.get(ME)).status == 401
     assert (await caller.ask(user_id)).status == 401
+
+
+@pytest.mark.parametrize("change", [{"role": "member"}, {"is_blocked": True}])
+async def test_keys_end_when_the_administrator_whose_service_made_them_is_none_any_more(
+    client: Client, service: Service, ann: Client, change: dict[str, Any]
+) -> None:
+    user_id = (await me(ann))["id"]
+    boss = await service.make_client("boss", Role.ADMIN)
+    caller = Caller(service, (await new_key(boss))["key"])
+    path = f"/api/v1/users/{(await me(boss))['id'].replace('-', '')}"
+    acting = service.client_with(await caller.key_of(user_id))
+    assert (await client.patch(path, json=change)).status == 200
+    assert (await acting.get(ME)).status == 401
+    assert (await ann.get(ME)).status == 200
+    # The service goes on with other keys when it may again.
+    again = {"role": "admin", "is_blocked": False}
+    assert (await client.patch(path, json=again)).status == 200
+    assert (await acting.get(ME)).status == 401
+    assert (await service.client_with(await caller.key_of(user_id)).get(ME)).status == 200
