@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from agentsvc.accounts.device_logins import AttemptLimit
-from agentsvc.accounts.keys import USE_IS_NOTED_EVERY, KeyRing, Principal
+from agentsvc.accounts.keys import USE_IS_NOTED_EVERY, KeyRing, Principal, find_key
 from agentsvc.base import CapacityExceeded, NotAuthenticated, NotFound, Secret, values
 from agentsvc.storage import Database, Queryable, Row, Transaction, record_of, row_of
 
@@ -169,6 +169,8 @@ class Logins:
             raise NotFound("no such login")
 
     async def _insert(self, tx: Transaction, key_id: int, token: LoginToken, client: str) -> Login:
+        if await find_key(tx, key_id) is None:
+            raise NotAuthenticated
         now = values.now()
         await tx.run("DELETE FROM logins WHERE expires_at <= :now", {"now": _now()})
         await tx.run(_DELETE_SURPLUS, {"key_id": key_id, "most": MAX_LOGINS - 1})

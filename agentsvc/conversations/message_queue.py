@@ -47,7 +47,7 @@ from agentsvc.conversations.starting.agent_request import text_of, to_agent_mess
 from agentsvc.conversations.stores import ConversationStores
 from agentsvc.domain import ExecutionStatus, Message, StartStatus, WhenFull, message_of
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
-from agentsvc.storage import IntegrityError, Transaction, is_watched, note_effect
+from agentsvc.storage import Transaction, is_watched, note_effect
 
 log = logging.getLogger(__name__)
 
@@ -255,11 +255,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
                 raise TooManyRequests(
                     f"{waiting} messages of this conversation are waiting already"
                 )
-            try:
-                await table.insert(tx, pending)
-            except IntegrityError as exc:
-                # It was deleted since it was looked up.
-                raise NotFound(f"Conversation {conversation_id} not found") from exc
+            await table.insert(tx, pending)
             await self.events.append(tx, conversation_id, events)
             queued = Queued(id=pending.id, position=waiting + 1, sandbox_status=status)
             await note_effect(tx, queued)

@@ -5,7 +5,6 @@ Begin with `database`. The SQL of a table stands with the package that owns it. 
 """
 
 from agentsvc.storage.database import Database as Database
-from agentsvc.storage.database import IntegrityError as IntegrityError
 from agentsvc.storage.database import Reader as Reader
 from agentsvc.storage.database import Transaction as Transaction
 from agentsvc.storage.database_file import check_file as check_file

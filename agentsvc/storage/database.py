@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, Protocol
 import aiosqlite
 import msgspec
 
-from agentsvc.base import CapacityExceeded, Conflict, monotonic
+from agentsvc.base import CapacityExceeded, Conflict, NotFound, monotonic
 from agentsvc.storage.database_file import (
     MIGRATIONS,
     connect,
@@ -45,8 +45,6 @@ from agentsvc.storage.kept_reads import KeptReads
 from agentsvc.storage.queries import NO_PARAMS, Params, Queryable, Row
 
 log = logging.getLogger(__name__)
-
-IntegrityError = sqlite3.IntegrityError
 
 _READERS = 3
 _STEPS = 1000
@@ -354,7 +352,8 @@ class Database(Queryable):
         Bodies run one at a time in the order of their calls, and await nothing but the
         transaction. One that raises is undone alone. Once called, the body runs to its end
         even if the caller is cancelled. Raises CapacityExceeded when the disk is full or the
-        transaction is lost to another fault of the storage.
+        transaction is lost to another fault of the storage, and NotFound where what a row belongs
+        to was deleted meanwhile.
         """
         if asyncio.current_task() is self._body:
             raise RuntimeError("a transaction cannot wait for another one")
@@ -546,13 +545,25 @@ def _settle(attempt: _Attempt) -> None:
     if isinstance(failure, asyncio.CancelledError):
         job.done.cancel()
     elif failure:
-        _fail(job, cannot_store(failure) if is_of_disk(failure) else failure)
+        _fail(job, _told(failure))
     else:
         # The loop runs these before it wakes the caller, and reports one that raises.
         for callback in attempt.callbacks:
             job.done.get_loop().call_soon(callback, context=job.context)
         if not job.done.done():
             job.done.set_result(attempt.result)
+
+
+def _told(failure: BaseException) -> BaseException:
+    """Return what the caller of a body is told of its failure."""
+    if is_of_disk(failure):
+        return cannot_store(failure)
+    if getattr(failure, "sqlite_errorcode", None) == sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY:
+        # It was there when it was looked up.
+        told = NotFound("What this belongs to was deleted meanwhile", detail=str(failure))
+        told.__cause__ = failure
+        return told
+    return failure
 
 
 def _log_lost(lost: Sequence[_Job], cause: sqlite3.Error) -> None:

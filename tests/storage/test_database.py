@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.base.errors import CapacityExceeded
-from agentsvc.storage.database import Database, IntegrityError, Reader, Transaction
+from agentsvc.base.errors import CapacityExceeded, NotFound
+from agentsvc.storage.database import Database, Reader, Transaction
 from agentsvc.storage.queries import Row
 from tests.storage.users import COUNT, INSERT, LONG, adding, user_ids
 
@@ -86,14 +86,28 @@ async def test_a_body_that_breaks_a_constraint_hears_it_and_hurts_nobody(db: Dat
         return_exceptions=True,
     )
 
-    assert isinstance(results[1], IntegrityError)
+    assert isinstance(results[1], sqlite3.IntegrityError)
     assert await user_ids(db) == ["a", "b"]
+
+
+async def test_what_belongs_to_nothing_any_more_is_not_found_and_hurts_nobody(db: Database) -> None:
+    sql = "INSERT INTO quotas (user_id) VALUES ('gone')"
+    for write in (db.write, db.write_apart):
+        name = write.__name__
+        results = await asyncio.gather(
+            write(adding(f"{name} a")),
+            write(lambda tx: tx.run(sql)),
+            write(adding(f"{name} b")),
+            return_exceptions=True,
+        )
+        assert [type(result) for result in results] == [type(None), NotFound, type(None)]
+    assert len(await user_ids(db)) == 4
 
 
 async def test_a_body_may_catch_the_failure_of_a_statement_and_go_on(db: Database) -> None:
     async def body(tx: Transaction) -> None:
         await adding("a")(tx)
-        with pytest.raises(IntegrityError):
+        with pytest.raises(sqlite3.IntegrityError):
             await adding("a")(tx)
         await adding("b")(tx)
 

@@ -1,13 +1,14 @@
 """Transactions that run in the thread that writes: the same promises as for all others."""
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from agentsvc.base.errors import CapacityExceeded
-from agentsvc.storage.database import Database, IntegrityError, Transaction
+from agentsvc.storage.database import Database, Transaction
 from tests.storage.test_database import fill, set_page_limit
 from tests.storage.users import adding, user_ids
 
@@ -51,7 +52,7 @@ async def test_failing_bodies_undo_only_themselves(db: Database) -> None:
         return_exceptions=True,
     )
 
-    kinds = [type(None), IntegrityError, asyncio.CancelledError, type(None)]
+    kinds = [type(None), sqlite3.IntegrityError, asyncio.CancelledError, type(None)]
     assert [type(result) for result in results] == kinds
     assert await user_ids(db) == ["a", "b"]
 

@@ -230,6 +230,16 @@ async def _check_caller(request: web.Request, handler: Handler) -> web.StreamRes
             return await handler(request)
         except errors.InvalidRequest as exc:
             raise await with_all_problems(request, exc) from exc.__cause__
+        except errors.NotFound as exc:
+            await _check_still_known(request, exc)
+            raise
+
+
+async def _check_still_known(request: web.Request, exc: errors.NotFound) -> None:
+    """Raise NotAuthenticated for a caller whose key, or whole account, has gone meanwhile."""
+    caller = request.get(keys.PRINCIPAL)
+    if caller is not None and await request.app[keys.OPEN_CONNECTIONS].find(caller) is None:
+        raise errors.NotAuthenticated from exc
 
 
 def _close_on_bad_body(request: web.Request, response: web.StreamResponse) -> None:

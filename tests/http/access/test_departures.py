@@ -138,6 +138,25 @@ async def test_a_user_who_cannot_be_removed_holds_up_no_other(
     assert (await boss.get(f"{USERS}/{stuck}")).status == 200
 
 
+async def test_what_a_user_asks_for_who_is_deleted_meanwhile_is_nobodys(service: Service) -> None:
+    boss = await service.make_client()
+    user_id, holder = await make_user(boss, service, "ann")
+    automation = {"name": "any", "prompt": "any", "trigger": {"type": "manual"}}
+    deleted, quotas, *answers = await asyncio.gather(
+        boss.delete(f"{USERS}/{user_id}"),
+        boss.put(f"{USERS}/{user_id}/quotas", json={"running_sandboxes": 5}),
+        holder.post("/api/v1/logins", json={"api_key": holder.key}),
+        holder.post("/api/settings", json={"language": "en"}),
+        holder.post("/api/v1/secrets", json={"name": "ANY", "value": "any"}),
+        holder.post("/api/automation/v1", json=automation),
+        holder.post("/api/keys", json={}),
+    )
+    assert (deleted.status, quotas.status) == (200, 404)
+    # What came first was done, and is gone with the user.
+    assert {answer.status for answer in answers} <= {200, 201, 401}
+    assert await rows_of(service, user_id) == {}
+
+
 async def test_only_an_administrator_deletes_and_never_the_last_one(service: Service) -> None:
     boss = await service.make_client()
     [me] = (await boss.get(USERS)).json()
