@@ -85,7 +85,7 @@ class QuotaStore:
         """Return what a user has used."""
         moment = values.now()
         day, month = await _spent(self._db, user_id, moment)
-        starts = await _starts(self._db, user_id, moment - _HOUR)
+        starts = await _starts(self._db, user_id, moment)
         return QuotaUse(
             conversations_last_hour=len(starts), spent_today=day, spent_this_month=month
         )
@@ -159,7 +159,7 @@ async def check_starts(reader: Queryable, user_id: str, count: int = 1) -> None:
     if most is None:
         return
     moment = values.now()
-    starts = await _starts(reader, user_id, moment - _HOUR)
+    starts = await _starts(reader, user_id, moment)
     too_many = len(starts) + count - most
     if too_many > 0:
         # As many as are too many have to be an hour old.
@@ -220,15 +220,19 @@ async def _spent(reader: Queryable, user_id: str, moment: datetime) -> tuple[flo
     return days.get(today, 0.0), sum(days.values())
 
 
-async def _starts(reader: Queryable, user_id: str, since: datetime) -> list[datetime]:
-    """Return when a user has started conversations since then, the first one first."""
+async def _starts(reader: Queryable, user_id: str, moment: datetime) -> list[datetime]:
+    """Return when a user has started conversations in the hour before, the first one first.
+
+    What was started while the clock was ahead is not of that hour.
+    """
     sql = """
         SELECT started_at
         FROM conversation_starts
-        WHERE user_id = :user_id AND started_at > :since
+        WHERE user_id = :user_id AND started_at > :since AND started_at <= :moment
         ORDER BY started_at
     """
-    starts = await reader.column(sql, {"user_id": user_id, "since": values.to_stored(since)})
+    times = {"since": values.to_stored(moment - _HOUR), "moment": values.to_stored(moment)}
+    starts = await reader.column(sql, {"user_id": user_id, **times})
     return [values.from_stored(start) for start in starts]
 
 

@@ -232,6 +232,18 @@ async def test_a_start_counts_for_an_hour(db: Database, ann: str) -> None:
     assert (await QuotaStore(db).used(ann)).conversations_last_hour == 3
 
 
+async def test_what_was_started_while_the_clock_was_ahead_keeps_nothing_from_starting(
+    db: Database, ann: str
+) -> None:
+    await QuotaStore(db).set(ann, Quotas(conversations_per_hour=1))
+    await start(db, ann, now() + timedelta(days=400))
+    assert (await QuotaStore(db).used(ann)).conversations_last_hour == 0
+    await db.write(lambda tx: quotas.note_start(tx, ann))
+    with pytest.raises(QuotaExceeded) as caught:
+        await db.write(lambda tx: quotas.note_start(tx, ann))
+    assert 0 < caught.value.retry_after_seconds <= 3601
+
+
 async def test_a_limit_of_none_at_all_lets_nothing_start(db: Database, ann: str) -> None:
     await QuotaStore(db).set(ann, Quotas(conversations_per_hour=0, running_sandboxes=0))
     with pytest.raises(QuotaExceeded, match="0 conversations an hour, and have started 0"):
