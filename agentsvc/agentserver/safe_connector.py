@@ -13,7 +13,9 @@ import hmac
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from functools import partial
 from ipaddress import IPv4Address, ip_address
 from typing import Any, Final, cast
 from urllib.parse import unquote, urlsplit
@@ -38,6 +40,9 @@ that of a socket without ports."""
 
 _OWN_SECONDS: Final = 60.0
 """How long it is known where the server's own names lead."""
+
+_LOOKUPS: Final = ThreadPoolExecutor(64, thread_name_prefix="dns")
+"""Users decide how slowly a name is answered: the threads of the event loop are for other work."""
 
 
 CONFIRM: Final[ContextVar[Confirm | None]] = ContextVar("confirm", default=None)
@@ -113,7 +118,8 @@ async def confirm_peer(transport: asyncio.BaseTransport | None, confirm: Confirm
 
 async def look_up(host: str, port: int) -> Found:
     """Return the addresses of a name as the system knows them."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    found = await asyncio.get_running_loop().run_in_executor(_LOOKUPS, ask)
     return [(int(family), str(address[0])) for family, _, _, _, address in found]
 
 
