@@ -108,13 +108,14 @@ class UsageReader:
     def feed(self, data: bytes) -> None:
         """Take in the next part of an answer."""
         self._bytes += len(data)
+        if self._is_stream:
+            # Only what is new is looked through: a line may come in very small parts.
+            *lines, data = data.split(b"\n")
+            for line in lines:
+                self._read_line(bytes(self._rest) + line)
+                self._rest.clear()
         if not self._is_skipping:
             self._rest += data
-        if self._is_stream:
-            *lines, rest = bytes(self._rest).split(b"\n")
-            self._rest = bytearray(rest)
-            for line in lines:
-                self._read_line(line)
         if len(self._rest) > _LONGEST_LINE:
             self._rest.clear()
             self._is_skipping = not self._is_stream

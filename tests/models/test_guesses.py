@@ -29,3 +29,14 @@ def test_a_price_that_cannot_be_is_no_price(told: str) -> None:
     reader = UsageReader(is_stream=False, asked_bytes=400)
     used = reader.result(Upstream(model="m", base_url="u", api_key=None), float(told))
     assert (used.prompt_tokens, used.dollars) == (100, None)
+
+
+def test_a_long_line_in_small_parts_is_not_looked_through_again_with_each() -> None:
+    reader = UsageReader(is_stream=True, asked_bytes=400)
+    # It would take minutes.
+    for _ in range(100_000):
+        reader.feed(b"x" * 40)
+    reader.feed(b'\ndata: {"usage": {"prompt_')
+    reader.feed(b'tokens": 7}}\ndata: {}\n')
+    used = reader.result(Upstream(model="m", base_url="u", api_key=None), None)
+    assert used == CallUsage(prompt_tokens=7)
