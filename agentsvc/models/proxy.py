@@ -110,22 +110,29 @@ class ModelProxy:
     @contextlib.asynccontextmanager
     async def ask(self, upstream: Upstream, path: str, body: bytes) -> AsyncIterator[Answer]:
         """Ask a model; raises ModelUnavailable where it does not answer, or may not be asked."""
+        # What goes wrong with who reads the answer is nothing that the model has done.
+        async with (
+            self._reach.session() as session,
+            await self._post(session, upstream, path, body) as response,
+        ):
+            yield Answer(response, upstream, len(body))
+
+    async def _post(
+        self, session: aiohttp.ClientSession, upstream: Upstream, path: str, body: bytes
+    ) -> aiohttp.ClientResponse:
         limits = aiohttp.ClientTimeout(
             total=None, sock_connect=_CONNECT_SECONDS, sock_read=self._silence_seconds
         )
         try:
             url = URL(f"{upstream.base_url}/{path}")
             check_host(self._reach, url)
-            async with self._reach.session() as session:
-                response = await session.post(
-                    url,
-                    data=body,
-                    headers=model_headers(upstream.api_key, upstream.headers),
-                    allow_redirects=False,
-                    timeout=limits,
-                )
-                async with response:
-                    yield Answer(response, upstream, len(body))
+            return await session.post(
+                url,
+                data=body,
+                headers=model_headers(upstream.api_key, upstream.headers),
+                allow_redirects=False,
+                timeout=limits,
+            )
         except (aiohttp.ClientError, BadHost, OSError, ValueError) as exc:
             if refusal := refusal_in(exc):
                 raise _unavailable(f"The model cannot be asked: {refusal}", exc) from exc

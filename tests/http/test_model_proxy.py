@@ -17,7 +17,7 @@ from agentsvc.base.errors import ModelUnavailable
 from agentsvc.base.values import Secret
 from agentsvc.config.conversations import ModelsConfig
 from agentsvc.conversations.model_usage import find_usage, note_call, open_calls
-from agentsvc.http.keys import DATABASE
+from agentsvc.http.keys import DATABASE, MEASURES
 from agentsvc.models.hosts import host_of_url
 from agentsvc.models.proxy import LARGEST_ANSWER_BYTES, ModelProxy
 from agentsvc.models.wire import CallUsage, Upstream
@@ -97,6 +97,17 @@ class Inside:
     async def post(self, path: str, body: bytes) -> Answer:
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         return await self._client.post(path, data=body, headers=headers)
+
+    async def hang_up_on(self, path: str, body: bytes) -> None:
+        """Take the beginning of an answer, and no more."""
+        async with aiohttp.ClientSession() as session:
+            url, headers = (
+                f"{self._client.base_url}{path}",
+                {"Authorization": f"Bearer {self.token}"},
+            )
+            async with session.post(url, data=body, headers=headers) as response:
+                await response.content.readany()
+                response.close()
 
     async def get(self, path: str, header: str = "Authorization") -> Answer:
         token = f"Bearer {self.token}" if header == "Authorization" else self.token
@@ -313,6 +324,36 @@ async def listening(
         yield Upstream(model="x", base_url=url, api_key=Secret(KEY))
     finally:
         await runner.cleanup()
+
+
+async def test_an_agent_that_hangs_up_says_nothing_of_the_model(
+    client: Client, service: Service, lend: Lend, caplog: pytest.LogCaptureFixture
+) -> None:
+    has_ended = asyncio.Event()
+
+    async def talk(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b"data: {}\n\n" * 1000)
+        finally:
+            has_ended.set()
+
+    async with listening(talk) as upstream:
+        hosts = (host_of_url(upstream.base_url),)
+        await reconfigure(service, sandboxes={"model_hosts": hosts})
+        llm = {"model": "openai/x", "base_url": upstream.base_url}
+        await client.post("/api/v1/settings", json={"agent_settings_diff": {"llm": llm}})
+        conversation_id, inside = await lend(client)
+        caplog.clear()
+        await inside.hang_up_on("/llm/v1/responses", b"{}")
+        async with asyncio.timeout(10):
+            await has_ended.wait()
+        await eventually(lambda: service.app[MEASURES].running == 0)
+    events = await client.events(conversation_id)
+    assert "model_refusal" not in [event.get("key") for event in events]
+    assert "response aborted" not in caplog.messages
 
 
 async def test_the_key_is_not_told_by_a_model_that_repeats_it() -> None:
