@@ -71,11 +71,16 @@ class Answer:
         return self._reader.result(self._upstream, dollars)
 
     async def _failure(self) -> bytes:
-        body = await self._response.content.read(_LARGEST_FAILURE_BYTES)
+        read = bytearray()
+        async for data in self._response.content.iter_any():
+            read += data
+            if len(read) > _LARGEST_FAILURE_BYTES:
+                break
+        body = bytes(read)
         for secret in (self._upstream.api_key, *self._upstream.headers.values()):
             if secret:
                 body = body.replace(secret.reveal().encode(), b"***")
-        return body
+        return body[:_LARGEST_FAILURE_BYTES]
 
 
 class ModelProxy:

@@ -357,15 +357,22 @@ async def test_an_agent_that_hangs_up_says_nothing_of_the_model(
 
 
 async def test_the_key_is_not_told_by_a_model_that_repeats_it() -> None:
-    async def refuse(request: web.Request) -> web.Response:
-        return web.json_response({"error": request.headers["Authorization"]}, status=401)
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(status=401)
+        await response.prepare(request)
+        text = msgspec.json.encode({"error": request.headers["Authorization"]})
+        for part in (text[:20], text[20:]):
+            await response.write(part)
+            # A part that comes by itself.
+            await asyncio.sleep(0.1)
+        return response
 
     async with listening(refuse) as upstream:
         proxy = ModelProxy([host_of_url(upstream.base_url)], silence_seconds=5)
         async with proxy.ask(upstream, "responses", b"{}") as answer:
             body = b"".join([part async for part in answer.parts()])
         assert answer.status == 401
-        assert body == b'{"error": "Bearer ***"}'
+        assert body == b'{"error":"Bearer ***"}'
         with pytest.raises(ModelUnavailable, match="public addresses only"):
             async with ModelProxy([], silence_seconds=5).ask(upstream, "responses", b"{}"):
                 pass
