@@ -25,6 +25,9 @@ _PASSING: Final = frozenset(
 )
 """Refusals after which agents ask again by themselves."""
 
+_KEPT_BYTES: Final = 4 * 1024 * 1024
+"""How much of an answer is in memory at once; a sandbox may have many on the way."""
+
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """A request to a model, passed on with all it says; the model is always the token's own."""
@@ -139,13 +142,21 @@ async def _ask(request: web.Request, path: str, *, wants_usage: bool) -> web.Str
 async def _pass_on(request: web.Request, answer: Answer) -> web.StreamResponse:
     """Send an answer as it comes, a refusal as the model words it.
 
-    One that is whole is sent when it has been counted.
+    One that is whole is sent when it has been counted, unless it is too large to be kept so long.
     """
+    parts, kept = answer.parts(), bytearray()
     if answer.is_good and not answer.is_stream:
-        body = b"".join([part async for part in answer.parts()])
-        return web.Response(status=answer.status, headers=answer.headers, body=body)
+        async for part in parts:
+            kept += part
+            if len(kept) > _KEPT_BYTES:
+                break
+        else:
+            return web.Response(status=answer.status, headers=answer.headers, body=bytes(kept))
     response = web.StreamResponse(status=answer.status, headers=answer.headers)
     await response.prepare(request)
-    async for part in answer.parts():
+    if kept:
+        await response.write(bytes(kept))
+        kept.clear()
+    async for part in parts:
         await response.write(part)
     return response

@@ -17,7 +17,7 @@ from agentsvc.models.wire import CallUsage, Upstream, UsageReader
 from agentsvc.plugin.egress import BadHost
 
 LARGEST_ANSWER_BYTES: Final = 64 * 1024 * 1024
-"""How much an answer that is no stream may have: it is gathered before it is passed on."""
+"""How much an answer that is no stream may have."""
 
 _LARGEST_FAILURE_BYTES: Final = 256 * 1024
 _PRICE_HEADER: Final = "x-litellm-response-cost"

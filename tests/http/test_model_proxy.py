@@ -326,6 +326,22 @@ async def listening(
         await runner.cleanup()
 
 
+@contextlib.asynccontextmanager
+async def asking(
+    handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    service: Service,
+    client: Client,
+    lend: Lend,
+) -> AsyncIterator[tuple[str, Inside]]:
+    """Start a conversation whose model is that handler; its tokens have prices."""
+    async with listening(handler) as upstream:
+        hosts = (host_of_url(upstream.base_url),)
+        await reconfigure(service, sandboxes={"model_hosts": hosts})
+        llm = {"model": "openai/x", "base_url": upstream.base_url, **PRICES}
+        await client.post("/api/v1/settings", json={"agent_settings_diff": {"llm": llm}})
+        yield await lend(client)
+
+
 async def test_an_agent_that_hangs_up_says_nothing_of_the_model(
     client: Client, service: Service, lend: Lend, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -340,12 +356,7 @@ async def test_an_agent_that_hangs_up_says_nothing_of_the_model(
         finally:
             has_ended.set()
 
-    async with listening(talk) as upstream:
-        hosts = (host_of_url(upstream.base_url),)
-        await reconfigure(service, sandboxes={"model_hosts": hosts})
-        llm = {"model": "openai/x", "base_url": upstream.base_url}
-        await client.post("/api/v1/settings", json={"agent_settings_diff": {"llm": llm}})
-        conversation_id, inside = await lend(client)
+    async with asking(talk, service, client, lend) as (conversation_id, inside):
         caplog.clear()
         await inside.hang_up_on("/llm/v1/responses", b"{}")
         async with asyncio.timeout(10):
@@ -376,6 +387,32 @@ async def test_the_key_is_not_told_by_a_model_that_repeats_it() -> None:
         with pytest.raises(ModelUnavailable, match="public addresses only"):
             async with ModelProxy([], silence_seconds=5).ask(upstream, "responses", b"{}"):
                 pass
+
+
+async def test_a_large_answer_is_passed_on_before_it_is_whole(
+    client: Client, service: Service, lend: Lend
+) -> None:
+    may_end = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"x" * 2**23)
+        await may_end.wait()
+        await response.write(b"the end")
+        return response
+
+    async with asking(answer, service, client, lend) as (conversation_id, inside):
+        try:
+            async with asyncio.timeout(10):
+                await inside.hang_up_on("/llm/v1/responses", b"{}")
+        finally:
+            may_end.set()
+        await eventually(lambda: service.app[MEASURES].running == 0)
+        whole = await inside.post("/llm/v1/responses", b"{}")
+        assert whole.text == "x" * 2**23 + "the end"
+    used = await service.app[DATABASE].read(lambda reader: find_usage(reader, conversation_id))
+    assert used.completion_tokens >= 2**21
 
 
 async def test_a_whole_answer_beyond_the_bound_is_not_gathered() -> None:
