@@ -41,7 +41,14 @@ from agentsvc.conversations.model_usage import (
 )
 from agentsvc.conversations.stores import ConversationStores
 from agentsvc.domain import Llm, encode_revealed, revealed_decoder
-from agentsvc.models import CallUsage, Upstream, guess_usage, through, upstream_of
+from agentsvc.models import (
+    CallUsage,
+    ModelSilent,
+    Upstream,
+    guess_usage,
+    through,
+    upstream_of,
+)
 from agentsvc.plugin import NOT_CALLING
 from agentsvc.sandboxes import Sandbox, Sandboxes
 from agentsvc.storage import Transaction, Vault, record_of
@@ -197,6 +204,8 @@ class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
                 lambda tx: note_call(tx, call.id, grant.conversation_id, guess)
             )
             yield call
+        except ModelSilent:
+            raise
         except AgentsvcError:
             await self.release(call)
             raise

@@ -25,6 +25,10 @@ _CONNECT_SECONDS: Final = 30.0
 _PASSED_ON: Final = ("Content-Type", "Retry-After")
 
 
+class ModelSilent(ModelUnavailable):
+    """The model has heard the question and says nothing: what that costs is not known."""
+
+
 class Answer:
     """What a model answers, as it comes."""
 
@@ -142,11 +146,16 @@ class ModelProxy:
             if refusal := refusal_in(exc):
                 raise _unavailable(f"The model cannot be asked: {refusal}", exc) from exc
             place = host_of_url(upstream.base_url)
+            if isinstance(exc, aiohttp.SocketTimeoutError):
+                text = f"The model has said nothing for {self._silence_seconds:g} seconds: {place}"
+                raise _unavailable(text, exc, ModelSilent) from exc
             raise _unavailable(
                 f"Nothing answers at the address of the model: {place}", exc
             ) from exc
 
 
-def _unavailable(message: str, exc: Exception) -> ModelUnavailable:
+def _unavailable(
+    message: str, exc: Exception, kind: type[ModelUnavailable] = ModelUnavailable
+) -> ModelUnavailable:
     error = {"message": message, "type": "server_error", "param": None, "code": "model_unavailable"}
-    return ModelUnavailable(message, detail=type(exc).__name__, extra={"error": error})
+    return kind(message, detail=type(exc).__name__, extra={"error": error})

@@ -389,6 +389,28 @@ async def test_the_key_is_not_told_by_a_model_that_repeats_it() -> None:
                 pass
 
 
+async def test_a_call_that_the_model_leaves_without_an_answer_is_counted(
+    client: Client, service: Service, lend: Lend
+) -> None:
+    may_end = asyncio.Event()
+
+    async def say_nothing(_request: web.Request) -> web.Response:
+        await may_end.wait()
+        return web.Response()
+
+    service.config = msgspec.structs.replace(
+        service.config, models=ModelsConfig(silence_seconds=0.5)
+    )
+    async with asking(say_nothing, service, client, lend) as (conversation_id, inside):
+        silent = await inside.post("/llm/v1/responses", b'{"input": "hello"}')
+        may_end.set()
+    assert (silent.status, silent.json()["code"]) == (502, "model_unavailable")
+    assert "nothing for 0.5 seconds" in silent.json()["detail"]
+    used = await service.app[DATABASE].read(lambda reader: find_usage(reader, conversation_id))
+    assert used.prompt_tokens > 0
+    assert used.dollars == pytest.approx(used.prompt_tokens * PRICES["input_cost_per_token"])
+
+
 async def test_a_large_answer_is_passed_on_before_it_is_whole(
     client: Client, service: Service, lend: Lend
 ) -> None:
