@@ -38,9 +38,9 @@ class Answer:
         self.is_stream = response.content_type == "text/event-stream"
         self._reader = UsageReader(is_stream=self.is_stream, asked_bytes=asked)
         self.status = response.status
-        self.headers = {
-            name: response.headers[name] for name in _PASSED_ON if name in response.headers
-        }
+        said = {name: response.headers.get(name, "") for name in _PASSED_ON}
+        # What cannot be sent on would break the answer off.
+        self.headers = {name: text for name, text in said.items() if text and text.isprintable()}
 
     @property
     def is_good(self) -> bool:
@@ -135,7 +135,7 @@ class ModelProxy:
         try:
             url = URL(f"{upstream.base_url}/{path}")
             check_host(self._reach, url)
-            return await session.post(
+            response = await session.post(
                 url,
                 data=body,
                 headers=model_headers(upstream.api_key, upstream.headers),
@@ -152,6 +152,11 @@ class ModelProxy:
             raise _unavailable(
                 f"Nothing answers at the address of the model: {place}", exc
             ) from exc
+        if response.status < HTTPStatus.OK:
+            response.close()
+            text = f"The model's answer has a status that is none: {response.status}"
+            raise _unavailable(text, ValueError(text))
+        return response
 
 
 def _unavailable(

@@ -328,18 +328,13 @@ async def listening(
 
 @contextlib.asynccontextmanager
 async def asking(
-    handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
-    service: Service,
-    client: Client,
-    lend: Lend,
+    upstream: Upstream, service: Service, client: Client, lend: Lend
 ) -> AsyncIterator[tuple[str, Inside]]:
-    """Start a conversation whose model is that handler; its tokens have prices."""
-    async with listening(handler) as upstream:
-        hosts = (host_of_url(upstream.base_url),)
-        await reconfigure(service, sandboxes={"model_hosts": hosts})
-        llm = {"model": "openai/x", "base_url": upstream.base_url, **PRICES}
-        await client.post("/api/v1/settings", json={"agent_settings_diff": {"llm": llm}})
-        yield await lend(client)
+    """Start a conversation with that model, whose tokens have prices."""
+    await reconfigure(service, sandboxes={"model_hosts": (host_of_url(upstream.base_url),)})
+    llm = {"model": "openai/x", "base_url": upstream.base_url, **PRICES}
+    await client.post("/api/v1/settings", json={"agent_settings_diff": {"llm": llm}})
+    yield await lend(client)
 
 
 async def test_an_agent_that_hangs_up_says_nothing_of_the_model(
@@ -356,7 +351,10 @@ async def test_an_agent_that_hangs_up_says_nothing_of_the_model(
         finally:
             has_ended.set()
 
-    async with asking(talk, service, client, lend) as (conversation_id, inside):
+    async with (
+        listening(talk) as upstream,
+        asking(upstream, service, client, lend) as (conversation_id, inside),
+    ):
         caplog.clear()
         await inside.hang_up_on("/llm/v1/responses", b"{}")
         async with asyncio.timeout(10):
@@ -401,7 +399,10 @@ async def test_a_call_that_the_model_leaves_without_an_answer_is_counted(
     service.config = msgspec.structs.replace(
         service.config, models=ModelsConfig(silence_seconds=0.5)
     )
-    async with asking(say_nothing, service, client, lend) as (conversation_id, inside):
+    async with (
+        listening(say_nothing) as upstream,
+        asking(upstream, service, client, lend) as (conversation_id, inside),
+    ):
         silent = await inside.post("/llm/v1/responses", b'{"input": "hello"}')
         may_end.set()
     assert (silent.status, silent.json()["code"]) == (502, "model_unavailable")
@@ -409,6 +410,41 @@ async def test_a_call_that_the_model_leaves_without_an_answer_is_counted(
     used = await service.app[DATABASE].read(lambda reader: find_usage(reader, conversation_id))
     assert used.prompt_tokens > 0
     assert used.dollars == pytest.approx(used.prompt_tokens * PRICES["input_cost_per_token"])
+
+
+@contextlib.asynccontextmanager
+async def saying(head: bytes) -> AsyncIterator[Upstream]:
+    """Have something answer that head as a model, and end the connection."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head + b"Content-Length: 20\r\n\r\ndata: {}\n\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        yield Upstream(model="x", base_url=f"http://127.0.0.1:{port}/v1", api_key=None)
+
+
+@pytest.mark.parametrize("status", ["000", "101", "199"])
+async def test_an_answer_that_is_none_of_http_is_none_of_a_model(status: str) -> None:
+    async with saying(f"HTTP/1.1 {status} X\r\n".encode()) as upstream:
+        proxy = ModelProxy([host_of_url(upstream.base_url)], silence_seconds=5)
+        with pytest.raises(ModelUnavailable):
+            async with proxy.ask(upstream, "responses", b"{}") as answer:
+                assert answer.status >= 200
+
+
+async def test_a_stream_that_the_model_breaks_off_is_a_line_in_the_log(
+    client: Client, service: Service, lend: Lend, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = b"HTTP/1.1 200 X\r\nContent-Type: text/event-stream\r\nRetry-After: \x07\r\n"
+    async with saying(head) as upstream, asking(upstream, service, client, lend) as (_, inside):
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await inside.post("/llm/v1/responses", b"{}")
+    [aborted] = [one for one in caplog.records if one.getMessage() == "response aborted"]
+    assert (aborted.levelname, aborted.exc_info) == ("WARNING", None)
+    assert vars(aborted)["code"] == "model_unavailable"
 
 
 async def test_a_large_answer_is_passed_on_before_it_is_whole(
@@ -424,7 +460,10 @@ async def test_a_large_answer_is_passed_on_before_it_is_whole(
         await response.write(b"the end")
         return response
 
-    async with asking(answer, service, client, lend) as (conversation_id, inside):
+    async with (
+        listening(answer) as upstream,
+        asking(upstream, service, client, lend) as (conversation_id, inside),
+    ):
         try:
             async with asyncio.timeout(10):
                 await inside.hang_up_on("/llm/v1/responses", b"{}")

@@ -422,7 +422,10 @@ def _write_sandbox_line(request: web.Request, error: errors.AgentsvcError, reaso
 
 def _break_off(request: web.Request, failure: Exception) -> NoReturn:
     """End a connection whose client has gone, or whose response had begun: there is no other answer."""
-    if not isinstance(failure, ConnectionError):
+    if isinstance(failure, errors.AgentsvcError):
+        extra = {"code": failure.code, "reason": failure.message}
+        log.warning("response aborted", extra=extra)
+    elif not isinstance(failure, ConnectionError):
         log.error("response aborted", exc_info=failure)
     if request.transport is not None:
         request.transport.abort()
