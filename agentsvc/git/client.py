@@ -36,6 +36,9 @@ from agentsvc.settings import ProviderToken
 ANSWER_MAX: Final = 8 * 1024 * 1024
 """The longest answer that is read; a hundred repositories take about one MiB."""
 
+ITEMS_MAX: Final = 1000
+"""How many items of a list are taken; a page has a hundred, and a directory at GitHub a thousand."""
+
 REDIRECTS_MAX: Final = 3
 
 _REDIRECTS: Final = frozenset({301, 302, 307, 308})
@@ -222,9 +225,11 @@ class Api:
 
     def _decode[T](self, body: bytes, kind: type[T] | msgspec.json.Decoder[T]) -> T:
         try:
-            return decoder_of(kind).decode(body)
+            value = decoder_of(kind).decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise self.unavailable(f"unexpected answer: {exc}") from exc
+        _shorten(value)
+        return value
 
     def _failure(self, status: int, headers: Mapping[str, str]) -> AgentsvcError:
         name = self.provider.value
@@ -251,6 +256,15 @@ class Api:
             f"The git provider `{self.provider.value}` wants fewer requests from this token",
             retry_after_seconds=wait_seconds(headers, now().timestamp()),
         )
+
+
+def _shorten(value: object) -> None:
+    """Take out of the lists of an answer what is more than anybody asks for."""
+    if isinstance(value, list):
+        del value[ITEMS_MAX:]
+    elif isinstance(value, Struct):
+        for name in value.__struct_fields__:
+            _shorten(getattr(value, name))
 
 
 def refused(provider: Provider) -> NotAuthenticated:

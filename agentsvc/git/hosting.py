@@ -1,7 +1,6 @@
 """The interface that every git hosting service implements."""
 
 import base64
-import binascii
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -126,7 +125,7 @@ class Hosting(ABC):
         """Return the text of a file that came in base64."""
         try:
             return base64.b64decode(content).decode(errors="replace")
-        except binascii.Error as exc:
+        except ValueError as exc:
             raise self._api.unavailable(f"unexpected answer: {exc}") from exc
 
     def _path(self, repository: str) -> str:

@@ -10,6 +10,8 @@ from agentsvc.domain import Provider
 from agentsvc.git.model import File
 
 EXTENSION: Final = ".md"
+MICROAGENT_MAX: Final = 256 * 1024
+"""The longest that is read: agents would have no room for a longer one, and its words take time."""
 
 _OWN_REPOSITORY: Final = ".openhands"
 _OWN_REPOSITORY_AT_GITLAB: Final = "openhands-config"

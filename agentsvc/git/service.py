@@ -36,6 +36,7 @@ from agentsvc.git.gitlab import GitLab
 from agentsvc.git.hosting import PATH_LOC, Hosting
 from agentsvc.git.microagents import (
     EXTENSION,
+    MICROAGENT_MAX,
     Microagent,
     directory_of,
     microagents_in,
@@ -272,12 +273,15 @@ class GitProviders:
     ) -> tuple[Microagent, Provider]:
         """Return one microagent of a repository, and the provider that has it.
 
-        Raises InvalidRequest for a path of something else.
+        Raises InvalidRequest for a path of something else, and NotFound for a larger file.
         """
         if not path.endswith(EXTENSION):
             raise InvalidRequest(f"A microagent is a `{EXTENSION}` file", loc=PATH_LOC)
         hosting, provider = await self._home(user_id, None, repository)
-        return read_microagent(await hosting.content(repository, path)), provider
+        text = await hosting.content(repository, path)
+        if len(text) > MICROAGENT_MAX:
+            raise NotFound(f"A microagent has at most {MICROAGENT_MAX // 1024} KiB")
+        return read_microagent(text), provider
 
     # What the server does by itself
 

@@ -1,6 +1,8 @@
 """What requests to git hosting services may do, and what their failures become."""
 
+import base64
 import gzip
+import json
 from typing import TYPE_CHECKING, Self
 
 import pytest
@@ -17,10 +19,11 @@ from agentsvc.base.errors import (
 )
 from agentsvc.domain.orders import Provider
 from agentsvc.git import ANSWER_MAX, BranchQuery, RepositoryQuery
-from agentsvc.git.client import REDIRECTS_MAX, wait_seconds
+from agentsvc.git.client import ITEMS_MAX, REDIRECTS_MAX, wait_seconds
 from agentsvc.git.github import GitHub
 from agentsvc.git.gitlab import GitLab
 from agentsvc.git.hosting import Hosting, Places
+from agentsvc.git.microagents import MICROAGENT_MAX
 from tests.git.conftest import GitUser
 from tests.plugin_loading import part
 
@@ -143,6 +146,41 @@ async def test_a_number_that_no_client_could_read_is_a_fault_of_the_provider(
     user.hosts.body = b'[{"id": 1, "full_name": "a/b", "stargazers_count": 1%s}]' % (b"0" * 30)
     with pytest.raises(GitProviderUnavailable):
         await user.providers.search_repositories(user.id, Provider.GITHUB, RepositoryQuery())
+
+
+@pytest.mark.parametrize(
+    ("provider", "body", "item"),
+    [
+        (Provider.GITHUB, b"[%s]", b'{"id": 1, "full_name": "a/b"}'),
+        (Provider.BITBUCKET, b'{"values": [%s]}', b'{"uuid": "1", "full_name": "a/b"}'),
+    ],
+)
+async def test_of_more_items_than_anybody_asks_for_the_first_are_taken(
+    user: GitUser, provider: Provider, body: bytes, item: bytes
+) -> None:
+    await user.connect(provider)
+    user.hosts.body = body % b",".join([item] * (ITEMS_MAX + 1))
+    query = RepositoryQuery(installation_id="1")
+    if provider is Provider.GITHUB:
+        query = RepositoryQuery()
+    found = await user.providers.search_repositories(user.id, provider, query)
+    assert len(found.items) == ITEMS_MAX
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        ("é", GitProviderUnavailable),
+        (base64.b64encode(b"x" * (MICROAGENT_MAX + 1)).decode(), NotFound),
+    ],
+)
+async def test_a_microagent_that_is_none_is_refused(
+    user: GitUser, content: str, error: type[AgentsvcError]
+) -> None:
+    await user.connect(Provider.GITHUB)
+    user.hosts.body = json.dumps({"content": content, "encoding": "base64"}).encode()
+    with pytest.raises(error):
+        await user.providers.get_microagent(user.id, REPOSITORY, "a.md")
 
 
 # Where a token goes
