@@ -11,6 +11,9 @@ from agentsvc.extension.history import ConversationView
 LONGEST_TEXT: Final = 8000
 """Letters of one event; the rest is in the resource."""
 
+_LONGEST_EVENT: Final = 2 * 1024 * 1024
+"""Bytes of one event; nothing is said of what is in a longer one, which takes long to read."""
+
 SUMMARIZED_KINDS: Final = (
     "ACPToolCallEvent",
     "ActionEvent",
@@ -73,7 +76,7 @@ def summaries(events: Iterable[StoredEvent]) -> Iterator[dict[str, Any]]:
                 "source": event.source,
                 "at": event.timestamp,
                 "text": text[:LONGEST_TEXT],
-                "is_cut": len(text) > LONGEST_TEXT,
+                "is_cut": len(text) > LONGEST_TEXT or len(event.body) > _LONGEST_EVENT,
             }
 
 
@@ -90,7 +93,9 @@ def final_answer(events: Iterable[StoredEvent]) -> str | None:
 
 
 def read_event(stored: StoredEvent) -> dict[str, Any]:
-    """Return an event as JSON; one that is none in Python has no members."""
+    """Return an event as JSON; one that is none in Python, or too long, has no members."""
+    if len(stored.body) > _LONGEST_EVENT:
+        return {}
     try:
         found = json.loads(stored.body)
     except (ValueError, RecursionError):

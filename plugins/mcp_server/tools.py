@@ -222,7 +222,7 @@ async def collect_conversation(
     return {
         **about(view),
         "is_over": is_over(view),
-        "answer": final_answer(events),
+        "answer": await asyncio.to_thread(final_answer, events),
         "changes": await _changes(server, caller, view),
     }
 

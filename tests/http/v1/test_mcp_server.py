@@ -1,6 +1,7 @@
 """The MCP server, as the published client calls it."""
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -290,6 +291,44 @@ async def test_what_requests_may_not_say_tools_may_not_either(
     assert (answer.status, answer.json()["result"]["isError"]) == (200, True)
     [content] = answer.json()["result"]["content"]
     assert "Expected" in content["text"]
+
+
+async def test_few_long_events_are_read_at_once(client: Client, service: Service) -> None:
+    conversation_id = await client.start_conversation("please work")
+    ended = await client.wait_for_execution(conversation_id, "finished")
+    last = len(await client.events(conversation_id)) - 1
+    inside = service.client_with(None)
+    said = {"role": "assistant", "content": [{"type": "text", "text": "x" * 3 * 1024 * 1024}]}
+    for number in range(4):
+        event = {
+            "id": f"long-{number}",
+            "timestamp": f"2100-01-01T00:00:0{number}",
+            "source": "agent",
+            "kind": "MessageEvent",
+            "llm_message": said,
+        }
+        answer = await inside.post(
+            f"/api/v1/webhooks/events/{conversation_id}",
+            data=io.BytesIO(msgspec.json.encode([event])),
+            headers={
+                "X-Session-API-Key": ended["session_api_key"],
+                "Content-Type": "application/json",
+            },
+        )
+        assert answer.status == 200, answer.text
+    # Those that came last are at hand.
+    await service.restart()
+    pages, after = [], last
+    async with session_of(client) as session:
+        for _ in range(3):
+            page = await used(
+                session, "read_conversation", conversation_id=conversation_id, after=after
+            )
+            pages.append([(one["text"], one["is_cut"]) for one in page["events"]])
+            after = page["next_after"]
+        collected = await used(session, "collect_conversation", conversation_id=conversation_id)
+    assert pages == [[("", True)] * 2, [("", True)] * 2, []]
+    assert collected["answer"] == ""
 
 
 async def test_collect_waits_no_longer_than_it_is_told(client: Client) -> None:
