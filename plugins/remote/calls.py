@@ -122,18 +122,44 @@ class Calls:
         body: Any = None,
     ) -> T | None:
         """Return the answer decoded, or None for a 404; raises the error that fits."""
-        key = self.key if key is None else key
-        status, content = await self._exchange(method, path, key=key, query=query, body=body)
-        if status == HTTPStatus.NOT_FOUND:
+        content = await self._content(method, path, key=key, query=query, body=body)
+        if content is None:
             return None
-        if not HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
-            raise self._failure(status, content, key)
         try:
             return decoder.decode(content)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise BackendUnavailable(
                 f"{self.url} answers {path} with what is not its API", detail=str(exc)
             ) from exc
+
+    async def order(
+        self,
+        method: str,
+        path: str,
+        *,
+        key: Secret | None = None,
+        query: Iterable[tuple[str, str]] = (),
+        body: Any = None,
+    ) -> bool:
+        """Have something done, whatever a success says; False for a 404, raises the error that fits."""
+        return await self._content(method, path, key=key, query=query, body=body) is not None
+
+    async def _content(
+        self,
+        method: str,
+        path: str,
+        *,
+        key: Secret | None,
+        query: Iterable[tuple[str, str]],
+        body: Any,
+    ) -> bytes | None:
+        key = self.key if key is None else key
+        status, content = await self._exchange(method, path, key=key, query=query, body=body)
+        if status == HTTPStatus.NOT_FOUND:
+            return None
+        if not HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
+            raise self._failure(status, content, key)
+        return content
 
     async def _exchange(
         self, method: str, path: str, *, key: Secret, query: Iterable[tuple[str, str]], body: Any

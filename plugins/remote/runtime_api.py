@@ -132,7 +132,6 @@ class RuntimeList(msgspec.Struct, frozen=True, kw_only=True):
 
 _RUNTIME: Final = msgspec.json.Decoder(Runtime)
 _LISTED: Final = msgspec.json.Decoder(RuntimeList)
-_ANYTHING: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
 class RemoteBackend(ServiceBackend[RemoteConfig]):
@@ -340,7 +339,7 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
         """Order something, and say whether the runtime was known."""
         key = await self._key(handle.sandbox_id)
         body = {"runtime_id": runtime.runtime_id}
-        return await self._calls.find("POST", path, _ANYTHING, key=key, body=body) is not None
+        return await self._calls.order("POST", path, key=key, body=body)
 
     async def _handle_of(self, runtime: Runtime) -> Handle:
         sandbox_id = runtime.session_id.removeprefix(self._prefix)

@@ -184,7 +184,7 @@ class ServerBackend(ServiceBackend[ServerConfig]):
         """Have it removed; the other server goes on trying if that does not work at once."""
         if (info := await self._find(handle)) is not None:
             query = [("sandbox_id", info.id)]
-            await self._calls.find("DELETE", _path(info), _ANYTHING, query=query)
+            await self._calls.order("DELETE", _path(info), query=query)
 
     async def pause(self, handle: Handle) -> None:
         """Have it paused."""
@@ -193,7 +193,7 @@ class ServerBackend(ServiceBackend[ServerConfig]):
     async def stop(self, handle: Handle) -> None:
         """Have it stopped, or paused by a server that cannot do that."""
         info = await self._usable(handle)
-        if await self._calls.find("POST", f"{_path(info)}/stop", _ANYTHING) is None:
+        if not await self._calls.order("POST", f"{_path(info)}/stop"):
             await self._order(info, "pause")
 
     async def resume(self, handle: Handle) -> Handle:
@@ -266,7 +266,7 @@ class ServerBackend(ServiceBackend[ServerConfig]):
         return check_usable(await self._find(handle))
 
     async def _order(self, info: SandboxInfo, verb: str) -> None:
-        if await self._calls.find("POST", f"{_path(info)}/{verb}", _ANYTHING) is None:
+        if not await self._calls.order("POST", f"{_path(info)}/{verb}"):
             raise Conflict(GONE)
 
     async def _all(self) -> AsyncIterator[SandboxInfo]:

@@ -248,6 +248,32 @@ async def test_a_status_that_nobody_knows_is_not_taken_for_another(
     await backend.close()
 
 
+@pytest.mark.parametrize("said", [{"status": 204}, {"text": "OK"}], ids=["nothing", "a text"])
+async def test_what_is_ordered_is_done_whatever_a_success_says(
+    far: Service, tmp_path: Path, said: dict[str, Any]
+) -> None:
+    backend = make("remote", far, tmp_path)
+    handle = await started(far, backend)
+    session = f"/sessions/{next(body for path, body in far.seen if path == '/start')['session_id']}"
+    far.answers["/list"] = {"runtimes": []}
+
+    def answer(after: dict[str, Any] | None) -> web.Response:
+        far.answers[session] = after or (lambda: web.Response(status=404))
+        return web.Response(**said)
+
+    far.answers |= {
+        "/pause": lambda: answer(runtime(status="paused")),
+        "/resume": lambda: answer(runtime()),
+        "/stop": lambda: answer(None),
+    }
+    await backend.pause(handle)
+    await backend.resume(handle)
+    await backend.delete(handle)
+    await backend.close()
+    orders = [path for path, body in far.seen if body == {"runtime_id": "rt-1"}]
+    assert orders == ["/pause", "/resume", "/stop"]
+
+
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
