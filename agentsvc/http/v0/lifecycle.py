@@ -113,11 +113,15 @@ async def _resume(request: web.Request, view: ConversationView) -> None:
 
 
 async def _pause(request: web.Request, view: ConversationView) -> None:
-    """Interrupt the agent and ask for a paused sandbox; raises Conflict during the start."""
+    """Interrupt the agent and ask for a paused sandbox; raises Conflict during the start.
+
+    What came of the interruption is fetched first, since a paused sandbox delivers nothing.
+    """
     if not view.conversation.is_ready or view.sandbox is None:
         raise Conflict("The conversation is still being started")
     user_id = user_of(request)
     # An agent that cannot be told is stopped all the same, with its sandbox.
     with contextlib.suppress(AgentUnavailable, AgentRefused, Conflict, NotFound):
         await request.app[CONVERSATIONS].interrupt(user_id, view.conversation.id)
+        await request.app[CONVERSATIONS].ingestor.sync(view.conversation.id)
     await request.app[SANDBOXES].pause(user_id, view.sandbox.id)

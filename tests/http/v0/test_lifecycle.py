@@ -13,6 +13,7 @@ from tests.fake_agent import FakeAgent
 from tests.http.v0.steps import (
     PATH,
     UNKNOWN_ID,
+    history,
     start,
     start_running,
     states,
@@ -21,7 +22,7 @@ from tests.http.v0.steps import (
     wait_for_status,
 )
 from tests.service import Answer, Client, Service
-from tests.troubles import TroubledWorld
+from tests.troubles import TroubledWorld, reconfigure
 
 NOTHING = CommandResult(exit_code=0, stdout="", stderr="")
 
@@ -33,6 +34,10 @@ async def wish(client: Client, name: str, state: str) -> Answer:
 
 def times(state: str, count: int) -> Callable[[list[dict[str, Any]]], bool]:
     return lambda events: states(events).count(state) >= count
+
+
+def actions(events: list[dict[str, Any]]) -> list[Any]:
+    return [event.get("action") for event in events]
 
 
 async def test_a_stop_tells_the_state_before_and_pauses_the_sandbox(client: Client) -> None:
@@ -61,6 +66,24 @@ async def test_a_stop_interrupts_the_agent_before_the_sandbox(
     conversation = fake_agent.find_conversation(name)
     assert conversation is not None
     assert conversation.status == "paused"
+
+
+async def test_the_history_of_a_stopped_conversation_tells_that_its_agent_does_nothing(
+    service: Service, client: Client, fake_agent: FakeAgent
+) -> None:
+    await reconfigure(service, conversations={"sync_seconds": 60.0})
+    fake_agent.on_command("Hello from", NOTHING, seconds=30)
+    name = await start(client, initial_user_msg="please work")
+    await wait_for_history(client, name, lambda events: "run" in actions(events))
+    await wait_for_status(client, name, "RUNNING")
+    # What it would report comes too late.
+    [sandbox] = fake_agent.sandboxes.values()
+    sandbox.has_webhooks = False
+    answer = await client.post(f"{PATH}/{name}/stop")
+    assert answer.json()["message"] == "Conversation stopped successfully"
+    events = await history(client, name)
+    assert states(events)[-1] == "paused"
+    assert "error" in [event.get("observation") for event in events]
 
 
 @pytest.mark.parametrize("name", ["nope", UNKNOWN_ID])
