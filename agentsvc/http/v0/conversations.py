@@ -158,7 +158,8 @@ class StartAnswer(msgspec.Struct, frozen=True, kw_only=True):
     conversation_id: str
     """Id of the conversation, or the name it was given"""
     message: str | None = None
-    """Always null"""
+    """What was done, in words, where a stop was asked for, or a first message was not taken; else null
+    """
     conversation_status: Annotated[ConversationStatus, shown_as(StartedStatus)]
     """State of the conversation; one that has failed or is gone counts as `STOPPED`"""
 

@@ -57,7 +57,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
 async def post_start(request: web.Request) -> StartAnswer:
     """Let a stopped conversation run again.
 
-    Its sandbox is resumed; one that runs is left alone. The body may be left out.
+    Its sandbox is resumed; one that runs is left alone. It needs a body, which may be `{}`.
     """
     name = conversation_id_of(request)
     await read_json(request, StartAgainBody)

@@ -224,7 +224,7 @@ async def get_installations(request: web.Request, query: InstallationsQuery) -> 
 async def get_repositories(request: web.Request, query: RepositoriesQuery) -> list[RepositoryView]:
     """List your repositories at one git provider or at all.
 
-    Not allowed (403) without any token of a provider.
+    Unauthorized (401) without any token of a provider.
     """
     user_id, sort = user_of(request), SortBy(query.sort)
     wanted = RepositoryQuery(
@@ -245,7 +245,7 @@ async def get_repositories(request: web.Request, query: RepositoriesQuery) -> li
 async def search_repositories(request: web.Request, query: SearchQuery) -> list[RepositoryView]:
     """Find some of your repositories by name.
 
-    Not allowed (403) without any token of a provider.
+    Unauthorized (401) without any token of a provider.
     """
     user_id, text, sort = user_of(request), query.query.strip(), SortBy(query.sort)
     is_ascending, limit = query.order == "asc", query.per_page

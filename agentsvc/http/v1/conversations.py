@@ -135,8 +135,8 @@ class AppConversation(msgspec.Struct, frozen=True, kw_only=True):
     """Where the agent server in the sandbox has the conversation, through this server; null while
     the sandbox does not run"""
     session_api_key: ShownSecret | None
-    """Key for calls to that URL, sent as `X-Session-API-Key`. A resume brings a new one; null while
-    the sandbox does not run"""
+    """Key for calls to that URL, sent as `X-Session-API-Key`. A resume may bring a new one; null
+    while the sandbox does not run"""
     acp_server: str | None
     """Which other agent it has, where `agent_kind` is `acp`; else null"""
     launched_agent_profile: LaunchedAgentProfile | None
@@ -181,7 +181,8 @@ class PatchBody(msgspec.Struct, frozen=True, kw_only=True):
     title: LongText | UnsetType | None = UNSET
     """New title; null or left out as for all fields of a change: cleared, or unchanged"""
     public: bool | UnsetType | None = UNSET
-    """New value, which is kept and shown only; null: cleared, left out: unchanged"""
+    """New value, which is kept and shown only, unless the operator has set `sharing.public_flag`: true
+    shares the conversation then. Null: cleared, left out: unchanged"""
     selected_repository: Repository | UnsetType | None = UNSET
     """Repository to show, as `owner/name`; nothing is cloned. Null: cleared, left out: unchanged"""
     selected_branch: Branch | UnsetType | None = UNSET

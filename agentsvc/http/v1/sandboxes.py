@@ -123,7 +123,7 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What it does"""
     session_api_key: ShownSecret | None
     """Key of what runs in it, sent as `X-Session-API-Key`; it counts while the sandbox runs, and a
-    resume brings a new one. Null if it has failed or is gone"""
+    resume may bring a new one. Null if it has failed or is gone"""
     exposed_urls: list[ExposedUrl] | None
     """Where its ports are reached; null unless it runs"""
     created_at: Time

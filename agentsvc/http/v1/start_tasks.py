@@ -154,7 +154,8 @@ class StartBody(msgspec.Struct, frozen=True, kw_only=True):
     agent_type: AgentType = AgentType.DEFAULT
     """Role of the agent; `plan` writes a plan into `PLAN.md` and changes nothing else"""
     public: bool | None = None
-    """Kept and shown only; null: not said"""
+    """Kept and shown only, unless the operator has set `sharing.public_flag`: true shares the
+    conversation then. Null: not said"""
     plugins: Annotated[list[PluginBody], msgspec.Meta(max_length=100)] | None = None
     """Plugins the agent loads, at most 100; null: none"""
     when_full: WhenFull | None = None

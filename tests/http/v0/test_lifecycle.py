@@ -167,6 +167,15 @@ async def test_a_start_needs_a_body(client: Client) -> None:
     assert answer.status == 422
 
 
+async def test_the_description_says_what_starts_and_stops_need_and_answer(client: Client) -> None:
+    document = (await client.get("/openapi.json")).json()
+    operation = document["paths"][f"{PATH}/{{conversation_id}}/start"]["post"]
+    assert operation["requestBody"]["required"]
+    assert "needs a body" in operation["description"]
+    message = document["components"]["schemas"]["StartAnswer"]["properties"]["message"]
+    assert "stop" in message["description"]
+
+
 async def test_a_conversation_whose_sandbox_is_gone_does_not_start(
     client: Client, fake_world: FakeWorld
 ) -> None:

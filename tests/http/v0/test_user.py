@@ -48,6 +48,13 @@ async def test_without_a_token_it_is_unauthorized(client: Client, path: str) -> 
     assert answer.json()["detail"] == "Git provider token required. (such as GitHub)."
 
 
+async def test_the_description_has_the_status_of_a_missing_token(client: Client) -> None:
+    paths = (await client.get("/openapi.json")).json()["paths"]
+    described = [methods["get"] for path, methods in paths.items() if path.startswith(USER)]
+    assert described
+    assert not [one for one in described if "(403) without" in one["description"]]
+
+
 async def test_the_user_at_the_provider_is_described(connected: Client) -> None:
     assert (await connected.get(f"{USER}/info")).json() == {
         "id": "583231",
