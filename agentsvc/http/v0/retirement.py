@@ -11,6 +11,7 @@ from aiohttp import hdrs, web
 from agentsvc.base import NotFound
 from agentsvc.http.keys import IS_FORWARDED
 from agentsvc.http.routes import IS_ELSEWHERE
+from agentsvc.http.urls import origin_of
 
 DEPRECATED_AT: Final = datetime(2025, 11, 1, tzinfo=UTC)
 """Since when clients are to use the newer generation."""
@@ -47,7 +48,8 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     # At the same paths agent servers have what they have; that is not of this generation.
     if not request.get(IS_FORWARDED, False) and not request.get(IS_ELSEWHERE, False):
         response.headers["Deprecation"] = _DEPRECATION
-        response.headers.add(hdrs.LINK, f'<{successor}>; rel="successor-version"')
+        place = f"{origin_of(request).prefix}{successor}"
+        response.headers.add(hdrs.LINK, f'<{place}>; rel="successor-version"')
 
 
 async def refuse(_request: web.Request) -> web.Response:

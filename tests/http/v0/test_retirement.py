@@ -56,6 +56,16 @@ async def test_a_refusal_says_it_too(client: Client, method: str, path: str, sta
     assert "Deprecation" in answer.headers
 
 
+async def test_what_follows_is_below_the_path_of_the_server(
+    service: Service, client: Client
+) -> None:
+    server = msgspec.structs.replace(service.config.server, public_url="https://a.example/agents")
+    service.config = msgspec.structs.replace(service.config, server=server)
+    await service.restart()
+    answer = await client.get(f"/agents{PATH}")
+    assert answer.headers["Link"] == '</agents/api/v1/app-conversations>; rel="successor-version"'
+
+
 async def test_the_event_socket_says_it_too(client: Client) -> None:
     answer = await client.get("/socket.io/?EIO=4&transport=polling")
     assert (answer.status, "Deprecation" in answer.headers) == (200, True)
