@@ -4,7 +4,7 @@ Frames are JSON already. Events have the numbers they have over HTTP.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -16,6 +16,8 @@ from agentsvc.http.v0.event_types import AgentState
 from agentsvc.http.wire import encode
 
 _STATE_CHANGED: Final = "agent_state_changed"
+_NOTHING: Final = "null"
+_NOT_REPLAYED: Final = (_NOTHING, "recall")
 _TOLD_LIVE: Final = frozenset({"run", _STATE_CHANGED, "recall", "error"})
 _STAGES: Final = {
     StartStatus.PREPARING_REPOSITORY: "STATUS$RUNTIME_STARTED",
@@ -68,6 +70,7 @@ class ErrorFrame(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
+    action: Any = None
     observation: str = ""
 
 
@@ -76,13 +79,17 @@ _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def replay(history: Sequence[bytes], latest_event_id: int) -> Iterator[bytes]:
-    """Yield the events behind a number; of the states only the last one, at the end."""
+    """Yield the events behind a number; of the states only the last one, at the end.
+
+    What an imported history has of the agent's looks into its memory, and of nothing, is left out.
+    """
     state: bytes | None = None
     for number in range(latest_event_id + 1, len(history)):
         event = history[number]
-        if _head.decode(event).observation == _STATE_CHANGED:
+        head = _head.decode(event)
+        if head.observation == _STATE_CHANGED:
             state = event
-        else:
+        elif head.action not in _NOT_REPLAYED and head.observation != _NOTHING:
             yield event
     if state is not None:
         yield state

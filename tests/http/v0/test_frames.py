@@ -11,8 +11,8 @@ encode = msgspec.json.encode
 decode = msgspec.json.decode
 
 
-def action(number: int, source: str = "agent") -> bytes:
-    return encode({"id": number, "source": source, "action": "run", "args": {"b": 1, "a": 2}})
+def action(number: int, source: str = "agent", kind: Any = "run") -> bytes:
+    return encode({"id": number, "source": source, "action": kind, "args": {"b": 1, "a": 2}})
 
 
 def observation(number: int, kind: str, source: str = "environment") -> bytes:
@@ -40,6 +40,17 @@ def test_of_the_states_only_the_last_is_replayed_at_the_end(
     history: list[bytes], latest: int, told: list[int]
 ) -> None:
     assert [decode(event)["id"] for event in replay(history, latest)] == told
+
+
+def test_what_an_import_has_of_recalls_and_of_nothing_is_not_replayed() -> None:
+    history = [
+        action(0, kind="null"),
+        action(1, "user", kind="recall"),
+        observation(2, "recall"),
+        observation(3, "null"),
+        action(4, kind=[]),
+    ]
+    assert [decode(event)["id"] for event in replay(history, -1)] == [2, 4]
 
 
 @pytest.mark.parametrize("event", [action(1), action(1, "user"), observation(2, "edit", "agent")])
