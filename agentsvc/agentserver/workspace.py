@@ -10,6 +10,7 @@ from urllib.parse import quote, urlencode
 import aiohttp
 
 from agentsvc.agentserver.calls import AgentCalls
+from agentsvc.agentserver.git_listing import changes_command, read_changes
 from agentsvc.agentserver.responses import (
     BashPage,
     CommandResult,
@@ -22,10 +23,11 @@ from agentsvc.agentserver.responses import (
     decode,
     to_git_error,
 )
-from agentsvc.base import NotFound, monotonic
+from agentsvc.base import AgentsvcError, BadRequest, NotFound, monotonic
 
 PAGE_SIZE: Final = 100
 
+_GIT_SECONDS: Final = 20.0
 _FIRST_POLL_SECONDS: Final = 0.01
 _LAST_POLL_SECONDS: Final = 0.5
 _READ_ON_SECONDS: Final = 5.0
@@ -134,7 +136,26 @@ class WorkspaceCalls(AgentCalls):
 
         Where there is no repository there are no changes. Raises BadRequest for an unknown ref.
         """
-        return decode(list[GitChange], await self._ask_git("changes", path, ref))
+        try:
+            found = decode(list[GitChange], await self._ask_git("changes", path, ref))
+        except BadRequest:
+            # A changed file whose name has a space is refused like a ref that is not there.
+            listed = await self._list_changes(path, ref)
+            if not listed:
+                raise
+            return listed
+        is_quoted = any('"' in change.path for change in found)
+        return (await self._list_changes(path, ref) if is_quoted else None) or found
+
+    async def _list_changes(self, path: str, ref: str | None) -> list[GitChange] | None:
+        """Return what git itself lists, None if that cannot be had: the first answer counts then."""
+        try:
+            command = changes_command(path, ref)
+            result = await self.run_command(command, time_limit=_GIT_SECONDS)
+        except AgentsvcError:
+            return None
+        is_whole = result.exit_code == 0 and not result.truncated
+        return read_changes(result.stdout) if is_whole else None
 
     async def git_diff(self, path: str, *, ref: str | None = None) -> GitDiff:
         """Return a file, by its absolute path, as it is and as it is in a ref.

@@ -176,6 +176,34 @@ async def test_git_changes_are_those_of_the_directory(
     ).json() == changes
 
 
+@pytest.mark.parametrize("trouble", ["a space", "a quote"])
+async def test_a_changed_file_has_its_own_name(
+    client: Client, path: str, sandbox: FakeSandbox, fake_agent: FakeAgent, trouble: str
+) -> None:
+    listed = CommandResult(exit_code=0, stdout="agentsvc: changes of .\nM\ta b.txt\n", stderr="")
+    fake_agent.on_command("agentsvc: changes of", listed)
+    # Agent servers do this of such a name.
+    sandbox.git_changes["/workspace/project"] = [{"status": "UPDATED", "path": '"/303/274.txt"'}]
+    if trouble == "a space":
+        sandbox.fail_next(400, "/api/git/changes")
+    answer = await client.get(f"{path}/git/changes?path=/workspace/project")
+    expected = [{"status": "UPDATED", "path": "a b.txt"}]
+    assert (answer.status, answer.json()) == (200, expected)
+
+
+async def test_half_of_a_list_of_changes_is_none(
+    client: Client, path: str, sandbox: FakeSandbox, fake_agent: FakeAgent
+) -> None:
+    text = "".join(f"M\t{number} b.txt\n" for number in range(30_000))
+    fake_agent.on_command(
+        "agentsvc: changes of", CommandResult(exit_code=0, stdout=text, stderr="")
+    )
+    sandbox.git_changes["/workspace/project"] = []
+    sandbox.fail_next(400, "/api/git/changes")
+    answer = await client.get(f"{path}/git/changes?path=/workspace/project")
+    assert (answer.status, answer.json()["code"]) == (400, "bad_request")
+
+
 async def test_where_no_repository_is_nothing_has_changed(client: Client, path: str) -> None:
     answer = await client.get(f"{path}/git/changes?path=/workspace/project/elsewhere")
     assert (answer.status, answer.json()) == (200, [])
