@@ -248,7 +248,9 @@ class Reconciler:
 
     async def _started(self, handle: Handle, sandbox: Sandbox) -> Handle:
         await self._save_handle(handle)
-        await self._write(sandbox, lambda tx: self._table.set_started(tx, sandbox.id))
+        await self._write(
+            sandbox, lambda tx: self._table.set_started(tx, sandbox.id, self.deadline())
+        )
         return handle
 
     async def _remove(self, backend: Backend, sandbox: Sandbox) -> None:
@@ -272,9 +274,10 @@ class Reconciler:
             await self._adopt_key(sandbox, report.session_key)
         if report.phase is Phase.RUNNING and sandbox.phase is not Phase.RUNNING:
             report = await self._warm_pool.awaken(sandbox, report)
-        # One that ran may have no time for an answer now, as others need the machine.
-        is_start = report.phase is Phase.STARTING and sandbox.phase is not Phase.RUNNING
-        if is_start and sandbox.ready_by < now():
+        # One that ran may have no time for an answer now, as others need the machine, and one that
+        # rested was told to go on only just now, however long its backend was away.
+        is_start = sandbox.phase in (None, Phase.STARTING, Phase.FAILED)
+        if is_start and report.phase is Phase.STARTING and sandbox.ready_by < now():
             report = await self._too_late(sandbox, report)
         floor = with_floor(sandbox.spec, least).isolation
         if report.phase is Phase.RUNNING and not (report.isolation or Isolation.NONE).meets(floor):

@@ -70,13 +70,17 @@ class SandboxTable:
         what = "handle = coalesce(handle, :handle)"
         await self._set(tx, handle.sandbox_id, what, handle=_encode(handle))
 
-    async def set_started(self, tx: Transaction, sandbox_id: str) -> None:
-        """Store that the backend has taken the order to start, for the first time or again."""
+    async def set_started(self, tx: Transaction, sandbox_id: str, ready_by: datetime) -> None:
+        """Store that the backend has taken the order to start, for the first time or again.
+
+        One that rested has until `ready_by`, however long ago it was asked for.
+        """
         what = (
             "phase = 'starting', reason = '', exit_code = NULL, cause = NULL,"
-            " target = CASE target WHEN 'restarted' THEN 'running' ELSE target END"
+            " target = CASE target WHEN 'restarted' THEN 'running' ELSE target END,"
+            " ready_by = CASE phase WHEN 'paused' THEN :ready_by ELSE ready_by END"
         )
-        await self._set(tx, sandbox_id, what)
+        await self._set(tx, sandbox_id, what, ready_by=to_stored(ready_by))
 
     async def set_failed(self, tx: Transaction, sandbox_id: str, reason: str) -> None:
         """Store that a sandbox could not be started."""
@@ -95,7 +99,7 @@ class SandboxTable:
     ) -> None:
         """Store what was seen; addresses that a report leaves out stay as they were.
 
-        One that ran and does not answer has until `ready_by` to answer again.
+        One that ran or rested and does not answer has until `ready_by` to answer again.
         """
         await self._set(
             tx,
@@ -105,7 +109,7 @@ class SandboxTable:
             " working_dir = coalesce(:working_dir, working_dir),"
             " isolation = coalesce(:isolation, isolation), paused_as = :paused_as,"
             " cause = :cause, enforced = coalesce(:enforced, enforced),"
-            " ready_by = CASE WHEN phase = 'running' AND :phase = 'starting' THEN :ready_by"
+            " ready_by = CASE WHEN phase IN ('running', 'paused') AND :phase = 'starting' THEN :ready_by"
             " ELSE ready_by END",
             ready_by=to_stored(ready_by),
             phase=report.phase,
