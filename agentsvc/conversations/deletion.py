@@ -116,7 +116,7 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
         """Give up a sandbox in which one conversation lives; say whether that is so."""
         is_alone = len(await self.stores.conversations.of_sandbox(sandbox_id, tx)) == 1
         if is_alone:
-            await self.sandboxes.release(tx, sandbox_id)
+            await self.archives.give_up(tx, sandbox_id)
         return is_alone
 
     async def _leave_sandboxes(self, tx: Transaction, family: Collection[Conversation]) -> None:

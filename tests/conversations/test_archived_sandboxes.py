@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from agentsvc.http.keys import CONVERSATIONS
 from tests.conversations.test_archives import (
     ARCHIVES,
     STARTS,
@@ -17,7 +18,7 @@ from tests.conversations.test_archives import (
     start,
 )
 from tests.service import Answer, Client, Service
-from tests.troubles import TroubledWorld, eventually
+from tests.troubles import TroubledWorld, eventually, reconfigure
 
 __all__ = ["fake_agent"]
 
@@ -90,6 +91,45 @@ async def test_a_sandbox_with_two_workspaces_to_save_goes_after_both(
     assert fake_world.sandboxes
     fake_agent.let_go()
     assert (await saved(client, newest["id"]))["state"] == "ready"
+    await eventually(lambda: not fake_world.sandboxes)
+
+
+async def test_a_workspace_that_is_saved_outlives_its_conversation(
+    client: Client, service: Service, fake_agent: PackingAgent, fake_world: TroubledWorld
+) -> None:
+    conversation_id, _ = await start(client)
+    fake_agent.let_download.clear()
+    archive = (await client.post(f"{STARTS}/{conversation_id}/archives")).json()
+    await eventually(lambda: fake_agent.downloads > 0)
+    assert (await client.delete(f"{STARTS}/{conversation_id}")).status == 200
+    await fake_world.sweeps(1)
+    assert fake_world.sandboxes
+    # A stop in the middle of it is made good.
+    await service.stop()
+    fake_agent.let_download.set()
+    await service.start()
+    assert (await saved(client, archive["id"]))["state"] == "ready"
+    await eventually(lambda: not fake_world.sandboxes)
+
+
+async def test_the_sandbox_of_a_failed_start_goes_after_the_workspaces_in_it_are_saved(
+    client: Client, service: Service, fake_agent: PackingAgent, fake_world: TroubledWorld
+) -> None:
+    fake_agent.refusals = [(422, "no")]
+    failed = await client.end_of_start((await client.start_task())["id"])
+    assert failed["status"] == "ERROR"
+    second, _ = await start(client, sandbox_id=failed["sandbox_id"])
+    fake_agent.let_download.clear()
+    archive = (await client.post(f"{STARTS}/{second}/archives")).json()
+    await eventually(lambda: fake_agent.downloads > 0)
+    await client.delete(f"{STARTS}/{second}")
+    await reconfigure(service, conversations={"keep_failed_seconds": 0})
+    await service.app[CONVERSATIONS].deletion.remove_failed()
+    await fake_world.sweeps(2)
+    assert fake_world.sandboxes
+    fake_agent.let_download.set()
+    assert (await saved(client, archive["id"]))["state"] == "ready"
+    await service.app[CONVERSATIONS].deletion.remove_failed()
     await eventually(lambda: not fake_world.sandboxes)
 
 

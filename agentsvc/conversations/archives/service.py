@@ -65,11 +65,8 @@ _END: Final = """
         unpacked_bytes = :unpacked_bytes, files = :files, skipped = :skipped
     WHERE id = :id
 """
-_IN_USE: Final = """
-    SELECT EXISTS (SELECT 1 FROM conversations WHERE sandbox_id = :id) OR EXISTS (
-        SELECT 1 FROM archives WHERE sandbox_id = :id AND releases AND state = 'saving'
-    )
-"""
+_IN_USE: Final = "SELECT EXISTS (SELECT 1 FROM conversations WHERE sandbox_id = :id)"
+_GOES_LATER: Final = "UPDATE archives SET releases = 1 WHERE sandbox_id = :id AND state = 'saving'"
 _NO_ARCHIVE: Final = "The archive does not exist any more. Start the conversation without it"
 _SHOWN: Final = 1000
 _PACKED_AT_ONCE: Final = 2
@@ -122,8 +119,13 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         await self._remove(archive_id)
 
     async def release(self, tx: Transaction, sandbox_id: str) -> None:
-        """Give up a sandbox, unless a conversation lives there or the end of an archive gives it up."""
+        """Give up a sandbox as `give_up` does, unless a conversation lives there."""
         if not await tx.value(_IN_USE, {"id": sandbox_id}):
+            await self.give_up(tx, sandbox_id)
+
+    async def give_up(self, tx: Transaction, sandbox_id: str) -> None:
+        """Give up a sandbox, once all workspaces in it are saved that are to be."""
+        if not await tx.run(_GOES_LATER, {"id": sandbox_id}):
             await self.sandboxes.release(tx, sandbox_id)
 
     async def forget_rest(self, tx: Transaction, sandbox_id: str | None) -> None:
@@ -230,7 +232,8 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
 
         async def body(tx: Transaction) -> None:
             await tx.run(_END, row_of(saved))
-            if saved.releases:
+            noted = await find_archive(tx, saved.id)
+            if noted is not None and noted.releases:
                 await self.release(tx, saved.sandbox_id)
 
         await self.db.write(body)
@@ -239,7 +242,7 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
     async def _let_rest(self, archive: Archive) -> None:
         """Let a sandbox that was woken to be saved rest again."""
         noted = await find_archive(self.db, archive.id)
-        if noted is None or archive.releases or noted.rest is PausedState.NONE:
+        if noted is None or noted.releases or noted.rest is PausedState.NONE:
             return
         if noted.rest is PausedState.CULLED:
             await self.sandboxes.idle.cull(archive.sandbox_id, Target.PAUSED, unused_since=now())
