@@ -43,7 +43,14 @@ from agentsvc.plugin import (
 )
 
 from .calls import HANDLE_VERSION, check_handle, fingerprint
-from .service_backend import GONE, ServiceBackend, ServiceConfig, ServiceSandbox, check_usable
+from .service_backend import (
+    GONE,
+    ServiceBackend,
+    ServiceConfig,
+    ServiceSandbox,
+    check_url,
+    check_usable,
+)
 
 _AGENT: Final = "agent"
 _USUAL_PORTS: Final[Mapping[str, int]] = {
@@ -379,8 +386,8 @@ def _url_of(runtime: Runtime, name: str, *, is_primary: bool) -> str:
     """Return where a port is: as the service says, or else as it is derived from the URL."""
     told = runtime.port_urls.get(_AGENT if is_primary else name)
     if told is not None or is_primary:
-        return told or runtime.url
-    service, parts = _SERVICES[name], urlsplit(runtime.url)
+        return check_url(told or runtime.url)
+    service, parts = _SERVICES[name], urlsplit(check_url(runtime.url))
     if parts.path.startswith(f"/{runtime.runtime_id}"):
         return f"{parts.scheme}://{parts.netloc}/{runtime.runtime_id}/{service}"
     return f"{parts.scheme}://{service}-{parts.netloc}{parts.path}".rstrip("/")

@@ -44,6 +44,7 @@ from .service_backend import (
     ServiceBackend,
     ServiceConfig,
     ServiceSandbox,
+    check_url,
     check_usable,
     parse_enum,
 )
@@ -239,8 +240,9 @@ class ServerBackend(ServiceBackend[ServerConfig]):
         name = _PORT_NAMES.get(exposed.name, exposed.name.lower())
         is_agentsvc = info.client_id is not None
         # At another agentsvc every port is below the URL at which this server reaches it.
-        url = f"{self._calls.url}/sandboxes/{info.id}/{name}" if is_agentsvc else exposed.url
-        port = exposed.port or urlsplit(exposed.url).port or 0
+        said = check_url(exposed.url)
+        url = f"{self._calls.url}/sandboxes/{info.id}/{name}" if is_agentsvc else said
+        port = exposed.port or urlsplit(said).port or 0
         return Endpoint(name=name, port=port, url=url, needs_key=is_agentsvc)
 
     async def _find(self, handle: Handle) -> SandboxInfo | None:

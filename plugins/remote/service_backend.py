@@ -140,6 +140,21 @@ class ServiceBackend[C: ServiceConfig](RuntimeBackend[C]):
         }
 
 
+def check_url(url: str) -> str:
+    """Return where a service says that a port is; raises BackendUnavailable for what is no HTTP.
+
+    A socket of this machine would be believed to be one that this server has made.
+    """
+    try:
+        parts = urlsplit(url)
+        is_http = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        is_http = False
+    if not is_http:
+        raise BackendUnavailable(f"The service says an address that is none: {one_line(url)}")
+    return url
+
+
 def parse_enum[E: StrEnum](kind: type[E], said: str | None) -> E | None:
     """Return the value that the other side says, if it is one that is known here."""
     return kind(said) if said in list(kind) else None

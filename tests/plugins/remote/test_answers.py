@@ -274,6 +274,30 @@ async def test_what_is_ordered_is_done_whatever_a_success_says(
     assert orders == ["/pause", "/resume", "/stop"]
 
 
+@pytest.mark.parametrize("name", ["remote", "agentsvc"])
+@pytest.mark.parametrize(
+    "url",
+    ["http+unix://%2Frun%2Fdocker.sock", "unix:/run/docker.sock", "http://x:99999/", "http://["],
+)
+async def test_an_address_that_is_none_of_http_is_not_taken_from_a_service(
+    far: Service, tmp_path: Path, name: str, url: str
+) -> None:
+    backend = make(name, far, tmp_path)
+    if name == "remote":
+        handle = await started(far, backend, port_urls={"agent": url})
+    else:
+        urls = [{"name": "AGENT_SERVER", "url": url}]
+        info = {"id": "x1", "status": "RUNNING", "exposed_urls": urls}
+        far.answers["/api/v1/sandboxes"] = info
+        await backend.open()
+        handle = await backend.create(Order(sandbox_id="a" * 32), save)
+        far.answers["/api/v1/sandboxes"] = [info]
+    with pytest.raises(BackendUnavailable) as caught:
+        await backend.inspect(handle)
+    await backend.close()
+    assert url in caught.value.message
+
+
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
