@@ -157,12 +157,7 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
 
         Raises NotFound, Conflict during the start, and Gone where there is no sandbox any more.
         """
-        view = await self.get(user_id, conversation_id, include_starting=True)
-        if not view.conversation.is_ready:
-            raise Conflict("The conversation has not been started, and has no workspace")
-        if view.sandbox is None or view.sandbox_status is SandboxStatus.MISSING:
-            raise Gone("The sandbox of this conversation does not exist any more")
-        archive = archive_of(view.conversation, view.sandbox.id, releases=False)
+        archive = _archive_of(await self.get(user_id, conversation_id, include_starting=True))
 
         async def body(tx: Transaction) -> None:
             await self.archives.insert(tx, archive)
@@ -194,10 +189,9 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
         if view.conversation.is_ready and view.sandbox_status is SandboxStatus.MISSING:
             order = await self._without_files(view.conversation, order)
             return await self.starts.start(user_id, order, claim=claim)
-        found = await self._copied(view)
+        found, archive = await self._copied(view), None
         if found is None:
-            archive = await self.save_workspace(user_id, conversation_id)
-            order = msgspec.structs.replace(order, archive_id=archive.id)
+            archive = _archive_of(view)
         else:
             copied, spec_id = found
             order = msgspec.structs.replace(order, copied=copied, spec_id=spec_id)
@@ -205,7 +199,7 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
         with contextlib.suppress(AgentsvcError):
             await self.ingestor.sync(view.conversation.id)
         order = msgspec.structs.replace(order, fork_of=view.conversation.id)
-        return await self.starts.start(user_id, order, claim=claim)
+        return await self.starts.start(user_id, order, claim=claim, archive=archive)
 
     async def _copied(self, view: ConversationView) -> tuple[CopySource, str] | None:
         """Return the sandbox to copy and its spec; None where only the workspace is to be saved.
@@ -350,3 +344,12 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
                 " to resume it first."
             )
         return agent
+
+
+def _archive_of(view: ConversationView) -> Archive:
+    """Return the archive of a workspace that is to be saved; raises Conflict, and Gone without one."""
+    if not view.conversation.is_ready:
+        raise Conflict("The conversation has not been started, and has no workspace")
+    if view.sandbox is None or view.sandbox_status is SandboxStatus.MISSING:
+        raise Gone("The sandbox of this conversation does not exist any more")
+    return archive_of(view.conversation, view.sandbox.id, releases=False)

@@ -219,6 +219,20 @@ async def test_a_fork_has_the_workspace_in_a_sandbox_of_its_own(
     assert fake_agent.unpacked(forked["sandbox_id"])["notes"] == "remember"
 
 
+async def test_a_fork_that_is_refused_saves_nothing(
+    client: Client, service: Service, fake_agent: PackingAgent, fake_world: TroubledWorld
+) -> None:
+    fake_world.why_no_copies = "the cluster has no snapshots"
+    await reconfigure(service, sandboxes={"max_running": 1})
+    conversation_id, sandbox_id = await start(client)
+    await client.post(f"/api/v1/sandboxes/{sandbox_id}/pause")
+    await client.wait_for_sandbox(sandbox_id, "PAUSED")
+    await start(client)
+    answer = await client.post(f"{STARTS}/{conversation_id}/fork", json={"when_full": "reject"})
+    assert answer.status == 429, answer.text
+    assert await archives(client) == []
+
+
 async def test_a_fork_has_all_files_where_the_backend_copies_them(
     client: Client, fake_agent: PackingAgent, fake_world: TroubledWorld, tmp_path: Path
 ) -> None:

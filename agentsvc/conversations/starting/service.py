@@ -7,7 +7,7 @@ import msgspec
 
 from agentsvc.accounts import quotas
 from agentsvc.base import BadRequest, Conflict, NotFound, new_id, now
-from agentsvc.conversations.archives import ArchiveState
+from agentsvc.conversations.archives import Archive, ArchiveState
 from agentsvc.conversations.model import Conversation, Generation, StartTask
 from agentsvc.conversations.records import new_conversation, new_task, require_settings
 from agentsvc.conversations.starting.parts import StartParts
@@ -142,6 +142,7 @@ class Starts:
         self._pipeline = StartPipeline(parts)
         self._followers = parts.followers
         self._events = parts.events
+        self._archives = parts.archives
         self._supervisor = parts.supervisor
         self._slots = parts.sandboxes.slots
 
@@ -152,8 +153,11 @@ class Starts:
         *,
         generation: Generation = Generation.V1,
         claim: Claim | None = None,
+        archive: Archive | None = None,
     ) -> StartTask:
         """Ask for a conversation; what was asked is stored when this returns.
+
+        It begins with `archive`, if there is one, which is asked for in the same transaction.
 
         The same order for a known conversation id gives its task; another one is a Conflict.
         `claim` runs in the transaction that creates the start task, and undoes it by raising; it is
@@ -162,6 +166,8 @@ class Starts:
         there is no room for it now, and QuotaExceeded where the user may start no more.
         """
         order, settings = await self._orders.complete(user_id, order)
+        if archive is not None:
+            order = msgspec.structs.replace(order, archive_id=archive.id)
         order = await self.environments.check(user_id, order)
         conversation_id = order.conversation_id or new_id()
         earlier = await self._orders.find_earlier(user_id, order)
@@ -185,6 +191,8 @@ class Starts:
             if order.fork_of is not None:
                 await self._events.copy(tx, order.fork_of, conversation_id, order.fork_until)
             await self._tasks.insert(tx, task)
+            if archive is not None:
+                await self._archives.insert(tx, archive)
             start = Start(task=task, conversation=conversation, deadline=now())
             await self._chooser.reserve(tx, CheckedStart(start=start, settings=settings))
             if claim is not None:
