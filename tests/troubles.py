@@ -111,6 +111,10 @@ class TroubledBackend(FakeBackend):
         await self.world.trouble("delete")
         await super().delete(handle)
 
+    async def layers(self) -> Sequence[str]:
+        await self.world.trouble("layers")
+        return await super().layers()
+
     async def give_way(self, handles: Sequence[Handle]) -> None:
         await super().give_way(handles)
         await self.world.trouble("give_way")

@@ -1,5 +1,7 @@
 """Layers: kept copies of the files of sandboxes, with which other sandboxes begin."""
 
+from collections.abc import Awaitable, Callable
+
 from agentsvc.base import Conflict
 from agentsvc.plugin import Capability, Spec
 from agentsvc.sandboxes.backend_calls import BackendCalls
@@ -45,14 +47,17 @@ class Layers:
             lambda backend: backend.keep_layer(handle, layer_id, max_bytes=max_bytes),
         )
 
-    async def remove_unused(self, backend: str, used: frozenset[str]) -> list[str]:
-        """Remove the layers that are neither used nor about to be copied; return what is gone.
+    async def remove_unused(
+        self, backend: str, used: Callable[[], Awaitable[frozenset[str]]]
+    ) -> frozenset[str]:
+        """Remove the layers that are neither used nor about to be copied; return what there is.
 
-        What is used and is not there is among it.
+        What is used is asked for after what there is, so that nothing new is taken for unused.
         """
         async with self._calls.to(backend) as lent:
             there = frozenset(await lent.layers())
-            awaited = await self._table.awaited_layers()
-            for layer_id in there - used - awaited:
+            unused = there - await used()
+            unused -= await self._table.awaited_layers()
+            for layer_id in unused:
                 await lent.remove_layer(layer_id)
-        return [*(there - used - awaited), *(used - there)]
+        return there - unused

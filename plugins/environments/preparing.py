@@ -82,16 +82,22 @@ class Preparer:
     async def _remove_unused(self) -> None:
         used = await EnvironmentTable.layers(self._db)
         for backend in {*used, *self._backends(self._sandboxes.layers.can_keep)}:
-            named = frozenset(used.get(backend, ()))
-            gone = await self._sandboxes.layers.remove_unused(backend, named | self._made)
-            for layer_id in named.intersection(gone):
+            there = await self._sandboxes.layers.remove_unused(
+                backend, partial(self._layers_in_use, backend)
+            )
+            for layer_id in used.get(backend, set()) - there:
                 await self._db.write(partial(self._forget, layer_id))
         images = self._sandboxes.images
         for backend in self._backends(images.can_use):
             await images.remove_unused(backend, self._images_in_use)
 
+    async def _layers_in_use(self, backend: str) -> frozenset[str]:
+        # In the order in which one goes from here to there.
+        made = frozenset(self._made)
+        return made.union((await EnvironmentTable.layers(self._db)).get(backend, ()))
+
     async def _images_in_use(self) -> frozenset[str]:
-        # Read in the order in which one goes from here to there.
+        # As above.
         made = frozenset(self._made)
         return made | await EnvironmentTable.image_ids(self._db)
 
@@ -100,8 +106,8 @@ class Preparer:
 
     async def _forget(self, layer_id: str, tx: Transaction) -> None:
         """Note that the files of an environment are gone, as they are after a restore elsewhere."""
-        found = await EnvironmentTable.find_by_layer(self._db, layer_id)
-        if found is not None:
+        found = await EnvironmentTable.find_by_layer(tx, layer_id)
+        if found is not None and found.layer_id == layer_id:
             lost = msgspec.structs.replace(
                 found, layer_id="", status=Status.WAITING, attempt=new_id(), size_bytes=0
             )

@@ -351,6 +351,26 @@ async def test_what_is_removed_keeps_nothing_new_waiting(
     fake_world.slow = 0.0
 
 
+async def test_what_is_prepared_while_files_are_looked_for_is_kept(
+    client: Client, fake_world: TroubledWorld
+) -> None:
+    held = fake_world.hold("layers")
+    first = await create(client)
+    await fake_world.waits("layers")
+    second = await create(client)
+    for made in (first, second):
+        await wait_for(client, made, "ready")
+    kept = set(fake_world.layers)
+    fake_world.held.clear()
+    held.set()
+    await eventually(lambda: fake_world.count("layers") > 0)
+    # Whatever is looked at next would find out that one is gone.
+    await wait_for(client, await create(client), "ready")
+    await eventually(lambda: fake_world.count("layers") > 1)
+    assert (len(kept), fake_world.count("remove_layer")) == (2, 0)
+    assert kept <= fake_world.layers.keys()
+
+
 async def test_a_user_has_only_so_many(client: Client, service: Service) -> None:
     service.config = msgspec.structs.replace(
         service.config, extensions={"environments": {"max_per_user": 1}}
