@@ -62,7 +62,6 @@ from .inspection import Inspection, look_at, state_of_this_boot
 from .layers import Layers
 from .meter import Meter
 from .priority import Priorities
-from .programs.shim import SILENT
 from .sandbox_directory import LogFile, Pause, SandboxDirectory, mark_of
 from .settings import OpenNetwork, ProcessConfig
 from .specs import AGENT_SERVER, ZYGOTE, agent_version, check
@@ -474,7 +473,9 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             await self._layers.begin_as(folder, other, record.user)
         await self._layers.finish_rollback(folder, record.user)
         await self._doors.open(folder, record)
-        loan = await self._lend(order)
+        # One that runs, or has run, is not started.
+        is_there = await reach(folder.read_state) is not None
+        loan = zygote.ForkHandle() if is_there else await self._lend(order)
         try:
             lent = msgspec.structs.replace(plan, loan=loan)
             handle = await finish(lambda: to_handle(folder, lent.carry_out()))
@@ -482,8 +483,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             loan.close()
         await save(handle)
         state = await reach(folder.read_state) if loan.zygote else None
-        if state is not None and state.started_by == SILENT:
-            self._zygote.replace(loan.zygote)
+        if state is not None:
+            self._zygote.note_start(loan.zygote, state.started_by)
         return handle
 
     async def _lend(self, order: Order) -> zygote.ForkHandle:

@@ -40,6 +40,9 @@ BROWSERS = (
 """Programs for which the agent server looks."""
 _BROWSER_CACHE = ".cache/ms-playwright"
 _COUNTS_EARLY = ("LITELLM_LOCAL_MODEL_COST_MAP", "OPENHANDS_SUPPRESS_BANNER")
+_LOAN_SECONDS = 8.0
+_LOAN_SHARE = 0.4
+"""How much of the time for a launch each of the two answers of a fork may take."""
 _LOAN = 3
 """The number under which a shim finds the socket to a fork."""
 _SPACE = 4
@@ -129,6 +132,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             **inside,
             "plainly": self.loan.reason,
             "loan": _LOAN if self.loan.number >= 0 else None,
+            "loan_seconds": min(_LOAN_SECONDS, _LOAN_SHARE * self.config.launch_seconds),
             **self._limits(mark, temp),
             **self._confined(inside["argv"], temp),
             "directory": str(self.folder.directory),

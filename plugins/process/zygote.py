@@ -27,7 +27,7 @@ from agentsvc.plugin import PACKAGE_DIR, Advice
 
 from . import bubblewrap
 from .files import ChildFiles, resident_bytes
-from .programs.shim import SILENT
+from .programs.shim import SILENT, ZYGOTE
 from .settings import ProcessConfig
 from .threads import reach
 from .users import Users
@@ -41,6 +41,7 @@ _INSTALLED: Final = ("site-packages", "dist-packages")
 _MESSAGE_MAX: Final = 4096
 _FAILURES_MAX: Final = 3
 _PAUSE_SECONDS: Final = 2.0
+_LONGEST_PAUSE_SECONDS: Final = 600.0
 _NICE: Final = 10
 _CONTROL: Final = 3
 """The number of its socket to the server."""
@@ -105,6 +106,9 @@ class Zygote:
         self._run: _Run | None = None
         self._starting: asyncio.Future[_Run] | None = None
         self._failures = 0
+        self._silences = 0
+        """How many in a row have not answered."""
+        self._rests_until = 0.0
         self._reason = ""
         self._timer: asyncio.TimerHandle | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -192,7 +196,8 @@ class Zygote:
             await self._drop(run)
 
     def _may_start(self) -> bool:
-        return not self._is_closed and self._failures < _FAILURES_MAX
+        is_wanted = self._failures < _FAILURES_MAX and monotonic() >= self._rests_until
+        return not self._is_closed and is_wanted
 
     def _start(self) -> asyncio.Future["_Run"]:
         if self._starting is None:
@@ -255,15 +260,24 @@ class Zygote:
         log.info("fork server ended", extra={"pid": run.pid, "reason": self._reason})
         self._retire(run)
 
-    def replace(self, pid: int) -> None:
-        """End the one whose fork did not answer, if that is still used; another is loaded later."""
+    def note_start(self, pid: int, how: str) -> None:
+        """Take in how a sandbox was started for which it lent a fork.
+
+        One whose fork did not answer ends, if it is still used. Another is loaded later: each costs a start
+        the time to find that out.
+        """
         run = self._run
-        if run is None or run.pid != pid:
+        if how == ZYGOTE:
+            self._silences = 0
+        if how != SILENT or run is None or run.pid != pid:
             return
+        self._silences = min(self._silences + 1, 20)
+        pause = min(_PAUSE_SECONDS * (2**self._silences - 2), _LONGEST_PAUSE_SECONDS)
+        self._rests_until = monotonic() + pause
         self._reason = SILENT
         log.warning("fork server ended", extra={"pid": run.pid, "reason": self._reason})
         self._retire(run)
-        self._start_after(_PAUSE_SECONDS)
+        self._start_after(max(pause, _PAUSE_SECONDS))
 
     def _retire(self, run: "_Run") -> None:
         self._let_go(run)

@@ -252,6 +252,7 @@ class Shim:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with socket.socket(fileno=loan) as fork, ours, theirs:
             groups = filter(None, (*self.state["joined"], self.state["cgroup"]))
+            fork.settimeout(self.orders.get("loan_seconds", _LOAN_SECONDS))
             reason = _lead_in(fork, self._loaned(), groups, first[0], theirs.fileno())
             self.state["started_by"] = reason or ZYGOTE
             with contextlib.suppress(OSError):  # it has ended already
@@ -451,7 +452,6 @@ def _lead_in(fork: socket.socket, told: Json, groups: Iterable[str], inside: int
     with ChildFiles() as files:
         orders = files.add("orders", json.dumps(told).encode())
         try:
-            fork.settimeout(_LOAN_SECONDS)
             fork.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             socket.send_fds(fork, [b"join"], [orders, talk])
             said, sender = _hear_from(fork)

@@ -203,6 +203,49 @@ async def test_a_zygote_that_hangs_costs_one_start_its_time_and_is_replaced(tmp_
         assert (await bench.probe()).how == ZYGOTE
 
 
+async def hung(bench: Probes) -> Handle:
+    """Start a sandbox while the zygote hangs, and wait for the end of that."""
+    zygote = await bench.zygote()
+    os.kill(zygote, signal.SIGSTOP)
+    handle = await bench.create(*COMMAND, ports=(Port(name="web"),))
+    how = (await bench.backend.inspect(handle)).facts["started by"]
+    assert how == "a plain start: the zygote does not answer"
+    await until(lambda: not is_alive(zygote))
+    return handle
+
+
+async def test_a_zygote_that_hangs_keeps_nobody_from_starting_who_has_little_time(
+    tmp_path: Path,
+) -> None:
+    async with probes(tmp_path, launch_seconds=5, zygote_delay_seconds=0.01) as bench:
+        await bench.loaded()
+        await hung(bench)
+
+
+async def test_a_zygote_is_not_replaced_for_what_was_noted_of_another(tmp_path: Path) -> None:
+    async with probes(tmp_path, launch_seconds=5, zygote_delay_seconds=0.01) as bench:
+        await bench.loaded()
+        handle = await hung(bench)
+        await bench.loaded()
+        zygote = await bench.zygote()
+        await bench.backend.create(bench.orders[handle.sandbox_id], no_save)
+        assert await bench.zygote() == zygote
+
+
+async def test_zygotes_that_hang_one_after_the_other_are_replaced_less_and_less_often(
+    tmp_path: Path,
+) -> None:
+    async with probes(tmp_path, launch_seconds=5, zygote_delay_seconds=0.01) as bench:
+        for _ in range(2):
+            await bench.loaded()
+            await hung(bench)
+        handle = await bench.create(*COMMAND, ports=(Port(name="web"),))
+        how = (await bench.backend.inspect(handle)).facts["started by"]
+        assert how == "a plain start: the zygote does not answer"
+        assert (await bench.backend.probe()).facts["zygote"] == "the zygote does not answer"
+        await bench.loaded()
+
+
 async def test_a_zygote_is_there_before_the_first_sandbox(tmp_path: Path) -> None:
     async with probes(tmp_path, zygote_delay_seconds=0.01) as bench:
         await bench.loaded()
