@@ -54,6 +54,7 @@ from . import (
     proxy_sockets,
     reclaiming,
     sandbox_directory,
+    users,
     zygote,
 )
 from .handles import find_all, folder_of, temp_of, to_handle, tree_of
@@ -105,6 +106,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         super().__init__(config, context)
         self._temp_root = sandbox_directory.temp_root(config.temp_dir)
         self._features = HostFeatures(config, proxy_sockets.callback_of(context.callback_url))
+        self._numbers = users.parse(config.uids) if os.geteuid() == 0 else range(0)
+        """The users that sandboxes can be."""
         self._why_no_reclaim = "the backend is not open"
         self._doors = proxy_sockets.ProxySockets()
         self._layers = Layers(context.state_dir)
@@ -199,7 +202,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         """Look at the record, the processes and, unless paused, the awaited ports."""
         folder = self._folder(handle)
         async with self._looking:
-            inspection = await reach(lambda: look_at(folder, self._mark(handle)))
+            inspection = await reach(lambda: look_at(folder, self._mark(handle), self._numbers))
         inspection = await self._finished(inspection, handle)
         phase = inspection.phase
         if phase is Phase.GONE:
@@ -497,7 +500,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     def _scan(self) -> list[Found]:
         # It is asked for now and then, and swap comes and goes.
         self._why_no_reclaim = self._features.why_no_reclaim()
-        return find_all(self.context.state_dir, self._temp_root, self.context.instance_id)
+        instance_id = self.context.instance_id
+        return find_all(self.context.state_dir, self._temp_root, instance_id, self._numbers)
 
     def _remove(self, folder: SandboxDirectory, inspection: Inspection, handle: Handle) -> None:
         mark = self._mark(handle)
@@ -526,10 +530,11 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         return mark_of(self.context.instance_id, handle.sandbox_id)
 
     def _tree(self, inspection: Inspection, handle: Handle) -> Tree:
-        return tree_of(inspection, handle, self._mark(handle), self._features.groups.unified)
+        groups = self._features.groups.unified
+        return tree_of(inspection, handle, self._mark(handle), groups, self._numbers)
 
     async def _inspect(self, folder: SandboxDirectory, handle: Handle) -> Inspection:
-        inspection = await reach(lambda: look_at(folder, self._mark(handle)))
+        inspection = await reach(lambda: look_at(folder, self._mark(handle), self._numbers))
         return await self._finished(inspection, handle)
 
     async def _finished(self, inspection: Inspection, handle: Handle) -> Inspection:

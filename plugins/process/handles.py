@@ -1,5 +1,6 @@
 """Handles of sandboxes, and finding what there is of them on this machine. All functions block."""
 
+from collections.abc import Container
 from pathlib import Path
 from typing import Final
 
@@ -7,9 +8,9 @@ from agentsvc.base import HandleTooNew, now
 from agentsvc.plugin import Found, Handle
 
 from . import launch, sandbox_directory
-from .inspection import Inspection
+from .inspection import Inspection, users_of
 from .sandbox_directory import Record, SandboxDirectory
-from .tree import Tree, marks, snapshot
+from .tree import Tree, marks, may_own, snapshot
 
 HANDLE_VERSION: Final = 1
 
@@ -37,18 +38,22 @@ def folder_of(handle: Handle, state_dir: Path) -> SandboxDirectory:
     return sandbox_directory.require_folder(state_dir, handle.sandbox_id)
 
 
-def tree_of(inspection: Inspection, handle: Handle, mark: str, groups: Path | None) -> Tree:
-    """Return the processes of a sandbox, whose control group is in that of all unless it is known."""
-    # With a user of its own, nothing in the sandbox can be anybody else.
-    user = (inspection.record.user or None) if inspection.record else None
+def tree_of(
+    inspection: Inspection, handle: Handle, mark: str, groups: Path | None, numbers: Container[int]
+) -> Tree:
+    """Return the processes of a sandbox, whose control group is in that of all unless it is known.
+
+    `numbers` are the users that sandboxes can be.
+    """
+    users = users_of(inspection.record, numbers)
     if inspection.state is not None:
         group = Path(inspection.state.cgroup) if inspection.state.cgroup else None
-        return Tree(mark=mark, root=inspection.state.shim, group=group, user=user)
+        return Tree(mark=mark, root=inspection.state.shim, group=group, users=users)
     known = Path(str(handle.data.get("cgroup", "")))
     # The handle may come from a restored database: no other group is killed and removed.
     if known.is_absolute() and known.name == launch.group_name(mark):
-        return Tree(mark=mark, group=known, user=user)
-    return Tree(mark=mark, group=launch.group_path(groups, mark), user=user)
+        return Tree(mark=mark, group=known, users=users)
+    return Tree(mark=mark, group=launch.group_path(groups, mark), users=users)
 
 
 def temp_of(handle: Handle) -> str:
@@ -60,15 +65,20 @@ def temp_of(handle: Handle) -> str:
     return str(path) if sandbox_directory.is_temp_name(path) else ""
 
 
-def find_all(state_dir: Path, temp_root: Path, instance_id: str) -> list[Found]:
-    """Return what has a directory, a temporary directory or a process of an instance."""
+def find_all(
+    state_dir: Path, temp_root: Path, instance_id: str, numbers: Container[int]
+) -> list[Found]:
+    """Return what has a directory, a temporary directory or a process of an instance.
+
+    `numbers` are the users that sandboxes can be.
+    """
     found = {
         folder.sandbox_id: Found(handle=to_handle(folder, folder.read_record()), created_at=made)
         for folder, made in sandbox_directory.list_folders(state_dir, instance_id)
     }
     # Anything below is left of a sandbox whose directory is gone.
     left = [(mark, {"temp": str(path)}) for path, mark in sandbox_directory.list_temps(temp_root)]
-    left += [(mark, {}) for pid in snapshot() for mark in marks(pid)]
+    left += [(mark, {}) for pid in snapshot() for mark in marks(pid) if may_own(pid, numbers)]
     for mark, data in left:
         if (sandbox_id := _own(mark, instance_id)) and sandbox_id not in found:
             handle = Handle(sandbox_id=sandbox_id, version=HANDLE_VERSION, data=data)

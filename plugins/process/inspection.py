@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Container
 from pathlib import Path
 from typing import Final
 
@@ -139,10 +140,20 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         return str(top / self.record.working_dir)
 
 
-def look_at(folder: SandboxDirectory, mark: str) -> Inspection:
-    """Look at a sandbox; OSError if that is not possible now."""
+def users_of(record: Record | None, numbers: Container[int]) -> Container[int] | None:
+    """Return who processes of a sandbox may be besides the server's user; None if nobody can say.
+
+    `numbers` are the users that sandboxes can be. With one of its own, nothing in it can be anybody else.
+    """
+    if record is None:
+        return numbers
+    return (record.user,) if record.user else None
+
+
+def look_at(folder: SandboxDirectory, mark: str, numbers: Container[int]) -> Inspection:
+    """Look at a sandbox, which can be one of these users; OSError if that is not possible now."""
     if not folder.exists():
-        return _without_directory(folder, mark)
+        return _without_directory(folder, mark, numbers)
     record = folder.read_record()
     if (pause := folder.read_pause()) is not None and pause.ends:
         return Inspection(
@@ -161,7 +172,7 @@ def look_at(folder: SandboxDirectory, mark: str) -> Inspection:
         if inspection is not None:
             return inspection
         time.sleep(_POLL_SECONDS)
-    return _without_state(folder, record, mark)
+    return _without_state(folder, record, mark, numbers)
 
 
 def describe_exit(code: int | None, reason: str, last_line: str) -> str:
@@ -185,9 +196,9 @@ def state_of_this_boot(folder: SandboxDirectory) -> State | None:
     return state if state is not None and state.boot == boot_id() else None
 
 
-def _without_directory(folder: SandboxDirectory, mark: str) -> Inspection:
+def _without_directory(folder: SandboxDirectory, mark: str, numbers: Container[int]) -> Inspection:
     seen = Inspection(folder=folder, exists=False, phase=Phase.GONE)
-    if not Tree(mark=mark).members():
+    if not Tree(mark=mark, users=users_of(None, numbers)).members():
         return seen
     return msgspec.structs.replace(
         seen,
@@ -198,14 +209,15 @@ def _without_directory(folder: SandboxDirectory, mark: str) -> Inspection:
     )
 
 
-def _without_state(folder: SandboxDirectory, record: Record | None, mark: str) -> Inspection:
+def _without_state(
+    folder: SandboxDirectory, record: Record | None, mark: str, numbers: Container[int]
+) -> Inspection:
     seen = Inspection(folder=folder, exists=True, record=record, phase=Phase.STARTING)
-    user = (record.user or None) if record else None
-    if Tree(mark=mark, user=user).members():
+    if Tree(mark=mark, users=users_of(record, numbers)).members():
         return seen
     # It may have got there while the process table was read.
     if folder.read_state() is not None:
-        return look_at(folder, mark)
+        return look_at(folder, mark, numbers)
     return _failed(seen, None, "it was never started", Cause.NOT_STARTED)
 
 

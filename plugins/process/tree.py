@@ -11,7 +11,7 @@ import functools
 import os
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from pathlib import Path
 from typing import Final
 
@@ -61,8 +61,8 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
     mark: str
     root: Identity | None = None
     group: Path | None = None
-    user: int | None = None
-    """Who its processes are unless they are the server's user; None if nobody can say."""
+    users: Container[int] | None = None
+    """Who its processes may be besides the server's user; None if nobody can say."""
 
     def members(self) -> list[Process]:
         """Return all that have not ended, parents before their children."""
@@ -144,8 +144,7 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
         return bool(members)
 
     def _may_own(self, pid: int) -> bool:
-        # Whoever may read the process table can take a mark from there.
-        return self.user is None or _user_of(pid) in (os.geteuid(), self.user)
+        return self.users is None or may_own(pid, self.users)
 
     def _root_pid(self) -> int:
         return self.root[0] if self.root is not None and is_alive(self.root) else 0
@@ -199,6 +198,15 @@ def marks(pid: int) -> tuple[str, ...]:
         return ()
     _, head, rest = environ.partition(f"\0{MARK}=".encode())
     return (rest.partition(b"\0")[0].decode(errors="replace"),) if head else ()
+
+
+def may_own(pid: int, users: Container[int]) -> bool:
+    """Say whether a process is the server's user, or one of these.
+
+    Whoever may read the process table can take a mark from there.
+    """
+    user = _user_of(pid)
+    return user is not None and (user == os.geteuid() or user in users)
 
 
 def _user_of(pid: int) -> int | None:

@@ -98,6 +98,10 @@ async def test_a_process_of_another_user_is_none_of_a_sandbox_whatever_its_mark(
     await box.backend.stop(handle)
     assert not any(tree.is_alive(item.identity) for item in own)
     await box.backend.delete(handle)
+    # Nor of one that is gone.
+    assert list(await box.backend.scan()) == []
+    assert (await box.backend.inspect(handle)).phase is Phase.GONE
+    await box.backend.delete(handle)
     assert process.poll() is None
 
 
