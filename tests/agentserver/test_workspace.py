@@ -41,7 +41,8 @@ class Shell(AgentServer):
         time_limit: float | None = None,
     ) -> None:
         del time_limit
-        assert isinstance(data, bytes)
+        if not isinstance(data, bytes):
+            data = b"".join([part async for part in data])
         await asyncio.to_thread(Path(path).write_bytes, data)
 
     async def run_command(

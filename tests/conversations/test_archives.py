@@ -22,6 +22,7 @@ from agentsvc.http import keys
 from agentsvc.http.keys import DATABASE, SANDBOXES, SUPERVISOR
 from agentsvc.plugin import Capability
 from agentsvc.sandboxes import Sandbox
+from tests.agentserver.test_workspace import Shell
 from tests.service import WAIT_SECONDS, Client, Service
 from tests.troubles import TroubledAgent, TroubledWorld, eventually, reconfigure
 
@@ -160,6 +161,25 @@ async def test_a_workspace_is_saved_and_a_new_sandbox_begins_with_it(
         "tar --no-same-owner -C /workspace/project " in command
         for command in fake_agent.sandboxes[second].commands
     )
+
+
+async def test_a_start_that_goes_on_after_a_restart_unpacks_nothing_over_what_its_agent_did(
+    client: Client, service: Service, tmp_path: Path
+) -> None:
+    conversation_id, sandbox_id = await start(client)
+    saved_one = await save(client, conversation_id)
+    row = await service.app[SANDBOXES].find_any(sandbox_id)
+    assert row is not None
+    archives = service.app[keys.ARCHIVES]
+    archive = await archives.get(row.user_id, saved_one["id"])
+    shell = Shell(tmp_path)
+    first, second = tmp_path / "project" / "first", tmp_path / "project" / "second"
+    await archives.restore(archive, shell, str(first))
+    (first / "notes").write_text("the agent's own")
+    for directory in (first, second):
+        await archives.restore(archive, shell, str(directory))
+    assert (first / "notes").read_text() == "the agent's own"
+    assert (second / "notes").read_text() == "remember"
 
 
 async def test_an_archive_is_its_users_and_can_be_deleted(client: Client, service: Service) -> None:

@@ -29,6 +29,7 @@ from agentsvc.base import (
     Supervisor,
     now,
     reason_of,
+    sha256,
     to_stored,
 )
 from agentsvc.config import ArchivesConfig
@@ -43,9 +44,11 @@ from agentsvc.storage import SPARSE, Database, Page, Transaction, cut, row_of
 log = logging.getLogger(__name__)
 
 _PACK: Final = f"tar --exclude={{hidden}} {SPARSE} -C {{directory}} -czf {{file}} ."
+# A start that goes on after a restart comes here again, and its agent may have changed the files since.
 _UNPACK: Final = (
-    "mkdir -p {directory} && tar --no-same-owner -C {directory} -xf {file}; code=$?;"
-    " rm -f {file}; exit $code"
+    "if [ ! -e {mark} ]; then"
+    " mkdir -p {directory} && tar --no-same-owner -C {directory} -xf {file} && : >{mark}; fi;"
+    " code=$?; rm -f {file}; exit $code"
 )
 _UNFINISHED: Final = "SELECT id FROM archives WHERE state = 'saving' ORDER BY created_at"
 _OLDER: Final = "SELECT id FROM archives WHERE state <> 'saving' AND created_at < :moment"
@@ -146,14 +149,17 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         return archive
 
     async def restore(self, archive: Archive, agent: AgentServer, directory: str) -> None:
-        """Unpack an archive in a sandbox; raises StartRefused where that fails."""
-        file = f"{await agent.home()}/{_hidden(archive.id)}.tar"
+        """Unpack an archive in a sandbox, once; raises StartRefused where that fails."""
+        name = f"{await agent.home()}/{_hidden(archive.id)}-{sha256(directory)[:16]}"
+        file, mark = f"{name}.tar", f"{name}.done"
         source = self._file(archive.id)
         if not await asyncio.to_thread(source.exists):
             raise StartRefused(_NO_ARCHIVE)
         limit = self.config.save_seconds
         await agent.upload(file, _parts(source), time_limit=limit)
-        command = _UNPACK.format(directory=shlex.quote(directory), file=shlex.quote(file))
+        command = _UNPACK.format(
+            directory=shlex.quote(directory), file=shlex.quote(file), mark=shlex.quote(mark)
+        )
         result = await agent.run_command(command, time_limit=limit)
         if result.exit_code != 0:
             raise StartRefused(
