@@ -487,6 +487,8 @@ async def _extensions(app: web.Application) -> AsyncIterator[None]:
         for name, extension in app[_EXTENSIONS]:
             await migrate(app[keys.DATABASE], name, extension.migrations)
             await running.enter_async_context(extension.run(server))
+        # What they begin with is known to extensions.
+        await server.conversations.starts.go_on()
         yield
 
 

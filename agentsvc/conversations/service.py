@@ -294,9 +294,8 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
     # What goes on by itself
 
     async def recover(self) -> None:
-        """Fetch what was missed and go on with what was unfinished; called once at the start."""
+        """Fetch what was missed, and tell what is to be forgotten; called once, before starts go on."""
         await self.ingestor.sync_all()
-        await self.starts.go_on()
         await self.deletion.tell_all()
 
     async def sync(self) -> None:

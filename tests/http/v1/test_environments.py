@@ -302,6 +302,23 @@ async def test_a_preparing_that_a_stop_has_interrupted_is_done_again(
     await eventually(lambda: not fake_world.sandboxes)
 
 
+async def test_a_start_that_a_stop_has_interrupted_goes_on_with_its_environment(
+    client: Client, service: Service, fake_agent: TroubledAgent
+) -> None:
+    made = await create(client, maintenance_script="keep up")
+    await wait_for(client, made, "ready")
+    fake_agent.hold("keep up", is_command=True)
+    task = await client.start_task(environment_id=made["id"])
+    await fake_agent.waits("keep up")
+    await service.stop()
+    fake_agent.let_go()
+    await service.start()
+    ended = await client.end_of_start(task["id"])
+    assert ended["status"] == "READY", ended["detail"]
+    commands = fake_agent.sandboxes[ended["sandbox_id"]].commands
+    assert sum("keep up" in command for command in commands) == 2
+
+
 async def test_a_layer_that_is_lost_is_prepared_again(
     client: Client, fake_world: TroubledWorld
 ) -> None:
