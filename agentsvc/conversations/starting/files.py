@@ -50,7 +50,8 @@ class FileSteps:
     async def run_setup_script(self, files: StartWithWorkspace) -> None:
         """Run the repository's set-up script, unless its work came with a prepared environment.
 
-        A failure is noted and stops nothing.
+        A failure is noted and stops nothing. A start that goes on after a restart runs nothing beside an
+        agent that is at work.
         """
         start, workspace = files.host.asked.start, files.workspace
         seconds = self._config.setup_script_seconds
@@ -58,6 +59,8 @@ class FileSteps:
         is_joined = order.sandbox_id or order.parent_conversation_id
         layer = "" if is_joined else files.host.sandbox.spec.layer
         environment = await self._environments.find_by_layer(layer)
+        if environment is not None and await _has_begun(files.host):
+            return
         if environment is not None:
             await self._refresh(start, workspace, environment, layer)
         if environment is None or environment.repository is None:
@@ -162,3 +165,8 @@ class FileSteps:
 def _given(host: StartWithSandbox) -> Mapping[Provider, tuple[str, Secret]]:
     """Return the tokens that may be in the sandbox."""
     return {} if host.sandbox.spec.withholds_secrets else host.asked.tokens
+
+
+async def _has_begun(host: StartWithSandbox) -> bool:
+    """Say whether the agent server has the conversation already."""
+    return await host.agent.find_conversation(host.asked.start.conversation.id) is not None

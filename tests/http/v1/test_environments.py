@@ -11,10 +11,11 @@ from agentsvc.accounts.keys import KeyScope, Role
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.domain import Provider
 from agentsvc.plugin import Capability
+from agentsvc.testing.llm import Playbook, Reply
 from tests.git_server import GitServer
 from tests.plugin_loading import part
 from tests.service import Client, Service
-from tests.troubles import TroubledAgent, TroubledWorld, eventually
+from tests.troubles import TroubledAgent, TroubledWorld, eventually, reconfigure
 
 if TYPE_CHECKING:
     from environments.model import Definition
@@ -317,6 +318,22 @@ async def test_a_start_that_a_stop_has_interrupted_goes_on_with_its_environment(
     assert ended["status"] == "READY", ended["detail"]
     commands = fake_agent.sandboxes[ended["sandbox_id"]].commands
     assert sum("keep up" in command for command in commands) == 2
+
+
+async def test_no_script_is_run_again_once_the_agent_has_begun(
+    client: Client, service: Service, fake_agent: TroubledAgent
+) -> None:
+    made = await create(client, maintenance_script="keep up", setup_script="make tools")
+    await wait_for(client, made, "ready")
+    await reconfigure(service, conversations={"first_answer_seconds": 30.0})
+    fake_agent.playbook = Playbook([Reply(text="hello", delay_seconds=1)])
+    task = await client.start_task(environment_id=made["id"])
+    await eventually(lambda: fake_agent.started() == 1)
+    await service.restart()
+    ended = await client.end_of_start(task["id"])
+    assert ended["status"] == "READY", ended["detail"]
+    commands = fake_agent.sandboxes[ended["sandbox_id"]].commands
+    assert sum("keep up" in command for command in commands) == 1
 
 
 async def test_a_layer_that_is_lost_is_prepared_again(
