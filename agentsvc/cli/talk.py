@@ -44,6 +44,9 @@ def only(
     found: list[Record], what: str, wanted: str, *, by: str = "an id that begins with"
 ) -> Record:
     """Return the one of `what` that was found; raises CommandFailed for none and for several."""
+    if not wanted:
+        # Every id begins so, and the only one there is may be meant to be deleted.
+        found = []
     if len(found) != 1:
         many = "more than one" if found else "none"
         raise CommandFailed(

@@ -133,6 +133,7 @@ async def test_a_paused_agent_goes_on_and_so_does_its_sandbox(
     logs = await commands("sandboxes", "logs", sandbox["id"])
     assert (logs.exit_code, logs.stderr) == (0, "")
     assert sandbox["id"] in await commands.good("sandboxes", "show", sandbox["id"])
+    assert (await commands("sandboxes", "delete", "", "--yes")).exit_code == 1
     await commands.good("sandboxes", "delete", sandbox["id"], "--yes")
 
 
@@ -430,6 +431,7 @@ async def test_automations_are_made_run_switched_and_deleted(
     create = ("automations", "create")
     cron = ("--cron", "0 3 * * 1", "--timezone", "Europe/Berlin", "--prompt", "Work.")
     await commands.good(*create, "--name", "nightly", *cron)
+    assert (await commands("automations", "delete", "", "--yes")).exit_code == 1
     names = (await commands.good("automations", "template")).split()
     assert names == ["answer", "dependencies", "fix", "review", "triage"]
     for name in names:
