@@ -4,7 +4,6 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
-from http.client import HTTPException
 from typing import Final
 
 import click
@@ -153,7 +152,7 @@ class Chat:
                 for message in self._events.read():
                     if self._is_over.is_set() or not self._show_message(message):
                         return
-            except (OSError, HTTPException, CommandFailed):
+            except (OSError, CommandFailed):
                 self._is_over.wait(_RETRY_SECONDS)
 
     def _show_message(self, message: StreamMessage) -> bool:

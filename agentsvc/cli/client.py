@@ -26,8 +26,18 @@ BEAT: Final = "beat"
 _ANSWER_SECONDS: Final = 150.0
 _SILENCE_SECONDS: Final = 60.0
 """Longer than the time between two signs of life on a stream."""
+_AWAY: Final = (502, 503, 504)
+"""What a proxy answers in the place of a server that restarts."""
 _HINT: Final = "see whether it runs, and whether --url is right"
 _KEY_HINT: Final = "name a key that is valid with --key"
+
+
+class NoAnswer(CommandFailed):
+    """Nobody answers at the URL, as while a server restarts."""
+
+
+class StreamBroken(CommandFailed):
+    """A stream has broken off, or cannot be had for now."""
 
 
 class RequestRefused(CommandFailed):
@@ -101,14 +111,25 @@ class Api:
         """Yield the messages of a stream behind an event, until the server ends it.
 
         Signs of life are `beat`, for who wants them.
-        Raises OSError when it breaks off; the caller goes on behind the last id that it saw.
+        Raises StreamBroken when it breaks off; the caller goes on behind the last id that it saw.
         """
         kind = {"Accept": "text/event-stream"}
         asked = {} if after < 0 else {"after": after}
-        with self.open("GET", path, query=asked, headers=kind, silence=_SILENCE_SECONDS) as lines:
-            for message in read_messages(iter(lines.readline, b"")):
-                if beats or message.type != BEAT:
-                    yield message
+        try:
+            with self.open(
+                "GET", path, query=asked, headers=kind, silence=_SILENCE_SECONDS
+            ) as lines:
+                for message in read_messages(iter(lines.readline, b"")):
+                    if beats or message.type != BEAT:
+                        yield message
+        except RequestRefused as exc:
+            if exc.status not in _AWAY:
+                raise
+            raise StreamBroken(exc.message, exc.hint) from exc
+        except (OSError, NoAnswer) as exc:
+            raise StreamBroken(f"{exc}", _HINT) from exc
+        except (ValueError, RecursionError) as exc:
+            raise self.no_server() from exc
 
     @contextmanager
     def open(
@@ -137,7 +158,8 @@ class Api:
                     response = self._ask(connection, method, target, body, headers or {})
                 if response.status >= http.client.MULTIPLE_CHOICES:
                     raise _refusal(response, response.read())
-                yield response
+                with response:
+                    yield response
         except http.client.HTTPException as exc:
             raise ConnectionError(f"no whole answer comes from {self.url}: {exc}") from exc
 
@@ -163,11 +185,11 @@ class Api:
             connection.request(method, target, body=body, headers={**headers, KEY_HEADER: key})
             return connection.getresponse()
         except (OSError, UnicodeError, http.client.HTTPException) as exc:
-            raise CommandFailed(f"no server answers at {self.url}: {exc}", _HINT) from exc
+            raise NoAnswer(f"no server answers at {self.url}: {exc}", _HINT) from exc
 
 
 def read_messages(lines: Iterator[bytes]) -> Iterator[StreamMessage]:
-    """Yield the server-sent events among lines, and the signs of life."""
+    """Yield the server-sent events among lines, and the signs of life; raises ValueError for others."""
     fields: dict[str, str] = {}
     for line in lines:
         if line.startswith(b":"):
@@ -178,7 +200,10 @@ def read_messages(lines: Iterator[bytes]) -> Iterator[StreamMessage]:
             fields[name] = value
         elif kind := fields.get("event"):
             number = int(fields["id"]) if fields.get("id") else None
-            yield StreamMessage(type=kind, id=number, data=json.loads(fields.get("data", "")))
+            data = json.loads(fields.get("data", ""))
+            if not isinstance(data, dict):
+                raise ValueError("no message of a stream")
+            yield StreamMessage(type=kind, id=number, data=data)
             fields = {}
 
 

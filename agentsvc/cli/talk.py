@@ -110,7 +110,7 @@ class EventStream:
         """The id of the last event that was read."""
 
     def read(self) -> Iterator[StreamMessage]:
-        """Yield the messages of the stream; raises OSError when it breaks off."""
+        """Yield the messages of the stream; raises StreamBroken when it breaks off."""
         for message in self._api.stream(self._path, after=self.last):
             if message.id is not None:
                 self.last = message.id

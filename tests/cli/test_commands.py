@@ -312,6 +312,19 @@ def _is_at_rest(conversation: dict[str, Any]) -> bool:
     return not conversation["queued_messages"] and conversation["execution_status"] == "idle"
 
 
+async def test_a_run_goes_on_after_its_server_was_away(
+    run: Run, service: Service, fake_agent: FakeAgent
+) -> None:
+    fake_agent.on_command("sleep", CommandResult(exit_code=0, stdout="", stderr=""), seconds=4)
+    await run.start("[script:run]\n$ sleep 4")
+    await run.read_until("$ sleep 4")
+    await service.stop()
+    await asyncio.sleep(1)
+    await service.start()
+    assert await run.end() == 0
+    assert "is finished" in run.shown
+
+
 async def test_an_interruption_breaks_the_agent_off_and_nobody_asked_means_to_leave(
     run: Run, client: Client, fake_agent: FakeAgent
 ) -> None:

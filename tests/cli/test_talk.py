@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agentsvc.base.values import Secret, new_id
-from agentsvc.cli import cli
-from agentsvc.cli.client import Api, StreamMessage
+from agentsvc.cli import CommandFailed, cli
+from agentsvc.cli.client import Api, RequestRefused, StreamBroken, StreamMessage
 from agentsvc.cli.talk import EventStream
 from tests.cli.test_doctor import answering
 
@@ -39,6 +39,27 @@ def test_events_go_on_where_a_server_is_that_was_restored_from_a_backup() -> Non
     assert [one.type for one in events.read()] == ["event"]
     assert server.asked == [100, 50]
     assert events.last == 51
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b"", StreamBroken),
+        (b"HTTP/1.1 503 No\r\n\r\n", StreamBroken),
+        (b"HTTP/1.1 404 No\r\n\r\n", RequestRefused),
+        (b"HTTP/1.1 200 OK\r\n\r\nevent: event\nid: x\ndata: {}\n\n", CommandFailed),
+        (b"HTTP/1.1 200 OK\r\n\r\nevent: event\ndata: {\n\n", CommandFailed),
+        (b"HTTP/1.1 200 OK\r\n\r\nevent: event\ndata: []\n\n", CommandFailed),
+    ],
+)
+def test_a_stream_that_breaks_is_told_from_what_is_none(
+    answer: bytes, error: type[CommandFailed]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        api = Api(f"http://127.0.0.1:{listener.getsockname()[1]}", Secret("key"))
+        with answering(listener, answer), pytest.raises(CommandFailed) as raised:
+            list(EventStream(api, {"id": new_id()}).read())
+    assert raised.type is error
 
 
 def ask(url: str, *arguments: str, key: str = "key") -> Result:

@@ -4,13 +4,12 @@ import sys
 import time
 from collections.abc import Mapping
 from enum import StrEnum
-from http.client import HTTPException
 from typing import Any, Final
 
 import click
 
 from agentsvc.cli import CommandFailed, printable
-from agentsvc.cli.client import Api, StreamMessage
+from agentsvc.cli.client import Api, StreamBroken, StreamMessage
 from agentsvc.cli.run import RunOptions
 from agentsvc.cli.show.notes import Event, to_note
 from agentsvc.cli.show.screen import Screen, open_screen
@@ -32,7 +31,8 @@ _POLL_SECONDS: Final = 0.2
 _NOTABLE_PART: Final = 10
 """A stage is named if the start took at most so many times as long."""
 _RETRY_SECONDS: Final = 0.5
-_MAX_FAILURES: Final = 20
+_MAX_FAILURES: Final = 120
+"""A server restarts within the minute that so many take."""
 _REJECTED: Final = "The user rejected this action."
 
 
@@ -156,22 +156,25 @@ class ConversationWatch:
 
     def follow(self) -> RunOutcome:
         """Show the conversation until the agent is done, or whoever watches leaves."""
-        failures = 0
+        failures, pause = 0, 0.0
         while True:
+            seen = self._events.last
             try:
-                seen, outcome = self._events.last, self._read()
-                if outcome is not None:
-                    return outcome
-                failures = 0 if self._events.last != seen else failures + 1
-            except (OSError, HTTPException) as exc:
-                failures += 1
+                time.sleep(pause)
+                pause = _RETRY_SECONDS
+                outcome = self._read()
+                failures = 0
+            except StreamBroken as exc:
+                outcome = None
+                failures = failures + 1 if self._events.last == seen else 0
                 if failures > _MAX_FAILURES:
-                    raise CommandFailed(f"the server went away: {exc}") from exc
+                    hint = f"agentsvc conversations follow {self._conversation['id']}"
+                    reason = f"the server went away: {exc}"
+                    raise CommandFailed(reason, f"see what became of it with `{hint}`") from exc
             except KeyboardInterrupt:
                 outcome = self._interrupt()
-                if outcome is not None:
-                    return outcome
-            time.sleep(_RETRY_SECONDS)
+            if outcome is not None:
+                return outcome
 
     def _read(self) -> RunOutcome | None:
         """Read the stream to its end; it goes on behind the last event when it is read again."""
