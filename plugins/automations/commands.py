@@ -1,7 +1,9 @@
 """`agentsvc automations`: keeps and runs automations of a server."""
 
+import json
 import tomllib
 from collections.abc import Iterator
+from datetime import date, time
 from pathlib import Path
 from typing import Any, Final
 
@@ -135,7 +137,7 @@ def create(
     if as_json:
         click.echo(json_text(api.call("POST", _BASE, body=body)))
         return
-    if body["trigger"].get("type") not in ("webhook", "git"):
+    if _table(body["trigger"]).get("type") not in ("webhook", "git"):
         made = api.call("POST", _BASE, body=body)
         click.echo(f"automation {made['id']} is created", err=True)
         return
@@ -257,9 +259,21 @@ def github_app(
 
 def _read(file: Path) -> Record:
     try:
-        return tomllib.loads(file.read_text("utf-8"))
+        known = tomllib.loads(file.read_text("utf-8"))
+        read: Record = json.loads(json.dumps(known, default=_written))
     except (OSError, ValueError) as exc:
         raise CommandFailed(f"the file cannot be read as TOML: {exc}: {file}") from exc
+    return read
+
+
+def _written(moment: date | time) -> str:
+    """Return a moment, which is a value of its own in TOML, as the API has it."""
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+def _table(value: Any) -> Record:
+    """Return a value that should be a table, or an empty one; the server says what is wrong with it."""
+    return value if isinstance(value, dict) else {}
 
 
 def _body(body: Record, given: Record) -> Record:
@@ -283,7 +297,8 @@ def _body(body: Record, given: Record) -> Record:
     texts = {name: given[name] for name in ("name", "prompt", "command", "model") if given[name]}
     whole = {**body, "trigger": trigger, **texts}
     if repository:
-        known = (body.get("repos") or [{}])[0].get("provider")
+        repos = body.get("repos")
+        known = _table(repos[0] if isinstance(repos, list) and repos else {}).get("provider")
         place = {"url": repository, "ref": given["branch"], "provider": given["provider"] or known}
         whole["repos"] = [{name: text for name, text in place.items() if text}]
     if given["disabled"]:

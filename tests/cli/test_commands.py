@@ -486,6 +486,20 @@ async def test_automations_are_made_run_switched_and_deleted(
     assert (await commands(*create, str(wrong))).exit_code == 1
 
 
+async def test_a_file_of_an_automation_may_have_moments_and_be_wrong(
+    commands: Commands, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.toml"
+    create = ("automations", "create", str(file))
+    for line in ("trigger = { type = 'once', at = 2099-01-01T00:00:00Z }", "repos = ['a/b']"):
+        file.write_text(f"name = 'a'\nprompt = 'b'\n{line}")
+        await commands.good(*create, "--repository", "a/b")
+    for line in ("trigger = 'cron'", "repos = ['a/b']", "timeout = inf"):
+        file.write_text(f"name = 'a'\nprompt = 'b'\n{line}")
+        refused = await commands(*create)
+        assert (refused.exit_code, refused.stderr[:7]) == (1, "error: ")
+
+
 @pytest.mark.parametrize("provider", ["github", "gitlab", "forgejo", "bitbucket"])
 async def test_the_commands_of_the_page_about_issues_work_for_each_host(
     commands: Commands, tmp_path: Path, provider: str
