@@ -1,6 +1,5 @@
 """Reads the fields of a conversation's record, whoever wrote it; what does not fit is left out. Pure."""
 
-import math
 import uuid
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -68,7 +67,7 @@ class Reader:
     def number(self, name: str) -> float:
         """Return a finite number that is not negative, 0 without one."""
         value = self._fields.get(name) or 0
-        if isinstance(value, int | float) and math.isfinite(value) and 0 <= value <= MAX_INT:
+        if isinstance(value, int | float) and 0 <= value <= MAX_INT:
             return float(value)
         self._left_out(name)
         return 0.0
@@ -169,6 +168,14 @@ def decode_object(data: bytes) -> dict[str, Any]:
         return msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise Unreadable("is no JSON object") from exc
+
+
+def compact(data: bytes) -> bytes:
+    """Return JSON without the room between its parts; raises Unreadable where it is nested too deeply."""
+    try:
+        return msgspec.json.format(data, indent=-1)
+    except RecursionError as exc:
+        raise Unreadable("is nested too deeply") from exc
 
 
 def id_of(source_id: str) -> str:

@@ -14,7 +14,7 @@ from agentsvc.extension.history import Generation
 
 from .files import Entry, Tree
 from .model import History, ImportedConversation, Unreadable
-from .records import Reader, decode_object, shown
+from .records import Reader, compact, decode_object, shown
 from .v0_events import Converter
 
 MAX_RECORD_BYTES: Final = 1024 * 1024
@@ -24,6 +24,8 @@ MAX_HISTORY_BYTES: Final = 256 * 1024 * 1024
 _EVENT: Final = re.compile(r"(0|[1-9][0-9]{0,8})\.json")
 _SOURCE_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _MAX_MISSING: Final = 1000
+_MAX_CONVERTED_BYTES: Final = 3 * MAX_HISTORY_BYTES
+"""An event becomes itself, what stands for it, and the call that a model made of it."""
 _KINDS: Final[Mapping[str, type]] = {
     "timestamp": str,
     "source": str,
@@ -53,7 +55,7 @@ def read_v0(tree: Tree, found: ImportedConversation) -> History:
     """Return the events of a conversation; raises Unreadable where they are more than fits."""
     files = _numbered(tree.entries(f"{found.directory}/events"))
     last = len(files) * 2 + _MAX_MISSING
-    converter = Converter(found.id)
+    converter = Converter(found.id, max_bytes=_MAX_CONVERTED_BYTES)
     size, broken = 0, []
     for number, entry in sorted(files.items()):
         name = f"events/{entry.name}"
@@ -62,14 +64,14 @@ def read_v0(tree: Tree, found: ImportedConversation) -> History:
             continue
         try:
             data = tree.read(f"{found.directory}/{name}", max_bytes=MAX_EVENT_BYTES)
-            event = _event_of(data, number)
+            event, original = _event_of(data, number), msgspec.Raw(compact(data))
         except Unreadable as exc:
             broken.append(f"{name} {exc}")
             continue
         size += len(data)
         if size > MAX_HISTORY_BYTES:
             raise Unreadable(f"has events of more than {MAX_HISTORY_BYTES} bytes")
-        converter.add(number, event, msgspec.Raw(msgspec.json.format(data, indent=-1)))
+        converter.add(number, event, original)
     notes = (f"{len(broken)} events are left out: {shown(broken)}",) if broken else ()
     return History(
         bodies=converter.bodies,

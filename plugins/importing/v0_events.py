@@ -14,6 +14,7 @@ import msgspec
 from agentsvc.base import now, parse_time, to_stored
 from agentsvc.extension.history import IMPORTED_KEY
 
+from .model import Unreadable
 from .records import id_within, is_storable
 from .v0_tools import (
     ANSWERED,
@@ -65,13 +66,17 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Converter:
-    """The fold over the events of one conversation; give it each of them once, in their order."""
+    """The fold over the events of one conversation; give it each of them once, in their order.
 
-    def __init__(self, conversation_id: str) -> None:
+    Raises Unreadable where they become more bytes than that: small ones may repeat what large ones say.
+    """
+
+    def __init__(self, conversation_id: str, *, max_bytes: int) -> None:
         self.bodies: list[bytes] = []
         self.first_at: datetime | None = None
         self.last_at: datetime | None = None
         self._conversation_id = conversation_id
+        self._bytes_left = max_bytes
         self._next_number = 0
         self._asked: dict[int, _Asked] = {}
         self._by_call: dict[str, _Asked] = {}
@@ -106,10 +111,16 @@ class Converter:
             "value": value,
             "kind": "ConversationStateUpdateEvent",
         }
-        self.bodies.append(msgspec.json.encode(whole))
+        self._append(whole)
         if twin is not None and twin_id is not None:
             head = self._head(twin_id, str(twin.pop("source", "environment")))
-            self.bodies.append(msgspec.json.encode(head | twin))
+            self._append(head | twin)
+
+    def _append(self, event: Fields) -> None:
+        self.bodies.append(msgspec.json.encode(event))
+        self._bytes_left -= len(self.bodies[-1])
+        if self._bytes_left < 0:
+            raise Unreadable("has events that repeat too much of each other")
 
     def _head(self, event_id: str, source: str) -> dict[str, Any]:
         return {"id": event_id, "timestamp": self._time, "source": source}

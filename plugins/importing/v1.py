@@ -18,7 +18,7 @@ from agentsvc.extension.storage import read_foreign
 
 from .files import Entry, Tree
 from .model import History, ImportedConversation, Unreadable
-from .records import Reader, is_storable, shown
+from .records import Reader, compact, is_storable, shown
 from .v0 import MAX_EVENT_BYTES, MAX_HISTORY_BYTES
 
 DATABASE: Final = "openhands.db"
@@ -108,7 +108,7 @@ def _read_event(tree: Tree, directory: str, entry: Entry) -> tuple[datetime, byt
     moment = parse_time(head.timestamp)
     if moment is None or not is_storable(moment):
         raise Unreadable("has no time")
-    return moment, msgspec.json.format(data, indent=-1)
+    return moment, compact(data)
 
 
 def _rows(tree: Tree) -> tuple[dict[str, Mapping[str, Any]], str]:

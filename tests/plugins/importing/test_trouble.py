@@ -64,6 +64,25 @@ def test_a_record_that_is_broken_does_not_cost_the_events(ours: Ours, content: s
     assert item["notes"]
 
 
+def test_a_number_with_hundreds_of_digits_is_left_out(ours: Ours) -> None:
+    directory = lay_older(ours.path)
+    (directory / "metadata.json").write_text(f'{{"accumulated_cost": 1{"0" * 400}}}')
+    item = ours.take()[OLDER_ID]
+    assert (item["outcome"], item["notes"]) == ("imported", ["`accumulated_cost` is left out"])
+
+
+def test_what_is_nested_as_deeply_as_can_be_read_costs_its_event_alone(ours: Ours) -> None:
+    older, newer = lay_older(ours.path, events=[MESSAGE | {"id": 0}]), lay_newer(ours.path)
+    body = '{"id": %s, "kind": "X", "timestamp": "2026-01-01T00:00:00", "action": "x", "args": %s}'
+    # Where the end is depends on what is called before.
+    for number, depth in enumerate(range(1300, 1700), 1):
+        nested = f'{{"a": {"[" * depth}{"]" * depth}}}'
+        write(older / "events" / f"{number}.json", body % (number, nested))
+        write(newer / f"deep{number}", body % (f'"{number}"', nested))
+    report = ours.take()
+    assert {item["outcome"] for item in report.values()} == {"imported"}
+
+
 def test_values_that_no_conversation_can_have_are_left_out(ours: Ours) -> None:
     lay_older(
         ours.path,

@@ -21,11 +21,13 @@ Tree = part("importing.files").Tree
 Unreadable = part("importing.model").Unreadable
 Converter = part("importing.v0_events").Converter
 
+FORGET_ALL = {"forgotten_events_start_id": 0, "forgotten_events_end_id": 10**9}
+
 type Event = dict[str, Any]
 
 
 def converted(events: list[Event]) -> list[Event]:
-    converter = Converter(OLDER_ID)
+    converter = Converter(OLDER_ID, max_bytes=1_000_000)
     for event in events:
         converter.add(event["id"], event, msgspec.Raw(msgspec.json.encode(event)))
     return [msgspec.json.decode(body) for body in converter.bodies]
@@ -85,6 +87,23 @@ def test_a_summary_stands_where_the_agent_sees_it() -> None:
     assert (first["summary"], first["summary_offset"]) == ("short", 2)
     assert (second["summary"], second["summary_offset"]) == (None, None)
     assert (len(first["forgotten_event_ids"]), len(second["forgotten_event_ids"])) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "repeating",
+    [
+        {"observation": "run", "cause": 0, "content": ""},
+        {"action": "condensation", "args": FORGET_ALL},
+    ],
+)
+def test_small_events_that_repeat_large_ones_take_no_more_than_there_may_be(
+    repeating: dict[str, Any],
+) -> None:
+    time = {"timestamp": "2026-01-01T00:00:00"}
+    asked = {**time, "id": 0, "action": "run", "args": {"command": "x" * 10_000}}
+    events = [asked, *({**time, **repeating, "id": number} for number in range(1, 300))]
+    with pytest.raises(Unreadable, match="repeat"):
+        converted(events)
 
 
 def test_ids_are_the_same_each_time() -> None:
