@@ -15,6 +15,7 @@ from agentsvc.cli.text import clean, json_text
 
 _SETTINGS: Final = f"{V1}/settings"
 _PARTS: Final = ("agent_settings", "conversation_settings")
+_DIFF: Final = "_diff"
 _SECRET_ENDS: Final = ("api_key",)
 
 
@@ -64,7 +65,11 @@ def set_setting(key: str, value: str | None, *, server: ServerChoice) -> None:
     """
     api = get_api(server)
     given = read_value(key) if value is None else value
-    api.call("POST", _SETTINGS, body=_change(key, _to_value(key, given)))
+    setting = _to_value(key, given)
+    api.call("POST", _SETTINGS, body=_change(key, setting))
+    if setting is not None and not key.endswith(_DIFF):
+        # A server leaves alone what it does not know, for clients that are older or newer than it.
+        _at(_read(api), key)
     click.echo(f"{key} is set", err=True)
 
 
@@ -120,7 +125,7 @@ def _change(key: str, value: Any) -> dict[str, Any]:
         raise CommandFailed(f"a key with dots begins with one of {', '.join(_PARTS)}")
     for part in reversed(rest):
         value = {part: value}
-    return {f"{first}_diff": value}
+    return {f"{first}{_DIFF}": value}
 
 
 def _to_value(key: str, text: str) -> Any:

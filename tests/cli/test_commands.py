@@ -148,6 +148,12 @@ async def test_settings_are_set_and_read_by_their_names(commands: Commands) -> N
     assert "sk-123" not in listed
     unknown = await commands("settings", "get", "llm_modle")
     assert unknown.exit_code == 1
+    for key in ("llm_modle", "agent_settings.llm.temprature"):
+        unknown = await commands("settings", "set", key, "1")
+        assert (unknown.exit_code, f"there is no setting `{key}`" in unknown.stderr) == (1, True)
+    await commands.good("settings", "set", "agent_settings.mcp_config", '{"a": {"command": "b"}}')
+    await commands.good("settings", "set", "agent_settings_diff", '{"llm": {"temperature": 1}}')
+    await commands.good("settings", "set", "agent_settings.llm.temperature", "null")
     refused = await commands("settings", "set", "max_iterations", "many")
     assert refused.exit_code == 1
     assert "max_iterations" in refused.stderr
