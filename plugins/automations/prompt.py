@@ -48,8 +48,8 @@ def fill(prompt: str, payload: Any, due_at: datetime) -> str:
 
 def marked(text: str, longest: int) -> str:
     """Return a text that comes from outside, marked as data and cut."""
-    # So that it cannot end its own mark.
-    harmless = _MARKS.sub("data", text[:longest]).replace("\0", "")
+    # So that it cannot end its own mark. With brackets, nothing becomes one together with what is beside it.
+    harmless = _MARKS.sub("[data]", text.replace("\0", "")[:longest])
     return f"<{_MARK}>{harmless}</{_MARK}>"
 
 
