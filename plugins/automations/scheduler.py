@@ -55,6 +55,8 @@ POLL_SECONDS: Final = 5.0
 """How long a change of the clock may go unnoticed."""
 
 _BATCH: Final = 50
+_AT_HOSTS: Final = 10
+"""Runs of one user whose git hosts are asked at a time."""
 _MAX_DUE: Final = 100
 _LATER: Final = timedelta(seconds=10)
 _TRANSIENT: Final = (SandboxLimitReached, CapacityExceeded, BackendUnavailable)
@@ -84,8 +86,8 @@ class Scheduler:
         self._late = timedelta(seconds=config.late_seconds)
         self._starter = starter
         self._supervisor = server.supervisor
-        self._at_hosts: set[str] = set()
-        """The runs whose git hosts are being asked; others do not wait for that."""
+        self._at_hosts: dict[str, str] = {}
+        """The runs whose git hosts are being asked, with their users; those of others do not wait for that."""
         self._on_begin = on_begin
         self._wake = wake
         self._clock = ClockWatch()
@@ -154,11 +156,17 @@ class Scheduler:
 
     async def _begin_runs(self) -> bool:
         """Begin some runs that are due, and say whether there were any."""
-        startable = await RunTable.startable(self._db, now(), _BATCH)
+        busy = [user_id for user_id in set(self._at_hosts.values()) if self._is_busy(user_id)]
+        limit = _BATCH + len(self._at_hosts)
+        startable = await RunTable.startable(self._db, now(), limit, but_of=busy)
         runs = [run for run in startable if run.id not in self._at_hosts]
         for run in runs:
-            await self._begin(run)
+            if not self._is_busy(run.user_id):
+                await self._begin(run)
         return bool(runs)
+
+    def _is_busy(self, user_id: str) -> bool:
+        return list(self._at_hosts.values()).count(user_id) >= _AT_HOSTS
 
     async def _begin(self, run: Run) -> None:
         automation = await AutomationTable.find(self._db, run.automation_id)
@@ -168,7 +176,7 @@ class Scheduler:
         if running and automation.definition.concurrency is not Concurrency.REPLACE:
             await self._skip(run, "Another run was going on")
         elif automation.definition.is_at_host:
-            self._at_hosts.add(run.id)
+            self._at_hosts[run.id] = run.user_id
             ask = partial(self._ask_host, automation, run, running)
             self._supervisor.spawn(f"begin of run {run.id}", ask)
         else:
@@ -178,7 +186,7 @@ class Scheduler:
         try:
             await self._try_begin(automation, run, running)
         finally:
-            self._at_hosts.discard(run.id)
+            del self._at_hosts[run.id]
         # Not after a fault, which would come again at once.
         self._wake.set()
 

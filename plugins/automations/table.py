@@ -144,6 +144,7 @@ _WAITING: Final = """
 _STARTABLE: Final = """
     WHERE t.status = 'PENDING'
       AND t.due_at <= :now
+      AND t.user_id NOT IN (SELECT value FROM json_each(:but_of))
       AND NOT EXISTS (
         SELECT 1
         FROM plugin_automations_runs AS f
@@ -301,12 +302,15 @@ class RunTable(_SealedRecords[Run], table="plugin_automations_runs"):
         return {RunStatus(row["status"]): row["n"] for row in rows}
 
     @classmethod
-    async def startable(cls, source: Queryable, now: datetime, limit: int) -> list[Run]:
+    async def startable(
+        cls, source: Queryable, now: datetime, limit: int, *, but_of: Sequence[str] = ()
+    ) -> list[Run]:
         """Return the first due run of each automation that may be looked at now.
 
-        Those that are queued behind a running one are left out.
+        Those that are queued behind a running one are left out, and those of some users.
         """
-        return await cls.select(source, _STARTABLE, now=to_stored(now), limit=limit)
+        params = {"now": to_stored(now), "limit": limit, "but_of": _json(but_of)}
+        return await cls.select(source, _STARTABLE, **params)
 
     @staticmethod
     async def next_at(source: Queryable, now: datetime) -> datetime | None:
