@@ -14,6 +14,9 @@ const REFUSALS = {
   503: t("The model is not available now (503)."),
 };
 
+/** Agents run on UTC and do not say so; to a browser, a time without a zone is one of its own. */
+const inUtc = (time) => (/(?:Z|[+-]\d\d:?\d\d)$/i.test(time) ? time : `${time}Z`);
+
 /** Collects events, each once, in the order in which they come. */
 export class Timeline {
   items = [];
@@ -38,7 +41,7 @@ export class Timeline {
     if (this.#seen.has(event.id)) return;
     this.#seen.add(event.id);
     this.count += 1;
-    this[`on${event.kind}`]?.(event);
+    this[`on${event.kind}`]?.({ ...event, timestamp: inUtc(event.timestamp) });
   }
 
   addDelta({ content, reasoning_content }) {

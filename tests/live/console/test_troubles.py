@@ -1,0 +1,125 @@
+"""The console when something goes wrong, on a server in the test's own process with a fake agent."""
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, expect
+
+from agentsvc.testing.llm import ScriptedModel
+from tests.conftest import FAST
+from tests.live.browser import Console
+from tests.live.client import LiveClient
+from tests.plugin_loading import load_plugins
+from tests.service import Service
+from tests.troubles import TroubledAgent, TroubledWorld
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+FIELD = "Message to the agent"
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def agent() -> AsyncIterator[TroubledAgent]:
+    async with TroubledAgent() as agent:
+        yield agent
+        agent.let_go()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def quick(tmp_path: Path, agent: TroubledAgent) -> AsyncIterator[Service]:
+    """Return a server whose sandboxes and agents are fakes."""
+    world = TroubledWorld()
+    world.on_create = agent.on_create
+    service = Service(tmp_path / "data", FAST, lambda: load_plugins(fake=world.plugin()))
+    await service.start()
+    yield service
+    await service.close()
+    world.close()
+
+
+async def user_of(service: Service, name: str = "admin") -> LiveClient:
+    """Return a client of a user with settings."""
+    client = await service.make_client(name)
+    await client.save_settings()
+    return LiveClient(client.base_url, str(client.key), ScriptedModel())
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def console(browser: Browser, quick: Service) -> AsyncIterator[Console]:
+    client = await user_of(quick)
+    try:
+        async with Console.opened(browser, client) as console:
+            yield console
+    finally:
+        await client.close()
+
+
+async def report(client: LiveClient, conversation_id: str, events: list[dict[str, Any]]) -> None:
+    """Tell the server of events, as the agent server of a conversation does."""
+    seen = await client.conversation(conversation_id)
+    made = [
+        {"timestamp": f"2026-01-01T00:{i // 60:02}:{i % 60:02}", "source": "agent", **event}
+        for i, event in enumerate(events)
+    ]
+    answer = await client.post(
+        f"/api/v1/webhooks/events/{conversation_id}",
+        data=msgspec.json.encode(made),
+        headers={"X-Session-API-Key": seen["session_api_key"], "Content-Type": "application/json"},
+    )
+    assert answer.status == 200, answer.text
+
+
+def said(number: int, text: str, source: str = "agent") -> dict[str, Any]:
+    role = {"agent": "assistant", "user": "user"}[source]
+    content = [{"type": "text", "text": text}]
+    message = {"role": role, "content": content}
+    return {
+        "id": f"said-{number}",
+        "kind": "MessageEvent",
+        "source": source,
+        "llm_message": message,
+    }
+
+
+def forgive_lost_answers(console: Console) -> None:
+    console.problems[:] = [
+        one for one in console.problems if not re.search("net::ERR_FAILED|status of 50", one)
+    ]
+
+
+async def test_times_are_those_of_the_agent_wherever_the_browser_is(
+    browser: Browser, quick: Service
+) -> None:
+    client = await user_of(quick)
+    conversation_id = await client.start_conversation()
+    await client.wait_for_execution(conversation_id, "finished")
+    # Agents run on UTC, and their times have no zone.
+    times = ["2030-01-01T12:00:00", "2030-01-01T12:30:00"]
+    messages = [{**said(i, f"Do {i}", "user"), "timestamp": at} for i, at in enumerate(times)]
+    await report(client, conversation_id, messages)
+    kept = [
+        {"id": f"before-{i}", "created_at": f"2030-01-01T{at}:59Z"}
+        for i, at in ((1, "12:29"), (0, "11:59"))
+    ]
+    async with Console.opened(browser, client, timezone_id="America/New_York") as console:
+        page = await console.page()
+        await page.route("**/checkpoints", lambda route: route.fulfill(json={"items": kept}))
+        await page.goto(f"{client.base_url}/#/c/{conversation_id}")
+        first = page.locator("article", has_text="Do 0")
+        await expect(first.locator("time")).to_have_text("Jan 1, 2030, 7:00 AM")
+        await first.hover()
+        await first.get_by_role("button", name="Put files back to before this message").click()
+        put_back = page.get_by_role("dialog").get_by_role("button", name="Put files back")
+        async with page.expect_request("**/rollback") as asked:
+            await put_back.click()
+        assert (await asked.value).post_data_json == {"checkpoint_id": "before-0"}
+    await client.close()
