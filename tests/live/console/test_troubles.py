@@ -123,3 +123,31 @@ async def test_times_are_those_of_the_agent_wherever_the_browser_is(
             await put_back.click()
         assert (await asked.value).post_data_json == {"checkpoint_id": "before-0"}
     await client.close()
+
+
+HOSTILE: tuple[dict[str, Any], ...] = (
+    {"kind": "MessageEvent", "llm_message": {"role": "assistant", "content": "no list"}},
+    {"kind": "ActionEvent", "action": {"kind": "FileEditorAction", "command": "view", "path": 5}},
+    {
+        "kind": "ActionEvent",
+        "tool_call_id": "plan",
+        "action": {"kind": "TaskTrackerAction", "command": "plan", "task_list": {"a": 1}},
+    },
+    {**said(2, "At an odd time"), "timestamp": "20260101T000500"},
+)
+
+
+async def test_an_event_that_cannot_be_shown_leaves_the_rest_of_the_page_alone(
+    console: Console,
+) -> None:
+    client = console.client
+    conversation_id = await client.start_conversation()
+    await client.wait_for_execution(conversation_id, "finished")
+    hostile = [{"id": f"hostile-{i}", **event} for i, event in enumerate(HOSTILE)]
+    await report(client, conversation_id, [said(0, "Before it"), *hostile, said(1, "After it")])
+    page = await console.page(f"c/{conversation_id}")
+    for text in ("Before it", "At an odd time", "After it"):
+        await expect(page.locator("article", has_text=text)).to_be_visible()
+    await expect(page.get_by_text("This cannot be shown")).to_have_count(2)
+    await page.get_by_role("link", name="Settings").click()
+    await expect(page.get_by_role("heading", name="Settings")).to_be_visible()

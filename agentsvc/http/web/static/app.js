@@ -18,7 +18,7 @@ import { SandboxesPage } from "./sandboxes.js";
 import { SettingsPage } from "./settings.js";
 import { SetupPage } from "./setup.js";
 import { store, useStore } from "./store.js";
-import { Icon, Spinner, Problem, go, useRoute } from "./ui.js";
+import { Guarded, Icon, Spinner, Problem, go, useRoute } from "./ui.js";
 import { t } from "./words.js";
 
 const AGAIN_MS = 3000;
@@ -63,6 +63,9 @@ function View({ route, settings, onSettings }) {
       return html`<${NewConversation} settings=${settings} onSettings=${onSettings} />`;
   }
 }
+
+/** Return what of a route another page has otherwise; the groups of the settings are one page. */
+const placeOf = (route) => route.split(/[/?]/).slice(1, route.startsWith("/settings") ? 2 : 3).join("/");
 
 function Nav({ route }) {
   const current = (name) => (route.startsWith(name) ? "page" : null);
@@ -130,7 +133,7 @@ function Shell() {
         ${!isConnected && html`<p class="offline" role="status">${t("The connection is lost. Trying again")}</p>`}
         <${IsolationWarning} protection=${protection} />
         ${refusal("run") && html`<p class="looking" role="note"><${Icon} name="lock" />${refusal("run")}</p>`}
-        <${View} route=${route} settings=${settings} onSettings=${load} />
+        <${Guarded} key=${placeOf(route)}><${View} route=${route} settings=${settings} onSettings=${load} /><//>
       </main>
     </div>
   `;

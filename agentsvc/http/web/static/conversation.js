@@ -16,7 +16,7 @@ import { Stream, readEvents } from "./stream.js";
 import { Terminal } from "./terminal.js";
 import { Split } from "./split.js";
 import { Timeline, grouped } from "./timeline.js";
-import { Button, Dialog, Empty, Icon, Pill, Problem, Question, Spinner, TextField, go } from "./ui.js";
+import { Button, Dialog, Empty, Guarded, Icon, Pill, Problem, Question, Spinner, TextField, go } from "./ui.js";
 import { VirtualList } from "./virtual.js";
 import { Changes, Files, Ports } from "./workspace.js";
 import { t } from "./words.js";
@@ -134,8 +134,8 @@ export function ConversationView({ id, part, words, settings }) {
         `)}
       </nav>
       <${Split} name="conversation" left=${html`<${Talk} conversation=${conversation} run=${run} live=${live} text=${text} setText=${setText} find=${find} setFind=${setFind} />`}
-        right=${Part && html`<div class="page wide-page"><${Part} key=${part} conversation=${conversation} sandbox=${store.sandboxes.get(conversation.sandbox_id)}
-          timeline=${live.timeline} onComment=${comment} /></div>`} />
+        right=${Part && html`<div class="page wide-page"><${Guarded} key=${part}><${Part} conversation=${conversation} sandbox=${store.sandboxes.get(conversation.sandbox_id)}
+          timeline=${live.timeline} onComment=${comment} /><//></div>`} />
     </div>
   `;
 }
@@ -273,10 +273,10 @@ function Talk({ conversation, run, text, setText, find, setFind, live: { timelin
     document.querySelector("[data-key=message]")?.focus();
   }, [setText]);
   return html`
-    <${Plan} tasks=${timeline.plan} />
+    <${Guarded}><${Plan} tasks=${timeline.plan} /><//>
     ${!isLoaded && !timeline.items.length && html`<${Spinner} label=${t("Loading the events")} />`}
     ${find !== null && html`<${Find} items=${items} words=${find} onWords=${setFind} onGo=${(key) => list.current?.(key)} onOpen=${setOpen} loadMore=${hasMore ? loadOlder : null} />`}
-    <${VirtualList} items=${items} goTo=${list} loadAbove=${hasMore ? loadOlder : null} label=${t("What happened")} show=${(item) => html`<${Card} item=${item} run=${run} open=${open} onToggle=${toggle} onAgain=${onAgain} onFork=${fork} onBack=${checkpoints.has(item.key) ? setBack : null} />`}>
+    <${VirtualList} items=${items} goTo=${list} loadAbove=${hasMore ? loadOlder : null} label=${t("What happened")} show=${(item) => html`<${Guarded}><${Card} item=${item} run=${run} open=${open} onToggle=${toggle} onAgain=${onAgain} onFork=${fork} onBack=${checkpoints.has(item.key) ? setBack : null} /><//>`}>
       <${Draft} timeline=${timeline} />
       <${Pending} outbox=${outbox} queue=${queue} conversation=${conversation} attempt=${attempt} setText=${setText} />
       ${run === "running" && !timeline.draft && html`<p class="working" aria-hidden="true"><span></span><span></span><span></span></p>`}
@@ -381,7 +381,7 @@ function Confirmation({ conversation, timeline, attempt }) {
       ${waiting.map((item) => html`
         <div key=${item.key} class="confirm-call"><p><strong>${item.summary || item.tool}</strong>
           ${item.risk && item.risk !== "UNKNOWN" && html`<span class="pill ${item.risk === "HIGH" ? "bad" : "warn"}">${t("{0} risk", RISKS[item.risk] ?? item.risk)}</span>`}</p>
-          <${Call} action=${item.action} /></div>
+          <${Guarded}><${Call} action=${item.action} /><//></div>
       `)}
       <div class="confirm-actions">
         <input data-key="reason" aria-label=${t("Reason, if you reject")} placeholder=${t("Reason, if you reject")} value=${reason} onKeyDown=${(event) => event.key === "Enter" && answer(false)()} onInput=${(event) => setReason(event.target.value)} />

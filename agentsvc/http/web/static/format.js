@@ -23,10 +23,13 @@ export function ago(text, now = Date.now()) {
 
 const time = new Intl.DateTimeFormat(locale, { timeStyle: "medium" });
 
-/** Return the time of day of a moment. */
-export const clock = (text) => time.format(new Date(text));
+/** What no browser takes for a time stays as it is written. */
+const written = (format, text) => (Number.isNaN(Date.parse(text)) ? text : format.format(new Date(text)));
 
-export const moment = (text) => (text ? exact.format(new Date(text)) : "");
+/** Return the time of day of a moment. */
+export const clock = (text) => written(time, text);
+
+export const moment = (text) => (text ? written(exact, text) : "");
 
 export function money(amount) {
   if (amount == null) return "";

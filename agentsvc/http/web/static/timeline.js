@@ -41,7 +41,11 @@ export class Timeline {
     if (this.#seen.has(event.id)) return;
     this.#seen.add(event.id);
     this.count += 1;
-    this[`on${event.kind}`]?.({ ...event, timestamp: inUtc(event.timestamp) });
+    try {
+      this[`on${event.kind}`]?.({ ...event, timestamp: inUtc(event.timestamp) });
+    } catch {
+      // A sandbox may report anything.
+    }
   }
 
   addDelta({ content, reasoning_content }) {

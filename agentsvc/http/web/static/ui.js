@@ -1,6 +1,6 @@
 // The parts that views are made of: buttons, fields, icons, messages, dialogs.
 import { onAnswer } from "./api.js";
-import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
+import { html, useEffect, useErrorBoundary, useLayoutEffect, useRef, useState } from "./html.js";
 import { refusal } from "./me.js";
 import { t } from "./words.js";
 
@@ -106,6 +106,12 @@ export function Problem({ error, title, onAgain }) {
       </div>
     </div>
   `;
+}
+
+/** What is inside, or a line where that cannot be shown: what a sandbox reports may have any form. */
+export function Guarded({ children }) {
+  const [error] = useErrorBoundary();
+  return error ? html`<p class="note"><span>${t("This cannot be shown")}</span></p>` : children;
 }
 
 let nextId = 0;

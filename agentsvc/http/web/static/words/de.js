@@ -681,6 +681,7 @@ export default {
   "This browser": "Dieser Browser",
   "This conversation is not here": "Diese Konversation gibt es hier nicht",
   "This conversation: {0}": "Diese Konversation: {0}",
+  "This cannot be shown": "Das lässt sich nicht anzeigen",
   "This file is binary, empty or too large, so its lines are not compared.": "Diese Datei ist binär, leer oder zu groß; ihre Zeilen werden nicht verglichen.",
   "This is for administrators.": "Das ist für Administratoren.",
   "This line is no name and value with {0} between: {1}": "Diese Zeile ist nicht Name und Wert mit {0} dazwischen: {1}",
