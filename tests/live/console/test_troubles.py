@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Route, expect
 
 from agentsvc.testing.llm import ScriptedModel
 from tests.conftest import FAST
@@ -16,7 +16,7 @@ from tests.live.browser import Console
 from tests.live.client import LiveClient
 from tests.plugin_loading import load_plugins
 from tests.service import Service
-from tests.troubles import TroubledAgent, TroubledWorld
+from tests.troubles import TroubledAgent, TroubledWorld, eventually
 
 pytestmark = [
     pytest.mark.live,
@@ -151,3 +151,43 @@ async def test_an_event_that_cannot_be_shown_leaves_the_rest_of_the_page_alone(
     await expect(page.get_by_text("This cannot be shown")).to_have_count(2)
     await page.get_by_role("link", name="Settings").click()
     await expect(page.get_by_role("heading", name="Settings")).to_be_visible()
+
+
+PRESS_WHEN_THERE = """() => new MutationObserver((_, seen) => {
+  const [, , again] = document.querySelectorAll('.bubble.failed .actions button');
+  if (!again) return;
+  seen.disconnect();
+  again.click();
+}).observe(document.body, {subtree: true, childList: true})"""
+
+
+async def test_what_a_proxy_answers_for_the_server_is_no_refusal(
+    console: Console, agent: TroubledAgent
+) -> None:
+    client = console.client
+    conversation_id = await client.start_conversation()
+    await client.wait_for_execution(conversation_id, "finished")
+    page = await console.page(f"c/{conversation_id}")
+    await expect(page.locator("article").first).to_be_visible()
+    answered = []
+
+    async def give_up(route: Route) -> None:
+        answer = await route.fetch()
+        answered.append(answer.status)
+        if len(answered) == 1:
+            await route.fulfill(status=504, body="<h1>Gateway Timeout</h1>")
+        else:
+            await route.fulfill(response=answer)
+
+    await page.route("**/send-message", give_up)
+    # At once, before the page sees that the message has come.
+    await page.evaluate(PRESS_WHEN_THERE)
+    await page.get_by_label(FIELD).fill("only once")
+    await page.get_by_label(FIELD).press("Enter")
+    await eventually(lambda: len(answered) == 2)
+    assert answered == [200, 200]
+    await expect(page.locator(".pending")).to_have_count(0)
+    found = agent.find_conversation(conversation_id)
+    assert found is not None
+    assert sum("only once" in str(one.get("llm_message")) for one in found.events) == 1
+    forgive_lost_answers(console)

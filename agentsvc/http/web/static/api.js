@@ -14,6 +14,9 @@ export class ApiError extends Error {
   }
 }
 
+/** Whether what was asked for is sure not to be done: a proxy may give up what the server goes on with. */
+export const isRefusal = ({ status, code }) => status >= 400 && status < 500 && code !== "request_in_progress";
+
 const LOOK_MS = 2000;
 const waiting = new Set();
 

@@ -1,5 +1,5 @@
 // Attempts: one task given to several agents at once, compared, and one of them gone on with.
-import { get, newId, post, remove } from "./api.js";
+import { get, isRefusal, newId, post, remove } from "./api.js";
 import { ago, money, span } from "./format.js";
 import { toNumber } from "./forms.js";
 import { html, useEffect, useRef, useState } from "./html.js";
@@ -53,7 +53,7 @@ export function AttemptsPage({ conversation }) {
       clear();
       key.current = null;
     } catch (problem) {
-      if (problem.status) key.current = null;
+      if (isRefusal(problem)) key.current = null;
       throw problem;
     }
   });

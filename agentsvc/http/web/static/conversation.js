@@ -1,5 +1,5 @@
 // One conversation, live: what happened, what can be done now, and the workspace beside it.
-import { agentPath, conversationPath, download, get, newId, patch, post, remove, V1 } from "./api.js";
+import { agentPath, conversationPath, download, get, isRefusal, newId, patch, post, remove, V1 } from "./api.js";
 import { useHasAttempts } from "./attempts.js";
 import { useAttention } from "./attention.js";
 import { Call, Card, RISKS } from "./cards.js";
@@ -151,7 +151,7 @@ function useFork(conversation, onError) {
       store.tasks.set(task.id, task);
       go(`/start/${task.id}`);
     } catch (problem) {
-      if (problem.status) delete keys.current[event];
+      if (isRefusal(problem)) delete keys.current[event];
       onError(problem);
     }
   };

@@ -1,6 +1,6 @@
 // Messages on their way to an agent: each is kept in the browser, shown at once, and sent once, until the conversation
 // has it.
-import { conversationPath, keep, kept, newId, onKept, post, textContent, V1 } from "./api.js";
+import { conversationPath, isRefusal, keep, kept, newId, onKept, post, textContent, V1 } from "./api.js";
 import { useCallback, useEffect, useMemo, useState } from "./html.js";
 
 export const SENDING = "sending";
@@ -70,8 +70,8 @@ class Outbox {
       else await post(`${path}/send-message`, { role: "user", content }, key);
       this.change(key, { state: TAKEN });
     } catch (error) {
-      // What was refused may be sent anew; what nobody answered may have been taken, and keeps its key.
-      this.change(key, { state: FAILED, error: error.message, ...(error.status ? { key: newId() } : {}) });
+      // What was refused may be sent anew; what else was not answered may have been taken, and keeps its key.
+      this.change(key, { state: FAILED, error: error.message, ...(isRefusal(error) ? { key: newId() } : {}) });
     } finally {
       this.sending.delete(key);
     }

@@ -1,5 +1,5 @@
 // Starting a conversation: what to ask for, and how far the start has come.
-import { get, getAll, keep, kept, newId, post, textContent, V1 } from "./api.js";
+import { get, getAll, isRefusal, keep, kept, newId, post, textContent, V1 } from "./api.js";
 import { firstText } from "./conversations.js";
 import { STAGES, ago } from "./format.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
@@ -40,7 +40,7 @@ export function NewConversation({ settings, onSettings }) {
       store.tasks.set(task.id, task);
       go(`/start/${task.id}`);
     } catch (problem) {
-      if (problem.status) change("key")(undefined);
+      if (isRefusal(problem)) change("key")(undefined);
       starting.current = null;
       setError(problem);
     }
