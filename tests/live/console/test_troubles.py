@@ -1,5 +1,6 @@
 """The console when something goes wrong, on a server in the test's own process with a fake agent."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -190,4 +191,32 @@ async def test_what_a_proxy_answers_for_the_server_is_no_refusal(
     found = agent.find_conversation(conversation_id)
     assert found is not None
     assert sum("only once" in str(one.get("llm_message")) for one in found.events) == 1
+    forgive_lost_answers(console)
+
+
+async def test_a_message_that_was_not_sent_stays_however_far_one_looks_back(
+    console: Console,
+) -> None:
+    client = console.client
+    conversation_id = await client.start_conversation()
+    await client.wait_for_execution(conversation_id, "finished")
+    steps = [said(i, f"Step {i}") for i in range(1, 560)]
+    await report(client, conversation_id, [said(0, "go on", "user"), *steps])
+    page = await console.page(f"c/{conversation_id}")
+    await expect(page.locator("article", has_text="Step 559")).to_be_visible()
+    await page.route("**/send-message", lambda route: route.abort(), times=1)
+    field = page.get_by_label(FIELD)
+    await field.fill("go on")
+    await field.press("Enter")
+    failed = page.locator(".bubble.failed", has_text="go on")
+    await expect(failed).to_have_count(1)
+    # Its words were said before, too, which comes in sight now.
+    feed = page.get_by_role("feed")
+    await feed.focus()
+    while not await page.locator("article", has_text=re.compile(r"Step 1(?!\d)")).is_visible():
+        await feed.press("Home")
+        await asyncio.sleep(0.1)
+    await expect(failed).to_have_count(1)
+    await failed.get_by_role("button", name="Try again").click()
+    await expect(page.locator(".pending")).to_have_count(0)
     forgive_lost_answers(console)

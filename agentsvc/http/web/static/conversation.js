@@ -41,8 +41,8 @@ class History {
 
   add(event, id) {
     this.first ??= id;
-    this.events.push(event);
-    this.timeline.add(event);
+    this.events.push([event, id]);
+    this.timeline.add(event, id);
   }
 
   get hasMore() {
@@ -57,7 +57,7 @@ class History {
     this.events = [...older, ...this.events];
     this.first = from;
     const timeline = new Timeline();
-    for (const event of this.events) timeline.add(event);
+    for (const [event, number] of this.events) timeline.add(event, number);
     timeline.takeDraft(this.timeline);
     this.timeline = timeline;
     this.isLoading = false;

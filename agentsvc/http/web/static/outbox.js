@@ -8,6 +8,8 @@ export const TAKEN = "taken";
 export const FAILED = "failed";
 
 const NOT_DELIVERED = "MessageNotDelivered";
+/** By how much the clocks of the browser and of a sandbox may differ. */
+const CLOCKS_MS = 60_000;
 
 class Outbox {
   constructor(id, redraw) {
@@ -34,10 +36,10 @@ class Outbox {
     this.write(this.messages.filter((one) => one.key !== key));
   }
 
-  /** Keep a message and send it; `told` is how often the conversation has one of this text. */
-  add(conversation, text, told, images) {
+  /** Keep a message and send it; `after` is the number of the last event before it, null while none is loaded. */
+  add(conversation, text, after, images) {
     const before = this.messages.filter((one) => one.text === text).length;
-    const message = { key: newId(), text, images, at: new Date().toISOString(), state: SENDING, seen: told + before };
+    const message = { key: newId(), text, images, at: new Date().toISOString(), state: SENDING, after, before };
     this.write([...this.messages, message]);
     this.deliver(conversation, message);
   }
@@ -81,10 +83,10 @@ class Outbox {
   settle(items) {
     const { messages } = this;
     if (!messages.length) return;
-    const told = new Map();
-    for (const { type, text } of items) if (type === "user") told.set(text, (told.get(text) ?? 0) + 1);
+    const isTold = ({ text, after, at, before = 0 }) => items.filter((item) => item.type === "user" && item.text === text
+      && (after == null ? Date.parse(item.at) > Date.parse(at) - CLOCKS_MS : item.number > after)).length > before;
     const refused = new Map(items.filter(({ title }) => title === NOT_DELIVERED).map((one) => [one.text.split("\nThe message was:\n")[1], one]));
-    const left = messages.filter(({ text, seen }) => (told.get(text) ?? 0) <= seen)
+    const left = messages.filter((one) => !isTold(one))
       .filter(({ text, state, at }) => state !== TAKEN || !(Date.parse(refused.get(text)?.at) > Date.parse(at)));
     if (left.length !== messages.length) this.write(left);
   }
@@ -100,10 +102,9 @@ export function useOutbox(conversation, timeline, isLoaded) {
   useEffect(() => {
     if (isLoaded) outbox.settle(timeline.items);
   }, [outbox, timeline.count, isLoaded]);
-  const told = (text) => timeline.items.filter((item) => item.type === "user" && item.text === text).length;
   return {
     messages: outbox.messages,
-    send: (text, images = []) => outbox.add(conversation, text, told(text), images),
+    send: (text, images = []) => outbox.add(conversation, text, isLoaded ? timeline.last : null, images),
     retry: (key) => outbox.retry(conversation, key),
     drop: useCallback((key) => outbox.drop(key), [outbox]),
   };

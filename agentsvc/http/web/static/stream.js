@@ -235,7 +235,7 @@ export class Stream {
   }
 }
 
-/** Return the events of a conversation from one number up to another. */
+/** Return the events of a conversation from one number up to another, each with its number. */
 export function readEvents(id, from, to) {
   return new Promise((resolve) => {
     const found = [];
@@ -244,7 +244,7 @@ export function readEvents(id, from, to) {
       resolve(found);
     };
     const stream = new Stream(id, (type, data, number) => {
-      if (type === "event" && number <= to) found.push(data);
+      if (type === "event" && number <= to) found.push([data, number]);
       if (type !== "event" || number >= to) settle();
     }, { isForHidden: true, after: from > 0 ? from - 1 : null });
   });

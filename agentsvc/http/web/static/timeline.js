@@ -29,6 +29,8 @@ export class Timeline {
   /** The agent's last list of tasks. */
   plan = [];
   count = 0;
+  /** The number of the last event in its conversation, -1 before the first. */
+  last = -1;
   /** How often and when the agent asks its model again; at first as its settings are by default. */
   #retries = { num_retries: 5, retry_multiplier: 8, retry_min_wait: 8, retry_max_wait: 64 };
   #seen = new Set();
@@ -37,12 +39,13 @@ export class Timeline {
   #runAt = "";
   #countedAt = "";
 
-  add(event) {
+  add(event, number = -1) {
+    this.last = Math.max(this.last, number);
     if (this.#seen.has(event.id)) return;
     this.#seen.add(event.id);
     this.count += 1;
     try {
-      this[`on${event.kind}`]?.({ ...event, timestamp: inUtc(event.timestamp) });
+      this[`on${event.kind}`]?.({ ...event, timestamp: inUtc(event.timestamp) }, number);
     } catch {
       // A sandbox may report anything.
     }
@@ -82,10 +85,10 @@ export class Timeline {
     this.draftThought = "";
   }
 
-  onMessageEvent(event) {
+  onMessageEvent(event, number) {
     const text = textOf((event.llm_message?.content ?? []).filter((part) => part.text !== undefined));
     const images = (event.llm_message?.content ?? []).flatMap((part) => part.image_urls ?? []);
-    if (event.source === "user") return void this.#push(event, "user", t("You"), { text, images });
+    if (event.source === "user") return void this.#push(event, "user", t("You"), { text, images, number });
     this.#endDraft();
     this.#thought(event);
     this.#push(event, "agent", t("Agent"), { text });
