@@ -116,7 +116,12 @@ def _migrate(path: Path, connection: sqlite3.Connection, migrations: Path) -> No
             return
         if version:
             copy = path.with_name(f"{path.name}.v{version}-{values.now():%Y%m%dT%H%M%S%f}")
-            copy_to(path, copy)
+            # Under that name once it is whole: what a kill leaves is not taken for a copy, nor kept.
+            draft = path.with_name(f"{path.name}.copy")
+            draft.unlink(missing_ok=True)
+            copy_to(path, draft)
+            draft.rename(copy)
+            flush(path.parent)
             log.info("database copied before its migration", extra={"path": str(copy)})
         _apply(connection, {number: files[number] for number in files if number > version})
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")

@@ -6,6 +6,7 @@ import sqlite3
 import sys
 from asyncio.subprocess import PIPE
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -18,6 +19,7 @@ from agentsvc.storage.database_file import (
     render_schema,
     write_schema,
 )
+from tests.troubles import eventually
 
 
 @pytest.fixture
@@ -123,6 +125,33 @@ async def test_an_older_file_is_copied_then_migrated_and_keeps_its_rows(
     messages = {record.message: record.__dict__ for record in caplog.records}
     assert messages["database copied before its migration"]["path"] == str(copy)
     assert messages["database migrated"]["to_version"] == 2
+
+
+_MIGRATION: Final = """
+import pathlib, sys
+from agentsvc.storage.database_file import prepare
+prepare(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), 5)
+"""
+
+
+async def test_a_kill_while_it_is_copied_leaves_nothing_that_looks_like_a_copy(
+    db_path: Path, migrations: Path
+) -> None:
+    db = await Database.open(db_path, migrations=migrations)
+    await db.write(lambda tx: tx.run("INSERT INTO things VALUES (hex(zeroblob(10000000)))"))
+    await db.close()
+    add_second(migrations)
+    command = (sys.executable, "-c", _MIGRATION, db_path, migrations)
+    program = await asyncio.create_subprocess_exec(*command)
+    await eventually(lambda: any(db_path.parent.glob(f"{db_path.name}.*")))
+    program.kill()
+    await program.wait()
+    await (await Database.open(db_path, migrations=migrations)).close()
+
+    assert copies(db_path)
+    for copy in copies(db_path):
+        assert query(copy, "SELECT length(name) FROM things") == [(20_000_000,)]
+    assert sorted(db_path.parent.glob(f"{db_path.name}?*")) == copies(db_path)
 
 
 async def test_programs_that_start_together_migrate_once(db_path: Path, migrations: Path) -> None:
