@@ -17,12 +17,15 @@ After=network-online.target
 Wants=network-online.target
 
 [Service]
-Type=notify-reload
+Type=notify
 ExecStart={command}
+ExecReload=/bin/kill -HUP $MAINPID
 User={user}
 Restart=on-failure
 RestartSec=2
 WatchdogSec=60
+# The first start of a new release may copy and change a large database.
+TimeoutStartSec=infinity
 TimeoutStopSec=60
 # Sandboxes go on when the server stops or is updated.
 KillMode=process
@@ -75,7 +78,8 @@ def command(user: str | None, where: ConfigOptions) -> None:
     unit = _UNIT.format(
         command=shlex.join(parts).replace("%", "%%"),
         user=user or getpass.getuser(),
-        data_dir='"{}"'.format(directory.replace("%", "%%")),
+        # It may have to be made at the first start.
+        data_dir='"-{}"'.format(directory.replace("%", "%%")),
         open_files=MAX_OPEN_FILES,
     )
     click.echo(unit, nl=False)

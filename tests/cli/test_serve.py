@@ -570,4 +570,5 @@ def test_a_unit_for_systemd_names_what_the_server_is_started_with(tmp_path: Path
     )
     lines = result.stdout.splitlines()
     assert f"ExecStart={sys.executable} -m agentsvc serve --data-dir '/srv/a %%'" in lines
-    assert {"Type=notify-reload", "User=agents", 'ReadWritePaths="/srv/a %%"'} <= set(lines)
+    assert {"Type=notify", "User=agents", 'ReadWritePaths="-/srv/a %%"'} <= set(lines)
+    assert {"ExecReload=/bin/kill -HUP $MAINPID", "TimeoutStartSec=infinity"} <= set(lines)
