@@ -19,7 +19,7 @@ import msgspec
 from aiohttp import web
 
 from agentsvc import __version__
-from agentsvc.accounts import LINK_LIFETIME, SHORTEST_KEY, KeyRing, Role
+from agentsvc.accounts import KEY_PREFIX, LINK_LIFETIME, SHORTEST_KEY, KeyRing, Role
 from agentsvc.app import build_app
 from agentsvc.base import (
     HINT_ACCESS,
@@ -30,6 +30,7 @@ from agentsvc.base import (
     hint_against,
     known_vulnerabilities,
     logs,
+    new_key,
     raise_open_files,
     replace_private,
 )
@@ -187,12 +188,20 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def ensure_first_key(keys: KeyRing, bootstrap_key: Secret | None) -> Secret | None:
-    """Make the first admin and their key; return it, or None where there are keys already."""
+async def ensure_first_key(
+    keys: KeyRing, bootstrap_key: Secret | None, keep: Callable[[Secret], None] = lambda _key: None
+) -> Secret | None:
+    """Make the first admin and their key; return it, or None where there are keys already.
+
+    One that is not given is kept before it is made, so that a start which ends in between loses none.
+    """
     if not await keys.has_keys():
         user_id = await keys.find_user(FIRST_USER)
         user_id = user_id or await keys.create_user(FIRST_USER, Role.ADMIN)
-        return (await keys.create_key(user_id, "first key", key=bootstrap_key))[1]
+        key = bootstrap_key or new_key(KEY_PREFIX)
+        if bootstrap_key is None:
+            keep(key)
+        return (await keys.create_key(user_id, "first key", key=key))[1]
     if bootstrap_key is not None:
         await _note_unused(keys, bootstrap_key)
     return None
@@ -207,7 +216,8 @@ async def _greet(
 ) -> None:
     """Say where everything is, and at the first start how to get in."""
     data_directory = data_dir_of(loaded)
-    first_key = await ensure_first_key(app[KEYRING], bootstrap_key)
+    keep = partial(_show_first_key, data_directory)
+    first_key = await ensure_first_key(app[KEYRING], bootstrap_key, keep)
     if first_key is not None:
         masker.add(first_key)
     if first_key is not None and bootstrap_key is None:
@@ -226,25 +236,26 @@ async def _greet(
     click.echo(f"  config      {loaded.path or 'defaults, no file was read'}\n")
 
 
-def _show_first_key(data_directory: DataDirectory, key: Secret, link: str) -> None:
-    """Show the first key and a login link, or keep them in a file where nobody looks on."""
-    text = (
-        f"Its admin API key, shown only this once:\n\n    {key.reveal()}\n\n"
+def _show_first_key(data_directory: DataDirectory, key: Secret, link: str = "") -> None:
+    """Show the first key, then a login link, or keep them in a file where nobody looks on."""
+    shown = f"Its admin API key, shown only this once:\n\n    {key.reveal()}\n"
+    more = (
         f"Or log a browser in with this link, once, within {LINK_MINUTES} minutes:\n\n    {link}\n"
     )
     if is_terminal():
-        click.echo(f"This is a new installation. {text}")
+        click.echo(more if link else f"This is a new installation. {shown}")
         return
     try:
-        replace_private(data_directory.first_key, text)
+        replace_private(data_directory.first_key, f"{shown}\n{more}" if link else shown)
     except OSError as exc:
         raise StartFailed(
             f"the first key cannot be kept ({exc.strerror}): {data_directory.first_key}",
-            hint=f"{hint_against(exc)}; then make a key: agentsvc keys create --user {FIRST_USER}",
+            hint=hint_against(exc),
         ) from exc
-    click.echo("This is a new installation. Its admin API key and a login link are in")
-    click.echo(f"\n    {data_directory.first_key}\n")
-    click.echo("which only this user can read; delete it when you have them.\n")
+    if link:
+        click.echo("This is a new installation. Its admin API key and a login link are in")
+        click.echo(f"\n    {data_directory.first_key}\n")
+        click.echo("which only this user can read; delete it when you have them.\n")
 
 
 async def _make_login_link(app: web.Application, listener: socket.socket, key: Secret) -> str:

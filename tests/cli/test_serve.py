@@ -194,6 +194,16 @@ def test_no_output_of_a_server_without_a_terminal_has_a_key_or_a_link(
     assert f"the first key is still in {file}; delete it" in second.process.communicate()[1]
 
 
+def test_a_first_key_that_cannot_be_kept_is_not_made(start: Start, tmp_path: Path) -> None:
+    in_the_way = tmp_path / "data" / "first-key"
+    in_the_way.mkdir(mode=0o700, parents=True)
+    result = refused(tmp_path, "--port", "0")
+    assert (result.returncode, "the first key cannot be kept" in result.stderr) == (1, True)
+    in_the_way.rmdir()
+    server = start()
+    assert server.status_for(server.first_key) == 200
+
+
 def test_a_terminal_shows_the_key_and_the_link_of_the_first_start_and_no_file_has_them(
     tmp_path: Path,
 ) -> None:
