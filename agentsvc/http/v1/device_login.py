@@ -21,7 +21,7 @@ from agentsvc.base import (
 )
 from agentsvc.http.keys import DEVICES, KEYRING, PRINCIPAL
 from agentsvc.http.routes import FORM, HTML, JSON, Routes, Scope, check_scope
-from agentsvc.http.sdk_versions import Version, mark, version_of_login
+from agentsvc.http.sdk_versions import Version, mark, unmark, version_of_login
 from agentsvc.http.urls import client_of, links_of
 from agentsvc.http.v1.forms import read_form
 from agentsvc.http.v1.pages import answer_page, answer_style
@@ -198,8 +198,9 @@ async def post_page(request: web.Request) -> web.Response:
     """
     request.app[DEVICES].admit(client_of(request))
     form = await read_form(request, _PAGE_FORM)
+    key, _ = unmark(form.api_key.strip())
     try:
-        caller = await request.app[KEYRING].identify(form.api_key.strip())
+        caller = await request.app[KEYRING].identify(key)
         request[PRINCIPAL] = caller
         check_scope(Scope.MANAGE, caller)
         await _decide(request, caller, Decision(user_code=form.user_code, approve=form.approve))

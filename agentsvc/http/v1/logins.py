@@ -23,6 +23,7 @@ from agentsvc.base import (
 from agentsvc.http.keys import CONFIG, LOGIN_PROVIDERS, LOGINS, OPEN_CONNECTIONS, PRINCIPAL, user_of
 from agentsvc.http.middleware.login_cookie import expired_cookie, is_foreign, make_cookie
 from agentsvc.http.routes import Routes, Scope
+from agentsvc.http.sdk_versions import unmark
 from agentsvc.http.urls import client_of, origin_of
 from agentsvc.http.wire import SUCCESS, Success, Time, json_response, read_json
 
@@ -221,7 +222,8 @@ async def note_login(request: web.Request, login: Login) -> None:
 async def _begin(request: web.Request, order: LoginOrder) -> tuple[Login, LoginToken]:
     client = browser_of(request)
     if order.api_key and not order.token:
-        return await request.app[LOGINS].begin(order.api_key.strip(), client=client)
+        key, _ = unmark(order.api_key.strip())
+        return await request.app[LOGINS].begin(key, client=client)
     if order.token and not order.api_key:
         return await request.app[LOGINS].begin_by_link(Secret(order.token), client=client)
     raise InvalidRequest("Input should have either `api_key` or `token`")

@@ -310,3 +310,8 @@ async def test_the_command_line_gets_a_key_that_says_which_sdk_it_has(
     assert (await service.client_with(key).get("/api/keys/current")).status == 200
     plain = key.removesuffix("~sdk-1.21")
     assert (await service.client_with(plain).get("/api/keys/current")).status == 200
+    # Its user may log in with it elsewhere, too.
+    assert (await program.post("/api/v1/logins", json={"api_key": key})).status == 201
+    login = await begin(program)
+    page = await program.post(PAGE, data={"user_code": login["user_code"], "api_key": key})
+    assert (page.status, "is logged in" in page.text) == (200, True)
