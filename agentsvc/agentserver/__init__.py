@@ -5,6 +5,7 @@ Begin with `client`. What is done with the answers is in `conversations`. Import
 
 from agentsvc.agentserver.client import AgentClient as AgentClient
 from agentsvc.agentserver.client import AgentServer as AgentServer
+from agentsvc.agentserver.responses import MAX_CONVERSATION_BYTES as MAX_CONVERSATION_BYTES
 from agentsvc.agentserver.responses import MAX_MODEL_CHARS as MAX_MODEL_CHARS
 from agentsvc.agentserver.responses import CommandResult as CommandResult
 from agentsvc.agentserver.responses import ConversationInfo as ConversationInfo
@@ -13,7 +14,6 @@ from agentsvc.agentserver.responses import GitChange as GitChange
 from agentsvc.agentserver.responses import GitDiff as GitDiff
 from agentsvc.agentserver.responses import InitState as InitState
 from agentsvc.agentserver.responses import convert_answer as convert_answer
-from agentsvc.agentserver.responses import decode_conversation as decode_conversation
 from agentsvc.agentserver.responses import decode_events as decode_events
 from agentsvc.agentserver.safe_connector import AddressNotAllowed as AddressNotAllowed
 from agentsvc.agentserver.safe_connector import Confirm as Confirm

@@ -25,6 +25,9 @@ MAX_OUTPUT_CHARS: Final = 256 * 1024
 MAX_MODEL_CHARS: Final = 255
 """A name of a model that is longer is taken for none."""
 
+MAX_CONVERSATION_BYTES: Final = 16 * 1024 * 1024
+"""How much may be told of a conversation itself: it has some hundred bytes of each call of its model."""
+
 _MAX_DETAIL_CHARS: Final = 1000
 
 
@@ -271,10 +274,9 @@ _TROUBLE = msgspec.json.Decoder(_ErrorBody)
 
 
 def decode_conversation(raw: bytes) -> ConversationInfo:
-    """Return the conversation in the body of an answer or of a webhook.
-
-    Raises AgentRefused if it is not one.
-    """
+    """Return the conversation in the body of an answer; raises AgentRefused if it is not one."""
+    if len(raw) > MAX_CONVERSATION_BYTES:
+        raise AgentRefused("The agent server tells too much of a conversation")
     return decode(ConversationInfo, raw)
 
 

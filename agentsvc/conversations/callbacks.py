@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from agentsvc.accounts import quotas
-from agentsvc.agentserver import decode_conversation
+from agentsvc.agentserver import ConversationInfo
 from agentsvc.base import BadRequest, NotAuthenticated, NotFound, QuotaExceeded, Secret, parse_uuid
 from agentsvc.conversations.deletion import ConversationDeletion
 from agentsvc.conversations.event_ingestor import EventIngestor
@@ -47,12 +47,11 @@ class SandboxCallbacks(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             if not await self._is_removed(sandbox, conversation_id):
                 raise NotFound(f"Conversation {shown(conversation_id)} not found") from None
 
-    async def receive_conversation(self, sandbox: Sandbox, info: bytes) -> None:
+    async def receive_conversation(self, sandbox: Sandbox, told: ConversationInfo) -> None:
         """Keep what a sandbox reports of a conversation; adopt one the server did not start.
 
         Raises QuotaExceeded where its user, or the sandbox, may have no more of these.
         """
-        told = decode_conversation(info)
         conversation_id = parse_uuid(told.id)
         if conversation_id is None:
             raise BadRequest("The conversation has no valid id")

@@ -1,5 +1,6 @@
 """Derives status, cost and activity of a conversation from its events. Pure."""
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -16,6 +17,7 @@ from agentsvc.models import MAX_USED
 
 TAGS_MAX: Final = 64
 """How many tags a conversation may have."""
+_MAX_LOOKED_AT: Final = 1000
 _TAG_NAME: Final = re.compile(r"[a-z0-9]{1,64}")
 _TAG_VALUE_CHARS: Final = 256
 
@@ -81,7 +83,7 @@ def learn_tags(conversation: Conversation, tags: Mapping[str, str]) -> Conversat
     Its newest values win; tags that it does not name stay, and there are at most `TAGS_MAX`.
     """
     merged = dict(conversation.tags)
-    for name, value in tags.items():
+    for name, value in itertools.islice(tags.items(), _MAX_LOOKED_AT):
         fits = _TAG_NAME.fullmatch(name) and len(value) <= _TAG_VALUE_CHARS
         if fits and (name in merged or len(merged) < TAGS_MAX):
             merged[name] = value

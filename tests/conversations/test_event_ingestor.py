@@ -1,10 +1,12 @@
 """What sandboxes report, and what is fetched where they could not."""
 
 import asyncio
+import io
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from agentsvc.base.values import MASK
@@ -439,13 +441,16 @@ async def test_long_texts_of_a_sandbox_are_not_kept(
     assert len(found["metrics"]["model_name"]) <= 255
 
 
-async def test_a_directory_that_is_longer_than_any_path_adopts_no_conversation(
+async def test_what_is_longer_than_any_conversation_is_not_adopted(
     client: Client, service: Service, fake_agent: TroubledAgent
 ) -> None:
     conversation, sandbox = await quiet(client, service, fake_agent)
     told = {"id": "f" * 32, "workspace": {"working_dir": "/" + "w" * 5000}}
     answer = await sandbox.post(f"{HOOKS}/conversations", json=told)
     assert answer.status == 422
+    long = io.BytesIO(msgspec.json.encode({"id": "f" * 32, "tags": {"a": "x" * 2**24}}))
+    kind = {"Content-Type": "application/json"}
+    assert (await sandbox.post(f"{HOOKS}/conversations", data=long, headers=kind)).status == 413
     found = (await client.get(f"{PATH}/search")).json()["items"]
     assert [one["id"] for one in found] == [conversation.id]
 

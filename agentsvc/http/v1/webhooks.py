@@ -5,11 +5,12 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.agentserver import ConversationInfo
+from agentsvc.agentserver import MAX_CONVERSATION_BYTES, ConversationInfo
 from agentsvc.base import (
     AgentRefused,
     AgentUnavailable,
     BadRequest,
+    BodyTooLarge,
     NotAllowed,
     NotFound,
     QuotaExceeded,
@@ -67,9 +68,10 @@ async def post_conversation(request: web.Request) -> Success:
     taken over.
     """
     sandbox = calling_sandbox(request)
-    info = await read_json(request, msgspec.Raw, wide_integers=True)
-    decode(info, _INFO)
-    await request.app[CALLBACKS].receive_conversation(sandbox, bytes(info))
+    raw = await read_json(request, msgspec.Raw, wide_integers=True)
+    if len(bytes(raw)) > MAX_CONVERSATION_BYTES:
+        raise BodyTooLarge(f"A conversation should have at most {MAX_CONVERSATION_BYTES} bytes")
+    await request.app[CALLBACKS].receive_conversation(sandbox, decode(raw, _INFO))
     return SUCCESS
 
 
