@@ -15,6 +15,7 @@ from agentsvc.conversations.event_table import EventQuery, StoredEvent
 MAX_EVENTS: Final = 10_000
 
 _PAGE: Final = 25
+_ID_CHARS: Final = 100
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -74,8 +75,8 @@ class Exports:
 
 
 def _name(number: int, event: StoredEvent) -> str:
-    # Ids come out of sandboxes: none may name a place outside of the archive.
-    return f"event_{number:06d}_{_UNSAFE.sub('_', event.id)}.json"
+    # Ids come out of sandboxes: none may name a place outside of the archive, or be no file's name.
+    return f"event_{number:06d}_{_UNSAFE.sub('_', event.id[:_ID_CHARS])}.json"
 
 
 class _Outlet(io.RawIOBase):

@@ -97,10 +97,12 @@ async def test_no_event_names_a_place_outside_of_the_archive(
     client: Client, service: Service
 ) -> None:
     conversation_id = await client.start_conversation(None)
-    await _report(client, service, conversation_id, [_event(0, id="../../etc/x y")])
+    told = [_event(0, id="../../etc/x y"), _event(1, id="e" * 255)]
+    await _report(client, service, conversation_id, told)
     answer = await client.get(f"{PATH}/{conversation_id}/download")
     [name] = [name for name in _content(answer) if "etc" in name]
     assert name.endswith("_.._.._etc_x_y.json")
+    assert all(len(name) < 255 for name in _content(answer)), "file systems take no longer names"
 
 
 async def test_a_conversation_that_is_not_there_or_not_ones_own_is_a_404(
