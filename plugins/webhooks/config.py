@@ -14,7 +14,7 @@ class WebhooksConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     send_seconds: Annotated[float, Meta(gt=0, le=300)] = 15.0
     """Longest time a receiver may take to answer"""
     concurrency: Annotated[int, Meta(ge=1, le=1000)] = 16
-    """Most deliveries that are made at a time"""
+    """Most deliveries that are made at a time; those of one user take at most half of them"""
     first_retry_seconds: Annotated[float, Meta(gt=0, le=86400)] = 5.0
     """Longest time until a failed delivery is tried again; it doubles with each try"""
     longest_retry_seconds: Annotated[float, Meta(gt=0, le=86400)] = 600.0

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -48,6 +49,8 @@ class DeliveryWorker:
         self._sender = sender
         self._config = config
         self._slots = asyncio.Semaphore(config.concurrency)
+        self._slots_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """Of a user who has something under way: half of them all, so that others have some."""
         self._wake = asyncio.Event()
         self._subscribers: set[str] = set()
         """The users with a subscription that is enabled."""
@@ -126,7 +129,8 @@ class DeliveryWorker:
     async def _deliver(
         self, subscription: Subscription, secrets: Sequence[Secret], head: Delivery
     ) -> None:
-        async with self._slots:
+        own = asyncio.Semaphore((self._config.concurrency + 1) // 2)
+        async with self._slots_of.setdefault(subscription.user_id, own), self._slots:
             body = await make_body(head, self._events)
             if body is None:
                 await self._store_result(event_deleted(head, values.now()), ends_lane=False)

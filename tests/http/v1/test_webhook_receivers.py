@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
+from agentsvc.accounts.keys import Role
 from agentsvc.base.values import now, parse_time, to_stored
 from agentsvc.http.keys import DATABASE
 from tests.http.v1.streaming import Feeder, events, feeder
@@ -144,3 +145,26 @@ async def test_two_secrets_sign_after_a_rotation(
     assert row is not None
     assert row["former_sealed"] is None
     assert (await client.get(f"{HOOKS}/{made['id']}")).json()["former_secret_until"] is None
+
+
+async def test_slow_receivers_of_one_user_leave_places_for_others(
+    client: Client, service: Service
+) -> None:
+    await configure(service, concurrency=2, send_seconds=300)
+    feed = await feeder(client, service)
+    ann = await service.make_client("ann", Role.MEMBER)
+    await ann.save_settings()
+    theirs = await feeder(ann, service)
+    async with Receiver() as slow, Receiver() as quick:
+        slow.may_answer.clear()
+        for _ in range(3):
+            await subscribe(client, slow.url, **KINDS)
+        await subscribe(ann, quick.url, **KINDS)
+        await feed.send(events(1))
+        await slow.wait_for(lambda: len(slow.received) > 0)
+        await theirs.send(events(1))
+        try:
+            await quick.wait_for(lambda: len(quick.taken) == 1)
+        finally:
+            slow.may_answer.set()
+        await slow.wait_for(lambda: len(slow.taken) == 3)
