@@ -102,9 +102,9 @@ async def post_completion(request: web.Request) -> web.StreamResponse:
 async def post_response(request: web.Request) -> web.StreamResponse:
     """Ask the language model of a conversation, from its sandbox, with OpenAI's responses.
 
-    The body is that of the responses of OpenAI, and is passed on to the model of the conversation
-    with the key its user has stored. The answer is the model's, a refusal of it included. What it
-    costs counts in quotas.
+    The body is that of the responses of OpenAI, and is passed on, but for `background`, to the
+    model of the conversation with the key its user has stored. The answer is the model's, a
+    refusal of it included. What it costs counts in quotas.
     """
     return await _ask(request, "responses", wants_usage=False)
 

@@ -79,6 +79,8 @@ def to_question(body: bytes, model: str, *, wants_usage: bool) -> bytes:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise BadQuestion("The body should be an object in JSON") from exc
     fields["model"] = Raw(msgspec.json.encode(model))
+    # What a model would go on with behind an empty answer could be counted by nobody.
+    fields.pop("background", None)
     if wants_usage and bytes(fields.get("stream", b"")) == b"true":
         fields["stream_options"] = Raw(_with_usage(fields.get("stream_options")))
     return msgspec.json.encode(fields)

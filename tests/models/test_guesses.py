@@ -1,8 +1,9 @@
 """What a call of a model is taken to use before it has an answer."""
 
+import msgspec
 import pytest
 
-from agentsvc.models.wire import CallUsage, Upstream, UsageReader, guess_usage
+from agentsvc.models.wire import CallUsage, Upstream, UsageReader, guess_usage, to_question
 
 
 @pytest.mark.parametrize(("price", "dollars"), [(0.01, 1.0), (None, None)])
@@ -40,3 +41,9 @@ def test_a_long_line_in_small_parts_is_not_looked_through_again_with_each() -> N
     reader.feed(b'tokens": 7}}\ndata: {}\n')
     used = reader.result(Upstream(model="m", base_url="u", api_key=None), None)
     assert used == CallUsage(prompt_tokens=7)
+
+
+def test_nothing_is_asked_for_in_the_background_where_nobody_counts() -> None:
+    body = b'{"background": true, "store": true, "input": "x"}'
+    asked = msgspec.json.decode(to_question(body, "m", wants_usage=False))
+    assert asked == {"store": True, "input": "x", "model": "m"}
