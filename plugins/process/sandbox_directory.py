@@ -401,7 +401,8 @@ def list_folders(state_dir: Path, instance_id: str) -> Iterator[tuple[SandboxDir
             continue
         record = folder.read_record()
         if record is None:
-            yield folder, datetime.fromtimestamp(directory.stat().st_mtime, UTC)
+            with contextlib.suppress(FileNotFoundError):  # it has been removed meanwhile
+                yield folder, datetime.fromtimestamp(directory.stat().st_mtime, UTC)
         elif record.instance_id == instance_id:
             yield folder, record.created_at
 

@@ -5,6 +5,7 @@ directory, too: an empty file each, made before the service is asked.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -355,10 +356,11 @@ class RemoteBackend(ServiceBackend[RemoteConfig]):
         return Handle(sandbox_id=sandbox_id, version=HANDLE_VERSION, data=data)
 
     def _read_journal(self) -> dict[str, datetime]:
-        return {
-            file.name: datetime.fromtimestamp(file.stat().st_mtime, UTC)
-            for file in sorted(self._journal.iterdir())
-        }
+        found = {}
+        for file in sorted(self._journal.iterdir()):
+            with contextlib.suppress(FileNotFoundError):  # it has been removed meanwhile
+                found[file.name] = datetime.fromtimestamp(file.stat().st_mtime, UTC)
+        return found
 
     def _forget(self, sandbox_id: str, noted_at: datetime) -> None:
         """Forget what was asked for and never made, once nobody can be about to make it."""

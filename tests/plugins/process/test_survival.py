@@ -26,6 +26,15 @@ from tests.plugins.process.rig import (
 )
 
 
+async def test_what_is_removed_while_all_is_listed_ends_no_list(bench: CoreRig) -> None:
+    handle = await bench.serve()
+    # As a link to nowhere a name is there, and what is behind it is not.
+    removed = bench.state_dir / ("b" * 32)
+    removed.symlink_to(bench.state_dir / "gone")
+    assert [one.handle.sandbox_id for one in await bench.backend.scan()] == [handle.sandbox_id]
+    removed.unlink()
+
+
 async def test_a_sandbox_outlives_a_killed_server_and_is_adopted(bench: CoreRig) -> None:
     script = (
         "import asyncio, sys, pathlib\n"

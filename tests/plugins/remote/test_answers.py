@@ -150,6 +150,18 @@ async def test_a_user_whose_key_is_refused_hides_the_sandboxes_of_nobody_else(
     await backend.close()
 
 
+async def test_what_is_removed_while_all_is_listed_ends_no_list(
+    far: Service, tmp_path: Path
+) -> None:
+    backend = make("remote", far, tmp_path)
+    await started(far, backend)
+    # As a link to nowhere a name is there, and what is behind it is not.
+    (tmp_path / "sessions" / ("b" * 32)).symlink_to(tmp_path / "gone")
+    far.answers["/list"] = {"runtimes": []}
+    assert len(await backend.scan()) == 1
+    await backend.close()
+
+
 BAD = [
     (lambda: web.Response(status=500, text="oops"), BackendUnavailable),
     (lambda: web.Response(status=502, text="<html>"), BackendUnavailable),
