@@ -85,6 +85,10 @@ class TroubledBackend(FakeBackend):
 
     world: ClassVar[TroubledWorld]
 
+    async def open(self) -> None:
+        await self.world.trouble("open")
+        await super().open()
+
     async def create(self, order: Order, save: SaveHandle) -> Handle:
         async def save_later(handle: Handle) -> None:
             await self.world.trouble("save")

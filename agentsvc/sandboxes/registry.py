@@ -93,7 +93,7 @@ class BackendRegistry:
         return cls(backends, specs, rooms, pools, host.specs(), configured=configured)
 
     async def open(self) -> None:
-        """Open every backend that is not open; one that cannot be reached is logged and stays so.
+        """Open every backend that is not open; one that cannot be reached, or is full, is logged and stays so.
 
         Call it again, now and then, to get that one back.
         """
@@ -102,13 +102,13 @@ class BackendRegistry:
                 continue
             try:
                 await backend.open()
-            except BackendUnavailable as exc:
+            except AgentsvcError as exc:
+                if not exc.retryable:
+                    raise
                 log.warning(
                     "backend cannot be opened",
                     extra={"backend": name, "reason": exc.log_text},
                 )
-            except AgentsvcError:
-                raise
             except (Exception, SystemExit):  # a plugin may raise anything; the others are opened
                 log.exception("backend cannot be opened", extra={"backend": name})
             else:

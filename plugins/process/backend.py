@@ -19,7 +19,7 @@ from typing import ClassVar
 
 import msgspec
 
-from agentsvc.base import BackendUnavailable, Conflict
+from agentsvc.base import BackendUnavailable, CapacityExceeded, Conflict
 from agentsvc.plugin import (
     API_VERSION,
     BackendContext,
@@ -421,7 +421,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         """Let nobody give way any more; where that cannot be noted it is not worth a failed start."""
         try:
             await self.give_way(())
-        except BackendUnavailable as exc:
+        except (BackendUnavailable, CapacityExceeded) as exc:
             log.warning("sandboxes cannot be paused yet to make room", extra={"reason": exc.detail})
 
     def _running_state(self, sandbox_id: str) -> sandbox_directory.State | None:

@@ -130,6 +130,20 @@ async def test_the_time_in_which_no_server_ran_does_not_count_for_a_start(
     await client.wait_for_sandbox(sandbox_id, "RUNNING")
 
 
+async def test_a_backend_that_is_full_when_the_server_starts_is_opened_later(
+    client: Client, service: Service, fake_world: TroubledWorld
+) -> None:
+    sandbox_id = await start(client)
+    fake_world.always["open"] = CapacityExceeded("this machine is full")
+    await service.restart()
+    sandbox = await client.sandbox(sandbox_id)
+    assert sandbox is not None
+    assert sandbox["status"] == "RUNNING"
+    fake_world.always.clear()
+    await fake_world.sweeps(1)
+    await client.wait_for_sandbox(await order(client), "RUNNING")
+
+
 async def test_a_slow_backend_is_cut_off_and_asked_again(
     client: Client, service: Service, fake_world: TroubledWorld
 ) -> None:
