@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
@@ -18,6 +18,7 @@ import msgspec
 from agentsvc.base import (
     AgentsvcError,
     AgentUnavailable,
+    BackendUnavailable,
     CapacityExceeded,
     StartRefused,
     new_id,
@@ -82,14 +83,19 @@ class Preparer:
     async def _remove_unused(self) -> None:
         used = await EnvironmentTable.layers(self._db)
         for backend in {*used, *self._backends(self._sandboxes.layers.can_keep)}:
-            there = await self._sandboxes.layers.remove_unused(
-                backend, partial(self._layers_in_use, backend)
-            )
-            for layer_id in used.get(backend, set()) - there:
-                await self._db.write(partial(self._forget, layer_id))
-        images = self._sandboxes.images
-        for backend in self._backends(images.can_use):
-            await images.remove_unused(backend, self._images_in_use)
+            with _passing_over(backend):
+                await self._remove_layers(backend, used.get(backend, set()))
+        for backend in self._backends(self._sandboxes.images.can_use):
+            with _passing_over(backend):
+                await self._sandboxes.images.remove_unused(backend, self._images_in_use)
+
+    async def _remove_layers(self, backend: str, used: set[str]) -> None:
+        """Remove the unused layers of a backend, and prepare anew what has lost its own."""
+        there = await self._sandboxes.layers.remove_unused(
+            backend, partial(self._layers_in_use, backend)
+        )
+        for layer_id in used - there:
+            await self._db.write(partial(self._forget, layer_id))
 
     async def _layers_in_use(self, backend: str) -> frozenset[str]:
         # In the order in which one goes from here to there.
@@ -102,7 +108,11 @@ class Preparer:
         return made | await EnvironmentTable.image_ids(self._db)
 
     def _backends(self, can: Callable[[Spec], bool]) -> set[str]:
-        return {spec.backend for spec in self._sandboxes.specs() if can(spec)}
+        found = set()
+        for spec in self._sandboxes.specs():
+            with contextlib.suppress(BackendUnavailable):
+                found |= {spec.backend} if can(spec) else set()
+        return found
 
     async def _forget(self, layer_id: str, tx: Transaction) -> None:
         """Note that the files of an environment are gone, as they are after a restore elsewhere."""
@@ -367,3 +377,13 @@ class Preparer:
     async def _store(self, tx: Transaction, one: Environment) -> None:
         if not await EnvironmentTable.change(tx, one, since=one.attempt):
             raise _Superseded
+
+
+@contextlib.contextmanager
+def _passing_over(backend: str) -> Iterator[None]:
+    """Leave a backend to the next time that does not do now what is asked of it."""
+    try:
+        yield
+    except AgentsvcError as exc:
+        extra = {"backend": backend, "reason": exc.log_text}
+        log.debug("unused files of environments not removed", extra=extra)

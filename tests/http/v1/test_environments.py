@@ -10,6 +10,7 @@ import pytest
 from agentsvc.accounts.keys import KeyScope, Role
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.domain import Provider
+from agentsvc.http.keys import DATABASE, SUPERVISOR
 from agentsvc.plugin import Capability
 from agentsvc.testing.llm import Playbook, Reply
 from tests.git_server import GitServer
@@ -345,6 +346,21 @@ async def test_a_layer_that_is_lost_is_prepared_again(
     # Whatever is looked at next finds it out.
     await wait_for(client, await create(client, name="Other"), "ready")
     await eventually(lambda: len(fake_world.layers) == 2)
+
+
+async def test_a_backend_that_is_not_there_keeps_no_other_from_being_tidied(
+    client: Client, service: Service, fake_world: TroubledWorld
+) -> None:
+    made, other = await create(client), await create(client)
+    for one in (made, other):
+        await wait_for(client, one, "ready")
+    sql = "UPDATE plugin_environments_environments SET backend = 'removed' WHERE id = :id"
+    await service.app[DATABASE].write(lambda tx: tx.run(sql, {"id": made["id"]}))
+    assert (await client.delete(f"{PATH}/{other['id']}")).status == 200
+    await eventually(lambda: not fake_world.layers)
+    await service.restart()
+    await eventually(lambda: "environments" in service.app[SUPERVISOR].loop_failures())
+    assert service.app[SUPERVISOR].loop_failures()["environments"] == 0
 
 
 async def test_a_backend_without_layers_says_so(
