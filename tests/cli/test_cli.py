@@ -60,6 +60,19 @@ def test_a_command_that_is_not_there_names_the_one_that_may_be_meant() -> None:
     assert "Did you mean `conversations`?" in result.stderr
 
 
+@pytest.mark.parametrize("words", ["deploy list", "sbom"])
+def test_a_command_works_where_standard_streams_are_closed(words: str, tmp_path: Path) -> None:
+    for closed in (">&-", "<&- >&- 2>&-"):
+        command = f"exec {sys.executable} -m agentsvc {words} {closed}"
+        result = subprocess.run(
+            ["bash", "-c", command],
+            check=True,
+            stderr=subprocess.PIPE,
+            env={"HOME": str(tmp_path)},
+        )
+        assert result.stderr == b""
+
+
 def test_a_reader_that_has_seen_enough_is_no_failure() -> None:
     command = f"{sys.executable} -m agentsvc openapi | head -c 10; echo ${{PIPESTATUS[0]}}"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
