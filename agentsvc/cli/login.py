@@ -35,6 +35,8 @@ def command(url: str, api_key: str | None) -> None:
     api = Api(url, Secret(""))
     if api_key == "-":
         api_key = sys.stdin.readline().strip()
+    if api_key == "":
+        raise CommandFailed("the key is empty", "leave --key out to log in by a browser")
     key = api_key or _by_browser(api) or click.prompt("API key", hide_input=True, err=True)
     me = Api(url, Secret(key)).call("GET", "/api/keys/current")
     try:

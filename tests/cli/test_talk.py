@@ -109,6 +109,12 @@ def test_nobody_is_logged_in_at_what_is_no_server(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("key", ["", "-"])
+def test_an_empty_key_does_not_ask_for_a_browser(key: str) -> None:
+    result = CliRunner().invoke(cli, ["login", "http://127.0.0.1:1", "--key", key], input="\n")
+    assert (result.exit_code, result.stderr[:24]) == (1, "error: the key is empty\n")
+
+
 @pytest.mark.parametrize("url", ["http://[::1", "http://a:99999", "http://a:b", "http://a:0"])
 def test_what_is_no_url_is_told(url: str) -> None:
     result = ask(url, "status")
