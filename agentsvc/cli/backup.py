@@ -44,6 +44,8 @@ def command(*, file: Path, without_key: bool, archives: bool, where: ConfigOptio
     the master key in it, who can read FILE can read all stored secrets. What is in sandboxes is not in
     it.
     """
+    if not file.name:
+        raise click.UsageError("the name of the file is empty")
     data_directory = where.data_directory()
     draft = file.with_name(f".{file.name}.new")
     try:

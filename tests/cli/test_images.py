@@ -5,6 +5,7 @@ import io
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
@@ -18,6 +19,7 @@ from click.testing import CliRunner, Result
 from agentsvc.cli import cli
 from agentsvc.cli.sandbox_image import default_name, find_recipe
 from agentsvc.cli.sandbox_image.recipe import CONTAINERFILE, LOCKS, find_certificates, find_indexes
+from tests.cli.test_doctor import answering
 from tests.wheels import write_wheel
 
 
@@ -140,3 +142,14 @@ def test_an_address_that_is_none_is_an_error_with_a_remedy() -> None:
     result = run("list", "--engine", "nonsense")
     assert result.exit_code == 1
     assert "error: no container engine was found\nhint: start Docker or Podman" in result.output
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 404 No\r\n\r\n{}", b"\0"])
+def test_what_is_no_engine_is_an_error_with_a_remedy(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        answer = answer.replace(b"No\r\n", b"No\r\nContent-Type: application/json\r\n")
+        with answering(listener, answer):
+            result = run("list", "--engine", address)
+    assert result.exit_code == 1
+    assert "error: what answers is no container engine\nhint: start Docker" in result.output

@@ -221,6 +221,7 @@ def test_what_is_no_backup_is_refused(data_dir: Path, tmp_path: Path) -> None:
     nowhere = call("backup", tmp_path / "no" / "b.tar.gz", "--data-dir", data_dir)
     assert nowhere.exit_code == 1
     assert "cannot be written" in nowhere.stderr
+    assert call("backup", "", "--data-dir", data_dir).exit_code == 2
 
 
 def test_a_damaged_database_is_told_and_not_backed_up(data_dir: Path, tmp_path: Path) -> None:

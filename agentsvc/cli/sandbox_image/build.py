@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import msgspec
+from aiohttp import ClientError
 
 from agentsvc.base import StartFailed
 from agentsvc.cli.sandbox_image.recipe import Recipe
@@ -94,12 +95,20 @@ async def _connected(engine: str | None) -> AsyncIterator[Any]:
         raise StartFailed("no container engine was found", hint=_HINT) from exc
     docker.error = aiodocker.DockerError
     try:
-        await docker.version()
+        await _check(docker)
         yield docker
     except (OSError, aiodocker.DockerError) as exc:
         raise StartFailed(f"the container engine does not answer: {exc}", hint=_HINT) from exc
     finally:
         await docker.close()
+
+
+async def _check(docker: Any) -> None:
+    """Raise StartFailed where something else answers than an engine, of which the client knows little."""
+    try:
+        await docker.version()
+    except (ClientError, LookupError, TypeError, ValueError) as exc:
+        raise StartFailed("what answers is no container engine", hint=_HINT) from exc
 
 
 _HINT: Final = "start Docker or Podman, or name its address, such as --engine unix:///run/user/1000/podman/podman.sock"
