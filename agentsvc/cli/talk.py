@@ -66,9 +66,16 @@ def wake(api: Api, conversation: Record) -> Record:
         time.sleep(_POLL_SECONDS)
         conversation = find_conversation(api, conversation["id"])
     if conversation["sandbox_status"] != "RUNNING":
-        state = conversation["sandbox_status"].lower()
-        raise CommandFailed(f"the sandbox of this conversation is {state}", _LOG_HINT)
+        raise _not_running(conversation, _LOG_HINT)
     return conversation
+
+
+def _not_running(conversation: Record, hint: str) -> CommandFailed:
+    """Return what to raise; where there is no sandbox any more, another hint helps."""
+    state = str(conversation["sandbox_status"]).lower()
+    if not conversation["sandbox_id"] or state == "missing":
+        hint = f"`agentsvc conversations fork {conversation['id']}` goes on in a new one"
+    return CommandFailed(f"the sandbox of this conversation is {state}", hint)
 
 
 _LOG_HINT: Final = "see `agentsvc sandboxes logs ID`; `sandboxes resume ID` starts one that failed"
@@ -121,9 +128,8 @@ def agent_path(conversation: Record) -> str:
     """Return the path on the server of the conversation in its agent server."""
     tail = str(conversation["conversation_url"] or "").partition("/api/conversations/")[2]
     if not tail:
-        state = str(conversation["sandbox_status"]).lower()
         hint = f"run `agentsvc sandboxes resume {conversation['sandbox_id']}`"
-        raise CommandFailed(f"the sandbox of this conversation is {state}", hint)
+        raise _not_running(conversation, hint)
     return f"/sandboxes/{conversation['sandbox_id']}/agent/api/conversations/{tail}"
 
 

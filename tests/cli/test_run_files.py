@@ -1,10 +1,19 @@
 """What comes back from a sandbox into a directory: all of it, and no repository."""
 
+import io
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agentsvc.cli.run.files import apply_changes, find_changes
+from agentsvc.base.values import Secret
+from agentsvc.cli import CommandFailed
+from agentsvc.cli.client import Api, Query
+from agentsvc.cli.run.files import apply_changes, download_changes, find_changes
+from agentsvc.cli.talk import SANDBOXES
 
 DATA = (b"new", 0o644)
 
@@ -64,3 +73,46 @@ def test_a_bare_repository_is_neither_made_nor_changed_nor_deleted(
 def test_names_that_no_file_can_have_are_changes_as_others(tmp_path: Path) -> None:
     found = dict.fromkeys(["n" * 300 + "/file", "head/a", "objects/b", "refs/c"], DATA)
     assert find_changes(tmp_path, found, {"gone": "its checksum"}) == (found, ["gone"])
+
+
+class Sandbox(Api):
+    """A server whose sandbox has the same files each time, of which not all may be readable."""
+
+    def __init__(self, packed: bytes, *, is_whole: bool) -> None:
+        super().__init__("http://127.0.0.1:1", Secret("key"))
+        self._packed = packed
+        self._is_whole = is_whole
+
+    def call(self, method: str, path: str, *, query: Query | None = None, body: Any = None) -> Any:
+        del method, query
+        failed = not self._is_whole and "tar " in str(body)
+        done = {"exit_code": int(failed), "stderr": "Permission denied"}
+        return [{"working_dir": "/w"}] if path == SANDBOXES else done
+
+    @contextmanager
+    def open(self, *_: Any, **__: Any) -> Iterator[Any]:
+        yield io.BytesIO(self._packed)
+
+
+@pytest.mark.parametrize(
+    ("is_whole", "told"),
+    [(True, "nobody is there to ask"), (False, "cannot be copied: Permission denied")],
+)
+def test_what_is_not_written_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, *, is_whole: bool
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "unreadable").touch()
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("made"))
+    conversation = {"sandbox_id": "s", "conversation_url": "/api/conversations/c"}
+    api, sent = Sandbox(packed.getvalue(), is_whole=is_whole), {"unreadable": "its checksum"}
+    with pytest.raises(CommandFailed, match=told) as raised:
+        download_changes(api, conversation, there, sent, agrees=not is_whole)
+    [kept] = tmp_path.glob("there.*.tar.gz")
+    assert raised.value.hint.endswith(f"what the sandbox sent is in {kept}")
+    assert kept.read_bytes() == packed.getvalue()
+    assert files_of(there) == ["unreadable"]

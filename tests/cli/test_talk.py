@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from agentsvc.base.values import Secret, new_id
 from agentsvc.cli import CommandFailed, cli
 from agentsvc.cli.client import Api, RequestRefused, StreamBroken, StreamMessage
-from agentsvc.cli.talk import EventStream
+from agentsvc.cli.talk import EventStream, agent_path, wake
 from tests.cli.test_doctor import answering
 
 
@@ -39,6 +39,16 @@ def test_events_go_on_where_a_server_is_that_was_restored_from_a_backup() -> Non
     assert [one.type for one in events.read()] == ["event"]
     assert server.asked == [100, 50]
     assert events.last == 51
+
+
+def test_a_conversation_whose_sandbox_is_gone_can_be_forked() -> None:
+    gone = {"id": "c1", "sandbox_id": "", "sandbox_status": "MISSING", "conversation_url": None}
+    with pytest.raises(CommandFailed) as raised:
+        agent_path(gone)
+    with pytest.raises(CommandFailed) as woken:
+        wake(Api("http://127.0.0.1:1", Secret("key")), gone)
+    for error in (raised.value, woken.value):
+        assert error.hint == "`agentsvc conversations fork c1` goes on in a new one"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import io
 import os
 import shlex
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -54,7 +55,10 @@ def download_changes(
     A repository stays as it is here, also one within: git runs what its configuration names. Raises
     CommandFailed where something cannot be written; all that the sandbox sent is kept then.
     """
-    packed = _Workspace(api, conversation).download()
+    packed, failure = _Workspace(api, conversation).download()
+    if failure is not None:
+        # What is missing in it is not to be taken for deleted.
+        raise CommandFailed(failure.message, _keep(packed, directory)) if packed else failure
     found = dict(read_files(packed))
     changed, deleted = find_changes(directory, found, sent)
     if not changed and not deleted:
@@ -64,7 +68,12 @@ def download_changes(
         click.echo(f"{'changed' if name in sent else 'new'}: {clean(name)}", err=True)
     for name in deleted:
         click.echo(f"deleted: {clean(name)}", err=True)
-    confirm(f"Write this to {directory}?", is_agreed=agrees)
+    question = f"Write this to {directory}?"
+    if not agrees and not sys.stdin.isatty():
+        # The agent's work is done and paid for.
+        hint = f"agree with --yes; {_keep(packed, directory)}"
+        raise CommandFailed(f"{question.rstrip('?')}: nobody is there to ask", hint)
+    confirm(question, is_agreed=agrees)
     if failures := apply_changes(directory, changed, deleted):
         reason = f"not everything was written to {directory}: {'; '.join(failures[:_SHOWN])}"
         raise CommandFailed(reason, _keep(packed, directory))
@@ -202,7 +211,7 @@ def _keep(packed: bytes, directory: Path) -> str:
             opened.write(packed)
     except OSError as exc:
         return f"what the sandbox sent cannot be kept either: {exc.strerror}: {kept}"
-    return f"all files of the sandbox are in {kept}"
+    return f"what the sandbox sent is in {kept}"
 
 
 def _parents(name: str) -> list[str]:
@@ -290,20 +299,23 @@ class _Workspace:
             f"mkdir -p {where} && cd {where} && tar -xzf {what} --no-same-owner; r=$?; rm -f {what}; exit $r"
         )
 
-    def download(self) -> bytes:
-        """Return an archive of it."""
+    def download(self) -> tuple[bytes, CommandFailed | None]:
+        """Return an archive of it, and why not all of it is in there."""
+        failure = None
         where, what = shlex.quote(self._directory), shlex.quote(self._packed)
         # Made beforehand, lest tar see the directory change by its own archive, which it refuses.
-        self._run(
-            f"cd {where} && : >{what} && tar {SPARSE} -czf {what} --exclude=./.git --exclude={self._name} ."
-        )
+        packing = f": >{what} && tar {SPARSE} -czf {what} --exclude=./.git --exclude={self._name} ."
+        try:
+            self._run(f"cd {where} && {packing}")
+        except CommandFailed as exc:
+            failure = exc
         query = {"path": self._packed}
         with self._api.open("GET", f"{self._agent}/file/download", query=query) as answer:
             packed = answer.read(MAX_BYTES + 1)
         self._run(f"rm -f {what}")
         if len(packed) > MAX_BYTES:
             raise CommandFailed(f"the sandbox has more than {MAX_BYTES >> 20} MiB of files")
-        return packed
+        return packed, failure
 
     def _run(self, text: str) -> None:
         body = {"command": text, "timeout": _COMMAND_SECONDS}
