@@ -4,6 +4,7 @@ They belong together, and a data directory in which one of them was lost is refu
 """
 
 import contextlib
+import itertools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -129,6 +130,7 @@ async def change_master_key(data_directory: DataDirectory) -> Path:
         await database.close()
     former = data_directory.master_key.with_name(f"{data_directory.master_key.name}.former")
     if data_directory.master_key.exists():
+        _keep_earlier(former)
         data_directory.master_key.replace(former)
     data_directory.next_master_key.replace(data_directory.master_key)
     return former
@@ -142,6 +144,13 @@ def check_master_key(data_directory: DataDirectory, copy: Path) -> None:
     recorded = {row["name"]: row["value"] for row in rows}.get(_KEY_ID)
     if recorded not in (None, Vault.open(data_directory.master_key).key_id):
         raise _another(data_directory)
+
+
+def _keep_earlier(former: Path) -> None:
+    """Give the key before the former one another name, as there may be backups that need it."""
+    if former.exists():
+        names = (former.with_name(f"{former.name}.{number}") for number in itertools.count(1))
+        former.rename(next(name for name in names if not name.exists()))
 
 
 async def _seal_anew(tx: Transaction, old: Vault, new: Vault) -> None:

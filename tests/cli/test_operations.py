@@ -255,6 +255,15 @@ def test_a_new_master_key_opens_what_the_former_one_has_sealed(data_dir: Path) -
     assert model_key(data_dir) == "sk-sealed"
 
 
+def test_every_former_master_key_is_kept_for_the_backups_of_its_time(data_dir: Path) -> None:
+    keys = []
+    for _ in range(3):
+        keys.append((data_dir / "master.key").read_text())
+        good("keys", "rotate-master", "--data-dir", data_dir)
+    ends = (".former.1", ".former.2", ".former")
+    assert [(data_dir / f"master.key{end}").read_text() for end in ends] == keys
+
+
 def test_a_change_of_the_master_key_that_broke_off_is_finished(data_dir: Path) -> None:
     former = (data_dir / "master.key").read_text()
     good("keys", "rotate-master", "--data-dir", data_dir)
