@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Route, expect
+from playwright.async_api import Browser, Page, Route, expect
 
 from agentsvc.testing.llm import ScriptedModel
 from tests.conftest import FAST
@@ -220,3 +220,50 @@ async def test_a_message_that_was_not_sent_stays_however_far_one_looks_back(
     await failed.get_by_role("button", name="Try again").click()
     await expect(page.locator(".pending")).to_have_count(0)
     forgive_lost_answers(console)
+
+
+async def test_a_logout_that_the_server_does_not_hear_is_none(console: Console) -> None:
+    page = await console.page("new")
+    await page.get_by_label("Message").fill("a task to come")
+    await page.route("**/logins/current", lambda route: route.abort(), times=1)
+    await page.route("**/alive", lambda route: route.abort())
+    await page.get_by_role("button", name="Log out").click()
+    await expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
+    await page.reload()
+    await expect(page.get_by_label("Message")).to_have_value("a task to come")
+    forgive_lost_answers(console)
+
+
+async def log_in(page: Page, key: str | None, button: str = "Log in") -> None:
+    await page.get_by_label("Your API key").fill(str(key))
+    await page.get_by_role("button", name=button).click()
+
+
+async def test_after_a_wrong_key_the_right_one_logs_in(console: Console, quick: Service) -> None:
+    other = await quick.make_client("bob")
+    page = await console.page()
+    await page.goto(f"{console.client.base_url}/login")
+    await log_in(page, "wrong", "Log in as somebody else")
+    await expect(page.get_by_role("alert")).to_be_visible()
+    # That has ended the login that there was.
+    await expect(page.get_by_text("This browser is logged in")).to_have_count(0)
+    await page.get_by_label("Your API key").fill(str(other.key))
+    await page.get_by_label("Your API key").press("Enter")
+    await expect(page.get_by_title("You are bob")).to_be_visible()
+
+
+async def test_what_one_user_has_typed_is_not_shown_to_the_next(
+    console: Console, quick: Service
+) -> None:
+    other = await quick.make_client("bob")
+    await other.save_settings()
+    page = await console.page("new")
+    await page.get_by_label("Message").fill("a secret task")
+    for login in (await console.client.get("/api/v1/logins")).json():
+        await console.client.delete(f"/api/v1/logins/{login['id']}")
+    await page.wait_for_url("**/login")
+    await log_in(page, other.key)
+    await expect(page.get_by_title("You are bob")).to_be_visible()
+    await page.goto(f"{console.client.base_url}/#/new")
+    await expect(page.get_by_label("Message")).to_have_value("")
+    assert "a secret task" not in await page.evaluate("Object.values(localStorage).join()")

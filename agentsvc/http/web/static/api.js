@@ -52,8 +52,16 @@ export async function logIn(order, path = `${V1}/logins`) {
 
 export async function logOut() {
   // Streams end with the login, and may bring the login page before the answer comes.
-  for (const key of Object.keys(localStorage)) if (key.startsWith(KEPT)) localStorage.removeItem(key);
-  await remove(`${V1}/logins/current`);
+  const forgotten = forgetKept();
+  try {
+    await remove(`${V1}/logins/current`);
+  } catch (error) {
+    // A login that has ended by itself is one that has ended.
+    if (error.status !== 401) {
+      for (const [key, text] of forgotten) localStorage.setItem(key, text);
+      throw error;
+    }
+  }
   localStorage.removeItem(STORED_LOGIN);
 }
 
@@ -61,6 +69,20 @@ const KEPT = `agentsvc-kept ${BASE.pathname} `;
 
 /** What the browser has no room for is kept as long as the page. */
 const unkept = new Map();
+
+/** Forget all that is kept, and return it. */
+function forgetKept() {
+  unkept.clear();
+  const all = Object.entries(localStorage).filter(([key]) => key.startsWith(KEPT));
+  for (const [key] of all) localStorage.removeItem(key);
+  return all;
+}
+
+/** Forget what was kept for another user, whose login has ended without a log-out. */
+export function keepFor(user) {
+  if (![null, user].includes(kept("user"))) forgetKept();
+  keep("user", user);
+}
 
 /** Keep a value in this browser until the log-out, under a name; null removes it. */
 export function keep(name, value) {

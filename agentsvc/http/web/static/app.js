@@ -33,8 +33,6 @@ async function findSettings() {
   }
 }
 
-const leave = () => logOut().then(goToLogin);
-
 function View({ route, settings, onSettings }) {
   const [path, query] = route.split("?");
   const [, page, id, part] = path.split("/");
@@ -72,7 +70,10 @@ function Nav({ route }) {
   const hasAttempts = useHasAttempts();
   const hasAutomations = useHasAutomations();
   const hasEnvironments = useHasEnvironments();
+  const [error, setError] = useState(null);
+  const leave = () => logOut().then(goToLogin, setError);
   return html`
+    <${Problem} error=${error} title=${t("Not done")} />
     <nav class="nav" aria-label=${t("Pages")}>
       ${hasAttempts && html`<a href="#/attempts" aria-current=${current("/attempts")}><${Icon} name="fork" />${t("Attempts")}</a>`}
       ${hasAutomations && html`<a href="#/automations" aria-current=${current("/automations")}><${Icon} name="refresh" />${t("Automations")}</a>`}
@@ -81,7 +82,7 @@ function Nav({ route }) {
       ${isAdmin() && html`<a href="#/users" aria-current=${current("/users")}><${Icon} name="people" />${t("Users")}</a>
         <a href="#/audit" aria-current=${current("/audit")}><${Icon} name="book" />${t("Audit log")}</a>`}
       <a href="#/settings" aria-current=${current("/settings")}><${Icon} name="gear" />${t("Settings")}</a>
-      <button type="button" onClick=${leave} title=${myName() && t("You are {0}", myName())}><${Icon} name="out" />${t("Log out")}</button>
+      <button type="button" data-key="leave" onClick=${leave} title=${myName() && t("You are {0}", myName())}><${Icon} name="out" />${t("Log out")}</button>
     </nav>
   `;
 }

@@ -75,7 +75,7 @@ export function LoginPage() {
       <h1>${t("Log in")}</h1>
       <${Problem} error=${error ?? known.error} />
       ${known.isLoading && html`<${Spinner} />`}
-      ${current && html`<p role="note">${t("This browser is logged in as")} <strong>${current}</strong>. <a href=${BASE.href}>${t("Stay logged in")}</a></p>`}
+      ${current && storedLogin() && html`<p role="note">${t("This browser is logged in as")} <strong>${current}</strong>. <a href=${BASE.href}>${t("Stay logged in")}</a></p>`}
       ${known.value && (linked ? html`<${ByLink} name=${linked} current=${current} onLogin=${act({ token })} />` : html`<${ByKey} current=${current} act=${act} />`)}
       ${!linked && providers.value?.map((one) => html`<div class="actions"><${Button} kind="primary" onPress=${signIn(one)} label=${t("Sign in with {0}", one.title)} /></div>`)}
       ${known.error && html`<p><a href="login">${t("Log in with an API key")}</a></p>`}

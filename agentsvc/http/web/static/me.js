@@ -1,5 +1,5 @@
 // Who is logged in, and what the role and the key they logged in with allow.
-import { get } from "./api.js";
+import { get, keepFor } from "./api.js";
 import { t } from "./words.js";
 
 let me = { role: "viewer", scope: "read", name: "", id: "" };
@@ -8,6 +8,7 @@ let me = { role: "viewer", scope: "read", name: "", id: "" };
 export async function findMe() {
   const { role, scope, user_name, user_id } = await get("api/keys/current");
   me = { role, scope, name: user_name, id: user_id.replace(/-/g, "") };
+  keepFor(me.id);
   return me;
 }
 

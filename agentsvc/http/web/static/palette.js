@@ -1,5 +1,4 @@
 // Every action by its name, and the keys that do some of them.
-import { goToLogin, logOut } from "./api.js";
 import { setTheme } from "./browser.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
 import { isAdmin } from "./me.js";
@@ -52,7 +51,7 @@ function actionsOf(route, conversations) {
     [t("Colours: light"), () => setTheme("light")],
     [t("Colours: dark"), () => setTheme("dark")],
     [t("Colours: as the system"), () => setTheme("")],
-    [t("Log out"), () => logOut().then(goToLogin)],
+    [t("Log out"), () => press("[data-key=leave]")],
     ...conversations.map((one) => [one.title || t("Untitled"), () => go(`/c/${one.id}`), t("Conversation")]),
   ].map(([name, act, kind = t("Action")]) => ({ name, act, kind }));
 }
