@@ -267,3 +267,23 @@ async def test_what_one_user_has_typed_is_not_shown_to_the_next(
     await page.goto(f"{console.client.base_url}/#/new")
     await expect(page.get_by_label("Message")).to_have_value("")
     assert "a secret task" not in await page.evaluate("Object.values(localStorage).join()")
+
+
+async def test_a_copy_is_one_also_on_an_origin_that_is_not_secure(console: Console) -> None:
+    await console.context.grant_permissions(["clipboard-read"])
+    await console.context.add_init_script(
+        "window.readCopied = navigator.clipboard.readText.bind(navigator.clipboard);"
+        "delete Navigator.prototype.clipboard;"
+    )
+    page = await console.page("settings/keys")
+    await page.get_by_label("Name of the key").fill("mine")
+    await page.get_by_role("button", name="Make a key").click()
+    shown = page.locator(".success")
+    key = await shown.locator("code").inner_text()
+    await shown.get_by_role("button", name="Copy").click()
+    await expect(shown.get_by_role("button", name="Copied")).to_be_visible()
+    assert await page.evaluate("readCopied()") == key
+    await page.evaluate("document.execCommand = () => false")
+    await expect(shown.get_by_role("button", name="Copy")).to_be_visible()
+    await shown.get_by_role("button", name="Copy").click()
+    await expect(shown.get_by_role("button", name="Not copied")).to_be_visible()

@@ -202,16 +202,38 @@ export function Question({ title, text, action, doing, onYes, onClose }) {
 }
 
 const COPIED_MS = 1500;
+const COPIES = {
+  before: ["copy", t("Copy")],
+  done: ["check", t("Copied")],
+  failed: ["warn", t("Not copied: select the text")],
+};
+
+/** Copy a text, and say whether that was done. Browsers have a clipboard on secure origins only. */
+async function copyText(text) {
+  const put = (event) => {
+    event.clipboardData.setData("text/plain", text);
+    event.preventDefault();
+  };
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    document.addEventListener("copy", put);
+    return document.execCommand("copy");
+  } finally {
+    document.removeEventListener("copy", put);
+  }
+}
 
 /** A button that copies a text. */
 export function Copy({ text }) {
-  const [isCopied, setCopied] = useState(false);
+  const [state, setState] = useState("before");
   const copy = async () => {
-    await navigator.clipboard?.writeText(text);
-    setCopied(true);
-    setTimeout(() => setCopied(false), COPIED_MS);
+    setState((await copyText(text)) ? "done" : "failed");
+    setTimeout(() => setState("before"), COPIED_MS);
   };
-  return html`<${Button} kind="bare" icon=${isCopied ? "check" : "copy"} isIcon label=${isCopied ? t("Copied") : t("Copy")} onPress=${copy} />`;
+  const [icon, label] = COPIES[state];
+  return html`<${Button} kind="bare" icon=${icon} isIcon label=${label} onPress=${copy} />`;
 }
 
 /** A text to copy, such as a key that is shown once. */

@@ -446,6 +446,7 @@ export default {
   "No sandboxes": "Keine Sandboxes",
   "None so far": "Bisher keines",
   "none": "keine",
+  "Not copied: select the text": "Nicht kopiert: Markieren Sie den Text",
   "Not deleted": "Nicht gelöscht",
   "Not done": "Nicht ausgeführt",
   "Not found": "Nicht gefunden",
