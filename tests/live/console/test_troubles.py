@@ -287,3 +287,22 @@ async def test_a_copy_is_one_also_on_an_origin_that_is_not_secure(console: Conso
     await expect(shown.get_by_role("button", name="Copy")).to_be_visible()
     await shown.get_by_role("button", name="Copy").click()
     await expect(shown.get_by_role("button", name="Not copied")).to_be_visible()
+
+
+async def test_what_is_chosen_is_the_same_in_each_language(
+    browser: Browser, quick: Service
+) -> None:
+    client = await user_of(quick)
+    async with Console.opened(browser, client, locale="de-DE") as console:
+        page = await console.context.new_page()
+        await page.goto(f"{client.base_url}/login")
+        await page.get_by_label("Ihr API-Schlüssel").fill(str(client.key))
+        await page.get_by_role("button", name="Anmelden").click()
+        await page.wait_for_url(lambda url: not url.endswith("/login"))
+        await page.goto(f"{client.base_url}/#/settings/agent")
+        asked = page.get_by_label("Nach welchen Aktionen gefragt wird")
+        await asked.select_option(label="Alle, ohne Bewertung")
+        await page.get_by_role("button", name="Speichern").first.click()
+        await expect(page.get_by_text("Gespeichert", exact=True)).to_be_visible()
+    assert (await client.get("/api/v1/settings")).json()["security_analyzer"] == "none"
+    await client.close()

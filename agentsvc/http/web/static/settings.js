@@ -113,7 +113,7 @@ function Profiles({ onSettings }) {
 
 const AGENT = [
   { key: "confirmation_mode", label: t("Ask before the agent acts"), kind: "switch", hint: t("Actions wait until you confirm or reject them.") },
-  { key: "security_analyzer", label: t("Which actions are asked about"), kind: "select", options: [["", t("All of them")], ["llm", t("Those that the model calls risky")], [t("none"), t("All of them, without a rating")]], hint: t("Counts where the agent asks.") },
+  { key: "security_analyzer", label: t("Which actions are asked about"), kind: "select", options: [["", t("All of them")], ["llm", t("Those that the model calls risky")], ["none", t("All of them, without a rating")]], hint: t("Counts where the agent asks.") },
   { key: "max_iterations", label: t("Steps"), kind: "number", hint: t("After so many steps a run stops; a message lets it go on. 500 if empty.") },
   { key: "max_budget_per_task", label: t("Budget in US dollars"), kind: "number", hint: t("A conversation that has cost so much stops. Empty: no limit.") },
   { key: "enable_default_condenser", label: t("Shorten long histories"), kind: "switch", hint: t("What is long past is summarised, so that it fits the model.") },
