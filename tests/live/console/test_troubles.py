@@ -306,3 +306,61 @@ async def test_what_is_chosen_is_the_same_in_each_language(
         await expect(page.get_by_text("Gespeichert", exact=True)).to_be_visible()
     assert (await client.get("/api/v1/settings")).json()["security_analyzer"] == "none"
     await client.close()
+
+
+def command(number: int, text: str) -> dict[str, Any]:
+    return {
+        "id": f"action-{number}",
+        "kind": "ActionEvent",
+        "tool_name": "terminal",
+        "tool_call_id": f"call-{number}",
+        "action": {"kind": "TerminalAction", "command": text},
+    }
+
+
+def printed(number: int, text: str) -> dict[str, Any]:
+    return {
+        "id": f"observation-{number}",
+        "kind": "ObservationEvent",
+        "source": "environment",
+        "tool_name": "terminal",
+        "tool_call_id": f"call-{number}",
+        "action_id": f"action-{number}",
+        "observation": {
+            "kind": "TerminalObservation",
+            "content": [{"type": "text", "text": text}],
+            "exit_code": 0,
+        },
+    }
+
+
+async def test_a_key_that_is_held_down_confirms_one_step(console: Console) -> None:
+    client = console.client
+    conversation_id = await client.start_conversation()
+    await client.wait_for_execution(conversation_id, "finished")
+    waits = {
+        "id": "waits",
+        "timestamp": "2099-01-01T00:00:00",
+        "kind": "ConversationStateUpdateEvent",
+        "key": "execution_status",
+        "value": "waiting_for_confirmation",
+    }
+    await report(client, conversation_id, [command(1, "rm -r build"), waits])
+    page = await console.page(f"c/{conversation_id}")
+    button = page.get_by_role("button", name="Confirm")
+    answered = []
+
+    async def answer(route: Route) -> None:
+        answered.append(route.request.post_data_json)
+        await route.fulfill(json={"success": True})
+
+    await page.route("**/respond_to_confirmation", answer)
+    await expect(button).to_be_visible()
+    await page.keyboard.down("a")
+    await eventually(lambda: len(answered) == 1)
+    await expect(button).to_be_enabled()
+    await page.keyboard.down("a")
+    await page.keyboard.up("a")
+    await page.keyboard.press("a")
+    await eventually(lambda: len(answered) > 1)
+    assert answered == [{"accept": True}] * 2

@@ -65,7 +65,8 @@ export function Palette({ route }) {
         event.preventDefault();
         return setOpen((old) => (old ? "" : "actions"));
       }
-      if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event)) return;
+      // A key that is held down is no further answer: what is asked next has not been read.
+      if (event.repeat || event.ctrlKey || event.metaKey || event.altKey || isTyping(event)) return;
       const what = { "?": () => setOpen("keys"), n: () => go("/new"), "/": () => press("[data-key=search]"), f: () => press("[data-key=find]"),
         m: () => press("[data-key=message]"), a: () => press("[data-key=confirm]"), r: () => press("[data-key=reason]") }[event.key];
       if (!what) return;
