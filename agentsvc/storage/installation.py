@@ -21,6 +21,10 @@ _KEY_ID: Final = "master_key_id"
 _ROWS: Final = 100
 """More than are in the table of that id."""
 _RESTORE: Final = "put the key back from a copy; without one, start with another --data-dir"
+_BEGIN_ANEW: Final = (
+    "restore a backup into another directory; to begin anew, move `instance-id` away, too:"
+    " sandboxes that run are left alone then"
+)
 _UNFINISHED: Final = "a change of the key broke off; finish it with `agentsvc keys rotate-master`"
 _SEALED: Final = """
     SELECT sealed FROM settings UNION ALL SELECT sealed FROM secrets
@@ -62,9 +66,14 @@ class Installation:
     async def open(cls, data_directory: DataDirectory) -> "Installation":
         """Open both, made where they are absent.
 
-        Raises StartFailed, with a hint, where one of them cannot be used, and where the master
-        key is missing or another one than sealed what is stored; no key is made then.
+        Raises StartFailed, with a hint, where one of them cannot be used or is missing, and where the
+        master key is another one than sealed what is stored; neither is made then.
         """
+        if data_directory.instance_id.exists() and not _has_content(data_directory.database):
+            raise StartFailed(
+                f"the database {data_directory.database} is missing, and what it knew of would be removed",
+                hint=_BEGIN_ANEW,
+            )
         if data_directory.instance_id.exists() and not data_directory.master_key.exists():
             raise _missing(data_directory)
         async with contextlib.AsyncExitStack() as opened:
@@ -209,6 +218,10 @@ async def _record(database: Database, key_id: str) -> None:
 
     if await _recorded(database) != key_id:
         await database.write(body)
+
+
+def _has_content(file: Path) -> bool:
+    return file.exists() and file.stat().st_size > 0
 
 
 def _missing(data_directory: DataDirectory) -> StartFailed:

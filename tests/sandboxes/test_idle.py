@@ -17,6 +17,7 @@ from agentsvc.storage import Transaction
 from agentsvc.testing.backend import FakeWorld
 from agentsvc.testing.llm import Playbook, Reply, ToolCall
 from tests.fake_agent import FakeAgent
+from tests.new_data import write_database
 from tests.service import WAIT_SECONDS, Client, Service
 from tests.troubles import TroubledAgent, TroubledWorld, eventually, reconfigure
 
@@ -519,7 +520,7 @@ async def test_an_orphan_that_cannot_be_removed_is_listed(
 ) -> None:
     await start(client)
     await service.stop()
-    (service.data_dir / "agentsvc.db").unlink()
+    await asyncio.to_thread(write_database, service.data_dir / "agentsvc.db")
     for name in ("agentsvc.db-wal", "agentsvc.db-shm"):
         (service.data_dir / name).unlink(missing_ok=True)
     fake_world.always["delete"] = OSError("no way in")

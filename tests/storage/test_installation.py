@@ -77,6 +77,23 @@ async def test_another_master_key_stops_the_start_before_a_key_is_made(
     connection.close()
 
 
+@pytest.mark.parametrize("is_empty", [False, True])
+async def test_a_lost_database_is_not_replaced_where_sandboxes_would_be_lost_with_it(
+    places: DataDirectory, *, is_empty: bool
+) -> None:
+    async with await Installation.open(places) as installation:
+        installation.read_id()
+    places.database.unlink()
+    if is_empty:
+        places.database.touch()
+    with pytest.raises(StartFailed, match="is missing") as caught:
+        await open_and_close(places)
+    assert "move `instance-id` away" in caught.value.hint
+    assert places.database.exists() is is_empty
+    places.instance_id.unlink()
+    await open_and_close(places)
+
+
 async def test_a_database_that_holds_nothing_sealed_takes_a_new_master_key(
     places: DataDirectory,
 ) -> None:
