@@ -29,6 +29,7 @@ class _FullState(msgspec.Struct, frozen=True, kw_only=True):
 
 _full_state = msgspec.json.Decoder(_FullState)
 _stats = msgspec.json.Decoder(ConversationStats)
+_NAMED_OBJECT = re.compile(rb":\s*\{")
 _status = msgspec.json.Decoder(str)
 
 
@@ -59,7 +60,8 @@ def learn_status(conversation: Conversation, status: str | None, at: str) -> Con
 
 def learn_stats(conversation: Conversation, stats: ConversationStats, at: str) -> Conversation:
     """Return the conversation with these costs, unless later ones are known, or they cannot be."""
-    if at < conversation.facts.stats_at or not stats.usage_to_metrics:
+    count = len(stats.usage_to_metrics)
+    if at < conversation.facts.stats_at or not 0 < count <= _MAX_LOOKED_AT:
         # The first full state of a conversation has no costs yet; they are not reset by it.
         return conversation
     tokens = stats.accumulated_tokens
@@ -129,13 +131,19 @@ def _read(key: Any, value: bytes) -> tuple[str | None, ConversationStats | None]
         case "execution_status":
             return _decode(_status, value), None
         case "stats":
-            return None, _decode(_stats, value)
+            return None, _read_stats(value)
         case "full_state":
             state = _decode(_full_state, value) or _FullState()
             status = _decode(_status, bytes(state.execution_status))
-            return status, _decode(_stats, bytes(state.stats))
+            return status, _read_stats(bytes(state.stats))
         case _:
             return None, None
+
+
+def _read_stats(raw: bytes) -> ConversationStats | None:
+    """Return costs, None where they have more parts than any: all writes wait for this."""
+    further = itertools.islice(_NAMED_OBJECT.finditer(raw), _MAX_LOOKED_AT, None)
+    return _decode(_stats, raw) if next(further, None) is None else None
 
 
 def _decode[T](decoder: msgspec.json.Decoder[T], raw: bytes) -> T | None:

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from agentsvc.agentserver.responses import ConversationStats
 from agentsvc.conversations import facts
 from agentsvc.conversations.event_log import EventHead
 from agentsvc.conversations.model import Conversation, Metrics
@@ -54,6 +55,16 @@ def test_of_two_with_the_same_time_the_later_one_counts() -> None:
         ],
     )
     assert learnt.execution_status is ExecutionStatus.FINISHED
+
+
+def test_costs_with_more_parts_than_any_are_not_taken_over() -> None:
+    usage = {"accumulated_cost": 0.5, "token_usages": [{"prompt_tokens": 1}] * 50}
+    for count, cost in ((400, 200.0), (2000, 0.0)):
+        told = {"usage_to_metrics": {str(number): usage for number in range(count)}}
+        known = msgspec.convert(told, ConversationStats)
+        heads = [head("stats", told, "2030-01-01T00:00:01")]
+        assert facts.cost_of(facts.learn(conversation(), heads)) == cost
+        assert facts.cost_of(facts.learn_stats(conversation(), known, "")) == cost
 
 
 def test_costs_and_tokens_are_summed_over_all_uses() -> None:
