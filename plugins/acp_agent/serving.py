@@ -3,6 +3,7 @@
 import asyncio
 import queue
 import threading
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from typing import Final
 
@@ -19,6 +20,36 @@ from .connection import Connection
 
 _SEND_SECONDS: Final = 60.0
 _MAX_WAITING: Final = 256
+_MAX_BYTES_WAITING: Final = 64 * 1024 * 1024
+
+
+class Inbox:
+    """What an editor has sent and nobody has looked at yet."""
+
+    def __init__(self) -> None:
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        # Each is counted by one thread only.
+        self._put_bytes = self._taken_bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the editor sends more than is answered."""
+        waiting = self._put_bytes - self._taken_bytes
+        return self._lines.qsize() > _MAX_WAITING or waiting > _MAX_BYTES_WAITING
+
+    def put(self, line: bytes) -> None:
+        """Add a message."""
+        self._put_bytes += len(line)
+        self._lines.put(line)
+
+    def end(self) -> None:
+        """Say that nothing more comes."""
+        self._lines.put(None)
+
+    def __iter__(self) -> Iterator[bytes]:
+        while (line := self._lines.get()) is not None:
+            self._taken_bytes += len(line)
+            yield line
 
 
 async def serve(
@@ -30,7 +61,7 @@ async def serve(
     """Answer until the editor, its key or the server is gone."""
     api = Api(*server)
     loop = asyncio.get_running_loop()
-    inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    inbox = Inbox()
 
     def send(line: bytes) -> None:
         try:
@@ -40,7 +71,7 @@ async def serve(
             # It has gone, or takes nothing any more.
             connection.end()
 
-    connection = Connection(iter(inbox.get, None), send)
+    connection = Connection(inbox, send)
     agent = Agent(api, connection, order)
     # What it does waits for answers of this server: it may take none of the loop's own threads.
     threading.Thread(target=connection.serve, args=(agent.answer,), daemon=True).start()
@@ -53,23 +84,23 @@ async def serve(
             async with asyncio.TaskGroup() as group:
                 works = [
                     group.create_task(one)
-                    for one in (_receive(socket, inbox), over.wait(), lost.wait())
+                    for one in (receive(socket, inbox), over.wait(), lost.wait())
                 ]
                 await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
                 for work in works:
                     work.cancel()
     finally:
         connection.end()
-        inbox.put(None)
+        inbox.end()
     await socket.close(
         code=WSCloseCode.POLICY_VIOLATION if lost.is_set() else WSCloseCode.GOING_AWAY
     )
 
 
-async def _receive(socket: web.WebSocketResponse, inbox: "queue.SimpleQueue[bytes | None]") -> None:
+async def receive(socket: web.WebSocketResponse, inbox: Inbox) -> None:
     """Take messages while the editor sends no more than are answered."""
     async for message in socket:
         if message.type is WSMsgType.TEXT:
             inbox.put(message.data.encode())
-        if inbox.qsize() > _MAX_WAITING:
+        if inbox.is_full:
             return

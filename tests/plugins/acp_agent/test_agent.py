@@ -6,7 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from socket import SO_RCVBUF, SOL_SOCKET
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlencode
 
 import acp
@@ -16,6 +16,7 @@ import pytest
 from acp.client.connection import ClientSideConnection
 from acp.schema import AllowedOutcome, DeniedOutcome, RequestPermissionResponse
 from acp.ws.client import create_websocket_stream
+from aiohttp import web
 from websockets.exceptions import InvalidStatus
 
 from agentsvc.accounts.keys import Role
@@ -23,7 +24,14 @@ from agentsvc.agentserver.responses import CommandResult
 from agentsvc.http.keys import KEYRING
 from tests.fake_agent import FakeAgent
 from tests.live.scripts import SCRIPTS, run
+from tests.plugin_loading import part
 from tests.service import Client, Service
+
+if TYPE_CHECKING:
+    from acp_agent.serving import Inbox, receive
+else:
+    Inbox = part("acp_agent.serving").Inbox
+    receive = part("acp_agent.serving").receive
 
 DOORS = ("command", "socket")
 
@@ -296,3 +304,28 @@ async def test_an_editor_that_reads_nothing_has_no_more_threads_than_places(clie
         assert threading.active_count() - before < 50
         answer = await socket.receive_json()
         assert len(answer["id"]) == 9 * 1024 * 1024
+
+
+class Sending:
+    """The socket of an editor that sends the same without an end; `count` is how often."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.count = 0
+
+    async def __aiter__(self) -> AsyncIterator[aiohttp.WSMessage]:
+        while self.count < 1000:
+            self.count += 1
+            yield aiohttp.WSMessage(aiohttp.WSMsgType.TEXT, self._text, None)
+
+
+@pytest.mark.parametrize(("size", "most"), [(9 * 1024 * 1024, 8), (1, 257)])
+async def test_no_more_of_an_editor_waits_than_there_is_room_for(size: int, most: int) -> None:
+    inbox, sending = Inbox(), Sending("x" * size)
+    await receive(cast("web.WebSocketResponse", sending), inbox)
+    assert sending.count == most
+    inbox.end()
+    assert [len(line) for line in inbox] == [size] * most
+    # What was taken is not counted any more.
+    await receive(cast("web.WebSocketResponse", sending), inbox)
+    assert sending.count == 2 * most
