@@ -201,7 +201,9 @@ class Runner:
         if view.sandbox_status in (SandboxStatus.ERROR, SandboxStatus.MISSING):
             return await self._end(one, AttemptStatus.FAILED, find_end(view) or "")
         if view.sandbox is not None and view.sandbox_status is SandboxStatus.PAUSED:
-            await self._sandboxes.resume(task.user_id, view.sandbox.id, when_full=WhenFull.QUEUE)
+            await self._conversations.resume(
+                task.user_id, view.sandbox.id, when_full=WhenFull.QUEUE
+            )
             return False
         base = await write_tree(self._conversations.require_agent(view), conversation.working_dir)
         started = msgspec.structs.replace(
@@ -272,7 +274,7 @@ class Runner:
         if sandbox is None or since > self._test_time + _MAX_WAIT:
             return await self._end(one, outcome, one.detail)
         if view.sandbox_status is SandboxStatus.PAUSED and is_finished:
-            await self._sandboxes.resume(task.user_id, sandbox.id, when_full=WhenFull.QUEUE)
+            await self._conversations.resume(task.user_id, sandbox.id, when_full=WhenFull.QUEUE)
             return False
         if view.sandbox_status is SandboxStatus.STARTING and is_finished:
             return False

@@ -210,7 +210,9 @@ class Publisher:
         may_change = isinstance(trigger, GitTrigger) and trigger.workflows
         if view.sandbox is not None and view.sandbox_status is SandboxStatus.PAUSED:
             # Its host was away for so long that it counted as idle.
-            await self._sandboxes.resume(work.user_id, view.sandbox.id, when_full=WhenFull.QUEUE)
+            await self._conversations.resume(
+                work.user_id, view.sandbox.id, when_full=WhenFull.QUEUE
+            )
             raise AgentUnavailable("The sandbox is resumed for what is in it")
         agent = self._conversations.require_agent(view)
         directory = view.conversation.working_dir

@@ -166,7 +166,7 @@ async def send_message(server: Server, caller: Principal, given: SendArguments) 
     """Tell the agent something; it takes it as soon as it can, and works on. Wakes a paused sandbox."""
     view = await get_view(server, caller, given.conversation_id.hex)
     if view.sandbox is not None and view.sandbox_status is SandboxStatus.PAUSED:
-        await server.sandboxes.resume(caller.user_id, view.sandbox.id)
+        await server.conversations.resume(caller.user_id, view.sandbox.id)
     queued = await server.messages.queue(
         caller.user_id, view.conversation.id, text_message(given.message)
     )

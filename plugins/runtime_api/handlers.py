@@ -20,6 +20,7 @@ from agentsvc.base import (
 )
 from agentsvc.extension.server import (
     ClientOrder,
+    Conversations,
     Extension,
     Sandbox,
     Sandboxes,
@@ -189,6 +190,7 @@ def choose_spec(specs: Sequence[Spec], image: str, *, fallback: str) -> Spec:
 
 
 SANDBOXES: Final[web.AppKey[Sandboxes]] = web.AppKey("runtime_api_sandboxes")
+CONVERSATIONS: Final[web.AppKey[Conversations]] = web.AppKey("runtime_api_conversations")
 CONFIG: Final[web.AppKey[RuntimeApiConfig]] = web.AppKey("runtime_api_config")
 
 _LISTED: Final = (SandboxStatus.STARTING, SandboxStatus.RUNNING)
@@ -290,7 +292,7 @@ async def post_resume(request: web.Request, body: RuntimeChoice) -> Runtime:
     The key in the answer may be another one than before.
     """
     sandbox = await _get(request, body.runtime_id)
-    await request.app[SANDBOXES].resume(sandbox.user_id, sandbox.id)
+    await request.app[CONVERSATIONS].resume(sandbox.user_id, sandbox.id)
     return _shown(request, await request.app[SANDBOXES].get(sandbox.user_id, sandbox.id))
 
 
@@ -356,5 +358,6 @@ class RuntimeApi(Extension[RuntimeApiConfig]):
     async def run(self, server: Server) -> AsyncIterator[None]:
         """Give the handlers what they need."""
         server.app[SANDBOXES] = server.sandboxes
+        server.app[CONVERSATIONS] = server.conversations
         server.app[CONFIG] = self.config
         yield

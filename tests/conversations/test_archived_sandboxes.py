@@ -234,6 +234,29 @@ async def test_a_sandbox_that_is_wanted_while_it_is_saved_does_not_rest_again(
     assert (await client.conversation(conversation_id))["sandbox_status"] == "RUNNING"
 
 
+async def test_a_runtime_that_is_resumed_while_it_is_saved_does_not_rest_again(
+    client: Client, fake_agent: PackingAgent
+) -> None:
+    async def runtime(path: str, **body: str) -> str:
+        headers = {"X-API-Key": client.key or ""}
+        answer = await client.post(f"/runtime/{path}", json=body, headers=headers)
+        assert answer.status == 200, answer.text
+        return str(answer.json()["runtime_id"])
+
+    sandbox_id = await runtime("start", image="fake", session_id="one")
+    await client.wait_for_sandbox(sandbox_id, "RUNNING")
+    conversation_id, _ = await start(client, sandbox_id=sandbox_id)
+    await client.wait_for_execution(conversation_id, "finished")
+    await client.post(f"/api/v1/sandboxes/{sandbox_id}/pause")
+    fake_agent.let_download.clear()
+    archive = (await client.post(f"{STARTS}/{conversation_id}/archives")).json()
+    await eventually(lambda: fake_agent.downloads > 0)
+    assert await runtime("resume", runtime_id=sandbox_id) == sandbox_id
+    fake_agent.let_download.set()
+    assert (await saved(client, archive["id"]))["state"] == "ready"
+    assert (await client.conversation(conversation_id))["sandbox_status"] == "RUNNING"
+
+
 async def test_a_sandbox_that_was_resumed_to_be_saved_is_paused_again_after_a_stop_in_between(
     client: Client, service: Service, fake_agent: PackingAgent
 ) -> None:
