@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -45,4 +46,22 @@ async def test_a_run_without_a_server_changes_a_directory_and_leaves_nothing_els
     }
     records = [json.loads(line) for line in stdout.splitlines()]
     assert records[-1]["outcome"] == "finished"
+    assert list(temporary.iterdir()) == []
+
+
+async def test_a_run_whose_terminal_is_closed_leaves_no_server(tmp_path: Path) -> None:
+    temporary = tmp_path / "t"
+    temporary.mkdir()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "agentsvc", "run", "x", "--private"),
+        *("--model", "openai/none", "--base-url", "http://127.0.0.1:1"),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TMPDIR": str(temporary)},
+    )
+    assert process.stderr is not None
+    assert b"starting a server" in await process.stderr.readline()
+    process.send_signal(signal.SIGHUP)
+    await process.communicate()
+    assert process.returncode == 128 + signal.SIGHUP
     assert list(temporary.iterdir()) == []

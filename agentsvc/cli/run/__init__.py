@@ -87,6 +87,9 @@ def command(
         raise click.UsageError("the task is empty")
     wanted = RunOptions(task=text, **options)
     signal.signal(signal.SIGTERM, _leave)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        # Its terminal is closed. `nohup` lets it go on.
+        signal.signal(signal.SIGHUP, _leave)
     api = None if private else find_api(server)
     conversations = importlib.import_module("agentsvc.cli.run.conversation")
     if api is not None and wanted.base_url:
