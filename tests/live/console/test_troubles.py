@@ -364,3 +364,47 @@ async def test_a_key_that_is_held_down_confirms_one_step(console: Console) -> No
     await page.keyboard.press("a")
     await eventually(lambda: len(answered) > 1)
     assert answered == [{"accept": True}] * 2
+
+
+ATTEMPT = {
+    "number": 1,
+    "status": "running",
+    "detail": None,
+    "conversation_id": "a" * 32,
+    "model": "openai/scripted",
+    "files": None,
+    "test_exit_code": None,
+    "duration_seconds": None,
+    "cost": None,
+}
+TASK = {
+    "id": "b" * 32,
+    "name": "The task",
+    "created_at": "2026-01-01T00:00:00Z",
+    "cost": 0,
+    "budget": None,
+    "is_over_budget": False,
+    "chosen": None,
+    "attempts": [ATTEMPT],
+}
+
+
+@pytest.mark.parametrize("lost", [range(1, 4), range(8, 9)])
+async def test_a_list_that_the_server_did_not_answer_comes_when_it_does(
+    console: Console, lost: range
+) -> None:
+    asked = 0
+
+    async def answer(route: Route) -> None:
+        nonlocal asked
+        asked += 1
+        await (route.abort() if asked in lost else route.fulfill(json={"items": [TASK]}))
+
+    page = await console.page()
+    await page.route("**/api/v1/attempts", answer)
+    await page.goto(f"{console.client.base_url}/#/attempts")
+    await page.reload()
+    await eventually(lambda: asked > lost.stop)
+    await expect(page.get_by_role("link", name="Attempts")).to_be_visible()
+    await expect(page.get_by_role("heading", name="The task")).to_be_visible()
+    forgive_lost_answers(console)

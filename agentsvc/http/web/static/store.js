@@ -1,6 +1,6 @@
 // What the page knows of the user's conversations, starts and sandboxes, kept fresh by one stream.
-import { getAll, V1 } from "./api.js";
-import { useEffect, useState } from "./html.js";
+import { getAll, onAnswer, V1 } from "./api.js";
+import { useEffect, useRef, useState } from "./html.js";
 import { followChanges } from "./stream.js";
 
 const RECENT_MS = 20 * 60 * 1000;
@@ -103,6 +103,9 @@ export function useStore() {
 export function useList(load) {
   const list = useLoaded(load);
   const [error, setError] = useState(null);
+  // What could not be listed anew is shown as it was.
+  const value = useRef();
+  value.current = list.value ?? value.current;
   const act = (work) => async () => {
     setError(null);
     try {
@@ -112,7 +115,7 @@ export function useList(load) {
       setError(problem);
     }
   };
-  return { ...list, act, error: error ?? list.error };
+  return { ...list, value: value.current, act, error: error ?? list.error };
 }
 
 /** Return the values of a form, what a field of it is given, and a way to empty it. */
@@ -130,9 +133,15 @@ export function useLoaded(work, keys = []) {
     let isCurrent = true;
     const settle = (next) => isCurrent && setState(next);
     setState((old) => ({ ...old, isLoading: true }));
-    work().then((value) => settle({ value }), (error) => settle({ error }));
+    let stop = () => {};
+    work().then((value) => settle({ value }), (error) => {
+      settle({ error });
+      // That there is no server is said until there is one: then it is asked again.
+      if (isCurrent && error.status === 0) stop = onAnswer(() => setTurn((count) => count + 1));
+    });
     return () => {
       isCurrent = false;
+      stop();
     };
   }, [turn, ...keys]);
   return { ...state, again: () => setTurn((count) => count + 1) };
