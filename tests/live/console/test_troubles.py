@@ -408,3 +408,22 @@ async def test_a_list_that_the_server_did_not_answer_comes_when_it_does(
     await expect(page.get_by_role("link", name="Attempts")).to_be_visible()
     await expect(page.get_by_role("heading", name="The task")).to_be_visible()
     forgive_lost_answers(console)
+
+
+async def test_the_terminal_shows_what_each_of_several_commands_at_once_has_printed(
+    console: Console,
+) -> None:
+    client = console.client
+    conversation_id = await client.start_conversation()
+    await client.wait_for_execution(conversation_id, "finished")
+    page = await console.page(f"c/{conversation_id}/terminal")
+    shown = page.locator(".xterm-accessibility-tree")
+    await report(client, conversation_id, [command(1, "run-first"), command(2, "run-second")])
+    await expect(shown).to_contain_text("run-second")
+    for number, text in ((1, "out-of-first"), (2, "out-of-second")):
+        await report(client, conversation_id, [printed(number, text)])
+        await expect(shown).to_contain_text(text)
+    # Each is below its own command.
+    lines = ["run-first", "run-second", "run-first", "out-of-first", "run-second", "out-of-second"]
+    text = await shown.inner_text()
+    assert [one for one in text.split() if one in lines] == lines

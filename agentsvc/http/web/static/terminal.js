@@ -46,18 +46,22 @@ export function Terminal({ conversation, sandbox, timeline }) {
 
 function AgentTerminal({ commands }) {
   const box = useRef(null);
-  const shown = useRef({ terminal: null, key: null, isOver: true });
+  /** The last command, the one of the last line, and those that are not over. */
+  const shown = useRef({ terminal: null, last: null, line: null, open: new Set() }).current;
   const write = () => {
-    const { terminal } = shown.current;
+    const { terminal, open } = shown;
     if (!terminal) return;
-    const at = commands.findIndex((one) => one.key === shown.current.key);
-    const rest = at < 0 ? commands.slice(-MAX_COMMANDS) : commands.slice(at);
-    for (const one of rest) {
-      if (one.key !== shown.current.key) terminal.write(`${PROMPT}${one.command}\n`);
-      else if (shown.current.isOver) continue;
+    const at = commands.findIndex((one) => one.key === shown.last);
+    const ended = commands.filter((one) => open.has(one.key) && one.isOver);
+    const fresh = at < 0 ? commands.slice(-MAX_COMMANDS) : commands.slice(at + 1);
+    for (const one of at < 0 ? fresh : [...ended, ...fresh]) {
+      // Of several that ran at once, each is there again with what it has printed.
+      if (one.key !== shown.line) terminal.write(`${PROMPT}${one.command}\n`);
+      shown.line = one.key;
       if (one.isOver) terminal.write(shownOutput(one));
-      shown.current = { terminal, key: one.key, isOver: one.isOver };
+      open[one.isOver ? "delete" : "add"](one.key);
     }
+    shown.last = fresh.at(-1)?.key ?? shown.last;
     terminal.scrollToBottom();
   };
   useEffect(() => {
@@ -66,7 +70,7 @@ function AgentTerminal({ commands }) {
     openTerminal(box.current, { disableStdin: true, cursorBlink: false }).then((opened) => {
       if (isGone) return opened.close();
       close = opened.close;
-      shown.current = { terminal: opened.terminal, key: null, isOver: true };
+      shown.terminal = opened.terminal;
       write();
     });
     return () => {
