@@ -11,9 +11,10 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, Route, expect
 
-from agentsvc.testing.llm import ScriptedModel
+from agentsvc.agentserver.responses import CommandResult
+from agentsvc.testing.llm import Playbook, ScriptedModel, call, finish
 from tests.conftest import FAST
-from tests.live.browser import Console
+from tests.live.browser import Console, state_of
 from tests.live.client import LiveClient
 from tests.plugin_loading import load_plugins
 from tests.service import Service
@@ -427,3 +428,39 @@ async def test_the_terminal_shows_what_each_of_several_commands_at_once_has_prin
     lines = ["run-first", "run-second", "run-first", "out-of-first", "run-second", "out-of-second"]
     text = await shown.inner_text()
     assert [one for one in text.split() if one in lines] == lines
+
+
+async def test_a_message_that_has_come_is_not_shown_again_by_a_late_answer(
+    console: Console, agent: TroubledAgent
+) -> None:
+    done = CommandResult(exit_code=0, stdout="", stderr="")
+    agent.on_command("^slow", done, seconds=60)
+    agent.playbook = Playbook([call("terminal", command="slow"), finish("done")])
+    client = console.client
+    conversation_id = await client.start_conversation()
+    await client.wait_for_execution(conversation_id, "running")
+    page = await console.page(f"c/{conversation_id}")
+    await expect(state_of(page)).to_have_text("Working")
+    may_come, seen = asyncio.Event(), 0
+
+    async def hold(route: Route) -> None:
+        nonlocal seen
+        answer = await route.fetch()
+        seen += "to come" in await answer.text()
+        await may_come.wait()
+        await route.fulfill(response=answer)
+
+    await page.route("**/pending-messages", hold)
+    path = f"/api/v1/conversations/{conversation_id}/pending-messages"
+    body = {"role": "user", "content": [{"type": "text", "text": "to come"}]}
+    queued = await client.post(path, json=body)
+    assert queued.status in (200, 201), queued.text
+    await eventually(lambda: seen > 0)
+    await expect(state_of(page)).to_have_text("Queued")
+    await page.get_by_role("button", name="Interrupt").click()
+    await expect(page.locator(".bubble.user:not(.pending)", has_text="to come")).to_be_visible()
+    await expect(state_of(page)).not_to_have_text("Queued")
+    async with page.expect_response("**/pending-messages"):
+        may_come.set()
+    await page.evaluate("new Promise((resolve) => setTimeout(resolve, 200))")
+    await expect(page.locator(".pending")).to_have_count(0)

@@ -78,9 +78,19 @@ const LOOK_AGAIN_MS = 2000;
 export function useQueue({ id, queued_messages }) {
   const [messages, setMessages] = useState([]);
   const path = `${V1}/conversations/${id}/pending-messages`;
-  const load = () => get(path).then((found) => setMessages(found.map((one) => ({ ...one, text: one.content.map((part) => part.text).filter(Boolean).join("\n") }))), () => {});
+  const asked = useRef(0);
+  const load = () => {
+    const turn = (asked.current += 1);
+    return get(path).then((found) => {
+      // What was asked before may be answered after.
+      if (turn === asked.current) setMessages(found.map((one) => ({ ...one, text: one.content.map((part) => part.text).filter(Boolean).join("\n") })));
+    }, () => {});
+  };
   useEffect(() => {
-    if (!queued_messages) return setMessages([]);
+    if (!queued_messages) {
+      asked.current += 1;
+      return setMessages([]);
+    }
     load();
     // That the agent was sent one is told to nobody.
     const timer = setInterval(load, LOOK_AGAIN_MS);
