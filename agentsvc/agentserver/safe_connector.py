@@ -8,7 +8,6 @@ Where a name leads is asked once for a connection, which goes to the addresses t
 """
 
 import asyncio
-import contextlib
 import hmac
 import secrets
 import socket
@@ -217,10 +216,13 @@ class SafeConnector:
         if self._own and now >= self._own_until:
             found: set[Address] = set()
             for host in self._own:
-                with contextlib.suppress(OSError, ValueError):
+                try:
                     known = _address_of(host)
                     texts = [str(known)] if known else [at for _, at in await self._lookup(host, 0)]
                     found.update(meant(ip_address(text.partition("%")[0])) for text in texts)
+                except (OSError, ValueError):
+                    # It is still where it was as long as nobody says where else.
+                    found |= self._own_found
             self._own_found, self._own_until = frozenset(found), now + _OWN_SECONDS
         return self._own_found
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agentsvc.agentserver import safe_connector
 from agentsvc.agentserver.safe_connector import AddressNotAllowed, Found, SafeConnector
 from tests.plugin_loading import part
 
@@ -75,6 +76,9 @@ class Names:
         self._known = known
         self.asked: list[str] = []
 
+    def forget(self, host: str) -> None:
+        del self._known[host]
+
     async def look_up(self, host: str, _port: int) -> Found:
         self.asked.append(host)
         if host not in self._known:
@@ -107,6 +111,18 @@ async def test_nothing_is_called_where_the_servers_own_name_leads() -> None:
     finally:
         await sender.close()
     assert outcome.reason == "the name leads to an address that is not public"
+
+
+async def test_where_the_servers_own_name_led_is_known_while_no_resolver_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(safe_connector, "_OWN_SECONDS", 0.0)
+    known = names(agents_example="93.184.215.80", other_example="93.184.215.81")
+    reach = SafeConnector(own=["http://agents.example"], lookup=known.look_up)
+    assert await reach.resolve("other.example", 443)
+    known.forget("agents.example")
+    with pytest.raises(AddressNotAllowed):
+        await reach.resolve("93.184.215.80", 443)
 
 
 @pytest.mark.parametrize(
