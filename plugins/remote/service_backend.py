@@ -25,6 +25,8 @@ from agentsvc.plugin import (
 
 from .calls import Calls, one_line, session_prefix
 
+_CODE_MAX: Final = 2**53  # larger ones cannot be stored
+
 GONE: Final = "The sandbox does not exist any more"
 
 
@@ -121,7 +123,7 @@ class ServiceBackend[C: ServiceConfig](RuntimeBackend[C]):
         return Report(
             phase=found.phase,
             reason=one_line(found.detail or ""),
-            exit_code=found.exit_code,
+            exit_code=found.exit_code if abs(found.exit_code or 0) < _CODE_MAX else None,
             endpoints=endpoints,
             working_dir=found.working_dir or "",
             facts={} if self.config.calls_back else dict(NOT_CALLING),

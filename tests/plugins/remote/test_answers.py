@@ -310,6 +310,16 @@ async def test_an_address_that_is_none_of_http_is_not_taken_from_a_service(
     assert url in caught.value.message
 
 
+async def test_an_exit_code_that_nobody_can_store_is_not_taken_from_a_service(
+    far: Service, tmp_path: Path
+) -> None:
+    backend = make("remote", far, tmp_path)
+    handle = await started(far, backend, status="error", exit_code=2**63)
+    report = await backend.inspect(handle)
+    assert (report.phase, report.exit_code) == (Phase.FAILED, None)
+    await backend.close()
+
+
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
