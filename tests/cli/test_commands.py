@@ -148,7 +148,7 @@ async def test_settings_are_set_and_read_by_their_names(commands: Commands) -> N
     assert "sk-123" not in listed
     unknown = await commands("settings", "get", "llm_modle")
     assert unknown.exit_code == 1
-    for key in ("llm_modle", "agent_settings.llm.temprature"):
+    for key in ("llm_modle", "agent_settings.llm.temperature_"):
         unknown = await commands("settings", "set", key, "1")
         assert (unknown.exit_code, f"there is no setting `{key}`" in unknown.stderr) == (1, True)
     await commands.good("settings", "set", "agent_settings.mcp_config", '{"a": {"command": "b"}}')
