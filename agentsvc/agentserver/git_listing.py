@@ -3,7 +3,6 @@
 They take a line of git apart at its spaces, and a name that git quotes for what it is.
 """
 
-import re
 from shlex import quote
 from typing import Final
 
@@ -11,12 +10,11 @@ from agentsvc.agentserver.responses import GitChange
 
 _LISTED: Final = "agentsvc: changes of "
 _STATUSES: Final = {"A": "ADDED", "D": "DELETED"}
-_ESCAPED: Final = re.compile(r"\\([0-7]{3}|.)")
-_CONTROLS: Final = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 
 # What is compared with is chosen as agent servers choose it, and so are repositories one level below.
+# Names are quoted, since agent servers read output in pieces, which may end within a character.
 _LIST: Final = """
-export LC_ALL=C GIT_OPTIONAL_LOCKS=0
+export LC_ALL=C GIT_OPTIONAL_LOCKS=0 GIT_TERMINAL_PROMPT=0
 resolve() {{ git rev-parse -q --verify "$1^{{commit}}"; }}
 list() (
   cd -- "$1" && git rev-parse --git-dir >/dev/null 2>&1 || exit 0
@@ -27,13 +25,17 @@ list() (
   else
     base=$(resolve "origin/$(git symbolic-ref -q --short HEAD)") && [ "$base" = "$head" ] &&
       [ -z "$(git status --porcelain -uno)" ] && base=
-    for other in origin/HEAD main master; do
-      [ -n "$base" ] || base=$(git merge-base HEAD "$other" 2>/dev/null)
-    done
+    [ -n "$base" ] || default=$(git symbolic-ref -q --short refs/remotes/origin/HEAD ||
+      git remote show origin | sed -n 's|.*HEAD branch: \\([^(]\\)|origin/\\1|p')
+    if [ -n "$base" ]; then :
+    elif [ -n "$default" ]; then base=$(git merge-base HEAD "$default" || resolve "$default")
+    elif base=$(resolve main || resolve master); then
+      git merge-base --is-ancestor "$base" HEAD || base=
+    fi
   fi
   base=${{base:-${{head:-4b825dc642cb6eb9a060e54bf8d69288fbee4904}}}}
-  git -c core.quotePath=false --no-pager diff --name-status --no-renames --relative "$base" -- &&
-    git -c core.quotePath=false ls-files --others --exclude-standard | sed "s/^/A$(printf '\\t')/"
+  git -c core.quotePath=true --no-pager diff --name-status --no-renames --relative "$base" -- &&
+    git -c core.quotePath=true ls-files --others --exclude-standard | sed "s/^/A$(printf '\\t')/"
 )
 cd -- {path} && list . || exit 1
 for inner in */; do [ ! -e "$inner.git" ] || list "${{inner%/}}" || :; done
@@ -67,12 +69,8 @@ def read_changes(text: str) -> list[GitChange]:
 
 
 def _unquoted(name: str) -> str:
-    """Return a name as it is; git quotes those with quotes, backslashes or control characters."""
+    """Return a name as it is; git quotes one that is not plain ASCII, its bytes as in C."""
     if not name.startswith('"'):
         return name
-    return _ESCAPED.sub(_unescaped, name[1:-1])
-
-
-def _unescaped(found: re.Match[str]) -> str:
-    said = found.group(1)
-    return chr(int(said, 8)) if len(said) > 1 else _CONTROLS.get(said, said)
+    quoted = name[1:-1].encode().decode("unicode_escape", errors="replace")
+    return quoted.encode("latin-1", errors="replace").decode(errors="replace")

@@ -13,8 +13,8 @@ NAMES = ("a b.txt", "ü.txt", 'say "hi".txt', "tab\there.txt", "back\\slash", "n
 
 
 def listed(path: Path, ref: str | None = None) -> list[tuple[str, str]]:
-    command = ["bash", "-c", changes_command(str(path), ref)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = ["sh", "-c", changes_command(str(path), ref)]
+    ran = subprocess.run(command, capture_output=True, encoding="ascii", check=True)
     return [(change.status, change.path) for change in read_changes(ran.stdout)]
 
 
@@ -87,6 +87,33 @@ async def test_it_is_compared_with_what_is_asked_for(repository: Path) -> None:
     assert await asyncio.to_thread(listed, repository, "main") == [("ADDED", "b c")]
     with pytest.raises(subprocess.CalledProcessError):
         await asyncio.to_thread(listed, repository, "nowhere")
+
+
+async def test_a_branch_that_has_moved_on_is_not_compared_with(repository: Path) -> None:
+    await commit(repository, "a")
+    await run_git("checkout", "-q", "-b", "work", cwd=repository)
+    await commit(repository, "b c")
+    await run_git("checkout", "-q", "main", cwd=repository)
+    await commit(repository, "d")
+    await run_git("checkout", "-q", "work", cwd=repository)
+    (repository / "e f").touch()
+    assert await asyncio.to_thread(listed, repository) == [("ADDED", "e f")]
+
+
+async def test_the_remote_tells_its_own_branch(repository: Path, tmp_path: Path) -> None:
+    await commit(repository, "a")
+    await run_git("branch", "-m", "main", "trunk", cwd=repository)
+    clone = tmp_path / "clone"
+    await run_git("clone", "-q", str(repository), str(clone), cwd=tmp_path)
+    await run_git("checkout", "-q", "-b", "work", cwd=clone)
+    await commit(clone, "b c")
+    assert await asyncio.to_thread(listed, clone) == [("ADDED", "b c")]
+    # It is asked where a clone does not say so.
+    await run_git("remote", "set-head", "origin", "-d", cwd=clone)
+    assert await asyncio.to_thread(listed, clone) == [("ADDED", "b c")]
+    await run_git("branch", "-q", "main", cwd=clone)
+    await commit(clone, "d")
+    assert await asyncio.to_thread(listed, clone) == [("ADDED", "b c"), ("ADDED", "d")]
 
 
 async def test_where_no_repository_is_nothing_has_changed(tmp_path: Path) -> None:
