@@ -133,8 +133,9 @@ class SettingsStore:
         check_patch(patch)
 
         async def body(tx: Transaction) -> Settings:
-            settings = merge(await self._load(tx, user_id) or _DEFAULTS, patch)
-            await self._save(tx, user_id, settings)
+            old = await self._load(tx, user_id) or _DEFAULTS
+            settings = merge(old, patch)
+            await self._save(tx, user_id, settings, old)
             if patch.secrets_store is not UNSET:
                 await apply_secrets(tx, self._vault, user_id, patch.secrets_store)
             return settings
@@ -159,7 +160,7 @@ class SettingsStore:
             old = await self._load(tx, user_id)
             settings = change(old)
             if settings != old:
-                await self._save(tx, user_id, settings)
+                await self._save(tx, user_id, settings, old or _DEFAULTS)
             if secrets is not None:
                 await apply_secrets(tx, self._vault, user_id, secrets)
             await note_effect(tx, settings)
@@ -167,9 +168,10 @@ class SettingsStore:
 
         return await self._db.write(body)
 
-    async def _save(self, tx: Transaction, user_id: str, settings: Settings) -> None:
+    async def _save(self, tx: Transaction, user_id: str, settings: Settings, old: Settings) -> None:
         record = encode_revealed(settings)
-        if len(record) > MAX_RECORD_BYTES:
+        # One that is larger, from an earlier version, may get smaller step by step.
+        if len(record) > MAX_RECORD_BYTES and len(record) > len(encode_revealed(old)):
             raise InvalidRequest(
                 "The settings of a user have at most 1 MiB, saved models included", loc=("body",)
             )

@@ -13,9 +13,10 @@ from msgspec import UNSET
 
 from agentsvc.accounts.keys import KeyRing, Role
 from agentsvc.base.errors import InvalidRequest
-from agentsvc.base.values import MASK, MAX_INT, Secret
+from agentsvc.base.values import MASK, MAX_INT, Secret, now, to_stored
 from agentsvc.domain.agent_options import Llm, LlmOptions
 from agentsvc.domain.mcp import McpConfig, ShttpServer, SseServer, StdioServer, read_mcp_config
+from agentsvc.domain.secret_json import encode_revealed
 from agentsvc.settings.fields import (
     AGENTS,
     FLAT_FIELDS,
@@ -26,7 +27,7 @@ from agentsvc.settings.fields import (
     Settings,
     SettingsPatch,
 )
-from agentsvc.settings.profiles import save_profile
+from agentsvc.settings.profiles import delete_profile, save_profile
 from agentsvc.settings.store import SettingsStore, check_patch, merge, show_settings
 from agentsvc.settings.user_secrets import read_secrets
 from agentsvc.storage.database import Database
@@ -339,6 +340,20 @@ async def test_a_record_does_not_grow_without_bounds(store: SettingsStore, user_
     with pytest.raises(InvalidRequest, match="at most 1 MiB"):
         await store.change(user_id, partial(save, name="f"))
     assert await store.get(user_id) == before
+
+
+async def test_a_record_of_an_earlier_version_can_get_smaller(
+    store: SettingsStore, db: Database, vault: Vault, user_id: str
+) -> None:
+    llm = Llm(options=LlmOptions(litellm_extra_body={"a": "x" * 600_000}))
+    large = Settings(llm_profiles=dict.fromkeys("abc", llm))
+    sealed = vault.seal(encode_revealed(large), f"settings/{user_id}")
+    row = {"user_id": user_id, "sealed": sealed, "updated_at": to_stored(now())}
+    await db.write(lambda tx: tx.insert("settings", row))
+    smaller = await store.change(user_id, lambda old: delete_profile(old or large, "a"))
+    assert list(smaller.llm_profiles) == ["b", "c"]
+    with pytest.raises(InvalidRequest, match="at most 1 MiB"):
+        await store.patch(user_id, SettingsPatch(llm_model="model"))
 
 
 async def test_users_have_settings_of_their_own(
