@@ -121,7 +121,7 @@ class DeviceLogins:
 
         Raises Conflict for a user who has as many keys as there may be.
         """
-        await check_room(self._db, user_id)
+        await self._db.write(lambda tx: check_room(tx, user_id))
         await self._decide(user_code, "approved", user_id)
 
     async def deny(self, user_code: str) -> None:

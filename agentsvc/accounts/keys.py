@@ -306,10 +306,17 @@ class KeyRing:
             log.warning("last use of a key not stored", extra={"reason": exc.detail})
 
 
-async def check_room(source: Queryable, user_id: str) -> None:
-    """Raise Conflict for a user who has as many keys as there may be."""
-    sql = "SELECT COUNT(*) FROM api_keys WHERE user_id = :user_id AND revoked_at IS NULL"
-    if (await source.value(sql, {"user_id": user_id}) or 0) >= MAX_KEYS:
+async def check_room(tx: Transaction, user_id: str) -> None:
+    """Raise Conflict for a user who has as many keys as there may be; expired ones make room first."""
+    count = "SELECT COUNT(*) FROM api_keys WHERE user_id = :user_id AND revoked_at IS NULL"
+    if (await tx.value(count, {"user_id": user_id}) or 0) < MAX_KEYS:
+        return
+    sql = """
+        UPDATE api_keys
+        SET revoked_at = expires_at
+        WHERE user_id = :user_id AND revoked_at IS NULL AND expires_at <= :now
+    """
+    if not await tx.run(sql, {"user_id": user_id, "now": values.to_stored(values.now())}):
         raise Conflict(f"A user has at most {MAX_KEYS} keys; revoke some of them first")
 
 

@@ -174,3 +174,9 @@ async def test_a_user_has_as_many_keys_as_can_be_listed_at_once(
     [*_, last] = (await client.get(KEYS)).json()
     assert (await client.delete(f"{KEYS}/{last['id']}")).status == 200
     assert (await client.post(KEYS, json={})).status == 200
+    # What has expired is in nobody's way.
+    assert (await client.post(KEYS, json={})).status == 409
+    expire = "UPDATE api_keys SET expires_at = '2026-01-02T00:00:00Z' WHERE name = 'one of many'"
+    await service.app[DATABASE].write(lambda tx: tx.run(expire))
+    assert (await client.post(KEYS, json={})).status == 200
+    assert len((await client.get(KEYS)).json()) == 3
