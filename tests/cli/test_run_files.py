@@ -91,6 +91,8 @@ class Sandbox(Api):
 
     @contextmanager
     def open(self, *_: Any, **__: Any) -> Iterator[Any]:
+        if not self._packed:
+            raise CommandFailed("File not found")
         yield io.BytesIO(self._packed)
 
 
@@ -116,3 +118,9 @@ def test_what_is_not_written_is_kept(
     assert raised.value.hint.endswith(f"what the sandbox sent is in {kept}")
     assert kept.read_bytes() == packed.getvalue()
     assert files_of(there) == ["unreadable"]
+
+
+def test_why_nothing_was_packed_is_told(tmp_path: Path) -> None:
+    conversation = {"sandbox_id": "s", "conversation_url": "/api/conversations/c"}
+    with pytest.raises(CommandFailed, match="cannot be copied: Permission denied"):
+        download_changes(Sandbox(b"", is_whole=False), conversation, tmp_path, {}, agrees=True)

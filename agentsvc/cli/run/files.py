@@ -310,8 +310,11 @@ class _Workspace:
         except CommandFailed as exc:
             failure = exc
         query = {"path": self._packed}
-        with self._api.open("GET", f"{self._agent}/file/download", query=query) as answer:
-            packed = answer.read(MAX_BYTES + 1)
+        try:
+            with self._api.open("GET", f"{self._agent}/file/download", query=query) as answer:
+                packed = answer.read(MAX_BYTES + 1)
+        except CommandFailed as exc:
+            raise failure or exc from None
         self._run(f"rm -f {what}")
         if len(packed) > MAX_BYTES:
             raise CommandFailed(f"the sandbox has more than {MAX_BYTES >> 20} MiB of files")
