@@ -69,7 +69,9 @@ def set_setting(key: str, value: str | None, *, server: ServerChoice) -> None:
     api.call("POST", _SETTINGS, body=_change(key, setting))
     if setting is not None and not key.endswith(_DIFF):
         # A server leaves alone what it does not know, for clients that are older or newer than it.
-        _at(_read(api), key)
+        found = _read(api)
+        if not _is_hidden(found, key):
+            _at(found, key)
     click.echo(f"{key} is set", err=True)
 
 
@@ -104,6 +106,13 @@ def _at(tree: Any, key: str) -> Any:
             )
         tree = tree[part]
     return tree
+
+
+def _is_hidden(found: dict[str, Any], key: str) -> bool:
+    """Tell whether a setting is of another kind of agent than the one in use, and not shown."""
+    part, _, name = key.partition(".")
+    is_acp = found.get("agent_settings", {}).get("agent_kind") == "acp"
+    return part == "agent_settings" and name.startswith("acp_") != is_acp
 
 
 def _flat(tree: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:

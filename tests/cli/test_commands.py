@@ -154,6 +154,10 @@ async def test_settings_are_set_and_read_by_their_names(commands: Commands) -> N
     await commands.good("settings", "set", "agent_settings.mcp_config", '{"a": {"command": "b"}}')
     await commands.good("settings", "set", "agent_settings_diff", '{"llm": {"temperature": 1}}')
     await commands.good("settings", "set", "agent_settings.llm.temperature", "null")
+    # Some are not shown while another kind of agent is in use.
+    await commands.good("settings", "set", "agent_settings.acp_server", "gemini-cli")
+    await commands.good("settings", "set", "agent_settings.agent_kind", "acp")
+    await commands.good("settings", "set", "agent_settings.llm.temperature", "0.5")
     refused = await commands("settings", "set", "max_iterations", "many")
     assert refused.exit_code == 1
     assert "max_iterations" in refused.stderr
