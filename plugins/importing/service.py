@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from itertools import chain
 from typing import Final
 
-from agentsvc.base import copy_to, now, parse_uuid
+from agentsvc.base import InvalidRequest, copy_to, now, parse_uuid
 from agentsvc.extension.history import (
     Conversation,
     Conversations,
@@ -86,8 +86,13 @@ class Importer:
         old = await store.get(user_id)
         new = apply_changes(old, changes, notes)
         if new != old and not self._is_dry:
-            # It may have been changed since.
-            await store.change(user_id, lambda now_: apply_changes(now_ or Settings(), changes, []))
+            try:
+                # It may have been changed since.
+                await store.change(
+                    user_id, lambda now_: apply_changes(now_ or Settings(), changes, [])
+                )
+            except InvalidRequest as exc:
+                return _skipped("settings", "settings.json", exc.message)
         outcome = ImportResult.PRESENT if new == old else ImportResult.IMPORTED
         return Item(kind="settings", name="settings.json", outcome=outcome, notes=tuple(notes))
 
@@ -109,7 +114,11 @@ class Importer:
         for one in found:
             is_known = one.name in known[one.kind]
             if not is_known and not self._is_dry:
-                await store.patch(self._user_id, one.patch)
+                try:
+                    await store.patch(self._user_id, one.patch)
+                except InvalidRequest as exc:
+                    yield _skipped(one.kind, one.name, exc.message)
+                    continue
             outcome = ImportResult.PRESENT if is_known else ImportResult.IMPORTED
             yield Item(kind=one.kind, name=one.name, outcome=outcome)
 

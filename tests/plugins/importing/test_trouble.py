@@ -122,6 +122,17 @@ def test_settings_and_secrets_that_are_nested_deeply_do_not_cost_the_conversatio
     assert report[OLDER_ID]["outcome"] == "imported"
 
 
+def test_settings_and_secrets_that_are_not_taken_do_not_cost_the_conversations(ours: Ours) -> None:
+    lay_older(ours.path)
+    llm = {"model": "openai/a", "litellm_extra_body": {"a": "x" * 1_100_000}}
+    write(ours.path / "settings.json", {"agent_settings": {"llm": llm}})
+    secrets = {"STARS": {"secret": "**********"}, "KEY": {"secret": "value"}}
+    write(ours.path / "secrets.json", {"custom_secrets": secrets})
+    report = ours.take(code=1)
+    outcomes = [report[name]["outcome"] for name in ("settings.json", "STARS", "KEY", OLDER_ID)]
+    assert outcomes == ["skipped", "skipped", "imported", "imported"]
+
+
 def test_links_and_special_files_are_not_followed(ours: Ours, tmp_path: Path) -> None:
     outside = lay_older(tmp_path / "outside")
     sessions = ours.path / "sessions"
