@@ -342,10 +342,9 @@ def change_conversation(settings: Settings, diff: Diff) -> Settings:
 @_refused_as_bad()
 def change_agent(settings: Settings, whole: Diff) -> Settings:
     """Return settings with a part of the agent's changed; raises BadRequest."""
-    shown = show_agent_settings(settings)
-    diff = _news(whole, shown)
+    diff = _news(whole, show_agent_settings(settings))
     servers = diff.pop("mcp_config", UNSET)
-    given = _without_kept(_spelled_out(diff, shown))
+    given = _without_kept(_spelled_out(diff))
     base = reveal_options(settings.agent_options)
     base["llm"] = reveal_options(settings.llm_options)
     body = read_options(_merged(base, given), AgentBody, loc=())
@@ -397,14 +396,19 @@ def _is_same(value: Any, shown: Any) -> bool:
     return bool(value == shown) and isinstance(value, bool) == isinstance(shown, bool)
 
 
-def _spelled_out(diff: Diff, shown: Diff) -> Diff:
+def _spelled_out(diff: Diff) -> Diff:
     """Return a change in which null for an object is null for each of its fields."""
     return {
-        name: dict.fromkeys(shown[name])
-        if value is None and isinstance(shown.get(name), dict)
-        else value
+        name: dict.fromkeys(_OBJECTS[name]) if value is None and name in _OBJECTS else value
         for name, value in diff.items()
     }
+
+
+_OBJECTS: Final = {
+    name: value.__struct_fields__
+    for name, value in msgspec.structs.asdict(AgentBody()).items()
+    if isinstance(value, msgspec.Struct)
+}
 
 
 def _without_kept(diff: Diff) -> Diff:

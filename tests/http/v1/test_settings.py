@@ -243,6 +243,10 @@ async def test_null_for_an_object_is_null_for_each_field_but_secrets_and_the_mod
     await save_agent(client, llm=llm, condenser=condenser)
     await save_agent(client, llm=None, condenser=None)
     assert (await read(client))["agent_settings"] == default
+    # What another kind of agent does not show, too.
+    await save_agent(client, agent_kind="acp")
+    await save_agent(client, llm=None)
+    await save_agent(client, agent_kind="openhands")
     llm = (await started_with(client, fake_agent))["agent"]["llm"]
     assert (llm["api_key"], llm["aws_access_key_id"]) == ("model-key-1", "aws-2")
 
