@@ -3,6 +3,7 @@
 To stop one is to interrupt its agent and pause its sandbox, to start it is to resume that.
 """
 
+import asyncio
 import contextlib
 from typing import Annotated, Final
 
@@ -27,6 +28,8 @@ from agentsvc.http.v0.conversations import (
 from agentsvc.http.wire import read_json
 
 ROUTES: Final = Routes("/api/conversations")
+
+_SYNC_SECONDS: Final = 10.0
 
 
 class StartAgainBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,8 +123,9 @@ async def _pause(request: web.Request, view: ConversationView) -> None:
     if not view.conversation.is_ready or view.sandbox is None:
         raise Conflict("The conversation is still being started")
     user_id = user_of(request)
-    # An agent that cannot be told is stopped all the same, with its sandbox.
-    with contextlib.suppress(AgentUnavailable, AgentRefused, Conflict, NotFound):
+    # An agent that cannot be told, or answers slowly, is stopped all the same, with its sandbox.
+    with contextlib.suppress(AgentUnavailable, AgentRefused, Conflict, NotFound, TimeoutError):
         await request.app[CONVERSATIONS].interrupt(user_id, view.conversation.id)
-        await request.app[CONVERSATIONS].ingestor.sync(view.conversation.id)
+        async with asyncio.timeout(_SYNC_SECONDS):
+            await request.app[CONVERSATIONS].ingestor.sync(view.conversation.id)
     await request.app[SANDBOXES].pause(user_id, view.sandbox.id)
