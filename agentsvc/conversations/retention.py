@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base import MAX_INT, now, to_stored
+from agentsvc.base import now, to_stored
 from agentsvc.plugin import IdleRules
 from agentsvc.sandboxes import Target, UseTable, due, rules_for
 from agentsvc.settings import SettingsStore
@@ -16,18 +16,21 @@ from agentsvc.storage import Database, Queryable, Transaction, record_of
 log = logging.getLogger(__name__)
 
 _BATCH: Final = 5000
-_OLD_EVENTS: Final = """
-    FROM events AS e
-    WHERE e.received_at < :before
-      AND NOT EXISTS (
-          SELECT 1 FROM conversations AS c JOIN sandboxes AS s ON s.id = c.sandbox_id
-          WHERE c.id = e.conversation_id
-      )
-      AND NOT EXISTS (
-          SELECT 1 FROM webhook_deliveries AS d
-          WHERE d.lane = e.conversation_id AND d.state = 'pending'
-      )
+_DONE_WITH: Final = """
+    NOT EXISTS (
+        SELECT 1 FROM conversations AS c JOIN sandboxes AS s ON s.id = c.sandbox_id
+        WHERE c.id = e.conversation_id
+    )
+    AND NOT EXISTS (
+        SELECT 1 FROM webhook_deliveries AS d
+        WHERE d.lane = e.conversation_id AND d.state = 'pending'
+    )
 """
+_COUNT_OLD: Final = f"""
+    SELECT COUNT(*) AS events, COUNT(DISTINCT e.conversation_id) AS conversations
+    FROM events AS e
+    WHERE e.received_at < :before AND {_DONE_WITH}
+"""  # noqa: S608  # a constant
 _WITH_OLD_EVENTS: Final = """
     SELECT c.id FROM conversations AS c
     WHERE NOT EXISTS (SELECT 1 FROM sandboxes AS s WHERE s.id = c.sandbox_id)
@@ -36,15 +39,20 @@ _WITH_OLD_EVENTS: Final = """
           ORDER BY e.seq LIMIT 1
       ) < :before
 """
-_FIRST_KEPT: Final = """
-    SELECT seq FROM events
-    WHERE conversation_id = :id AND received_at >= :before
-    ORDER BY seq LIMIT 1
-"""
 _DELETE_OLD: Final = f"""
     DELETE FROM events WHERE rowid IN (
-        SELECT e.rowid {_OLD_EVENTS} AND e.conversation_id = :id AND e.seq < :end
-        ORDER BY e.seq LIMIT {_BATCH}
+        SELECT number
+        FROM (
+            SELECT number, MAX(received_at) OVER (ORDER BY seq) AS newest_so_far
+            FROM (
+                SELECT e.rowid AS number, e.seq, e.received_at
+                FROM events AS e
+                WHERE e.conversation_id = :id AND {_DONE_WITH}
+                ORDER BY e.seq
+                LIMIT {_BATCH}
+            )
+        )
+        WHERE newest_so_far < :before
     )
 """  # noqa: S608  # a constant
 _IDLE: Final = """
@@ -80,10 +88,7 @@ async def count_old_events(source: Queryable, before: datetime) -> tuple[int, in
     Those of a conversation that still has a sandbox, or of which a webhook has yet to tell
     something, do not count: what is deleted is always the beginning.
     """
-    row = await source.one(
-        f"SELECT COUNT(*) AS events, COUNT(DISTINCT e.conversation_id) AS conversations {_OLD_EVENTS}",  # a constant
-        {"before": to_stored(before)},
-    )
+    row = await source.one(_COUNT_OLD, {"before": to_stored(before)})
     return (row["events"], row["conversations"]) if row else (0, 0)
 
 
@@ -98,12 +103,8 @@ async def delete_old_events(database: Database, before: datetime) -> int:
 
 
 async def _delete_old_events_of(database: Database, conversation_id: str, before: str) -> int:
-    params = {"before": before, "id": conversation_id}
-    kept = await database.value(_FIRST_KEPT, params)
-    end = MAX_INT if kept is None else kept
-
     async def body(tx: Transaction) -> int:
-        return await tx.run(_DELETE_OLD, {**params, "end": end})
+        return await tx.run(_DELETE_OLD, {"before": before, "id": conversation_id})
 
     deleted = 0
     while count := await database.write(body):
