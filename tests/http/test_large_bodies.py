@@ -38,6 +38,12 @@ def test_a_body_of_very_many_strings_is_checked_in_little_memory() -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("spaces", range(2**16 - 22, 2**16, 3))
+def test_what_is_extreme_is_found_where_one_part_ends_and_the_next_begins(spaces: int) -> None:
+    with pytest.raises(InvalidRequest):
+        check_extremes(b"[" + b" " * spaces + b"9223372036854775808]")
+
+
 async def test_others_have_their_turn_while_a_large_body_is_checked() -> None:
     body = b"[" + b"[]," * 300_000 + b"[]]"
     request = make_mocked_request("POST", "/", headers={"Content-Type": "application/json"})
