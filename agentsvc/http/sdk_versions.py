@@ -29,7 +29,7 @@ _VERSION = re.compile(r"\A([0-9]{1,3})\.([0-9]{1,3})\Z")
 _MARK: Final = "~sdk-"
 _KEY_HEADERS: Final = (istr("X-Session-API-Key"), hdrs.AUTHORIZATION, istr("X-Access-Token"))
 _MAX_VALUES: Final = 300_000
-"""How many values an event may have, and a page a few times that: more is not taken apart."""
+"""How many members an event may have, and a page a few times as many values: more is not taken apart."""
 _ANY: Final = ""
 _PROMPT: Final = "SystemPromptEvent"
 
@@ -91,7 +91,8 @@ class Reader:
 
         What is no event is returned as it is, and so is one with more in it than any has.
         """
-        if body.count(b",") > _MAX_VALUES:
+        # Each member has a colon. Texts have fewer of these than commas, of which a table has any number.
+        if body.count(b":") > _MAX_VALUES:
             return body
         try:
             members = _MEMBERS.decode(body)
@@ -237,6 +238,8 @@ def unmark_request[R: web.BaseRequest](request: R) -> tuple[R, Version | None]:
 
 def _with_known_tools(prompt: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
     """Return the members of a prompt that lists no tools but those that every program knows."""
+    if bytes(prompt.get("tools", b"")).count(b",") > _MAX_VALUES:
+        return prompt
     try:
         tools = _TOOLS.decode(prompt["tools"])
         known = [

@@ -145,12 +145,29 @@ def test_a_page_keeps_all_but_what_is_not_known() -> None:
 
 def test_what_has_more_in_it_than_any_answer_is_left_as_it_is() -> None:
     reader = Reader((1, 21))
-    event = b'{"kind":"PauseEvent","parent_id":null,"n":[' + b"0," * 400_000 + b"0]}"
+    event = b'{"kind":"PauseEvent","parent_id":null' + b',"n":0' * 400_000 + b"}"
     assert reader.event(event) == event
+    tools = b'{"kind":"SystemPromptEvent","tools":[' + b'{"kind":"A"},' * 400_000 + b"{}]}"
+    assert reader.event(tools) == tools
+    tools = tools.replace(b'{"kind":"A"}', b"{}")
+    assert reader.event(tools) == tools
     page = b'{"items":[' + b",".join([b'{"kind":"PauseEvent","parent_id":null}'] * 2000) + b"]}"
     assert reader.answer(page) == page
     long = b'{"items":[{"kind":"PauseEvent","parent_id":null,"t":"' + b"," * 2_000_000 + b'"}]}'
     assert reader.answer(long) == long
+
+
+def test_an_event_with_a_large_table_in_it_is_put_into_the_form_of_the_version() -> None:
+    event = {
+        "kind": "MessageEvent",
+        "parent_id": None,
+        "text": "1,2,3\n" * 200_000,
+        "n": [0] * 400_000,
+    }
+    read = Reader((1, 21)).event(json.dumps(event).encode())
+    assert read is not None
+    del event["parent_id"]
+    assert json.loads(read) == event
 
 
 def test_versions_that_import_no_tools_are_told_only_of_those_that_all_programs_know() -> None:

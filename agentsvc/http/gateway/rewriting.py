@@ -24,7 +24,7 @@ _DIRECTORIES: Final[dict[str, tuple[str, ...]]] = {
     "/api/bash/execute_bash_command": ("cwd",),
 }
 """Where the bodies of requests say in which directory something is to work."""
-_MAX_VALUES: Final = 300_000
+_MAX_MEMBERS: Final = 300_000
 _EDITOR_URL: Final = "/api/vscode/url"
 _AGENT_PATH = re.compile(r"\A/(?:(?:sockets|api)/.|(?:alive|health|ready|server_info)\Z)")
 _OWN_PATH = re.compile(r"\A/api/v[0-9]+(?:/|\Z)")
@@ -74,7 +74,8 @@ def relocate_body(path: str, body: bytes, working_dir: str) -> bytes:
     What is not as the agent server expects it is left for that to refuse, and what has more in it
     than any such body is left as it is.
     """
-    if body.count(b",") > _MAX_VALUES:
+    # Each member has a colon; commas may be any number, in a text.
+    if body.count(b":") > _MAX_MEMBERS:
         return body
     try:
         return _relocate_member(body, _DIRECTORIES[path], working_dir)

@@ -68,6 +68,11 @@ COMMAND = "/api/bash/start_bash_command"
             '{"command": "ls", "cwd": "/workspace/a b"}',
             '{"command":"ls","cwd":"{root}/a b"}',
         ),
+        (
+            START,
+            '{"table":"' + "1,2," * 200_000 + '","workspace":{"working_dir":"/workspace"}}',
+            '{"table":"' + "1,2," * 200_000 + '","workspace":{"working_dir":"{root}"}}',
+        ),
     ],
 )
 def test_the_directory_that_a_body_names_is_where_the_projects_are(
@@ -89,7 +94,7 @@ def test_the_directory_that_a_body_names_is_where_the_projects_are(
         (START, b'{"deep": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
         (
             START,
-            b'{ "n": [' + b"0, " * 400_000 + b'0], "workspace": {"working_dir": "/workspace"}}',
+            b"{ " + b'"n": 0, ' * 400_000 + b'"workspace": {"working_dir": "/workspace"}}',
         ),
         (START, b'{ "workspace": {"working_dir": "/workspace\xff"} }'),
         (COMMAND, b'{ "command": "ls /workspace", "cwd": "/srv" }'),
