@@ -154,10 +154,8 @@ class EventLog:
         Raises InvalidRequest for a page id that this server did not give.
         """
         after = None if page_id is None else values.decode_cursor(page_id, str, int)
-        page, has_more = await event_table.search(self._db, conversation_id, query, after, limit)
-        if not (has_more and page):
-            return page, None
-        return page, values.encode_cursor(page[-1].timestamp, page[-1].seq)
+        page, end = await event_table.search(self._db, conversation_id, query, after, limit)
+        return page, end and values.encode_cursor(*end)
 
     async def pages(
         self, conversation_id: str, query: EventQuery, *, limit: int
@@ -179,11 +177,10 @@ class EventLog:
 
         async def read() -> tuple[list[bytes], str | None]:
             after = None if page_id is None else values.decode_cursor(page_id, str, int)
-            page, has_more = await event_table.search_bodies(
+            page, end = await event_table.search_bodies(
                 self._db, conversation_id, query, after, limit
             )
-            next_page_id = values.encode_cursor(*page[-1][:2]) if has_more and page else None
-            return [body for _, _, body in page], next_page_id
+            return page, end and values.encode_cursor(*end)
 
         key = (EventLog.search_bodies, conversation_id, query, page_id, limit)
         return await self._db.keep(key, read, weigh=_weigh)

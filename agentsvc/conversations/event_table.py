@@ -155,13 +155,13 @@ async def search(
     query: EventQuery,
     after: Key | None,
     limit: int,
-) -> tuple[list[StoredEvent], bool]:
-    """Return the first events behind a key, in the order of the query, and whether there are more.
+) -> tuple[list[StoredEvent], Key | None]:
+    """Return the first events behind a key, in the order of the query, and the key of what follows.
 
     There may be fewer than asked for, where some are large.
     """
-    page, has_more = await _read_page(source, *_page(_EVENTS, conversation_id, query, after), limit)
-    return [StoredEvent(*row) for row in page], has_more
+    page, end = await _read_page(source, *_page(_EVENTS, conversation_id, query, after), limit)
+    return [StoredEvent(*row) for row in page], end
 
 
 async def search_bodies(
@@ -170,31 +170,35 @@ async def search_bodies(
     query: EventQuery,
     after: Key | None,
     limit: int,
-) -> tuple[list[tuple[str, int, bytes]], bool]:
-    """Return of the same events the time, the number and the body only."""
-    page, has_more = await _read_page(source, *_page(_BODIES, conversation_id, query, after), limit)
-    return [(timestamp, seq, body) for timestamp, seq, body in page], has_more
+) -> tuple[list[bytes], Key | None]:
+    """Return the same with the bodies of the events only."""
+    page, end = await _read_page(source, *_page(_BODIES, conversation_id, query, after), limit)
+    return [row[-1] for row in page], end
 
 
 async def _read_page(
     source: Queryable, sql: str, params: dict[str, str | int], limit: int
-) -> tuple[list[Sequence[Any]], bool]:
-    """Return rows with the number in the second and the body in the last column."""
+) -> tuple[list[Sequence[Any]], Key | None]:
+    """Return rows with the body in the last column, and the key behind which there are more."""
     rows = await source.all(sql, {**params, "limit": limit + 1})
     page: list[Sequence[Any]] = []
-    left = _LARGE_TOGETHER
+    looked_at, left = 0, _LARGE_TOGETHER
     for row in rows[:limit]:
         if left <= 0:
-            return page, True
+            break
+        looked_at += 1
         if row[-1] is not None:
             page.append(row)
             continue
-        body = await source.value(_BODY, {**params, "seq": row[1]})
+        body = await source.value(_BODY, {**params, "seq": row["seq"]})
         # One that is not there any more was deleted meanwhile.
         if body is not None:
             page.append((*row[:-1], body))
             left -= len(body)
-    return page, len(rows) > limit
+    if looked_at == len(rows):
+        return page, None
+    last = rows[looked_at - 1]
+    return page, (last["timestamp"], last["seq"])
 
 
 async def count(source: Queryable, conversation_id: str, query: EventQuery) -> int:

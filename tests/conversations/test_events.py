@@ -387,6 +387,20 @@ async def test_a_page_ends_early_where_events_are_large(db: Database, events: Ev
         await events.find_many("c1", [f"e{n}" for n in range(40)])
 
 
+async def test_a_page_whose_events_are_deleted_while_it_is_read_is_not_the_last(
+    db: Database, events: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await append(db, events, [event(n, text="x" * 70_000) for n in range(3)])
+    read = Database.value
+
+    async def delete_first(self: Database, sql: str, params: Any = ()) -> Any:
+        await self.write(lambda tx: tx.run("DELETE FROM events WHERE seq = 0"))
+        return await read(self, sql, params)
+
+    monkeypatch.setattr(Database, "value", delete_first)
+    assert await pages(events, ALL, 1) == [[], [1], [2]]
+
+
 async def test_a_page_id_stays_true_while_events_arrive(db: Database, events: EventLog) -> None:
     await append(db, events, [event(2), event(4), event(6)])
     page, page_id = await events.search("c1", ALL, page_id=None, limit=2)
