@@ -285,7 +285,8 @@ async def test_what_is_chosen_is_the_same_in_each_language(
         await page.wait_for_url(lambda url: not url.endswith("/login"))
         await page.goto(f"{client.base_url}/#/settings/agent")
         asked = page.get_by_label("Nach welchen Aktionen gefragt wird")
-        await asked.select_option(label="Alle, ohne Bewertung")
+        last = asked.get_by_text("ohne Bewertung")
+        await asked.select_option(label=await last.inner_text())
         await page.get_by_role("button", name="Speichern").first.click()
         await expect(page.get_by_text("Gespeichert", exact=True)).to_be_visible()
     assert (await client.get("/api/v1/settings")).json()["security_analyzer"] == "none"
