@@ -32,7 +32,7 @@ APPLICATION_ID: Final = 0x61737663
 _FOREIGN_LENGTH: Final = 16 * 1024 * 1024
 _FOREIGN_STEP: Final = 1_000_000
 _FOREIGN_STEPS: Final = 300
-_FOREIGN_TABLE: Final = (
+_HAS_TABLE: Final = (
     "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = :name AND rootpage > 0"
 )
 
@@ -295,6 +295,17 @@ def _objects(connection: sqlite3.Connection) -> set[tuple[str, str, str]]:
     return {(str(kind), str(name), str(sql)) for kind, name, sql in rows}
 
 
+def read_installation(path: Path) -> dict[str, str]:
+    """Return what a database of ours, which `check_file` has found whole, says of its installation.
+
+    Nothing for one from before that was recorded.
+    """
+    with _opened(path, "ro") as connection:
+        if connection.execute(_HAS_TABLE, {"name": "installation"}).fetchone() is None:
+            return {}
+        return dict(connection.execute("SELECT name, value FROM installation").fetchall())
+
+
 def read_foreign(path: Path, table: str, *, max_rows: int) -> list[dict[str, Any]]:
     """Return the rows of a table of another program's database; none where it has no such table.
 
@@ -310,7 +321,7 @@ def read_foreign(path: Path, table: str, *, max_rows: int) -> list[dict[str, Any
             connection.set_progress_handler(lambda: next(steps, None) is None, _FOREIGN_STEP)
             connection.execute("PRAGMA trusted_schema = OFF")
             # Neither a view nor a virtual table, which would run what the file says.
-            known = connection.execute(_FOREIGN_TABLE, {"name": table}).fetchone()
+            known = connection.execute(_HAS_TABLE, {"name": table}).fetchone()
             if known is None:
                 return []
             rows = connection.execute(f'SELECT * FROM "{table}" LIMIT ?', (max_rows,))  # noqa: S608  # the name of a table that there is

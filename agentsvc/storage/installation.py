@@ -13,13 +13,11 @@ from typing import Final, Self
 from agentsvc.base import StartFailed, hint_against, new_id, replace_private
 from agentsvc.config import DataDirectory
 from agentsvc.storage.database import Database, Transaction
-from agentsvc.storage.database_file import read_foreign
+from agentsvc.storage.database_file import read_installation
 from agentsvc.storage.queries import Queryable
 from agentsvc.storage.vault import Vault
 
 _KEY_ID: Final = "master_key_id"
-_ROWS: Final = 100
-"""More than are in the table of that id."""
 _RESTORE: Final = "put the key back from a copy; without one, start with another --data-dir"
 _BEGIN_ANEW: Final = (
     "restore a backup into another directory; to begin anew, move `instance-id` away, too:"
@@ -149,8 +147,7 @@ def check_master_key(data_directory: DataDirectory, copy: Path) -> None:
     """Raise StartFailed unless the master key is that of a copy of the database, which nobody uses."""
     if not data_directory.master_key.exists():
         raise _missing(data_directory)
-    rows = read_foreign(copy, "installation", max_rows=_ROWS)
-    recorded = {row["name"]: row["value"] for row in rows}.get(_KEY_ID)
+    recorded = read_installation(copy).get(_KEY_ID)
     if recorded not in (None, Vault.open(data_directory.master_key).key_id):
         raise _another(data_directory)
 

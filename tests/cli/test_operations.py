@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import sqlite3
 import tarfile
 import tracemalloc
@@ -103,6 +104,10 @@ def test_a_backup_of_a_server_that_runs_is_restored_on_a_new_machine(
     data_dir: Path, tmp_path: Path
 ) -> None:
     file, there = tmp_path / "b.tar.gz", tmp_path / "there"
+    with contextlib.closing(sqlite3.connect(data_dir / "agentsvc.db")) as database:
+        # As plugins have some, which SQLite reads in databases that are trusted only.
+        database.execute("CREATE TABLE plugin_example (body TEXT) STRICT")
+        database.execute("CREATE INDEX by_name ON plugin_example (json_extract(body, '$.name'))")
     with lock_data_dir(data_dir):
         made = good("backup", file, "--data-dir", data_dir)
     assert made.stdout == ""
