@@ -301,9 +301,8 @@ def read_installation(path: Path) -> dict[str, str]:
     Nothing for one from before that was recorded.
     """
     with _opened(path, "ro") as connection:
-        if connection.execute(_HAS_TABLE, {"name": "installation"}).fetchone() is None:
-            return {}
-        return dict(connection.execute("SELECT name, value FROM installation").fetchall())
+        is_there = connection.execute(_HAS_TABLE, {"name": "installation"}).fetchone()
+        return dict(connection.execute("SELECT name, value FROM installation") if is_there else ())
 
 
 def read_foreign(path: Path, table: str, *, max_rows: int) -> list[dict[str, Any]]:

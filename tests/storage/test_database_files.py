@@ -15,6 +15,7 @@ from agentsvc.storage.database_file import (
     check_schema,
     copy_running,
     read_foreign,
+    read_installation,
     vacuum_file,
 )
 
@@ -50,6 +51,12 @@ async def test_a_copy_of_a_database_that_is_written_to_is_whole(tmp_path: Path) 
         is_over.set()
         assert sum(await writing) > 0
         await database.close()
+
+
+def test_a_database_from_before_it_was_recorded_says_nothing_of_its_installation(
+    foreign: Path,
+) -> None:
+    assert read_installation(foreign) == {}
 
 
 async def _add_two(tx: Transaction) -> None:
