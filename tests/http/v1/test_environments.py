@@ -253,8 +253,11 @@ async def test_who_began_with_what_was_just_replaced_has_the_set_up_done_again(
     await wait_for(client, made, "ready")
     fake_world.stays_starting = True
     task = await client.start_task(environment_id=made["id"])
-    await eventually(lambda: bool(fake_world.sandboxes))
-    [begun] = fake_world.sandboxes
+    # The one in which it was prepared may still be there, and this one may be about to start.
+    await eventually(
+        lambda: any(one.order.layer and one.urls for one in fake_world.sandboxes.values())
+    )
+    [begun] = [one.order.sandbox_id for one in fake_world.sandboxes.values() if one.order.layer]
     fake_world.stays_starting = False
     assert (await client.post(f"{PATH}/{made['id']}/prepare")).status == 200
     await wait_for(client, made, "ready")
