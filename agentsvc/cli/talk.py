@@ -60,25 +60,21 @@ def wake(api: Api, conversation: Record) -> Record:
     if conversation["sandbox_status"] == "PAUSED":
         api.call("POST", f"{SANDBOXES}/{conversation['sandbox_id']}/resume")
     deadline = monotonic() + _WAKE_SECONDS
-    while conversation["sandbox_status"] in {"PAUSED", "STARTING"}:
-        if monotonic() > deadline:
-            raise CommandFailed("the sandbox does not come up", _LOG_HINT)
+    while conversation["sandbox_status"] in {"PAUSED", "STARTING"} and monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
         conversation = find_conversation(api, conversation["id"])
     if conversation["sandbox_status"] != "RUNNING":
-        raise _not_running(conversation, _LOG_HINT)
+        raise _not_running(conversation)
     return conversation
 
 
-def _not_running(conversation: Record, hint: str) -> CommandFailed:
+def _not_running(conversation: Record) -> CommandFailed:
     """Return what to raise; where there is no sandbox any more, another hint helps."""
-    state = str(conversation["sandbox_status"]).lower()
-    if not conversation["sandbox_id"] or state == "missing":
+    state, sandbox_id = str(conversation["sandbox_status"]).lower(), conversation["sandbox_id"]
+    hint = f"`agentsvc sandboxes resume {sandbox_id}` starts it, its log is `agentsvc sandboxes logs {sandbox_id}`"
+    if not sandbox_id or state == "missing":
         hint = f"`agentsvc conversations fork {conversation['id']}` goes on in a new one"
-    return CommandFailed(f"the sandbox of this conversation is {state}", hint)
-
-
-_LOG_HINT: Final = "see `agentsvc sandboxes logs ID`; `sandboxes resume ID` starts one that failed"
+    return CommandFailed(f"the sandbox of this conversation does not run: {state}", hint)
 
 
 def send_message(api: Api, conversation_id: str, text: str) -> None:
@@ -128,8 +124,7 @@ def agent_path(conversation: Record) -> str:
     """Return the path on the server of the conversation in its agent server."""
     tail = str(conversation["conversation_url"] or "").partition("/api/conversations/")[2]
     if not tail:
-        hint = f"run `agentsvc sandboxes resume {conversation['sandbox_id']}`"
-        raise _not_running(conversation, hint)
+        raise _not_running(conversation)
     return f"/sandboxes/{conversation['sandbox_id']}/agent/api/conversations/{tail}"
 
 

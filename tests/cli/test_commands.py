@@ -100,7 +100,8 @@ async def test_a_sandbox_that_failed_is_started_again_as_the_hint_says(
     await client.wait_for_sandbox(sandbox["id"], "ERROR")
     refused = await commands("conversations", "send", conversation_id, "and then?")
     assert refused.exit_code == 1
-    assert "`sandboxes resume ID` starts one that failed" in refused.stderr
+    assert "does not run: error" in refused.stderr
+    assert f"`agentsvc sandboxes resume {sandbox['id']}`" in refused.stderr
     await commands.good("sandboxes", "resume", sandbox["id"])
     await client.wait_for_sandbox(sandbox["id"], "RUNNING")
     await commands.good("conversations", "send", conversation_id, "and then?")
