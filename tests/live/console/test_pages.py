@@ -1,5 +1,6 @@
 """The pages of the console around its conversations, in a real browser."""
 
+import asyncio
 import re
 import tempfile
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 from joserfc.jwk import RSAKey
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Page, Route, expect
 
 from agentsvc.accounts.keys import KeyScope, Role
 from agentsvc.base.values import new_id
@@ -237,6 +238,36 @@ async def test_an_automation_is_made_run_changed_and_deleted(console: Console) -
     await card.get_by_role("button", name="Delete").click()
     await page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     await expect(page.get_by_role("heading", name="No automations")).to_be_visible()
+
+
+async def test_a_switch_shows_what_was_chosen_until_the_list_is_anew(console: Console) -> None:
+    await _delete_automations(console)
+    body = {"name": "Sometimes", "prompt": "any", "trigger": {"type": "manual"}}
+    path = f"/api/automation/v1/{(await console.client.post('/api/automation/v1', json=body)).json()['id']}"
+    page = await console.page("automations")
+    switch = page.locator("li.card").get_by_label("On", exact=True)
+    await expect(switch).to_be_checked()
+    asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def answer_late(route: Route) -> None:
+        asked.set()
+        await may_answer.wait()
+        await route.continue_()
+
+    await page.route("**/api/automation/v1?*", answer_late, times=1)
+    await switch.uncheck()
+    await asked.wait()
+    # Two frames: what the page has been told by now is drawn.
+    await page.evaluate(
+        "new Promise((go) => requestAnimationFrame(() => requestAnimationFrame(go)))"
+    )
+    assert not await switch.is_checked()
+    may_answer.set()
+    await _automation(page, console, path, enabled=False)
+    await page.route("**/api/automation/v1/*", lambda route: route.fulfill(status=409), times=1)
+    await switch.click()
+    await expect(page.get_by_role("alert")).to_be_visible()
+    await expect(switch).not_to_be_checked()
 
 
 async def test_an_automation_of_a_git_host_is_shown_and_keeps_what_is_not_in_the_form(

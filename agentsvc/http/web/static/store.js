@@ -110,7 +110,7 @@ export function useList(load) {
     setError(null);
     try {
       await work();
-      list.again();
+      await list.again();
     } catch (problem) {
       setError(problem);
     }
@@ -125,13 +125,18 @@ export function useForm(empty) {
   return [form, field, () => setForm(empty)];
 }
 
-/** Return a value that some work brings, with what went wrong, and a way to do it again. */
+/** Return a value that some work brings, with what went wrong, and a way to do it again and wait for it. */
 export function useLoaded(work, keys = []) {
   const [state, setState] = useState({ isLoading: true });
   const [turn, setTurn] = useState(0);
+  const waiting = useRef([]);
   useEffect(() => {
     let isCurrent = true;
-    const settle = (next) => isCurrent && setState(next);
+    const settle = (next) => {
+      if (!isCurrent) return;
+      setState(next);
+      for (const done of waiting.current.splice(0)) done();
+    };
     setState((old) => ({ ...old, isLoading: true }));
     let stop = () => {};
     work().then((value) => settle({ value }), (error) => {
@@ -144,5 +149,9 @@ export function useLoaded(work, keys = []) {
       stop();
     };
   }, [turn, ...keys]);
-  return { ...state, again: () => setTurn((count) => count + 1) };
+  const again = () => new Promise((done) => {
+    waiting.current.push(done);
+    setTurn((count) => count + 1);
+  });
+  return { ...state, again };
 }

@@ -144,13 +144,25 @@ export const SelectField = ({ label, hint, value, onValue, options, ...rest }) =
   <//>
 `;
 
-export const Toggle = ({ label, hint, value, onValue, needs }) => html`
-  <${Field} label=${label} hint=${hint}>
-    ${(ids) => html`
-      <input ...${ids} type="checkbox" role="switch" class="switch" checked=${!!value} disabled=${refusal(needs) !== ""} onChange=${(e) => onValue(e.target.checked)} />
-    `}
-  <//>
-`;
+/** A switch; it shows what was chosen until the work that is done for it is over. */
+export function Toggle({ label, hint, value, onValue, needs }) {
+  const [chosen, setChosen] = useState(null);
+  const choose = async (event) => {
+    setChosen(event.target.checked);
+    try {
+      await onValue(event.target.checked);
+    } finally {
+      setChosen(null);
+    }
+  };
+  return html`
+    <${Field} label=${label} hint=${hint}>
+      ${(ids) => html`
+        <input ...${ids} type="checkbox" role="switch" class="switch" checked=${chosen ?? !!value} disabled=${refusal(needs) !== ""} onChange=${choose} />
+      `}
+    <//>
+  `;
+}
 
 /** A dialog over the page; Escape closes it, and the focus goes back to where it was. */
 export function Dialog({ title, onClose, children }) {
