@@ -173,13 +173,13 @@ class Reconciler:
 
     async def _rest(self, sandbox: Sandbox, action: Action) -> _Progress | None:
         """Return how it ends where nothing is to be done now, None where something is."""
+        if sandbox.target is Target.DELETED:
+            due_at = await self._uses.find_removal_due(sandbox.id)
+            return None if due_at is None or due_at <= now() else _Progress.BLOCKED
         # What runs and is to run does not wait for room.
         is_content = action is Action.LOOK and sandbox.phase is Phase.RUNNING
         if action is Action.REST or (not is_content and await self._uses.is_waiting(sandbox.id)):
             return _Progress.SETTLED
-        if sandbox.target is Target.DELETED:
-            due_at = await self._uses.find_removal_due(sandbox.id)
-            return None if due_at is None or due_at <= now() else _Progress.BLOCKED
         # It is made when it is the turn of the start that asked for it.
         is_deferred = sandbox.handle is None and self._slots.is_deferred(sandbox.id)
         return _Progress.SETTLED if is_deferred else None

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,13 @@ import msgspec
 import pytest
 
 from agentsvc.accounts.keys import Role
+from agentsvc.base.values import now
 from agentsvc.config.schema import Config
+from agentsvc.conversations.retention import give_up_idle
+from agentsvc.http.keys import DATABASE
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
+from tests.http.gateway.steps import until
 from tests.plugin_loading import load_plugins
 from tests.service import Answer, Client, Service
 
@@ -207,3 +212,21 @@ async def test_without_limits_nothing_waits(client: Client) -> None:
     found = [await start_sandbox(client, when_full="reject") for _ in range(5)]
     for one in found:
         await client.wait_for_sandbox(one["id"], "RUNNING")
+
+
+async def test_one_that_is_given_up_past_the_server_while_it_waits_for_room_is_removed(
+    full: Service,
+) -> None:
+    client = await admin(full)
+    await start_sandbox(client)
+    waiting = await start_sandbox(client, when_full="queue")
+    database = full.app[DATABASE]
+    # As `agentsvc prune` does beside the server, and `agentsvc restore` before it.
+    before = now() + timedelta(minutes=1)
+    assert await give_up_idle(database, before, only=[waiting["id"]]) == 1
+
+    async def is_gone() -> bool:
+        sql = "SELECT 1 FROM sandboxes WHERE id = :id"
+        return await database.value(sql, {"id": waiting["id"]}) is None
+
+    await until(is_gone)
