@@ -176,9 +176,10 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         sandbox = view.sandbox
         if sandbox is None or not view.conversation.is_ready:
             return False
-        if sandbox.status in (SandboxStatus.STARTING, SandboxStatus.RUNNING):
-            return await table.count(self.stores.db, view.conversation.id, ORDERED) > 0
-        return await self.sandboxes.idle.is_culled(sandbox)
+        if await self.sandboxes.idle.is_culled(sandbox):
+            return True
+        is_up = sandbox.status in (SandboxStatus.STARTING, SandboxStatus.RUNNING)
+        return is_up and await table.count(self.stores.db, view.conversation.id, ORDERED) > 0
 
     async def queue(
         self,
@@ -346,11 +347,12 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
             return True
         if pending.kind is PendingKind.ROLLBACK:
             return await self._roll_back_files(view, pending)
-        agent = self.sandboxes.agent_of(view.sandbox)
-        if agent is None:
+        sandbox, agent = view.sandbox, self.sandboxes.agent_of(view.sandbox)
+        if sandbox is None or agent is None or await self.sandboxes.idle.is_culled(sandbox):
             await self._wake_up(view)
             return False
-        return await self._try(view, agent, pending)
+        with self.sandboxes.usage.hold(sandbox.id):
+            return await self._try(view, agent, pending)
 
     async def _wake_up(self, view: ConversationView) -> None:
         """Resume the sandbox of what waits, unless its user has paused it."""

@@ -530,3 +530,31 @@ async def test_an_orphan_that_cannot_be_removed_is_listed(
     assert (found[0]["user_id"], found[0]["backend"]) == (None, "fake")
     del fake_world.always["delete"]
     await eventually(lambda: not fake_world.sandboxes)
+
+
+async def test_a_sandbox_is_in_use_while_its_agent_is_told_something(
+    client: Client, service: Service, fake_agent: TroubledAgent
+) -> None:
+    conversation_id, sandbox_id = await start(client)
+    async with fake_agent.conversation_of(conversation_id).step_lock:
+        answer = await client.post(f"{STARTS}/{conversation_id}/send-message", json=said())
+        assert answer.status == 200, answer.text
+        idle = service.app[SANDBOXES].idle
+        assert not await idle.cull(sandbox_id, Target.PAUSED, unused_since=now())
+    await hears(client, conversation_id)
+
+
+async def test_a_message_that_comes_while_a_sandbox_is_culled_wakes_it(
+    client: Client, service: Service, fake_world: TroubledWorld
+) -> None:
+    conversation_id, sandbox_id = await start(client)
+    let_go = fake_world.hold("pause")
+    idle = service.app[SANDBOXES].idle
+    assert await idle.cull(sandbox_id, Target.PAUSED, unused_since=now())
+    await fake_world.waits("pause")
+    answer = await client.post(f"{STARTS}/{conversation_id}/send-message", json=said())
+    assert answer.status == 200, answer.text
+    let_go.set()
+    await hears(client, conversation_id)
+    await client.wait_for_sandbox(sandbox_id, "RUNNING")
+    assert fake_world.count("resume") == 1
