@@ -395,7 +395,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
 
     async def _keep_files(self, view: ConversationView, pending: PendingMessage) -> None:
         """Keep a checkpoint of the files as they are before an agent that rests begins a turn."""
-        begins = pending.kind is PendingKind.MESSAGE and pending.run and not pending.is_tried
+        begins = pending.kind is PendingKind.MESSAGE and pending.run
         is_at_work = view.conversation.execution_status is ExecutionStatus.RUNNING
         if begins and not is_at_work and view.sandbox is not None:
             await self.sandboxes.checkpoints.take(view.sandbox)
@@ -408,13 +408,13 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
 
         async def begin(last_event: str) -> bool:
             nonlocal is_tried
+            await self._keep_files(view, pending)
             is_to_run = await self.stores.db.write(lambda tx: table.begin(tx, pending, last_event))
             if is_to_run is None:
                 raise _Cancelled("The message was cancelled")
             is_tried = True
             return is_to_run
 
-        await self._keep_files(view, pending)
         try:
             await deliver_once(agent, pending, begin)
         except _Cancelled:

@@ -10,7 +10,7 @@ import pytest
 from agentsvc.plugin import Capability
 from tests.http.gateway.steps import until
 from tests.service import Client, Service
-from tests.troubles import TroubledWorld, reconfigure
+from tests.troubles import TroubledAgent, TroubledWorld, eventually, reconfigure
 
 PATH = "/api/v1/app-conversations"
 
@@ -154,3 +154,24 @@ async def test_what_its_user_had_rest_goes_back_and_rests_on(
     assert fake_world.count("roll_back") == 1
     assert (await client.conversation(conversation_id))["sandbox_status"] == "PAUSED"
     assert await roll_back(client, conversation_id, kept["id"]) == 409
+
+
+@pytest.mark.usefixtures("keeping")
+async def test_a_message_that_is_tried_again_and_again_lets_no_other_checkpoint_go(
+    client: Client, fake_agent: TroubledAgent
+) -> None:
+    conversation_id, sandbox_id = await start(client)
+    [first] = await checkpoints(client, conversation_id)
+    sandbox, looks = fake_agent.sandboxes[sandbox_id], fake_agent.count("/events/search")
+    sandbox.is_down = True
+    path = f"/api/v1/conversations/{conversation_id}/pending-messages"
+    answer = await client.post(path, json={"content": [{"type": "text", "text": "Go on"}]})
+    assert answer.status == 201, answer.text
+    await eventually(lambda: fake_agent.count("/events/search") >= looks + 10)
+    sandbox.is_down = False
+
+    async def has_another() -> bool:
+        return len(await checkpoints(client, conversation_id)) > 1
+
+    await until(has_another)
+    assert (await checkpoints(client, conversation_id))[-1] == first
