@@ -5,6 +5,7 @@ import copy
 import gzip
 import io
 import itertools
+import os
 import stat
 import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -161,6 +162,25 @@ async def test_a_workspace_is_saved_and_a_new_sandbox_begins_with_it(
         "tar --no-same-owner -C /workspace/project " in command
         for command in fake_agent.sandboxes[second].commands
     )
+
+
+async def test_an_archive_is_on_the_disk_before_its_sandbox_goes(
+    client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await configure(service, on_delete=True)
+    conversation_id, _ = await start(client)
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append(Path(f"/proc/self/fd/{descriptor}").resolve().name)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    assert (await client.delete(f"{STARTS}/{conversation_id}")).status == 200
+    [one] = await archives(client)
+    await saved(client, one["id"])
+    assert synced == [f"{one['id']}.draft", "archives"]
 
 
 async def test_a_start_that_goes_on_after_a_restart_unpacks_nothing_over_what_its_agent_did(

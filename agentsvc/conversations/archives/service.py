@@ -27,6 +27,7 @@ from agentsvc.base import (
     SandboxNotUsable,
     StartRefused,
     Supervisor,
+    flush,
     now,
     reason_of,
     sha256,
@@ -366,7 +367,12 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         _create(draft)
         try:
             contents = repack(part, draft, bounds)
+            # Its sandbox may go as soon as it counts as saved.
+            flush(draft)
             draft.replace(self._file(archive_id))
+            # Not every file system can do that with a directory.
+            with contextlib.suppress(OSError):
+                flush(self.directory)
         finally:
             draft.unlink(missing_ok=True)
         return contents
