@@ -174,8 +174,10 @@ class Reconciler:
     async def _rest(self, sandbox: Sandbox, action: Action) -> _Progress | None:
         """Return how it ends where nothing is to be done now, None where something is."""
         if sandbox.target is Target.DELETED:
-            due_at = await self._uses.find_removal_due(sandbox.id)
-            return None if due_at is None or due_at <= now() else _Progress.BLOCKED
+            due_at, moment = await self._uses.find_removal_due(sandbox.id), now()
+            # What waits longer was put off while the clock was wrong.
+            latest = moment + timedelta(seconds=_REMOVAL_RETRY_SECONDS)
+            return _Progress.BLOCKED if due_at and moment < due_at <= latest else None
         # What runs and is to run does not wait for room.
         is_content = action is Action.LOOK and sandbox.phase is Phase.RUNNING
         if action is Action.REST or (not is_content and await self._uses.is_waiting(sandbox.id)):

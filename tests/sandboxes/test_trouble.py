@@ -1,11 +1,14 @@
 """Sandboxes while their backend is out of reach, full, slow or broken, and across restarts."""
 
+import contextlib
 import logging
+import sqlite3
+from datetime import timedelta
 
 import pytest
 
 from agentsvc.base.errors import BackendUnavailable, CapacityExceeded, HandleTooNew, OrderRejected
-from agentsvc.base.values import Secret, monotonic, new_id
+from agentsvc.base.values import Secret, monotonic, new_id, now, to_stored
 from agentsvc.config.data_directory import DataDirectory
 from agentsvc.config.sandboxes import OnShutdown
 from agentsvc.plugin.backend import Order, Phase, StillFetching
@@ -280,6 +283,22 @@ async def test_an_orphan_is_removed_only_after_the_grace_time_and_never_anothers
     await eventually(lambda: orphan not in fake_world.sandboxes)
     await fake_world.sweeps(2)
     assert set(fake_world.sandboxes) == {foreign}
+
+
+async def test_a_removal_that_was_put_off_while_the_clock_was_wrong_is_tried_once_it_is_right(
+    client: Client, service: Service, fake_world: TroubledWorld
+) -> None:
+    sandbox_id = await start(client)
+    fake_world.always["delete"] = BackendUnavailable("not now")
+    await client.delete(f"{PATH}/{sandbox_id}")
+    await service.stop()
+    due_at = to_stored(now() + timedelta(days=3653))
+    with contextlib.closing(sqlite3.connect(service.data_dir / "agentsvc.db")) as database:
+        database.execute("UPDATE sandbox_uses SET removal_due_at = ?", (due_at,))
+        database.commit()
+    del fake_world.always["delete"]
+    await service.start()
+    await eventually(lambda: sandbox_id not in fake_world.sandboxes)
 
 
 async def test_an_orphan_that_cannot_be_removed_is_not_tried_at_each_sweep(
