@@ -17,6 +17,7 @@ from agentsvc.base import (
     NotFound,
     Secret,
     decoder_of,
+    has_many_values,
 )
 
 MAX_OUTPUT_CHARS: Final = 256 * 1024
@@ -270,9 +271,6 @@ class _ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     exception: str | None = None
 
 
-_TROUBLE = msgspec.json.Decoder(_ErrorBody)
-
-
 def decode_conversation(raw: bytes) -> ConversationInfo:
     """Return the conversation in the body of an answer; raises AgentRefused if it is not one."""
     if len(raw) > MAX_CONVERSATION_BYTES:
@@ -316,6 +314,8 @@ class Output:
 
 def decode[T](kind: type[T], raw: bytes) -> T:
     """Return the decoded body of an answer; raises AgentRefused if it does not fit."""
+    if has_many_values(raw):
+        raise AgentRefused("The agent server answers with more than any has to say")
     with _fitting():
         return decoder_of(kind).decode(raw)
 
@@ -383,9 +383,9 @@ def to_git_error(status: int, body: bytes, where: str, hide: Sequence[Secret]) -
 def _explain(body: bytes, hide: Sequence[Secret]) -> str:
     """Return what an error body says, in at most 1,000 characters and without the secrets."""
     try:
-        trouble = _TROUBLE.decode(body)
+        trouble = decode(_ErrorBody, body)
         text = trouble.exception or _describe(trouble.detail)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except AgentRefused:
         text = body[: 4 * _MAX_DETAIL_CHARS].decode(errors="replace").strip()
     for secret in hide:
         if secret:

@@ -57,6 +57,8 @@ from agentsvc.base.errors import UnsupportedMediaType as UnsupportedMediaType
 from agentsvc.base.errors import hint_against as hint_against
 from agentsvc.base.errors import is_no_room as is_no_room
 from agentsvc.base.errors import reason_of as reason_of
+from agentsvc.base.json_values import has_many_values as has_many_values
+from agentsvc.base.json_values import outside_strings as outside_strings
 from agentsvc.base.logs import CURRENT_REQUEST as CURRENT_REQUEST
 from agentsvc.base.logs import Masker as Masker
 from agentsvc.base.logs import write_fast as write_fast

@@ -27,6 +27,7 @@ from agentsvc.base import (
     NotAuthenticated,
     NotFound,
     decoder_of,
+    has_many_values,
     now,
 )
 from agentsvc.domain import Provider
@@ -224,6 +225,8 @@ class Api:
         return target
 
     def _decode[T](self, body: bytes, kind: type[T] | msgspec.json.Decoder[T]) -> T:
+        if has_many_values(body):
+            raise self.unavailable("the answer has too many values")
         try:
             value = decoder_of(kind).decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:

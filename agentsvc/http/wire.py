@@ -30,8 +30,10 @@ from agentsvc.base import (
     decode_cursor,
     decoder_of,
     encode_cursor,
+    has_many_values,
     matching,
     new_id,
+    outside_strings,
     parse_time,
     parse_uuid,
     refusal,
@@ -302,6 +304,8 @@ def decode[T](
 
     `loc` is where the JSON was found, if it is a part of a body.
     """
+    if has_many_values(bytes(body)):
+        raise InvalidRequest("The body has too many values", loc=loc, kind="too_many_values")
     decoder = decoder_of(kind)
     try:
         return decoder.decode(body)
@@ -417,7 +421,7 @@ def _check_integers(body: bytes) -> None:
     starts = range(0, len(body), _PART_BYTES)
     if not any(_LONG_NUMBER.search(body, at, at + _PART_BYTES + 18) for at in starts):
         return
-    for match in itertools.chain.from_iterable(map(_INTEGER.finditer, _outside_strings(body))):
+    for match in itertools.chain.from_iterable(map(_INTEGER.finditer, outside_strings(body))):
         if not -MAX_INT - 1 <= int(match.group()[:40]) <= MAX_INT:
             raise InvalidRequest(
                 "Integers should fit in 64 bits", loc=("body",), kind="int_parsing_size"
@@ -429,28 +433,13 @@ def _check_depth(body: bytes) -> None:
     if body.count(b"[") + body.count(b"{") <= DEPTH_MAX:
         return
     depth = 0
-    for part in _outside_strings(body):
+    for part in outside_strings(body):
         # Each opening bracket is a signed byte +1, each closing one -1; the sum so far is the depth.
         steps = memoryview(part.translate(_STEPS, _NOT_BRACKETS)).cast("b")
         depths = list(itertools.accumulate(steps, initial=depth))
         if max(depths) > DEPTH_MAX:
             raise _too_deep()
         depth = depths[-1]
-
-
-def _outside_strings(body: bytes) -> Iterator[bytes]:
-    """Yield well-formed JSON without what is in its strings, in parts that cut no value.
-
-    What is done for a part takes a moment only, and little memory, however many strings there are.
-    """
-    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
-    start, is_in_string = 0, False
-    while start < len(plain):
-        end = plain.find(b",", start + _PART_BYTES) + 1 or len(plain)
-        texts = plain[start:end].split(b'"')
-        yield b"".join(texts[is_in_string::2])
-        is_in_string ^= len(texts) % 2 == 0
-        start = end
 
 
 def _too_deep() -> InvalidRequest:

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Raw
 
-from agentsvc.base import Secret
+from agentsvc.base import Secret, has_many_values
 from agentsvc.domain import Llm, without_secret_options
 from agentsvc.models.hosts import OWN_SERVERS, provider_of
 
@@ -74,6 +74,8 @@ def to_question(body: bytes, model: str, *, wants_usage: bool) -> bytes:
 
     With `wants_usage` a stream is asked to say at its end what it has used.
     """
+    if has_many_values(body):
+        raise BadQuestion("The body has more values than a question to a model")
     try:
         fields = _question.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:

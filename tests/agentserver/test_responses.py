@@ -8,7 +8,9 @@ from agentsvc.agentserver.responses import (
     BashOutput,
     ConversationStats,
     Output,
+    Page,
     StartedCommand,
+    decode,
     decode_conversation,
     decode_events,
     to_error,
@@ -55,6 +57,13 @@ def test_a_validation_error_names_the_places_but_not_the_input() -> None:
     message = error(422, {"detail": [problem, "plain"]}).message
     assert "body.tags.0: is bad; plain" in message
     assert "private" not in message
+
+
+def test_an_answer_of_very_many_values_is_not_decoded() -> None:
+    many = b"[" + b"[]," * 1_000_000 + b"[]]"
+    with pytest.raises(AgentRefused, match="more than any has to say"):
+        decode(Page, b'{"items":' + many + b"}")
+    assert "[[],[]" in error(400, b'{"detail":' + many + b"}").message
 
 
 def test_secrets_do_not_appear_in_an_error() -> None:

@@ -44,6 +44,18 @@ def test_what_is_extreme_is_found_where_one_part_ends_and_the_next_begins(spaces
         check_extremes(b"[" + b" " * spaces + b"9223372036854775808]")
 
 
+async def test_a_body_of_very_many_values_is_refused_in_little_memory() -> None:
+    request = make_mocked_request("POST", "/", headers={"Content-Type": "application/json"})
+    request[BODY] = body = b"[" + b"{}," * 1_000_000 + b"{}]"
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest, match="too many values"):
+            await read_json(request, list[msgspec.Raw])
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(body)
+    finally:
+        tracemalloc.stop()
+
+
 async def test_others_have_their_turn_while_a_large_body_is_checked() -> None:
     body = b"[" + b"[]," * 300_000 + b"[]]"
     request = make_mocked_request("POST", "/", headers={"Content-Type": "application/json"})

@@ -3,7 +3,14 @@
 import msgspec
 import pytest
 
-from agentsvc.models.wire import CallUsage, Upstream, UsageReader, guess_usage, to_question
+from agentsvc.models.wire import (
+    BadQuestion,
+    CallUsage,
+    Upstream,
+    UsageReader,
+    guess_usage,
+    to_question,
+)
 
 
 @pytest.mark.parametrize(("price", "dollars"), [(0.01, 1.0), (None, None)])
@@ -47,3 +54,9 @@ def test_nothing_is_asked_for_in_the_background_where_nobody_counts() -> None:
     body = b'{"background": true, "store": true, "input": "x"}'
     asked = msgspec.json.decode(to_question(body, "m", wants_usage=False))
     assert asked == {"store": True, "input": "x", "model": "m"}
+
+
+def test_a_question_of_very_many_members_is_none() -> None:
+    body = b"{" + b",".join(b'"%x":1' % number for number in range(1_000_001)) + b"}"
+    with pytest.raises(BadQuestion):
+        to_question(body, "m", wants_usage=False)

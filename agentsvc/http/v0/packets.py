@@ -11,7 +11,7 @@ from engineio.packet import packet_names
 from engineio.payload import Payload
 from socketio import packet
 
-from agentsvc.base import BadRequest
+from agentsvc.base import BadRequest, has_many_values
 
 EVENT: Final = "oh_event"
 """The name under which everything is sent."""
@@ -34,6 +34,8 @@ class _Json:
 
     @staticmethod
     def loads(text: str) -> Any:
+        if has_many_values(text.encode()):
+            raise ValueError("these are too many values")
         return _items.decode(text) if text.startswith("[") else msgspec.json.decode(text)
 
 

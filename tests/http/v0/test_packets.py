@@ -86,3 +86,8 @@ def test_packets_are_a_payload(body: bytes) -> None:
 def test_what_is_no_payload_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest, match="no payload"):
         check_payload(body)
+
+
+def test_a_packet_of_very_many_values_reads_as_a_goodbye() -> None:
+    received = Packet(encoded_packet='2["oh_action",' + "[]," * 500_000 + "[]]")
+    assert received.packet_type == packet.DISCONNECT

@@ -1,0 +1,27 @@
+"""How much is in JSON, before it is decoded."""
+
+import tracemalloc
+
+import pytest
+
+from agentsvc.base.json_values import MAX_VALUES, has_many_values
+
+
+@pytest.mark.parametrize("part", [b"1,", b"[],", b'"",', b'{"":[[]]},'])
+def test_what_has_very_many_values_is_known_in_little_memory(part: bytes) -> None:
+    body = b'{"items":[' + part * MAX_VALUES + b"1]}"
+    tracemalloc.start()
+    try:
+        assert has_many_values(body)
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(body)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("text", [b",", b"[{", rb"\"\\,"])
+def test_what_is_in_a_string_is_no_value(text: bytes) -> None:
+    assert not has_many_values(b'{"a":"' + text * MAX_VALUES + b'","b":[1,{}]}')
+
+
+def test_as_many_as_may_be_are_decoded() -> None:
+    assert not has_many_values(b"[" + b"1," * (MAX_VALUES - 1) + b"1]")
