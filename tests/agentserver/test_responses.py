@@ -1,5 +1,7 @@
 """What answers of an agent server mean: decoding, errors, sums."""
 
+import time
+
 import msgspec
 import pytest
 
@@ -140,6 +142,15 @@ def test_output_parts_are_joined_and_bounded() -> None:
     assert len(result.stdout) == 256 * 1024
     assert (result.stderr, result.exit_code) == ("e", 0)
     assert output.last_order == 1
+
+
+def test_output_in_very_many_parts_is_joined_in_a_moment() -> None:
+    output, began = Output(), time.process_time()
+    output.add(BashOutput(stdout="a" * 300_000))
+    for _ in range(50_000):
+        output.add(BashOutput(stdout="b"))
+    assert output.result(timed_out=False).stdout == "a" * (256 * 1024 - 50_000) + "b" * 50_000
+    assert time.process_time() - began < 1
 
 
 def test_a_closed_client_makes_no_calls() -> None:
