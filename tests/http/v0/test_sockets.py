@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
+from engineio.payload import Payload
 
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.base.errors import OrderRejected
@@ -15,6 +17,7 @@ from tests.http.v0.steps import (
     history,
     start,
     start_running,
+    wait_for_history,
     wait_for_state,
     wait_for_status,
 )
@@ -34,6 +37,10 @@ async def start_finished(client: Client) -> str:
 
 def is_state(event: Frame) -> bool:
     return event.get("observation") == "agent_state_changed"
+
+
+def has_finished(times: int, events: list[Frame]) -> bool:
+    return states(events).count("finished") == times
 
 
 def without_source(events: list[Frame]) -> list[Frame]:
@@ -103,6 +110,22 @@ async def test_a_client_that_comes_back_misses_nothing_and_gets_nothing_twice(
         seen += follower.events
     told = [event for event in await history(client, name) if not is_state(event)]
     assert without_source([event for event in seen if not is_state(event)]) == without_source(told)
+
+
+@TRANSPORTS
+async def test_a_history_of_more_events_than_clients_take_in_one_answer_is_told(
+    client: Client, transports: list[str]
+) -> None:
+    name = await start_finished(client)
+    for times in range(2, 9):
+        await client.post(f"{PATH}/{name}/message", json={"message": "please work"})
+        await wait_for_history(client, name, partial(has_finished, times))
+    whole = await history(client, name)
+    told = [event for event in whole if not is_state(event)]
+    assert len(told) > Payload.max_decode_packets
+    async with follow(client.base_url, client.key, name, transports=transports) as follower:
+        await follower.until_state("finished")
+        assert follower.ids[-1] == whole[-1]["id"]
 
 
 async def test_a_client_that_comes_back_after_a_restart_misses_nothing(
