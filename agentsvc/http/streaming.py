@@ -13,7 +13,7 @@ from typing import Final
 from aiohttp import WSCloseCode, WSMsgType, hdrs, web
 
 from agentsvc.accounts import Principal
-from agentsvc.base import AgentsvcError, BadRequest, NotAuthenticated, NotFound
+from agentsvc.base import AgentsvcError, BadRequest, NotAuthenticated, NotFound, TooManyRequests
 from agentsvc.http.following import Finder, FollowedStreams, Items, Message, StreamEnd
 from agentsvc.http.keys import KEYRING, LOGINS, ON_LOST, OPEN_CONNECTIONS, PRINCIPAL
 from agentsvc.http.middleware.login_cookie import login_token
@@ -150,10 +150,13 @@ async def _authenticate(request: web.Request, line: "_Socket") -> StreamEnd | No
     """Find out who a client is by its first message."""
     try:
         key = await first_message_key(request, line.first_text())
-        request[PRINCIPAL] = await _identify(request, key)
-        show_key(request)
+        caller = await _identify(request, key)
+        show_key(request, user_id=caller.user_id)
     except NotAuthenticated:
         return _KEY_LOST
+    except TooManyRequests as exc:
+        return StreamEnd(message=None, code=WSCloseCode.TRY_AGAIN_LATER, reason=exc.code)
+    request[PRINCIPAL] = caller
     return None
 
 

@@ -96,8 +96,8 @@ def test_half_of_the_room_is_kept_for_those_with_a_key() -> None:
     for number in range(6):
         watched.enter(f"192.0.2.{number}", str(number))
     assert watched.evicted == ["0", "1"]
-    for _ in range(8):
-        watched.limit.show_key(watched.enter(FAR, "user"))
+    for number in range(8):
+        watched.limit.show_key(watched.enter(FAR, "user"), user_id=str(number))
     assert watched.evicted == ["0", "1", "2", "3", "4", "5"]
     with pytest.raises(CapacityExceeded):
         watched.limit.enter(FAR, lambda: None)
@@ -120,15 +120,26 @@ def test_a_client_that_a_proxy_names_is_counted_for_itself() -> None:
 def test_a_sandbox_has_so_many_with_its_keys_and_leaves_room_for_users() -> None:
     watched = Watched(most=8)
     first = watched.enter(FAR)
-    assert watched.limit.show_key(first, "one")
-    assert watched.limit.show_key(first, "one")
-    assert watched.limit.show_key(watched.enter(FAR), "one")
-    assert not watched.limit.show_key(watched.enter(FAR), "one")
+    assert watched.limit.show_key(first, sandbox_id="one")
+    assert watched.limit.show_key(first, sandbox_id="one")
+    assert watched.limit.show_key(watched.enter(FAR), sandbox_id="one")
+    assert not watched.limit.show_key(watched.enter(FAR), sandbox_id="one")
     watched.limit.leave(first)
-    assert watched.limit.show_key(watched.enter(ALSO_FAR), "one")
-    shown = [watched.limit.show_key(watched.enter("::1"), f"no. {i}") for i in range(6)]
+    assert watched.limit.show_key(watched.enter(ALSO_FAR), sandbox_id="one")
+    shown = [watched.limit.show_key(watched.enter("::1"), sandbox_id=f"no. {i}") for i in range(6)]
     assert shown == [True] * 4 + [False] * 2
     assert watched.limit.show_key(watched.enter("::1"))
+
+
+def test_a_user_leaves_room_for_others() -> None:
+    watched = Watched(most=8, of_origin=0)
+    held = watched.enter(FAR)
+    assert [watched.limit.show_key(held, user_id="one") for _ in range(2)] == [True, True]
+    shown = [watched.limit.show_key(watched.enter(FAR), user_id="one") for _ in range(6)]
+    assert shown == [True] * 5 + [False]
+    assert watched.limit.show_key(watched.enter(FAR), user_id="other")
+    watched.limit.leave(held)
+    assert watched.limit.show_key(watched.enter(FAR), user_id="one")
 
 
 def test_a_sandbox_is_counted_by_its_address_where_all_of_loopback_are_proxies() -> None:

@@ -172,10 +172,12 @@ async def test_a_connection_too_many_waits_for_its_refusal(
     service.config = msgspec.structs.replace(service.config, server=server)
     await service.restart()
     host, port = place_of(service)
-    headers = {"X-Session-API-Key": str(client.key)}
-    async with aiohttp.ClientSession(headers=headers) as session, AsyncExitStack() as opened:
-        for _ in range(4):
-            await opened.enter_async_context(session.get(f"{service.url}{CHANGES}"))
+    other = await service.make_client("other")
+    async with aiohttp.ClientSession() as session, AsyncExitStack() as opened:
+        for one in (client, client, other, other):
+            headers = {"X-Session-API-Key": str(one.key)}
+            stream = session.get(f"{service.url}{CHANGES}", headers=headers)
+            await opened.enter_async_context(stream)
         began = monotonic()
         answers = await asyncio.gather(*(_answer_of(host, port) for _ in range(4)))
         assert {answer.split()[1] for answer in answers} == {b"503"}

@@ -86,6 +86,7 @@ async def test_who_was_turned_away_is_counted_by_why(client: Client, service: Se
         "connections": 0,
         "address_connections": 0,
         "keyless_connections": 0,
+        "user_connections": 0,
         "sandbox_connections": 0,
         "sandbox_rate": 0,
         "sandbox_bytes": 0,

@@ -210,8 +210,10 @@ def _may_be_for_sandbox(request: web.Request) -> bool:
 
 def _show_key(request: web.Request, caller: GatewayCaller) -> None:
     """Count a connection for whose key it has shown; raises TooManyRequests."""
-    sandbox = caller.sandbox if caller.principal is None else None
-    show_key(request, sandbox.id if sandbox is not None else "")
+    if caller.principal is not None:
+        show_key(request, user_id=caller.principal.user_id)
+    elif caller.sandbox is not None:
+        show_key(request, sandbox_id=caller.sandbox.id)
 
 
 def _is_use(request: web.Request, place: PortRequest) -> bool:

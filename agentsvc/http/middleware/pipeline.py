@@ -216,8 +216,8 @@ async def _check_caller(request: web.Request, handler: Handler) -> web.StreamRes
     if route.scope is not Scope.OPEN:
         await identify(request, route.scope)
         if keys.PRINCIPAL in request:
-            show_key(request)
             caller = request[keys.PRINCIPAL]
+            show_key(request, user_id=caller.user_id)
             enforce(request, request.app[LIMITS].keys.take(caller.key_id))
             check_scope(route.scope, caller)
         else:
@@ -313,7 +313,7 @@ async def _count_sandbox(request: web.Request) -> None:
     sandbox_id = _sandbox_of(request)
     if not sandbox_id:
         return
-    show_key(request, sandbox_id)
+    show_key(request, sandbox_id=sandbox_id)
     allowance = SandboxAllowance(request, sandbox_id)
     await allowance.spend(Budget.REQUESTS, 1)
     if keys.SANDBOX in request:

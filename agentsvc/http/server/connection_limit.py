@@ -1,4 +1,4 @@
-"""Connection limits: total, per address, per sandbox. Pure.
+"""Connection limits: total, per address, per user, per sandbox. Pure.
 
 An origin is where connections come from: an address, the way that one sandbox has to the server, or
 the client that a trusted proxy names. Connections that have shown no good key share half of the room.
@@ -26,6 +26,9 @@ _CALLER_BITS: Final = 64
 """What one caller usually has of version 6."""
 _STALE_SECONDS: Final = 5.0
 """After which a connection without a request makes room for another one of its origin."""
+type _Caller = tuple[str, str]
+"""The ids of a sandbox and of a user, one of them empty."""
+
 _NO_ADDRESS: Final = ""
 _SHARED: Final = "this machine"
 
@@ -33,13 +36,13 @@ _SHARED: Final = "this machine"
 class Connection:
     """One connection, as far as it counts; `evict` ends it."""
 
-    __slots__ = ("evict", "origin", "sandbox_id", "since")
+    __slots__ = ("caller", "evict", "origin", "since")
 
     def __init__(self, evict: Callable[[], None]) -> None:
         self.evict = evict
         self.origin = _NO_ADDRESS
-        self.sandbox_id: str | None = None
-        """Whose key it has shown, empty for a user's; None as long as there was no good one."""
+        self.caller: _Caller | None = None
+        """Whose key it has shown; None as long as there was no good one."""
         self.since = 0.0
         """When it was made or began its last request."""
 
@@ -49,7 +52,7 @@ class ConnectionLimit:
 
     Of an origin there are at most `max_of_origin` without a good key, 0 is no limit. Many callers
     may come out of a `shared` network, so that a new connection from there takes the place of the
-    oldest; those of `proxies` are counted for whom they name.
+    oldest; those of `proxies` are counted for whom they name. A user leaves a quarter to others.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class ConnectionLimit:
     ) -> None:
         self._max = most
         self._max_keyless = most // 2
-        self._max_of_sandboxes = most - most // 4
+        self._max_of_user = self._max_of_sandboxes = most - most // 4
         self._max_of_origin = max_of_origin
         self._max_of_sandbox = max_of_sandbox
         self._shared = tuple(shared)
@@ -71,7 +74,8 @@ class ConnectionLimit:
         self._keyless: OrderedDict[Connection, None] = OrderedDict()
         self._of_origin: dict[str, OrderedDict[Connection, None]] = {}
         self._with_key: set[Connection] = set()
-        self._of_sandbox: Counter[str] = Counter()
+        self._of_caller: Counter[_Caller] = Counter()
+        self._of_sandboxes = 0
 
     def __len__(self) -> int:
         return len(self._keyless) + len(self._with_key)
@@ -103,19 +107,21 @@ class ConnectionLimit:
             self._keyless.move_to_end(one)
             self._of_origin[one.origin].move_to_end(one)
 
-    def show_key(self, one: Connection, sandbox_id: str = "") -> bool:
-        """Take in that a connection has shown a good key, of this sandbox if it is not a user's.
+    def show_key(self, one: Connection, *, sandbox_id: str = "", user_id: str = "") -> bool:
+        """Take in that a connection has shown a good key, of this sandbox or of this user.
 
         Returns whether that caller may have one more.
         """
-        if one.sandbox_id == sandbox_id:
+        caller = (sandbox_id, user_id)
+        if one.caller == caller:
             return True
-        if sandbox_id and not self._has_room_for_sandbox(sandbox_id):
+        if not self._has_room_for(caller):
             return False
         if self._remove(one):
-            one.sandbox_id = sandbox_id
+            one.caller = caller
             self._with_key.add(one)
-            self._of_sandbox[sandbox_id] += 1
+            self._of_caller[caller] += 1
+            self._of_sandboxes += bool(sandbox_id)
         return True
 
     def leave(self, one: Connection) -> None:
@@ -129,10 +135,12 @@ class ConnectionLimit:
         # To refuse who comes again and again costs less than to let each push out the one before.
         return origin == _SHARED or monotonic() - next(iter(mine)).since >= _STALE_SECONDS
 
-    def _has_room_for_sandbox(self, sandbox_id: str) -> bool:
-        of_all = len(self._with_key) - self._of_sandbox[""]
-        is_full = 0 < self._max_of_sandbox <= self._of_sandbox[sandbox_id]
-        return not is_full and of_all < self._max_of_sandboxes
+    def _has_room_for(self, caller: _Caller) -> bool:
+        known = self._of_caller[caller]
+        if not caller[0]:
+            return known < self._max_of_user
+        is_full = 0 < self._max_of_sandbox <= known
+        return not is_full and self._of_sandboxes < self._max_of_sandboxes
 
     def _add(self, one: Connection, origin: str) -> None:
         if len(self._keyless) >= self._max_keyless:
@@ -140,7 +148,7 @@ class ConnectionLimit:
         mine = self._of_origin.get(origin, OrderedDict())
         if self._is_limited(origin) and len(mine) >= self._max_of_origin:
             self._evict_first(mine)
-        one.origin, one.since, one.sandbox_id = origin, monotonic(), None
+        one.origin, one.since, one.caller = origin, monotonic(), None
         self._keyless[one] = None
         self._of_origin.setdefault(origin, OrderedDict())[one] = None
 
@@ -161,13 +169,13 @@ class ConnectionLimit:
             if not mine:
                 del self._of_origin[one.origin]
             return True
-        if one not in self._with_key:
+        if one not in self._with_key or one.caller is None:
             return False
         self._with_key.discard(one)
-        sandbox_id = one.sandbox_id or ""
-        self._of_sandbox[sandbox_id] -= 1
-        if self._of_sandbox[sandbox_id] <= 0:
-            del self._of_sandbox[sandbox_id]
+        self._of_sandboxes -= bool(one.caller[0])
+        self._of_caller[one.caller] -= 1
+        if self._of_caller[one.caller] <= 0:
+            del self._of_caller[one.caller]
         return True
 
     def _is_limited(self, origin: str) -> bool:

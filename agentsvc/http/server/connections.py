@@ -32,15 +32,18 @@ def count_request(request: web.Request, client: str | None = None) -> None:
         connection.count_request(client)
 
 
-def show_key(request: web.Request, sandbox_id: str = "") -> None:
-    """Count a connection among those with a good key, of this sandbox if it is not a user's.
+def show_key(request: web.Request, *, sandbox_id: str = "", user_id: str = "") -> None:
+    """Count a connection among those with a good key, of this sandbox or of this user.
 
-    Raises TooManyRequests if the sandbox has too many of them.
+    Raises TooManyRequests if that caller has too many of them.
     """
     connection = connection_of(request)
-    if connection is not None and not connection.show_key(sandbox_id):
-        request[REFUSED_FOR] = Refusal.SANDBOX_CONNECTIONS
-        raise TooManyRequests("This sandbox has too many connections")
+    if connection is None or connection.show_key(sandbox_id, user_id):
+        return
+    is_sandbox = bool(sandbox_id)
+    request[REFUSED_FOR] = Refusal.SANDBOX_CONNECTIONS if is_sandbox else Refusal.USER_CONNECTIONS
+    who = "sandbox" if is_sandbox else "user"
+    raise TooManyRequests(f"This {who} has too many connections")
 
 
 def ask_for_body(request: web.Request) -> None:
@@ -185,9 +188,11 @@ class ClientConnection(asyncio.Protocol):
         if self._counted is not None:
             self._shared.limit.begin_request(self._counted, client)
 
-    def show_key(self, sandbox_id: str) -> bool:
+    def show_key(self, sandbox_id: str, user_id: str) -> bool:
         """Take in that a good key was shown; return whether whose it is may have the connection."""
-        return self._counted is None or self._shared.limit.show_key(self._counted, sandbox_id)
+        return self._counted is None or self._shared.limit.show_key(
+            self._counted, sandbox_id=sandbox_id, user_id=user_id
+        )
 
     def _check_time(self) -> None:
         """Let a client go that has taken nothing of an answer since the last look.

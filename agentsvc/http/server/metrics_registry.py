@@ -27,6 +27,7 @@ class Refusal(StrEnum):
     CONNECTIONS = "connections"
     ADDRESS_CONNECTIONS = "address_connections"
     KEYLESS_CONNECTIONS = "keyless_connections"
+    USER_CONNECTIONS = "user_connections"
     SANDBOX_CONNECTIONS = "sandbox_connections"
     SANDBOX_RATE = "sandbox_rate"
     SANDBOX_BYTES = "sandbox_bytes"

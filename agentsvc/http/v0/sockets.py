@@ -332,7 +332,7 @@ class _ReadRequest:
 
 
 def _known(request: web.Request, principal: Principal) -> _Caller:
-    show_key(request)
+    show_key(request, user_id=principal.user_id)
     return _Caller(principal=principal, came_at=monotonic())
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from contextlib import AsyncExitStack
 from typing import Any
 
 import msgspec
@@ -132,6 +133,22 @@ async def test_the_oldest_that_waits_for_its_key_makes_room(
         async with open_socket(anyone, CHANGES), open_socket(anyone, CHANGES):
             assert not second.socket.closed
             assert not third.socket.closed
+
+
+async def test_a_user_leaves_connections_to_others(client: Client, service: Service) -> None:
+    await configure(service, max_connections=8)
+    anyone, user = service.client_with(None), await service.make_client("busy")
+    async with AsyncExitStack() as opened:
+        for _ in range(6):
+            one = await opened.enter_async_context(open_socket(anyone, CHANGES))
+            await one.socket.send_str(auth(user.key))
+            await one.until("ready")
+        async with open_socket(anyone, CHANGES) as more:
+            await more.socket.send_str(auth(user.key))
+            assert await more.rest() == []
+            assert more.end == (1013, "too_many_requests")
+        assert (await user.get("/api/v1/users/me")).status == 429
+        assert (await client.get("/api/v1/users/me")).status == 200
 
 
 async def test_who_leaves_before_a_key_is_shown_is_no_fault_of_the_server(
