@@ -161,7 +161,7 @@ class DeliveryWorker:
 
         async def body(tx: Transaction) -> int:
             count = await DeliveryTable.store_result(tx, tried)
-            if tried.state is not DeliveryState.FAILED:
+            if not count or tried.state is not DeliveryState.FAILED:
                 return 0
             if not ends_lane:
                 return count

@@ -101,7 +101,7 @@ class DeliveryTable(Records[Delivery], table="webhook_deliveries"):
 
     @staticmethod
     async def store_result(tx: Transaction, delivery: Delivery) -> int:
-        """Store how a try ended, unless the delivery is gone or settled."""
+        """Store how a try ended, unless the delivery is gone or settled, or asked for again since."""
         sql = """
             UPDATE webhook_deliveries
             SET state = :state, attempts = :attempts, status = :status, reason = :reason,
@@ -109,6 +109,7 @@ class DeliveryTable(Records[Delivery], table="webhook_deliveries"):
             WHERE number = :number
               AND id = :id
               AND state = 'pending'
+              AND begun_at = :begun_at
         """
         return await tx.run(sql, row_of(delivery))
 

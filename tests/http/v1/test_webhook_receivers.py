@@ -1,5 +1,6 @@
 """What receivers ask for: nothing more, some time, or a new secret."""
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
@@ -168,3 +169,22 @@ async def test_slow_receivers_of_one_user_leave_places_for_others(
         finally:
             slow.may_answer.set()
         await slow.wait_for(lambda: len(slow.taken) == 3)
+
+
+async def test_what_is_asked_for_again_during_its_last_try_is_made_again(
+    client: Client, service: Service, receiver: Receiver, feed: Feeder
+) -> None:
+    await configure(service, give_up_seconds=2)
+    answers = iter([500])
+    receiver.answer = lambda _: next(answers, 200)
+    receiver.may_answer.clear()
+    made = await subscribe(client, receiver.url, **KINDS)
+    await feed.send(events(1))
+    await receiver.wait_for(lambda: bool(receiver.received))
+    [waiting] = await deliveries(client, made)
+    await asyncio.sleep(2)
+    answer = await client.post(f"{HOOKS}/{made['id']}/deliveries/{waiting['id']}/replay")
+    assert answer.status == 200, answer.text
+    receiver.may_answer.set()
+    [told] = await wait_for(client, made, lambda seen: seen[0]["state"] != "pending")
+    assert (told["id"], told["state"]) == (waiting["id"], "delivered")
