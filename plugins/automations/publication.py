@@ -32,7 +32,7 @@ from agentsvc.extension.server import SandboxStatus, Server
 
 from .ending import EndRun, RunEnd, ended, stop_run
 from .host_calls import MARK
-from .issue_hosts import RETRIED_FOR, TRANSIENT, IssueHosts, retry_seconds
+from .issue_hosts import RETRIED_FOR, IssueHosts, retry_seconds
 from .model import Automation, GitTrigger, Run, RunStatus, WorkItem
 from .table import AutomationTable, RunTable
 from .work_table import WorkTable
@@ -134,7 +134,7 @@ class Publisher:
         try:
             await self._show(automation, work.id, "An agent has begun to work on this.")
         except AgentsvcError as exc:
-            wait = retry_seconds(exc) if isinstance(exc, TRANSIENT) else RETRIED_FOR.total_seconds()
+            wait = retry_seconds(exc) if exc.retryable else RETRIED_FOR.total_seconds()
             self._retry_at[work.id] = monotonic() + wait
             log.warning("comment of an issue not written yet", extra=_about(work, exc))
 
@@ -150,21 +150,19 @@ class Publisher:
             if not work.is_answer and run_end.status is RunStatus.COMPLETED:
                 try:
                     await self._publish(automation, run, work, view, run_end)
-                except TRANSIENT:
-                    raise
                 except AgentsvcError as exc:
+                    if exc.retryable:
+                        raise
                     run_end = _failed(run_end, exc)
             work = await WorkTable.find(self._db, work_id) or work
             await self._show(automation, work_id, _outcome(work, run_end))
-        except TRANSIENT as exc:
-            if now() - view.conversation.updated_at < RETRIED_FOR:
+        except AgentsvcError as exc:
+            if exc.retryable and now() - view.conversation.updated_at < RETRIED_FOR:
                 self._retry_at[run.id] = monotonic() + retry_seconds(exc)
                 log.warning("work on an issue not published yet", extra=_about(work, exc))
                 return
-            run_end = _failed(run_end, exc)
-        except AgentsvcError as exc:
             log.warning("comment of an issue not written", extra=_about(work, exc))
-            if work.pull is None:
+            if exc.retryable or work.pull is None:
                 run_end = _failed(run_end, exc)
         is_over = (
             automation.definition.keep_alive is False
@@ -213,6 +211,7 @@ class Publisher:
             await self._conversations.resume(
                 work.user_id, view.sandbox.id, when_full=WhenFull.QUEUE
             )
+        if view.sandbox_status in (SandboxStatus.PAUSED, SandboxStatus.STARTING):
             raise AgentUnavailable("The sandbox is resumed for what is in it")
         agent = self._conversations.require_agent(view)
         directory = view.conversation.working_dir

@@ -1,0 +1,59 @@
+"""What an agent has committed for an issue while it cannot be fetched out of its sandbox."""
+
+from typing import Any
+
+import pytest
+
+from agentsvc.base.errors import QuotaExceeded
+from agentsvc.conversations.service import Conversations
+from tests.committing_agent import CommittingAgent
+from tests.http.gateway.steps import until
+from tests.http.v1.test_issues_to_pulls import fake_agent, host, open_loop
+from tests.issue_hosts import IssueHost
+from tests.plugin_loading import part
+from tests.service import Client
+from tests.troubles import TroubledWorld, eventually
+
+__all__ = ["fake_agent", "host"]
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def refused_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have its user's quota stand in the way when a sandbox is resumed for the first time."""
+    monkeypatch.setattr(part("automations.issue_hosts"), "_LEAST_REST", 0.1)
+    resume, refusals = Conversations.resume, [QuotaExceeded("You have too many running")]
+
+    async def refuse(*args: Any, **options: Any) -> None:
+        if refusals:
+            raise refusals.pop()
+        await resume(*args, **options)
+
+    monkeypatch.setattr(Conversations, "resume", refuse)
+
+
+@pytest.mark.usefixtures("refused_once")
+async def test_the_work_in_a_sandbox_that_takes_long_to_go_on_is_published_when_it_does(
+    client: Client,
+    host: IssueHost,
+    fake_agent: CommittingAgent,
+    fake_world: TroubledWorld,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fake_agent.files = {"fix.txt": "1"}
+    let_go = fake_world.hold("resume")
+    loop = await open_loop(client, host)
+    await loop.begin()
+    [run] = await loop.wait_until(lambda runs: bool(runs and runs[0]["conversation_id"]))
+
+    async def is_ready() -> bool:
+        return await client.conversation(run["conversation_id"]) is not None
+
+    await until(is_ready)
+    ended = await client.wait_for_execution(run["conversation_id"], "finished")
+    await client.post(f"/api/v1/sandboxes/{ended['sandbox_id']}/pause")
+    await eventually(lambda: caplog.text.count("not published yet") >= 3)
+    let_go.set()
+    await loop.wait("COMPLETED")
+    assert len(host.pulls) == 1
