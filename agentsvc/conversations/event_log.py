@@ -127,6 +127,7 @@ class EventLog:
         webhooks were told of them as those of the other one.
         """
         await event_table.copy(tx, from_id, to_id, until)
+        tx.after_commit(lambda: self._latest.forget(to_id))
 
     async def load(self, tx: Transaction, conversation_id: str, raw: Iterable[bytes]) -> int:
         """Give a conversation without events those it had elsewhere, as `copy` does.
@@ -143,6 +144,7 @@ class EventLog:
         # The number comes first: webhooks are told of no event below it.
         await event_table.set_next_seq(tx, conversation_id, len(found))
         await event_table.insert_many(tx, _number(conversation_id, 0, found.values()))
+        tx.after_commit(lambda: self._latest.forget(conversation_id))
         return given - len(found)
 
     async def search(
@@ -399,6 +401,11 @@ class _Latest:
         if len(self._windows) > _LATEST_CONVERSATIONS:
             oldest, _ = self._windows.popitem(last=False)
             del self._sizes[oldest]
+
+    def forget(self, conversation_id: str) -> None:
+        """Know nothing of one that begins with others, which may have the id of one that was deleted."""
+        self._windows.pop(conversation_id, None)
+        self._sizes.pop(conversation_id, None)
 
     def find(self, conversation_id: str, from_seq: int, to_seq: int | None) -> list[StoredEvent]:
         """Return the events between two numbers, nothing unless all of them are known."""

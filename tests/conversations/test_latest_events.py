@@ -81,3 +81,24 @@ async def test_a_log_that_begins_anew_is_told_anew(db: Database, events: EventLo
     await append(db, events, range(10, 12))
     found = await events.read_stretch("c1", from_seq=0, to_seq=1, limit=9, max_bytes=9999)
     assert [one.body for one in found] == [event(10), event(11)]
+
+
+@pytest.mark.parametrize("how", ["copied", "loaded"])
+async def test_a_conversation_under_the_id_of_a_deleted_one_tells_its_own_events(
+    db: Database, events: EventLog, how: str
+) -> None:
+    await append(db, events, range(3))
+    await db.write(lambda tx: tx.run("DELETE FROM conversations"))
+    await db.write(lambda tx: tx.run(ADD_CONVERSATION, {"id": "c1"}))
+    await db.write(lambda tx: tx.run(ADD_CONVERSATION, {"id": "c2"}))
+
+    async def begin(tx: Transaction) -> None:
+        await events.load(tx, "c2", [_event(number, 0) for number in range(10, 13)])
+        if how == "copied":
+            await events.copy(tx, "c2", "c1", None)
+        else:
+            await events.load(tx, "c1", [_event(number, 0) for number in range(10, 13)])
+
+    await db.write(begin)
+    told = await events.read_stretch("c1", from_seq=0, to_seq=2, limit=9, max_bytes=1_000_000)
+    assert told == await events.read_range("c1", from_seq=0, limit=9)
