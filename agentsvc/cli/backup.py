@@ -44,12 +44,14 @@ def command(*, file: Path, without_key: bool, archives: bool, where: ConfigOptio
     the master key in it, who can read FILE can read all stored secrets. What is in sandboxes is not in
     it.
     """
-    if not file.name:
-        raise click.UsageError("the name of the file is empty")
+    if str(file) in (".", "-") or (file.exists() and not file.is_file()):
+        # A device or a pipe would be replaced: `/dev/stdout` for every program on the machine.
+        raise click.UsageError(f"a backup goes to a file with a name: `{file}` is none")
     data_directory = where.data_directory()
-    draft = file.with_name(f".{file.name}.new")
+    place = file.resolve()
+    draft = place.with_name(f".{place.name}.new")
     try:
-        with tempfile.TemporaryDirectory(dir=file.absolute().parent) as scratch:
+        with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
             copy = Path(scratch, DATABASE)
             copy_running(data_directory.database, copy)
             if problems := check_file(copy):
@@ -62,7 +64,7 @@ def command(*, file: Path, without_key: bool, archives: bool, where: ConfigOptio
                 _pack(opened, copy, data_directory, has_key=not without_key, has_archives=archives)
                 opened.flush()
                 os.fsync(opened.fileno())
-            draft.replace(file)
+            draft.replace(place)
     except OSError as exc:
         with contextlib.suppress(OSError):
             draft.unlink()

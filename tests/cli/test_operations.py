@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import os
 import sqlite3
 import tarfile
 import tracemalloc
@@ -227,6 +228,22 @@ def test_what_is_no_backup_is_refused(data_dir: Path, tmp_path: Path) -> None:
     assert nowhere.exit_code == 1
     assert "cannot be written" in nowhere.stderr
     assert call("backup", "", "--data-dir", data_dir).exit_code == 2
+
+
+def test_a_backup_takes_the_place_of_files_only(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pipe, link, file = tmp_path / "pipe", tmp_path / "stdout", tmp_path / "b.tar.gz"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for bad in (pipe, link, "-"):
+        assert call("backup", bad, "--data-dir", data_dir).exit_code == 2
+    assert (pipe.is_fifo(), link.is_symlink(), Path("-").exists()) == (True, True, False)
+    link.unlink()
+    link.symlink_to(file)
+    good("backup", link, "--data-dir", data_dir)
+    assert (link.is_symlink(), file.stat().st_mode & 0o777) == (True, 0o600)
 
 
 def test_a_damaged_database_is_told_and_not_backed_up(data_dir: Path, tmp_path: Path) -> None:
