@@ -2,7 +2,9 @@
 
 import importlib
 import os
+import signal
 import sys
+from types import FrameType
 
 from agentsvc.environment import take_secrets
 
@@ -10,8 +12,11 @@ from agentsvc.environment import take_secrets
 def main() -> None:
     """Run the command line with the arguments of this process, and exit."""
     _open_streams()
+    is_server = sys.argv[1:2] == ["serve"]
+    if not is_server:
+        _clean_up_on_signals()
     # A server is there to be seen by what it runs. This comes before the imports, which it repeats.
-    secrets = take_secrets(os.environ) if sys.argv[1:2] == ["serve"] else {}
+    secrets = take_secrets(os.environ) if is_server else {}
     importlib.import_module("agentsvc.cli").cli(prog_name="agentsvc", obj=secrets)
 
 
@@ -20,6 +25,18 @@ def _open_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+
+
+def _clean_up_on_signals() -> None:
+    """Have a command that is told to stop, or whose terminal is closed, remove what is half done."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # `nohup` lets it go on.
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _leave)
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

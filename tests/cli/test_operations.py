@@ -1,8 +1,12 @@
 import asyncio
 import contextlib
 import os
+import signal
 import sqlite3
+import subprocess
+import sys
 import tarfile
+import time
 import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
@@ -13,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agentsvc.base.bus import EventBus
-from agentsvc.base.values import Secret, new_id, now, to_stored
+from agentsvc.base.values import Secret, monotonic, new_id, now, to_stored
 from agentsvc.cli import cli
 from agentsvc.config.data_directory import DataDirectory
 from agentsvc.conversations.event_log import EventLog
@@ -244,6 +248,20 @@ def test_a_backup_takes_the_place_of_files_only(
     link.symlink_to(file)
     good("backup", link, "--data-dir", data_dir)
     assert (link.is_symlink(), file.stat().st_mode & 0o777) == (True, 0o600)
+
+
+def test_a_command_that_is_told_to_stop_leaves_no_copy(tmp_path: Path) -> None:
+    pipe, there = tmp_path / "pipe", tmp_path / "there"
+    os.mkfifo(pipe)
+    command = [sys.executable, "-m", "agentsvc", "restore", str(pipe), "--data-dir", str(there)]
+    with subprocess.Popen(command, env={"HOME": str(tmp_path)}) as restoring:
+        deadline = monotonic() + 30
+        while not list(there.glob("restore-*/archives")) and monotonic() < deadline:
+            time.sleep(0.02)
+        assert list(there.iterdir())
+        restoring.terminate()
+        assert restoring.wait(30) == 128 + signal.SIGTERM
+    assert not there.exists()
 
 
 def test_a_damaged_database_is_told_and_not_backed_up(data_dir: Path, tmp_path: Path) -> None:

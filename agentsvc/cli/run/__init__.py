@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 import click
@@ -86,10 +85,6 @@ def command(
     if not text.strip():
         raise click.UsageError("the task is empty")
     wanted = RunOptions(task=text, **options)
-    signal.signal(signal.SIGTERM, _leave)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-        # Its terminal is closed. `nohup` lets it go on.
-        signal.signal(signal.SIGHUP, _leave)
     api = None if private else find_api(server)
     conversations = importlib.import_module("agentsvc.cli.run.conversation")
     if api is not None and wanted.base_url:
@@ -139,7 +134,3 @@ def _private_server() -> Iterator[Api]:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         server.stop()
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _leave(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
