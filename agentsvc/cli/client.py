@@ -24,6 +24,7 @@ type Query = Mapping[str, str | int]
 BEAT: Final = "beat"
 
 _ANSWER_SECONDS: Final = 150.0
+_PART_BYTES: Final = 256 * 1024
 _SILENCE_SECONDS: Final = 60.0
 """Longer than the time between two signs of life on a stream."""
 _AWAY: Final = (502, 503, 504)
@@ -106,6 +107,19 @@ class Api:
             if not following:
                 return
             asked["page_id"] = following
+
+    def parts(
+        self, path: str, query: Mapping[str, str | int | Sequence[str]] | None = None
+    ) -> Iterator[bytes]:
+        """Yield the pieces of an answer that is no JSON; raises CommandFailed unless all of it comes."""
+        try:
+            with self.open("GET", path, query=query) as answer:
+                while part := answer.read(_PART_BYTES):
+                    yield part
+                if answer.length:
+                    raise ConnectionError(f"no whole answer comes from {self.url}")
+        except OSError as exc:
+            raise CommandFailed(f"{exc}", _HINT) from exc
 
     def stream(self, path: str, *, after: int, beats: bool = False) -> Iterator[StreamMessage]:
         """Yield the messages of a stream behind an event, until the server ends it.

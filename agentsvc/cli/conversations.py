@@ -1,7 +1,6 @@
 """`agentsvc conversations`: lists, shows and steers conversations of a server."""
 
 import itertools
-import shutil
 import sys
 from pathlib import Path
 from typing import Final
@@ -10,6 +9,7 @@ import click
 
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import PAGE, V1, Api
+from agentsvc.cli.download import save
 from agentsvc.cli.options import example, json_option, yes_option
 from agentsvc.cli.run.watch import View, follow_on, send_and_follow, wait_until_ready
 from agentsvc.cli.server import Id, ServerChoice, found_options, get_api, server_options
@@ -288,13 +288,6 @@ def delete(*, yes: bool, api: Api, found: Record) -> None:
 def export(*, output: Path | None, api: Api, found: Record) -> None:
     """Write the conversation with this ID and all of its events as a zip file."""
     file = output or Path(f"{found['id']}.zip")
-    with api.open("GET", f"{CONVERSATIONS}/{found['id']}/download") as answer:
-        if str(file) == "-":
-            shutil.copyfileobj(answer, sys.stdout.buffer)
-            return
-        try:
-            with file.open("wb") as opened:
-                shutil.copyfileobj(answer, opened)
-        except OSError as exc:
-            raise CommandFailed(f"the file cannot be written: {exc.strerror}: {file}") from exc
-    click.echo(f"written: {file}", err=True)
+    save(api.parts(f"{CONVERSATIONS}/{found['id']}/download"), file)
+    if str(file) != "-":
+        click.echo(f"written: {file}", err=True)

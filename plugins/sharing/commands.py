@@ -1,6 +1,5 @@
 """`agentsvc share`: links that show conversations of a server, and conversations as files."""
 
-import shutil
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -16,6 +15,7 @@ from agentsvc.cli.extension import (
     get_api,
     json_option,
     print_found,
+    save,
     server_options,
 )
 
@@ -84,8 +84,8 @@ def revoke(link: str, *, server: ServerChoice) -> None:
 @click.option(
     "--output",
     required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File to write.",
+    type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
+    help="File to write, - for standard output.",
 )
 @_redact_option
 @server_options
@@ -96,5 +96,4 @@ def export(
     api = get_api(server)
     found = find_conversation(api, conversation_id)
     path = f"/api/v1/app-conversations/{found['id']}/page"
-    with api.open("GET", path, query={"redact": redact}) as page, output.open("wb") as file:
-        shutil.copyfileobj(page, file)
+    save(api.parts(path, {"redact": redact}), output)

@@ -2,7 +2,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,16 +39,17 @@ def look(path: Path, **environment: str) -> dict[str, tuple[str, str, str]]:
 
 
 @contextmanager
-def answering(listener: socket.socket, answer: bytes) -> Iterator[None]:
-    """Give every connection the same answer."""
+def answering(listener: socket.socket, answer: bytes | Callable[[bytes], bytes]) -> Iterator[None]:
+    """Give every connection the same answer, or the one for what it asks."""
 
     def serve() -> None:
         while True:
             connection, _ = listener.accept()
             with connection:
-                if not connection.recv(65536):
+                asked = connection.recv(65536)
+                if not asked:
                     return
-                connection.sendall(answer)
+                connection.sendall(answer if isinstance(answer, bytes) else answer(asked))
 
     thread = threading.Thread(target=serve)
     thread.start()

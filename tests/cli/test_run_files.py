@@ -3,7 +3,6 @@
 import io
 import tarfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +88,10 @@ class Sandbox(Api):
         done = {"exit_code": int(failed), "stderr": "Permission denied"}
         return [{"working_dir": "/w"}] if path == SANDBOXES else done
 
-    @contextmanager
-    def open(self, *_: Any, **__: Any) -> Iterator[Any]:
+    def parts(self, *_: Any, **__: Any) -> Iterator[bytes]:
         if not self._packed:
             raise CommandFailed("File not found")
-        yield io.BytesIO(self._packed)
+        yield self._packed
 
 
 @pytest.mark.parametrize(

@@ -217,8 +217,7 @@ def read_file(api: Api, conversation_id: str, path: str) -> str:
     """Return a file as it lies in the sandbox, asked of the agent server there."""
     sandbox_id = find_conversation(api, conversation_id)["sandbox_id"]
     place = f"/sandboxes/{sandbox_id}/agent/api/file/download"
-    with api.open("GET", place, query={"path": path}) as answer:
-        return answer.read().decode()
+    return b"".join(api.parts(place, {"path": path})).decode()
 
 
 def commands_to_try(url: str, key_file: Path, conversation_id: str) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from agentsvc.accounts import Users as Users
 from agentsvc.cli import CommandFailed as CommandFailed
 from agentsvc.cli.client import Api as Api
 from agentsvc.cli.client import StreamMessage as StreamMessage
+from agentsvc.cli.download import save as save
 from agentsvc.cli.options import ConfigOptions as ConfigOptions
 from agentsvc.cli.options import config_option as config_option
 from agentsvc.cli.options import data_dir_option as data_dir_option

@@ -292,8 +292,8 @@ class _Workspace:
         kind = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
         query = {"path": self._packed}
         path = f"{self._agent}/file/upload"
-        with self._api.open("POST", path, query=query, body=body, headers=kind) as answer:
-            answer.read()
+        with self._api.open("POST", path, query=query, body=body, headers=kind):
+            pass
         where, what = shlex.quote(self._directory), shlex.quote(self._packed)
         self._run(
             f"mkdir -p {where} && cd {where} && tar -xzf {what} --no-same-owner; r=$?; rm -f {what}; exit $r"
@@ -309,16 +309,18 @@ class _Workspace:
             self._run(f"cd {where} && {packing}")
         except CommandFailed as exc:
             failure = exc
-        query = {"path": self._packed}
+        packed = bytearray()
         try:
-            with self._api.open("GET", f"{self._agent}/file/download", query=query) as answer:
-                packed = answer.read(MAX_BYTES + 1)
+            for part in self._api.parts(f"{self._agent}/file/download", {"path": self._packed}):
+                packed += part
+                if len(packed) > MAX_BYTES:
+                    break
         except CommandFailed as exc:
             raise failure or exc from None
         self._run(f"rm -f {what}")
         if len(packed) > MAX_BYTES:
             raise CommandFailed(f"the sandbox has more than {MAX_BYTES >> 20} MiB of files")
-        return packed, failure
+        return bytes(packed), failure
 
     def _run(self, text: str) -> None:
         body = {"command": text, "timeout": _COMMAND_SECONDS}
