@@ -2,7 +2,9 @@
 
 import json
 import re
+from array import array
 from base64 import b64encode
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from typing import Any, Final
@@ -31,8 +33,8 @@ _PATTERNS: Final = re.compile(
 A word may begin behind the `\\n` of a text that is JSON itself."""
 _WRAPPED: Final = 32
 """What is longer may be shown in several lines, as `base64` does."""
-_BREAK: Final = r"(?:\s|\\+[nrt])*"
-_breaks: Final = re.compile(r"\s|\\+[nrt]")
+_breaks: Final = re.compile(r"\s|(?<!\\)\\++[nrt]")
+"""What breaks lines; backslashes are looked through once, however many there are."""
 
 
 def secrets_in(value: Any) -> Iterator[str]:
@@ -69,11 +71,40 @@ class Masker:
         for form in self._forms:
             if form in text:
                 text = text.replace(form, MASK)
-        joined = _breaks.sub("", text) if self._long and len(text) > _WRAPPED else ""
-        for form in self._long:
-            if form in joined:
-                text = re.sub(_BREAK.join(map(re.escape, form)), MASK, text)
+        if self._long and len(text) > _WRAPPED:
+            text = self._mask_wrapped(text)
         return _PATTERNS.sub(lambda found: f"{found['name'] or found['asked'] or ''}{MASK}", text)
+
+    def _mask_wrapped(self, text: str) -> str:
+        """Return a text without the secrets that there are once its lines are joined."""
+        joined = _breaks.sub("", text)
+        found = [form for form in self._long if form in joined]
+        if not found:
+            return text
+        # Where each part between two breaks begins, in both.
+        in_joined, in_text, removed = array("q", [0]), array("q", [0]), 0
+        for gap in _breaks.finditer(text):
+            removed += len(gap[0])
+            in_joined.append(gap.end() - removed)
+            in_text.append(gap.end())
+
+        def place(at: int) -> int:
+            part = bisect_right(in_joined, at) - 1
+            return in_text[part] + at - in_joined[part]
+
+        pieces, end = [], 0
+        for first, last in sorted(span for form in found for span in _spans(joined, form)):
+            pieces += [text[end : place(first)], MASK]
+            end = max(end, place(last) + 1)
+        return "".join((*pieces, text[end:]))
+
+
+def _spans(text: str, form: str) -> Iterator[tuple[int, int]]:
+    """Yield where a form begins and ends each time that it is in a text."""
+    at = text.find(form)
+    while at >= 0:
+        yield at, at + len(form) - 1
+        at = text.find(form, at + len(form))
 
 
 def _forms(secret: str) -> Iterator[str]:

@@ -83,11 +83,15 @@ def show(body: bytes, mask: Callable[[str], str], redact: Collection[Redaction])
     # What the server has added to a message was not said by the user.
     if "extended_content" in event:
         event["extended_content"] = []
+    try:
+        # Before it is masked: a secret may have the value of a member's name, or of a tool's.
+        event = _redacted(event, redact) if redact else event
+    except RecursionError:
+        return None
     has_paths = Redaction.PATHS in redact
-    # A secret may have the value `kind`, or that of a kind.
     kind = {"kind": event.pop("kind")}
     event = kind | _walk(event, lambda text: _cleaned(text, mask, has_paths=has_paths))
-    return json.dumps(_redacted(event, redact) if redact else event).encode()
+    return json.dumps(event).encode()
 
 
 def show_text(
