@@ -105,8 +105,9 @@ class _Load:
     """The calls that a user has running."""
 
     def __init__(self) -> None:
+        self.callers = 0
+        """How many there are who ask, wait or run: as long as there is one, all have this load."""
         self.running = 0
-        self.waiting = 0
         self.largest = math.inf
         self.changed = asyncio.Condition()
 
@@ -181,20 +182,31 @@ class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
         noted before it is made; one that is broken off counts as what was noted.
         """
         load = self._loads[grant.user_id]
+        load.callers += 1
+        try:
+            async with (
+                self._place(grant, load),
+                self._noted(grant, guess_usage(grant.upstream, asked_bytes)) as call,
+            ):
+                yield call
+        finally:
+            load.callers -= 1
+            if not load.callers:
+                self._loads.pop(grant.user_id, None)
+
+    @contextlib.asynccontextmanager
+    async def _place(self, grant: ModelToken, load: _Load) -> AsyncIterator[None]:
         try:
             await self._enter(grant, load)
         except ModelBudgetReached:
             await self._let_stop(grant)
             raise
         try:
-            async with self._noted(grant, guess_usage(grant.upstream, asked_bytes)) as call:
-                yield call
+            yield
         finally:
             async with load.changed:
                 load.running -= 1
                 load.changed.notify_all()
-            if not load.running and not load.waiting:
-                self._loads.pop(grant.user_id, None)
 
     @contextlib.asynccontextmanager
     async def _noted(self, grant: ModelToken, guess: CallUsage) -> AsyncIterator[Call]:
@@ -222,11 +234,7 @@ class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
                 left = await self._left(grant)
                 if not load.running or left > load.running * load.largest or math.isinf(left):
                     break
-                load.waiting += 1
-                try:
-                    await load.changed.wait()
-                finally:
-                    load.waiting -= 1
+                await load.changed.wait()
             load.running += 1
 
     async def _let_stop(self, grant: ModelToken) -> None:
