@@ -136,6 +136,20 @@ async def test_two_who_ask_at_once_get_different_sandboxes(serve: Serve) -> None
         await client.wait_for_sandbox(sandbox_id, "RUNNING")
 
 
+async def test_nothing_is_kept_of_those_that_were_given_away(serve: Serve) -> None:
+    service = await serve()
+    client, pool = await admin(service), service.app[SANDBOXES].warm_pool
+    given = ""
+    for _ in range(3):
+        spare_id = await ready(service, given)
+        await pool.refill()
+        assert spare_id in vars(pool)["_seen"]
+        given = await start(client)
+    await ready(service, given)
+    await pool.refill()
+    assert len(vars(pool)["_seen"]) <= 1
+
+
 async def test_what_is_ready_is_removed_when_the_server_stops(
     serve: Serve, fake_world: FakeWorld
 ) -> None:

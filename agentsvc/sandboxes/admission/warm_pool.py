@@ -175,6 +175,8 @@ class WarmPool:
         async with self._lock:
             wanted = self._wanted()
             warm_pool = await self.table.unclaimed()
+            known = {spare.id for spare in warm_pool}
+            self._seen = {one: at for one, at in self._seen.items() if one in known}
             for spare in warm_pool:
                 await self._check(spare, wanted, [one for one in warm_pool if _is_like(one, spare)])
             for spec in wanted.values():
@@ -348,7 +350,6 @@ class WarmPool:
             log.warning("warm pool sandbox not removed, will be retried", extra=extra)
             return
         await self._db.write(lambda tx: self.table.delete(tx, spare.id))
-        self._seen.pop(spare.id, None)
 
 
 def _agent_of(report: Report) -> Endpoint | None:
