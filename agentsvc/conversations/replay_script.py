@@ -19,7 +19,7 @@ from agentsvc.domain import RecordedStep, StartOrder
 MODEL: Final = "openai/replay"
 """What the recording is called where agents name their language model."""
 
-_CALL_ID: Final = re.compile(r"replay_(\d+)_\d+")
+_CALL_ID: Final = re.compile(r"replay_([0-9]{1,9})_[0-9]{1,9}")
 _TITLE_CHARS: Final = 50
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from agentsvc.conversations.replay_script import AskedCall, AskedMessage, find_turn
+from agentsvc.domain import RecordedStep
 from agentsvc.testing.llm import Playbook, call, say
 from tests.fake_conversation import FakeConversation
 from tests.service import Answer, Client, Service
@@ -314,3 +316,9 @@ async def test_nothing_is_replayed_in_an_ordinary_conversation(
     name = await client.start_conversation(None)
     answer = await Replay(client, service, fake_agent, name).ask()
     assert answer.json()["detail"] == "Nothing is replayed in this conversation"
+
+
+@pytest.mark.parametrize("call_id", [f"replay_{'9' * 5_000}_0", "replay_٣_0", "call_1"])
+def test_a_call_of_another_form_is_no_step(call_id: str) -> None:
+    given = [AskedMessage(role="assistant", tool_calls=[AskedCall(id=call_id)])]
+    assert find_turn([RecordedStep(text="one"), RecordedStep(text="two")], given) == 0
