@@ -72,7 +72,8 @@ def _is_own(request: web.Request, origin: Origin) -> bool:
 
 
 def _is_same(made_by: str, origin: Origin) -> bool:
-    return _parts(made_by) == _parts(f"{origin.scheme}://{origin.host}")
+    parts = _parts(made_by)
+    return parts is not None and parts == _parts(f"{origin.scheme}://{origin.host}")
 
 
 def _parts(url: str) -> tuple[str, str, int | None] | None:

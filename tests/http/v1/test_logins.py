@@ -202,6 +202,15 @@ async def test_a_page_elsewhere_logs_nobody_in(browser: Browser, client: Client)
     assert answer.status == 403
 
 
+async def test_what_is_no_origin_is_not_that_of_a_server_under_no_name(
+    browser: Browser, client: Client
+) -> None:
+    browser.origin = "null"
+    body, host = {"api_key": client.key}, {"Host": "127.0.0.1:99999"}
+    answer = await browser.send("POST", LOGINS_PATH, json=body, headers=host)
+    assert answer.status == 403
+
+
 async def test_a_key_in_a_header_needs_no_origin(client: Client) -> None:
     cookie = f"agentsvc-login-{client.base_url.rpartition(':')[2]}=x"
     headers = {"Origin": "https://elsewhere.example", "Cookie": cookie, "X-Agentsvc-Login": "x"}
