@@ -1,4 +1,4 @@
-"""How much is in JSON that nobody vouches for, found out before it is decoded. Pure.
+"""Bounds how many values JSON may have that nobody vouches for, before it is decoded. Pure.
 
 A value takes two bytes of JSON and up to a hundred of memory.
 """
