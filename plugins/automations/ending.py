@@ -73,6 +73,7 @@ def ended(run: Run, end: RunEnd) -> Run:
         result=end.result[:_LONGEST],
         cost=end.cost,
         completed_at=now(),
+        is_settled=run.conversation_id is None,
     )
 
 

@@ -14,7 +14,7 @@ import msgspec
 from agentsvc.base import AgentsvcError, monotonic, now
 from agentsvc.extension.conversations import ConversationQuery, ConversationView, EventQuery
 from agentsvc.extension.endings import AT_WORK, cost_of
-from agentsvc.extension.server import Notice, SandboxStatus, Server, Subject
+from agentsvc.extension.server import Notice, SandboxStatus, Server, Subject, Target
 
 from .clock import ClockWatch
 from .ending import RunEnd, find_run_end, stop_run, store_end
@@ -33,6 +33,8 @@ _JUMP_SECONDS: Final = 2.0
 
 _REST: Final = timedelta(seconds=1)
 """How long an agent is at rest before its run is over: its last events are on their way."""
+_STOP_TIME: Final = timedelta(seconds=30)
+"""How long an agent may take to say that it was stopped."""
 
 
 class _Part(msgspec.Struct):
@@ -126,6 +128,8 @@ class Follower:
                     # It is looked at again, and others meanwhile.
                     extra = {"run_id": run.id, "reason": exc.message}
                     log.warning("run of an automation not followed", extra=extra)
+        for run in await RunTable.unsettled(self._db):
+            self._supervisor.spawn(f"sandbox of run {run.id}", partial(self._settle, run))
 
     async def _shift_timeouts(self) -> None:
         """Let agents have the time they were given where the clock was changed meanwhile."""
@@ -211,39 +215,44 @@ class Follower:
                 decoded.append(_event.decode(event.body))
         return decoded
 
-    async def _end(self, run: Run, run_end: RunEnd, view: ConversationView | None = None) -> None:
-        automation = await AutomationTable.find(self._db, run.automation_id)
+    async def _end(self, run: Run, run_end: RunEnd, _view: ConversationView | None = None) -> None:
         await self._db.write(lambda tx: store_end(tx, self._events, run, run_end))
         self._watched.discard(run.conversation_id or "")
+        self._wake.set()
         self._on_end()
-        if automation is not None and view is not None:
-            work = partial(self._release_sandbox, automation.definition.keep_alive, view)
-            self._supervisor.spawn(f"sandbox of run {run.id}", work)
 
-    async def _release_sandbox(self, keep_alive: bool | None, view: ConversationView) -> None:
-        """Do with the sandbox what its automation says, unless others live in it."""
-        sandbox = view.sandbox
-        if keep_alive or sandbox is None:
-            return
+    async def _settle(self, run: Run) -> None:
+        """Do with the sandbox of a run that is over what its automation says, unless it is too early."""
+        automation = await AutomationTable.find(self._db, run.automation_id)
+        if automation is None or await self._release_sandbox(run, automation.definition.keep_alive):
+            await self._db.write(lambda tx: RunTable.settle(tx, run.id))
+
+    async def _release_sandbox(self, run: Run, keep_alive: bool | None) -> bool:
+        """Have it rest or go, unless others live in it; say whether nothing is left to be done."""
+        [view] = await self._conversations.find_many(run.user_id, [run.conversation_id or ""])
+        if keep_alive or view is None or view.sandbox is None:
+            return True
+        sandbox_id = view.sandbox.id
         mates = ConversationQuery(
-            sandbox_id=sandbox.id, include_children=True, include_starting=True
+            sandbox_id=sandbox_id, include_children=True, include_starting=True
         )
-        user_id = view.conversation.user_id
-        if await self._conversations.count(user_id, mates) > 1:
-            return
+        if await self._conversations.count(run.user_id, mates) > 1:
+            return True
+        if view.conversation.has_run_queued or view.execution_status in AT_WORK:
+            # Somebody has said more since, and what comes of that ends later; or it was just stopped.
+            age = now() - (run.completed_at or now())
+            return run.status is RunStatus.COMPLETED or age > _STOP_TIME
         try:
-            found = await self._conversations.get(user_id, view.conversation.id)
-            if found.conversation.has_run_queued or found.execution_status in AT_WORK:
-                # Somebody has said more since: what comes of that ends later.
-                return
             if keep_alive is False:
-                await self._sandboxes.delete(user_id, sandbox.id)
+                await self._sandboxes.delete(run.user_id, sandbox_id)
             elif view.sandbox_status is SandboxStatus.RUNNING:
-                await self._sandboxes.pause(user_id, sandbox.id, until_needed=True)
+                await self._sandboxes.idle.cull(sandbox_id, Target.PAUSED, unused_since=now())
         except AgentsvcError as exc:
-            # It is left to the rules for idle ones.
-            extra = {"sandbox_id": sandbox.id, "reason": exc.message}
+            # It is tried again, or left to the rules for idle ones.
+            extra = {"sandbox_id": sandbox_id, "reason": exc.message}
             log.warning("sandbox of a run left as it is", extra=extra)
+            return not exc.retryable
+        return True
 
 
 def _last_words(events: Iterable[_Event]) -> str:

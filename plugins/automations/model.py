@@ -290,6 +290,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     started_at: datetime | None = None
     timeout_at: datetime | None = None
     completed_at: datetime | None = None
+    is_settled: bool = True
+    """Whether nothing is left to be done with its sandbox, once it is over."""
     number: int = 0
 
 

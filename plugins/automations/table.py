@@ -124,6 +124,11 @@ MIGRATIONS: Final = (
     CREATE INDEX plugin_automations_works_of_runs
         ON plugin_automations_works (automation_id) WHERE pull IS NOT NULL AND issue = '';
     """,
+    """
+    ALTER TABLE plugin_automations_runs ADD COLUMN is_settled INTEGER NOT NULL DEFAULT 1;
+    CREATE INDEX plugin_automations_runs_unsettled
+        ON plugin_automations_runs (id) WHERE NOT is_settled;
+    """,
 )
 
 _OF_REPOSITORY: Final = """
@@ -328,6 +333,17 @@ class RunTable(_SealedRecords[Run], table="plugin_automations_runs"):
         """Return the runs that go on, of one automation or all."""
         which = "" if automation_id is None else "AND t.automation_id = :id"
         return await cls.select(source, f"WHERE t.status = 'RUNNING' {which}", id=automation_id)
+
+    @classmethod
+    async def unsettled(cls, source: Queryable) -> list[Run]:
+        """Return the runs that are over and whose sandboxes are still to be seen to."""
+        return await cls.select(source, "WHERE NOT t.is_settled")
+
+    @staticmethod
+    async def settle(tx: Transaction, run_id: str) -> None:
+        """Store that nothing is left to be done with the sandbox of a run."""
+        sql = "UPDATE plugin_automations_runs SET is_settled = 1 WHERE id = :id"
+        await tx.run(sql, {"id": run_id})
 
     @classmethod
     async def delete_old(cls, tx: Transaction, before: datetime, limit: int) -> int:
