@@ -1,10 +1,13 @@
 """Conversations deleted while they start, and what failed starts leave."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from agentsvc.base.errors import NotFound
+from agentsvc.conversations.table import ConversationTable
 from agentsvc.http.keys import CONVERSATIONS, SANDBOXES
 from tests.conversations.starts import PATH, failure
 from tests.service import Client, Service
@@ -141,3 +144,29 @@ async def test_a_sandbox_that_others_joined_after_a_failed_start_stays(
     await fake_world.sweeps(2)
     assert list(fake_world.sandboxes) == [sandbox_id]
     assert await service.app[SANDBOXES].find_any(sandbox_id) is not None
+
+
+# Joining a sandbox that goes
+
+
+async def test_a_sandbox_that_is_let_go_before_it_is_joined_is_not_joined(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.post("/api/v1/settings", json={"sandbox_grouping_strategy": "ADD_TO_ANY"})
+    first = await client.start_conversation()
+    sandbox_id = (await client.conversation(first))["sandbox_id"]
+    looks, occupancy = 0, ConversationTable.occupancy
+
+    async def delete_meanwhile(table: ConversationTable, ids: Sequence[str]) -> Any:
+        nonlocal looks
+        looks += 1
+        # The first look finds out which turn it needs.
+        if looks == 2:
+            assert (await client.delete(f"{PATH}/{first}")).status == 200
+        return await occupancy(table, ids)
+
+    monkeypatch.setattr(ConversationTable, "occupancy", delete_meanwhile)
+    task = await client.start_task()
+    ended = await client.end_of_start(task["id"])
+    assert (ended["status"], looks) == ("READY", 2)
+    assert ended["sandbox_id"] != sandbox_id

@@ -15,7 +15,7 @@ from agentsvc.conversations.starting.sandbox_checks import SandboxChecks
 from agentsvc.conversations.starting.states import CheckedStart, StartWithSandbox
 from agentsvc.domain import WhenFull
 from agentsvc.plugin import Spec
-from agentsvc.sandboxes import Sandbox, SandboxStatus, StartLane
+from agentsvc.sandboxes import Sandbox, SandboxStatus, StartLane, Target
 from agentsvc.settings import GroupingStrategy
 from agentsvc.storage import Transaction
 
@@ -93,10 +93,19 @@ class SandboxChooser:
     async def _join_sandbox(self, asked: CheckedStart) -> Sandbox | None:
         start = asked.start
         chosen = await self._find_joinable(asked)
-        if chosen is not None:
-            sandbox_id = chosen.id
-            await self._db.write(lambda tx: self._progress.link_sandbox(tx, start, sandbox_id))
-        return chosen
+        if chosen is None:
+            return None
+        sandbox_id = chosen.id
+
+        async def join(tx: Transaction) -> Sandbox | None:
+            found = await self._sandboxes.find_any(sandbox_id, tx)
+            if found is None or found.target is not Target.RUNNING:
+                # It was let go, or is to rest, since it was looked for.
+                return None
+            await self._progress.link_sandbox(tx, start, sandbox_id)
+            return found
+
+        return await self._db.write(join)
 
     async def _find_joinable(self, asked: CheckedStart) -> Sandbox | None:
         strategy, spec = asked.settings.sandbox_grouping_strategy, self._spec(asked)
