@@ -205,6 +205,8 @@ class Layers:
                 self._directory.rmdir()
 
     def _ids(self) -> list[str]:
+        # As for sandboxes: an unmounted disk has removed none.
+        self._directory.parent.stat()
         with contextlib.suppress(FileNotFoundError):
             return [path.name for path in self._directory.iterdir() if not path.suffix]
         return []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agentsvc.base.errors import CapacityExceeded, OrderRejected
+from agentsvc.base.errors import BackendUnavailable, CapacityExceeded, OrderRejected
 from agentsvc.plugin import StillFetching
 from tests.live.disks import Disk, mounted
 from tests.plugin_loading import part
@@ -166,6 +166,12 @@ async def test_going_back_is_done_at_the_next_start_and_only_then(tmp_path: Path
 async def test_a_name_that_is_no_id_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(OrderRejected):
         await Layers(tmp_path).keep(make_place(tmp_path, "first"), name, MANY)
+
+
+async def test_layers_on_a_disk_that_is_away_are_not_gone(tmp_path: Path) -> None:
+    assert await Layers(tmp_path).ids() == []
+    with pytest.raises(BackendUnavailable):
+        await Layers(tmp_path / "away").ids()
 
 
 async def test_a_full_disk_is_told_and_leaves_no_half_of_a_layer(tmp_path: Path) -> None:
