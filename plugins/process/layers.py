@@ -36,7 +36,7 @@ from agentsvc.plugin import (
 from .files import write_anew
 from .overlays import HELD, LAYER_GONE, Overlays
 from .sandbox_directory import SandboxDirectory
-from .threads import finish, reach
+from .threads import finish, reach, to_error
 from .users import give
 
 _ID: Final = re.compile(r"[a-z0-9]{1,64}")
@@ -325,9 +325,12 @@ async def _copy(directories: Iterable[Path], into: Path) -> None:
 
 async def _run(*argv: str) -> str:
     env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
-    process = await asyncio.create_subprocess_exec(
-        *argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=env
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=env
+        )
+    except OSError as exc:
+        raise to_error(exc) from exc
     try:
         out, err = await process.communicate()
     except asyncio.CancelledError:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from agentsvc.base import BackendUnavailable, CapacityExceeded, monotonic
+from agentsvc.base import AgentsvcError, BackendUnavailable, CapacityExceeded, monotonic
 from agentsvc.plugin import finish as complete
 
 FULL: Final = frozenset(
@@ -22,13 +22,16 @@ async def reach[T](work: Callable[[], T]) -> T:
     try:
         return await asyncio.to_thread(work)
     except OSError as exc:
-        if exc.errno in FULL:
-            raise CapacityExceeded(
-                f"This machine is full: {os.strerror(exc.errno or 0)}", detail=str(exc)
-            ) from exc
-        raise BackendUnavailable(
-            "The files of the process backend cannot be reached", detail=str(exc)
-        ) from exc
+        raise to_error(exc) from exc
+
+
+def to_error(exc: OSError) -> AgentsvcError:
+    """Return what it means that the system refuses something."""
+    if exc.errno in FULL:
+        text = f"This machine is full: {os.strerror(exc.errno or 0)}"
+        return CapacityExceeded(text, detail=str(exc))
+    text = "The files of the process backend cannot be reached"
+    return BackendUnavailable(text, detail=str(exc))
 
 
 async def finish[T](work: Callable[[], T]) -> T:

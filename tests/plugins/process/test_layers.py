@@ -1,6 +1,7 @@
 """Layers of process sandboxes: what is copied, what is left of what was broken off, and a full disk."""
 
 import asyncio
+import errno
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -166,6 +167,20 @@ async def test_going_back_is_done_at_the_next_start_and_only_then(tmp_path: Path
 async def test_a_name_that_is_no_id_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(OrderRejected):
         await Layers(tmp_path).keep(make_place(tmp_path, "first"), name, MANY)
+
+
+async def test_a_copy_that_cannot_be_begun_now_can_be_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    layers, first = Layers(tmp_path), make_place(tmp_path, "first")
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+    with pytest.raises(CapacityExceeded):
+        await whole(lambda: layers.keep(first, "a", MANY))
+    monkeypatch.undo()
+    assert await whole(lambda: layers.keep(first, "a", MANY)) > 0
 
 
 async def test_layers_on_a_disk_that_is_away_are_not_gone(tmp_path: Path) -> None:
