@@ -6,9 +6,11 @@ import ipaddress
 import shutil
 import socket
 import ssl
+import tomllib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -16,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from agentsvc.base.values import now
+from tests.docs.pages import blocks_of
 
 _FRAME = """
 daemon off;
@@ -38,6 +41,10 @@ _TO_SERVER = """
         listen 127.0.0.1:{port} ssl;
         ssl_certificate {folder}/cert.pem;
         ssl_certificate_key {folder}/key.pem;
+        {location}
+    }}
+"""
+_LOCATION = """
         location {path}/ {{
             proxy_pass {upstream};
             proxy_http_version 1.1;
@@ -50,7 +57,6 @@ _TO_SERVER = """
             proxy_read_timeout 1d;
             client_max_body_size 0;
         }}
-    }}
 """
 _FORWARDED = """
             proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
@@ -90,11 +96,31 @@ async def running(
     write_certificate(folder, domain)
     headers = _FORWARDED.format(path=path) if strips else ""
     upstream = f"{server_url}/" if strips else server_url
-    body = _TO_SERVER.format(
-        folder=folder, port=port, path=path, upstream=upstream, headers=headers
-    )
-    async with serving(folder, port, body):
+    location = _LOCATION.format(path=path, upstream=upstream, headers=headers)
+    async with serving(
+        folder, port, _TO_SERVER.format(folder=folder, port=port, location=location)
+    ):
         yield
+
+
+@asynccontextmanager
+async def as_the_guide_says(folder: Path, *, port: int, server_url: str) -> AsyncIterator[None]:
+    """Run nginx on a port with TLS, with the location that the page on proxies has."""
+    write_certificate(folder, "")
+    [location] = [block.code for block in blocks_of("how-to/proxy") if block.kind == "nginx"]
+    location = location.replace("http://127.0.0.1:3000", server_url)
+    async with serving(
+        folder, port, _TO_SERVER.format(folder=folder, port=port, location=location)
+    ):
+        yield
+
+
+def section_of_the_guide(public_url: str) -> dict[str, Any]:
+    """Return what the page on proxies has in `[server]` for that, with a URL for its example."""
+    code = [block.code for block in blocks_of("how-to/proxy") if block.kind == "toml"]
+    [section] = [section for one in code if (section := tomllib.loads(one).get("server"))]
+    given = {"public_url": public_url} if "public_url" in section else {}
+    return {**section, **given, "trusted_proxies": tuple(section["trusted_proxies"])}
 
 
 @asynccontextmanager

@@ -42,6 +42,7 @@ class Front(msgspec.Struct, frozen=True, kw_only=True):
     loop_scope="function",
     params=[
         *("at the root", "stripping", "keeping", "keeping a deep path"),
+        "as the guide says",
         *("Caddy at the root", "Caddy stripping"),
     ],
 )
@@ -54,7 +55,9 @@ async def front(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     strips = case in ("stripping", "at the root")
     port = nginx.free_port()
     url = f"https://127.0.0.1:{port}{path}"
-    said = {"trusted_proxies": ("127.0.0.1",)} if strips else {"public_url": url}
+    said: dict[str, Any] = {"trusted_proxies": ("127.0.0.1",)} if strips else {"public_url": url}
+    if case == "as the guide says":
+        said = nginx.section_of_the_guide(url)
 
     upstream, world = Upstream(), FakeWorld()
     await upstream.start()
@@ -65,6 +68,8 @@ async def front(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         box = await Box.start(service, upstream, await service.make_client())
         if is_caddy:
             place = caddy.running(tmp_path, port=port, path=path, server_url=service.url)
+        elif case == "as the guide says":
+            place = nginx.as_the_guide_says(tmp_path, port=port, server_url=service.url)
         else:
             place = nginx.running(
                 tmp_path, port=port, path=path, server_url=service.url, strips=strips
