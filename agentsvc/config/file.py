@@ -24,7 +24,7 @@ _EXTENSIONS: Final = """\
 """
 
 _BACKENDS: Final = """\
-# A backend needs a table only to be set up in another way; its other keys are its own.
+# A backend needs a table only to be set up in another way; its other keys are its own, and its paths absolute.
 #[backends.example]
 # Kind of backend; absent means the table's name
 #type = "process"

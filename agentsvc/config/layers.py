@@ -207,9 +207,7 @@ def _checked(schema: type[Struct], given: _Given) -> Any:
         hint = _nearest(schema, given) or _HINT
         raise StartFailed(f"`{given.name}` in {given.source} is not a known key", hint=hint)
     try:
-        value = _converted(given, kind)
-        if _is_path(kind):
-            value = _resolved(value, given.base)
+        value = _with_paths(_converted(given, kind), kind, given.base)
     except msgspec.ValidationError as exc:
         inside = f" ({exc})" if isinstance(given.value, dict | list) and given.value else ""
         raise StartFailed(
@@ -289,6 +287,19 @@ def _readings(text: str, kind: Any) -> Iterator[Any]:
         yield items
         if all("=" in item for item in items):
             yield dict(item.split("=", 1) for item in items)
+
+
+def _with_paths(value: Any, kind: Any, base: Path | None) -> Any:
+    """Make the paths in a value absolute, also those in structs of a table."""
+    if _is_path(kind):
+        return _resolved(value, base)
+    if isinstance(value, dict):
+        return {name: _with_paths(item, Any, base) for name, item in value.items()}
+    if isinstance(value, Struct):
+        fields = msgspec.structs.fields(value)
+        parts = {one.name: _with_paths(getattr(value, one.name), one.type, base) for one in fields}
+        return msgspec.structs.replace(value, **parts)
+    return value
 
 
 def _resolved(value: Any, base: Path | None) -> Any:

@@ -25,5 +25,5 @@ class EnvironmentsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
     build_images: bool = False
     """Build the Dockerfiles of repositories, and install features; the engine runs what is in there as
     root, in its own network and without limits"""
-    features_dir: str = ""
+    features_dir: Annotated[str, Meta(extra={"path": True})] = ""
     """Directory with the features that may be installed; empty for none"""

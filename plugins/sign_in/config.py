@@ -25,7 +25,7 @@ class ProviderConfig(Roles, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     issuer: Annotated[str, Meta(pattern=r"^https?://[^/?#]+[^?#]*\Z")]
     client_id: Annotated[str, Meta(min_length=1)]
-    client_secret_file: str = ""
+    client_secret_file: Annotated[str, Meta(extra={"path": True})] = ""
     """File with the secret of the client; empty for a client without one."""
     scopes: tuple[str, ...] = ("openid", "profile", "email")
     name_claim: str = "preferred_username"

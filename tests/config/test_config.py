@@ -10,6 +10,7 @@ from agentsvc.config import layers
 from agentsvc.config.layers import Origin
 from agentsvc.config.sandboxes import SpecConfig
 from agentsvc.config.schema import Config, LogLevel, data_dir, find_file, load, settings_of
+from agentsvc.plugin.files import sections
 
 NO_HOME = {"HOME": "/nonexistent"}
 
@@ -274,6 +275,23 @@ def test_paths_of_the_file_start_at_the_file(tmp_path: Path) -> None:
     )
     assert config.server.data_dir == str(tmp_path / "data")
     assert config.plugins.dirs == (str(tmp_path / "plugins"), "/usr/plugins")
+
+
+def test_paths_in_the_sections_of_plugins_start_at_the_file_too(tmp_path: Path) -> None:
+    text = """
+        [environments]
+        features_dir = "features"
+        [sign_in.providers.a]
+        issuer = "https://login.example.com"
+        client_id = "agentsvc"
+        client_secret_file = "secret"
+        """
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    extensions = load(file, NO_HOME, {}, sections=sections()).config.extensions
+    assert extensions["environments"]["features_dir"] == str(tmp_path / "features")
+    provider = extensions["sign_in"]["providers"]["a"]
+    assert provider["client_secret_file"] == str(tmp_path / "secret")
 
 
 def test_other_paths_start_at_the_working_directory() -> None:
