@@ -83,14 +83,16 @@ def _pack(
 ) -> None:
     about = {"agentsvc": __version__, "at": now().isoformat(), "has_key": has_key}
     text = json.dumps(about).encode()
-    with tarfile.open(fileobj=opened, mode="w:gz") as archive:
+    # What a link leads to: `restore` takes plain files alone.
+    with tarfile.open(fileobj=opened, mode="w:gz", dereference=True) as archive:
         head = tarfile.TarInfo(ABOUT)
         head.size = len(text)
         archive.addfile(head, io.BytesIO(text))
-        archive.add(copy, DATABASE)
-        archive.add(data_directory.instance_id, INSTANCE_ID)
+        # Right behind its check, since it may be changed while the database is written.
         if has_key:
             archive.add(data_directory.master_key, MASTER_KEY)
+        archive.add(data_directory.instance_id, INSTANCE_ID)
+        archive.add(copy, DATABASE)
         if has_archives and data_directory.archives.is_dir():
             archive.add(data_directory.archives, ARCHIVES, recursive=False)
             for saved in sorted(data_directory.archives.iterdir()):

@@ -11,9 +11,11 @@ import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from backports import zstd
 from click.testing import CliRunner, Result
 
 from agentsvc.base.bus import EventBus
@@ -148,6 +150,40 @@ def test_a_backup_with_archives_leaves_out_what_is_gone_or_unfinished(
         assert [one for one in written.getnames() if one.startswith("archives/")] == [
             f"archives/{kept.name}"
         ]
+
+
+def test_a_backup_has_what_links_lead_to(data_dir: Path, tmp_path: Path) -> None:
+    elsewhere, file, there = tmp_path / "elsewhere", tmp_path / "b.tar.gz", tmp_path / "there"
+    elsewhere.mkdir()
+    names = [f"{new_id()}.tar.zst" for _ in range(2)]
+    (data_dir / "archives").mkdir()
+    (data_dir / "archives" / names[0]).write_bytes(zstd.compress(bytes(1024)))
+    # As programs leave it that look for files with the same content.
+    (data_dir / "archives" / names[1]).hardlink_to(data_dir / "archives" / names[0])
+    for name in ("archives", "master.key", "instance-id"):
+        (data_dir / name).rename(elsewhere / name)
+        (data_dir / name).symlink_to(elsewhere / name)
+    good("backup", file, "--archives", "--data-dir", data_dir)
+    good("restore", file, "--data-dir", there)
+    assert model_key(there) == "sk-sealed"
+    assert sorted(one.name for one in (there / "archives").iterdir()) == sorted(names)
+    assert [one.name for one in there.iterdir() if one.is_symlink()] == []
+
+
+def test_a_backup_has_the_master_key_of_its_moment(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, there, add = tmp_path / "b.tar.gz", tmp_path / "there", tarfile.TarFile.add
+
+    def changing(archive: tarfile.TarFile, name: Path, arcname: str, **options: Any) -> None:
+        add(archive, name, arcname, **options)
+        if arcname == "agentsvc.db":
+            good("keys", "rotate-master", "--data-dir", data_dir)
+
+    monkeypatch.setattr(tarfile.TarFile, "add", changing)
+    good("backup", file, "--data-dir", data_dir)
+    good("restore", file, "--data-dir", there)
+    assert model_key(there) == "sk-sealed"
 
 
 def test_nothing_is_restored_beside_what_a_killed_server_had_not_written_to_its_database(
