@@ -485,6 +485,24 @@ async def test_what_is_left_of_an_interrupted_save_is_removed_at_the_start(
     assert [file.name for file in files_of(service)] == [f"{archive['id']}.tar.zst"]
 
 
+async def test_what_is_no_archive_stays_and_does_not_keep_the_server_from_starting(
+    client: Client, service: Service
+) -> None:
+    """As `archives` is that of a disk of its own, mounted there."""
+    conversation_id, _ = await start(client)
+    archive = await save(client, conversation_id)
+    folder = service.data_dir / "archives"
+    await service.stop()
+    (folder / "lost+found").mkdir()
+    (folder / f"{UNKNOWN}.part").mkdir()
+    for name in ("notes.txt", "other.tar.zst"):
+        (folder / name).write_bytes(b"somebody's")
+    before = files_of(service)
+    await service.start()
+    assert files_of(service) == before
+    assert [one["id"] for one in await archives(client)] == [archive["id"]]
+
+
 async def test_what_cannot_be_saved_or_begun_with_is_refused(
     client: Client, fake_world: TroubledWorld
 ) -> None:

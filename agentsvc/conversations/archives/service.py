@@ -7,6 +7,7 @@ it counts as saved.
 import asyncio
 import contextlib
 import logging
+import re
 import shlex
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -72,6 +73,7 @@ _END: Final = """
 _IN_USE: Final = "SELECT EXISTS (SELECT 1 FROM conversations WHERE sandbox_id = :id)"
 _GOES_LATER: Final = "UPDATE archives SET releases = 1 WHERE sandbox_id = :id AND state = 'saving'"
 _NO_ARCHIVE: Final = "The archive does not exist any more. Start the conversation without it"
+_OURS: Final = re.compile(r"([0-9a-f]{32})\.(tar\.zst|part|draft)")
 _SHOWN: Final = 1000
 _PACKED_AT_ONCE: Final = 2
 _FIRST_RETRY_SECONDS: Final = 1.0
@@ -383,11 +385,12 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         await self.db.write(lambda tx: tx.run(sql, {"id": archive_id}))
 
     def _sweep_files(self, known: set[str]) -> None:
-        if not self.directory.exists():
-            return
-        for file in self.directory.iterdir():
-            if file.name.partition(".")[0] not in known or file.suffix in (".part", ".draft"):
-                file.unlink(missing_ok=True)
+        for file in self.directory.glob("*.*"):
+            name = _OURS.fullmatch(file.name)
+            if name and (name[1] not in known or name[2] != "tar.zst"):
+                # The next start tries again.
+                with contextlib.suppress(OSError):
+                    file.unlink()
 
     def _file(self, archive_id: str) -> Path:
         return self._path(archive_id, ".tar.zst")
