@@ -183,7 +183,7 @@ async def test_a_sandbox_goes_also_where_its_workspace_cannot_be_saved(
     assert files_of(service) == []
     answer = await client.post(STARTS, json={"archive_id": archive["id"]})
     assert answer.status == 409
-    assert "could not be saved" in answer.json()["detail"]
+    assert "is not saved" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(("verb", "paused_as"), [("pause", "frozen"), ("stop", "stopped")])

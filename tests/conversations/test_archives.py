@@ -503,6 +503,26 @@ async def test_what_is_no_archive_stays_and_does_not_keep_the_server_from_starti
     assert [one["id"] for one in await archives(client)] == [archive["id"]]
 
 
+async def test_an_archive_whose_file_is_gone_is_not_said_to_be_ready(
+    client: Client, service: Service
+) -> None:
+    """As where a backup without archives was restored."""
+    conversation_id, _ = await start(client)
+    archive = await save(client, conversation_id)
+    path = f"{ARCHIVES}/{archive['id']}"
+    [file] = files_of(service)
+    away = service.data_dir / "away"
+    file.rename(away)
+    gone = (await client.get(path)).json()
+    assert (gone["state"], gone["detail"]) == ("failed", "its file is not there")
+    assert await archives(client) == [gone]
+    assert (await client.post(STARTS, json={"archive_id": archive["id"]})).status == 409
+    away.rename(file)
+    assert (await client.get(path)).json() == archive
+    file.unlink()
+    assert (await client.delete(path)).status == 200
+
+
 async def test_what_cannot_be_saved_or_begun_with_is_refused(
     client: Client, fake_world: TroubledWorld
 ) -> None:

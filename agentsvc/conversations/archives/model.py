@@ -16,7 +16,7 @@ class ArchiveState(StrEnum):
     READY = "ready"
     """It is saved"""
     FAILED = "failed"
-    """It could not be saved"""
+    """It could not be saved, or its file is gone"""
 
 
 class PausedState(StrEnum):
@@ -43,7 +43,7 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
     """What it is called below the workspace; empty where it is the workspace itself."""
     state: ArchiveState = ArchiveState.SAVING
     reason: str = ""
-    """Why it could not be saved."""
+    """Why it is not saved."""
     releases: bool
     """Whether its sandbox is given up once it is saved, or cannot be."""
     size_bytes: int = 0

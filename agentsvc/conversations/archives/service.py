@@ -105,7 +105,7 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
 
     async def get(self, user_id: str, archive_id: str) -> Archive:
         """Return a user's archive; raises NotFound."""
-        found = await find_archive(self.db, archive_id)
+        found = await self._find(archive_id)
         if found is None or found.user_id != user_id:
             raise NotFound("Archive not found")
         return found
@@ -114,7 +114,8 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         self, user_id: str, *, page_id: str | None, limit: int
     ) -> tuple[list[Archive], str | None]:
         """Return a page of a user's archives, newest first, and the id of the next page."""
-        found = await search_archives(self.db, user_id, Page.newest_first(page_id), limit + 1)
+        rows = await search_archives(self.db, user_id, Page.newest_first(page_id), limit + 1)
+        found = await asyncio.to_thread(lambda: [self._as_it_is(one) for one in rows])
         return cut(found, limit, lambda one: (to_stored(one.created_at), one.id))
 
     async def delete(self, user_id: str, archive_id: str) -> None:
@@ -143,11 +144,11 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
         """Return an archive once it is saved; raises StartRefused where that does not happen."""
         # It ends by itself when its time is over.
         await self.supervisor.join(_task_name(archive_id))
-        archive = await find_archive(self.db, archive_id)
+        archive = await self._find(archive_id)
         if archive is None:
             raise StartRefused(_NO_ARCHIVE)
         if archive.state is not ArchiveState.READY:
-            cause = f"The workspace could not be saved: {archive.reason}"
+            cause = f"The workspace is not saved: {archive.reason}"
             raise StartRefused(reason_of(cause, "Save it again, or start without it"))
         return archive
 
@@ -200,6 +201,15 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
             log.info("archive deleted, as configured", extra={"archive_id": archive_id})
 
     # Inside
+
+    async def _find(self, archive_id: str) -> Archive | None:
+        found = await find_archive(self.db, archive_id)
+        return found and await asyncio.to_thread(self._as_it_is, found)
+
+    def _as_it_is(self, archive: Archive) -> Archive:
+        """Return an archive as failed where its file is gone, as after a restore without archives."""
+        is_there = archive.state is not ArchiveState.READY or self._file(archive.id).exists()
+        return archive if is_there else _failed(archive, "its file is not there")
 
     def _save_soon(self, archive_id: str) -> None:
         self.supervisor.spawn(_task_name(archive_id), lambda: self._save(archive_id))

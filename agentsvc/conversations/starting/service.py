@@ -122,7 +122,7 @@ class StartOrders:
     async def _check_archive(self, user_id: str, order: StartOrder) -> None:
         archive = await self._archives.get(user_id, order.archive_id or "")
         if archive.state is ArchiveState.FAILED:
-            raise Conflict(f"The workspace could not be saved: {archive.reason}")
+            raise Conflict(f"The workspace is not saved: {archive.reason}")
         if order.repository or order.parent_conversation_id or order.sandbox_id:
             raise BadRequest("An archive goes into a new sandbox, without a repository or a parent")
 

@@ -24,7 +24,7 @@ PREFIX: Final = "/api/v1/archives"
 class ArchiveView(msgspec.Struct, frozen=True, kw_only=True):
     """A workspace that was saved, or is being saved.
 
-    `detail` says why it could not be. `skipped` is how many links out of the workspace and special
+    `detail` says why it is not. `skipped` is how many links out of the workspace and special
     files were left out.
     """
 
@@ -37,7 +37,7 @@ class ArchiveView(msgspec.Struct, frozen=True, kw_only=True):
     state: ArchiveState
     """How far the saving has come; only a `ready` archive can be started from"""
     detail: str | None
-    """Why the workspace could not be saved; null unless `state` is `failed`"""
+    """Why the workspace is not saved; null unless `state` is `failed`"""
     size_bytes: int
     """Bytes the archive takes on the server's disk; 0 until it is ready"""
     unpacked_bytes: int
