@@ -109,23 +109,29 @@ def _migrate(path: Path, connection: sqlite3.Connection, migrations: Path) -> No
         return
     if version:
         _refuse_running(path)
-    with _transaction(connection):
-        # Another program may have migrated it since; from here on none can write.
-        version = _find_version(path, connection, newest)
-        if version == newest:
-            return
-        if version:
-            copy = path.with_name(f"{path.name}.v{version}-{values.now():%Y%m%dT%H%M%S%f}")
-            # Under that name once it is whole: what a kill leaves is not taken for a copy, nor kept.
+    # Nothing is kept of a copy for a migration that fails: it is tried again at each start.
+    with contextlib.ExitStack() as undo:
+        with _transaction(connection):
+            # Another program may have migrated it since; from here on none can write.
+            version = _find_version(path, connection, newest)
+            if version == newest:
+                return
             draft = path.with_name(f"{path.name}.copy")
-            draft.unlink(missing_ok=True)
-            copy_to(path, draft)
-            draft.rename(copy)
-            flush(path.parent)
-            log.info("database copied before its migration", extra={"path": str(copy)})
-        _apply(connection, {number: files[number] for number in files if number > version})
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {newest}")
+            if version:
+                draft.unlink(missing_ok=True)
+                copy_to(path, draft)
+                undo.callback(draft.unlink, missing_ok=True)
+            _apply(connection, {number: files[number] for number in files if number > version})
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {newest}")
+            if version:
+                # Under that name now alone: what a kill leaves is not taken for a copy, nor kept.
+                copy = path.with_name(f"{path.name}.v{version}-{values.now():%Y%m%dT%H%M%S%f}")
+                draft.rename(copy)
+                undo.callback(copy.unlink)
+                flush(path.parent)
+                log.info("database copied before its migration", extra={"path": str(copy)})
+        undo.pop_all()
     log.info("database migrated", extra={"from_version": version, "to_version": newest})
 
 
@@ -223,6 +229,8 @@ def _new_file(to: Path) -> Iterator[None]:
         flush(to.parent)
     except BaseException:
         to.unlink()
+        # Where the disk is full, SQLite leaves that, too.
+        to.with_name(f"{to.name}-journal").unlink(missing_ok=True)
         raise
 
 

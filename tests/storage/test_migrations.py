@@ -154,6 +154,34 @@ async def test_a_kill_while_it_is_copied_leaves_nothing_that_looks_like_a_copy(
     assert sorted(db_path.parent.glob(f"{db_path.name}?*")) == copies(db_path)
 
 
+_HELD_MIGRATION: Final = """
+import pathlib, sys
+from agentsvc.storage import database_file
+def hold(*_arguments):
+    print("copied", flush=True)
+    sys.stdin.read()
+database_file._apply = hold
+database_file.prepare(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), 5)
+"""
+
+
+async def test_kills_while_it_is_migrated_leave_one_copy(db_path: Path, migrations: Path) -> None:
+    await make_old(db_path, migrations)
+    add_second(migrations)
+    command = (sys.executable, "-c", _HELD_MIGRATION, db_path, migrations)
+    for _ in range(2):
+        program = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+        assert program.stdout is not None
+        assert await program.stdout.readline() == b"copied\n"
+        program.kill()
+        await program.wait()
+    await (await Database.open(db_path, migrations=migrations)).close()
+
+    [copy] = copies(db_path)
+    assert query(copy, "SELECT * FROM things") == [("chair",)]
+    assert sorted(db_path.parent.glob(f"{db_path.name}?*")) == [copy]
+
+
 async def test_programs_that_start_together_migrate_once(db_path: Path, migrations: Path) -> None:
     await make_old(db_path, migrations)
     add_second(migrations)
@@ -210,6 +238,8 @@ async def test_a_migration_that_fails_changes_nothing(db_path: Path, migrations:
     assert "report this" in caught.value.hint
     assert query(db_path, "SELECT * FROM things") == [("chair",)]
     assert query(db_path, "PRAGMA user_version") == [(1,)]
+    # A service is started anew each time, and the copies of a large one would fill the disk.
+    assert list(db_path.parent.glob(f"{db_path.name}?*")) == []
 
 
 async def test_a_database_newer_than_the_program_is_refused_with_both_numbers(
