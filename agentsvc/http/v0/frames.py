@@ -10,12 +10,13 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from agentsvc.conversations import SANDBOX_GONE, ConversationView
-from agentsvc.domain import ExecutionStatus, StartStatus
+from agentsvc.domain import StartStatus
+from agentsvc.http.v0.agent_events import string_of
 from agentsvc.http.v0.conversations import ConversationStatus, shown_id, status_of
-from agentsvc.http.v0.event_types import AgentState
 from agentsvc.http.wire import encode
 
 _STATE_CHANGED: Final = "agent_state_changed"
+_STATE_MARK: Final = _STATE_CHANGED.encode()
 _NOTHING: Final = "null"
 _NOT_REPLAYED: Final = (_NOTHING, "recall")
 _TOLD_LIVE: Final = frozenset({"run", _STATE_CHANGED, "recall", "error"})
@@ -45,7 +46,11 @@ class StatusFrame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateFrame(msgspec.Struct, frozen=True, kw_only=True):
-    """That the agent waits for a first message; no stored event tells it, so it has no number."""
+    """A state of the agent that no event tells which the client is sent, so it has no number.
+
+    `stopped` when the conversation is; else how the agent is, where it waits for a first message,
+    when the conversation runs again, and for a client that comes back.
+    """
 
     observation: str = _STATE_CHANGED
     """Always `agent_state_changed`"""
@@ -56,7 +61,7 @@ class StateFrame(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     """Always empty"""
     extras: dict[str, str]
-    """`agent_state`, which is `awaiting_user_input`, and an empty `reason`"""
+    """`agent_state`, and an empty `reason`"""
 
 
 class ErrorFrame(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +79,13 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
     observation: str = ""
 
 
+class _Told(msgspec.Struct, frozen=True, kw_only=True):
+    observation: str = ""
+    extras: dict[str, Any] = {}
+
+
 _head = msgspec.json.Decoder(_Head)
+_told_state = msgspec.json.Decoder(_Told)
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -123,16 +134,20 @@ def title_frame(view: ConversationView) -> bytes | None:
     return encode(StatusFrame(message=shown_id(view), conversation_title=title))
 
 
-def waiting_frame(view: ConversationView) -> bytes | None:
-    """Return the frame that tells that the agent waits for a first message, None if it does not.
+def last_state(history: Sequence[bytes], latest_event_id: int = -1) -> str | None:
+    """Return the last state that events behind a number tell, None if they tell none."""
+    for number in range(len(history) - 1, latest_event_id, -1):
+        # Most events are far larger than a look for a word in them is worth decoding.
+        if _STATE_MARK in history[number]:
+            told = _told_state.decode(history[number])
+            if told.observation == _STATE_CHANGED:
+                return string_of(told.extras, "agent_state")
+    return None
 
-    It stands for a state that no stored event tells, so it is no event; front ends take no
-    message before they have a state.
-    """
-    is_idle = view.execution_status is ExecutionStatus.IDLE
-    if not is_idle or status_of(view) is not ConversationStatus.RUNNING:
-        return None
-    return encode(StateFrame(extras={"agent_state": AgentState.AWAITING_USER_INPUT, "reason": ""}))
+
+def state_frame(state: str) -> bytes:
+    """Return the frame that tells a state that no event tells, so it is no event."""
+    return encode(StateFrame(extras={"agent_state": state, "reason": ""}))
 
 
 def status_frame(view: ConversationView, stage: StartStatus | None) -> bytes:

@@ -16,17 +16,19 @@ from aiohttp import web
 
 from agentsvc.base import Notice, Overflow, Subject, errors
 from agentsvc.conversations import ConversationView
-from agentsvc.domain import StartStatus
+from agentsvc.domain import ExecutionStatus, StartStatus
 from agentsvc.http import keys
 from agentsvc.http.v0.conversations import ConversationStatus, status_of
+from agentsvc.http.v0.event_types import AgentState
 from agentsvc.http.v0.frames import (
     READY,
     error_frame,
+    last_state,
     live,
     replay,
+    state_frame,
     status_frame,
     title_frame,
-    waiting_frame,
 )
 from agentsvc.http.v0.packets import event_packet
 from agentsvc.http.v0.transcripts import TRANSCRIPTS
@@ -124,8 +126,13 @@ class Listener:
         self._check_key = check_key
         self._note = note
         self._max_bytes = max_bytes
-        self._sent = _SentFrames(status=READY, title=title_frame(view), waiting=None)
+        self._sent = _SentFrames(status=READY, title=title_frame(view))
         self._position = 0
+        self._has_run = False
+        self._state: str | None = None
+        """The last state of the history."""
+        self._told_state: str | None = None
+        """The last state the client was told."""
         self._inbox: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._inbox_bytes = 0
         self._news = app[keys.EVENT_BUS].subscribe(self._user_id, self._is_wanted)
@@ -218,6 +225,8 @@ class Listener:
     async def _replay(self) -> None:
         history = await self._app[TRANSCRIPTS].read(self.conversation_id, self._created_at)
         self._position = len(history)
+        self._state = last_state(history)
+        self._told_state = last_state(history, self._latest_event_id)
         for event in replay(history[: self._position], self._latest_event_id):
             await self._line.send(event)
 
@@ -225,26 +234,47 @@ class Listener:
         history = await self._app[TRANSCRIPTS].read(self.conversation_id, self._created_at)
         news = history[self._position :]
         self._position += len(news)
+        if state := last_state(news):
+            self._state = self._told_state = state
         for event in news:
             shown = live(event)
             if shown is not None:
                 await self._line.send(shown)
 
     async def _send_status(self) -> bool:
-        """Tell state and title if they have changed; say whether the conversation still exists."""
+        """Tell what has changed beside events; say whether the conversation still exists."""
         view = await self._find()
         if view is None:
             return False
         now = _SentFrames(
             status=status_frame(view, await self._stage(view)),
             title=title_frame(view),
-            waiting=None if self._position else waiting_frame(view),
         )
         for frame, before in zip(now, self._sent, strict=True):
             if frame is not None and frame != before:
                 await self._line.send(frame)
         self._sent = now
+        state = self._find_state(view)
+        if state not in (None, self._told_state):
+            await self._line.send(state_frame(state))
+            self._told_state = state
         return True
+
+    def _find_state(self, view: ConversationView) -> str | None:
+        """Return the state clients should know of, None if there is none to tell.
+
+        Front ends take no message before they have one. To connect is to start a conversation, so
+        it is stopped only where it has run since.
+        """
+        match status_of(view):
+            case ConversationStatus.STOPPED if self._has_run:
+                return AgentState.STOPPED
+            case ConversationStatus.RUNNING:
+                self._has_run = True
+                is_idle = view.execution_status is ExecutionStatus.IDLE
+                return self._state or (AgentState.AWAITING_USER_INPUT if is_idle else None)
+            case _:
+                return None
 
     async def _find(self) -> ConversationView | None:
         [view] = await self._app[keys.CONVERSATIONS].find_many(
@@ -275,7 +305,6 @@ class _SentFrames(NamedTuple):
 
     status: bytes
     title: bytes | None
-    waiting: bytes | None
 
 
 def _to_body(raw: bytes) -> ActionBody:

@@ -43,6 +43,15 @@ def has_finished(times: int, events: list[Frame]) -> bool:
     return states(events).count("finished") == times
 
 
+def unnumbered_states(frames: Sequence[Frame]) -> list[str]:
+    """Return the states that are told without being events."""
+    return [
+        frame["extras"]["agent_state"]
+        for frame in frames
+        if is_state(frame) and "timestamp" not in frame
+    ]
+
+
 def without_source(events: list[Frame]) -> list[Frame]:
     """Return events as they are in both forms: what the environment tells is the agent's, live."""
     return [{name: value for name, value in one.items() if name != "source"} for one in events]
@@ -230,10 +239,15 @@ async def test_a_stop_is_told_and_a_connect_starts_again(client: Client) -> None
     name = await start_finished(client)
     async with follow(client.base_url, client.key, name) as follower:
         await client.post(f"{PATH}/{name}/stop")
-        await follower.until(lambda _: "STATUS$STOPPED" in follower.statuses)
-    await wait_for_status(client, name, "STOPPED")
-    async with follow(client.base_url, client.key, name) as follower:
-        await follower.until(lambda _: "STATUS$READY" in follower.statuses)
+        await follower.until(lambda frames: unnumbered_states(frames) == ["stopped"])
+        assert "STATUS$STOPPED" in follower.statuses
+        whole = await history(client, name)
+        before, last = states(whole)[-1], whole[-1]["id"]
+        # Another one wakes it, and has no event that tells a state.
+        async with follow(client.base_url, client.key, name, latest_event_id=last) as other:
+            await other.until(lambda frames: unnumbered_states(frames) == [before])
+            assert "STATUS$READY" in other.statuses
+        await follower.until(lambda frames: unnumbered_states(frames) == ["stopped", before])
     await wait_for_status(client, name, "RUNNING")
 
 
