@@ -27,6 +27,7 @@ from agentsvc.accounts.keys import Principal as Principal
 from agentsvc.accounts.keys import Role as Role
 from agentsvc.accounts.keys import User as User
 from agentsvc.accounts.keys import add_user as add_user
+from agentsvc.accounts.keys import check_name as check_name
 from agentsvc.accounts.keys import get_user as get_user
 from agentsvc.accounts.keys import insert_key as insert_key
 from agentsvc.accounts.keys import is_admin as is_admin

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import click
 
-from agentsvc.accounts import ApiKey, DeviceLogins, KeyRing, KeyScope, Role
+from agentsvc.accounts import ApiKey, DeviceLogins, KeyRing, KeyScope, Role, check_name
 from agentsvc.base import MAX_INT, NotFound, Secret, now
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.options import ConfigOptions, example, json_option, where_options
@@ -57,6 +57,8 @@ def create(
     """Make a key and show it on the terminal; it cannot be shown again."""
 
     async def body(database: Database) -> tuple[ApiKey, Secret]:
+        # Before there is a user that has no key.
+        check_name(name)
         keys = KeyRing(database)
         user_id = await keys.find_user(user)
         if user_id is not None and role is not None:

@@ -29,15 +29,26 @@ output_option: Decorator = click.option(
 class SecretOutput:
     """Takes one secret; made before the secret is, so that one that was made is not lost."""
 
-    def __init__(self, file: Path | None, descriptor: int) -> None:
+    def __init__(self, file: Path, descriptor: int | None) -> None:
         self._file = file
         self._descriptor = descriptor
 
     def tell(self, what: str, secret: str) -> None:
-        """Hand the secret over, and say on standard error what it is."""
-        if self._file is None:
+        """Hand the secret over, and say on standard error what it is.
+
+        Raises CommandFailed where standard output takes nothing; it is in the file then.
+        """
+        if self._descriptor is None:
             click.echo(f"{what}, shown only this once:", err=True)
-            click.echo(secret)
+            try:
+                click.echo(secret)
+            except OSError as exc:
+                # There is already what it opens.
+                with os.fdopen(create_private(self._file), "w") as opened:
+                    opened.write(f"{secret}\n")
+                raise CommandFailed(
+                    f"standard output takes nothing ({exc.strerror}), it is in {self._file}"
+                ) from exc
             return
         os.write(self._descriptor, f"{secret}\n".encode())
         os.fsync(self._descriptor)
@@ -48,10 +59,11 @@ class SecretOutput:
 @contextlib.contextmanager
 def secret_output(output: str | None, directory: Path, name: str) -> Iterator[SecretOutput]:
     """Give the place that `--output` names, or else the terminal, or else a file in a directory."""
+    spare = directory / f"{name}-{short_id()}"
     if output == _STANDARD_OUTPUT or (output is None and is_terminal()):
-        yield SecretOutput(None, -1)
+        yield SecretOutput(spare, None)
         return
-    file = Path(output) if output else directory / f"{name}-{short_id()}"
+    file = Path(output) if output else spare
     try:
         descriptor = create_private(file)
     except OSError as exc:

@@ -84,6 +84,29 @@ def test_a_key_that_cannot_be_made_leaves_no_file(data_dir: Path) -> None:
     assert sorted(data_dir.iterdir()) == before
 
 
+def test_a_key_that_cannot_be_made_leaves_no_user(data_dir: Path) -> None:
+    assert keys(data_dir, "create", "--user", "ann", "--name", "").exit_code == 1
+    # Of a user that is there already no role is given.
+    assert keys(data_dir, "create", "--user", "ann", "--role", "admin").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("taker", "reason"), [(">/dev/full", "No space left on device"), ("| true", "Broken pipe")]
+)
+def test_a_key_that_standard_output_does_not_take_is_in_a_file(
+    data_dir: Path, taker: str, reason: str
+) -> None:
+    words = f"keys create --user ann --output - --data-dir {data_dir}"
+    script = f"{sys.executable} -m agentsvc {words} {taker}; exit ${{PIPESTATUS[0]}}"
+    made = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    [file] = data_dir.glob("key-*")
+    assert (made.returncode, file.stat().st_mode & 0o777) == (1, 0o600)
+    assert made.stderr.splitlines()[1:] == [
+        f"error: standard output takes nothing ({reason}), it is in {file}"
+    ]
+    assert identify(data_dir, file.read_text().strip()).user_name == "ann"
+
+
 def test_a_service_key_is_an_administrators_and_ends_with_what_it_has_made(
     data_dir: Path,
 ) -> None:
