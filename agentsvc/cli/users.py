@@ -108,7 +108,9 @@ def change(
     **limits: float | str | None,
 ) -> None:
     """Give a user another role, name or limits; `none` takes a limit away."""
-    patch = UserPatch(name=new_name or UNSET, role=Role(role) if role else UNSET)
+    patch = UserPatch(
+        name=UNSET if new_name is None else new_name, role=Role(role) if role else UNSET
+    )
     given = {
         limit: None if value == _NONE else value
         for limit, value in limits.items()

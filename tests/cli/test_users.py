@@ -118,6 +118,7 @@ REFUSALS = [
     (["set", "boss", "--role", "viewer"], "`boss` is the only administrator, and has to stay"),
     (["delete", "nobody", "--yes"], "there is no user `nobody`"),
     (["delete", "boss", "--yes"], "`boss` is the only administrator, and has to stay one"),
+    (["set", "ann", "--name", ""], "a name has 1 to 100 printable characters"),
     (["block", "boss"], "`boss` is the only administrator, and has to stay one"),
 ]
 
