@@ -116,7 +116,8 @@ def show(*, as_json: bool, api: Api, found: Record) -> None:
     "--output",
     metavar="FILE",
     help="New file for the secret of a webhook, or `-` for standard output; otherwise it is shown if"
-    " that is a terminal, and else goes to a file in this directory whose path is printed.",
+    " that is a terminal, and else goes to a file in this directory whose path is printed. `--json` prints"
+    " it with the rest.",
 )
 @json_option
 @server_options
@@ -132,6 +133,8 @@ def create(
 
     Without a trigger it is run by hand. The secret of a webhook cannot be shown again.
     """
+    if as_json and output:
+        raise click.UsageError("--json prints a secret with the rest, and --output elsewhere")
     body = _body(_read(file) if file else {}, options)
     api = get_api(server)
     if as_json:

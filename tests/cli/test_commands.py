@@ -488,6 +488,7 @@ async def test_automations_are_made_run_switched_and_deleted(
         ("template", "none"),
         ("create", "--name", "a", "--prompt", "b", "--webhook", "--at", "2099-01-01"),
         ("create", "--name", "a", "--prompt", "b", "--branch", "c"),
+        ("create", "--name", "a", "--prompt", "b", "--webhook", "--json", "--output", "c"),
         ("create", "--name", "a"),
     ):
         refused = await commands("automations", *arguments)
