@@ -30,6 +30,9 @@ _SILENCE_SECONDS: Final = 60.0
 _AWAY: Final = (502, 503, 504)
 """What a proxy answers in the place of a server that restarts."""
 _HINT: Final = "see whether it runs, and whether --url is right"
+_MISSING_HINT: Final = (
+    "it is not there, or the server's configuration switches it off; see whether --url is right"
+)
 _KEY_HINT: Final = "name a key that is valid with --key"
 
 
@@ -225,6 +228,8 @@ def _refusal(response: http.client.HTTPResponse, text: bytes) -> RequestRefused:
     status, hint = response.status, ""
     if status == http.client.UNAUTHORIZED:
         hint = _KEY_HINT
+    elif status == http.client.NOT_FOUND:
+        hint = _MISSING_HINT
     elif place := response.getheader("Location"):
         hint = f"it sends on to {place}; see whether --url is right"
     try:

@@ -57,15 +57,18 @@ def _by_browser(api: Api) -> str:
         if exc.status == HTTPStatus.NOT_FOUND:
             return ""
         raise
-    page = login["verification_uri_complete"]
-    click.echo(f"open {page}\nand let in the program with the code {login['user_code']}", err=True)
+    try:
+        page, code = login["verification_uri_complete"], login["user_code"]
+        device_code, wait = login["device_code"], login["interval"]
+        deadline = monotonic() + login["expires_in"]
+    except (KeyError, TypeError) as exc:
+        raise api.no_server() from exc
+    click.echo(f"open {page}\nand let in the program with the code {code}", err=True)
     click.launch(page)
-    deadline = monotonic() + login["expires_in"]
-    wait = login["interval"]
     while monotonic() < deadline:
         time.sleep(wait)
         try:
-            asked = {"device_code": login["device_code"]}
+            asked = {"device_code": device_code}
             token: str = api.call("POST", f"{_DEVICE}/token", body=asked)["access_token"]
         except RequestRefused as exc:
             if exc.error not in _WAITING:

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import os
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -46,10 +47,32 @@ _key_option: Decorator = click.option(
     metavar="KEY",
     help=f"API key; otherwise {KEY_VARIABLE}, then that of the login, then one of the data directory.",
 )
-server_options: Final = as_struct(
+_server_options: Final = as_struct(
     "server", ServerChoice, config_option, data_dir_option, _key_option, _url_option
 )
-"""Gives a command the options that choose a server, as `server`."""
+
+
+def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that choose a server, as `server`.
+
+    An answer that has another form than the command reads ends it in one line.
+    """
+
+    @functools.wraps(command)
+    def called(**options: Any) -> Any:
+        try:
+            return command(**options)
+        except UnicodeError:
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError) as exc:
+            place = traceback.extract_tb(exc.__traceback__)[-1]
+            where = f"{Path(place.filename).name}:{place.lineno}"
+            raise CommandFailed(
+                f"the server's answer is not understood: {type(exc).__name__}: {exc} ({where})",
+                "see whether --url is right, and whether the server is as old as this command",
+            ) from exc
+
+    return _server_options(called)
 
 
 class Id(click.ParamType[str]):

@@ -1,0 +1,62 @@
+"""Commands against what answers in another form than a server of this version."""
+
+import re
+import socket
+
+import pytest
+from click.testing import CliRunner
+
+from agentsvc.base.values import new_id
+from agentsvc.cli import cli
+from tests.cli.test_doctor import answering
+
+ID = new_id()
+COMMANDS = (
+    "conversations list",
+    f"conversations show {ID}",
+    "sandboxes list",
+    "sandboxes logs a",
+    "status",
+    "settings set llm_model a/b",
+    "secrets list",
+    "run work",
+    "chat work",
+    "attempts list",
+    "attempts start work --wait",
+    "automations list",
+    "automations create --name a --prompt b",
+    "environments create --name a --wait",
+    f"share add {ID}",
+    "sign-in invite ann",
+)
+
+
+@pytest.mark.parametrize(
+    "answer", ["{}", "[]", "null", "", "[{}]", '{"items":[{}]}', '{"items":3}']
+)
+def test_an_answer_of_another_form_is_told_in_one_line(answer: str) -> None:
+    sent = f"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{answer}".encode()
+    with socket.create_server(("127.0.0.1", 0)) as listener, answering(listener, sent):
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        for words in COMMANDS:
+            arguments = [*words.split(), "--url", url, "--key", "key"]
+            result = CliRunner().invoke(cli, arguments)
+            assert result.exit_code == 1, words
+            assert re.match("(ready\n)?error: .*\nhint: .*\n", result.stderr), words
+
+
+def test_who_logs_in_by_a_browser_is_told_what_is_no_server() -> None:
+    sent = b"HTTP/1.1 200 OK\r\n\r\n{}"
+    with socket.create_server(("127.0.0.1", 0)) as listener, answering(listener, sent):
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        result = CliRunner().invoke(cli, ["login", url])
+    assert (result.exit_code, "is no agentsvc server" in result.stderr) == (1, True)
+
+
+def test_what_a_server_does_not_have_may_be_switched_off() -> None:
+    sent = b'HTTP/1.1 404 Not Found\r\n\r\n{"detail":"Not Found"}'
+    with socket.create_server(("127.0.0.1", 0)) as listener, answering(listener, sent):
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        result = CliRunner().invoke(cli, ["share", "list", "--url", url, "--key", "key"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: Not Found\nhint: it is not there, or the server's conf")
