@@ -1,14 +1,20 @@
 """A browser, and the console in it."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest_asyncio
 from playwright.async_api import Browser
 
+from tests.conftest import FAST
 from tests.live.browser import Console, chromium
 from tests.live.client import PATIENCE, LiveClient
+from tests.live.console.reports import user_of
 from tests.live.console.users import new_user, usual_settings
 from tests.live.installation import Installation
+from tests.plugin_loading import load_plugins
+from tests.service import Service
+from tests.troubles import TroubledAgent, TroubledWorld
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -42,3 +48,32 @@ async def own_console(browser: Browser, shared: Installation) -> AsyncIterator[C
     await usual_settings(client)
     async with Console.opened(browser, client) as console:
         yield console
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def agent() -> AsyncIterator[TroubledAgent]:
+    async with TroubledAgent() as agent:
+        yield agent
+        agent.let_go()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def quick(tmp_path: Path, agent: TroubledAgent) -> AsyncIterator[Service]:
+    """Return a server whose sandboxes and agents are fakes."""
+    world = TroubledWorld()
+    world.on_create = agent.on_create
+    service = Service(tmp_path / "data", FAST, lambda: load_plugins(fake=world.plugin()))
+    await service.start()
+    yield service
+    await service.close()
+    world.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def quick_console(browser: Browser, quick: Service) -> AsyncIterator[Console]:
+    client = await user_of(quick)
+    try:
+        async with Console.opened(browser, client) as console:
+            yield console
+    finally:
+        await client.close()

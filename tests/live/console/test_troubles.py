@@ -2,23 +2,26 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, Route, expect
 
 from agentsvc.agentserver.responses import CommandResult
-from agentsvc.testing.llm import Playbook, ScriptedModel, call, finish
-from tests.conftest import FAST
+from agentsvc.testing.llm import Playbook, call, finish
 from tests.live.browser import Console, state_of
-from tests.live.client import LiveClient
-from tests.plugin_loading import load_plugins
+from tests.live.console.reports import (
+    FIELD,
+    command,
+    forgive_lost_answers,
+    printed,
+    report,
+    said,
+    user_of,
+)
 from tests.service import Service
-from tests.troubles import TroubledAgent, TroubledWorld, eventually
+from tests.troubles import TroubledAgent, eventually
 
 pytestmark = [
     pytest.mark.live,
@@ -26,76 +29,10 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
-FIELD = "Message to the agent"
-
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def agent() -> AsyncIterator[TroubledAgent]:
-    async with TroubledAgent() as agent:
-        yield agent
-        agent.let_go()
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def quick(tmp_path: Path, agent: TroubledAgent) -> AsyncIterator[Service]:
-    """Return a server whose sandboxes and agents are fakes."""
-    world = TroubledWorld()
-    world.on_create = agent.on_create
-    service = Service(tmp_path / "data", FAST, lambda: load_plugins(fake=world.plugin()))
-    await service.start()
-    yield service
-    await service.close()
-    world.close()
-
-
-async def user_of(service: Service, name: str = "admin") -> LiveClient:
-    """Return a client of a user with settings."""
-    client = await service.make_client(name)
-    await client.save_settings()
-    return LiveClient(client.base_url, str(client.key), ScriptedModel())
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def console(browser: Browser, quick: Service) -> AsyncIterator[Console]:
-    client = await user_of(quick)
-    try:
-        async with Console.opened(browser, client) as console:
-            yield console
-    finally:
-        await client.close()
-
-
-async def report(client: LiveClient, conversation_id: str, events: list[dict[str, Any]]) -> None:
-    """Tell the server of events, as the agent server of a conversation does."""
-    seen = await client.conversation(conversation_id)
-    made = [
-        {"timestamp": f"2026-01-01T00:{i // 60:02}:{i % 60:02}", "source": "agent", **event}
-        for i, event in enumerate(events)
-    ]
-    answer = await client.post(
-        f"/api/v1/webhooks/events/{conversation_id}",
-        data=msgspec.json.encode(made),
-        headers={"X-Session-API-Key": seen["session_api_key"], "Content-Type": "application/json"},
-    )
-    assert answer.status == 200, answer.text
-
-
-def said(number: int, text: str, source: str = "agent") -> dict[str, Any]:
-    role = {"agent": "assistant", "user": "user"}[source]
-    content = [{"type": "text", "text": text}]
-    message = {"role": role, "content": content}
-    return {
-        "id": f"said-{number}",
-        "kind": "MessageEvent",
-        "source": source,
-        "llm_message": message,
-    }
-
-
-def forgive_lost_answers(console: Console) -> None:
-    console.problems[:] = [
-        one for one in console.problems if not re.search("net::ERR_FAILED|status of 50", one)
-    ]
+async def console(quick_console: Console) -> Console:
+    return quick_console
 
 
 async def test_times_are_those_of_the_agent_wherever_the_browser_is(
@@ -291,32 +228,6 @@ async def test_what_is_chosen_is_the_same_in_each_language(
         await expect(page.get_by_text("Gespeichert", exact=True)).to_be_visible()
     assert (await client.get("/api/v1/settings")).json()["security_analyzer"] == "none"
     await client.close()
-
-
-def command(number: int, text: str) -> dict[str, Any]:
-    return {
-        "id": f"action-{number}",
-        "kind": "ActionEvent",
-        "tool_name": "terminal",
-        "tool_call_id": f"call-{number}",
-        "action": {"kind": "TerminalAction", "command": text},
-    }
-
-
-def printed(number: int, text: str) -> dict[str, Any]:
-    return {
-        "id": f"observation-{number}",
-        "kind": "ObservationEvent",
-        "source": "environment",
-        "tool_name": "terminal",
-        "tool_call_id": f"call-{number}",
-        "action_id": f"action-{number}",
-        "observation": {
-            "kind": "TerminalObservation",
-            "content": [{"type": "text", "text": text}],
-            "exit_code": 0,
-        },
-    }
 
 
 async def test_a_key_that_is_held_down_confirms_one_step(console: Console) -> None:

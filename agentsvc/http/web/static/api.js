@@ -40,19 +40,23 @@ export const url = (path) => new URL(path, BASE).href;
 const LOGIN_HEADER = "X-Agentsvc-Login";
 const STORED_LOGIN = `agentsvc-login ${BASE.pathname}`;
 
-export const storedLogin = () => localStorage.getItem(STORED_LOGIN);
+/** The login of this page, as long as it is open: in another tab, somebody else may log in meanwhile. */
+let login = localStorage.getItem(STORED_LOGIN);
 
-const loginHeader = () => (storedLogin() ? { [LOGIN_HEADER]: storedLogin() } : {});
+export const storedLogin = () => login;
+
+const loginHeader = () => (login ? { [LOGIN_HEADER]: login } : {});
 
 /** Log in with `{api_key}` or `{token}`, or with what another path of the API wants. */
 export async function logIn(order, path = `${V1}/logins`) {
-  const { page_token } = await call("POST", path, order);
-  localStorage.setItem(STORED_LOGIN, page_token);
+  login = (await call("POST", path, order)).page_token;
+  localStorage.setItem(STORED_LOGIN, login);
 }
 
 export async function logOut() {
   // Streams end with the login, and may bring the login page before the answer comes.
-  const forgotten = forgetKept();
+  const isStored = login === localStorage.getItem(STORED_LOGIN);
+  const forgotten = isStored ? forgetKept() : [];
   try {
     await remove(`${V1}/logins/current`);
   } catch (error) {
@@ -62,7 +66,8 @@ export async function logOut() {
       throw error;
     }
   }
-  localStorage.removeItem(STORED_LOGIN);
+  if (isStored) localStorage.removeItem(STORED_LOGIN);
+  login = null;
 }
 
 const KEPT = `agentsvc-kept ${BASE.pathname} `;
@@ -86,6 +91,8 @@ export function keepFor(user) {
 
 /** Keep a value in this browser until the log-out, under a name; null removes it. */
 export function keep(name, value) {
+  // What is stored is of who is logged in now.
+  if (login !== localStorage.getItem(STORED_LOGIN)) return;
   unkept.delete(name);
   localStorage.removeItem(KEPT + name);
   if (value === null) return;

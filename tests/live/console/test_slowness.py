@@ -1,0 +1,74 @@
+"""The console over a slow or breaking network, and with several tabs, on a server with a fake agent."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from playwright.async_api import Page, Route, expect
+
+from tests.live.browser import Console
+from tests.live.client import LiveClient
+from tests.live.console.reports import (
+    user_of,
+)
+from tests.service import Service
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+
+async def finished(client: LiveClient) -> str:
+    """Return a conversation whose agent has done its task."""
+    conversation_id = await client.start_conversation()
+    await client.wait_for_execution(conversation_id, "finished")
+    return conversation_id
+
+
+async def held(page: Page, pattern: str, method: str = "POST") -> asyncio.Event:
+    """Hold requests up until what this returns is set."""
+    may_go = asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        if route.request.method == method:
+            await may_go.wait()
+        await route.continue_()
+
+    await page.route(pattern, hold)
+    return may_go
+
+
+async def test_what_one_user_types_is_never_kept_for_the_next_in_another_tab(
+    quick_console: Console, quick: Service
+) -> None:
+    console = quick_console
+    bob = await user_of(quick, "bob")
+    page = await console.page("settings/secrets")
+    # Nobody tells this tab that its login has ended.
+    await page.route_web_socket("**/events/stream", lambda _: None)
+    await page.reload()
+    await page.get_by_label("Name").fill("OF_ADMIN")
+    await page.get_by_label("Value").fill("a value")
+    other = await console.context.new_page()
+    await other.goto(f"{bob.base_url}/login")
+    await other.get_by_label("Your API key").fill(str(bob.key))
+    await other.get_by_role("button", name="Log in as somebody else").click()
+    await expect(other.get_by_title("You are bob")).to_be_visible()
+    await page.get_by_role("button", name="Store").click()
+    await page.wait_for_url("**/login")
+    assert (await bob.get("/api/v1/secrets/search")).json()["items"] == []
+    await expect(other.get_by_title("You are bob")).to_be_visible()
+    await other.reload()
+    await expect(other.get_by_title("You are bob")).to_be_visible()
+    await bob.close()
+
+
+WAITS: dict[str, Any] = {
+    "id": "waits",
+    "timestamp": "2099-01-01T00:00:00",
+    "kind": "ConversationStateUpdateEvent",
+    "key": "execution_status",
+    "value": "waiting_for_confirmation",
+}
