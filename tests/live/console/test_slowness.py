@@ -9,6 +9,8 @@ from playwright.async_api import Page, Route, expect
 from tests.live.browser import Console
 from tests.live.client import LiveClient
 from tests.live.console.reports import (
+    FIELD,
+    forgive_lost_answers,
     user_of,
 )
 from tests.service import Service
@@ -63,6 +65,29 @@ async def test_what_one_user_types_is_never_kept_for_the_next_in_another_tab(
     await other.reload()
     await expect(other.get_by_title("You are bob")).to_be_visible()
     await bob.close()
+
+
+async def test_words_that_are_said_again_instead_of_tried_again_are_there_once(
+    quick_console: Console,
+) -> None:
+    console = quick_console
+    conversation_id = await finished(console.client)
+    page = await console.page(f"c/{conversation_id}")
+    await expect(page.locator("article").first).to_be_visible()
+    await page.route("**/send-message", lambda route: route.abort(), times=1)
+    field = page.get_by_label(FIELD)
+    for _ in range(2):
+        await field.fill("continue")
+        await field.press("Enter")
+        await expect(page.get_by_text("Sending")).to_have_count(0)
+    said = page.locator("article .bubble.user", has_text="continue")
+    await expect(said).to_have_count(1)
+    # The first one is still not sent, and the second one is not on its way any more.
+    await expect(page.locator(".pending")).to_have_count(1)
+    await page.locator(".failed").get_by_role("button", name="Try again").click()
+    await expect(said).to_have_count(2)
+    await expect(page.locator(".pending")).to_have_count(0)
+    forgive_lost_answers(console)
 
 
 WAITS: dict[str, Any] = {

@@ -38,8 +38,7 @@ class Outbox {
 
   /** Keep a message and send it; `after` is the number of the last event before it, null while none is loaded. */
   add(conversation, text, after, images) {
-    const before = this.messages.filter((one) => one.text === text).length;
-    const message = { key: newId(), text, images, at: new Date().toISOString(), state: SENDING, after, before };
+    const message = { key: newId(), text, images, at: new Date().toISOString(), state: SENDING, after };
     this.write([...this.messages, message]);
     this.deliver(conversation, message);
   }
@@ -83,11 +82,15 @@ class Outbox {
   settle(items) {
     const { messages } = this;
     if (!messages.length) return;
-    const isTold = ({ text, after, at, before = 0 }) => items.filter((item) => item.type === "user" && item.text === text
-      && (after == null ? Date.parse(item.at) > Date.parse(at) - CLOCKS_MS : item.number > after)).length > before;
     const refused = new Map(items.filter(({ title }) => title === NOT_DELIVERED).map((one) => [one.text.split("\nThe message was:\n")[1], one]));
-    const left = messages.filter((one) => !isTold(one))
-      .filter(({ text, state, at }) => state !== TAKEN || !(Date.parse(refused.get(text)?.at) > Date.parse(at)));
+    let left = messages.filter(({ text, state, at }) => state !== TAKEN || !(Date.parse(refused.get(text)?.at) > Date.parse(at)));
+    // Each event is of one message; of those with the same words, what the server has taken comes before what has failed.
+    for (const one of left.toSorted((a, b) => (a.state === FAILED) - (b.state === FAILED))) {
+      const { key, text, after, at } = left.find((other) => other.key === one.key);
+      const told = items.find((item) => item.type === "user" && item.text === text
+        && (after == null ? Date.parse(item.at) > Date.parse(at) - CLOCKS_MS : item.number > after));
+      if (told) left = left.filter((other) => other.key !== key).map((other) => (other.text === text ? { ...other, after: told.number } : other));
+    }
     if (left.length !== messages.length) this.write(left);
   }
 }
