@@ -90,6 +90,33 @@ async def test_words_that_are_said_again_instead_of_tried_again_are_there_once(
     forgive_lost_answers(console)
 
 
+async def test_long_lines_that_have_changed_do_not_keep_the_page_busy(
+    quick_console: Console,
+) -> None:
+    conversation_id = await finished(quick_console.client)
+    page = await quick_console.page(f"c/{conversation_id}")
+    before, after = (
+        "\n".join(
+            " ".join(f"{line * word * factor % 999983:x}" for word in range(1, 330))
+            for line in range(1, 121)
+        )
+        for factor in (48271, 69621)
+    )
+    changes = [{"path": "data.csv", "status": "UPDATED"}]
+    await page.route("**/git/changes*", lambda route: route.fulfill(json=changes))
+    texts = {"original": before, "modified": after}
+    await page.route("**/git/diff*", lambda route: route.fulfill(json=texts))
+    await page.goto(f"{quick_console.client.base_url}/#/c/{conversation_id}/changes")
+    await page.evaluate(
+        "window.longest = 0; new PerformanceObserver((list) => { for (const one of list.getEntries())"
+        " window.longest = Math.max(window.longest, one.duration); }).observe({type: 'longtask'})"
+    )
+    await page.locator(".files button", has_text="data.csv").click()
+    await expect(page.locator(".diff-line.added").first).to_be_visible()
+    await page.evaluate("new Promise((resolve) => setTimeout(resolve, 100))")
+    assert await page.evaluate("window.longest") < 5000
+
+
 WAITS: dict[str, Any] = {
     "id": "waits",
     "timestamp": "2099-01-01T00:00:00",

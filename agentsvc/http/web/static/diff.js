@@ -13,6 +13,8 @@ const MAX_ROWS = 300;
 const ROW_PX = 20;
 const MARGIN_ROWS = 30;
 const LONGEST_LINE = 2000;
+/** A line in which more words have changed has no words marked. */
+const MAX_WORD_EDITS = { maxEditLength: 60 };
 
 const linesOf = (text) => (text ? text.replace(/\n$/, "").split("\n") : []);
 
@@ -80,8 +82,9 @@ function pairsOf(rows) {
 function content(row, pair, language) {
   const { mark, text } = row;
   if (text.length > LONGEST_LINE) return t("{0} … {1} more characters", text.slice(0, LONGEST_LINE), text.length - LONGEST_LINE);
-  if (!pair || pair.text.length > LONGEST_LINE) return coloured(text, language) || " ";
-  const parts = mark === "-" ? diffWordsWithSpace(text, pair.text) : diffWordsWithSpace(pair.text, text);
+  const [from, to] = mark === "-" ? [text, pair?.text] : [pair?.text, text];
+  const parts = pair && pair.text.length <= LONGEST_LINE && diffWordsWithSpace(from, to, MAX_WORD_EDITS);
+  if (!parts) return coloured(text, language) || " ";
   return parts.filter(({ added, removed }) => (mark === "-" ? !added : !removed))
     .map(({ value, added, removed }) => (added || removed ? html`<mark>${value}</mark>` : value));
 }
