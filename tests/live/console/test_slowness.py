@@ -10,10 +10,13 @@ from tests.live.browser import Console
 from tests.live.client import LiveClient
 from tests.live.console.reports import (
     FIELD,
+    command,
     forgive_lost_answers,
+    report,
     user_of,
 )
 from tests.service import Service
+from tests.troubles import eventually
 
 pytestmark = [
     pytest.mark.live,
@@ -124,3 +127,34 @@ WAITS: dict[str, Any] = {
     "key": "execution_status",
     "value": "waiting_for_confirmation",
 }
+
+
+async def test_a_reason_is_sent_once_and_when_it_is_written(quick_console: Console) -> None:
+    client = quick_console.client
+    conversation_id = await finished(client)
+    await report(client, conversation_id, [command(1, "rm -r build"), WAITS])
+    page = await quick_console.page(f"c/{conversation_id}")
+    answered: list[Any] = []
+    may_answer = asyncio.Event()
+
+    async def answer(route: Route) -> None:
+        answered.append(route.request.post_data_json)
+        await may_answer.wait()
+        await route.fulfill(json={"success": True})
+
+    await page.route("**/respond_to_confirmation", answer)
+    field = page.get_by_label("Reason, if you reject")
+    await field.fill("not that")
+    # Which ends a word of a language that is written so, and not the sentence.
+    await field.evaluate(
+        "(field) => field.dispatchEvent(new KeyboardEvent('keydown',"
+        " {key: 'Enter', isComposing: true, bubbles: true, cancelable: true}))"
+    )
+    await expect(page.get_by_role("button", name="Reject")).to_be_enabled()
+    assert answered == []
+    for _ in range(3):
+        await field.press("Enter")
+    await eventually(lambda: len(answered) > 0)
+    may_answer.set()
+    await expect(field).to_have_value("")
+    assert answered == [{"accept": False, "reason": "not that"}]

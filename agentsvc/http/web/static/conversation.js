@@ -381,11 +381,13 @@ function Confirmation({ conversation, timeline, attempt }) {
       ${waiting.map((item) => html`
         <div key=${item.key} class="confirm-call"><p><strong>${item.summary || item.tool}</strong>
           ${item.risk && item.risk !== "UNKNOWN" && html`<span class="pill ${item.risk === "HIGH" ? "bad" : "warn"}">${t("{0} risk", RISKS[item.risk] ?? item.risk)}</span>`}</p>
+  // By way of the button, which cannot be pressed again until that is done.
+  const onKey = (event) => event.key === "Enter" && !event.isComposing && !event.repeat && document.querySelector("[data-key=reject]").click();
           <${Guarded}><${Call} action=${item.action} /><//></div>
       `)}
       <div class="confirm-actions">
-        <input data-key="reason" aria-label=${t("Reason, if you reject")} placeholder=${t("Reason, if you reject")} value=${reason} onKeyDown=${(event) => event.key === "Enter" && answer(false)()} onInput=${(event) => setReason(event.target.value)} />
-        <${Button} kind="danger" icon="cross" needs="run" onPress=${answer(false)} label=${t("Reject")} title=${t("Reject (R)")} />
+        <input data-key="reason" aria-label=${t("Reason, if you reject")} placeholder=${t("Reason, if you reject")} value=${reason} onKeyDown=${onKey} onInput=${(event) => setReason(event.target.value)} />
+        <${Button} kind="danger" icon="cross" needs="run" data-key="reject" onPress=${answer(false)} label=${t("Reject")} title=${t("Reject (R)")} />
         <${Button} kind="primary" icon="check" needs="run" data-key="confirm" onPress=${answer(true)} label=${t("Confirm")} title=${t("Confirm (A)")} />
       </div>
     </section>
