@@ -158,3 +158,95 @@ async def test_a_reason_is_sent_once_and_when_it_is_written(quick_console: Conso
     may_answer.set()
     await expect(field).to_have_value("")
     assert answered == [{"accept": False, "reason": "not that"}]
+
+
+@pytest.mark.parametrize("action", ["Delete", "Fork", "Start"])
+async def test_who_has_gone_elsewhere_meanwhile_is_left_there(
+    quick_console: Console, action: str
+) -> None:
+    client = quick_console.client
+    first, second = await finished(client), await finished(client)
+    page = await quick_console.page("new" if action == "Start" else f"c/{first}")
+    may_go = await held(page, "**/app-conversations**", "DELETE" if action == "Delete" else "POST")
+    may_fork = await held(page, "**/fork")
+    if action == "Start":
+        await page.get_by_label("Message", exact=True).fill("a task")
+    await page.get_by_role("button", name=action, exact=True).first.click()
+    if action == "Delete":
+        await page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+        await page.keyboard.press("Escape")
+    await page.goto(f"{client.base_url}/#/c/{second}")
+    field = page.get_by_label(FIELD)
+    await field.fill("in the middle of a sentence")
+    async with page.expect_response(lambda answer: answer.request.method in ("POST", "DELETE")):
+        may_go.set()
+        may_fork.set()
+    await page.evaluate("new Promise((resolve) => setTimeout(resolve, 500))")
+    assert page.url.endswith(f"/c/{second}")
+    await expect(field).to_have_value("in the middle of a sentence")
+
+
+async def test_a_task_that_is_written_while_another_starts_is_kept(quick_console: Console) -> None:
+    client = quick_console.client
+    page = await quick_console.page("new")
+    field = page.get_by_label("Message", exact=True)
+    may_start = await held(page, "**/api/v1/app-conversations")
+    await field.fill("the first task")
+    await page.get_by_role("button", name="Start").click()
+    await page.goto(f"{client.base_url}/#/sandboxes")
+    await page.goto(f"{client.base_url}/#/new")
+    await field.fill("the second task")
+    async with page.expect_response("**/api/v1/app-conversations"):
+        may_start.set()
+    await page.evaluate("new Promise((resolve) => setTimeout(resolve, 300))")
+    await page.reload()
+    await expect(field).to_have_value("the second task")
+
+
+async def test_what_was_asked_for_and_refused_is_said_when_the_question_is_closed(
+    quick_console: Console,
+) -> None:
+    conversation_id = await finished(quick_console.client)
+    page = await quick_console.page(f"c/{conversation_id}")
+    may_answer = asyncio.Event()
+
+    async def refuse(route: Route) -> None:
+        if route.request.method == "DELETE":
+            await may_answer.wait()
+            await route.fulfill(status=503, json={"detail": "Not now"})
+        else:
+            await route.continue_()
+
+    await page.route(f"**/app-conversations/{conversation_id}", refuse)
+    await page.get_by_role("button", name="Delete").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    await page.keyboard.press("Escape")
+    may_answer.set()
+    await expect(page.get_by_role("alert").filter(has_text="Not now")).to_be_visible()
+    forgive_lost_answers(quick_console)
+
+
+async def test_a_search_that_nobody_answers_has_not_found_nothing(quick_console: Console) -> None:
+    page = await quick_console.page()
+    broken = {"status": 503, "json": {"detail": "Not now"}}
+    await page.route("**/messages/search*", lambda route: route.fulfill(**broken))
+    await page.get_by_label("Search conversations").fill("words")
+    await expect(page.locator(".list").get_by_role("alert")).to_contain_text("Not now")
+    await expect(page.get_by_text("Nothing has these words")).to_have_count(0)
+    forgive_lost_answers(quick_console)
+
+
+async def test_a_pin_that_does_not_hold_is_said(quick_console: Console) -> None:
+    conversation_id = await finished(quick_console.client)
+    page = await quick_console.page()
+    broken = {"status": 503, "json": {"detail": "Not now"}}
+    await page.route(
+        f"**/app-conversations/{conversation_id}", lambda route: route.fulfill(**broken)
+    )
+    row = page.locator(".row-box").first
+    await row.hover()
+    await row.get_by_title("Pin").click()
+    await expect(page.get_by_role("alert")).to_contain_text("Not now")
+    await page.get_by_role("button", name="Close").click()
+    await expect(page.get_by_role("alert")).to_have_count(0)
+    forgive_lost_answers(quick_console)

@@ -18,7 +18,7 @@ import { SandboxesPage } from "./sandboxes.js";
 import { SettingsPage } from "./settings.js";
 import { SetupPage } from "./setup.js";
 import { store, useStore } from "./store.js";
-import { Guarded, Icon, Spinner, Problem, go, useRoute } from "./ui.js";
+import { Guarded, Icon, Spinner, Problem, Told, go, useRoute } from "./ui.js";
 import { t } from "./words.js";
 
 const AGAIN_MS = 3000;
@@ -122,6 +122,7 @@ function Shell() {
   const isHome = route === "/";
   return html`
     <a class="skip" href="#main" onClick=${skip}>${t("Skip to the content")}</a>
+      <${Told} />
     <div class="shell ${isHome ? "at-home" : ""}">
       <aside class="side" aria-label=${t("Conversations")}>
         <div class="brand"><span class="logo"><${Icon} name="terminal" /></span>agentsvc</div>

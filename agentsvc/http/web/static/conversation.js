@@ -143,16 +143,18 @@ export function ConversationView({ id, part, words, settings }) {
 /** Return what forks a conversation, up to an event or whole: once, however often nobody answers. */
 function useFork(conversation, onError) {
   const keys = useRef({});
+  const isThere = useIsThere();
   return async (event = null) => {
     const key = (keys.current[event] ??= newId());
     try {
       const title = t("{0} (fork)", (conversation.title || t("Untitled")).slice(0, 180));
       const task = await post(`${conversationPath(conversation.id)}/fork`, { title, up_to_event_id: event }, key);
       store.tasks.set(task.id, task);
-      go(`/start/${task.id}`);
+      // Whoever has gone elsewhere meanwhile stays there.
+      if (isThere.current) go(`/start/${task.id}`);
     } catch (problem) {
       if (isRefusal(problem)) delete keys.current[event];
-      onError(problem);
+      (isThere.current ? onError : tell)(problem);
     }
   };
 }
@@ -164,6 +166,7 @@ function Top({ conversation, run, live, settings, onFind }) {
   const save = (path) => download(path).then(() => setError(null), setError);
   const fork = useFork(conversation, setError);
   const hasAttempts = useHasAttempts();
+  const isThere = useIsThere();
   return html`
     <header class="head">
       <a class="button only-icon back" href="#/" aria-label=${t("Back")}><${Icon} name="back" /></a>
@@ -197,7 +200,8 @@ function Top({ conversation, run, live, settings, onFind }) {
         onYes=${async () => {
           await remove(conversationPath(conversation.id));
           store.conversations.delete(conversation.id);
-          go("/");
+          store.tell();
+          if (isThere.current) go("/");
         }} />
     `}
   `;

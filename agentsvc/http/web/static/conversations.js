@@ -5,7 +5,7 @@ import { ago, conversationState, money } from "./format.js";
 import { html, useEffect, useState } from "./html.js";
 import { refusal } from "./me.js";
 import { store, useStore } from "./store.js";
-import { Icon, Pill, Spinner } from "./ui.js";
+import { Icon, Pill, Problem, Spinner, tell } from "./ui.js";
 import { t } from "./words.js";
 
 const SEARCH_WAIT_MS = 250;
@@ -13,18 +13,23 @@ const SEARCH_WAIT_MS = 250;
 export const PINNED = "pinned";
 export const ARCHIVED = "archived";
 
-/** Return what the server finds for some words: {conversations, messages}, or null while nothing is searched for. */
+/** Return what the server finds for some words: {conversations, messages, error}, or null while nothing is searched for. */
 function useFound(words) {
   const [found, setFound] = useState(null);
   useEffect(() => {
     if (!words) return setFound(null);
     let isCurrent = true;
     const timer = setTimeout(async () => {
+      let error = null;
+      const none = (problem) => {
+        error = problem;
+        return [];
+      };
       const [conversations, messages] = await Promise.all([
-        getAll(`${V1}/app-conversations/search`, { title__contains: words }, 3).catch(() => []),
-        words.length < 2 ? [] : get(`${V1}/messages/search`, { text__contains: words, limit: 20 }).catch(() => []),
+        getAll(`${V1}/app-conversations/search`, { title__contains: words }, 3).catch(none),
+        words.length < 2 ? [] : get(`${V1}/messages/search`, { text__contains: words, limit: 20 }).catch(none),
       ]);
-      if (isCurrent) setFound({ conversations, messages });
+      if (isCurrent) setFound({ conversations, messages, error });
     }, SEARCH_WAIT_MS);
     return () => {
       isCurrent = false;
@@ -84,7 +89,8 @@ export function ConversationList({ route }) {
         ${labels.map((one) => html`<button type="button" key=${one} aria-pressed=${String(one === chosen)} onClick=${() => setLabel(one === chosen ? "" : one)}>${one === ARCHIVED ? t("Archived") : one}</button>`)}
       </div>`}
       ${!isLoaded && html`<${Spinner} />`}
-      ${isLoaded && !shown.length && !starting.length && !found?.messages.length && html`
+      <${Problem} error=${found?.error} />
+      ${isLoaded && !shown.length && !starting.length && !found?.messages.length && !found?.error && html`
         <p class="none">${words ? t("Nothing has these words.") : t("There are no conversations so far.")}</p>
       `}
       <ul class="rows" aria-label=${t("Conversations")}>
@@ -130,7 +136,7 @@ function Row({ conversation, route }) {
   const cost = conversation.metrics?.accumulated_cost;
   const title = conversation.title || t("Untitled");
   const toggle = (label, icon, name) => html`<button type="button" aria-pressed=${String(conversation.labels.includes(label))} title=${name} aria-label=${`${name} ${title}`}
-    onClick=${() => toggleLabel(conversation, label).catch(() => {})}><${Icon} name=${icon} /></button>`;
+    onClick=${() => toggleLabel(conversation, label).catch(tell)}><${Icon} name=${icon} /></button>`;
   return html`
     <li class="row-box">
       ${!refusal("run") && html`<span class="row-acts">${toggle(ARCHIVED, "box", t("Archive"))}${toggle(PINNED, "pin", t("Pin"))}</span>`}

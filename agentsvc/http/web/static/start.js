@@ -6,7 +6,7 @@ import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { Picker } from "./picker.js";
 import { modelName, useProfiles } from "./runwith.js";
 import { store, useLoaded, useStore } from "./store.js";
-import { Button, Empty, Head, Icon, Problem, SelectField, Spinner, go } from "./ui.js";
+import { Button, Empty, Head, Icon, Problem, SelectField, Spinner, go, tell, useIsThere } from "./ui.js";
 import { t } from "./words.js";
 
 const DRAFT = "draft new";
@@ -22,9 +22,11 @@ const MODES = [["", t("Do the task")], ["plan", t("Write a plan only, into PLAN.
 export function NewConversation({ settings, onSettings }) {
   const [form, setForm] = useState(() => ({ ...EMPTY, ...kept(DRAFT) }));
   const starting = useRef(null);
+  const isThere = useIsThere();
   const [error, setError] = useState(null);
   const specs = useLoaded(() => getAll(`${V1}/sandbox-specs/search`));
-  const change = (name) => (value) => setForm((old) => ({ ...old, [name]: value }));
+  // Another order has another key.
+  const change = (name) => (value) => setForm((old) => ({ ...old, key: undefined, [name]: value }));
   useLayoutEffect(() => {
     if (!starting.current) keep(DRAFT, form);
   }, [form]);
@@ -36,13 +38,15 @@ export function NewConversation({ settings, onSettings }) {
     keep(DRAFT, { ...form, key });
     try {
       const task = await post(`${V1}/app-conversations`, await toOrder(form, key), key);
-      keep(DRAFT, null);
       store.tasks.set(task.id, task);
-      go(`/start/${task.id}`);
+      store.tell();
+      // Whoever has gone elsewhere meanwhile stays there, and keeps what was written since.
+      if (kept(DRAFT)?.message === form.message) keep(DRAFT, null);
+      if (isThere.current) go(`/start/${task.id}`);
     } catch (problem) {
       if (isRefusal(problem)) change("key")(undefined);
       starting.current = null;
-      setError(problem);
+      (isThere.current ? setError : tell)(problem);
     }
   };
   const start = () => (starting.current ??= begin());

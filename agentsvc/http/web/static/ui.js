@@ -49,16 +49,22 @@ export const Icon = ({ name }) => html`
   <svg class="icon" viewBox="0 0 24 24" aria-hidden="true" focusable="false"><path d=${PATHS[name]} /></svg>
 `;
 
+/** Return a reference that is true as long as the view is there that has asked for it. */
+export function useIsThere() {
+  const isThere = useRef(true);
+  useEffect(() => () => {
+    isThere.current = false;
+  }, []);
+  return isThere;
+}
+
 /**
  * A button; its work may be a promise, and it cannot be pressed again until that is done. One that needs what the
  * role or key does not allow says so, and cannot be pressed at all.
  */
 export function Button({ icon, label, onPress, kind = "", isIcon, needs, title, children, ...rest }) {
   const [isBusy, setBusy] = useState(false);
-  const isThere = useRef(true);
-  useEffect(() => () => {
-    isThere.current = false;
-  }, []);
+  const isThere = useIsThere();
   const refused = refusal(needs);
   const press = async (event) => {
     if (!onPress) return;
@@ -106,6 +112,23 @@ export function Problem({ error, title, onAgain }) {
       </div>
     </div>
   `;
+}
+
+const TOLD = "agentsvc-problem";
+
+/** Say what went wrong in work whose place on the page is not there any more, or is too small for it. */
+export const tell = (error) => dispatchEvent(new CustomEvent(TOLD, { detail: error }));
+
+/** The last problem that was told, until it is closed. */
+export function Told() {
+  const [error, setError] = useState(null);
+  useEffect(() => {
+    const heed = ({ detail }) => setError(detail);
+    addEventListener(TOLD, heed);
+    return () => removeEventListener(TOLD, heed);
+  }, []);
+  return error && html`<div class="told"><${Problem} error=${error} title=${t("Not done")} />
+    <${Button} kind="bare" icon="cross" isIcon label=${t("Close")} onPress=${() => setError(null)} /></div>`;
 }
 
 /** What is inside, or a line where that cannot be shown: what a sandbox reports may have any form. */
@@ -192,11 +215,12 @@ export function Question({ title, text, action, doing, onYes, onClose }) {
   const yes = async () => {
     setError(null);
     setBusy(true);
+  const isThere = useIsThere();
     try {
       await onYes();
-      onClose();
+      if (isThere.current) onClose();
     } catch (problem) {
-      setError(problem);
+      (isThere.current ? setError : tell)(problem);
       setBusy(false);
     }
   };
