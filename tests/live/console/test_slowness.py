@@ -226,6 +226,29 @@ async def test_what_was_asked_for_and_refused_is_said_when_the_question_is_close
     forgive_lost_answers(quick_console)
 
 
+async def test_a_choice_beside_the_message_stays_while_it_is_made(quick_console: Console) -> None:
+    client = quick_console.client
+    conversation_id = await finished(client)
+    await client.post("/api/v1/settings/profiles/other", json={})
+    page = await quick_console.page(f"c/{conversation_id}")
+    chosen = {"Mode": "AlwaysConfirm", "Model": "other"}
+    held_up = [await held(page, f"**/{path}") for path in ("confirmation_policy", "switch_profile")]
+    for name, value in chosen.items():
+        await page.get_by_label(name, exact=True).select_option(value)
+        # Whatever is drawn meanwhile.
+        await page.get_by_label(FIELD).press_sequentially("abc")
+        await expect(page.get_by_label(name, exact=True)).to_have_value(value)
+    for may_go in held_up:
+        may_go.set()
+    await page.get_by_label(FIELD).press_sequentially("d")
+    for name, value in chosen.items():
+        await expect(page.get_by_label(name, exact=True)).to_have_value(value)
+    await page.route("**/confirmation_policy", lambda route: route.abort())
+    await page.get_by_label("Mode", exact=True).select_option("NeverConfirm")
+    await expect(page.get_by_label("Mode", exact=True)).to_have_value("AlwaysConfirm")
+    forgive_lost_answers(quick_console)
+
+
 async def test_a_search_that_nobody_answers_has_not_found_nothing(quick_console: Console) -> None:
     page = await quick_console.page()
     broken = {"status": 503, "json": {"detail": "Not now"}}

@@ -30,14 +30,15 @@ export function RunWith({ conversation, run, attempt }) {
     if (isUp) get(agentPath(conversation)).then((info) => setMode(info.confirmation_policy?.kind ?? null), () => {});
   }, [conversation.id, isUp]);
   if (!isUp) return null;
-  const chooseModel = (name) => attempt(async () => {
-    await post(`${conversationPath(conversation.id)}/switch_profile`, { profile_name: name });
-    setChosen(name);
-  });
-  const chooseMode = (kind) => attempt(async () => {
+  /** What is chosen is shown while it is being done, and what was before if it is not. */
+  const choose = async (set, before, value, work) => {
+    set(value);
+    if (!(await attempt(work))) set(before);
+  };
+  const chooseModel = (name) => choose(setChosen, chosen, name, () => post(`${conversationPath(conversation.id)}/switch_profile`, { profile_name: name }));
+  const chooseMode = (kind) => choose(setMode, mode, kind, async () => {
     if (kind === "ConfirmRisky") await post(`${agentPath(conversation)}/security_analyzer`, { security_analyzer: { kind: "LLMSecurityAnalyzer" } });
     await post(`${agentPath(conversation)}/confirmation_policy`, { policy: { kind } });
-    setMode(kind);
   });
   return html`
     <select class="quiet-select" aria-label=${t("Model")} value=${chosen} disabled=${!profiles.length} title=${profiles.length ? t("From the next step on") : t("Save models by name in the settings to change between them here")}
