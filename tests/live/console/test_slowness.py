@@ -249,6 +249,32 @@ async def test_a_choice_beside_the_message_stays_while_it_is_made(quick_console:
     forgive_lost_answers(quick_console)
 
 
+async def test_files_are_those_of_the_folder_that_is_named(quick_console: Console) -> None:
+    client = quick_console.client
+    conversation_id = await finished(client)
+    page = await quick_console.page(f"c/{conversation_id}")
+    may_list = asyncio.Event()
+
+    async def files(route: Route) -> None:
+        is_inside = "path=src" in route.request.url
+        if is_inside:
+            await may_list.wait()
+        await route.fulfill(json=["main.py"] if is_inside else ["src/a.py", "README.md"])
+
+    await page.route("**/files?*", files)
+    gone = {"status": 404, "json": {"detail": "There is no such file"}}
+    await page.route("**/file?*", lambda route: route.fulfill(**gone))
+    await page.goto(f"{client.base_url}/#/c/{conversation_id}/files")
+    shown = page.locator(".files button")
+    await shown.filter(has_text="src").click()
+    await expect(shown).to_have_count(0)
+    may_list.set()
+    await shown.filter(has_text="main.py").click()
+    # What is not there any more is not waited for.
+    await expect(page.get_by_role("alert")).to_contain_text("There is no such file")
+    await expect(page.locator(".spinner")).to_have_count(0)
+
+
 async def test_a_search_that_nobody_answers_has_not_found_nothing(quick_console: Console) -> None:
     page = await quick_console.page()
     broken = {"status": 503, "json": {"detail": "Not now"}}

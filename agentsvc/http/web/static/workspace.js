@@ -88,10 +88,11 @@ export function Files({ conversation }) {
   const isAwake = conversation.sandbox_status === "RUNNING";
   const [folder, setFolder] = useState("");
   const [file, setFile] = useState(null);
-  const list = useLoaded(async () => (isAwake ? get(`${conversationPath(conversation.id)}/files`, { path: folder || "." }) : []), [isAwake, folder]);
+  const list = useLoaded(async () => [folder, isAwake ? await get(`${conversationPath(conversation.id)}/files`, { path: folder || "." }) : []], [isAwake, folder]);
   if (!isAwake) return html`<${Asleep} />`;
   if (file !== null) return html`<${FileView} conversation=${conversation} path=${file} onBack=${() => setFile(null)} />`;
-  const entries = toEntries(list.value ?? []);
+  // Those of the folder before are not in this one.
+  const entries = list.value?.[0] === folder && toEntries(list.value[1]);
   return html`
     <div class="bar">
       <h2 class="crumbs">
@@ -102,9 +103,9 @@ export function Files({ conversation }) {
     </div>
     <${Problem} error=${list.error} onAgain=${list.again} />
     ${list.isLoading && html`<${Spinner} />`}
-    ${list.value?.length === 0 && !list.isLoading && html`<${Empty} icon="folder" title=${t("Nothing here")}>${t("The agent has made no files so far.")}<//>`}
+    ${entries.length === 0 && !list.isLoading && html`<${Empty} icon="folder" title=${t("Nothing here")}>${t("The agent has made no files so far.")}<//>`}
     <ul class="files">
-      ${entries.map(({ name, isFolder }) => html`
+      ${entries && entries.map(({ name, isFolder }) => html`
         <li key=${name}><button type="button" onClick=${() => (isFolder ? setFolder : setFile)(folder ? `${folder}/${name}` : name)}>
           <${Icon} name=${isFolder ? "folder" : "file"} />${name}${isFolder && html`<span class="hidden">${t(", folder")}</span>`}</button></li>
       `)}
@@ -128,7 +129,7 @@ function FileView({ conversation, path, onBack }) {
     <div class="bar"><${Button} icon="back" isIcon kind="bare" label=${t("Back to the files")} onPress=${onBack} /><h2>${path}</h2>
       <${Button} icon="refresh" isIcon kind="bare" label=${t("Look again")} onPress=${text.again} /></div>
     <${Problem} error=${text.error} />
-    ${text.value === undefined ? html`<${Spinner} />` : text.value === "" ? html`<p class="hint">${t("The file is empty, or no text.")}</p>` : html`<pre class="output whole" tabindex="0">${text.value}</pre>`}
+    ${text.value === undefined ? text.isLoading && html`<${Spinner} />` : text.value === "" ? html`<p class="hint">${t("The file is empty, or no text.")}</p>` : html`<pre class="output whole" tabindex="0">${text.value}</pre>`}
   `;
 }
 
