@@ -275,6 +275,17 @@ async def test_files_are_those_of_the_folder_that_is_named(quick_console: Consol
     await expect(page.locator(".spinner")).to_have_count(0)
 
 
+async def test_how_long_ago_it_was_is_true_while_nothing_happens(quick_console: Console) -> None:
+    await finished(quick_console.client)
+    page = await quick_console.page()
+    await page.clock.install()
+    await page.reload()
+    at = page.locator(".rows time").first
+    await expect(at).to_have_text("now")
+    await page.clock.run_for("02:00:30")
+    await expect(at).to_have_text("2h ago")
+
+
 async def test_a_search_that_nobody_answers_has_not_found_nothing(quick_console: Console) -> None:
     page = await quick_console.page()
     broken = {"status": 503, "json": {"detail": "Not now"}}

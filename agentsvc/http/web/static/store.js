@@ -3,7 +3,8 @@ import { getAll, onAnswer, V1 } from "./api.js";
 import { useEffect, useRef, useState } from "./html.js";
 import { followChanges } from "./stream.js";
 
-const RECENT_MS = 20 * 60 * 1000;
+const MINUTE_MS = 60 * 1000;
+const RECENT_MS = 20 * MINUTE_MS;
 
 class Store {
   conversations = new Map();
@@ -21,6 +22,8 @@ class Store {
   begin() {
     if (this.isBegun) return;
     this.isBegun = true;
+    // How long ago something was changes by itself.
+    setInterval(() => this.tell(), MINUTE_MS);
     followChanges(
       (type, data) => this.take(type, data),
       (isConnected) => {
