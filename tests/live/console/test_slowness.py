@@ -310,3 +310,15 @@ async def test_a_pin_that_does_not_hold_is_said(quick_console: Console) -> None:
     await page.get_by_role("button", name="Close").click()
     await expect(page.get_by_role("alert")).to_have_count(0)
     forgive_lost_answers(quick_console)
+
+
+async def test_a_text_is_dropped_into_the_message(quick_console: Console) -> None:
+    conversation_id = await finished(quick_console.client)
+    page = await quick_console.page(f"c/{conversation_id}")
+    is_prevented = await page.get_by_label(FIELD).evaluate(
+        "(field) => { const dataTransfer = new DataTransfer();"
+        " dataTransfer.setData('text/plain', 'words');"
+        " return !field.dispatchEvent(new DragEvent('drop',"
+        " {dataTransfer, bubbles: true, cancelable: true})); }"
+    )
+    assert not is_prevented

@@ -127,12 +127,16 @@ export function Composer({ conversation, run, timeline, attempt, outbox, text, s
     event.preventDefault();
     add(event.clipboardData.files);
   };
+  // A text is for the field itself.
+  const hasFiles = (event) => event.dataTransfer.types.includes("Files");
   const onDrop = (event) => {
+    if (!hasFiles(event)) return;
     event.preventDefault();
     setOver(false);
     add(event.dataTransfer.files);
   };
   const onOver = (event) => {
+    if (!hasFiles(event)) return;
     event.preventDefault();
     setOver(true);
   };
