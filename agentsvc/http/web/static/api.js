@@ -201,6 +201,16 @@ export function params(values) {
   return new URLSearchParams(kept).toString();
 }
 
+/** Return the settings as they are now, or null before the first save. */
+export async function findSettings() {
+  try {
+    return await get(`${V1}/settings`);
+  } catch (error) {
+    if (error.status === 404) return null;
+    throw error;
+  }
+}
+
 /** Return the items of all pages of a search, up to a number of pages. */
 export async function getAll(path, query = {}, pages = 10) {
   const items = [];

@@ -1,5 +1,5 @@
 // The shell: who may see it, the list of conversations beside the view that the address names.
-import { get, goToLogin, isAtLogin, logOut, storedLogin, V1 } from "./api.js";
+import { findSettings, get, goToLogin, isAtLogin, logOut, storedLogin, V1 } from "./api.js";
 import { AuditPage } from "./audit.js";
 import { AttemptsPage, useHasAttempts } from "./attempts.js";
 import { useAttention } from "./attention.js";
@@ -22,16 +22,6 @@ import { Guarded, Icon, Spinner, Problem, Told, go, useRoute } from "./ui.js";
 import { t } from "./words.js";
 
 const AGAIN_MS = 3000;
-
-/** Return the settings, or null before the first save. */
-async function findSettings() {
-  try {
-    return await get(`${V1}/settings`);
-  } catch (error) {
-    if (error.status === 404) return null;
-    throw error;
-  }
-}
 
 function View({ route, settings, onSettings }) {
   const [path, query] = route.split("?");
@@ -103,10 +93,13 @@ function Shell() {
   const load = () =>
     Promise.all([findSettings(), get(`${V1}/protection`), findMe()]).then(
       ([settings, protection]) => setState({ isLoaded: true, settings, protection }),
-      (error) => {
-        setState({ error });
+      async (error) => {
+        // What is on the page stays there, with what was typed.
+        setState((old) => (old.isLoaded ? old : { error }));
         // A server that starts again is there in a moment.
-        if (error.status === 0 || error.status >= 500) setTimeout(load, AGAIN_MS);
+        if (error.status !== 0 && error.status < 500) return undefined;
+        await new Promise((done) => setTimeout(done, AGAIN_MS));
+        return load();
       },
     );
   useEffect(() => {
@@ -122,7 +115,6 @@ function Shell() {
   const isHome = route === "/";
   return html`
     <a class="skip" href="#main" onClick=${skip}>${t("Skip to the content")}</a>
-      <${Told} />
     <div class="shell ${isHome ? "at-home" : ""}">
       <aside class="side" aria-label=${t("Conversations")}>
         <div class="brand"><span class="logo"><${Icon} name="terminal" /></span>agentsvc</div>
@@ -130,6 +122,7 @@ function Shell() {
         <${Nav} route=${route} />
       </aside>
       <${Palette} route=${route} />
+      <${Told} />
       ${!route.startsWith("/c/") && html`<${PageTitle} route=${route} />`}
       <main class="main" id="main" tabindex="-1">
         ${!isConnected && html`<p class="offline" role="status">${t("The connection is lost. Trying again")}</p>`}

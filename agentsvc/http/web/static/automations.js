@@ -3,8 +3,8 @@ import { get, patch, post, put, remove } from "./api.js";
 import { ago, moment, money, span } from "./format.js";
 import { toNumber } from "./forms.js";
 import { html, useState } from "./html.js";
-import { useForm, useList, useLoaded } from "./store.js";
-import { Button, Copyable, Empty, Field, Head, Once, Pill, Problem, Question, SelectField, Spinner, TextField, Toggle } from "./ui.js";
+import { changesOf, useForm, useList, useLoaded } from "./store.js";
+import { Button, Copyable, Empty, Field, Head, Once, Pill, Problem, Question, SelectField, Spinner, TextField, Toggle, tell } from "./ui.js";
 import { t } from "./words.js";
 
 const PATH = "api/automation/v1";
@@ -148,7 +148,7 @@ export function AutomationsPage() {
 
 function Automation({ one, act, onSecret, onDelete }) {
   const path = `${PATH}/${one.id}`;
-  const [form, field] = useForm(toForm(one));
+  const [form, field, clear] = useForm(toForm(one));
   const [isOpen, setOpen] = useState(false);
   const [turn, setTurn] = useState(0);
   const isSigned = ["webhook", "git"].includes(one.trigger.type);
@@ -172,7 +172,7 @@ function Automation({ one, act, onSecret, onDelete }) {
       ${isOpen && html`<${Runs} key=${turn} path=${path} />`}
       <details><summary>${t("Change")}</summary>
         <${Fields} form=${form} field=${field} />
-        <div class="actions"><${Button} kind="primary" needs="run" onPress=${act(() => patch(path, toOrder(form, one)))} label=${t("Save")} /></div>
+        <div class="actions"><${Button} kind="primary" needs="run" onPress=${act(() => patch(path, changesOf(toOrder(form, one), toOrder(toForm(one), one))), clear)} label=${t("Save")} /></div>
       </details>
       <div class="actions">
         <${Button} icon="play" needs="run" onPress=${dispatch} label=${t("Run now")} />

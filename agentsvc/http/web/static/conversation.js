@@ -16,7 +16,7 @@ import { Stream, readEvents } from "./stream.js";
 import { Terminal } from "./terminal.js";
 import { Split } from "./split.js";
 import { Timeline, grouped } from "./timeline.js";
-import { Button, Dialog, Empty, Guarded, Icon, Pill, Problem, Question, Spinner, TextField, go } from "./ui.js";
+import { Button, Dialog, Empty, Guarded, Icon, Pill, Problem, Question, Spinner, TextField, go, tell, useIsThere } from "./ui.js";
 import { VirtualList } from "./virtual.js";
 import { Changes, Files, Ports } from "./workspace.js";
 import { t } from "./words.js";
@@ -222,12 +222,14 @@ function Spent({ conversation, timeline, settings }) {
 }
 
 function Rename({ conversation, onClose }) {
-  const [title, setTitle] = useState(conversation.title ?? "");
+  const [was] = useState(conversation.title ?? "");
+  const [title, setTitle] = useState(was);
   const [labels, setOwn] = useState(ownLabels(conversation).join(", "));
   const [error, setError] = useState(null);
   const save = async () => {
     try {
-      if (title.trim() !== (conversation.title ?? "")) await patch(conversationPath(conversation.id), { title: title.trim() });
+      // The agent may have named it since.
+      if (title.trim() !== was) await patch(conversationPath(conversation.id), { title: title.trim() });
       const own = labels.split(",").map((one) => one.trim()).filter(Boolean);
       await changeLabels(conversation, (now) => [...now.filter((one) => [PINNED, ARCHIVED].includes(one)), ...own]);
       onClose();
@@ -379,14 +381,14 @@ function Confirmation({ conversation, timeline, attempt }) {
     await post(`${agentPath(conversation)}/events/respond_to_confirmation`, body);
     setReason("");
   });
+  // By way of the button, which cannot be pressed again until that is done.
+  const onKey = (event) => event.key === "Enter" && !event.isComposing && !event.repeat && document.querySelector("[data-key=reject]").click();
   return html`
     <section class="confirm" aria-label=${t("Confirmation")}>
       <h2>${t("The agent asks before it goes on")}</h2>
       ${waiting.map((item) => html`
         <div key=${item.key} class="confirm-call"><p><strong>${item.summary || item.tool}</strong>
           ${item.risk && item.risk !== "UNKNOWN" && html`<span class="pill ${item.risk === "HIGH" ? "bad" : "warn"}">${t("{0} risk", RISKS[item.risk] ?? item.risk)}</span>`}</p>
-  // By way of the button, which cannot be pressed again until that is done.
-  const onKey = (event) => event.key === "Enter" && !event.isComposing && !event.repeat && document.querySelector("[data-key=reject]").click();
           <${Guarded}><${Call} action=${item.action} /><//></div>
       `)}
       <div class="confirm-actions">

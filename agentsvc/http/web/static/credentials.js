@@ -1,9 +1,9 @@
 // What opens things to others: secrets, MCP servers, API keys, browsers, webhooks.
-import { get, getAll, patch, post, put, remove, V1 } from "./api.js";
+import { findSettings, get, getAll, patch, post, put, remove, V1 } from "./api.js";
 import { ago, moment } from "./format.js";
 import { html, useState } from "./html.js";
-import { useForm, useList } from "./store.js";
-import { Button, Field, Once, Problem, Question, SelectField, Spinner, TextField, Toggle } from "./ui.js";
+import { changesOf, useForm, useList } from "./store.js";
+import { Button, Field, Once, Problem, Question, SelectField, Spinner, TextField, TimeField, Toggle } from "./ui.js";
 import { t } from "./words.js";
 
 const Section = ({ title, hint, children }) => html`<section class="card group"><h2>${title}</h2><p class="hint">${hint}</p>${children}</section>`;
@@ -61,16 +61,17 @@ export function McpSection({ settings, save }) {
   const [form, field, clear] = useForm({ name: "", transport: "streamable-http", url: "", key: "", headers: "", command: "", args: "", env: "" });
   const [error, setError] = useState(null);
   const servers = settings.agent_settings?.mcp_config ?? {};
-  const store = (next) => async () => {
+  const store = (change, done) => async () => {
     setError(null);
     try {
-      await save({ mcp_config: next() });
-      clear();
+      // All of them are replaced, and there may be others than are shown.
+      await save({ mcp_config: change((await findSettings())?.agent_settings?.mcp_config ?? {}) });
+      done?.();
     } catch (problem) {
       setError(problem);
     }
   };
-  const without = (name) => Object.fromEntries(Object.entries(servers).filter(([one]) => one !== name));
+  const without = (name) => (now) => Object.fromEntries(Object.entries(now).filter(([one]) => one !== name));
   const made = () => {
     if (form.transport === "stdio") return { command: form.command.trim(), args: linesOf(form.args), env: pairsOf(form.env, "=") };
     const headers = { ...(form.key && { Authorization: `Bearer ${form.key}` }), ...pairsOf(form.headers, ":") };
@@ -80,7 +81,7 @@ export function McpSection({ settings, save }) {
     <${Section} title=${t("MCP servers")} hint=${t("Tool servers that agents may use, in conversations that start from now on.")}>
       <ul class="entries">${Object.entries(servers).map(([name, server]) => html`
         <li key=${name}><div><strong>${name}</strong><p class="hint">${server.url ?? [server.command, ...(server.args ?? [])].join(" ")}</p></div>
-          <${Button} kind="bare" icon="trash" isIcon needs="run" label=${t("Remove {0}", name)} onPress=${store(() => without(name))} /></li>`)}</ul>
+          <${Button} kind="bare" icon="trash" isIcon needs="run" label=${t("Remove {0}", name)} onPress=${store(without(name))} /></li>`)}</ul>
       ${Object.keys(servers).length === 0 && html`<p class="none">${t("There are none so far.")}</p>`}
       <h3>${t("Add one")}</h3>
       <${TextField} label=${t("Name")} spellcheck="false" ...${field("name")} />
@@ -91,7 +92,7 @@ export function McpSection({ settings, save }) {
         : html`<${TextField} label=${t("URL")} type="url" ...${field("url")} /><${TextField} label=${t("Key")} type="password" autocomplete="off" hint=${t("Sent as a bearer token; may be empty")} ...${field("key")} />
           <${LinesField} label=${t("Headers")} hint=${t("Such as X-Name: value, one on each line; may be empty")} ...${field("headers")} />`}
       <${Problem} error=${error} title=${t("Not stored")} />
-      <div class="actions"><${Button} kind="primary" onPress=${store(() => ({ ...servers, [form.name.trim()]: made() }))} needs="run" label=${t("Add")} /></div>
+      <div class="actions"><${Button} kind="primary" onPress=${store((now) => ({ ...now, [form.name.trim()]: made() }), clear)} needs="run" label=${t("Add")} /></div>
     <//>
   `;
 }
@@ -203,7 +204,7 @@ export function WebhooksSection() {
 }
 
 function Webhook({ one, path, list, onSecret }) {
-  const [form, field] = useForm(fromWebhook(one));
+  const [form, field, clear] = useForm(fromWebhook(one));
   return html`
     <li class="tall"><div><strong>${one.url}</strong><p class="hint">${[one.description, one.event_kinds ? one.event_kinds.join(", ") : t("All events")].filter(Boolean).join(" · ")}</p>
         ${one.disabled_reason && html`<p class="bad-text">${one.disabled_reason}</p>`}
@@ -212,7 +213,7 @@ function Webhook({ one, path, list, onSecret }) {
       <${Toggle} label=${t("On")} needs="run" value=${one.is_enabled} onValue=${(is_enabled) => list.act(() => patch(path, { is_enabled }))()} />
       <details><summary>${t("Change")}</summary>
         <${WebhookFields} field=${field} />
-        <div class="actions"><${Button} kind="primary" needs="run" onPress=${list.act(() => patch(path, toWebhook(form)))} label=${t("Save")} /></div>
+        <div class="actions"><${Button} kind="primary" needs="run" onPress=${list.act(() => patch(path, changesOf(toWebhook(form), toWebhook(fromWebhook(one)))), clear)} label=${t("Save")} /></div>
       </details>
       <${Deliveries} path=${path} />
       <div class="actions"><${Button} needs="run" onPress=${list.act(async () => onSecret(await post(`${path}/rotate-secret`)))} label=${t("New secret")} />

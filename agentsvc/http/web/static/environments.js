@@ -2,8 +2,8 @@
 import { get, patch, post, remove } from "./api.js";
 import { ago, bytes } from "./format.js";
 import { html, useEffect, useState } from "./html.js";
-import { useForm, useList, useLoaded } from "./store.js";
-import { Button, Empty, Field, Head, Pill, Problem, Question, SelectField, Spinner, TextField } from "./ui.js";
+import { changesOf, useForm, useList, useLoaded } from "./store.js";
+import { Button, Empty, Field, Head, Pill, Problem, Question, SelectField, Spinner, TextField, tell } from "./ui.js";
 import { t } from "./words.js";
 
 const PATH = "api/v1/environments";
@@ -78,7 +78,7 @@ export function EnvironmentsPage() {
 
 function Environment({ one, act, onDelete }) {
   const path = `${PATH}/${one.id}`;
-  const [form, field] = useForm(toForm(one));
+  const [form, field, clear] = useForm(toForm(one));
   const [isOpen, setOpen] = useState(false);
   return html`
     <li class="card">
@@ -92,7 +92,7 @@ function Environment({ one, act, onDelete }) {
       ${isOpen && html`<${Log} key=${one.updated_at} path=${path} />`}
       <details><summary>${t("Change")}</summary>
         <${Fields} field=${field} />
-        <div class="actions"><${Button} kind="primary" needs="run" onPress=${act(() => patch(path, toOrder(form)))} label=${t("Save")} /></div>
+        <div class="actions"><${Button} kind="primary" needs="run" onPress=${act(() => patch(path, changesOf(toOrder(form), toOrder(toForm(one)))), clear)} label=${t("Save")} /></div>
       </details>
       <div class="actions">
         <${Button} icon="play" needs="run" onPress=${act(() => post(`${path}/prepare`))} label=${t("Prepare again")} />

@@ -1,5 +1,6 @@
 // Forms made from a list of fields: only what was changed is saved.
 import { html, useState } from "./html.js";
+import { changesOf } from "./store.js";
 import { Button, Field, Problem, SelectField, TextField, Toggle } from "./ui.js";
 import { t } from "./words.js";
 
@@ -20,7 +21,8 @@ export function Form({ fields, values, onSave, label = t("Save"), needs = "run" 
         fields.filter(({ key }) => key in changes).map((field) => [field.key, parse(field, changes[field.key])]),
       );
       await onSave(parsed);
-      setChanges({});
+      // What was changed since is not saved.
+      setChanges((now) => changesOf(now, changes));
       setState({ isSaved: true });
     } catch (error) {
       setState({ error });

@@ -90,7 +90,8 @@ function UserCard({ user, list, onDelete }) {
     list.again();
   };
   const limit = async (changes) => {
-    await put(`${path}/quotas`, { ...usage.value.quotas, ...changes });
+    const { quotas } = await get(`${path}/usage`);
+    await put(`${path}/quotas`, { ...quotas, ...changes });
     usage.again();
   };
   const isGoing = Boolean(user.leaving_at);

@@ -1,5 +1,5 @@
 // The settings, in groups: a tab for each, which says what it is for.
-import { get, getAll, post, put, remove, V1 } from "./api.js";
+import { findSettings, get, getAll, post, put, remove, V1 } from "./api.js";
 import { ActivitySection } from "./audit.js";
 import { GithubAppSection } from "./automations.js";
 import { BrowserSection } from "./browser.js";
@@ -148,21 +148,22 @@ function GitSection({ settings, save, onSettings }) {
   const [error, setError] = useState(null);
   const stored = settings.provider_tokens_set ?? {};
   const change = (name) => (value) => setForm((old) => ({ ...old, [name]: value }));
-  // The whole set is replaced; an empty token stands for the one that is stored.
-  const others = Object.fromEntries(Object.entries(stored).map(([name, host]) => [name, { token: "", host }]));
-  const store = async (tokens) => {
+  /** The whole set is replaced, as it is now; an empty token stands for the one that is stored. */
+  const store = async (changed) => {
     setError(null);
     try {
+      const now = (await findSettings())?.provider_tokens_set ?? {};
+      const tokens = changed(Object.fromEntries(Object.entries(now).map(([name, host]) => [name, { token: "", host }])));
       if (Object.keys(tokens).length) await post(`${V1}/secrets/git-providers`, { provider_tokens: tokens });
       else await remove(`${V1}/secrets/git-providers`);
-      setForm((old) => ({ ...old, token: "", host: "" }));
+      if (tokens[form.provider]?.token) setForm((old) => ({ ...old, token: "", host: "" }));
       await onSettings();
     } catch (problem) {
       setError(problem);
     }
   };
-  const add = () => store({ ...others, [form.provider]: { token: form.token.trim(), host: form.host.trim() || null } });
-  const drop = (name) => () => store(Object.fromEntries(Object.entries(others).filter(([one]) => one !== name)));
+  const add = () => store((others) => ({ ...others, [form.provider]: { token: form.token.trim(), host: form.host.trim() || null } }));
+  const drop = (name) => () => store((others) => Object.fromEntries(Object.entries(others).filter(([one]) => one !== name)));
   return html`
     <${Group} title=${t("Commits")}><${Form} fields=${GIT} values=${settings} onSave=${save} /><//>
     <${Group} title=${t("Git providers")} hint=${t("With a token, conversations clone private repositories. It is shown to its own host only, and checked before it is kept.")}>
@@ -201,7 +202,7 @@ function SandboxSection({ settings, save }) {
     { key: "sandbox_api_key", label: t("Key of a remote runtime"), kind: "secret", hint: t("Where sandboxes are at another service.") },
   ];
   const saveRules = async (changes) => {
-    await put(`${V1}/sandbox-rules`, { ...rules.value, ...changes });
+    await put(`${V1}/sandbox-rules`, { ...(await get(`${V1}/sandbox-rules`)), ...changes });
     rules.again();
   };
   return html`

@@ -102,31 +102,45 @@ export function useStore() {
   return store;
 }
 
-/** Return what is listed, with a way to change it that shows what goes wrong and lists it anew. */
-export function useList(load) {
+/**
+ * Return what is listed, with a way to change it that shows what goes wrong and lists it anew; `done` is called then.
+ * With `refuse`, that gets what goes wrong, on pages so long that it would not be seen at the top.
+ */
+export function useList(load, refuse) {
   const list = useLoaded(load);
   const [error, setError] = useState(null);
   // What could not be listed anew is shown as it was.
   const value = useRef();
   value.current = list.value ?? value.current;
-  const act = (work) => async () => {
-    setError(null);
+  const fail = refuse ?? setError;
+  const act = (work, done) => async () => {
+    fail(null);
     try {
       await work();
       await list.again();
+      done?.();
     } catch (problem) {
-      setError(problem);
+      fail(problem);
     }
   };
   return { ...list, value: value.current, act, error: error ?? list.error };
 }
 
-/** Return the values of a form, what a field of it is given, and a way to empty it. */
-export function useForm(empty) {
-  const [form, setForm] = useState(empty);
-  const field = (name) => ({ value: form[name], onValue: (value) => setForm((old) => ({ ...old, [name]: value })) });
-  return [form, field, () => setForm(empty)];
+/**
+ * Return the values of a form, what a field of it is given, and a way to forget what was changed in it. What was not
+ * changed is as it is stored, also when that changes, and what was changed since is not forgotten.
+ */
+export function useForm(stored) {
+  const [changes, setChanges] = useState({});
+  const form = { ...stored, ...changes };
+  const field = (name) => ({ value: form[name], onValue: (value) => setChanges((old) => ({ ...old, [name]: value })) });
+  const clear = () => setChanges((now) => changesOf(now, changes));
+  return [form, field, clear];
 }
+
+/** Return which of some values are others than they were before. */
+export const changesOf = (values, before) =>
+  Object.fromEntries(Object.entries(values).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(before[name])));
 
 /** Return a value that some work brings, with what went wrong, and a way to do it again and wait for it. */
 export function useLoaded(work, keys = []) {

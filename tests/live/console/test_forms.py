@@ -1,0 +1,175 @@
+"""Forms of the console: what is typed stays, and what is saved is what was changed."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from playwright.async_api import Route, expect
+
+from tests.live.browser import Console
+from tests.live.console.reports import FIELD, forgive_lost_answers
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+AUTOMATIONS = "/api/automation/v1"
+WEBHOOKS = "/api/v1/webhook-subscriptions"
+NAME = "a-name-without-any-space-" * 6
+
+
+async def test_what_is_typed_while_a_form_is_saved_stays(quick_console: Console) -> None:
+    page = await quick_console.page("settings/agent")
+    may_go = asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        if route.request.method == "POST":
+            await may_go.wait()
+        await route.continue_()
+
+    await page.route("**/api/v1/settings", hold)
+    await page.get_by_label("Steps").fill("77")
+    await page.get_by_role("button", name="Save").first.click()
+    await page.get_by_label("Budget in US dollars").fill("5")
+    may_go.set()
+    await expect(page.get_by_text("Saved", exact=True)).to_be_visible()
+    await expect(page.get_by_label("Steps")).to_have_value("77")
+    await expect(page.get_by_label("Budget in US dollars")).to_have_value("5")
+    await page.goto(f"{quick_console.client.base_url}/#/settings/secrets")
+    may_go.clear()
+    await page.route("**/api/v1/secrets", hold)
+    await page.get_by_label("Name").fill("FIRST")
+    await page.get_by_label("Value").fill("a")
+    await page.get_by_role("button", name="Store").click()
+    await page.get_by_label("Name").fill("SECOND")
+    may_go.set()
+    await expect(page.locator(".entries", has_text="FIRST")).to_be_visible()
+    await expect(page.get_by_label("Value")).to_have_value("")
+    await expect(page.get_by_label("Name")).to_have_value("SECOND")
+
+
+async def test_what_is_typed_outlives_a_server_that_does_not_say_what_it_saved(
+    quick_console: Console,
+) -> None:
+    page = await quick_console.page("settings/git")
+    broken: list[str] = ["once"]
+
+    async def break_once(route: Route) -> None:
+        if route.request.method == "GET" and broken:
+            broken.clear()
+            await route.fulfill(status=503, body="busy")
+        else:
+            await route.continue_()
+
+    await page.get_by_label("Token").fill("typed")
+    await page.route("**/api/v1/settings", break_once)
+    await page.get_by_label("E-mail address").fill("me@example.org")
+    await page.get_by_role("button", name="Save").first.click()
+    await expect(page.get_by_text("Saved", exact=True)).to_be_visible()
+    assert not broken
+    await expect(page.get_by_label("Token")).to_have_value("typed")
+    await expect(page.get_by_label("E-mail address")).to_have_value("me@example.org")
+    forgive_lost_answers(quick_console)
+
+
+async def test_two_tabs_that_add_tool_servers_add_both(quick_console: Console) -> None:
+    pages = [await quick_console.page("settings/mcp") for _ in range(2)]
+    for page in pages:
+        await expect(page.get_by_text("There are none so far")).to_be_visible()
+    for page, name in zip(pages, ("first", "second"), strict=True):
+        await page.get_by_label("Name").fill(name)
+        await page.get_by_label("URL").fill(f"https://example.org/{name}")
+        await page.get_by_role("button", name="Add").click()
+        await expect(page.locator(".entries strong", has_text=name)).to_be_visible()
+    stored = (await quick_console.client.get("/api/v1/settings")).json()["agent_settings"]
+    assert list(stored["mcp_config"]) == ["first", "second"]
+    page = pages[1]
+    # What is half written is not lost with another one.
+    await page.get_by_label("Name").fill("third")
+    await page.get_by_role("button", name="Remove first").click()
+    await expect(page.locator(".entries strong")).to_have_text(["second"])
+    await expect(page.get_by_label("Name")).to_have_value("third")
+
+
+async def test_only_what_was_changed_of_an_automation_is_saved(quick_console: Console) -> None:
+    client = quick_console.client
+    order = {"name": "nightly", "prompt": "the first task", "trigger": {"type": "manual"}}
+    path = f"{AUTOMATIONS}/{(await client.post(AUTOMATIONS, json=order)).json()['id']}"
+    page = await quick_console.page("automations")
+    await page.get_by_text("Change", exact=True).click()
+    await client.patch(path, json={"prompt": "a better task"})
+    card = page.locator(".cards .card")
+    await card.get_by_label("Name").fill("weekly")
+    await card.get_by_role("button", name="Save").click()
+    await expect(page.get_by_role("heading", name="weekly")).to_be_visible()
+    stored = (await client.get(path)).json()
+    assert (stored["name"], stored["prompt"]) == ("weekly", "a better task")
+    await expect(card.get_by_label("Task")).to_have_value("a better task")
+    await expect(card.get_by_label("Name")).to_have_value("weekly")
+
+
+async def test_only_what_was_changed_of_a_webhook_is_saved(quick_console: Console) -> None:
+    client = quick_console.client
+    order = {"url": "https://example.org/old", "changes": ["sandbox"]}
+    path = f"{WEBHOOKS}/{(await client.post(WEBHOOKS, json=order)).json()['id']}"
+    page = await quick_console.page("settings/webhooks")
+    await page.get_by_text("Change", exact=True).click()
+    await client.patch(path, json={"url": "https://example.org/new"})
+    item = page.locator(".entries > li")
+    await item.get_by_label("Description").fill("for the build")
+    await item.get_by_role("button", name="Save").click()
+    await expect(item.locator("strong")).to_have_text("https://example.org/new")
+    await expect(item).to_contain_text("for the build")
+    await expect(item.get_by_label("URL")).to_have_value("https://example.org/new")
+
+
+async def test_only_what_was_changed_of_an_environment_is_saved(quick_console: Console) -> None:
+    stored = {
+        **dict.fromkeys(("repository", "provider", "image", "detail", "prepared_at")),
+        "id": "e" * 32,
+        "name": "first",
+        "status": "ready",
+        "setup_script": "make",
+        "devcontainer": "auto",
+        "maintenance_script": "",
+        "updated_at": "2026-01-01T00:00:00Z",
+        "is_prepared": False,
+    }
+    saved: list[Any] = []
+
+    async def patch(route: Route) -> None:
+        saved.append(route.request.post_data_json)
+        stored.update(saved[-1])
+        await route.fulfill(json=stored)
+
+    page = await quick_console.page()
+    await page.route(
+        "**/api/v1/environments", lambda route: route.fulfill(json={"items": [stored]})
+    )
+    await page.route("**/api/v1/environments/*", patch)
+    await page.goto(f"{quick_console.client.base_url}/#/environments")
+    await page.get_by_text("Change", exact=True).click()
+    card = page.locator(".cards .card")
+    await card.get_by_label("Name").fill("second")
+    await card.get_by_role("button", name="Save").click()
+    await expect(page.get_by_role("heading", name="second")).to_be_visible()
+    assert saved == [{"name": "second"}]
+
+
+async def test_a_name_that_was_given_meanwhile_stays(quick_console: Console) -> None:
+    client = quick_console.client
+    conversation_id = await client.start_conversation()
+    await client.wait_for_execution(conversation_id, "finished")
+    path = f"/api/v1/app-conversations/{conversation_id}"
+    page = await quick_console.page(f"c/{conversation_id}")
+    await expect(page.get_by_label(FIELD)).to_be_visible()
+    await page.get_by_role("button", name="Rename").click()
+    await client.patch(path, json={"title": "What it came to"})
+    await expect(page.locator("h1", has_text="What it came to")).to_be_visible()
+    await page.get_by_label("Labels").fill("website")
+    await page.get_by_role("button", name="Save").click()
+    await expect(page.get_by_role("dialog")).to_have_count(0)
+    found = await client.conversation(conversation_id)
+    assert (found["title"], found["labels"]) == ("What it came to", ["website"])
