@@ -173,3 +173,20 @@ async def test_a_name_that_was_given_meanwhile_stays(quick_console: Console) -> 
     await expect(page.get_by_role("dialog")).to_have_count(0)
     found = await client.conversation(conversation_id)
     assert (found["title"], found["labels"]) == ("What it came to", ["website"])
+
+
+async def test_all_automations_are_shown_and_what_is_refused_is_in_sight(
+    quick_console: Console,
+) -> None:
+    client = quick_console.client
+    order = {"prompt": "a task", "trigger": {"type": "manual"}}
+    for number in range(101):
+        answer = await client.post(AUTOMATIONS, json={**order, "name": f"number {number}"})
+        assert answer.status == 201, answer.text
+    page = await quick_console.page("automations")
+    await expect(page.locator(".cards .card")).to_have_count(101)
+    await page.get_by_text("Add one", exact=True).click()
+    add = page.get_by_role("button", name="Add", exact=True)
+    await add.scroll_into_view_if_needed()
+    await add.click()
+    await expect(page.get_by_role("alert")).to_be_in_viewport()

@@ -4,7 +4,7 @@ import { ago, money, span } from "./format.js";
 import { toNumber } from "./forms.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { useForm, useList, useLoaded, useStore } from "./store.js";
-import { Button, Empty, Field, Head, Pill, Problem, Question, Spinner, TextField } from "./ui.js";
+import { Button, Empty, Field, Head, Pill, Problem, Question, Spinner, TextField, tell } from "./ui.js";
 import { t } from "./words.js";
 
 const PATH = "api/v1/attempts";
@@ -35,7 +35,7 @@ function toOrder(form, conversation) {
 }
 
 export function AttemptsPage({ conversation }) {
-  const all = useList(async () => (await get(PATH)).items);
+  const all = useList(async () => (await get(PATH)).items, tell);
   const { conversations } = useStore();
   const [form, field, clear] = useForm(EMPTY);
   const [doomed, setDoomed] = useState(null);

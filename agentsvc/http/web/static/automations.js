@@ -9,7 +9,7 @@ import { t } from "./words.js";
 
 const PATH = "api/automation/v1";
 const APP = `${PATH}/github-app`;
-const MAX = 100;
+const PAGE = 100;
 const SHOWN_RUNS = 20;
 
 const KINDS = [
@@ -113,8 +113,17 @@ function Fields({ form, field }) {
   `;
 }
 
+async function findAll() {
+  const found = [];
+  for (;;) {
+    const { automations } = await get(PATH, { limit: PAGE, offset: found.length });
+    found.push(...automations);
+    if (automations.length < PAGE) return found;
+  }
+}
+
 export function AutomationsPage() {
-  const all = useList(async () => (await get(PATH, { limit: MAX })).automations);
+  const all = useList(findAll, tell);
   const [form, field, clear] = useForm(EMPTY);
   const [secret, setSecret] = useState(null);
   const [doomed, setDoomed] = useState(null);

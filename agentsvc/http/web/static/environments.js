@@ -41,7 +41,7 @@ function Fields({ field }) {
 }
 
 export function EnvironmentsPage() {
-  const all = useList(async () => (await get(PATH)).items);
+  const all = useList(async () => (await get(PATH)).items, tell);
   const [form, field, clear] = useForm(EMPTY);
   const [doomed, setDoomed] = useState(null);
   const isBusy = all.value?.some((one) => ["waiting", "preparing"].includes(one.status));

@@ -7,7 +7,7 @@ import { moment, money } from "./format.js";
 import { html, useState } from "./html.js";
 import { myId, refusal } from "./me.js";
 import { useForm, useList, useLoaded } from "./store.js";
-import { Button, Dialog, Empty, Head, Pill, Problem, SelectField, Spinner, TextField, Toggle } from "./ui.js";
+import { Button, Dialog, Empty, Head, Pill, Problem, SelectField, Spinner, TextField, Toggle, tell } from "./ui.js";
 import { t } from "./words.js";
 
 const USERS = `${V1}/users`;
@@ -47,7 +47,7 @@ export function Usage({ usage }) {
 }
 
 export function UsersPage() {
-  const list = useList(() => get(USERS));
+  const list = useList(() => get(USERS), tell);
   const [form, field, clear] = useForm(NEW);
   const [doomed, setDoomed] = useState(null);
   const add = list.act(async () => {

@@ -4,7 +4,7 @@ import { SandboxCharts } from "./charts.js";
 import { ago, bytes, conversationState, moment, plain, sandboxState, span } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { useLoaded, useStore, store } from "./store.js";
-import { Button, Empty, Head, Pill, Problem, Question, Spinner } from "./ui.js";
+import { Button, Empty, Head, Pill, Problem, Question, Spinner, tell } from "./ui.js";
 import { t } from "./words.js";
 
 const USAGE_MS = 10_000;
@@ -24,15 +24,10 @@ export function SandboxesPage() {
   const { sandboxes, conversations, isLoaded } = useStore();
   const usage = useUsage();
   const specs = useLoaded(() => getAll(`${V1}/sandbox-specs/search`));
-  const [error, setError] = useState(null);
   const [doomed, setDoomed] = useState(null);
-  const attempt = async (work) => {
-    setError(null);
-    try {
-      await work();
-    } catch (problem) {
-      setError(problem);
-    }
+  const attempt = (work) => {
+    tell(null);
+    return work().catch(tell);
   };
   const start = (spec) => () => attempt(async () => {
     const sandbox = await post(`${V1}/sandboxes?sandbox_spec_id=${encodeURIComponent(spec)}`);
@@ -43,7 +38,6 @@ export function SandboxesPage() {
   return html`
     <${Head} title=${t("Sandboxes")} />
     <div class="page wide-page">
-      <${Problem} error=${error} />
       ${!isLoaded && html`<${Spinner} />`}
       ${isLoaded && !all.length && html`<${Empty} icon="box" title=${t("No sandboxes")}>${t("Each conversation gets one when it starts.")}<//>`}
       <ul class="cards">
