@@ -8,6 +8,7 @@ from playwright.async_api import Route, expect
 
 from tests.live.browser import Console
 from tests.live.console.reports import FIELD, forgive_lost_answers
+from tests.troubles import eventually
 
 pytestmark = [
     pytest.mark.live,
@@ -190,3 +191,15 @@ async def test_all_automations_are_shown_and_what_is_refused_is_in_sight(
     await add.scroll_into_view_if_needed()
     await add.click()
     await expect(page.get_by_role("alert")).to_be_in_viewport()
+
+
+async def test_a_year_of_more_digits_than_years_have_is_not_taken(quick_console: Console) -> None:
+    page = await quick_console.page("audit")
+    field = page.get_by_label("From")
+    await field.focus()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    await page.keyboard.type("010120251010AM")
+    await expect(field).to_have_value("2025-01-01T10:10")
+    await eventually(lambda: any("at__gte" in one for one in asked))
+    await expect(page.locator(".audit li").first).to_be_visible()

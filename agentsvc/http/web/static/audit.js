@@ -4,7 +4,7 @@ import { moment } from "./format.js";
 import { html, useEffect, useState } from "./html.js";
 import { isAdmin } from "./me.js";
 import { useForm, useLoaded } from "./store.js";
-import { Button, Empty, Head, Problem, SelectField, Spinner, TextField } from "./ui.js";
+import { Button, Empty, Head, Problem, SelectField, Spinner, TextField, TimeField } from "./ui.js";
 import { t } from "./words.js";
 
 const PAGE = 50;
@@ -68,8 +68,8 @@ function Entries({ path, isOfAll }) {
       ${isOfAll && html`<${SelectField} label=${t("User")} options=${[["", t("All")], ...(users.value ?? []).map(({ id, name }) => [id, name])]} ...${field("user_id")} />`}
       <${TextField} label=${t("Text")} type="search" placeholder=${t("In action or subject")} ...${field("text")} />
       <${SelectField} label=${t("Outcome")} options=${OUTCOMES} ...${field("is_refused")} />
-      <${TextField} label=${t("From")} type="datetime-local" ...${field("at__gte")} />
-      <${TextField} label=${t("Until")} type="datetime-local" ...${field("at__lt")} />
+      <${TimeField} label=${t("From")} ...${field("at__gte")} />
+      <${TimeField} label=${t("Until")} ...${field("at__lt")} />
     </fieldset>
     <${Problem} error=${found.error} />
     ${found.isLoading && html`<${Spinner} />`}

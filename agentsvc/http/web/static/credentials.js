@@ -120,8 +120,8 @@ export function Keys({ path, needs, whose = "" }) {
     <h3>${whose ? t("Make one {0}", whose) : t("Make one")}</h3>
     <${TextField} label=${t("Name of the key")} hint=${t("Says later what it is for.")} autocomplete="off" ...${field("name")} />
     <${SelectField} label=${t("Opens")} options=${SCOPES} ...${field("scope")} />
-    <div class="filters"><${TextField} label=${t("Begins")} type="datetime-local" hint=${t("Empty: now")} ...${field("begins")} />
-      <${TextField} label=${t("Ends")} type="datetime-local" hint=${t("Empty: never")} ...${field("ends")} /></div>
+    <div class="filters"><${TimeField} label=${t("Begins")} hint=${t("Empty: now")} ...${field("begins")} />
+      <${TimeField} label=${t("Ends")} hint=${t("Empty: never")} ...${field("ends")} /></div>
     <${Problem} error=${list.error} />
     <div class="actions"><${Button} kind="primary" needs=${needs} onPress=${add} label=${t("Make a key")} /></div>
   `;

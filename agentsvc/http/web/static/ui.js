@@ -157,6 +157,9 @@ export const TextField = ({ label, hint, value, onValue, ...rest }) => html`
   <//>
 `;
 
+/** A field for a time, whose year has four digits: browsers take six, which no time has. */
+export const TimeField = (props) => html`<${TextField} type="datetime-local" max="9999-12-31T23:59" ...${props} />`;
+
 export const SelectField = ({ label, hint, value, onValue, options, ...rest }) => html`
   <${Field} label=${label} hint=${hint}>
     ${(ids) => html`
@@ -212,10 +215,10 @@ export function Dialog({ title, onClose, children }) {
 export function Question({ title, text, action, doing, onYes, onClose }) {
   const [error, setError] = useState(null);
   const [isBusy, setBusy] = useState(false);
+  const isThere = useIsThere();
   const yes = async () => {
     setError(null);
     setBusy(true);
-  const isThere = useIsThere();
     try {
       await onYes();
       if (isThere.current) onClose();
