@@ -119,9 +119,9 @@ async def picture(page: Page, name: str) -> None:
 
 
 async def is_too_wide(page: Page) -> bool:
-    """Whether a page, or the column beside it, has to be moved sideways to be read."""
+    """Whether a page, or a part of it, has to be moved sideways to be read."""
     wide: bool = await page.evaluate(
-        "[document.documentElement, ...document.querySelectorAll('.side')]"
+        "[document.documentElement, ...document.querySelectorAll('.side, .page, .card, .rows')]"
         ".some((one) => one.scrollWidth > one.clientWidth)"
     )
     return wide

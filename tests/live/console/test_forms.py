@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Route, expect
 
-from tests.live.browser import Console
+from tests.live.browser import PHONE, Console, is_too_wide
 from tests.live.console.reports import FIELD, forgive_lost_answers
 from tests.troubles import eventually
 
@@ -203,3 +203,28 @@ async def test_a_year_of_more_digits_than_years_have_is_not_taken(quick_console:
     await expect(field).to_have_value("2025-01-01T10:10")
     await eventually(lambda: any("at__gte" in one for one in asked))
     await expect(page.locator(".audit li").first).to_be_visible()
+
+
+@pytest.mark.parametrize("size", ["desktop", "phone"])
+async def test_long_names_and_labels_do_not_leave_their_place(
+    quick_console: Console, size: str
+) -> None:
+    client = quick_console.client
+    conversation_id = await client.start_conversation()
+    await client.wait_for_execution(conversation_id, "finished")
+    changes = {"title": NAME, "labels": ["a-label-of-many-letters-" * 2]}
+    await client.patch(f"/api/v1/app-conversations/{conversation_id}", json=changes)
+    order = {"name": NAME, "prompt": "a task", "trigger": {"type": "manual"}}
+    await client.post(AUTOMATIONS, json=order)
+    page = await quick_console.page()
+    if size == "phone":
+        await page.set_viewport_size(PHONE)
+    row = page.locator(".row").first
+    at, time = await row.bounding_box(), await row.locator("time").bounding_box()
+    assert at
+    assert time
+    assert time["x"] + time["width"] <= at["x"] + at["width"]
+    for path in ("automations", "sandboxes"):
+        await page.goto(f"{client.base_url}/#/{path}")
+        await expect(page.locator(".cards .card h3").first).to_contain_text("a-name")
+        assert not await is_too_wide(page), path
