@@ -279,7 +279,10 @@ def _readings(text: str, kind: Any) -> Iterator[Any]:
     if kind is not Any:
         yield text
     with contextlib.suppress(msgspec.DecodeError):
-        yield msgspec.json.decode(text)
+        found = msgspec.json.decode(text)
+        # A number may be meant as a text, such as a key; what reads the table knows the type.
+        if kind is not Any or type(found) not in (int, float):
+            yield found
     if kind is Any:
         yield text
     else:

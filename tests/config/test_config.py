@@ -67,6 +67,19 @@ def test_both_tables_of_a_plugin_are_read(tmp_path: Path) -> None:
         settings_of(config, "own", Own)
 
 
+def test_a_number_in_a_variable_is_what_its_key_takes() -> None:
+    class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+        api_key: str
+        days: int
+        enabled: bool
+
+    texts = {"API_KEY": "12e3", "DAYS": "123", "ENABLED": "false"}
+    config = loaded(environ={f"AGENTSVC_EXTENSIONS__X__{key}": one for key, one in texts.items()})
+    assert settings_of(config, "x", Settings) == Settings("12e3", 123, enabled=False)
+    config = loaded(environ={"AGENTSVC_EXTENSIONS__X__API_KEY": "123"})
+    assert config.extensions["x"] == {"api_key": "123"}
+
+
 @pytest.mark.parametrize(
     ("variable", "text", "section", "key", "value"),
     [
@@ -117,7 +130,7 @@ def test_named_tables_take_values_from_file_and_environment(tmp_path: Path) -> N
         at=tmp_path,
     )
     assert config.backends == {
-        "Docker": {"type": "docker", "cpus": 2, "name": "text", "on": True},
+        "Docker": {"type": "docker", "cpus": "2", "name": "text", "on": True},
         "plain": {},
     }
     small = config.specs["small"]
