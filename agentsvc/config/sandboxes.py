@@ -164,11 +164,11 @@ class PortConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What sandboxes of a spec may use; nothing said is as in `sandboxes.limits`, 0 is no limit."""
 
-    cpus: Annotated[float, Meta(gt=0)] | None = None
-    memory_bytes: Annotated[int, Meta(ge=0)] | None = None
-    disk_bytes: Annotated[int, Meta(ge=0)] | None = None
-    pids: Annotated[int, Meta(ge=0)] | None = None
-    open_files: Annotated[int, Meta(ge=0)] | None = None
+    cpus: Annotated[float, Meta(gt=0, le=10**6)] | None = None
+    memory_bytes: Annotated[int, Meta(ge=0, le=2**60)] | None = None
+    disk_bytes: Annotated[int, Meta(ge=0, le=2**60)] | None = None
+    pids: Annotated[int, Meta(ge=0, le=2**22)] | None = None
+    open_files: Annotated[int, Meta(ge=0, le=2**30)] | None = None
 
 
 class IdleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
