@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import click
-import msgspec
 
 from agentsvc.base import MASK
 from agentsvc.cli.options import ConfigOptions, example, where_options
-from agentsvc.config import Loaded, render_default, settings_of, to_toml
+from agentsvc.config import Loaded, render_default, to_toml
 from agentsvc.plugin import sections
 
 _SECRET: Final = re.compile(
@@ -45,9 +44,7 @@ def default() -> None:
 
 def lines_of(loaded: Loaded) -> Iterator[str]:
     """Yield one line of TOML for each key, with its origin as the comment."""
-    tree = msgspec.to_builtins(loaded.config)
-    for section, kind in loaded.sections.items():
-        tree[section] = msgspec.to_builtins(settings_of(loaded.config, section, kind))
+    tree = loaded.tree()
     for name, origin in loaded.origins.items():
         value = _at(tree, name.split(".", 2))
         shown = _without_secrets(name, value) if name.startswith(_FREE) else value

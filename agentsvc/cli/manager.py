@@ -7,10 +7,8 @@ import time
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
-import msgspec
-
 from agentsvc.base import StartFailed
-from agentsvc.config import Config, Loaded
+from agentsvc.config import Loaded
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +47,7 @@ class Reload:
 
     def __init__(self, manager: Manager, loaded: Loaded, read: Callable[[], Loaded]) -> None:
         self._manager = manager
-        self._config = loaded.config
+        self._started = self._last = loaded
         self._read = read
 
     def __call__(self) -> None:
@@ -57,23 +55,28 @@ class Reload:
         now_usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._manager.notify("RELOADING=1", f"MONOTONIC_USEC={now_usec}")
         try:
-            config = self._read().config
+            loaded = self._read()
+            changed = sorted(differences(self._last, loaded))
+            need_restart = sorted({*differences(self._started, loaded)} - {_RELOADED})
         except (StartFailed, OSError) as exc:
             log.error("configuration not reloaded", extra={"reason": str(exc)})  # noqa: TRY400  # it has no traceback
         else:
-            logging.getLogger().setLevel(config.log.level.upper())
-            changed = sorted(differences(self._config, config))
-            need_restart = [key for key in changed if key != _RELOADED]
+            logging.getLogger().setLevel(loaded.config.log.level.upper())
             log.info("configuration reloaded", extra={"keys": changed})
             if need_restart:
                 log.warning("settings changed that need a restart", extra={"keys": need_restart})
-            self._config = config
+            self._last = loaded
         self._manager.notify("READY=1")
 
 
-def differences(before: Config, after: Config) -> Iterator[str]:
+def differences(before: Loaded, after: Loaded) -> Iterator[str]:
     """Yield the keys that have other values, as they are written in messages."""
-    yield from _differences(msgspec.to_builtins(before), msgspec.to_builtins(after), "")
+    trees = before.tree(), after.tree()
+    for tree in trees:
+        for section in after.sections:
+            # What is set there has its own name.
+            tree["extensions"].pop(section, None)
+    yield from _differences(*trees, "")
 
 
 def _differences(before: Any, after: Any, name: str) -> Iterator[str]:

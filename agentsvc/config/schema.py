@@ -263,6 +263,13 @@ class Loaded(Struct, frozen=True, kw_only=True):
     sections: Mapping[str, type[Struct]] = {}
     """The sections of plugins: what is set in them is in `config.extensions`."""
 
+    def tree(self) -> dict[str, Any]:
+        """Return all values by section and key; raises StartFailed where a plugin's do not fit."""
+        found: dict[str, Any] = msgspec.to_builtins(self.config)
+        for section, kind in self.sections.items():
+            found[section] = msgspec.to_builtins(settings_of(self.config, section, kind))
+        return found
+
 
 def load(
     file: Path | None,

@@ -1,4 +1,5 @@
 import json
+import logging
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ from agentsvc.cli.manager import Manager, Reload
 from agentsvc.cli.run.watch import View
 from agentsvc.cli.text import columns, json_line, json_text
 from agentsvc.config.schema import Loaded, load
+from agentsvc.plugin.files import sections
 
 
 def test_the_version_is_that_of_the_package() -> None:
@@ -166,6 +168,29 @@ def test_a_reload_that_fails_is_over_all_the_same(error: Exception) -> None:
 
     Reload(Listening({}), load(None, {"HOME": "/nonexistent"}, {}), read)()
     assert told[-1] == "READY=1"
+
+
+def test_a_reload_names_what_differs_from_what_runs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "config.toml"
+
+    def read() -> Loaded:
+        return load(file, {"HOME": "/nonexistent"}, {}, sections=sections())
+
+    def keys(text: str) -> list[list[str]]:
+        caplog.clear()
+        file.write_text(text)
+        reload()
+        return [vars(record)["keys"] for record in caplog.records]
+
+    caplog.set_level(logging.INFO)
+    file.touch()
+    reload = Reload(Manager({}), read(), read)
+    shared = "[sharing]\nenabled = true\n"
+    assert keys(shared) == [["sharing.enabled"], ["sharing.enabled"]]
+    assert keys(f"{shared}[log]\nlevel = 'info'") == [[], ["sharing.enabled"]]
+    assert keys("") == [["sharing.enabled"]]
 
 
 def test_the_module_runs_the_command_line() -> None:
