@@ -24,10 +24,6 @@ _BEGIN_ANEW: Final = (
     " sandboxes that run are left alone then"
 )
 _UNFINISHED: Final = "a change of the key broke off; finish it with `agentsvc keys rotate-master`"
-_SEALED: Final = """
-    SELECT sealed FROM settings UNION ALL SELECT sealed FROM secrets
-    UNION ALL SELECT session_key_sealed FROM sandboxes UNION ALL SELECT sealed FROM start_tasks
-    UNION ALL SELECT sealed FROM webhook_subscriptions"""
 _SEALED_COLUMNS: Final[Mapping[tuple[str, str], str]] = {
     ("settings", "sealed"): "settings/{user_id}",
     ("secrets", "sealed"): "secrets/{user_id}/{kind}/{name}",
@@ -160,10 +156,7 @@ def _keep_earlier(former: Path) -> None:
 
 
 async def _seal_anew(tx: Transaction, old: Vault, new: Vault) -> None:
-    of_plugins = {
-        (row["name"], "sealed"): "{sealed_as}" for row in await tx.all(_SEALED_OF_PLUGINS)
-    }
-    for (table, column), context in {**_SEALED_COLUMNS, **of_plugins}.items():
+    for (table, column), context in (await _sealed_columns(tx)).items():
         # One row after the other: all that a table holds may be more than there is memory.
         find = ("SELECT rowid FROM", table, "WHERE", column, "IS NOT NULL")
         read = ("SELECT * FROM", table, "WHERE rowid = :number")
@@ -192,13 +185,23 @@ async def _open_vault(database: Database, data_directory: DataDirectory) -> Vaul
 
 async def _sealed_by(db: Queryable) -> set[str]:
     """Return the ids of the keys any of which may be the right one; none if nothing is sealed."""
-    if not await db.one(f"SELECT 1 FROM ({_SEALED}) LIMIT 1"):  # noqa: S608  # a constant
+    sealed = " UNION ALL ".join(
+        " ".join(("SELECT", column, "AS sealed FROM", table, "WHERE", column, "IS NOT NULL"))
+        for table, column in await _sealed_columns(db)
+    )
+    if not await db.one(" ".join(("SELECT 1 FROM (", sealed, ") LIMIT 1"))):
         return set()
     if recorded := await _recorded(db):
         return {recorded}
     # Not recorded by earlier versions; what is sealed names its key in the bytes two to five.
-    rows = await db.all(f"SELECT DISTINCT lower(hex(substr(sealed, 2, 4))) FROM ({_SEALED})")  # noqa: S608  # a constant
-    return {row[0] for row in rows}
+    key_ids = ("SELECT DISTINCT lower(hex(substr(sealed, 2, 4))) FROM (", sealed, ")")
+    return set(await db.column(" ".join(key_ids)))
+
+
+async def _sealed_columns(db: Queryable) -> dict[tuple[str, str], str]:
+    """Return every sealed column, also of plugins, with the context of a row by its other columns."""
+    tables = await db.column(_SEALED_OF_PLUGINS)
+    return {**_SEALED_COLUMNS, **{(f'"{name}"', "sealed"): "{sealed_as}" for name in tables}}
 
 
 async def _recorded(db: Queryable) -> str | None:

@@ -10,7 +10,9 @@ from agentsvc.base.errors import StartFailed
 from agentsvc.base.values import Secret
 from agentsvc.config.data_directory import DataDirectory
 from agentsvc.settings.secret_store import SecretStore
-from agentsvc.storage.installation import Installation
+from agentsvc.storage.database import Transaction
+from agentsvc.storage.installation import Installation, change_master_key
+from agentsvc.storage.vault import Vault
 from tests.new_data import make_first_key
 
 OLD = Path(__file__).parents[1] / "data" / "db"
@@ -75,6 +77,29 @@ async def test_another_master_key_stops_the_start_before_a_key_is_made(
     connection = sqlite3.connect(places.database)
     assert connection.execute("SELECT COUNT(*) FROM api_keys").fetchone() == (0,)
     connection.close()
+
+
+async def test_what_plugins_have_sealed_takes_no_other_master_key(places: DataDirectory) -> None:
+    """As the key of a GitHub App, which an administrator without settings has stored."""
+    async with await Installation.open(places) as installation:
+        installation.read_id()
+        row = {"sealed": installation.vault.seal(b"s3", "notes"), "sealed_as": "notes"}
+
+        async def body(tx: Transaction) -> None:
+            await tx.run('CREATE TABLE "plugin_my notes" (sealed BLOB, sealed_as TEXT) STRICT')
+            await tx.insert('"plugin_my notes"', row)
+
+        await installation.database.write(body)
+    right = places.master_key.read_bytes()
+    places.master_key.unlink()
+    Vault.open(places.master_key)
+    with pytest.raises(StartFailed, match="is not the one that sealed"):
+        await Installation.open(places)
+    places.master_key.write_bytes(right)
+    await change_master_key(places)
+    async with await Installation.open(places) as installation:
+        [sealed] = await installation.database.column('SELECT sealed FROM "plugin_my notes"')
+        assert installation.vault.unseal(sealed, "notes") == b"s3"
 
 
 @pytest.mark.parametrize("is_empty", [False, True])
