@@ -142,4 +142,5 @@ def enforce(request: web.Request, state: State | None) -> None:
     request[STATE] = state
     if state.retry_seconds:
         request[REFUSED_FOR], message = _REFUSED[state.name]
-        raise TooManyRequests(message, retry_after_seconds=state.retry_seconds)
+        extra = {"message": message}
+        raise TooManyRequests(message, extra=extra, retry_after_seconds=state.retry_seconds)
