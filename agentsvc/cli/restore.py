@@ -14,7 +14,7 @@ from typing import Final
 import click
 import msgspec
 
-from agentsvc.base import ArchiveRefused, create_private
+from agentsvc.base import ArchiveRefused, StartFailed, create_private
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.backup import ABOUT, ARCHIVE, ARCHIVES, DATABASE, INSTANCE_ID, MASTER_KEY
 from agentsvc.cli.options import EXISTING_FILE, ConfigOptions, data_dir_of, example, where_options
@@ -87,7 +87,7 @@ def command(*, file: Path, key_file: Path | None, where: ConfigOptions) -> None:
         if key_file is not None:
             shutil.copyfile(key_file, restored.master_key)
             restored.master_key.chmod(0o600)
-        _check(file, restored, bounds)
+        _check(file, restored, bounds, key_file)
         _move_in(restored.path, data_directory.path)
     click.echo(f"restored to {data_directory.path}; start it with `agentsvc serve`", err=True)
 
@@ -169,7 +169,9 @@ def _write(file: Path, parts: Iterable[bytes]) -> None:
         os.fsync(out.fileno())
 
 
-def _check(file: Path, restored: DataDirectory, bounds: UnpackLimits) -> None:
+def _check(
+    file: Path, restored: DataDirectory, bounds: UnpackLimits, key_file: Path | None
+) -> None:
     """Open what was restored as a server does; raises CommandFailed or StartFailed."""
     if not restored.database.is_file() or not restored.instance_id.is_file():
         raise CommandFailed(f"the backup is not whole: {file}")
@@ -188,7 +190,15 @@ def _check(file: Path, restored: DataDirectory, bounds: UnpackLimits) -> None:
                 f"a saved workspace in the backup is not one of agentsvc: {archive.name}",
                 f"{exc.message}; `archives` in the configuration says how large they may be",
             ) from exc
-    asyncio.run(_open(restored))
+    try:
+        asyncio.run(_open(restored))
+    except StartFailed as exc:
+        # Where it is unpacked is gone when this is read.
+        named = str(key_file or f"{MASTER_KEY} in {file}")
+        message = exc.message.replace(str(restored.master_key), named)
+        is_key = message != exc.message
+        hint = "name the one of that installation with --key-file" if is_key else exc.hint
+        raise CommandFailed(message, hint) from exc
 
 
 async def _open(restored: DataDirectory) -> None:

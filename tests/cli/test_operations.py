@@ -244,9 +244,15 @@ def test_a_backup_without_the_key_needs_it_again_and_takes_no_other(
         assert "master.key" not in archive.getnames()
     without = call("restore", file, "--data-dir", there)
     assert (without.exit_code, "--key-file" in without.stderr) == (1, True)
-    (tmp_path / "other.key").write_text("A" * 43)
-    other = call("restore", file, "--key-file", tmp_path / "other.key", "--data-dir", there)
-    assert (other.exit_code, "is not the one" in other.stderr) == (1, True)
+    key = tmp_path / "other.key"
+    for text, wrong in (
+        ("A" * 43, f"{key} is not the one"),
+        ("A", f"does not hold a key: {key}\n"),
+    ):
+        key.write_text(text)
+        other = call("restore", file, "--key-file", key, "--data-dir", there)
+        assert (other.exit_code, wrong in other.stderr) == (1, True)
+        assert other.stderr.endswith("\nhint: name the one of that installation with --key-file\n")
     assert not (there / "agentsvc.db").exists()
     good("restore", file, "--key-file", data_dir / "master.key", "--data-dir", there)
     assert model_key(there) == "sk-sealed"
