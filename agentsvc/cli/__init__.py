@@ -102,28 +102,39 @@ class LazyGroup(click.Group):
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
+    def make_context(self, *arguments: Any, **more: Any) -> click.Context:
+        """Read the arguments; help and version are printed meanwhile."""
+        with _errors_told():
+            return super().make_context(*arguments, **more)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand; such an error becomes CommandFailed."""
-        try:
+        with _errors_told():
             return super().invoke(ctx)
-        except BrokenPipeError:
-            # Who reads has seen enough. Python writes what is left, at its end, to nowhere.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit()
-        except StartFailed as exc:
-            raise CommandFailed(exc.message, exc.hint) from exc
-        except AgentsvcError as exc:
-            raise CommandFailed(exc.message) from exc
-        except UnicodeError as exc:
-            raise CommandFailed(f"a text cannot be used: {exc}") from exc
-        except OSError as exc:
-            if exc.filename is None and not is_no_room(exc):
-                raise
-            is_full = is_no_room(exc)
-            why = "the disk is full" if is_full else exc.strerror or str(exc) or type(exc).__name__
-            where = f": {exc.filename}" if exc.filename else ""
-            helps = is_full or isinstance(exc, PermissionError)
-            raise CommandFailed(f"{why}{where}", hint_against(exc) if helps else "") from exc
+
+
+@contextlib.contextmanager
+def _errors_told() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as exc:
+        # Who reads has seen enough. Python writes what is left, at its end, to nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise click.exceptions.Exit from exc
+    except StartFailed as exc:
+        raise CommandFailed(exc.message, exc.hint) from exc
+    except AgentsvcError as exc:
+        raise CommandFailed(exc.message) from exc
+    except UnicodeError as exc:
+        raise CommandFailed(f"a text cannot be used: {exc}") from exc
+    except OSError as exc:
+        if exc.filename is None and not is_no_room(exc):
+            raise
+        is_full = is_no_room(exc)
+        why = "the disk is full" if is_full else exc.strerror or str(exc) or type(exc).__name__
+        where = f": {exc.filename}" if exc.filename else ""
+        helps = is_full or isinstance(exc, PermissionError)
+        raise CommandFailed(f"{why}{where}", hint_against(exc) if helps else "") from exc
 
 
 @contextlib.contextmanager

@@ -82,6 +82,17 @@ def test_a_reader_that_has_seen_enough_is_no_failure() -> None:
     assert result.stderr == ""
 
 
+@pytest.mark.parametrize("words", ["--help", "--version", "keys --help"])
+def test_help_that_is_not_taken_has_no_traceback(words: str) -> None:
+    command = f"{sys.executable} -m agentsvc {words}"
+    full = subprocess.run(
+        ["bash", "-c", f"{command} >/dev/full"], capture_output=True, text=True, check=False
+    )
+    assert (full.returncode, full.stderr) == (1, f"error: the disk is full\nhint: {HINT_ROOM}\n")
+    pipe = ["bash", "-c", f"{command} | true; exit ${{PIPESTATUS[0]}}"]
+    assert subprocess.run(pipe, capture_output=True, check=True).stderr == b""
+
+
 def test_an_empty_task_is_refused() -> None:
     result = CliRunner().invoke(cli, ["run", " "])
     assert result.exit_code == 2
