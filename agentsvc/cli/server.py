@@ -1,5 +1,6 @@
 """Chooses the server and key of a command: options, environment, or the local data directory."""
 
+import contextlib
 import functools
 import importlib
 import os
@@ -166,6 +167,9 @@ def get_api(chosen: ServerChoice) -> Api:
     """Return the server to talk to; raises CommandFailed where there is none."""
     api = find_api(chosen)
     if api is None:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            # Of a directory that this user may not look into it is not known.
+            data_dir_of(chosen.load()).url.stat()
         hint = "start one with `agentsvc serve`, or log in to one with `agentsvc login URL`"
         raise CommandFailed("no server runs on the data directory", hint)
     return api

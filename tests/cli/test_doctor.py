@@ -80,6 +80,17 @@ def test_a_machine_without_an_installation_is_told_what_is_there(tmp_path: Path)
     assert found["port"][0] == "ok"
 
 
+def test_what_cannot_be_looked_at_is_a_problem_and_no_end(tmp_path: Path) -> None:
+    # What root may not look at, either.
+    there = tmp_path / ("a" * 300)
+    found = look(there)
+    assert found["permissions"][:2] == (
+        "error",
+        f"it cannot be checked: File name too long: {there}",
+    )
+    assert found["proxies"][0] == "ok"
+
+
 def test_people_read_what_is_wrong_and_how_to_fix_it(data_dir: Path, tmp_path: Path) -> None:
     (data_dir / "master.key").chmod(0o644)
     result = call(data_dir, NO_COLOR="1", SSL_CERT_FILE=str(tmp_path / "none.pem"))

@@ -132,6 +132,13 @@ def test_what_is_no_url_is_told(url: str) -> None:
     assert result.stderr.startswith(f"error: `{url}` is no URL of a server\n")
 
 
+def test_no_server_is_denied_where_nobody_can_look(tmp_path: Path) -> None:
+    there = str(tmp_path / ("a" * 300))
+    result = CliRunner(env={"HOME": str(tmp_path)}).invoke(cli, ["status", "--data-dir", there])
+    assert result.exit_code == 1
+    assert result.stderr == f"error: File name too long: {there}/url\n"
+
+
 def test_a_host_with_a_name_that_none_can_have_is_told() -> None:
     assert ask("http://a..b", "status").stderr.startswith("error: no server answers at http://a..b")
 

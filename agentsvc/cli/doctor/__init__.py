@@ -7,10 +7,11 @@ from typing import Final
 import click
 import msgspec
 
+from agentsvc.base import hint_against
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.doctor import environment as environment
 from agentsvc.cli.doctor import machine
-from agentsvc.cli.doctor.finding import Finding, Severity
+from agentsvc.cli.doctor.finding import Finding, Severity, bad
 from agentsvc.cli.options import ConfigOptions, data_dir_of, example, json_option, where_options
 from agentsvc.cli.text import json_text
 from agentsvc.config import Config, DataDirectory
@@ -45,15 +46,24 @@ def command(*, as_json: bool, where: ConfigOptions) -> None:
     data_directory = data_dir_of(loaded)
     found: list[Finding] = []
     for check in _CHECKS:
-        for finding in check(loaded.config, data_directory):
+        for finding in _findings(check, loaded.config, data_directory):
             found.append(finding)
             if not as_json:
                 _show(finding)
     if as_json:
         click.echo(json_text(msgspec.to_builtins(found)))
-    bad = sum(finding.grade is Severity.BAD for finding in found)
-    if bad:
-        raise CommandFailed(f"problems found: {bad}", "each is listed with its fix")
+    problems = sum(finding.grade is Severity.BAD for finding in found)
+    if problems:
+        raise CommandFailed(f"problems found: {problems}", "each is listed with its fix")
+
+
+def _findings(check: Check, config: Config, data_directory: DataDirectory) -> Iterator[Finding]:
+    """Yield what a check finds; what it may not look at is a problem itself, and no end."""
+    try:
+        yield from check(config, data_directory)
+    except OSError as exc:
+        text = f"it cannot be checked: {exc.strerror or exc}: {exc.filename or data_directory.path}"
+        yield bad(check.__name__.removeprefix("check_"), text, hint_against(exc))
 
 
 def _show(finding: Finding) -> None:
