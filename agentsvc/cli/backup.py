@@ -56,7 +56,7 @@ def command(*, file: Path, without_key: bool, archives: bool, where: ConfigOptio
             copy_running(data_directory.database, copy)
             if problems := check_file(copy):
                 hint = "run `agentsvc db check`; restore an older backup if that says the same"
-                raise CommandFailed(f"the database is damaged: {problems[0]}", hint)
+                raise CommandFailed(f"the database cannot be used: {problems[0]}", hint)
             if not without_key:
                 check_master_key(data_directory, copy)
             draft.unlink(missing_ok=True)

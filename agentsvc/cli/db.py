@@ -27,8 +27,8 @@ def check(where: ConfigOptions) -> None:
     for problem in problems:
         click.echo(problem)
     if problems:
-        hint = "keep it, and restore the last good backup with `agentsvc restore`"
-        raise CommandFailed(f"the database is damaged: {data_directory.database}", hint)
+        hint = "keep it; install the release it is of, or restore the last good backup"
+        raise CommandFailed(f"the database cannot be used: {data_directory.database}", hint)
     click.echo(f"fine: {data_directory.database}", err=True)
 
 

@@ -8,6 +8,7 @@ from typing import Final
 import click
 
 from agentsvc.base import MAX_OPEN_FILES
+from agentsvc.cli import CommandFailed
 from agentsvc.cli.options import ConfigOptions, data_dir_of, example, where_options
 
 _UNIT: Final = """\
@@ -77,9 +78,16 @@ def command(user: str | None, where: ConfigOptions) -> None:
     # In a unit, a percent sign begins a specifier.
     unit = _UNIT.format(
         command=shlex.join(parts).replace("%", "%%"),
-        user=user or getpass.getuser(),
+        user=user or _own_name(),
         # It may have to be made at the first start.
         data_dir='"-{}"'.format(directory.replace("%", "%%")),
         open_files=MAX_OPEN_FILES,
     )
     click.echo(unit, nl=False)
+
+
+def _own_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError) as exc:
+        raise CommandFailed("this user has no name", "name one with --user") from exc

@@ -306,6 +306,17 @@ def test_a_command_that_is_told_to_stop_leaves_no_copy(tmp_path: Path) -> None:
     assert not there.exists()
 
 
+def test_a_database_of_a_newer_release_is_not_called_damaged(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    with contextlib.closing(sqlite3.connect(data_dir / "agentsvc.db")) as database:
+        database.execute("PRAGMA user_version = 9999")
+    for words in (["db", "check"], ["backup", str(tmp_path / "b.tar.gz")]):
+        told = call(*words, "--data-dir", data_dir)
+        assert (told.exit_code, "damaged" in told.output) == (1, False)
+        assert "it has version 9999, this program knows up to" in told.output
+
+
 def test_a_damaged_database_is_told_and_not_backed_up(data_dir: Path, tmp_path: Path) -> None:
     assert good("db", "check", "--data-dir", data_dir).stdout == ""
     good("db", "vacuum", "--data-dir", data_dir)
@@ -529,6 +540,17 @@ def test_without_an_age_the_rules_of_the_configuration_count_and_users_own_over_
     good("prune", "--yes", "--data-dir", old_things)
     assert left(old_things, "SELECT id FROM events ORDER BY id") == ["c1-2", "c2-0"]
     assert left(old_things, "SELECT id FROM sandboxes WHERE target = 'deleted'") == []
+
+
+def test_who_has_no_name_is_asked_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> str:
+        raise KeyError("getpwuid(): uid not found: 54321")
+
+    monkeypatch.setattr("getpass.getuser", fail)
+    assert call("systemd").stderr.startswith(
+        "error: this user has no name\nhint: name one with --u"
+    )
+    assert "\nUser=ann\n" in good("systemd", "--user", "ann").stdout
 
 
 def test_a_rule_without_an_age_is_wrong_usage(data_dir: Path) -> None:

@@ -60,6 +60,9 @@ def command(*, keep: bool, port: int) -> None:
     except asyncio.CancelledError:
         click.echo("stopped; everything is removed", err=True)
         raise SystemExit(0 if keep else 1) from None
+    except BrokenPipeError:
+        # That is who reads, and not the server.
+        raise
     except (ConnectionError, HTTPException) as exc:
         raise CommandFailed(f"the server went away: {exc}") from exc
     finally:
