@@ -322,3 +322,38 @@ async def test_a_text_is_dropped_into_the_message(quick_console: Console) -> Non
         " {dataTransfer, bubbles: true, cancelable: true})); }"
     )
     assert not is_prevented
+
+
+async def test_a_server_that_ends_within_its_answer_is_asked_again(
+    quick_console: Console,
+) -> None:
+    page = await quick_console.page()
+    await page.add_init_script(
+        "const { text } = Response.prototype; let isBroken = false;"
+        "Response.prototype.text = function () {"
+        " if (isBroken || !this.url.endsWith('/settings')) return text.call(this);"
+        " isBroken = true; return Promise.reject(new TypeError('network error')); };"
+    )
+    await page.reload()
+    await expect(page.get_by_label("Search conversations")).to_be_visible()
+    # What is saved as a file is asked for in another way.
+    conversation_id = await finished(quick_console.client)
+    await page.goto(f"{quick_console.client.base_url}/#/c/{conversation_id}")
+    await page.route("**/download", lambda route: route.abort())
+    await page.get_by_role("button", name="Download").click()
+    await expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
+    forgive_lost_answers(quick_console)
+
+
+async def test_a_page_that_a_proxy_answered_while_the_server_began_comes_when_it_does(
+    quick_console: Console,
+) -> None:
+    page = await quick_console.page("settings/usage")
+    await expect(page.get_by_role("link", name="Attempts")).to_be_visible()
+    bad = {"status": 502, "body": "<h1>Bad Gateway</h1>"}
+    for path in ("**/api/v1/attempts", "**/users/me/usage"):
+        await page.route(path, lambda route: route.fulfill(**bad), times=1)
+    await page.reload()
+    await expect(page.get_by_role("link", name="Attempts")).to_be_visible()
+    await expect(page.get_by_text("Spent today")).to_be_visible()
+    forgive_lost_answers(quick_console)

@@ -17,6 +17,9 @@ export class ApiError extends Error {
 /** Whether what was asked for is sure not to be done: a proxy may give up what the server goes on with. */
 export const isRefusal = ({ status, code }) => status >= 400 && status < 500 && code !== "request_in_progress";
 
+/** Whether there was no server to answer, which a proxy may say for it; it does not know the server's codes. */
+export const isAbsence = ({ status, code }) => status === 0 || ([502, 503].includes(status) && !code);
+
 const LOOK_MS = 2000;
 const waiting = new Set();
 
@@ -131,9 +134,14 @@ export function goToLogin() {
   location.assign(url("login"));
 }
 
+/** Return what work of the network brings; where it brings nothing, there is no server. */
+const reached = (work) => work.catch(() => {
+  throw new ApiError(0, "unreachable", t("The server does not answer. Check that it runs and that you are online"));
+});
+
 /** Send a request as who is logged in; throws only where there is no server. */
 export const send = (path, { headers, ...options } = {}) =>
-  fetch(url(path), { ...options, headers: { ...loginHeader(), ...headers } });
+  reached(fetch(url(path), { ...options, headers: { ...loginHeader(), ...headers } }));
 
 /** Where a 401 may be about a key or a token that was sent along, and not about the login. */
 const TELLS_OF_OTHERS = /^sandboxes\/|\/(?:git-providers|github-app)$/;
@@ -146,13 +154,9 @@ export async function call(method, path, body, key) {
     options.headers["Content-Type"] = "application/json";
     options.body = JSON.stringify(body);
   }
-  let response;
-  try {
-    response = await send(path, options);
-  } catch {
-    throw new ApiError(0, "unreachable", t("The server does not answer. Check that it runs and that you are online"));
-  }
-  const text = await response.text();
+  const response = await send(path, options);
+  // It may end before its answer does.
+  const text = await reached(response.text());
   // A proxy that does not reach the server answers for it.
   if (![502, 503, 504].includes(response.status)) heardServer();
   if (response.ok) return text ? JSON.parse(text) : null;

@@ -1,5 +1,5 @@
 // What the page knows of the user's conversations, starts and sandboxes, kept fresh by one stream.
-import { getAll, onAnswer, V1 } from "./api.js";
+import { getAll, isAbsence, onAnswer, V1 } from "./api.js";
 import { useEffect, useRef, useState } from "./html.js";
 import { followChanges } from "./stream.js";
 
@@ -158,8 +158,8 @@ export function useLoaded(work, keys = []) {
     let stop = () => {};
     work().then((value) => settle({ value }), (error) => {
       settle({ error });
-      // That there is no server is said until there is one: then it is asked again.
-      if (isCurrent && error.status === 0) stop = onAnswer(() => setTurn((count) => count + 1));
+      // That there is no server, or a proxy says so for it, is said until there is one: then it is asked again.
+      if (isCurrent && isAbsence(error)) stop = onAnswer(() => setTurn((count) => count + 1));
     });
     return () => {
       isCurrent = false;
