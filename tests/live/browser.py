@@ -121,7 +121,7 @@ async def picture(page: Page, name: str) -> None:
 async def is_too_wide(page: Page) -> bool:
     """Whether a page, or a part of it, has to be moved sideways to be read."""
     wide: bool = await page.evaluate(
-        "[document.documentElement, ...document.querySelectorAll('.side, .page, .card, .rows')]"
+        "[document.documentElement, ...document.querySelectorAll('.side, .page, .card, .rows, .chips')]"
         ".some((one) => one.scrollWidth > one.clientWidth)"
     )
     return wide

@@ -224,6 +224,7 @@ async def test_long_names_and_labels_do_not_leave_their_place(
     assert at
     assert time
     assert time["x"] + time["width"] <= at["x"] + at["width"]
+    assert not await is_too_wide(page)
     for path in ("automations", "sandboxes"):
         await page.goto(f"{client.base_url}/#/{path}")
         await expect(page.locator(".cards .card h3").first).to_contain_text("a-name")
