@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Iterator
+from functools import reduce
+from operator import getitem
 from typing import Any, Final
 
 import click
 
 from agentsvc.base import MASK
 from agentsvc.cli.options import ConfigOptions, example, where_options
-from agentsvc.config import Loaded, render_default, to_toml
+from agentsvc.config import Loaded, render_default, to_key, to_toml
 from agentsvc.plugin import sections
 
 _SECRET: Final = re.compile(
@@ -46,15 +48,19 @@ def lines_of(loaded: Loaded) -> Iterator[str]:
     """Yield one line of TOML for each key, with its origin as the comment."""
     tree = loaded.tree()
     for name, origin in loaded.origins.items():
-        value = _at(tree, name.split(".", 2))
+        key = _split(tree, name)
+        value = reduce(getitem, key, tree)
         shown = _without_secrets(name, value) if name.startswith(_FREE) else value
-        yield f"{name} = {to_toml(shown)}  # {origin}"
+        yield f"{to_key(*key)} = {to_toml(shown)}  # {origin}"
 
 
-def _at(tree: Any, key: list[str]) -> Any:
-    for part in key:
-        tree = tree[part]
-    return tree
+def _split(tree: Any, name: str) -> list[str]:
+    """Return the parts of a key; the name of a table may have dots itself."""
+    section, _, rest = name.partition(".")
+    if not name.startswith(_FREE):
+        return [section, rest]
+    table = max((one for one in tree[section] if f"{rest}.".startswith(f"{one}.")), key=len)
+    return [section, table, *filter(None, [rest[len(table) + 1 :]])]
 
 
 def _without_secrets(name: str, value: Any) -> Any:

@@ -8,6 +8,7 @@ Imports `base`, `domain` and `plugin`.
 from agentsvc.config.conversations import ConversationsConfig as ConversationsConfig
 from agentsvc.config.data_directory import DataDirectory as DataDirectory
 from agentsvc.config.file import render_default as render_default
+from agentsvc.config.file import to_key as to_key
 from agentsvc.config.file import to_toml as to_toml
 from agentsvc.config.layers import PREFIX as PREFIX
 from agentsvc.config.sandboxes import ArchivesConfig as ArchivesConfig

@@ -41,6 +41,23 @@ def test_what_is_shown_can_be_used_as_a_config_file(tmp_path: Path) -> None:
     assert "server.port = 4000  # file" in run("show", "--config", str(file)).stdout
 
 
+def test_names_with_dots_and_what_was_not_said_are_shown_as_a_config_file_has_them(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(
+        '[specs."py3.12"]\nlimits = { cpus = 1.0 }\nenv = { "a b" = "c" }\n'
+        '[specs.py3]\nimage = "x"\n[backends."a.b"]\n'
+    )
+    result = run("show", "--config", str(file))
+    tables = tomllib.loads(result.stdout)
+    assert tables["specs"] == {
+        "py3.12": {"limits": {"cpus": 1.0}, "env": {"a b": "c"}},
+        "py3": {"image": "x"},
+    }
+    assert tables["backends"] == {"a.b": {}}
+
+
 @pytest.mark.parametrize("key", ["api_key", "token", "password", "client_secret"])
 def test_what_a_backend_calls_a_secret_is_not_shown(tmp_path: Path, key: str) -> None:
     file = tmp_path / "config.toml"
