@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import stat
 import tempfile
@@ -89,7 +90,10 @@ def command(*, file: Path, key_file: Path | None, where: ConfigOptions) -> None:
             restored.master_key.chmod(0o600)
         _check(file, restored, bounds, key_file)
         _move_in(restored.path, data_directory.path)
-    click.echo(f"restored to {data_directory.path}; start it with `agentsvc serve`", err=True)
+    start = ["agentsvc", "serve"]
+    start += ["--data-dir", str(data_directory.path)] if where.data_dir else []
+    start += ["--config", str(where.config_file)] if where.config_file else []
+    click.echo(f"restored to {data_directory.path}; start it with `{shlex.join(start)}`", err=True)
 
 
 @contextlib.contextmanager

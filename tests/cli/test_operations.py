@@ -119,7 +119,8 @@ def test_a_backup_of_a_server_that_runs_is_restored_on_a_new_machine(
         made = good("backup", file, "--data-dir", data_dir)
     assert made.stdout == ""
     assert file.stat().st_mode & 0o777 == 0o600
-    good("restore", file, "--data-dir", there)
+    restored = good("restore", file, "--data-dir", there)
+    assert f"start it with `agentsvc serve --data-dir {there}`" in restored.stderr
     assert model_key(there) == "sk-sealed"
     assert (there / "instance-id").read_text() == (data_dir / "instance-id").read_text()
     assert (there / "master.key").stat().st_mode & 0o777 == 0o600
