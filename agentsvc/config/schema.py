@@ -172,17 +172,17 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     refused_per_minute: Annotated[int, Meta(ge=0, le=10**9)] = 300
     """Requests a minute without a good key from one address; 0 is no limit"""
     connections_per_sandbox: Annotated[int, Meta(ge=0, le=100_000)] = 128
-    """Connections at a time with the keys of one sandbox"""
+    """Connections at a time with the keys of one sandbox; 0 is no limit"""
     sandbox_requests_per_minute: Annotated[int, Meta(ge=0, le=10**9)] = 60_000
     """Requests a minute with the keys of one sandbox; beyond it they wait up to 10 seconds before
-    they are refused"""
+    they are refused; 0 is no limit"""
     report_bytes_per_minute: Annotated[int, Meta(ge=0, le=10**12)] = 256 * 1024 * 1024
     """Bytes a minute that one sandbox may report, 64 MiB of them at once; more wait up to 10
-    seconds before they are refused"""
+    seconds before they are refused; 0 is no limit"""
     event_bytes_per_sandbox: Annotated[int, Meta(ge=0, le=2**50)] = 4 * 1024**3
-    """Bytes of events that are stored of the conversations of one sandbox"""
+    """Bytes of events that are stored of the conversations of one sandbox; 0 is no limit"""
     adopted_per_sandbox: Annotated[int, Meta(ge=0, le=10**6)] = 100
-    """Conversations that one sandbox may report which the server has not started"""
+    """Conversations that one sandbox may report which the server has not started; 0 is no limit"""
 
 
 class IdempotencyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
