@@ -21,7 +21,9 @@ from agentsvc.base import (
     AgentsvcError,
     ModelBudgetReached,
     NotAuthenticated,
+    NotFound,
     QuotaExceeded,
+    copy_to,
     new_id,
     new_key,
     now,
@@ -97,6 +99,8 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
 
     id: str
     grant: ModelToken
+    guess: CallUsage
+    """What it may use."""
     is_open: bool = True
     """Whether nobody has said yet what it has used."""
 
@@ -210,7 +214,7 @@ class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
 
     @contextlib.asynccontextmanager
     async def _noted(self, grant: ModelToken, guess: CallUsage) -> AsyncIterator[Call]:
-        call = Call(id=new_id(), grant=grant)
+        call = Call(id=new_id(), grant=grant, guess=guess)
         try:
             await self.stores.db.write(
                 lambda tx: note_call(tx, call.id, grant.conversation_id, guess)
@@ -223,10 +227,7 @@ class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
             raise
         finally:
             if call.is_open:
-                call.is_open = False
-                await self.stores.db.write(
-                    lambda tx: self._settle(tx, call.id, grant.conversation_id)
-                )
+                await self._end(call, None)
 
     async def _enter(self, grant: ModelToken, load: _Load) -> None:
         async with load.changed:
@@ -244,17 +245,11 @@ class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
             await asyncio.sleep(_STOP_SECONDS)
 
     async def count(self, call: Call, usage: CallUsage) -> None:
-        """Count what a call has used; nothing is left of it if the conversation is gone."""
-        call.is_open = False
+        """Count what a call has used."""
         load = self._loads[call.grant.user_id]
         dollars = usage.dollars or 0.0
         load.largest = dollars if math.isinf(load.largest) else max(load.largest, dollars)
-
-        async def body(tx: Transaction) -> None:
-            await forget_call(tx, call.id)
-            await self._book(tx, call.grant.conversation_id, usage)
-
-        await self.stores.db.write(body)
+        await self._end(call, usage)
 
     async def release(self, call: Call) -> None:
         """Forget a call that the model has refused, or never heard of; nothing is counted."""
@@ -262,20 +257,40 @@ class ModelTokens(msgspec.Struct, kw_only=True, eq=False):
             call.is_open = False
             await self.stores.db.write(lambda tx: forget_call(tx, call.id))
 
+    async def _end(self, call: Call, usage: CallUsage | None) -> None:
+        """Count a call as what it has used, else as what was noted of it.
+
+        Where the conversation is gone, its user has used it all the same.
+        """
+        call.is_open = False
+
+        async def body(tx: Transaction) -> None:
+            noted = await forget_call(tx, call.id) or call.guess
+            used, grant = usage or noted, call.grant
+            if not await self._book(tx, grant.conversation_id, used):
+                tokens = copy_to(quotas.Tokens, used, model=grant.upstream.model)
+                await quotas.note_spend(tx, grant.user_id, used.dollars or 0.0, tokens)
+
+        # The user may be gone, too.
+        with contextlib.suppress(NotFound):
+            await self.stores.db.write(body)
+
     async def _settle(self, tx: Transaction, call_id: str, conversation_id: str) -> None:
         """Count a call as what was noted of it, if it was not counted yet."""
         noted = await forget_call(tx, call_id)
         if noted is not None:
             await self._book(tx, conversation_id, noted)
 
-    async def _book(self, tx: Transaction, conversation_id: str, usage: CallUsage) -> None:
+    async def _book(self, tx: Transaction, conversation_id: str, usage: CallUsage) -> bool:
+        """Count what a conversation has used; say whether it is there."""
         conversation = await self.stores.conversations.find(conversation_id, tx)
         if conversation is None:
-            return
+            return False
         before = used_of(conversation, await find_usage(tx, conversation.id))
         await add_usage(tx, conversation.id, usage)
         after = used_of(conversation, await find_usage(tx, conversation.id))
         await note_use(tx, conversation, before, after)
+        return True
 
     async def _left(self, grant: ModelToken) -> float:
         """Return how many dollars may be spent; raises ModelBudgetReached if there are none."""

@@ -260,6 +260,23 @@ async def test_a_call_that_ends_with_its_server_counts_as_the_dearest_before_it(
     assert len(model.requests) == 2
 
 
+async def test_a_call_counts_for_its_user_though_the_conversation_goes_meanwhile(
+    client: Client, model: ScriptedModel, lend: Lend
+) -> None:
+    conversation_id, inside = await lend(client)
+    model.playbook = Playbook([say("Late.", delay_seconds=1.5)])
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(inside.ask())
+        await eventually(lambda: len(model.requests) == 1)
+        path = f"/api/v1/app-conversations/{conversation_id}"
+        assert (await client.delete(path)).status == 200
+        assert await spent_today(client) == 0.0
+    usage = asking.result().json()["usage"]
+    read, written = usage["prompt_tokens"], usage["completion_tokens"]
+    cost = read * PRICES["input_cost_per_token"] + written * PRICES["output_cost_per_token"]
+    assert await spent_today(client) == pytest.approx(cost)
+
+
 async def test_a_call_that_cannot_be_counted_holds_up_no_start(
     client: Client, service: Service, lend: Lend
 ) -> None:
