@@ -92,6 +92,40 @@ async def test_an_event_that_cannot_be_shown_leaves_the_rest_of_the_page_alone(
     await expect(page.get_by_role("heading", name="Settings")).to_be_visible()
 
 
+async def test_texts_and_numbers_of_another_form_hide_neither_conversation_nor_terminal(
+    console: Console,
+) -> None:
+    client = console.client
+    conversation_id = await client.start_conversation()
+    await client.wait_for_execution(conversation_id, "finished")
+    odd = printed(1, "")
+    odd["observation"]["text"] = 5
+    failed = {"id": "e", "kind": "AgentErrorEvent", "tool_call_id": "call-2", "error": {"a": 1}}
+    used = {"prompt_tokens": "many", "completion_tokens": 1000}
+    spent = {"accumulated_cost": "0.5", "max_budget_per_task": "5", "accumulated_token_usage": used}
+    stats = {
+        "id": "stats",
+        "timestamp": "2099-01-01T00:00:00",
+        "kind": "ConversationStateUpdateEvent",
+        "key": "stats",
+        "value": {"usage_to_metrics": {"agent": spent}},
+    }
+    events = [
+        command(1, "run-first"),
+        odd,
+        command(2, "run-second"),
+        failed,
+        stats,
+        said(9, "Over"),
+    ]
+    await report(client, conversation_id, events)
+    page = await console.page(f"c/{conversation_id}/terminal")
+    for text in ("run-first", "run-second", '{"a":1}'):
+        await expect(page.locator(".xterm-accessibility-tree")).to_contain_text(text)
+    await expect(page.locator("article", has_text="Over")).to_be_visible()
+    await expect(page.locator(".spent")).to_contain_text("· 1.0k tokens")
+
+
 async def test_what_a_proxy_answers_for_the_server_is_no_refusal(console: Console) -> None:
     client = console.client
     conversation_id = await client.start_conversation()

@@ -3,6 +3,10 @@ import { t } from "./words.js";
 
 const textOf = (content) => (content ?? []).map((part) => part.text ?? (part.image_urls ? "(image)" : "")).join("\n").trim();
 
+/** What a sandbox reports may have any form, also where a text or a number belongs. */
+const asText = (value) => (value == null || typeof value === "string" ? value : JSON.stringify(value));
+const asNumber = (value) => (Number.isFinite(value) ? value : 0);
+
 const REMEDIES = {
   settings: t("Check the model and its key in the settings, and send a message to go on."),
   retry: t("Send a message to try again."),
@@ -121,7 +125,7 @@ export class Timeline {
     const item = this.#byAction.get(event.action_id) ?? this.#byCall.get(event.tool_call_id);
     if (!item) return;
     const { observation } = event;
-    item.output = { text: textOf(observation.content), ...observation };
+    item.output = { ...observation, text: asText(observation.text) ?? textOf(observation.content) };
     item.answer = event.id;
     item.seconds = (Date.parse(event.timestamp) - Date.parse(item.at)) / 1000;
     this.#touch(item);
@@ -130,14 +134,15 @@ export class Timeline {
   onUserRejectObservation(event) {
     const item = this.#byAction.get(event.action_id) ?? this.#byCall.get(event.tool_call_id);
     if (!item) return;
-    item.rejected = event.rejection_reason || t("Rejected");
+    item.rejected = asText(event.rejection_reason) || t("Rejected");
     this.#touch(item);
   }
 
   onAgentErrorEvent(event) {
     const item = this.#byCall.get(event.tool_call_id);
-    if (!item) return void this.#push(event, "error", t("Error"), { text: event.error });
-    item.error = event.error;
+    const error = asText(event.error);
+    if (!item) return void this.#push(event, "error", t("Error"), { text: error });
+    item.error = error;
     this.#touch(item);
   }
 
@@ -190,9 +195,9 @@ export class Timeline {
     const all = Object.values(stats?.usage_to_metrics ?? {});
     if (!all.length || at < this.#countedAt) return;
     this.#countedAt = at;
-    this.cost = all.reduce((sum, one) => sum + (one.accumulated_cost ?? 0), 0);
-    this.tokens = all.reduce((sum, { accumulated_token_usage: used }) => sum + (used?.prompt_tokens ?? 0) + (used?.completion_tokens ?? 0), 0);
-    this.budget = all.find((one) => one.max_budget_per_task != null)?.max_budget_per_task ?? this.budget;
+    this.cost = all.reduce((sum, one) => sum + asNumber(one.accumulated_cost), 0);
+    this.tokens = all.reduce((sum, { accumulated_token_usage: used }) => sum + asNumber(used?.prompt_tokens) + asNumber(used?.completion_tokens), 0);
+    this.budget = all.find((one) => asNumber(one.max_budget_per_task))?.max_budget_per_task ?? this.budget;
   }
 
   onSystemPromptEvent(event) {
