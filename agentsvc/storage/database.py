@@ -29,13 +29,12 @@ from typing import Any, NamedTuple, Protocol
 import aiosqlite
 import msgspec
 
-from agentsvc.base import CapacityExceeded, Conflict, NotFound, monotonic
+from agentsvc.base import CapacityExceeded, NotFound, monotonic
 from agentsvc.storage.database_file import (
     MIGRATIONS,
     connect,
     connect_options,
     connect_writer,
-    copy_to,
     prepare,
     primary_code,
     uri,
@@ -392,20 +391,6 @@ class Database(Queryable):
         KiB, it has, where that is more than one.
         """
         return await self._kept.get(key, read, weigh)
-
-    async def backup(self, to: Path) -> None:
-        """Write a whole and consistent copy, mode 0600; writers go on meanwhile.
-
-        Raises Conflict if the destination exists, CapacityExceeded if it cannot be written; a
-        copy that fails leaves nothing behind.
-        """
-        self._check_open()
-        try:
-            await asyncio.to_thread(copy_to, self._path, to)
-        except FileExistsError as exc:
-            raise Conflict(f"the destination exists already: {to}") from exc
-        except (OSError, sqlite3.Error) as exc:
-            raise CapacityExceeded(f"the copy cannot be written ({exc}): {to}") from exc
 
     async def close(self) -> None:
         """Finish what is queued and running, then close; safe to call twice."""

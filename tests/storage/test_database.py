@@ -527,7 +527,6 @@ async def test_a_closed_database_answers_that_the_server_stops(db_path: Path) ->
         db.one("SELECT 1"),
         db.all("SELECT 1"),
         db.read(lambda reader: reader.all("SELECT 1")),
-        db.backup(db_path.with_name("copy.db")),
     ):
         with pytest.raises(CapacityExceeded, match="stopping"):
             await attempt
