@@ -357,3 +357,26 @@ async def test_a_page_that_a_proxy_answered_while_the_server_began_comes_when_it
     await expect(page.get_by_role("link", name="Attempts")).to_be_visible()
     await expect(page.get_by_text("Spent today")).to_be_visible()
     forgive_lost_answers(quick_console)
+
+
+async def test_that_something_failed_is_not_taken_back_by_an_answer_under_way(
+    quick_console: Console,
+) -> None:
+    conversation_id = await finished(quick_console.client)
+    page = await quick_console.page(f"c/{conversation_id}")
+    await expect(page.locator("article").first).to_be_visible()
+    may_answer = await held(page, "**/messages/search*", "GET")
+    await page.route("**/alive", lambda route: route.abort())
+    await page.route("**/download", lambda route: route.abort())
+    async with page.expect_request("**/messages/search*"):
+        await page.get_by_label("Search conversations").fill("words")
+    await page.get_by_role("button", name="Download").click()
+    alert = page.get_by_role("alert").filter(has_text="The server does not answer")
+    await expect(alert).to_be_visible()
+    async with page.expect_response("**/messages/search*"):
+        may_answer.set()
+    await page.evaluate("new Promise((resolve) => setTimeout(resolve, 300))")
+    await expect(alert).to_be_visible()
+    await page.unroute("**/alive")
+    await expect(alert).to_be_hidden()
+    forgive_lost_answers(quick_console)

@@ -21,17 +21,26 @@ export const isRefusal = ({ status, code }) => status >= 400 && status < 500 && 
 export const isAbsence = ({ status, code }) => status === 0 || ([502, 503].includes(status) && !code);
 
 const LOOK_MS = 2000;
-const waiting = new Set();
+/** What is told of an answer, with the time since when it waits. */
+const waiting = new Map();
 
-function heardServer() {
-  for (const tell of waiting) tell();
-  waiting.clear();
+/** An answer to what was asked at some time is one to whoever waited before that: what was under way says nothing. */
+function heardServer(askedAt) {
+  for (const [tell, since] of waiting) {
+    if (since > askedAt) continue;
+    waiting.delete(tell);
+    tell();
+  }
 }
 
 /** Call a function once, when the server answers; ask it now and then until it does. Return what ends that. */
 export function onAnswer(tell) {
-  waiting.add(tell);
-  const timer = setInterval(() => waiting.has(tell) && fetch(url("alive")).then(({ ok }) => ok && heardServer(), () => {}), LOOK_MS);
+  waiting.set(tell, performance.now());
+  const look = () => {
+    const at = performance.now();
+    return waiting.has(tell) && fetch(url("alive")).then(({ ok }) => ok && heardServer(at), () => {});
+  };
+  const timer = setInterval(look, LOOK_MS);
   return () => {
     clearInterval(timer);
     waiting.delete(tell);
@@ -154,11 +163,12 @@ export async function call(method, path, body, key) {
     options.headers["Content-Type"] = "application/json";
     options.body = JSON.stringify(body);
   }
+  const at = performance.now();
   const response = await send(path, options);
   // It may end before its answer does.
   const text = await reached(response.text());
   // A proxy that does not reach the server answers for it.
-  if (![502, 503, 504].includes(response.status)) heardServer();
+  if (![502, 503, 504].includes(response.status)) heardServer(at);
   if (response.ok) return text ? JSON.parse(text) : null;
   if (response.status === 401 && !TELLS_OF_OTHERS.test(path) && !isAtLogin()) goToLogin();
   throw toError(response, text);
