@@ -56,9 +56,7 @@ def test_half_a_file_on_standard_output_is_told(sent: bytes) -> None:
 
 
 @pytest.mark.parametrize("group", ["conversations", "share"])
-def test_a_file_follows_a_link_and_goes_to_what_is_none_as_it_comes(
-    group: str, tmp_path: Path
-) -> None:
+def test_a_file_follows_a_link_and_goes_to_what_is_none(group: str, tmp_path: Path) -> None:
     file, link, pipe = tmp_path / "talk", tmp_path / "link", tmp_path / "pipe"
     link.symlink_to(file)
     whole = b"Content-Length: 2\r\n\r\nPK"
@@ -72,3 +70,16 @@ def test_a_file_follows_a_link_and_goes_to_what_is_none_as_it_comes(
     assert export(group, "-", whole).stdout == "PK"
     refused = export(group, str(tmp_path / "no" / "talk"), whole)
     assert refused.stderr.startswith("error: the file cannot be written: No such file")
+    link.unlink()
+    link.symlink_to(link)
+    refused = export(group, str(link), whole)
+    assert refused.stderr.startswith("error: the file cannot be written: Too many levels")
+
+
+def test_a_file_that_is_written_again_keeps_its_mode_and_its_other_names(tmp_path: Path) -> None:
+    file, other = tmp_path / "talk", tmp_path / "other"
+    file.write_bytes(b"former one")
+    file.chmod(0o600)
+    other.hardlink_to(file)
+    assert export("conversations", str(file), b"Content-Length: 2\r\n\r\nPK").exit_code == 0
+    assert (file.stat().st_mode & 0o777, other.read_bytes()) == (0o600, b"PK")
