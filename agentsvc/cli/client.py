@@ -9,7 +9,7 @@ import json
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
@@ -64,6 +64,9 @@ class StreamMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 class Api:
     """A server at a URL, called with one key; `renew` finds another where that one is refused."""
+
+    answers: ClassVar[int] = 0
+    """How many have come, from whatever server."""
 
     def __init__(self, url: str, key: Secret, *, renew: Callable[[], Secret] | None = None) -> None:
         try:
@@ -200,9 +203,11 @@ class Api:
             raise CommandFailed("the key has characters that no key has", _KEY_HINT)
         try:
             connection.request(method, target, body=body, headers={**headers, KEY_HEADER: key})
-            return connection.getresponse()
+            response = connection.getresponse()
         except (OSError, UnicodeError, http.client.HTTPException) as exc:
             raise NoAnswer(f"no server answers at {self.url}: {exc}", _HINT) from exc
+        Api.answers += 1
+        return response
 
 
 def read_messages(lines: Iterator[bytes]) -> Iterator[StreamMessage]:
@@ -238,6 +243,8 @@ def _refusal(response: http.client.HTTPResponse, text: bytes) -> RequestRefused:
         if isinstance(detail, list):
             detail = "; ".join(f"{_location(one.get('loc'))}: {one.get('msg')}" for one in detail)
         error = str(body.get("error") or "")
+        if hint == _MISSING_HINT and detail != "Not Found":
+            hint = ""  # The server has such things, and says which one it has not.
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         message = f"the server answers {status}, and does not say why"
         return RequestRefused(status, message, hint)

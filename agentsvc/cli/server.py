@@ -56,21 +56,26 @@ _server_options: Final = as_struct(
 def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that choose a server, as `server`.
 
-    An answer that has another form than the command reads ends it in one line.
+    An answer that has another form than the command reads ends it in one line. Without an answer,
+    what goes wrong is no fault of a server's.
     """
 
     @functools.wraps(command)
     def called(**options: Any) -> Any:
+        before = Api.answers
         try:
             return command(**options)
         except UnicodeError:
             raise
         except (AttributeError, LookupError, TypeError, ValueError) as exc:
+            if Api.answers == before:
+                raise
             place = traceback.extract_tb(exc.__traceback__)[-1]
             where = f"{Path(place.filename).name}:{place.lineno}"
             raise CommandFailed(
                 f"the server's answer is not understood: {type(exc).__name__}: {exc} ({where})",
-                "see whether --url is right, and whether the server is as old as this command",
+                "see whether --url is right, and whether the server is as old as this command;"
+                " if both are so, the mistake may be the command's: report it",
             ) from exc
 
     return _server_options(called)

@@ -3,11 +3,13 @@
 import re
 import socket
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from agentsvc.base.values import new_id
 from agentsvc.cli import cli
+from agentsvc.cli.server import ServerChoice, get_api, server_options
 from tests.cli.test_doctor import answering
 
 ID = new_id()
@@ -60,3 +62,31 @@ def test_what_a_server_does_not_have_may_be_switched_off() -> None:
         result = CliRunner().invoke(cli, ["share", "list", "--url", url, "--key", "key"])
     assert result.exit_code == 1
     assert result.stderr.startswith("error: Not Found\nhint: it is not there, or the server's conf")
+
+
+def test_what_a_server_has_and_this_one_is_not_comes_without_that_hint() -> None:
+    sent = b'HTTP/1.1 404 Not Found\r\n\r\n{"detail":"There is no link x"}'
+    with socket.create_server(("127.0.0.1", 0)) as listener, answering(listener, sent):
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        result = CliRunner().invoke(cli, ["share", "revoke", "x", "--url", url, "--key", "key"])
+    assert (result.exit_code, result.stderr) == (1, "error: There is no link x\n")
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_mistake_of_a_command_is_no_answer_of_a_server(asks: bool) -> None:
+    @click.command()
+    @server_options
+    def wrong(server: ServerChoice) -> None:
+        if asks:
+            get_api(server).call("GET", "/x")
+        raise KeyError("mistake")
+
+    sent = b"HTTP/1.1 200 OK\r\n\r\n{}"
+    with socket.create_server(("127.0.0.1", 0)) as listener, answering(listener, sent):
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        result = CliRunner().invoke(wrong, ["--url", url, "--key", "key"])
+    if asks:
+        assert "KeyError: 'mistake'" in result.stderr
+        assert "the mistake may be the command's" in result.stderr
+    else:
+        assert isinstance(result.exception, KeyError)
