@@ -133,14 +133,15 @@ def create(
 
     Without a trigger it is run by hand. The secret of a webhook cannot be shown again.
     """
-    if as_json and output:
-        raise click.UsageError("--json prints a secret with the rest, and --output elsewhere")
     body = _body(_read(file) if file else {}, options)
+    has_secret = _table(body["trigger"]).get("type") in ("webhook", "git")
+    if as_json and output and has_secret:
+        raise click.UsageError("--json prints a secret with the rest, and --output elsewhere")
     api = get_api(server)
     if as_json:
         click.echo(json_text(api.call("POST", _BASE, body=body)))
         return
-    if _table(body["trigger"]).get("type") not in ("webhook", "git"):
+    if not has_secret:
         made = api.call("POST", _BASE, body=body)
         click.echo(f"automation {made['id']} is created", err=True)
         return

@@ -493,6 +493,9 @@ async def test_automations_are_made_run_switched_and_deleted(
     ):
         refused = await commands("automations", *arguments)
         assert refused.exit_code in (1, 2), refused.output
+    # No secret comes of it, so nothing goes to the file.
+    made = await commands.json(*create, "--name", "a", "--prompt", "b", "--output", "c")
+    assert made["trigger"] == {"type": "manual"}
     wrong = tmp_path / "wrong.toml"
     wrong.write_text("name =")
     assert (await commands(*create, str(wrong))).exit_code == 1
