@@ -1,5 +1,6 @@
 """Runs the command line: `python -m agentsvc` and the `agentsvc` script."""
 
+import atexit
 import importlib
 import os
 import signal
@@ -7,6 +8,9 @@ import sys
 from types import FrameType
 
 from agentsvc.environment import take_secrets
+
+_told: list[int] = []
+"""The signals that have ended this command."""
 
 
 def main() -> None:
@@ -29,6 +33,8 @@ def _open_streams() -> None:
 
 def _clean_up_on_signals() -> None:
     """Have a command that is told to stop, or whose terminal is closed, remove what is half done."""
+    # What is registered first is called last.
+    atexit.register(_end)
     for number in (signal.SIGTERM, signal.SIGHUP):
         # `nohup` lets it go on.
         if signal.getsignal(number) is signal.SIG_DFL:
@@ -36,7 +42,15 @@ def _clean_up_on_signals() -> None:
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
+    _told.append(number)
     raise SystemExit(128 + number)
+
+
+def _end() -> None:
+    """End by the signal after all: for systemd that is no failure, and each exit code but 0 is one."""
+    for number in _told:
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ MIGRATIONS: Final = Path(__file__).parent / "migrations"
 APPLICATION_ID: Final = 0x61737663
 """`asvc`: what tells our files from those of other programs."""
 
+_COPY_PAGES: Final = 1024
 _FOREIGN_LENGTH: Final = 16 * 1024 * 1024
 _FOREIGN_STEP: Final = 1_000_000
 _FOREIGN_STEPS: Final = 300
@@ -241,8 +242,11 @@ def copy_running(path: Path, to: Path) -> None:
     """
     try:
         with _new_file(to), _opened(path, "rw") as source, _opened(to, "rw") as copy:
+            # One moment for all steps: others may write, and the copy does not begin anew for it.
+            source.execute("BEGIN")
             _check_ours(path, source)
-            source.backup(copy)
+            # Python handles signals where it is called: between the steps.
+            source.backup(copy, pages=_COPY_PAGES, progress=lambda *_: None)
             copy.execute("PRAGMA journal_mode = DELETE")
     except sqlite3.Error as exc:
         raise StartFailed(f"the database cannot be copied ({exc}): {path}") from exc

@@ -63,5 +63,5 @@ async def test_a_run_whose_terminal_is_closed_leaves_no_server(tmp_path: Path) -
     assert b"starting a server" in await process.stderr.readline()
     process.send_signal(signal.SIGHUP)
     await process.communicate()
-    assert process.returncode == 128 + signal.SIGHUP
+    assert process.returncode == -signal.SIGHUP
     assert list(temporary.iterdir()) == []

@@ -2,13 +2,17 @@
 
 import asyncio
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentsvc.base.errors import BadRequest, StartFailed
 from agentsvc.base.values import new_id
+from agentsvc.storage import database_file
 from agentsvc.storage.database import Database, Transaction
 from agentsvc.storage.database_file import (
     check_file,
@@ -57,6 +61,37 @@ def test_a_database_from_before_it_was_recorded_says_nothing_of_its_installation
     foreign: Path,
 ) -> None:
     assert read_installation(foreign) == {}
+
+
+async def test_a_copy_is_of_one_moment_and_can_be_stopped_between_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await (await Database.open(tmp_path / "a.db")).close()
+    between: list[Callable[[], object]] = []
+
+    class Watched(sqlite3.Connection):
+        def backup(self, target: sqlite3.Connection, **options: Any) -> None:
+            go_on = options.pop("progress")
+
+            def told(*args: int) -> None:
+                go_on(*args)
+                between[0]()
+
+            super().backup(target, **options, progress=told)
+
+    monkeypatch.setattr(database_file, "_COPY_PAGES", 1)
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Watched))
+    with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as writer:
+        rows = _rows(tmp_path / "a.db")
+        insert = "INSERT INTO installation VALUES (hex(randomblob(9)), '')"
+        between.append(lambda: writer.execute(insert))
+        copy_running(tmp_path / "a.db", tmp_path / "copy.db")
+        assert _rows(tmp_path / "copy.db") == rows
+        assert _rows(tmp_path / "a.db") > rows + 1
+    between[0] = partial(next, iter(()))
+    with pytest.raises(StopIteration):
+        copy_running(tmp_path / "a.db", tmp_path / "other.db")
+    assert not (tmp_path / "other.db").exists()
 
 
 async def _add_two(tx: Transaction) -> None:
