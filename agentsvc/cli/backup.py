@@ -44,11 +44,14 @@ def command(*, file: Path, without_key: bool, archives: bool, where: ConfigOptio
     the master key in it, who can read FILE can read all stored secrets. What is in sandboxes is not in
     it.
     """
-    if str(file) in (".", "-") or (file.exists() and not file.is_file()):
-        # A device or a pipe would be replaced: `/dev/stdout` for every program on the machine.
-        raise click.UsageError(f"a backup goes to a file with a name: `{file}` is none")
+    place = Path(os.path.realpath(file))
+    is_other = place.is_symlink() or (file.exists() and not file.is_file())
+    if str(file) in (".", "-") or is_other:
+        # A device or a pipe would be replaced: `/dev/stdout` for every program on the machine. What
+        # is a link still leads to itself.
+        more = "; one called so is named by its whole path" if str(file) == "-" else ""
+        raise click.UsageError(f"a backup goes to a file with a name: `{file}` is none{more}")
     data_directory = where.data_directory()
-    place = file.resolve()
     draft = place.with_name(f".{place.name}.new")
     try:
         with tempfile.TemporaryDirectory(dir=place.parent) as scratch:

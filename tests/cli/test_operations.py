@@ -284,8 +284,12 @@ def test_a_backup_takes_the_place_of_files_only(
     pipe, link, file = tmp_path / "pipe", tmp_path / "stdout", tmp_path / "b.tar.gz"
     os.mkfifo(pipe)
     link.symlink_to(pipe)
-    for bad in (pipe, link, "-"):
+    endless = tmp_path / "endless"
+    endless.symlink_to(endless)
+    for bad in (pipe, link, endless, "-"):
         assert call("backup", bad, "--data-dir", data_dir).exit_code == 2
+    good("backup", tmp_path / "-", "--data-dir", data_dir)
+    (tmp_path / "-").unlink()
     assert (pipe.is_fifo(), link.is_symlink(), Path("-").exists()) == (True, True, False)
     link.unlink()
     link.symlink_to(file)
