@@ -7,7 +7,7 @@ import click
 
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.options import ConfigOptions, example, where_options
-from agentsvc.storage import check_file, copy_running, lock_data_dir, vacuum_file
+from agentsvc.storage import NEWER, check_file, copy_running, lock_data_dir, vacuum_file
 
 
 @click.group("db", epilog=example("agentsvc db check"))
@@ -27,15 +27,18 @@ def check(where: ConfigOptions) -> None:
     for problem in problems:
         click.echo(problem)
     if problems:
-        hint = "keep it; install the release it is of, or restore the last good backup"
-        raise CommandFailed(f"the database cannot be used: {data_directory.database}", hint)
+        is_newer = len(problems) == 1 and NEWER in problems[0]
+        what = "cannot be used" if is_newer else "is damaged"
+        first = "install the release it is of, or" if is_newer else "and"
+        hint = f"keep it, {first} restore the last good backup with `agentsvc restore`"
+        raise CommandFailed(f"the database {what}: {data_directory.database}", hint)
     click.echo(f"fine: {data_directory.database}", err=True)
 
 
 @command.command(epilog=example("agentsvc db vacuum"))
 @where_options
 def vacuum(where: ConfigOptions) -> None:
-    """Write the database anew; the server has to be stopped, and the disk needs room for a copy."""
+    """Write the database anew; the server has to be stopped, and up to twice its size be free."""
     data_directory = where.data_directory()
     with lock_data_dir(data_directory.path):
         before = data_directory.database.stat().st_size

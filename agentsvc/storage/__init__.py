@@ -7,6 +7,7 @@ Begin with `database`. The SQL of a table stands with the package that owns it. 
 from agentsvc.storage.database import Database as Database
 from agentsvc.storage.database import Reader as Reader
 from agentsvc.storage.database import Transaction as Transaction
+from agentsvc.storage.database_file import NEWER as NEWER
 from agentsvc.storage.database_file import check_file as check_file
 from agentsvc.storage.database_file import check_schema as check_schema
 from agentsvc.storage.database_file import copy_running as copy_running

@@ -29,6 +29,9 @@ MIGRATIONS: Final = Path(__file__).parent / "migrations"
 APPLICATION_ID: Final = 0x61737663
 """`asvc`: what tells our files from those of other programs."""
 
+NEWER: Final = "this program knows up to"
+"""Is in what `check_file` says of a database that is of a newer release."""
+
 _COPY_PAGES: Final = 1024
 _FOREIGN_LENGTH: Final = 16 * 1024 * 1024
 _FOREIGN_STEP: Final = 1_000_000
@@ -140,7 +143,7 @@ def _find_version(path: Path, connection: sqlite3.Connection, newest: int) -> in
     version = _check_ours(path, connection)
     if version > newest:
         raise StartFailed(
-            f"the database has version {version}, this program knows up to {newest}: {path}",
+            f"the database has version {version}, {NEWER} {newest}: {path}",
             hint="install the newer release again, or restore a backup made before it",
         )
     return version
@@ -267,7 +270,7 @@ def check_file(path: Path) -> list[str]:
         f"a row of `{row[0]}` points to one of `{row[2]}` that is not there" for row in lost
     ]
     if version > newest:
-        problems.append(f"it has version {version}, this program knows up to {newest}")
+        problems.append(f"it has version {version}, {NEWER} {newest}")
     return problems
 
 

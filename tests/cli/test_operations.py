@@ -332,6 +332,7 @@ def test_a_damaged_database_is_told_and_not_backed_up(data_dir: Path, tmp_path: 
     result = call("db", "check", "--data-dir", data_dir)
     assert result.exit_code == 1
     assert "a row of `settings` points to one of `users` that is not there" in result.stdout
+    assert "error: the database is damaged: " in result.stderr
     refused = call("backup", tmp_path / "b.tar.gz", "--data-dir", data_dir)
     assert refused.exit_code == 1
     assert not (tmp_path / "b.tar.gz").exists()
