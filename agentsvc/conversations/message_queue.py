@@ -176,7 +176,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
         sandbox = view.sandbox
         if sandbox is None or not view.conversation.is_ready:
             return False
-        if await self.sandboxes.idle.is_culled(sandbox):
+        if await self._is_asleep(view):
             return True
         is_up = sandbox.status in (SandboxStatus.STARTING, SandboxStatus.RUNNING)
         return is_up and await table.count(self.stores.db, view.conversation.id, ORDERED) > 0
@@ -347,16 +347,31 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
             return True
         if pending.kind is PendingKind.ROLLBACK:
             return await self._roll_back_files(view, pending)
-        sandbox, agent = view.sandbox, self.sandboxes.agent_of(view.sandbox)
-        if sandbox is None or agent is None or await self.sandboxes.idle.is_culled(sandbox):
-            await self._wake_up(view)
+        if view.sandbox is None:
             return False
-        with self.sandboxes.usage.hold(sandbox.id):
+        with self.sandboxes.usage.hold(view.sandbox.id):
+            # From here on no rule for idle ones pauses it; one may have done so just before.
+            view = await self._view_of(view)
+            if await self._is_asleep(view):
+                await self._wake_up(view)
+                # It runs all the time where its pause has not begun, or has failed.
+                view = await self._view_of(view)
+            agent = self.sandboxes.agent_of(view.sandbox)
+            if agent is None or await self._is_asleep(view):
+                return False
             return await self._try(view, agent, pending)
+
+    async def _view_of(self, view: ConversationView) -> ConversationView:
+        """Return the same conversation as it is now."""
+        found = view.conversation
+        return await self.conversations.get(found.user_id, found.id, include_starting=True)
+
+    async def _is_asleep(self, view: ConversationView) -> bool:
+        return view.sandbox is not None and await self.sandboxes.idle.is_culled(view.sandbox)
 
     async def _wake_up(self, view: ConversationView) -> None:
         """Resume the sandbox of what waits, unless its user has paused it."""
-        if view.sandbox is None or not await self.sandboxes.idle.is_culled(view.sandbox):
+        if view.sandbox is None or not await self._is_asleep(view):
             return
         try:
             await self.sandboxes.resume(
@@ -375,10 +390,7 @@ class MessageQueue(msgspec.Struct, kw_only=True, eq=False):
             await self.conversations.restore_checkpoint(view, checkpoint_id)
         except (NotFound, Conflict, Gone, Unsupported, OrderRejected) as exc:
             await self._fail(user_id, pending, exc)
-            again = await self.conversations.get(
-                user_id, pending.conversation_id, include_starting=True
-            )
-            await self._wake_up(again)
+            await self._wake_up(await self._view_of(view))
             return True
         except AgentsvcError as exc:
             self._put_off(pending, exc)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agentsvc.accounts.keys import Role
+from agentsvc.base.errors import BackendUnavailable
 from agentsvc.base.values import now
 from agentsvc.http.keys import DATABASE, SANDBOXES
 from agentsvc.plugin.backend import Capability
@@ -558,3 +559,20 @@ async def test_a_message_that_comes_while_a_sandbox_is_culled_wakes_it(
     await hears(client, conversation_id)
     await client.wait_for_sandbox(sandbox_id, "RUNNING")
     assert fake_world.count("resume") == 1
+
+
+async def test_a_message_to_a_sandbox_whose_pause_fails_is_told_at_once(
+    client: Client, service: Service, fake_world: TroubledWorld
+) -> None:
+    await reconfigure(service, conversations={"sync_seconds": 60.0})
+    conversation_id, sandbox_id = await start(client)
+    fake_world.always["pause"] = BackendUnavailable("not now")
+    let_go = fake_world.hold("pause")
+    idle = service.app[SANDBOXES].idle
+    assert await idle.cull(sandbox_id, Target.PAUSED, unused_since=now())
+    await fake_world.waits("pause")
+    let_go.set()
+    answer = await client.post(f"{STARTS}/{conversation_id}/send-message", json=said())
+    assert answer.status == 200, answer.text
+    await hears(client, conversation_id)
+    assert (await client.sandbox(sandbox_id))["status"] == "RUNNING"
