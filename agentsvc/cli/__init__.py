@@ -113,13 +113,21 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
 
 
+def drop_unwritten() -> None:
+    """Have what standard output does not take go nowhere; Python tries it again at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 @contextlib.contextmanager
 def _errors_told() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError as exc:
-        # Who reads has seen enough. Python writes what is left, at its end, to nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Who reads has seen enough.
+        drop_unwritten()
         raise click.exceptions.Exit from exc
     except StartFailed as exc:
         raise CommandFailed(exc.message, exc.hint) from exc
@@ -130,6 +138,7 @@ def _errors_told() -> Iterator[None]:
     except OSError as exc:
         if exc.filename is None and not is_no_room(exc):
             raise
+        drop_unwritten()
         is_full = is_no_room(exc)
         why = "the disk is full" if is_full else exc.strerror or str(exc) or type(exc).__name__
         where = f": {exc.filename}" if exc.filename else ""

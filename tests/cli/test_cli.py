@@ -85,12 +85,13 @@ def test_a_reader_that_has_seen_enough_is_no_failure() -> None:
 @pytest.mark.parametrize("words", ["--help", "--version", "keys --help"])
 def test_help_that_is_not_taken_has_no_traceback(words: str) -> None:
     command = f"{sys.executable} -m agentsvc {words}"
-    full = subprocess.run(
-        ["bash", "-c", f"{command} >/dev/full"], capture_output=True, text=True, check=False
-    )
+    # Written at once, there is nothing left to be written at the end.
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}
+    script = ["bash", "-c", f"{command} >/dev/full"]
+    full = subprocess.run(script, capture_output=True, text=True, check=False, env=buffered)
     assert (full.returncode, full.stderr) == (1, f"error: the disk is full\nhint: {HINT_ROOM}\n")
     pipe = ["bash", "-c", f"{command} | true; exit ${{PIPESTATUS[0]}}"]
-    assert subprocess.run(pipe, capture_output=True, check=True).stderr == b""
+    assert subprocess.run(pipe, capture_output=True, check=True, env=buffered).stderr == b""
 
 
 def test_an_empty_task_is_refused() -> None:

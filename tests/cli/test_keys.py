@@ -98,7 +98,11 @@ def test_a_key_that_standard_output_does_not_take_is_in_a_file(
 ) -> None:
     words = f"keys create --user ann --output - --data-dir {data_dir}"
     script = f"{sys.executable} -m agentsvc {words} {taker}; exit ${{PIPESTATUS[0]}}"
-    made = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    # Written at once, there is nothing left to be written at the end.
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}
+    made = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, check=False, env=buffered
+    )
     [file] = data_dir.glob("key-*")
     assert (made.returncode, file.stat().st_mode & 0o777) == (1, 0o600)
     assert made.stderr.splitlines()[1:] == [
