@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 _DONE: Final = 200
 _BATCH_BYTES: Final = 64 * 1024
 """How much is sent before it is looked whether the client reads it."""
-_FRAME_BYTES: Final = _BATCH_BYTES // 8
-"""What a frame counts at least, so that a poll is answered with few: clients in Python break off at
+_FRAME_BYTES: Final = _BATCH_BYTES // 14
+"""What a frame counts at least for a client that polls: those in Python break off at an answer of
 more than 16 packets."""
 MAX_ACTIONS: Final = 16
 """How many actions of one client may wait for the agent."""
@@ -77,7 +77,7 @@ class Line:
                 raise ConnectionAbortedError("it does not read") from exc
             self._unread = 0
         text = event_packet(frame)
-        self._unread += max(len(text), _FRAME_BYTES)
+        self._unread += len(text) if socket.upgraded else max(len(text), _FRAME_BYTES)
         await self._server.eio.send(self.eio_sid, text)
 
     async def close(self) -> None:
