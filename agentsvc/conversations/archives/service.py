@@ -208,8 +208,16 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
 
     def _as_it_is(self, archive: Archive) -> Archive:
         """Return an archive as failed where its file is gone, as after a restore without archives."""
-        is_there = archive.state is not ArchiveState.READY or self._file(archive.id).exists()
-        return archive if is_there else _failed(archive, "its file is not there")
+        if archive.state is not ArchiveState.READY:
+            return archive
+        try:
+            self._file(archive.id).stat()
+        except FileNotFoundError:
+            return _failed(archive, "its file is not there")
+        except OSError:
+            # Of a disk that is away nobody knows.
+            return archive
+        return archive
 
     def _save_soon(self, archive_id: str) -> None:
         self.supervisor.spawn(_task_name(archive_id), lambda: self._save(archive_id))
