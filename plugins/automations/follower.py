@@ -246,7 +246,12 @@ class Follower:
             if keep_alive is False:
                 await self._sandboxes.delete(run.user_id, sandbox_id)
             elif view.sandbox_status is SandboxStatus.RUNNING:
-                await self._sandboxes.idle.cull(sandbox_id, Target.PAUSED, unused_since=now())
+                is_over = now() - (run.completed_at or now()) > _STOP_TIME
+                # Where somebody uses it right now, it is tried again for a while.
+                return (
+                    await self._sandboxes.idle.cull(sandbox_id, Target.PAUSED, unused_since=now())
+                    or is_over
+                )
         except AgentsvcError as exc:
             # It is tried again, or left to the rules for idle ones.
             extra = {"sandbox_id": sandbox_id, "reason": exc.message}
