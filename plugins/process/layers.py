@@ -36,7 +36,7 @@ from agentsvc.plugin import (
 from .files import write_anew
 from .overlays import HELD, LAYER_GONE, Overlays
 from .sandbox_directory import SandboxDirectory
-from .threads import finish, reach, to_error
+from .threads import FULL, finish, reach, to_error
 from .users import give
 
 _ID: Final = re.compile(r"[a-z0-9]{1,64}")
@@ -330,6 +330,8 @@ async def _run(*argv: str) -> str:
             *argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=env
         )
     except OSError as exc:
+        if exc.errno not in FULL:
+            raise
         raise to_error(exc) from exc
     try:
         out, err = await process.communicate()
