@@ -42,7 +42,9 @@ _SEALED_OF_PLUGINS: Final = """
     FROM sqlite_schema AS found, pragma_table_info(found.name) AS part
     WHERE found.type = 'table'
       AND found.name LIKE 'plugin!_%' ESCAPE '!'
-      AND part.name = 'sealed_as'
+      AND part.name IN ('sealed', 'sealed_as')
+    GROUP BY found.name
+    HAVING count(*) = 2
 """
 """The tables of plugins with a column `sealed`, whose context is in `sealed_as`."""
 _ID: Final = re.compile(r"[0-9a-fA-F]{32}")
