@@ -230,7 +230,7 @@ HELD: Final[dict[str, tuple[str, ...]]] = {
     "Half-open connections, WebSockets without a key, events and conversations that come from one sandbox are bounded, and do not shut other users out.": (
         "resilience:floods-inside",
     ),
-    "Connections without a good key have at most half of the room, those of one user three quarters.": (
+    "Connections without a good key have at most half of the room, those with keys of one user three quarters.": (
         "tests/http/test_connection_limit.py::test_half_of_the_room_is_kept_for_those_with_a_key",
         "tests/http/v1/test_streams_first_message.py::test_a_user_leaves_connections_to_others",
         "tests/http/test_floods.py::test_half_open_connections_keep_no_user_out",
