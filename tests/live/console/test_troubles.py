@@ -340,6 +340,28 @@ async def test_a_list_that_the_server_did_not_answer_comes_when_it_does(
     forgive_lost_answers(console)
 
 
+async def test_a_list_that_takes_longer_than_the_time_between_two_looks_comes(
+    console: Console,
+) -> None:
+    async def answer(route: Route) -> None:
+        if route.request.method == "GET":
+            await asyncio.sleep(2.5)
+        await route.fulfill(json={"items": [TASK]})
+
+    page = await console.page()
+    await page.route("**/api/v1/attempts", answer)
+    await page.goto(f"{console.client.base_url}/#/attempts")
+    await expect(page.get_by_role("heading", name="The task")).to_be_visible()
+    await page.get_by_text("Give a task to several agents").click()
+    await page.get_by_label("Task", exact=True).fill("another task")
+    begin = page.get_by_role("button", name="Begin")
+    async with page.expect_response(lambda answer: answer.request.method == "POST"):
+        await begin.click()
+    await expect(begin).to_be_disabled()
+    await expect(begin).to_be_enabled()
+    await page.close()
+
+
 async def test_the_terminal_shows_what_each_of_several_commands_at_once_has_printed(
     console: Console,
 ) -> None:

@@ -42,7 +42,7 @@ export function AttemptsPage({ conversation }) {
   const key = useRef(null);
   const isBusy = all.value?.some((one) => one.attempts.some(({ status }) => OPEN.includes(status)));
   useEffect(() => {
-    const timer = isBusy && setInterval(all.again, LOOK_MS);
+    const timer = isBusy && setInterval(all.look, LOOK_MS);
     return () => clearInterval(timer);
   }, [isBusy]);
   const begin = all.act(async () => {

@@ -116,9 +116,9 @@ function perCent(now, before) {
 
 /** What a sandbox has used since it was first looked at, at most in the last 240 looks. */
 export function SandboxCharts({ id }) {
-  const { value, error, again } = useLoaded(() => get(`${V1}/sandboxes/${id}/usage`), [id]);
+  const { value, error, again, look } = useLoaded(() => get(`${V1}/sandboxes/${id}/usage`), [id]);
   useEffect(() => {
-    const timer = setInterval(again, LOOK_MS);
+    const timer = setInterval(look, LOOK_MS);
     return () => clearInterval(timer);
   }, [id]);
   if (!value) return error ? html`<${Problem} error=${error} onAgain=${again} />` : html`<${Spinner} />`;

@@ -46,7 +46,7 @@ export function EnvironmentsPage() {
   const [doomed, setDoomed] = useState(null);
   const isBusy = all.value?.some((one) => ["waiting", "preparing"].includes(one.status));
   useEffect(() => {
-    const timer = isBusy && setInterval(all.again, LOOK_MS);
+    const timer = isBusy && setInterval(all.look, LOOK_MS);
     return () => clearInterval(timer);
   }, [isBusy]);
   const add = all.act(async () => {

@@ -12,9 +12,9 @@ const TAIL = 200;
 
 /** Return what each sandbox uses, by its id: it is measured now and then, and told only who asks. */
 function useUsage() {
-  const { value, again } = useLoaded(() => getAll(`${V1}/sandboxes/search`));
+  const { value, look } = useLoaded(() => getAll(`${V1}/sandboxes/search`));
   useEffect(() => {
-    const timer = setInterval(again, USAGE_MS);
+    const timer = setInterval(look, USAGE_MS);
     return () => clearInterval(timer);
   }, []);
   return new Map((value ?? []).map((one) => [one.id, one.usage]));

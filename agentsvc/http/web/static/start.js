@@ -160,7 +160,7 @@ export function StartProgress({ id }) {
     if (task?.status === "READY") location.replace(`#/c/${task.app_conversation_id}`);
   }, [task?.status]);
   useEffect(() => {
-    const timer = setInterval(asked.again, 3000);
+    const timer = setInterval(asked.look, 3000);
     return () => clearInterval(timer);
   }, []);
   if (asked.error) return html`<div class="page"><${Problem} error=${asked.error} onAgain=${asked.again} /></div>`;

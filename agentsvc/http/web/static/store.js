@@ -5,6 +5,7 @@ import { followChanges } from "./stream.js";
 
 const MINUTE_MS = 60 * 1000;
 const RECENT_MS = 20 * MINUTE_MS;
+const LONGEST_WAIT_MS = 30_000;
 
 class Store {
   conversations = new Map();
@@ -103,8 +104,8 @@ export function useStore() {
 }
 
 /**
- * Return what is listed, with a way to change it that shows what goes wrong and lists it anew; `done` is called then.
- * With `refuse`, that gets what goes wrong, on pages so long that it would not be seen at the top.
+ * Return what is listed, with a way to change it that shows what goes wrong and lists it anew; `done` is called when
+ * that has come. With `refuse`, that gets what goes wrong, on pages so long that it would not be seen at the top.
  */
 export function useList(load, refuse) {
   const list = useLoaded(load);
@@ -117,8 +118,8 @@ export function useList(load, refuse) {
     fail(null);
     try {
       await work();
-      await list.again();
-      done?.();
+      // What is shown otherwise is as it was before: what was typed stays.
+      if (await list.again()) done?.();
     } catch (problem) {
       fail(problem);
     }
@@ -142,27 +143,48 @@ export function useForm(stored) {
 export const changesOf = (values, before) =>
   Object.fromEntries(Object.entries(values).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(before[name])));
 
-/** Return a value that some work brings, with what went wrong, and a way to do it again and wait for it. */
+/**
+ * Return a value that some work brings, with what went wrong, and two ways to do it again: `again` tells whether it came,
+ * and `look`, for what looks now and then, leaves what is under way alone.
+ */
 export function useLoaded(work, keys = []) {
   const [state, setState] = useState({ isLoading: true });
   const [turn, setTurn] = useState(0);
   const waiting = useRef([]);
+  const isUnderWay = useRef(false);
+  const absences = useRef(0);
   useEffect(() => {
     let isCurrent = true;
+    isUnderWay.current = true;
+    const waiters = waiting.current.splice(0);
     const settle = (next) => {
       if (!isCurrent) return;
+      isUnderWay.current = false;
       setState(next);
-      for (const done of waiting.current.splice(0)) done();
+      for (const done of waiters.splice(0)) done(!next.error);
     };
     setState((old) => ({ ...old, isLoading: true }));
     let stop = () => {};
-    work().then((value) => settle({ value }), (error) => {
+    work().then((value) => {
+      absences.current = 0;
+      settle({ value });
+    }, (error) => {
       settle({ error });
-      // That there is no server, or a proxy says so for it, is said until there is one: then it is asked again.
-      if (isCurrent && isAbsence(error)) stop = onAnswer(() => setTurn((count) => count + 1));
+      if (!isCurrent || !isAbsence(error)) return;
+      // That there is no server, or a proxy says so for it, is said until there is one: then it is asked again, later
+      // each time, since a proxy may lead to the server otherwise and say so of this for good.
+      const wait = Math.min(1000 * (2 ** absences.current - 1), LONGEST_WAIT_MS);
+      absences.current += 1;
+      const end = onAnswer(() => {
+        end();
+        const timer = setTimeout(() => setTurn((count) => count + 1), wait);
+        stop = () => clearTimeout(timer);
+      });
+      stop = end;
     });
     return () => {
       isCurrent = false;
+      waiting.current.unshift(...waiters);
       stop();
     };
   }, [turn, ...keys]);
@@ -170,5 +192,6 @@ export function useLoaded(work, keys = []) {
     waiting.current.push(done);
     setTurn((count) => count + 1);
   });
-  return { ...state, again };
+  const look = () => isUnderWay.current || again();
+  return { ...state, again, look };
 }
