@@ -13,6 +13,7 @@ from tests.live.console.reports import (
     command,
     forgive_lost_answers,
     report,
+    said,
     user_of,
 )
 from tests.service import Service
@@ -160,6 +161,50 @@ async def test_a_reason_is_sent_once_and_when_it_is_written(quick_console: Conso
     assert answered == [{"accept": False, "reason": "not that"}]
 
 
+async def test_no_event_is_taken_for_a_button_that_answers(quick_console: Console) -> None:
+    client = quick_console.client
+    conversation_id = await finished(client)
+    marks = [{**said(1, mark), "id": mark} for mark in ("reason", "reject", "confirm")]
+    await report(client, conversation_id, [*marks, command(1, "rm -r build"), WAITS])
+    page = await quick_console.page(f"c/{conversation_id}")
+    answered: list[Any] = []
+
+    async def answer(route: Route) -> None:
+        answered.append(route.request.post_data_json)
+        await route.fulfill(json={"success": True})
+
+    await page.route("**/respond_to_confirmation", answer)
+    await expect(page.locator("article[data-key=reject]")).to_be_visible()
+    field = page.get_by_label("Reason, if you reject")
+    await expect(field).to_be_visible()
+    await page.keyboard.press("r")
+    await expect(field).to_be_focused()
+    await field.fill("not that")
+    await field.press("Enter")
+    await expect(field).to_have_value("")
+    await field.blur()
+    await page.keyboard.press("a")
+    await eventually(lambda: len(answered) > 1)
+    assert answered == [{"accept": False, "reason": "not that"}, {"accept": True}]
+
+
+async def test_a_button_keeps_the_focus_while_its_work_is_done(quick_console: Console) -> None:
+    page = await quick_console.page("automations")
+    await expect(page.get_by_role("heading", name="No automations")).to_be_visible()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    may_list = await held(page, "**/api/automation/v1?*", "GET")
+    button = page.get_by_role("button", name="Look again")
+    await button.focus()
+    for _ in range(2):
+        await page.keyboard.press("Enter")
+        await expect(button).to_be_disabled()
+    may_list.set()
+    await expect(button).to_be_enabled()
+    await expect(button).to_be_focused()
+    assert len([one for one in asked if "automation/v1" in one]) == 1
+
+
 @pytest.mark.parametrize("action", ["Delete", "Fork", "Start"])
 async def test_who_has_gone_elsewhere_meanwhile_is_left_there(
     quick_console: Console, action: str
@@ -244,8 +289,19 @@ async def test_a_choice_beside_the_message_stays_while_it_is_made(quick_console:
     for name, value in chosen.items():
         await expect(page.get_by_label(name, exact=True)).to_have_value(value)
     await page.route("**/confirmation_policy", lambda route: route.abort())
-    await page.get_by_label("Mode", exact=True).select_option("NeverConfirm")
-    await expect(page.get_by_label("Mode", exact=True)).to_have_value("AlwaysConfirm")
+    mode = page.get_by_label("Mode", exact=True)
+    await mode.select_option("NeverConfirm")
+    await expect(mode).to_have_value("AlwaysConfirm")
+    # The end of a choice says nothing of the next one, which is still being made.
+    may_set = await held(page, "**/confirmation_policy")
+    await page.route("**/security_analyzer", lambda route: route.abort())
+    await mode.select_option("NeverConfirm")
+    async with page.expect_event("requestfailed"):
+        await mode.select_option("ConfirmRisky")
+    await expect(page.locator(".dock").get_by_role("alert")).to_be_visible()
+    await expect(mode).to_have_value("ConfirmRisky")
+    may_set.set()
+    await expect(mode).to_have_value("NeverConfirm")
     forgive_lost_answers(quick_console)
 
 
@@ -308,6 +364,12 @@ async def test_a_pin_that_does_not_hold_is_said(quick_console: Console) -> None:
     await row.get_by_title("Pin").click()
     await expect(page.get_by_role("alert")).to_contain_text("Not now")
     await page.get_by_role("button", name="Close").click()
+    await expect(page.get_by_role("alert")).to_have_count(0)
+    await row.hover()
+    await row.get_by_title("Pin").click()
+    await expect(page.get_by_role("alert")).to_contain_text("Not now")
+    # Elsewhere it would lie over other buttons.
+    await page.goto(f"{quick_console.client.base_url}/#/sandboxes")
     await expect(page.get_by_role("alert")).to_have_count(0)
     forgive_lost_answers(quick_console)
 

@@ -122,7 +122,7 @@ export function ConversationView({ id, part, words, settings }) {
   const run = live.timeline.run ?? conversation.execution_status;
   const comment = (place) => {
     setText((old) => `${old ? `${old.trimEnd()}\n\n` : ""}${place}\n`);
-    document.querySelector("[data-key=message]")?.focus();
+    document.querySelector("textarea[data-key=message]")?.focus();
   };
   const Part = { changes: Changes, files: Files, terminal: Terminal, ports: Ports }[part];
   return html`
@@ -276,7 +276,7 @@ function Talk({ conversation, run, text, setText, find, setFind, live: { timelin
   const [back, setBack] = useState(null);
   const onAgain = useCallback((words) => {
     setText((old) => (old.trim() ? `${words}\n\n${old}` : words));
-    document.querySelector("[data-key=message]")?.focus();
+    document.querySelector("textarea[data-key=message]")?.focus();
   }, [setText]);
   return html`
     <${Guarded}><${Plan} tasks=${timeline.plan} /><//>
@@ -382,7 +382,7 @@ function Confirmation({ conversation, timeline, attempt }) {
     setReason("");
   });
   // By way of the button, which cannot be pressed again until that is done.
-  const onKey = (event) => event.key === "Enter" && !event.isComposing && !event.repeat && document.querySelector("[data-key=reject]").click();
+  const onKey = (event) => event.key === "Enter" && !event.isComposing && !event.repeat && document.querySelector("button[data-key=reject]").click();
   return html`
     <section class="confirm" aria-label=${t("Confirmation")}>
       <h2>${t("The agent asks before it goes on")}</h2>

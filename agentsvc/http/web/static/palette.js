@@ -23,7 +23,7 @@ const HEAD_ACTIONS = [t("Find"), t("Pin"), t("Archive"), t("Rename"), t("Fork"),
 
 const isTyping = ({ target }) => target.closest?.("input, textarea, select, [contenteditable], dialog, .xterm");
 
-/** Do what a key stands for, wherever nothing is typed; each has a mark on the element that it presses or goes to. */
+/** Do what a key stands for, wherever nothing is typed; each has a mark on the element that it presses or goes to; events have marks, too. */
 function press(selector) {
   const found = document.querySelector(selector);
   if (!found) return;
@@ -51,7 +51,7 @@ function actionsOf(route, conversations) {
     [t("Colours: light"), () => setTheme("light")],
     [t("Colours: dark"), () => setTheme("dark")],
     [t("Colours: as the system"), () => setTheme("")],
-    [t("Log out"), () => press("[data-key=leave]")],
+    [t("Log out"), () => press("button[data-key=leave]")],
     ...conversations.map((one) => [one.title || t("Untitled"), () => go(`/c/${one.id}`), t("Conversation")]),
   ].map(([name, act, kind = t("Action")]) => ({ name, act, kind }));
 }
@@ -67,8 +67,8 @@ export function Palette({ route }) {
       }
       // A key that is held down is no further answer: what is asked next has not been read.
       if (event.repeat || event.ctrlKey || event.metaKey || event.altKey || isTyping(event)) return;
-      const what = { "?": () => setOpen("keys"), n: () => go("/new"), "/": () => press("[data-key=search]"), f: () => press("[data-key=find]"),
-        m: () => press("[data-key=message]"), a: () => press("[data-key=confirm]"), r: () => press("[data-key=reason]") }[event.key];
+      const what = { "?": () => setOpen("keys"), n: () => go("/new"), "/": () => press("input[data-key=search]"), f: () => press("button[data-key=find]"),
+        m: () => press("textarea[data-key=message]"), a: () => press("button[data-key=confirm]"), r: () => press("input[data-key=reason]") }[event.key];
       if (!what) return;
       event.preventDefault();
       what();

@@ -59,20 +59,24 @@ export function useIsThere() {
 }
 
 /**
- * A button; its work may be a promise, and it cannot be pressed again until that is done. One that needs what the
- * role or key does not allow says so, and cannot be pressed at all.
+ * A button; its work may be a promise, and it cannot be pressed again until that is done, but keeps the focus. One that
+ * needs what the role or key does not allow says so, and cannot be pressed at all.
  */
 export function Button({ icon, label, onPress, kind = "", isIcon, needs, title, children, ...rest }) {
   const [isBusy, setBusy] = useState(false);
+  const isAtWork = useRef(false);
   const isThere = useIsThere();
   const refused = refusal(needs);
   const press = async (event) => {
     if (!onPress) return;
     event.preventDefault();
+    if (isAtWork.current) return;
+    isAtWork.current = true;
     setBusy(true);
     try {
       await onPress();
     } finally {
+      isAtWork.current = false;
       if (isThere.current) setBusy(false);
     }
   };
@@ -82,10 +86,12 @@ export function Button({ icon, label, onPress, kind = "", isIcon, needs, title, 
       class="button ${kind} ${isIcon ? "only-icon" : ""}"
       aria-label=${isIcon ? label : null}
       title=${refused || (title ?? (isIcon ? label : null))}
-      disabled=${isBusy || refused !== ""}
+      disabled=${refused !== ""}
       data-refused=${refused ? "" : null}
       onClick=${press}
       ...${rest}
+      aria-busy=${isBusy ? "true" : null}
+      aria-disabled=${isBusy ? "true" : rest["aria-disabled"]}
     >
       ${icon && html`<${Icon} name=${icon} />`}${isIcon ? null : html`<span>${children ?? label}</span>`}
     </button>
@@ -122,12 +128,15 @@ export const tell = (error) => dispatchEvent(new CustomEvent(TOLD, { detail: err
 /** The last problem that was told, until it is closed. */
 export function Told() {
   const [error, setError] = useState(null);
+  const route = useRoute();
+  // It lies over what is at the top of the page, and is about the one before.
+  useEffect(() => setError(null), [route]);
   useEffect(() => {
     const heed = ({ detail }) => setError(detail);
     addEventListener(TOLD, heed);
     return () => removeEventListener(TOLD, heed);
   }, []);
-  return error && html`<div class="told"><${Problem} error=${error} title=${t("Not done")} />
+  return error && html`<div class="told"><${Problem} error=${error} title=${error.title ?? t("Not done")} />
     <${Button} kind="bare" icon="cross" isIcon label=${t("Close")} onPress=${() => setError(null)} /></div>`;
 }
 
@@ -173,12 +182,15 @@ export const SelectField = ({ label, hint, value, onValue, options, ...rest }) =
 /** A switch; it shows what was chosen until the work that is done for it is over. */
 export function Toggle({ label, hint, value, onValue, needs }) {
   const [chosen, setChosen] = useState(null);
+  const running = useRef(0);
   const choose = async (event) => {
     setChosen(event.target.checked);
+    running.current += 1;
     try {
       await onValue(event.target.checked);
     } finally {
-      setChosen(null);
+      running.current -= 1;
+      if (!running.current) setChosen(null);
     }
   };
   return html`
