@@ -51,6 +51,27 @@ async def test_what_is_typed_while_a_form_is_saved_stays(quick_console: Console)
     await expect(page.get_by_label("Name")).to_have_value("SECOND")
 
 
+async def test_a_token_that_is_typed_while_another_is_stored_stays(
+    quick_console: Console,
+) -> None:
+    page = await quick_console.page("settings/git")
+    may_go = asyncio.Event()
+
+    async def store(route: Route) -> None:
+        await may_go.wait()
+        await route.fulfill(json={})
+
+    await page.route("**/secrets/git-providers", store)
+    await page.get_by_label("Token").fill("first")
+    await page.get_by_label("Host").fill("git.example.org")
+    async with page.expect_request("**/secrets/git-providers"):
+        await page.get_by_role("button", name="Store the token").click()
+    await page.get_by_label("Token").fill("second")
+    may_go.set()
+    await expect(page.get_by_label("Host")).to_have_value("")
+    await expect(page.get_by_label("Token")).to_have_value("second")
+
+
 async def test_what_is_typed_outlives_a_server_that_does_not_say_what_it_saved(
     quick_console: Console,
 ) -> None:
@@ -72,6 +93,57 @@ async def test_what_is_typed_outlives_a_server_that_does_not_say_what_it_saved(
     assert not broken
     await expect(page.get_by_label("Token")).to_have_value("typed")
     await expect(page.get_by_label("E-mail address")).to_have_value("me@example.org")
+    forgive_lost_answers(quick_console)
+
+
+@pytest.mark.parametrize("status", [500, 429])
+async def test_settings_that_are_saved_and_cannot_be_read_are_told_of(
+    quick_console: Console, status: int
+) -> None:
+    page = await quick_console.page("settings/agent")
+    is_broken = True
+
+    async def answer(route: Route) -> None:
+        if is_broken and route.request.method == "GET":
+            await route.fulfill(status=status, json={"detail": "Not now"})
+        else:
+            await route.continue_()
+
+    await page.get_by_label("Steps").fill("77")
+    await page.route("**/api/v1/settings", answer)
+    save = page.get_by_role("button", name="Save").first
+    await save.click()
+    alert = page.get_by_role("alert").filter(has_text="The settings could not be read anew")
+    await expect(alert).to_contain_text("Not now")
+    await expect(page.get_by_text("Saved", exact=True)).to_be_visible()
+    await expect(save).to_be_enabled()
+    await expect(page.get_by_label("Steps")).to_have_value("77")
+    is_broken = False
+    if status == 429:
+        await save.click()
+    await expect(alert).to_be_hidden()
+    await expect(page.get_by_label("Steps")).to_have_value("77")
+    forgive_lost_answers(quick_console)
+
+
+async def test_what_is_saved_stays_where_the_list_does_not_come(quick_console: Console) -> None:
+    client = quick_console.client
+    order = {"name": "nightly", "prompt": "a task", "trigger": {"type": "manual"}}
+    await client.post(AUTOMATIONS, json=order)
+    page = await quick_console.page("automations")
+    await page.get_by_text("Change", exact=True).click()
+    card = page.locator(".cards .card")
+    await card.get_by_label("Name").fill("weekly")
+    broken = {"status": 500, "json": {"detail": "Not now"}}
+    await page.route(f"**{AUTOMATIONS}?*", lambda route: route.fulfill(**broken))
+    save = card.get_by_role("button", name="Save")
+    await save.click()
+    await expect(page.get_by_role("alert")).to_contain_text("Not now")
+    await expect(save).to_be_enabled()
+    await expect(card.get_by_label("Name")).to_have_value("weekly")
+    await page.unroute(f"**{AUTOMATIONS}?*")
+    await page.get_by_role("button", name="Look again").click()
+    await expect(page.get_by_role("heading", name="weekly")).to_be_visible()
     forgive_lost_answers(quick_console)
 
 

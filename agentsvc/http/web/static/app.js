@@ -8,7 +8,7 @@ import { applyTheme } from "./browser.js";
 import { ConversationView } from "./conversation.js";
 import { ConversationList } from "./conversations.js";
 import { EnvironmentsPage, useHasEnvironments } from "./environments.js";
-import { html, render, useEffect, useState } from "./html.js";
+import { html, render, useEffect, useRef, useState } from "./html.js";
 import { LoginPage } from "./login.js";
 import { findMe, isAdmin, myName, refusal } from "./me.js";
 import { Palette } from "./palette.js";
@@ -18,7 +18,7 @@ import { SandboxesPage } from "./sandboxes.js";
 import { SettingsPage } from "./settings.js";
 import { SetupPage } from "./setup.js";
 import { store, useStore } from "./store.js";
-import { Guarded, Icon, Spinner, Problem, Told, go, useRoute } from "./ui.js";
+import { Guarded, Icon, Spinner, Problem, Told, go, tell, useRoute } from "./ui.js";
 import { t } from "./words.js";
 
 const AGAIN_MS = 3000;
@@ -90,22 +90,35 @@ function Shell() {
   const route = useRoute();
   const { isConnected } = useStore();
   const [state, setState] = useState({});
-  const load = () =>
-    Promise.all([findSettings(), get(`${V1}/protection`), findMe()]).then(
-      ([settings, protection]) => setState({ isLoaded: true, settings, protection }),
-      async (error) => {
-        // What is on the page stays there, with what was typed.
-        setState((old) => (old.isLoaded ? old : { error }));
-        // A server that starts again is there in a moment.
-        if (error.status !== 0 && error.status < 500) return undefined;
-        await new Promise((done) => setTimeout(done, AGAIN_MS));
-        return load();
-      },
-    );
-  useEffect(() => {
-    load().then(() => store.begin());
-  }, []);
   const { isLoaded, settings, protection, error } = state;
+  const retry = useRef(null);
+  const isTold = useRef(false);
+  /** Read what counts on all pages, and return whether that has come; until it has, it is tried again by itself. */
+  const load = async (isRetry = false) => {
+    clearTimeout(retry.current);
+    try {
+      const [settings, protection] = await Promise.all([findSettings(), get(`${V1}/protection`), findMe()]);
+      setState({ isLoaded: true, settings, protection });
+      store.begin();
+      if (isTold.current) tell(null);
+      isTold.current = false;
+      return true;
+    } catch (error) {
+      // What is on the page stays there, with what was typed.
+      setState((old) => (old.isLoaded ? old : { error }));
+      if (isLoaded && !isRetry) {
+        isTold.current = true;
+        error.title = t("The settings could not be read anew");
+        tell(error);
+      }
+      // A server that starts again is there in a moment.
+      if (error.status === 0 || error.status >= 500) retry.current = setTimeout(load, AGAIN_MS, true);
+      return false;
+    }
+  };
+  useEffect(() => {
+    load();
+  }, []);
   const isSetUp = settings?.llm_model && (settings.llm_api_key_set || settings.llm_base_url);
   useEffect(() => {
     if (isLoaded && !isSetUp && !refusal("run") && ["/", "/new"].includes(route)) go("/setup");

@@ -6,7 +6,8 @@ import { t } from "./words.js";
 
 /**
  * Show fields `{key, label, hint, kind, options}` of some values, and save those that were changed. Kinds are
- * text, long, number, switch, select, secret and json; a secret shows only that there is one.
+ * text, long, number, switch, select, secret and json; a secret shows only that there is one. What `onSave` brings is false
+ * where the values could not be read anew.
  */
 export function Form({ fields, values, onSave, label = t("Save"), needs = "run" }) {
   const [changes, setChanges] = useState({});
@@ -20,9 +21,8 @@ export function Form({ fields, values, onSave, label = t("Save"), needs = "run" 
       const parsed = Object.fromEntries(
         fields.filter(({ key }) => key in changes).map((field) => [field.key, parse(field, changes[field.key])]),
       );
-      await onSave(parsed);
-      // What was changed since is not saved.
-      setChanges((now) => changesOf(now, changes));
+      // What was changed since is not saved, and while what is stored cannot be read, the fields are it.
+      if ((await onSave(parsed)) !== false) setChanges((now) => changesOf(now, changes));
       setState({ isSaved: true });
     } catch (error) {
       setState({ error });

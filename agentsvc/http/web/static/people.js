@@ -84,15 +84,15 @@ function stateOf({ leaving_at, blocked_at }) {
 
 function UserCard({ user, list, onDelete }) {
   const path = `${USERS}/${user.id}`;
-  const usage = useLoaded(() => get(`${path}/usage`), [user.id]);
+  const usage = useList(() => get(`${path}/usage`));
   const change = async (changes) => {
     await patch(path, changes);
-    list.again();
+    return list.again();
   };
   const limit = async (changes) => {
     const { quotas } = await get(`${path}/usage`);
     await put(`${path}/quotas`, { ...quotas, ...changes });
-    usage.again();
+    return usage.again();
   };
   const isGoing = Boolean(user.leaving_at);
   return html`

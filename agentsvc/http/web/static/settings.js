@@ -7,7 +7,7 @@ import { Form, flatten, fromSchema, nest } from "./forms.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { KeysSection, LoginsSection, McpSection, SecretsSection, WebhooksSection } from "./credentials.js";
 import { UsageSection } from "./people.js";
-import { useLoaded } from "./store.js";
+import { changesOf, useList, useLoaded } from "./store.js";
 import { Button, Head, Problem, SelectField, Spinner, TextField } from "./ui.js";
 import { t } from "./words.js";
 
@@ -31,7 +31,7 @@ export function SettingsPage({ section, settings, onSettings }) {
   const [, , Section] = SECTIONS.find(([name]) => name === section) ?? SECTIONS[0];
   const save = async (changes) => {
     await post(`${V1}/settings`, changes);
-    await onSettings();
+    return onSettings();
   };
   const tabs = useRef(null);
   useEffect(() => tabs.current.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }), [section]);
@@ -156,7 +156,7 @@ function GitSection({ settings, save, onSettings }) {
       const tokens = changed(Object.fromEntries(Object.entries(now).map(([name, host]) => [name, { token: "", host }])));
       if (Object.keys(tokens).length) await post(`${V1}/secrets/git-providers`, { provider_tokens: tokens });
       else await remove(`${V1}/secrets/git-providers`);
-      if (tokens[form.provider]?.token) setForm((old) => ({ ...old, token: "", host: "" }));
+      if (tokens[form.provider]?.token) setForm((now) => ({ ...form, token: "", host: "", ...changesOf(now, form) }));
       await onSettings();
     } catch (problem) {
       setError(problem);
@@ -190,7 +190,7 @@ const RULES = [
 
 function SandboxSection({ settings, save }) {
   const specs = useLoaded(() => getAll(`${V1}/sandbox-specs/search`));
-  const rules = useLoaded(() => get(`${V1}/sandbox-rules`));
+  const rules = useList(() => get(`${V1}/sandbox-rules`));
   const fields = [
     { key: "default_sandbox_spec_id", label: t("Spec of new sandboxes"), kind: "select", options: [["", t("The server's default")], ...(specs.value ?? []).map(({ id }) => [id, id])] },
     { key: "sandbox_grouping_strategy", label: t("New conversations"), kind: "select", options: [
@@ -203,7 +203,7 @@ function SandboxSection({ settings, save }) {
   ];
   const saveRules = async (changes) => {
     await put(`${V1}/sandbox-rules`, { ...(await get(`${V1}/sandbox-rules`)), ...changes });
-    rules.again();
+    return rules.again();
   };
   return html`
     <${Group} title=${t("New sandboxes")}><${Form} fields=${fields} values=${settings} onSave=${save} /><//>

@@ -663,6 +663,7 @@ export default {
   "The server did not say why": "Der Server hat nicht gesagt, warum",
   "The server does not answer. Check that it runs and that you are online": "Der Server antwortet nicht. Prüfen Sie, ob er läuft und ob Sie online sind",
   "The server's default": "Standard des Servers",
+  "The settings could not be read anew": "Die Einstellungen konnten nicht neu gelesen werden",
   "The settings are saved, and the model was not tested.": "Die Einstellungen sind gespeichert, das Modell wurde nicht getestet.",
   "The shell could not be started.": "Die Shell konnte nicht gestartet werden.",
   "The shell has ended.": "Die Shell ist beendet.",
