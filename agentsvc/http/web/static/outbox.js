@@ -86,10 +86,10 @@ class Outbox {
     let left = messages.filter(({ text, state, at }) => state !== TAKEN || !(Date.parse(refused.get(text)?.at) > Date.parse(at)));
     // Each event is of one message; of those with the same words, what the server has taken comes before what has failed.
     for (const one of left.toSorted((a, b) => (a.state === FAILED) - (b.state === FAILED))) {
-      const { key, text, after, at } = left.find((other) => other.key === one.key);
-      const told = items.find((item) => item.type === "user" && item.text === text
+      const { key, text, after, at, used = [] } = left.find((other) => other.key === one.key);
+      const told = items.find((item) => item.type === "user" && item.text === text && !used.includes(item.number)
         && (after == null ? Date.parse(item.at) > Date.parse(at) - CLOCKS_MS : item.number > after));
-      if (told) left = left.filter((other) => other.key !== key).map((other) => (other.text === text ? { ...other, after: told.number } : other));
+      if (told) left = left.filter((other) => other.key !== key).map((other) => (other.text === text ? { ...other, used: [...(other.used ?? []), told.number] } : other));
     }
     if (left.length !== messages.length) this.write(left);
   }
