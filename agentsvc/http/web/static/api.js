@@ -67,7 +67,7 @@ export async function logIn(order, path = `${V1}/logins`) {
 
 export async function logOut() {
   // Streams end with the login, and may bring the login page before the answer comes.
-  const isStored = login === localStorage.getItem(STORED_LOGIN);
+  const isStored = isStoredMine();
   const forgotten = isStored ? forgetKept() : [];
   try {
     await remove(`${V1}/logins/current`);
@@ -101,10 +101,12 @@ export function keepFor(user) {
   keep("user", user);
 }
 
+/** What is stored is of who is logged in now, which another tab may have changed. */
+const isStoredMine = () => login === localStorage.getItem(STORED_LOGIN);
+
 /** Keep a value in this browser until the log-out, under a name; null removes it. */
 export function keep(name, value) {
-  // What is stored is of who is logged in now.
-  if (login !== localStorage.getItem(STORED_LOGIN)) return;
+  if (!isStoredMine()) return;
   unkept.delete(name);
   localStorage.removeItem(KEPT + name);
   if (value === null) return;
@@ -117,6 +119,7 @@ export function keep(name, value) {
 
 export function kept(name) {
   if (unkept.has(name)) return unkept.get(name);
+  if (!isStoredMine()) return null;
   try {
     return JSON.parse(localStorage.getItem(KEPT + name));
   } catch {
