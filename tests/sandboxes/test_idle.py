@@ -575,4 +575,4 @@ async def test_a_message_to_a_sandbox_whose_pause_fails_is_told_at_once(
     answer = await client.post(f"{STARTS}/{conversation_id}/send-message", json=said())
     assert answer.status == 200, answer.text
     await hears(client, conversation_id)
-    assert (await client.sandbox(sandbox_id))["status"] == "RUNNING"
+    await client.wait_for_sandbox(sandbox_id, "RUNNING")
