@@ -125,8 +125,8 @@ async def test_an_agent_server_that_refuses_is_quoted(
 async def test_an_agent_server_that_stays_unable_ends_the_start_at_its_deadline(
     client: Client, service: Service, fake_agent: TroubledAgent
 ) -> None:
-    await reconfigure(service, conversations={"start_seconds": 0.8})
-    fake_agent.refusals = [(503, "too busy")] * 20
+    await reconfigure(service, conversations={"start_seconds": 2.5})
+    fake_agent.refusals = [(503, "too busy")] * 100
     detail = await failure(client)
     assert "too busy" in detail
     assert "Start the conversation anew" in detail
