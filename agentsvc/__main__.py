@@ -42,8 +42,10 @@ def _clean_up_on_signals() -> None:
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
-    _told.append(number)
-    raise SystemExit(128 + number)
+    # It may come twice, and what is being removed then has to be removed to its end.
+    if not _told:
+        _told.append(number)
+        raise SystemExit(128 + number)
 
 
 def _end() -> None:
