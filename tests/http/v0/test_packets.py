@@ -89,5 +89,5 @@ def test_what_is_no_payload_is_refused(body: bytes) -> None:
 
 
 def test_a_packet_of_very_many_values_reads_as_a_goodbye() -> None:
-    received = Packet(encoded_packet='2["oh_action",' + "[]," * 500_000 + "[]]")
+    received = Packet(encoded_packet='2["oh_action",' + "[]," * 700_000 + "[]]")
     assert received.packet_type == packet.DISCONNECT

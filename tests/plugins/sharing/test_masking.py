@@ -2,13 +2,21 @@
 
 import json
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from sharing.masking import Masker
-from sharing.redaction import REDACTED, Redaction, show
 
 from agentsvc.base.values import MASK
+from tests.plugin_loading import part
+
+if TYPE_CHECKING:
+    from sharing.masking import Masker
+    from sharing.redaction import REDACTED, Redaction, show
+else:
+    Masker = part("sharing.masking").Masker
+    REDACTED = part("sharing.redaction").REDACTED
+    Redaction = part("sharing.redaction").Redaction
+    show = part("sharing.redaction").show
 
 LONG = "c2VjcmV0IHRoYXQgaXMgbG9uZyBlbm91Z2ggdG8gd3JhcA"
 
