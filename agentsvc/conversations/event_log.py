@@ -123,7 +123,7 @@ class EventLog:
     async def copy(self, tx: Transaction, from_id: str, to_id: str, until: int | None) -> None:
         """Give a conversation without events those of another one, up to a number or all.
 
-        They are not announced: nobody can follow a conversation before it is stored, and
+        Raises NotFound where there is no other one. They are not announced: nobody can follow a conversation before it is stored, and
         webhooks were told of them as those of the other one.
         """
         await event_table.copy(tx, from_id, to_id, until)

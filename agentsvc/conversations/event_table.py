@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from agentsvc.base import values
+from agentsvc.base import NotFound, values
 from agentsvc.storage import Queryable, Transaction, record_of
 
 type Key = tuple[str, int]
@@ -122,14 +122,15 @@ async def insert_many(tx: Transaction, events: Iterable[StoredEvent]) -> None:
 
 
 async def copy(tx: Transaction, from_id: str, to_id: str, until: int | None) -> None:
-    """Add the events of one conversation, up to a number, to another that has none."""
+    """Add the events of one conversation, up to a number, to another that has none; raises NotFound."""
     # The number comes first: webhooks are told of no event below it.
     sql = """
         UPDATE conversations
         SET next_seq = (SELECT next_seq FROM conversations WHERE id = :from_id)
-        WHERE id = :to_id
+        WHERE id = :to_id AND EXISTS (SELECT 1 FROM conversations WHERE id = :from_id)
     """
-    await tx.run(sql, {"from_id": from_id, "to_id": to_id})
+    if not await tx.run(sql, {"from_id": from_id, "to_id": to_id}):
+        raise NotFound("The conversation to be forked does not exist any more")
     sql = """
         INSERT INTO events
             (conversation_id, seq, id, kind, timestamp, source, body, received_at)

@@ -317,6 +317,20 @@ async def test_a_fork_fails_where_what_it_copies_goes_before(
     assert "no such sandbox" in ended["detail"]
 
 
+async def test_a_fork_of_what_is_deleted_meanwhile_is_not_found(
+    client: Client, fake_agent: PackingAgent
+) -> None:
+    conversation_id, _ = await start(client)
+    fake_agent.hold("info")
+    async with asyncio.TaskGroup() as group:
+        fork = group.create_task(client.post(f"{STARTS}/{conversation_id}/fork"))
+        await fake_agent.waits("info")
+        assert (await client.delete(f"{STARTS}/{conversation_id}")).status == 200
+        fake_agent.let_go()
+    assert fork.result().status == 404
+    assert (await client.get(f"{STARTS}/start-tasks/count")).json() == 0
+
+
 async def test_a_fork_copies_no_sandbox_that_others_work_in_too(
     client: Client, fake_world: TroubledWorld, fake_agent: PackingAgent
 ) -> None:
