@@ -66,6 +66,11 @@ _IDLE: Final = """
           SELECT 1 FROM conversations AS c
           WHERE c.sandbox_id = s.id AND c.execution_status = 'running'
       )
+      AND s.id NOT IN (
+          SELECT t.sandbox_id FROM start_tasks AS t
+          WHERE t.sandbox_id IS NOT NULL AND t.status NOT IN ('READY', 'ERROR')
+      )
+      AND s.id NOT IN (SELECT a.sandbox_id FROM archives AS a WHERE a.state = 'saving')
 """
 _GIVE_UP: Final = f"""
     UPDATE sandboxes SET target = 'deleted', updated_at = :now
@@ -119,7 +124,7 @@ async def keep_to_age(database: Database, age: timedelta) -> None:
 
 
 async def find_idle(source: Queryable, before: datetime) -> list[IdleSandbox]:
-    """Return the sandboxes last used before a moment whose agents do not run, oldest use first."""
+    """Return the sandboxes last used before a moment in which nothing is under way, oldest use first."""
     rows = await source.all(f"{_IDLE} ORDER BY used_at, s.id", {"before": to_stored(before)})
     return [record_of(row, IdleSandbox) for row in rows]
 

@@ -482,10 +482,16 @@ def test_every_sealed_column_is_sealed_anew(data_dir: Path) -> None:
 def old_things(data_dir: Path) -> Path:
     async def body(installation: Installation) -> None:
         database = installation.database
-        for name in ("idle", "busy", "used"):
+        for name in ("idle", "busy", "used", "starting", "saved"):
             await insert_sandbox(database, name)
         recent = to_stored(now())
         await insert(database, "sandbox_uses", sandbox_id="used", active_at=recent)
+        owned: dict[str, object] = {"user_id": USER, "conversation_id": "c3", "created_at": OLD}
+        task = {"generation": "v1", "stages": b"[]", "sealed": b"", "updated_at": OLD}
+        waits = {"id": "t1", "sandbox_id": "starting", "status": "WAITING_FOR_SANDBOX"}
+        await insert(database, "start_tasks", **waits, **task, **owned)
+        saving = {"title": "", "working_dir": "", "directory": "", "state": "saving", "releases": 0}
+        await insert(database, "archives", id="a1", sandbox_id="saved", **saving, **owned)
         for name, sandbox, status in (("c1", "none", "finished"), ("c2", "busy", "running")):
             await insert_conversation(
                 database, name, sandbox_id=sandbox, execution_status=status, next_seq=3
