@@ -111,6 +111,7 @@ from agentsvc.base.values import sha256 as sha256
 from agentsvc.base.values import short_id as short_id
 from agentsvc.base.values import spread as spread
 from agentsvc.base.values import stated as stated
+from agentsvc.base.values import steady_now as steady_now
 from agentsvc.base.values import stored_or_none as stored_or_none
 from agentsvc.base.values import to_stored as to_stored
 from agentsvc.base.values import view_of as view_of

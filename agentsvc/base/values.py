@@ -12,7 +12,7 @@ import re
 import secrets
 import time
 import uuid
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -114,6 +114,17 @@ _decoders: Final[dict[Any, msgspec.json.Decoder[Any]]] = {}
 def monotonic() -> float:
     """Return seconds on a clock that never goes back; only differences mean something."""
     return time.monotonic()
+
+
+def steady_now() -> datetime:
+    """Return the moment that it is by the clock of when the process began, however that was put since.
+
+    For deadlines that are set anew when the process is.
+    """
+    return _CLOCK_ZERO + timedelta(seconds=time.monotonic())
+
+
+_CLOCK_ZERO: Final = now() - timedelta(seconds=time.monotonic())
 
 
 def new_id() -> str:

@@ -14,7 +14,16 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base import AgentsvcError, BackendBroken, Conflict, Secret, Supervisor, now, sha256
+from agentsvc.base import (
+    AgentsvcError,
+    BackendBroken,
+    Conflict,
+    Secret,
+    Supervisor,
+    now,
+    sha256,
+    steady_now,
+)
 from agentsvc.config import SandboxesConfig
 from agentsvc.plugin import (
     Capability,
@@ -102,7 +111,7 @@ class Reconciler:
 
     def deadline(self) -> datetime:
         """Return until when a sandbox may take that starts now."""
-        return now() + timedelta(seconds=self._config.start_seconds)
+        return steady_now() + timedelta(seconds=self._config.start_seconds)
 
     def wake(self, sandbox_id: str) -> None:
         """Bring a sandbox to its target in the background; one that waits goes on at once."""
@@ -279,7 +288,7 @@ class Reconciler:
         # One that ran may have no time for an answer now, as others need the machine, and one that
         # rested was told to go on only just now, however long its backend was away.
         is_start = sandbox.phase in (None, Phase.STARTING, Phase.FAILED)
-        if is_start and report.phase is Phase.STARTING and sandbox.ready_by < now():
+        if is_start and report.phase is Phase.STARTING and sandbox.ready_by < steady_now():
             report = await self._too_late(sandbox, report)
         floor = with_floor(sandbox.spec, least).isolation
         if report.phase is Phase.RUNNING and not (report.isolation or Isolation.NONE).meets(floor):
@@ -424,7 +433,7 @@ class Reconciler:
 
     async def _put_off(self, sandbox: Sandbox, exc: AgentsvcError) -> _Progress:
         is_first_start = sandbox.phase is None or sandbox.target is Target.RESTARTED
-        is_over = is_first_start and sandbox.ready_by < now()
+        is_over = is_first_start and sandbox.ready_by < steady_now()
         event = (
             "sandbox cannot be started" if is_over else "backend unavailable, sandbox state kept"
         )

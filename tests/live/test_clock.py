@@ -14,6 +14,7 @@ from agentsvc.base.values import from_stored, now
 from agentsvc.testing.llm import Script, say
 from tests.http.v1.test_automations import BASE, create, runs, soon, wait_for_runs
 from tests.resilience.server import Server, serving
+from tests.troubles import eventually
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 
@@ -112,3 +113,18 @@ async def test_an_agent_keeps_its_time_when_the_clock_is_put_forward(
         server.client, made["id"], lambda seen: seen[0]["status"] == "FAILED", seconds=60
     )
     assert "longer than" in run["error_detail"]
+
+
+async def test_a_start_keeps_its_time_when_the_clock_is_put_forward(
+    server: Server, clock: Clock
+) -> None:
+    server.place.world.stays_starting = True
+    task = await server.client.start_task()
+    await eventually(lambda: len(server.place.world.sandboxes) == 1)
+    for ahead in (timedelta(hours=2), timedelta(hours=-2)):
+        clock.put(ahead)
+        await asyncio.sleep(2)
+        assert (await server.client.task(task["id"]))["status"] == "WAITING_FOR_SANDBOX"
+    [sandbox_id] = server.place.world.sandboxes
+    server.place.world.finish_start(sandbox_id)
+    assert (await server.client.end_of_start(task["id"]))["status"] == "READY"

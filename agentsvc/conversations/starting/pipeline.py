@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from agentsvc.base import AgentsvcError, ConversationDeleted, now, reason_of
+from agentsvc.base import AgentsvcError, ConversationDeleted, reason_of, steady_now
 from agentsvc.conversations.starting.checks import check_request
 from agentsvc.conversations.starting.failure import ANEW, explain_error
 from agentsvc.conversations.starting.files import FileSteps
@@ -50,7 +50,9 @@ class StartPipeline:
         conversation = await self._table.find(task.conversation_id) if task else None
         if task is None or conversation is None or task.status.is_final:
             return
-        start = Start(task=task, conversation=conversation, deadline=now() + self._time_limit)
+        start = Start(
+            task=task, conversation=conversation, deadline=steady_now() + self._time_limit
+        )
         try:
             await self._carry_out(start)
         except ConversationDeleted:
@@ -96,7 +98,7 @@ class StartPipeline:
             try:
                 return await step(state)
             except AgentsvcError as exc:
-                if not exc.retryable or now() > start.deadline:
+                if not exc.retryable or steady_now() > start.deadline:
                     raise
                 if exc.message != reason:
                     reason = exc.message

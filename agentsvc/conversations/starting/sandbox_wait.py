@@ -4,7 +4,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from agentsvc.base import AgentUnavailable, StartRefused, now, reason_of
+from agentsvc.base import AgentUnavailable, StartRefused, reason_of, steady_now
 from agentsvc.conversations.starting.failure import with_tail
 from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.progress import Progress, timed
@@ -63,9 +63,9 @@ class SandboxWait:
             seen = await self._sandboxes.wait_for(
                 sandbox_id,
                 partial(_is_news, reason),
-                time_limit=max(0.0, (start.deadline - now()).total_seconds()),
+                time_limit=max(0.0, (start.deadline - steady_now()).total_seconds()),
             )
-            if seen is None or _is_news(seen.reason, seen) or now() >= start.deadline:
+            if seen is None or _is_news(seen.reason, seen) or steady_now() >= start.deadline:
                 break
             reason = seen.reason
             await self._progress.set_detail(start, reason or None)
@@ -86,7 +86,7 @@ class SandboxWait:
             )
         await self._progress.set_position(start, None)
         if has_waited:
-            start.deadline = now() + timedelta(seconds=self._config.start_seconds)
+            start.deadline = steady_now() + timedelta(seconds=self._config.start_seconds)
 
     async def _wait_for_room(self, start: Start, sandbox_id: str) -> bool:
         """Wait until there is room for the sandbox; says whether there was none at first.
@@ -112,7 +112,7 @@ class SandboxWait:
             )
         if start.task.queue_position is not None:
             await self._progress.set_position(start, None)
-            start.deadline = now() + timedelta(seconds=self._config.start_seconds)
+            start.deadline = steady_now() + timedelta(seconds=self._config.start_seconds)
         return has_waited
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 import msgspec
 
 from agentsvc.accounts import quotas
-from agentsvc.base import BadRequest, Conflict, NotFound, new_id, now
+from agentsvc.base import BadRequest, Conflict, NotFound, new_id, steady_now
 from agentsvc.conversations.archives import Archive, ArchiveState
 from agentsvc.conversations.model import Conversation, Generation, StartTask
 from agentsvc.conversations.records import new_conversation, new_task, require_settings
@@ -193,7 +193,7 @@ class Starts:
             await self._tasks.insert(tx, task)
             if archive is not None:
                 await self._archives.insert(tx, archive)
-            start = Start(task=task, conversation=conversation, deadline=now())
+            start = Start(task=task, conversation=conversation, deadline=steady_now())
             await self._chooser.reserve(tx, CheckedStart(start=start, settings=settings))
             if claim is not None:
                 await claim(tx, start.task)
