@@ -105,11 +105,13 @@ class PluginHost:
         """
         keep_old_names()
         host = cls(is_traced=is_traced)
-        offered = installed_points() if points is None else points
+        offered = list(installed_points() if points is None else points)
         for point in sorted(offered, key=lambda point: point.name):
             if point.name not in disable:
                 host._add_entry_point(point)
         found = [*bundled(), *chain.from_iterable(map(plugins_in, dirs))]
+        if unknown := {*disable} - {it.name for it in offered} - {it.name for it in found}:
+            log.warning("plugins.disable names no plugin", extra={"plugins": listed(unknown)})
         for file in found:
             if file.name not in disable and (
                 kinds is None

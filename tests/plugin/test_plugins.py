@@ -135,6 +135,16 @@ def agentsvc_register_specs():
     assert [spec.id for spec in plugin.specs] == ["former"]
 
 
+def test_a_disabled_plugin_that_there_is_not_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    names = {plugin.name for plugin in PluginHost.load(disable=["webhooks", "webhoks"]).plugins()}
+    assert "webhooks" not in names
+    [record] = caplog.records
+    assert (record.message, vars(record)["plugins"]) == (
+        "plugins.disable names no plugin",
+        "webhoks",
+    )
+
+
 def test_a_disabled_plugin_is_not_even_imported(tmp_path: Path) -> None:
     write(tmp_path, broken="1 / 0")
     host = PluginHost.load(dirs=[tmp_path], disable=[*OURS, "broken"])
