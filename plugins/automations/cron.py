@@ -32,7 +32,7 @@ _NAMES: Final = {
     "weekday": "sun mon tue wed thu fri sat",
 }
 """What numbers are called; no month is 0."""
-_PART: Final = re.compile(r"(\*|\w+)(?:-(\w+))?(?:/(\d{1,4}))?", re.ASCII)
+_PART: Final = re.compile(r"(\*|\w+)(?:-(\w+))?(?:/(0*[1-9]\d{0,3}))?", re.ASCII)
 _ZONE: Final = re.compile(r"[A-Za-z0-9_+-]+(?:/[A-Za-z0-9_+-]+){0,3}")
 _MARGIN: Final = timedelta(hours=3)
 """More than clocks are put forward or back at a time."""
@@ -173,7 +173,7 @@ def _parse_field(text: str, name: str, least: int, most: int) -> frozenset[int]:
         else:
             low = _number(begin, name)
             high = _number(end, name) if end else most if step else low
-        if not least <= low <= high <= most or (begin == "*" and end) or step == "0":
+        if not least <= low <= high <= most or (begin == "*" and end):
             raise _refusal(f"`{part[:40]}` is nothing that a {name} can be")
         found.update(range(low, high + 1, int(step or 1)))
     return frozenset(found)

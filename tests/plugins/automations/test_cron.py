@@ -126,6 +126,7 @@ def test_the_latest_of_many_moments_are_found_without_counting_them_all() -> Non
         "9999999999999 * * * *",
         "٣ * * * *",
         "@reboot",
+        "*/00 * * * *",
     ],
 )
 def test_what_is_no_schedule_is_refused(schedule: str) -> None:
