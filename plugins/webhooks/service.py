@@ -65,13 +65,18 @@ class Webhooks:
     ) -> Subscription:
         """Change what was sent; raises NotFound or InvalidRequest.
 
-        What is pending goes to the new URL, and at once if it was put off; what a disabled subscription misses is not made up for.
+        What is pending goes to a new URL, or to one that is enabled again, at once, as if it were not tried yet; what
+        a disabled subscription misses is not made up for.
         """
 
         async def body(tx: Transaction) -> Subscription:
             found = await SubscriptionTable.find(tx, subscription_id)
-            changed = self._changed(_owned(found, user_id), wanted)
+            before = _owned(found, user_id)
+            changed = self._changed(before, wanted)
             await SubscriptionTable.update(tx, changed)
+            if changed.url != before.url or not before.is_enabled:
+                moment, state = changed.updated_at, DeliveryState.PENDING
+                await DeliveryTable.replay(tx, subscription_id, None, moment, state)
             return changed
 
         return await self._db.write(body)
