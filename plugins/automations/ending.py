@@ -79,7 +79,7 @@ def ended(run: Run, end: RunEnd) -> Run:
 
 async def store_end(tx: Transaction, events: EventLog, run: Run, run_end: RunEnd) -> None:
     """Store how a run has ended, and what follows from it: another try, or the end of it all."""
-    after = ended(run, run_end)
+    after, payload = ended(run, run_end), await RunTable.find_sealed(tx, run.id)
     if not await RunTable.change(tx, after, since=run.status):
         return
     automation = await AutomationTable.find(tx, run.automation_id)
@@ -87,8 +87,7 @@ async def store_end(tx: Transaction, events: EventLog, run: Run, run_end: RunEnd
         return
     retry = next_try(run, automation) if run_end.status is RunStatus.FAILED else None
     if retry is not None:
-        await RunTable.add(tx, retry, await RunTable.find_sealed(tx, run.id))
-    await RunTable.set_sealed(tx, run.id, None)
+        await RunTable.add(tx, retry, payload)
     if run_end.status is RunStatus.COMPLETED and automation.failures:
         await AutomationTable.update(tx, msgspec.structs.replace(automation, failures=0))
     if run_end.status is not RunStatus.FAILED or retry is not None:

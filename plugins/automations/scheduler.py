@@ -268,12 +268,7 @@ class Scheduler:
 
     async def _skip(self, run: Run, detail: str) -> None:
         over = ended(run, RunEnd(status=RunStatus.SKIPPED, detail=detail))
-
-        async def body(tx: Transaction) -> None:
-            await RunTable.change(tx, over, since=RunStatus.PENDING)
-            await RunTable.set_sealed(tx, run.id, None)
-
-        await self._db.write(body)
+        await self._db.write(lambda tx: RunTable.change(tx, over, since=RunStatus.PENDING))
 
     async def _end_run(self, run: Run, run_end: RunEnd) -> None:
         await self._db.write(lambda tx: store_end(tx, self._events, run, run_end))

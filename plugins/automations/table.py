@@ -258,8 +258,14 @@ class RunTable(_SealedRecords[Run], table="plugin_automations_runs"):
 
     @classmethod
     async def change(cls, tx: Transaction, run: Run, *, since: RunStatus) -> bool:
-        """Store what a run is now, unless it has not the status any more that it had."""
-        return await cls.update(tx, run, "AND status = :since", but="number", since=since)
+        """Store what a run is now, unless it has not the status any more that it had.
+
+        What a webhook has sent for one that is over is forgotten.
+        """
+        is_changed = await cls.update(tx, run, "AND status = :since", but="number", since=since)
+        if is_changed and run.completed_at is not None:
+            await cls.set_sealed(tx, run.id, None)
+        return is_changed
 
     @staticmethod
     async def cancel_waiting(

@@ -16,6 +16,7 @@ from agentsvc.accounts.keys import KeyScope, Role
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.base.values import Secret, now, to_stored
 from agentsvc.config.data_directory import DataDirectory
+from agentsvc.http.keys import DATABASE
 from agentsvc.storage.installation import Installation, change_master_key
 from agentsvc.testing.llm import Playbook, call, finish
 from tests.fake_conversation import FakeConversation
@@ -471,6 +472,24 @@ async def test_a_webhook_outlasts_a_change_of_the_master_key(
     answer = await client.post(made["events_path"], data=b"{}", headers=headers)
     assert len(answer.json()["runs_created"]) == 1, answer.text
     await wait_for_runs(client, made["id"], are("COMPLETED"))
+
+
+async def test_what_was_delivered_for_a_run_is_forgotten_when_that_is_cancelled(
+    client: Client, service: Service
+) -> None:
+    # No such model is saved, so that a further try waits for its time.
+    made = await create(client, {"type": "webhook"}, model="gone", retries=1, retry_seconds=3600)
+    headers = {
+        "Content-Type": "application/json",
+        "X-Hub-Signature-256": _hex(Secret(made["secret"]), b"{}"),
+    }
+    await client.post(made["events_path"], data=b"{}", headers=headers)
+    retry, _ = await wait_for_runs(client, made["id"], are("PENDING", "FAILED"))
+    sql = "SELECT id FROM plugin_automations_runs WHERE sealed IS NOT NULL"
+    assert await service.app[DATABASE].column(sql) == [retry["id"]]
+    answer = await client.post(f"{BASE}/runs/{retry['id']}/cancel")
+    assert answer.json()["status"] == "CANCELLED", answer.text
+    assert await service.app[DATABASE].column(sql) == []
 
 
 @pytest.mark.parametrize(
