@@ -147,6 +147,8 @@ class Agent:
             session.is_cancelled = session.is_rejected = False
             wake(self._api, find_conversation(self._api, session.id))
             self._catch_up(session)
+            if session.is_cancelled:
+                return {"stopReason": "cancelled"}
             session.status = ""
             session.open.clear()
             body = {"role": "user", "content": content, "run": True}

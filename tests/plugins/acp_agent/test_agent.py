@@ -22,6 +22,7 @@ from websockets.exceptions import InvalidStatus
 from agentsvc.accounts.keys import Role
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.http.keys import KEYRING
+from agentsvc.testing.backend import FakeWorld
 from tests.fake_agent import FakeAgent
 from tests.live.scripts import SCRIPTS, run
 from tests.plugin_loading import part
@@ -187,6 +188,24 @@ async def test_a_turn_is_cancelled(client: Client, fake_agent: FakeAgent, door: 
             await editor.told.wait()
             await connection.cancel(session_id=session_id)
         assert turn.result() == "cancelled"
+
+
+async def test_a_turn_that_is_cancelled_while_its_sandbox_wakes_tells_the_agent_nothing(
+    client: Client, fake_world: FakeWorld
+) -> None:
+    async with agent_for(client, Editor()) as connection:
+        session_id = (await connection.new_session(cwd="/", mcp_servers=[])).session_id
+        sandbox_id = (await client.conversation(session_id))["sandbox_id"]
+        await client.post(f"/api/v1/sandboxes/{sandbox_id}/pause")
+        await client.wait_for_sandbox(sandbox_id, "PAUSED")
+        fake_world.unreachable = True
+        async with asyncio.TaskGroup() as group:
+            turn = group.create_task(prompt(connection, session_id, "[script:say]"))
+            await client.wait_for_sandbox(sandbox_id, "STARTING")
+            await connection.cancel(session_id=session_id)
+            fake_world.unreachable = False
+        assert turn.result() == "cancelled"
+    assert [one["kind"] for one in await client.events(session_id)].count("MessageEvent") == 0
 
 
 @pytest.mark.parametrize("door", DOORS)
