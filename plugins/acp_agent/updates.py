@@ -78,7 +78,10 @@ def to_content(prompt: Any) -> list[Json]:
                 parts.append({"type": "image", "image_urls": [f"data:{media};base64,{data}"]})
             case {"type": "resource", "resource": {"uri": str(uri), "text": str(text)}}:
                 parts.append(_text(f"{uri}:\n{text}"))
-            case {"type": "resource_link", "uri": str(uri)}:
+            case {"type": "resource", "resource": {"uri": str(uri)}} | {
+                "type": "resource_link",
+                "uri": str(uri),
+            }:
                 parts.append(_text(uri))
             case _:
                 pass

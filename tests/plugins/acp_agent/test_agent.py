@@ -208,6 +208,18 @@ async def test_a_turn_that_is_cancelled_while_its_sandbox_wakes_tells_the_agent_
     assert [one["kind"] for one in await client.events(session_id)].count("MessageEvent") == 0
 
 
+async def test_of_a_file_that_is_no_text_the_agent_is_told_the_name(client: Client) -> None:
+    blob = acp.embedded_blob_resource("file:///plan.pdf", "JVBERi0=")
+    async with agent_for(client, Editor()) as connection:
+        session_id = (await connection.new_session(cwd="/", mcp_servers=[])).session_id
+        await connection.prompt(
+            session_id=session_id,
+            prompt=[acp.text_block("[script:say] Look:"), acp.resource_block(blob)],
+        )
+    [asked, *_] = [one for one in await client.events(session_id) if one["kind"] == "MessageEvent"]
+    assert asked["llm_message"]["content"][-1]["text"].endswith("file:///plan.pdf")
+
+
 @pytest.mark.parametrize("door", DOORS)
 async def test_what_cannot_be_done_is_an_error_and_the_agent_goes_on(
     client: Client, door: str
