@@ -16,6 +16,7 @@ from agentsvc.base import (
     SandboxLimitReached,
     Secret,
     ShownSecret,
+    StartFailed,
     to_stored,
 )
 from agentsvc.extension.server import (
@@ -357,6 +358,9 @@ class RuntimeApi(Extension[RuntimeApiConfig]):
     @asynccontextmanager
     async def run(self, server: Server) -> AsyncIterator[None]:
         """Give the handlers what they need."""
+        spec = self.config.spec
+        if spec and spec not in [one.id for one in server.sandboxes.specs()]:
+            raise StartFailed(f"runtime_api.spec is `{spec}`, and there is no such spec")
         server.app[SANDBOXES] = server.sandboxes
         server.app[CONVERSATIONS] = server.conversations
         server.app[CONFIG] = self.config

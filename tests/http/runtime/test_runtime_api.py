@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from agentsvc.accounts.keys import Role
+from agentsvc.base.errors import StartFailed
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
 from tests.fake_agent import FakeAgent
@@ -241,6 +242,13 @@ async def test_it_is_off_unless_switched_on_and_one_spec_may_be_for_all_images(
         assert answer.status == (200 if runtime_api else 404)
     finally:
         await service.close()
+
+
+async def test_a_spec_for_all_images_that_there_is_not_stops_the_start(service: Service) -> None:
+    section = {"runtime_api": {"enabled": True, "spec": "faek"}}
+    service.config = msgspec.structs.replace(service.config, extensions=section)
+    with pytest.raises(StartFailed, match="`faek`, and there is no such spec"):
+        await service.restart()
 
 
 async def test_a_sandbox_of_the_v1_api_may_have_a_name_of_the_clients(
