@@ -23,7 +23,7 @@ const toDataUrl = (file) => new Promise((resolve, reject) => {
 export async function attach(conversation, files) {
   if (conversation.sandbox_status !== "RUNNING") throw new Error(t("Files can be attached while the sandbox runs."));
   const { workspace } = await get(agentPath(conversation));
-  return Promise.all([...files].map(async (file) => {
+  return Promise.all(files.map(async (file) => {
     if (file.size > LARGEST_BYTES) throw new Error(t("{0} is larger than {1}.", file.name, bytes(LARGEST_BYTES)));
     const name = nameOf(file);
     const path = `${FOLDER}/${Date.now().toString(36)}-${name}`;

@@ -118,10 +118,14 @@ export function Composer({ conversation, run, timeline, attempt, outbox, text, s
     setText("");
     setFiles([]);
   };
-  const add = (chosen) => chosen.length > 0 && attempt(async () => {
-    const added = await attach(conversation, chosen);
-    setFiles((old) => [...old, ...added]);
-  });
+  const add = (chosen) => {
+    // The browser empties the list itself when the field is.
+    const given = [...chosen];
+    return given.length > 0 && attempt(async () => {
+      const added = await attach(conversation, given);
+      setFiles((old) => [...old, ...added]);
+    });
+  };
   const onPaste = (event) => {
     if (!event.clipboardData.files.length) return;
     event.preventDefault();
