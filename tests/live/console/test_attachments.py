@@ -1,9 +1,13 @@
 """Files for an agent, on a server in the test's own process with a fake agent."""
 
+import asyncio
+import re
+
 import pytest
-from playwright.async_api import FilePayload, Locator, Page, expect
+from playwright.async_api import FilePayload, Locator, Page, Route, expect
 
 from tests.live.browser import Console
+from tests.live.console.reports import FIELD
 
 pytestmark = [
     pytest.mark.live,
@@ -37,3 +41,58 @@ async def test_files_that_are_chosen_are_attached(quick_console: Console) -> Non
     page = await opened(quick_console)
     await choose(page, "notes.txt")
     await expect(attached(page)).to_contain_text(["notes.txt"])
+
+
+async def test_files_are_kept_with_the_message_until_it_is_sent(quick_console: Console) -> None:
+    page = await opened(quick_console)
+    await choose(page, "notes.txt")
+    await expect(attached(page)).to_have_count(1)
+    await page.reload()
+    await expect(attached(page)).to_contain_text(["notes.txt"])
+    await page.get_by_role("link", name="Settings").click()
+    await page.go_back()
+    await expect(attached(page)).to_contain_text(["notes.txt"])
+    await page.get_by_role("button", name="Send", exact=True).click()
+    await expect(attached(page)).to_have_count(0)
+    await page.reload()
+    await expect(page.locator(".bubble.user", has_text="notes.txt")).to_be_visible()
+    await expect(attached(page)).to_have_count(0)
+
+
+async def test_a_message_waits_for_files_on_their_way(quick_console: Console) -> None:
+    page = await opened(quick_console)
+    may_go = asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        await may_go.wait()
+        await route.continue_()
+
+    await page.route(re.compile("/file/upload"), hold)
+    await choose(page, "notes.txt")
+    field = page.get_by_label(FIELD)
+    await field.fill("read them")
+    await field.press("Enter")
+    await expect(page.get_by_text("The files are put into the workspace")).to_be_visible()
+    await expect(field).to_have_value("read them")
+    may_go.set()
+    await expect(attached(page)).to_have_count(1)
+    await field.press("Enter")
+    said = page.locator(".bubble.user", has_text="read them")
+    await expect(said).to_have_count(1)
+    await expect(said).to_contain_text("-notes.txt")
+
+
+async def test_files_whose_names_become_the_same_are_several(quick_console: Console) -> None:
+    page = await opened(quick_console)
+    paths: list[str] = []
+
+    async def note(route: Route) -> None:
+        paths.append(route.request.url)
+        await route.continue_()
+
+    await page.route(re.compile("/file/upload"), note)
+    # They come at the same time, however slow the machine is.
+    await page.clock.set_fixed_time("2026-01-01T00:00:00Z")
+    await choose(page, "a b.txt", "a-b.txt")
+    await expect(attached(page)).to_have_count(2)
+    assert len(set(paths)) == 2, paths

@@ -1,5 +1,5 @@
 // Files for an agent: they are put into the workspace, and images are shown to the model as well.
-import { agentPath, get, send } from "./api.js";
+import { agentPath, get, newId, send } from "./api.js";
 import { bytes } from "./format.js";
 import { html } from "./html.js";
 import { Button, Icon } from "./ui.js";
@@ -26,7 +26,7 @@ export async function attach(conversation, files) {
   return Promise.all(files.map(async (file) => {
     if (file.size > LARGEST_BYTES) throw new Error(t("{0} is larger than {1}.", file.name, bytes(LARGEST_BYTES)));
     const name = nameOf(file);
-    const path = `${FOLDER}/${Date.now().toString(36)}-${name}`;
+    const path = `${FOLDER}/${newId().slice(0, 8)}-${name}`;
     const form = new FormData();
     form.append("file", file, name);
     const target = encodeURIComponent(`${workspace.working_dir}/${path}`);

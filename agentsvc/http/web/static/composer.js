@@ -6,7 +6,7 @@ import { refusal } from "./me.js";
 import { Markdown } from "./markdown.js";
 import { FAILED, SENDING } from "./outbox.js";
 import { RunWith } from "./runwith.js";
-import { Button, Icon, go } from "./ui.js";
+import { Button, Icon, Spinner, go } from "./ui.js";
 import { t } from "./words.js";
 
 const ENDING_MS = 20_000;
@@ -26,12 +26,12 @@ async function goOn(agent) {
   }
 }
 
-/** Return a text that is kept in this browser under a name, and a way to change it. */
-export function useDraft(name) {
-  const [text, setText] = useState(() => kept(`draft ${name}`) ?? "");
+/** Return a text or a list that is kept in this browser under a name, and a way to change it. */
+export function useDraft(name, empty = "") {
+  const [value, setValue] = useState(() => kept(`draft ${name}`) ?? empty);
   // An effect that waits for a frame is lost with the page, or comes after the log-out.
-  useLayoutEffect(() => keep(`draft ${name}`, text || null), [name, text]);
-  return [text, setText];
+  useLayoutEffect(() => keep(`draft ${name}`, value.length ? value : null), [name, value]);
+  return [value, setValue];
 }
 
 /** Messages that the conversation does not have yet: on their way from this browser, or queued from wherever. */
@@ -109,11 +109,13 @@ export function Composer({ conversation, run, timeline, attempt, outbox, text, s
   useEffect(() => {
     if (isRejected) field.current?.focus();
   }, [isRejected]);
-  const [files, setFiles] = useState([]);
+  const [files, setFiles] = useDraft(`files ${conversation.id}`, []);
+  const [adding, setAdding] = useState(0);
   const [isOver, setOver] = useState(false);
   const send = () => {
     const said = withFiles(text.trim(), files);
-    if (!said) return;
+    // Files that are on their way into the workspace go with the message.
+    if (!said || adding) return;
     outbox.send(said, files.map(({ image }) => image).filter(Boolean));
     setText("");
     setFiles([]);
@@ -122,8 +124,13 @@ export function Composer({ conversation, run, timeline, attempt, outbox, text, s
     // The browser empties the list itself when the field is.
     const given = [...chosen];
     return given.length > 0 && attempt(async () => {
-      const added = await attach(conversation, given);
-      setFiles((old) => [...old, ...added]);
+      setAdding((count) => count + 1);
+      try {
+        const added = await attach(conversation, given);
+        setFiles((old) => [...old, ...added]);
+      } finally {
+        setAdding((count) => count - 1);
+      }
     });
   };
   const onPaste = (event) => {
@@ -164,6 +171,7 @@ export function Composer({ conversation, run, timeline, attempt, outbox, text, s
       <${Button} icon="play" onPress=${resume} label=${t("Continue without it")} /></p>`}
     <form class="composer ${isOver ? "over" : ""}" onSubmit=${(event) => event.preventDefault()} onDragOver=${onOver} onDragLeave=${() => setOver(false)} onDrop=${onDrop}>
       <${Attachments} files=${files} onRemove=${(file) => setFiles((old) => old.filter((one) => one !== file))} />
+      ${adding > 0 && html`<${Spinner} label=${t("The files are put into the workspace")} />`}
       <textarea rows="2" ref=${field} data-key="message" onPaste=${onPaste} aria-label=${t("Message to the agent")} placeholder=${isRejected ? t("What should the agent do instead?") : t("Message to the agent")} value=${text}
         onInput=${(event) => setText(event.target.value)} onKeyDown=${onKey}></textarea>
       <div class="composer-actions">
@@ -175,7 +183,7 @@ export function Composer({ conversation, run, timeline, attempt, outbox, text, s
         <${RunWith} conversation=${conversation} run=${run} attempt=${attempt} />
         <input type="file" multiple hidden ref=${chooser} onChange=${(event) => { add(event.target.files); event.target.value = ""; }} />
         <${Button} kind="bare" icon="clip" isIcon label=${t("Attach files")} onPress=${() => chooser.current.click()} />
-        <${Button} kind="primary" icon="send" onPress=${send} label=${t("Send")} />
+        <${Button} kind="primary" icon="send" onPress=${send} label=${t("Send")} aria-disabled=${adding ? "true" : null} />
       </div>
     </form>
   `;

@@ -639,6 +639,7 @@ export default {
   "The connection is lost. Trying again": "Die Verbindung ist unterbrochen. Neuer Versuch",
   "The file is empty, or no text.": "Die Datei ist leer oder kein Text.",
   "The files are as they were in the last commit.": "Die Dateien sind wie im letzten Commit.",
+  "The files are put into the workspace": "Die Dateien werden in den Arbeitsbereich gebracht",
   "The first start of the server showed the first key, or says in which file it is;": "Der erste Start des Servers hat den ersten Schlüssel gezeigt oder sagt, in welcher Datei er ist;",
   "The last lines it wrote": "Die letzten Zeilen, die sie schrieb",
   "The link logs this browser in as": "Der Link meldet diesen Browser als",
