@@ -194,6 +194,22 @@ async def log_in(page: Page, key: str | None, button: str = "Log in") -> None:
     await page.get_by_role("button", name=button).click()
 
 
+async def test_a_login_leads_to_where_it_was_missing(console: Console) -> None:
+    client = console.client
+    conversation_id = await client.start_conversation()
+    await client.wait_for_execution(conversation_id, "finished")
+    page = await console.context.new_page()
+    await page.goto(f"{client.base_url}/#/c/{conversation_id}/files")
+    await page.wait_for_url("**/login")
+    await log_in(page, client.key)
+    await expect(page.get_by_role("link", name="Files")).to_have_attribute("aria-current", "page")
+    # Whoever has logged out begins anew, and may be somebody else.
+    await page.get_by_role("button", name="Log out").click()
+    await page.wait_for_url("**/login")
+    await log_in(page, client.key)
+    await page.wait_for_url(f"{client.base_url}/")
+
+
 async def test_after_a_wrong_key_the_right_one_logs_in(console: Console, quick: Service) -> None:
     other = await quick.make_client("bob")
     page = await console.page()

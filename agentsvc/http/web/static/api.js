@@ -67,6 +67,7 @@ export async function logIn(order, path = `${V1}/logins`) {
 
 export async function logOut() {
   // Streams end with the login, and may bring the login page before the answer comes.
+  isEnding = true;
   const isStored = isStoredMine();
   const forgotten = isStored ? forgetKept() : [];
   try {
@@ -74,6 +75,7 @@ export async function logOut() {
   } catch (error) {
     // A login that has ended by itself is one that has ended.
     if (error.status !== 401) {
+      isEnding = false;
       for (const [key, text] of forgotten) localStorage.setItem(key, text);
       throw error;
     }
@@ -138,12 +140,22 @@ export function onKept(tell) {
 export const newId = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
 let isLeaving = false;
+let isEnding = false;
+const PLACE = `agentsvc-place ${BASE.pathname}`;
 
 /** Go to the page to log in, once: the end of a login is told in several ways at the same time. */
 export function goToLogin() {
   if (isLeaving) return;
   isLeaving = true;
+  sessionStorage.setItem(PLACE, isEnding ? "" : location.hash);
   location.assign(url("login"));
+}
+
+/** Go from the page to log in to where a login was missing in this tab. */
+export function goBack() {
+  const place = sessionStorage.getItem(PLACE) ?? "";
+  sessionStorage.removeItem(PLACE);
+  location.replace(BASE.href + place);
 }
 
 /** Return what work of the network brings; where it brings nothing, there is no server. */

@@ -1,6 +1,6 @@
 // The page on which a browser logs in: with an API key, with a link, or by a provider, which sends the browser back here. It says whose
 // the link is, and who is logged in.
-import { BASE, call, logIn, logOut, post, storedLogin, V1 } from "./api.js";
+import { BASE, call, goBack, logIn, logOut, post, storedLogin, V1 } from "./api.js";
 import { html, useState } from "./html.js";
 import { useLoaded } from "./store.js";
 import { Button, Problem, Spinner, TextField } from "./ui.js";
@@ -48,7 +48,7 @@ async function findCurrent() {
 async function begin(order, current, path) {
   if (current) await logOut();
   await logIn(order, path);
-  location.replace(BASE.href);
+  goBack();
 }
 
 export function LoginPage() {
