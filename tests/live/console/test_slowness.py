@@ -2,6 +2,7 @@
 
 import asyncio
 from typing import Any
+from urllib.parse import parse_qs, urlparse
 
 import pytest
 from playwright.async_api import Page, Route, expect
@@ -24,6 +25,18 @@ pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.asyncio(loop_scope="session"),
 ]
+
+
+ENTRY: dict[str, Any] = {
+    "at": "2026-01-01T00:00:00Z",
+    "user_id": None,
+    "user_name": None,
+    "key_id": None,
+    "subject": "",
+    "status": 0,
+    "address": "",
+    "request_id": None,
+}
 
 
 async def finished(client: LiveClient) -> str:
@@ -442,3 +455,33 @@ async def test_that_something_failed_is_not_taken_back_by_an_answer_under_way(
     await page.unroute("**/alive")
     await expect(alert).to_be_hidden()
     forgive_lost_answers(quick_console)
+
+
+async def test_earlier_entries_that_come_late_are_not_those_of_another_question(
+    quick_console: Console,
+) -> None:
+    may_come, given = asyncio.Event(), 0
+
+    async def answer(route: Route) -> None:
+        nonlocal given
+        query = parse_qs(urlparse(route.request.url).query)
+        is_earlier = "page_id" in query
+        if is_earlier:
+            await may_come.wait()
+        found = {**ENTRY, "number": is_earlier, "action": query.get("text", ["any"])[0]}
+        await route.fulfill(json={"items": [found], "next_page_id": "earlier"})
+        given += is_earlier
+
+    page = await quick_console.page()
+    await page.route("**/audit-log?*", answer)
+    await page.goto(f"{quick_console.client.base_url}/#/audit")
+    entries = page.get_by_role("list", name="Entries").get_by_role("listitem")
+    await expect(entries).to_contain_text(["any"])
+    await page.get_by_role("button", name="Show earlier ones").click()
+    await page.get_by_label("Text").fill("wanted")
+    await expect(entries).to_contain_text(["wanted"])
+    may_come.set()
+    await eventually(lambda: given == 1)
+    await expect(page.locator("[aria-busy]")).to_have_count(0)
+    await expect(entries).to_have_count(1)
+    await expect(entries).to_contain_text(["wanted"])

@@ -32,7 +32,11 @@ function useEntries(path, form) {
       clearTimeout(timer);
     };
   }, [path, key]);
-  const more = async () => setState(await ask(state.next, state.items));
+  const more = async () => {
+    const found = await ask(state.next, state.items);
+    // Other entries may be wanted meanwhile.
+    setState((now) => (now === state ? found : now));
+  };
   return { ...state, more };
 }
 
