@@ -248,6 +248,17 @@ async def test_a_name_that_was_given_meanwhile_stays(quick_console: Console) -> 
     assert (found["title"], found["labels"]) == ("What it came to", ["website"])
 
 
+async def test_enter_renames_a_conversation(quick_console: Console) -> None:
+    conversation_id = await quick_console.client.start_conversation()
+    await quick_console.client.wait_for_execution(conversation_id, "finished")
+    page = await quick_console.page(f"c/{conversation_id}")
+    await page.get_by_role("button", name="Rename").click()
+    await page.get_by_label("Title").fill("Named by Enter")
+    await page.get_by_label("Title").press("Enter")
+    await expect(page.get_by_role("dialog")).to_have_count(0)
+    await expect(page.get_by_role("heading", name="Named by Enter")).to_be_visible()
+
+
 async def test_all_automations_are_shown_and_what_is_refused_is_in_sight(
     quick_console: Console,
 ) -> None:

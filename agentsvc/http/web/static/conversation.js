@@ -239,11 +239,11 @@ function Rename({ conversation, onClose }) {
   };
   return html`
     <${Dialog} title=${t("Rename the conversation")} onClose=${onClose}>
-      <form onSubmit=${(event) => { event.preventDefault(); save(); }}>
+      <form onSubmit=${(event) => event.preventDefault()}>
         <${TextField} label=${t("Title")} value=${title} onValue=${setTitle} />
         <${TextField} label=${t("Labels")} hint=${t("With commas between them; the list can be narrowed to each.")} value=${labels} onValue=${setOwn} placeholder=${t("website, urgent")} />
         <${Problem} error=${error} />
-        <div class="actions"><${Button} onPress=${onClose} label=${t("Cancel")} /><${Button} kind="primary" onPress=${save} label=${t("Save")} /></div>
+        <div class="actions"><${Button} onPress=${onClose} label=${t("Cancel")} /><${Button} kind="primary" type="submit" onPress=${save} label=${t("Save")} /></div>
       </form>
     <//>
   `;
