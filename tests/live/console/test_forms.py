@@ -8,7 +8,7 @@ from playwright.async_api import Route, expect
 
 from tests.live.browser import PHONE, Console, is_too_wide
 from tests.live.console.reports import FIELD, forgive_lost_answers
-from tests.troubles import eventually
+from tests.troubles import TroubledAgent, eventually
 
 pytestmark = [
     pytest.mark.live,
@@ -257,6 +257,19 @@ async def test_enter_renames_a_conversation(quick_console: Console) -> None:
     await page.get_by_label("Title").press("Enter")
     await expect(page.get_by_role("dialog")).to_have_count(0)
     await expect(page.get_by_role("heading", name="Named by Enter")).to_be_visible()
+
+
+async def test_a_start_that_failed_is_tried_again_in_its_mode(
+    quick_console: Console, agent: TroubledAgent
+) -> None:
+    agent.refusals.append((400, "not this one"))
+    task = await quick_console.client.start_task("plan it", agent_type="plan")
+    ended = await quick_console.client.end_of_start(task["id"])
+    assert ended["status"] == "ERROR"
+    page = await quick_console.page(f"start/{task['id']}")
+    await page.get_by_role("button", name="Try again").click()
+    await expect(page.get_by_label("Message")).to_have_value("plan it")
+    await expect(page.get_by_label("Mode", exact=True)).to_have_value("plan")
 
 
 async def test_all_automations_are_shown_and_what_is_refused_is_in_sight(

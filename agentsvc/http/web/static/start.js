@@ -170,8 +170,8 @@ export function StartProgress({ id }) {
   if (at >= 0) reached.current = Math.max(reached.current, at);
   const isFailed = task.status === "ERROR";
   const again = () => {
-    const { selected_repository, selected_branch, git_provider } = task.request;
-    keep(DRAFT, { message: firstText(task), repository: selected_repository ?? "", branch: selected_branch ?? "", provider: git_provider ?? "" });
+    const { selected_repository, selected_branch, git_provider, agent_type } = task.request;
+    keep(DRAFT, { message: firstText(task), repository: selected_repository ?? "", branch: selected_branch ?? "", provider: git_provider ?? "", mode: agent_type === "plan" ? agent_type : "" });
     go("/new");
   };
   return html`
