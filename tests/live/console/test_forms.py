@@ -325,3 +325,19 @@ async def test_long_names_and_labels_do_not_leave_their_place(
         await page.goto(f"{client.base_url}/#/{path}")
         await expect(page.locator(".cards .card h3").first).to_contain_text("a-name")
         assert not await is_too_wide(page), path
+
+
+async def test_the_address_of_a_webhook_fills_its_card_and_not_more(
+    quick_console: Console,
+) -> None:
+    order = {"name": "hook", "prompt": "work", "trigger": {"type": "webhook"}}
+    made = await quick_console.client.post(AUTOMATIONS, json=order)
+    assert made.status == 201, made.text
+    page = await quick_console.page("automations")
+    place = page.locator(".facts .copyable")
+    await expect(place).to_be_visible()
+    address = await place.locator("code").bounding_box()
+    assert address is not None
+    assert address["width"] > 200
+    await page.set_viewport_size({"width": 320, "height": 700})
+    assert not await is_too_wide(page)
