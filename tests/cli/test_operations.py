@@ -292,6 +292,12 @@ def test_a_backup_takes_the_place_of_files_only(
     (tmp_path / "-").unlink()
     assert (pipe.is_fifo(), link.is_symlink(), Path("-").exists()) == (True, True, False)
     link.unlink()
+    before = {one.name: one.read_bytes() for one in data_dir.iterdir() if one.is_file()}
+    link.symlink_to(data_dir / "agentsvc.db")
+    for own in (link, data_dir / "master.key", data_dir / "agentsvc.db-wal"):
+        assert call("backup", own, "--data-dir", data_dir).exit_code == 2
+    assert {one.name: one.read_bytes() for one in data_dir.iterdir() if one.is_file()} == before
+    link.unlink()
     link.symlink_to(file)
     good("backup", link, "--data-dir", data_dir)
     assert (link.is_symlink(), file.stat().st_mode & 0o777) == (True, 0o600)
