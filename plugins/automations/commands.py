@@ -138,17 +138,16 @@ def create(
     if as_json and output and has_secret:
         raise click.UsageError("--json prints a secret with the rest, and --output elsewhere")
     api = get_api(server)
-    if as_json:
-        click.echo(json_text(api.call("POST", _BASE, body=body)))
-        return
     if not has_secret:
         made = api.call("POST", _BASE, body=body)
-        click.echo(f"automation {made['id']} is created", err=True)
+        told = json_text(made) if as_json else f"automation {made['id']} is created"
+        click.echo(told, err=not as_json)
         return
-    with secret_output(output, Path(), "automation-secret") as shown:
+    with secret_output("-" if as_json else output, Path(), "automation-secret") as shown:
         made = api.call("POST", _BASE, body=body)
+        secret = json_text(made) if as_json else made["secret"]
         what = f"automation {made['id']} is created, and takes deliveries at {api.url}"
-        shown.tell(f"{what}{made['events_path']}; the secret that signs them", made["secret"])
+        shown.tell(f"{what}{made['events_path']}; the secret that signs them", secret)
 
 
 @command.command(epilog=example("agentsvc automations run nightly"))

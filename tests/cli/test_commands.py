@@ -501,6 +501,18 @@ async def test_automations_are_made_run_switched_and_deleted(
     assert (await commands(*create, str(wrong))).exit_code == 1
 
 
+async def test_a_secret_in_json_that_standard_output_does_not_take_is_in_a_file(
+    client: Client, tmp_path: Path
+) -> None:
+    words = "automations create --name a --prompt b --webhook --json >/dev/full"
+    known = os.environ | {"AGENTSVC_URL": client.base_url, "AGENTSVC_API_KEY": str(client.key)}
+    command = f"{sys.executable} -m agentsvc {words}"
+    made = await asyncio.create_subprocess_shell(command, cwd=tmp_path, env=known)
+    assert await made.wait() == 1
+    [file] = tmp_path.glob("automation-secret-*")
+    assert json.loads(file.read_text())["secret"].startswith("whsec_")
+
+
 async def test_a_file_of_an_automation_may_have_moments_and_be_wrong(
     commands: Commands, tmp_path: Path
 ) -> None:
