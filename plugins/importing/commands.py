@@ -24,7 +24,7 @@ from agentsvc.cli.extension import (
 from agentsvc.extension.storage import Database
 
 from .files import Tree
-from .model import ImportResult, Item
+from .model import ImportResult, Item, Unreadable
 from .service import Importer
 
 
@@ -76,7 +76,10 @@ def openhands(
             items = [item async for item in importer.run()]
             return items, await importer.other_users()
 
-    items, others = asyncio.run(work())
+    try:
+        items, others = asyncio.run(work())
+    except Unreadable as exc:
+        raise CommandFailed(f"{path}, or a directory in it, {exc}") from exc
     for line in [json_text(msgspec.to_builtins(items))] if as_json else _table(items):
         click.echo(line)
     if others:

@@ -277,6 +277,14 @@ def test_a_path_that_is_no_directory_is_wrong_usage(ours: Ours) -> None:
     assert "does not exist" in ours.call("import", "openhands", "/nowhere/at/all", code=2)
 
 
+def test_a_place_that_cannot_be_listed_is_told_in_one_line(ours: Ours) -> None:
+    (ours.path / "users").touch()
+    for path in (ours.path, Path("/dev/null")):
+        told = ours.call("import", "openhands", str(path), code=1)
+        why = "cannot be read: Not a directory"
+        assert told == f"error: {path}, or a directory in it, {why}\n"
+
+
 def test_ids_stay_what_they_are(ours: Ours) -> None:
     lay_newer(ours.path, NEWER_ID.upper())
     assert ours.take()[NEWER]["outcome"] == "imported"
