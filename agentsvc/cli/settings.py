@@ -6,6 +6,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import click
+import msgspec
 
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import V1, Api, RequestRefused
@@ -141,6 +142,7 @@ def _to_value(key: str, text: str) -> Any:
     if key.endswith(_SECRET_ENDS):
         return text
     try:
-        return json.loads(text)
+        # Not `json`, which takes NaN and Infinity for numbers, and no server does.
+        return msgspec.json.decode(text)
     except ValueError:
         return text
