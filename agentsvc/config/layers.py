@@ -178,7 +178,7 @@ def _leaves(key: tuple[str, ...], value: Any, depth: int) -> Iterator[tuple[tupl
 
 def _parsed(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_bytes().decode())
+        return tomllib.loads(file.read_bytes().decode("utf-8-sig"))
     except OSError as exc:
         raise StartFailed(
             f"the config file cannot be read: {file}", hint=exc.strerror or "check its permissions"

@@ -262,7 +262,7 @@ def github_app(
 
 def _read(file: Path) -> Record:
     try:
-        known = tomllib.loads(file.read_text("utf-8"))
+        known = tomllib.loads(file.read_text("utf-8-sig"))
         read: Record = json.loads(json.dumps(known, default=_written))
     except (OSError, ValueError) as exc:
         raise CommandFailed(f"the file cannot be read as TOML: {exc}: {file}") from exc

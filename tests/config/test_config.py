@@ -354,6 +354,11 @@ def test_a_named_file_that_is_absent_is_an_error(tmp_path: Path) -> None:
         find_file(None, {"AGENTSVC_CONFIG": str(tmp_path)})
 
 
+def test_a_file_may_begin_with_the_mark_that_editors_put_there(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[server]\nport = 1234\n", "utf-8-sig")
+    assert load(tmp_path / "config.toml", {}, {}).config.server.port == 1234
+
+
 def test_a_file_that_is_no_text_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_bytes(b"\xff\xfe")
