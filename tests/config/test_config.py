@@ -359,6 +359,12 @@ def test_a_file_may_begin_with_the_mark_that_editors_put_there(tmp_path: Path) -
     assert load(tmp_path / "config.toml", {}, {}).config.server.port == 1234
 
 
+def test_a_usual_place_that_is_no_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "agentsvc/config.toml").mkdir(parents=True)
+    with pytest.raises(StartFailed, match="cannot be read"):
+        load(None, {"XDG_CONFIG_HOME": str(tmp_path)}, {})
+
+
 def test_a_file_that_is_no_text_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_bytes(b"\xff\xfe")
