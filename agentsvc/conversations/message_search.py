@@ -1,6 +1,8 @@
 """Search for words in what was said in a user's conversations: bounded, and without an index of its own."""
 
+import asyncio
 from typing import Final
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -12,6 +14,8 @@ _MAX_EVENTS: Final = 5000
 _LARGEST_BYTES: Final = 64 * 1024
 _MAX_CANDIDATES: Final = 500
 _AROUND: Final = 70
+_AT_WORK: Final[WeakValueDictionary[str, asyncio.Lock]] = WeakValueDictionary()
+"""Lets a user have one search at a time: it takes seconds, and few can read the database at once."""
 
 _SQL: Final = """
     WITH recent AS (
@@ -87,17 +91,18 @@ async def find_messages(
     Upper and lower case of the letters a to z are the same.
     """
     wanted = _lower(words)
-    rows = await reader.all(
-        _SQL,
-        {
-            "user_id": user_id,
-            "words": _lower(msgspec.json.encode(words)[1:-1].decode()),
-            "max_conversations": _MAX_CONVERSATIONS,
-            "max_events": _MAX_EVENTS,
-            "largest": _LARGEST_BYTES,
-            "max_candidates": _MAX_CANDIDATES,
-        },
-    )
+    async with _AT_WORK.setdefault(user_id, asyncio.Lock()):
+        rows = await reader.all(
+            _SQL,
+            {
+                "user_id": user_id,
+                "words": _lower(msgspec.json.encode(words)[1:-1].decode()),
+                "max_conversations": _MAX_CONVERSATIONS,
+                "max_events": _MAX_EVENTS,
+                "largest": _LARGEST_BYTES,
+                "max_candidates": _MAX_CANDIDATES,
+            },
+        )
     found = [
         record_of(row, FoundMessage, event_id=row["id"], excerpt=excerpt)
         for row in rows

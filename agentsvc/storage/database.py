@@ -10,6 +10,7 @@ import contextvars
 import itertools
 import logging
 import sqlite3
+import time
 from collections import deque
 from collections.abc import (
     AsyncIterator,
@@ -53,6 +54,8 @@ _MAX_LOOKS = 50
 
 It is no time on the clock, since on a busy machine all take longer, and a thread does not help then.
 """
+_MAX_CPU_SECONDS = 0.02
+"""How much of a processor it may take all the same: an instruction may look through a long text."""
 _SLOW_SECONDS = 10.0
 """How long a statement that took longer is not tried on the event loop again."""
 _LARGEST_BATCH = 64
@@ -129,9 +132,9 @@ class _Readers:
         self._idle: asyncio.LifoQueue[aiosqlite.Connection] = asyncio.LifoQueue()
         for other in others:
             self._idle.put_nowait(other)
-        self._looks = 0
         self._slow: dict[str, float] = {}
         self._unknown = itertools.count(-1, -1)
+        self._give_time()
         raw.set_progress_handler(self._is_over, _STEPS)
 
     @classmethod
@@ -172,7 +175,7 @@ class _Readers:
 
     def version(self) -> int:
         """Return a number that is another one once anything was stored, by whichever process."""
-        self._looks = 0
+        self._give_time()
         try:
             return int(self._raw.execute("PRAGMA data_version").fetchone()[0])
         except sqlite3.Error:
@@ -186,15 +189,18 @@ class _Readers:
             await other.close()
         self._raw.close()
 
+    def _give_time(self) -> None:
+        self._looks, self._until = 0, time.thread_time() + _MAX_CPU_SECONDS
+
     def _is_over(self) -> bool:
         self._looks += 1
-        return self._looks > _MAX_LOOKS
+        return self._looks > _MAX_LOOKS or time.thread_time() > self._until
 
     def _try_here[T](self, name: str, work: Callable[[], T]) -> T | None:
         """Return what the work returns, None if work of this name takes longer than a moment."""
         if name in self._slow and monotonic() < self._slow[name]:
             return None
-        self._looks = 0
+        self._give_time()
         try:
             return work()
         except sqlite3.OperationalError as exc:

@@ -44,6 +44,18 @@ async def test_a_long_query_does_not_keep_the_event_loop(db: Database) -> None:
     assert turns > 10
 
 
+async def test_a_query_of_few_long_steps_does_not_keep_the_event_loop(db: Database) -> None:
+    # Of some thousand steps, each one in twenty looks through a long text.
+    sql = COUNT.removesuffix("count(*) FROM n") + "sum(instr(i || :text, :words)) FROM n"
+    params = {"to": 150, "text": "a" * 2**16, "words": "a" * 200 + "b"}
+    reading = asyncio.get_running_loop().create_task(db.one(sql, params))
+    turns = 0
+    while not reading.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 10
+
+
 async def test_a_body_that_waits_for_something_else_than_its_reader_is_refused(
     db: Database,
 ) -> None:
