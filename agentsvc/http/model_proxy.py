@@ -1,5 +1,6 @@
 """Handlers of the language models that sandboxes ask through this server, as OpenAI's are asked."""
 
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ from agentsvc.base import BadRequest, ModelBudgetReached, ModelUnavailable
 from agentsvc.conversations import PATH
 from agentsvc.http.keys import CONVERSATIONS, MODEL_TOKEN, MODEL_TOKENS, MODELS
 from agentsvc.http.routes import Described, Routes, Scope
-from agentsvc.http.wire import read_text
+from agentsvc.http.wire import read_apart, read_text
 from agentsvc.models import Answer, BadQuestion, to_question
 
 _PASSING: Final = frozenset(
@@ -113,7 +114,8 @@ async def _ask(request: web.Request, path: str, *, wants_usage: bool) -> web.Str
     grant, model_tokens = request[MODEL_TOKEN], request.app[MODEL_TOKENS]
     conversations = request.app[CONVERSATIONS]
     try:
-        body = to_question(await read_text(request), grant.upstream.model, wants_usage=wants_usage)
+        reads = partial(to_question, model=grant.upstream.model, wants_usage=wants_usage)
+        body = await read_apart(await read_text(request), reads)
     except BadQuestion as exc:
         raise BadRequest(str(exc), extra={"error": {"message": str(exc), "code": None}}) from exc
     try:

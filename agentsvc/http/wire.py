@@ -90,8 +90,8 @@ _MAX_VALUES: Final = 100_000
 """How many values a body may have to be looked through for all that does not fit in it."""
 _MAX_LISTED: Final = 100
 _PART_BYTES: Final = 64 * 1024
-_CHECKED_AT_ONCE: Final = 256 * 1024
-"""How long a body may be that is checked without giving others their turn."""
+_READ_AT_ONCE: Final = 256 * 1024
+"""How long a body may be that is read without giving others their turn."""
 _LONGEST_STEP: Final = 200
 
 
@@ -245,12 +245,8 @@ async def read_json[T](
     has_body = request.can_read_body or BODY in request
     body = await read_body(request) if has_body else b""
     if body:
-        value = decode(body, kind)
-        if len(body) > _CHECKED_AT_ONCE:
-            await asyncio.to_thread(check_extremes, body, wide_integers=wide_integers)
-        else:
-            check_extremes(body, wide_integers=wide_integers)
-        return value
+        checks = functools.partial(_decode_checked, kind=kind, wide_integers=wide_integers)
+        return await read_apart(body, checks)
     if default is _NOTHING:
         raise InvalidRequest("Field required", loc=("body",), kind="missing")
     return default
@@ -294,6 +290,11 @@ async def read_text(request: web.Request) -> bytes:
     return bytes(body)
 
 
+async def read_apart[T](body: bytes, reads: Callable[[bytes], T]) -> T:
+    """Return what is read in a body; where it is long, others have their turn meanwhile."""
+    return reads(body) if len(body) <= _READ_AT_ONCE else await asyncio.to_thread(reads, body)
+
+
 def decode[T](
     body: bytes | msgspec.Raw,
     kind: type[T] | msgspec.json.Decoder[T],
@@ -315,6 +316,14 @@ def decode[T](
         raise _broken(str(exc), bytes(body), loc) from exc
     except RecursionError as exc:
         raise _too_deep() from exc
+
+
+def _decode_checked[T](
+    body: bytes, kind: type[T] | msgspec.json.Decoder[T], *, wide_integers: bool
+) -> T:
+    value = decode(body, kind)
+    check_extremes(body, wide_integers=wide_integers)
+    return value
 
 
 def check_extremes(body: bytes, *, wide_integers: bool = False) -> None:

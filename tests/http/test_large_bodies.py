@@ -1,6 +1,7 @@
 """Bodies with very many values: checked in little memory, while others have their turn."""
 
 import asyncio
+import threading
 import tracemalloc
 
 import msgspec
@@ -65,3 +66,19 @@ async def test_others_have_their_turn_while_a_large_body_is_checked() -> None:
         await asyncio.sleep(0)
         assert not reading.done()
     assert bytes(reading.result()) == body
+
+
+class Told(msgspec.Struct):
+    thread: threading.Thread
+    text: str
+
+
+@pytest.mark.parametrize(("length", "keeps_loop"), [(1000, True), (1_000_000, False)])
+async def test_a_large_body_is_decoded_while_others_have_their_turn(
+    length: int, keeps_loop: bool
+) -> None:
+    decoder = msgspec.json.Decoder(Told, dec_hook=lambda *_: threading.current_thread())
+    request = make_mocked_request("POST", "/", headers={"Content-Type": "application/json"})
+    request[BODY] = b'{"thread":"","text":"' + b"," * length + b'"}'
+    told = await read_json(request, decoder)
+    assert (told.thread is threading.current_thread()) == keeps_loop

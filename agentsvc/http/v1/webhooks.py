@@ -1,5 +1,6 @@
 """Handlers of what agent servers call back from their sandboxes."""
 
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +21,7 @@ from agentsvc.http.keys import CALLBACKS, PASS, REPLAYS
 from agentsvc.http.routes import EXAMPLE_ID, TEXT, Described, Routes, Scope
 from agentsvc.http.v1.events import EventsBody, to_raw_events
 from agentsvc.http.v1.sandboxes import calling_sandbox
-from agentsvc.http.wire import SUCCESS, Success, decode, path_id, read_json, text_response
+from agentsvc.http.wire import SUCCESS, Success, decode, path_id, read_apart, read_json, text_response
 
 PREFIX: Final = "/api/v1/webhooks"
 
@@ -71,7 +72,8 @@ async def post_conversation(request: web.Request) -> Success:
     raw = await read_json(request, msgspec.Raw, wide_integers=True)
     if len(bytes(raw)) > MAX_CONVERSATION_BYTES:
         raise BodyTooLarge(f"A conversation should have at most {MAX_CONVERSATION_BYTES} bytes")
-    await request.app[CALLBACKS].receive_conversation(sandbox, decode(raw, _INFO))
+    told = await read_apart(bytes(raw), partial(decode, kind=_INFO))
+    await request.app[CALLBACKS].receive_conversation(sandbox, told)
     return SUCCESS
 
 
