@@ -14,6 +14,7 @@ from aiohttp import web
 from agentsvc.agentserver import Confirm
 from agentsvc.http.gateway.address import Address, connect
 from agentsvc.http.gateway.http_responses import (
+    HEAD_BYTES,
     Body,
     Head,
     InvalidResponse,
@@ -71,6 +72,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._failure: Exception | None = None
         self._raw = bytearray()
+        self._interim_bytes = 0
         self._answers_head = False
         self._on_continue: Callable[[], None] | None = None
         self._is_asked = False
@@ -156,6 +158,7 @@ class Connection(asyncio.Protocol):
         self._answers_head = answers_head
         self._on_continue = on_continue
         self._head = self._body = None
+        self._interim_bytes = 0
         self.write(head)
 
     def write(self, data: bytes | memoryview) -> None:
@@ -305,6 +308,9 @@ class Connection(asyncio.Protocol):
                 return rest
             # Early hints (103) end here. Browsers heed them over HTTP/2 only, which this server does
             # not speak; nginx before 1.29 and Python's http.client take them for the answer.
+            self._interim_bytes += found[1]
+            if self._interim_bytes > HEAD_BYTES:
+                raise InvalidResponse("there are too many answers before the answer")
             if head.status == HTTPStatus.CONTINUE and self._on_continue is not None:
                 self._on_continue()
                 self._on_continue = None

@@ -100,6 +100,14 @@ async def test_an_interim_answer_is_not_the_answer(pair: tuple[Box, WireUpstream
     assert "Link" not in answer.headers
 
 
+async def test_interim_answers_without_end_are_no_answer(pair: tuple[Box, WireUpstream]) -> None:
+    box, upstream = pair
+    hints = b"HTTP/1.1 103 Early Hints\r\n\r\n"
+    upstream.answers = [hints * 1000 + OK, hints * 5000 + OK, hints * 1000 + OK]
+    statuses = [(await box.get("/x")).status for _ in range(3)]
+    assert statuses == [200, 502, 200]
+
+
 async def test_an_answer_comes_in_any_pieces(pair: tuple[Box, WireUpstream]) -> None:
     box, upstream = pair
     upstream.step = 1
