@@ -25,11 +25,12 @@ def outside_strings(body: bytes) -> Iterator[bytes]:
 
     What is done for a part takes a moment only, and little memory, however many strings there are.
     """
-    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
     start, is_in_string = 0, False
-    while start < len(plain):
-        end = plain.find(b",", start + _PART_BYTES) + 1 or len(plain)
-        texts = plain[start:end].split(b'"')
+    while start < len(body):
+        # A comma ends no escape.
+        end = body.find(b",", start + _PART_BYTES) + 1 or len(body)
+        plain = body[start:end].replace(rb"\\", b"").replace(rb"\"", b"")
+        texts = plain.split(b'"')
         yield b"".join(texts[is_in_string::2])
         is_in_string ^= len(texts) % 2 == 0
         start = end

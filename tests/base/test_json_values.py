@@ -23,5 +23,15 @@ def test_what_is_in_a_string_is_no_value(text: bytes) -> None:
     assert not has_many_values(b'{"a":"' + text * MAX_VALUES + b'","b":[1,{}]}')
 
 
+def test_a_text_of_escapes_is_not_copied_as_a_whole() -> None:
+    body = b'{"a":"' + rb"\"\\," * (2 * MAX_VALUES) + b'"}'
+    tracemalloc.start()
+    try:
+        assert not has_many_values(body)
+        assert tracemalloc.get_traced_memory()[1] < len(body) / 4
+    finally:
+        tracemalloc.stop()
+
+
 def test_as_many_as_may_be_are_decoded() -> None:
     assert not has_many_values(b"[" + b"1," * (MAX_VALUES - 1) + b"1]")
