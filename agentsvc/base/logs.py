@@ -340,7 +340,8 @@ def _one_line(text: str) -> str:
     """Return the text with control characters written out, so that no caller can forge a line."""
     if text.isprintable():
         return text
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    # A codec would be a file to open, and this may have to tell that none can be.
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def _text(value: Any) -> Any:

@@ -2,6 +2,7 @@ import asyncio
 import io
 import json
 import logging
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -312,3 +313,16 @@ def test_a_fresh_id_is_a_uuid_of_version_4() -> None:
     made = [UUID(new_id()) for _ in range(100)]
     assert len(set(made)) == 100
     assert {(one.version, one.variant) for one in made} == {(4, RFC_4122)}
+
+
+def test_a_line_is_written_where_no_file_can_be_opened() -> None:
+    code = """
+import logging, resource
+from agentsvc.base import logs
+logs.configure("info", "text")
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+logging.getLogger().error("too many\\nopen files")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.rstrip().endswith(r"ERROR   too many\nopen files logger=root")
+    assert len(done.stderr.splitlines()) == 1
