@@ -6,7 +6,10 @@ server that reports to the webhooks its order names. The scripts are those of `t
 """
 
 import asyncio
+import base64
+import gzip
 import re
+import subprocess
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -32,6 +35,20 @@ _TOOLS: Final = ("terminal", "file_editor", "task_tracker", "glob", "grep", "pla
 
 _SANDBOX: Final = web.RequestKey("sandbox", FakeSandbox)
 _BODY: Final = web.RequestKey("body", dict[str, Any])
+
+
+def listed(text: str) -> CommandResult:
+    """Return what a command that lists files has written, packed as it comes."""
+    packed = base64.encodebytes(gzip.compress(text.encode())).decode()
+    return CommandResult(exit_code=0, stdout=packed, stderr="")
+
+
+def run_in_pieces(command: str) -> CommandResult:
+    """Run a command here and read its output as an agent server does: in pieces, each for itself."""
+    output = subprocess.run(["/bin/sh", "-c", command], check=True, capture_output=True).stdout
+    pieces = [output[start : start + 4096] for start in range(0, len(output), 4096)]
+    text = "".join(piece.decode(errors="replace") for piece in pieces)
+    return CommandResult(exit_code=0, stdout=text, stderr="")
 
 
 class FakeAgent(Listening):

@@ -1,8 +1,10 @@
 """Agent server calls for the workspace: files, commands, git, skills."""
 
 import asyncio
+import base64
 import contextlib
 import math
+import zlib
 from collections.abc import AsyncIterable, Awaitable, Callable
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -12,6 +14,7 @@ import aiohttp
 from agentsvc.agentserver.calls import AgentCalls
 from agentsvc.agentserver.git_listing import changes_command, read_changes
 from agentsvc.agentserver.responses import (
+    MAX_OUTPUT_CHARS,
     BashPage,
     CommandResult,
     GitChange,
@@ -23,7 +26,7 @@ from agentsvc.agentserver.responses import (
     decode,
     to_git_error,
 )
-from agentsvc.base import AgentsvcError, BadRequest, NotFound, monotonic
+from agentsvc.base import AgentRefused, AgentsvcError, BadRequest, NotFound, monotonic
 
 PAGE_SIZE: Final = 100
 
@@ -32,6 +35,8 @@ _FIRST_POLL_SECONDS: Final = 0.01
 _LAST_POLL_SECONDS: Final = 0.5
 _READ_ON_SECONDS: Final = 5.0
 """How long what a command has written is still read after its time limit."""
+_GZIP: Final = 31
+_LISTING_BYTES: Final = 2 * MAX_OUTPUT_CHARS
 
 
 class WorkspaceCalls(AgentCalls):
@@ -91,6 +96,20 @@ class WorkspaceCalls(AgentCalls):
             await self._call("POST", "/api/bash/start_bash_command", json=order),
         )
         return await self._follow_command(started.id, end)
+
+    async def read_listing(self, command: str, *, time_limit: float) -> str:
+        """Return what a shell command in the sandbox writes, names of files above all.
+
+        It comes packed: agent servers read output in pieces, which may end within a character.
+        """
+        packed = f"({command}) | gzip | base64"
+        result = await self.run_command(packed, time_limit=time_limit)
+        try:
+            data = base64.b64decode(result.stdout)
+            text = zlib.decompressobj(_GZIP).decompress(data, _LISTING_BYTES)
+        except (ValueError, zlib.error) as exc:
+            raise AgentRefused("The files cannot be listed", detail=str(exc)) from exc
+        return text.decode(errors="replace")
 
     async def _follow_command(self, command_id: str, end: float) -> CommandResult:
         output = Output()

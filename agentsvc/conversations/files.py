@@ -114,8 +114,8 @@ class ConversationFiles(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """
         view = await self.conversations.get(user_id, conversation_id)
         command = listing_command(_locate(path, view))
-        result = await self._require_agent(view).run_command(command, time_limit=_LIST_SECONDS)
-        return [name for name in result.stdout.split("\n") if name]
+        listing = await self._require_agent(view).read_listing(command, time_limit=_LIST_SECONDS)
+        return [name for name in listing.split("\n") if name]
 
     async def git_changes(
         self, user_id: str, conversation_id: str, path: str, *, ref: str | None = None

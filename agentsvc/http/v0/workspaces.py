@@ -92,9 +92,9 @@ class Workspace:
         What git ignores is left out; there is nothing in a directory that does not exist.
         """
         command = _LIST.format(folder=quote(self.locate(path)))
-        result = await self._agent.run_command(command, time_limit=_LIST_SECONDS)
+        listing = await self._agent.read_listing(command, time_limit=_LIST_SECONDS)
         prefix = posixpath.relpath(self.locate(path), self._root) + "/"
-        return [("" if prefix == "./" else prefix) + name for name in sort_names(result.stdout)]
+        return [("" if prefix == "./" else prefix) + name for name in sort_names(listing)]
 
     async def read_text(self, path: str) -> str:
         """Return a text file; raises NotFound, BadRequest or, if it is none, UnsupportedMediaType."""

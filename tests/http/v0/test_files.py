@@ -17,7 +17,7 @@ from agentsvc.base.errors import Conflict
 from agentsvc.http.v0 import workspaces
 from agentsvc.http.v0.workspaces import sort_names, to_zip
 from agentsvc.testing.backend import FakeWorld
-from tests.fake_agent import FakeAgent
+from tests.fake_agent import FakeAgent, listed, run_in_pieces
 from tests.fake_sandbox import FakeSandbox
 from tests.http.v0.steps import PATH, UNKNOWN_ID, start, start_running, wait_for_status
 from tests.service import Answer, Client, Service
@@ -61,7 +61,7 @@ async def upload(
 async def test_directories_are_listed_before_files(client: Client, fake_agent: FakeAgent) -> None:
     name = await start_running(client)
     listing = "b.txt\nA.txt\n.git/\n.env\nzoo/\nnode_modules/\nout.log\n//\nout.log\n"
-    fake_agent.on_command("ls -1Ap", done(listing))
+    fake_agent.on_command("ls -1Ap", listed(listing))
     answer = await client.get(f"{PATH}/{name}/list-files")
     assert (answer.status, answer.json()) == (200, ["zoo/", ".env", "A.txt", "b.txt"])
 
@@ -69,10 +69,29 @@ async def test_directories_are_listed_before_files(client: Client, fake_agent: F
 async def test_a_listing_below_names_the_directory(client: Client, fake_agent: FakeAgent) -> None:
     name = await start_running(client)
     sandbox, root = await sandbox_of(client, fake_agent, name)
-    fake_agent.on_command("ls -1Ap", done("x.py\n//\n"))
+    fake_agent.on_command("ls -1Ap", listed("x.py\n//\n"))
     answer = await client.get(f"{PATH}/{name}/list-files?path=src/")
     assert answer.json() == ["src/x.py"]
     assert f"cd -- {root}/src " in sandbox.commands[-1]
+
+
+async def test_names_are_whole_however_the_listing_is_read(
+    client: Client, fake_agent: FakeAgent, tmp_path: Path
+) -> None:
+    name = await start_running(client)
+    sandbox, root = await sandbox_of(client, fake_agent, name)
+    names = [f"{number:03} {'文' * 20}.txt" for number in range(400)]
+    folder = tmp_path / "names"
+    folder.mkdir()
+    for one in names:
+        (folder / one).touch()
+    await client.get(f"{PATH}/{name}/list-files")
+    command = sandbox.commands[-1].replace(root, str(folder))
+    fake_agent.on_command("ls -1Ap", run_in_pieces(command))
+    assert (await client.get(f"{PATH}/{name}/list-files")).json() == names
+    fake_agent.on_command("ls -1Ap", done("not packed"))
+    answer = await client.get(f"{PATH}/{name}/list-files")
+    assert (answer.status, answer.json()["error"]) == (502, "The files cannot be listed")
 
 
 async def test_what_does_not_exist_is_empty(client: Client) -> None:

@@ -1,5 +1,6 @@
 """What is read out of a conversation's sandbox: files, git state, skills, hooks."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from agentsvc.agentserver.responses import CommandResult
 from agentsvc.conversations.files import listing_command
 from agentsvc.http.keys import DATABASE, SETTINGS
 from agentsvc.settings.fields import SettingsPatch
-from tests.fake_agent import FakeAgent
+from tests.fake_agent import FakeAgent, listed, run_in_pieces
 from tests.fake_sandbox import FakeSandbox
 from tests.service import Client, Service
 
@@ -136,8 +137,7 @@ async def test_a_file_of_somebody_else_cannot_be_read(
 async def test_the_files_of_a_project_are_listed(
     client: Client, path: str, sandbox: FakeSandbox, project: str, fake_agent: FakeAgent
 ) -> None:
-    listed = CommandResult(exit_code=0, stdout="README.md\nsrc/a b.py\n", stderr="")
-    fake_agent.on_command("find .", listed)
+    fake_agent.on_command("find .", listed("README.md\nsrc/a b.py\n"))
     for query in ("", "?path=/workspace/project", "?path=."):
         answer = await client.get(f"{path}/files{query}")
         assert (answer.status, answer.json()) == (200, ["README.md", "src/a b.py"])
@@ -146,6 +146,20 @@ async def test_the_files_of_a_project_are_listed(
     assert (outside.status, outside.json()["code"]) == (404, "not_found")
     await _pause(client, sandbox)
     assert (await client.get(f"{path}/files")).status == 409
+
+
+async def test_names_are_whole_however_the_list_is_read(
+    client: Client, path: str, sandbox: FakeSandbox, fake_agent: FakeAgent, tmp_path: Path
+) -> None:
+    names = [f"{number:03} {'文' * 20}.txt" for number in range(400)]
+    folder = tmp_path / "names"
+    folder.mkdir()
+    for one in names:
+        (folder / one).touch()
+    await client.get(f"{path}/files?path=/workspace/project/names")
+    command = re.sub(r"cd -- \S+", f"cd -- {folder}", sandbox.commands[-1])
+    fake_agent.on_command("find .", run_in_pieces(command))
+    assert (await client.get(f"{path}/files")).json() == names
 
 
 def test_the_command_that_lists_files_does_so(tmp_path: Path) -> None:
