@@ -189,6 +189,20 @@ async def test_a_file_that_cannot_be_written_is_skipped(
     assert f"{root}/large" not in sandbox.files
 
 
+@pytest.mark.parametrize("status", [400, 500])
+async def test_a_file_that_the_agent_refuses_is_skipped(
+    client: Client, fake_agent: FakeAgent, status: int
+) -> None:
+    name = await start_running(client)
+    sandbox, root = await sandbox_of(client, fake_agent, name)
+    sandbox.fail_next(status, "/api/file/upload")
+    answer = await upload(client, name, ("src", b"x"), ("next", b"small"))
+    assert answer.status == 200, answer.text
+    body = answer.json()
+    assert body["uploaded_files"] == [f"{root}/next"]
+    assert [one["name"] for one in body["skipped_files"]] == ["src"]
+
+
 async def test_what_is_no_form_with_files_is_refused(client: Client) -> None:
     name = await start_running(client)
     other_field = await upload(client, name, ("a", b"x"), field="other")
