@@ -95,6 +95,7 @@ from agentsvc.base.values import ShownSecret as ShownSecret
 from agentsvc.base.values import copy_to as copy_to
 from agentsvc.base.values import dashed as dashed
 from agentsvc.base.values import decode_cursor as decode_cursor
+from agentsvc.base.values import decode_or_none as decode_or_none
 from agentsvc.base.values import decoder_of as decoder_of
 from agentsvc.base.values import encode_cursor as encode_cursor
 from agentsvc.base.values import from_stored as from_stored

@@ -108,6 +108,16 @@ def decoder_of[T](kind: type[T] | msgspec.json.Decoder[T]) -> msgspec.json.Decod
     return _decoders[kind]
 
 
+def decode_or_none[T](
+    body: bytes | msgspec.Raw, kind: type[T] | msgspec.json.Decoder[T]
+) -> T | None:
+    """Return JSON as a type, or None where it is none, or does not fit."""
+    try:
+        return decoder_of(kind).decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
 _decoders: Final[dict[Any, msgspec.json.Decoder[Any]]] = {}
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base import EventBus, ExportTooLarge, Notice, Subject, values
+from agentsvc.base import EventBus, ExportTooLarge, Notice, Subject, decode_or_none, values
 from agentsvc.conversations import event_table
 from agentsvc.conversations.event_table import EventQuery, LogState, StoredEvent
 from agentsvc.storage import Database, Transaction
@@ -291,10 +291,7 @@ _event_head = msgspec.json.Decoder(EventHead)
 
 def read_head(body: bytes) -> EventHead | None:
     """Return the head of an event, or None if this is no event."""
-    try:
-        return _event_head.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
+    return decode_or_none(body, _event_head)
 
 
 def read_time(item: bytes) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.agentserver import MAX_MODEL_CHARS, ConversationStats
-from agentsvc.base import copy_to
+from agentsvc.base import copy_to, decode_or_none
 from agentsvc.conversations.event_log import EventHead
 from agentsvc.conversations.model import Conversation, Metrics, TokenUsage
 from agentsvc.conversations.state_masking import STATE_KIND
@@ -129,12 +129,12 @@ def _read(key: Any, value: bytes) -> tuple[str | None, ConversationStats | None]
     """Return the status and the costs in the value of a state's update, where it has them."""
     match key:
         case "execution_status":
-            return _decode(_status, value), None
+            return decode_or_none(value, _status), None
         case "stats":
             return None, _read_stats(value)
         case "full_state":
-            state = _decode(_full_state, value) or _FullState()
-            status = _decode(_status, bytes(state.execution_status))
+            state = decode_or_none(value, _full_state) or _FullState()
+            status = decode_or_none(bytes(state.execution_status), _status)
             return status, _read_stats(bytes(state.stats))
         case _:
             return None, None
@@ -143,12 +143,4 @@ def _read(key: Any, value: bytes) -> tuple[str | None, ConversationStats | None]
 def _read_stats(raw: bytes) -> ConversationStats | None:
     """Return costs, None where they have more parts than any: all writes wait for this."""
     further = itertools.islice(_NAMED_OBJECT.finditer(raw), _MAX_LOOKED_AT, None)
-    return _decode(_stats, raw) if next(further, None) is None else None
-
-
-def _decode[T](decoder: msgspec.json.Decoder[T], raw: bytes) -> T | None:
-    try:
-        return decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        # An agent server of another version; what is not understood is not used.
-        return None
+    return decode_or_none(raw, _stats) if next(further, None) is None else None

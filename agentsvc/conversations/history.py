@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base import dashed, new_id
+from agentsvc.base import dashed, decode_or_none, new_id
 from agentsvc.conversations.event_table import StoredEvent
 
 _TOLD_ONLY: Final = frozenset(
@@ -71,11 +71,8 @@ _body: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 def read_step(event: StoredEvent) -> Step | None:
     """Return what counts of an event, or None for one that no agent server can have written."""
-    try:
-        step = _step.decode(event.body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return step if _ID.fullmatch(step.id) else None
+    step = decode_or_none(event.body, _step)
+    return step if step is not None and _ID.fullmatch(step.id) else None
 
 
 def lines_of(steps: Iterable[Step]) -> list[Line]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base import MASK
+from agentsvc.base import MASK, decode_or_none
 
 STATE_KIND: Final = "ConversationStateUpdateEvent"
 
@@ -86,20 +86,16 @@ def mask_state(raw: bytes) -> bytes:
     """
     if STATE_KIND.encode() not in raw:
         return raw
-    try:
-        head = _head.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        # The event log takes no such thing.
-        return raw
-    return raw if head.kind != STATE_KIND else _mask(raw, head)
+    head = decode_or_none(raw, _head)
+    # What has none is nothing that the event log takes.
+    return raw if head is None or head.kind != STATE_KIND else _mask(raw, head)
 
 
 def _mask(raw: bytes, head: _Head) -> bytes:
     if raw.count(b",") > _MAX_VALUES:
         return _head_alone(head)
-    try:
-        state, members = _state.decode(raw), _members.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    state, members = decode_or_none(raw, _state), decode_or_none(raw, _members)
+    if state is None or members is None:
         return _head_alone(head)
     masked = _masked(state.value, state.key, depth=0)
     if masked == state.value:

@@ -16,6 +16,8 @@ import yarl
 from aiohttp import hdrs, web
 from multidict import istr
 
+from agentsvc.base import decode_or_none
+
 type Version = tuple[int, int]
 
 OLDEST: Final[Version] = (1, 21)
@@ -171,10 +173,10 @@ def version_of_start(body: bytes) -> Version | None:
     The SDK writes every field it has. The oldest version with just these fields is returned, and
     None for a body that it did not write, or that may be one of a version that reads everything.
     """
-    try:
-        agent = _START.decode(body).agent
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    start = decode_or_none(body, _START)
+    if start is None:
         return None
+    agent = start.agent
     steps: Sequence[tuple[Version, object]] = (
         (OLDEST, agent.llm.auth_type),
         ((1, 30), agent.llm.api_mode),

@@ -16,6 +16,7 @@ import msgspec
 from yarl import URL
 
 from agentsvc.agentserver import AddressNotAllowed, Lookup, SafeConnector, refusal_in
+from agentsvc.base import decode_or_none
 from agentsvc.domain import Llm
 from agentsvc.models.access import check_host, model_headers, reach_of_models
 from agentsvc.models.hosts import BASES, OWN_SERVERS, host_of_url, provider_of
@@ -190,17 +191,14 @@ def _judge(status: int, body: bytes, key: str) -> Checked:
 
 
 def _is_completion(body: bytes) -> bool:
-    try:
-        return len(_answer.decode(body).choices) > 0
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
+    answer = decode_or_none(body, _answer)
+    return answer is not None and len(answer.choices) > 0
 
 
 def _read_failure(body: bytes) -> tuple[str, str]:
     """Return what a provider says is wrong, and its code for that."""
-    try:
-        found = _failure.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    found = decode_or_none(body, _failure)
+    if found is None:
         return "", ""
     error = found.error
     if isinstance(error, _Error):

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Raw
 
-from agentsvc.base import Secret, has_many_values
+from agentsvc.base import Secret, decode_or_none, has_many_values
 from agentsvc.domain import Llm, without_secret_options
 from agentsvc.models.hosts import OWN_SERVERS, provider_of
 
@@ -154,9 +154,8 @@ class UsageReader:
             self._read(line[len(b"data:") :])
 
     def _read(self, text: bytes) -> None:
-        try:
-            answer = _answer.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        answer = decode_or_none(text, _answer)
+        if answer is None:
             return
         found = answer.usage or (answer.response.usage if answer.response else None)
         self._found = found or self._found

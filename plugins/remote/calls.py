@@ -21,6 +21,7 @@ from agentsvc.base import (
     OrderRejected,
     Secret,
     Unsupported,
+    decode_or_none,
     sha256,
 )
 from agentsvc.plugin import Handle
@@ -238,9 +239,8 @@ def one_line(text: str) -> str:
 
 def _read(content: bytes) -> tuple[str, str]:
     """Return code and text of an error, both empty where there is none to be read."""
-    try:
-        said = _REFUSAL.decode(content)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    said = decode_or_none(content, _REFUSAL)
+    if said is None:
         return "", ""
     text = next((part for part in (said.detail, said.error, said.message) if part), "")
     return said.code, one_line(text if isinstance(text, str) else json.dumps(text))

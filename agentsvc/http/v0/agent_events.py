@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from agentsvc.base import decoder_of
+from agentsvc.base import decode_or_none
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,20 +223,12 @@ EVENT: msgspec.json.Decoder[AgentEvent] = msgspec.json.Decoder(AgentEvent)
 _RISKS = ("LOW", "MEDIUM", "HIGH")
 
 
-def decode[T](body: bytes | msgspec.Raw, kind: type[T] | msgspec.json.Decoder[T]) -> T | None:
-    """Return JSON as a type, or None if it does not fit."""
-    try:
-        return decoder_of(kind).decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-
-
 def find_policy(event: ConversationStateUpdateEvent) -> ConfirmationPolicy | None:
     """Return when the agent asks from now on, or None if the event does not say."""
     if event.key == "confirmation_policy":
-        return decode(event.value, ConfirmationPolicy)
+        return decode_or_none(event.value, ConfirmationPolicy)
     if event.key == "full_state":
-        state = decode(event.value, FullState)
+        state = decode_or_none(event.value, FullState)
         return state.confirmation_policy if state else None
     return None
 

@@ -22,6 +22,7 @@ from typing import Final, assert_never
 import msgspec
 from msgspec import UNSET
 
+from agentsvc.base import decode_or_none
 from agentsvc.conversations import IMPORTED_KEY, TOOL_SERVER_FAILED, WISH_KEY
 from agentsvc.http.v0 import agent_events as agent
 from agentsvc.http.v0.actions import UNKNOWN_RISK, Fields, ShownAction, show_action, show_tool_call
@@ -90,7 +91,7 @@ class Translator:
 
     def feed(self, body: bytes) -> list[HistoryEvent | msgspec.Raw]:
         """Return what one more stored event adds; often nothing, sometimes several events."""
-        event = agent.decode(body, agent.EVENT)
+        event = decode_or_none(body, agent.EVENT)
         if event is None:
             return []
         if event.id in self._twins:
@@ -108,8 +109,8 @@ class Translator:
 
     def _take_over(self, event: agent.ConversationStateUpdateEvent) -> Iterable[msgspec.Raw]:
         """Tell an event that was imported from this generation as it was."""
-        imported = agent.decode(event.value, agent.Imported)
-        head = agent.decode(imported.event, agent.ImportedHead) if imported is not None else None
+        imported = decode_or_none(event.value, agent.Imported)
+        head = decode_or_none(imported.event, agent.ImportedHead) if imported is not None else None
         if imported is None or head is None or head.id != self._next_number:
             return
         number = self._take_number()
@@ -163,12 +164,12 @@ class Translator:
 
     def _update(self, event: agent.ConversationStateUpdateEvent) -> Iterable[HistoryEvent]:
         if event.key == "stats":
-            stats = agent.decode(event.value, agent.Stats)
+            stats = decode_or_none(event.value, agent.Stats)
             self._metrics = self._metrics if stats is None else _sum_up(stats)
         elif event.key == "execution_status":
-            yield from self._change(event, agent.decode(event.value, str) or "")
+            yield from self._change(event, decode_or_none(event.value, str) or "")
         elif event.key == WISH_KEY:
-            yield from self._note_request(event, agent.decode(event.value, str) or "")
+            yield from self._note_request(event, decode_or_none(event.value, str) or "")
         else:
             self._policy = agent.find_policy(event) or self._policy
 
