@@ -13,9 +13,11 @@ from agentsvc.agentserver.responses import ConversationStats as ConversationStat
 from agentsvc.agentserver.responses import GitChange as GitChange
 from agentsvc.agentserver.responses import GitDiff as GitDiff
 from agentsvc.agentserver.responses import InitState as InitState
+from agentsvc.agentserver.responses import Metrics as Metrics
 from agentsvc.agentserver.responses import ServerFault as ServerFault
 from agentsvc.agentserver.responses import convert_answer as convert_answer
 from agentsvc.agentserver.responses import decode_events as decode_events
+from agentsvc.agentserver.responses import tokens_of as tokens_of
 from agentsvc.agentserver.safe_connector import AddressNotAllowed as AddressNotAllowed
 from agentsvc.agentserver.safe_connector import Confirm as Confirm
 from agentsvc.agentserver.safe_connector import Lookup as Lookup

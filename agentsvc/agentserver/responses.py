@@ -84,23 +84,19 @@ class ConversationStats(msgspec.Struct, frozen=True, kw_only=True):
         """Return the cost over all usage ids."""
         return sum(metrics.accumulated_cost for metrics in self.usage_to_metrics.values())
 
-    @property
-    def accumulated_tokens(self) -> TokenUsage:
-        """Return the tokens over all usage ids; window and last turn are the largest."""
-        used = [
-            metrics.accumulated_token_usage
-            for metrics in self.usage_to_metrics.values()
-            if metrics.accumulated_token_usage is not None
-        ]
-        return TokenUsage(
-            prompt_tokens=sum(one.prompt_tokens for one in used),
-            completion_tokens=sum(one.completion_tokens for one in used),
-            cache_read_tokens=sum(one.cache_read_tokens for one in used),
-            cache_write_tokens=sum(one.cache_write_tokens for one in used),
-            reasoning_tokens=sum(one.reasoning_tokens for one in used),
-            context_window=max((one.context_window for one in used), default=0),
-            per_turn_token=max((one.per_turn_token for one in used), default=0),
-        )
+
+def tokens_of(metrics: Iterable[Metrics]) -> TokenUsage:
+    """Return the tokens over all usage ids; window and last turn are the largest."""
+    used = [one.accumulated_token_usage for one in metrics if one.accumulated_token_usage]
+    return TokenUsage(
+        prompt_tokens=sum(one.prompt_tokens for one in used),
+        completion_tokens=sum(one.completion_tokens for one in used),
+        cache_read_tokens=sum(one.cache_read_tokens for one in used),
+        cache_write_tokens=sum(one.cache_write_tokens for one in used),
+        reasoning_tokens=sum(one.reasoning_tokens for one in used),
+        context_window=max((one.context_window for one in used), default=0),
+        per_turn_token=max((one.per_turn_token for one in used), default=0),
+    )
 
 
 class AgentModel(msgspec.Struct, frozen=True, kw_only=True):

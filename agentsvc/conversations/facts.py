@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.agentserver import MAX_MODEL_CHARS, ConversationStats
+from agentsvc.agentserver import MAX_MODEL_CHARS, ConversationStats, tokens_of
 from agentsvc.base import copy_to, decode_or_none
 from agentsvc.conversations.event_log import EventHead
 from agentsvc.conversations.model import Conversation, Metrics, TokenUsage
@@ -64,7 +64,7 @@ def learn_stats(conversation: Conversation, stats: ConversationStats, at: str) -
     if at < conversation.facts.stats_at or not 0 < count <= _MAX_LOOKED_AT:
         # The first full state of a conversation has no costs yet; they are not reset by it.
         return conversation
-    tokens = stats.accumulated_tokens
+    tokens = tokens_of(stats.usage_to_metrics.values())
     counts = (stats.accumulated_cost, *msgspec.structs.astuple(tokens))
     if not all(0 <= count <= MAX_USED for count in counts):
         return conversation

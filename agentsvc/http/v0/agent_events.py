@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from agentsvc.agentserver import Metrics
 from agentsvc.base import decode_or_none
 
 
@@ -34,23 +35,10 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     arguments: str = "{}"
 
 
-class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens one use of a model has taken so far."""
+class UsageMetrics(Metrics, frozen=True, kw_only=True):
+    """What one use of a model has cost so far, and may cost."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cache_read_tokens: int = 0
-    cache_write_tokens: int = 0
-    context_window: int = 0
-    per_turn_token: int = 0
-
-
-class UsageMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """What one use of a model has cost so far."""
-
-    accumulated_cost: float = 0.0
     max_budget_per_task: float | None = None
-    accumulated_token_usage: TokenUsage | None = None
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from typing import Final, assert_never
 import msgspec
 from msgspec import UNSET
 
+from agentsvc.agentserver import tokens_of
 from agentsvc.base import decode_or_none
 from agentsvc.conversations import IMPORTED_KEY, TOOL_SERVER_FAILED, WISH_KEY
 from agentsvc.http.v0 import agent_events as agent
@@ -499,21 +500,13 @@ def _show_tool(tool: dict[str, object]) -> dict[str, object]:
 def _sum_up(stats: agent.Stats) -> Fields:
     """Return what a conversation has cost so far; what is told of single answers is always empty."""
     metrics = list(stats.usage_to_metrics.values())
-    usages = [use.accumulated_token_usage for use in metrics if use.accumulated_token_usage]
+    tokens = msgspec.structs.asdict(tokens_of(metrics))
+    del tokens["reasoning_tokens"]  # this generation does not know them
     budgets = [use.max_budget_per_task for use in metrics if use.max_budget_per_task is not None]
     return {
         "accumulated_cost": sum(use.accumulated_cost for use in metrics),
         "max_budget_per_task": max(budgets, default=None),
-        "accumulated_token_usage": {
-            "model": "default",
-            "prompt_tokens": sum(usage.prompt_tokens for usage in usages),
-            "completion_tokens": sum(usage.completion_tokens for usage in usages),
-            "cache_read_tokens": sum(usage.cache_read_tokens for usage in usages),
-            "cache_write_tokens": sum(usage.cache_write_tokens for usage in usages),
-            "context_window": max((usage.context_window for usage in usages), default=0),
-            "per_turn_token": max((usage.per_turn_token for usage in usages), default=0),
-            "response_id": "",
-        },
+        "accumulated_token_usage": {"model": "default", **tokens, "response_id": ""},
         "costs": [],
         "response_latencies": [],
         "token_usages": [],
