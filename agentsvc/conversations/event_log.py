@@ -52,14 +52,16 @@ def _weigh(page: tuple[list[bytes], str | None]) -> int:
     return sum(1 + len(body) // 1024 for body in page[0])
 
 
-class _Head(msgspec.Struct, frozen=True, kw_only=True):
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """What every event has."""
+
     id: str
     kind: str
     timestamp: str
     source: str | None = None
 
 
-class EventHead(_Head, frozen=True, kw_only=True):
+class EventHead(Head, frozen=True, kw_only=True):
     """What is read of an event; `key` and `value` are there in updates of the state."""
 
     key: Any = None
@@ -134,7 +136,7 @@ class EventLog:
 
         Return how many are left out since they are no events, or come twice.
         """
-        found: dict[str, tuple[_Head, bytes]] = {}
+        found: dict[str, tuple[Head, bytes]] = {}
         given = 0
         for item in raw:
             given += 1
@@ -275,17 +277,17 @@ class EventLog:
 class _Batch(msgspec.Struct, kw_only=True):
     """What came at once: the events to store, and the order of their ids and of the deltas."""
 
-    found: dict[str, tuple[_Head, bytes]] = {}
+    found: dict[str, tuple[Head, bytes]] = {}
     order: list[str | bytes] = []
     skipped: int = 0
 
 
-class _Stub(_Head, frozen=True, kw_only=True):
+class _Stub(Head, frozen=True, kw_only=True):
     truncated: bool = True
     size: int
 
 
-_head = msgspec.json.Decoder(_Head)
+_head = msgspec.json.Decoder(Head)
 _event_head = msgspec.json.Decoder(EventHead)
 
 
@@ -300,7 +302,7 @@ def read_time(item: bytes) -> str:
     return head.timestamp if head else ""
 
 
-def _check(item: bytes) -> _Head | None:
+def _check(item: bytes) -> Head | None:
     try:
         # msgspec does not look at the encoding of what it skips.
         item.decode()
@@ -313,7 +315,7 @@ def _check(item: bytes) -> _Head | None:
     return head if head.id and head.kind and values.parse_time(head.timestamp) else None
 
 
-def _bounded(head: _Head, item: bytes, conversation_id: str) -> bytes:
+def _bounded(head: Head, item: bytes, conversation_id: str) -> bytes:
     if len(item) <= LARGEST_EVENT_BYTES:
         return item
     log.warning(
@@ -331,7 +333,7 @@ def _bounded(head: _Head, item: bytes, conversation_id: str) -> bytes:
 
 
 def _number(
-    conversation_id: str, next_seq: int, new: Iterable[tuple[_Head, bytes]]
+    conversation_id: str, next_seq: int, new: Iterable[tuple[Head, bytes]]
 ) -> list[StoredEvent]:
     return [
         StoredEvent(

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.base import MASK, decode_or_none
+from agentsvc.conversations.event_log import Head
 
 STATE_KIND: Final = "ConversationStateUpdateEvent"
 
@@ -54,19 +55,11 @@ _MAX_VALUES: Final = 200_000
 """How many values a state may have: each of them takes time and memory."""
 
 
-class _Head(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    kind: str
-    timestamp: str
-    source: str | None = None
-
-
 class _State(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
     value: Any = None
 
 
-_head = msgspec.json.Decoder(_Head)
 _state = msgspec.json.Decoder(_State)
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -86,12 +79,12 @@ def mask_state(raw: bytes) -> bytes:
     """
     if STATE_KIND.encode() not in raw:
         return raw
-    head = decode_or_none(raw, _head)
+    head = decode_or_none(raw, Head)
     # What has none is nothing that the event log takes.
     return raw if head is None or head.kind != STATE_KIND else _mask(raw, head)
 
 
-def _mask(raw: bytes, head: _Head) -> bytes:
+def _mask(raw: bytes, head: Head) -> bytes:
     if raw.count(b",") > _MAX_VALUES:
         return _head_alone(head)
     state, members = decode_or_none(raw, _state), decode_or_none(raw, _members)
@@ -104,7 +97,7 @@ def _mask(raw: bytes, head: _Head) -> bytes:
     return msgspec.json.encode(members)
 
 
-def _head_alone(head: _Head) -> bytes:
+def _head_alone(head: Head) -> bytes:
     left = {name: getattr(head, name) for name in head.__struct_fields__}
     return msgspec.json.encode({**left, "key": _UNREADABLE, "value": None})
 
