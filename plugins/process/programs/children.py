@@ -145,18 +145,17 @@ class Execution:
                 os._exit(code)
 
     def _refuse(self, connection: socket.socket) -> None:
-        request = self._read_request(connection)
-        if request is None:
-            return
-        if "connect" in request:
-            self._answer_open(connection, request)
+        if self._read_request(connection) is None:
             return
         text = b"cannot run it: there is no room for another process\n"
         head = {"exit_code": _NO_ROOM, "timed_out": False, "truncated": False, "stdout": 0}
         connection.sendall(json.dumps({**head, "stderr": len(text)}).encode() + b"\n" + text)
 
     def _read_request(self, connection: socket.socket) -> Json | None:
-        """Return what is asked, or None where it is not whole, or not from who knows the token."""
+        """Return the command that is asked for; what asks whether ports answer is answered here.
+
+        None as well where it is not whole, or not from who knows the token.
+        """
         connection.settimeout(_REQUEST_SECONDS)
         received = b""
         while not received.endswith(b"\n"):
@@ -166,8 +165,12 @@ class Execution:
             received += chunk
         connection.settimeout(None)
         request: Json = json.loads(received)
-        is_known = request.get("token", "") == self.orders.get("control_token", "")
-        return request if is_known else None
+        if request.get("token", "") != self.orders.get("control_token", ""):
+            return None
+        if "connect" in request:
+            self._answer_open(connection, request)
+            return None
+        return request
 
     def _answer_open(self, connection: socket.socket, request: Json) -> None:
         """Say whether all ports answer, at once or as soon as they do within some seconds."""
@@ -183,9 +186,6 @@ class Execution:
         wake = wake_on_child()
         request = self._read_request(connection)
         if request is None:
-            return
-        if "connect" in request:
-            self._answer_open(connection, request)
             return
         env = {**self.orders["env"], **request["env"]}
         command = start(
