@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 import msgspec
 
@@ -63,6 +63,14 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 _REFUSAL: Final = msgspec.json.Decoder(Refusal)
 
 
+class Sent(TypedDict, total=False):
+    """What a call may send beside its method and its path."""
+
+    key: Secret | None
+    query: Iterable[tuple[str, str]]
+    body: Any
+
+
 class Calls:
     """The connections to one service; open it once, close it at the end.
 
@@ -99,13 +107,10 @@ class Calls:
         method: str,
         path: str,
         decoder: msgspec.json.Decoder[T],
-        *,
-        key: Secret | None = None,
-        query: Iterable[tuple[str, str]] = (),
-        body: Any = None,
+        **sent: Unpack[Sent],
     ) -> T:
         """Return the answer decoded; raises the error that fits."""
-        found = await self.find(method, path, decoder, key=key, query=query, body=body)
+        found = await self.find(method, path, decoder, **sent)
         if found is None:
             raise BackendUnavailable(
                 f"{self.url} has no such address: {path}; check the `url` of the backend"
@@ -117,13 +122,10 @@ class Calls:
         method: str,
         path: str,
         decoder: msgspec.json.Decoder[T],
-        *,
-        key: Secret | None = None,
-        query: Iterable[tuple[str, str]] = (),
-        body: Any = None,
+        **sent: Unpack[Sent],
     ) -> T | None:
         """Return the answer decoded, or None for a 404; raises the error that fits."""
-        content = await self._content(method, path, key=key, query=query, body=body)
+        content = await self._content(method, path, **sent)
         if content is None:
             return None
         try:
@@ -133,7 +135,11 @@ class Calls:
                 f"{self.url} answers {path} with what is not its API", detail=str(exc)
             ) from exc
 
-    async def order(
+    async def order(self, method: str, path: str, **sent: Unpack[Sent]) -> bool:
+        """Have something done, whatever a success says; False for a 404, raises the error that fits."""
+        return await self._content(method, path, **sent) is not None
+
+    async def _content(
         self,
         method: str,
         path: str,
@@ -141,18 +147,6 @@ class Calls:
         key: Secret | None = None,
         query: Iterable[tuple[str, str]] = (),
         body: Any = None,
-    ) -> bool:
-        """Have something done, whatever a success says; False for a 404, raises the error that fits."""
-        return await self._content(method, path, key=key, query=query, body=body) is not None
-
-    async def _content(
-        self,
-        method: str,
-        path: str,
-        *,
-        key: Secret | None,
-        query: Iterable[tuple[str, str]],
-        body: Any,
     ) -> bytes | None:
         key = self.key if key is None else key
         status, content = await self._exchange(method, path, key=key, query=query, body=body)
