@@ -39,17 +39,24 @@ MIGRATIONS: Final = (
     """,
 )
 
-_set = msgspec.json.Decoder(AttemptSet)
-_attempt = msgspec.json.Decoder(Attempt)
 
-
-class SetTable(Records[AttemptSet], table="plugin_attempts_sets"):
-    """The SQL of tasks."""
+class _Bodies[T: msgspec.Struct](Records[T]):
+    """Records of which each is whole in one column, beside what is looked for."""
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
         """Return the column that has all."""
         return ("body",)
+
+    @classmethod
+    def to_record(cls, row: Row) -> T:
+        """Return a row as a record."""
+        record: T = msgspec.json.decode(row["body"], type=cls._kind)
+        return record
+
+
+class SetTable(_Bodies[AttemptSet], table="plugin_attempts_sets"):
+    """The SQL of tasks."""
 
     @classmethod
     def to_row(cls, record: AttemptSet) -> dict[str, Any]:
@@ -62,11 +69,6 @@ class SetTable(Records[AttemptSet], table="plugin_attempts_sets"):
             "created_at": to_stored(record.created_at),
             "completed_at": stored_or_none(record.completed_at),
         }
-
-    @classmethod
-    def to_record(cls, row: Row) -> AttemptSet:
-        """Return a row as a task."""
-        return _set.decode(row["body"])
 
     @staticmethod
     async def delete_old(tx: Transaction, before: datetime, limit: int) -> int:
@@ -96,13 +98,8 @@ class SetTable(Records[AttemptSet], table="plugin_attempts_sets"):
         return await cls.select(source, "WHERE t.is_deleted")
 
 
-class AttemptTable(Records[Attempt], table="plugin_attempts_attempts", key="conversation_id"):
+class AttemptTable(_Bodies[Attempt], table="plugin_attempts_attempts", key="conversation_id"):
     """The SQL of attempts of tasks."""
-
-    @classmethod
-    def columns(cls) -> tuple[str, ...]:
-        """Return the column that has all."""
-        return ("body",)
 
     @classmethod
     def to_row(cls, record: Attempt) -> dict[str, Any]:
@@ -116,11 +113,6 @@ class AttemptTable(Records[Attempt], table="plugin_attempts_attempts", key="conv
             "is_open": record.status in OPEN or (is_over and not record.is_settled),
             "body": _text(record),
         }
-
-    @classmethod
-    def to_record(cls, row: Row) -> Attempt:
-        """Return a row as an attempt."""
-        return _attempt.decode(row["body"])
 
     @classmethod
     async def change(cls, tx: Transaction, one: Attempt, *, since: AttemptStatus) -> bool:
