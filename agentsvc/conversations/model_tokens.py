@@ -43,14 +43,7 @@ from agentsvc.conversations.model_usage import (
 )
 from agentsvc.conversations.stores import ConversationStores
 from agentsvc.domain import Llm, encode_revealed, revealed_decoder
-from agentsvc.models import (
-    CallUsage,
-    ModelSilent,
-    Upstream,
-    guess_usage,
-    through,
-    upstream_of,
-)
+from agentsvc.models import CallUsage, ModelSilent, Upstream, guess_usage, through, upstream_of
 from agentsvc.plugin import NOT_CALLING
 from agentsvc.sandboxes import Sandbox, Sandboxes
 from agentsvc.storage import Transaction, Vault, record_of

@@ -10,13 +10,7 @@ from uuid import UUID, uuid5
 import msgspec
 
 from agentsvc.agentserver import AgentServer, ConversationInfo
-from agentsvc.base import (
-    AgentUnavailable,
-    Conflict,
-    ConversationDeleted,
-    NotFound,
-    StartRefused,
-)
+from agentsvc.base import AgentUnavailable, Conflict, ConversationDeleted, NotFound, StartRefused
 from agentsvc.conversations.message_delivery import times_said
 from agentsvc.conversations.message_queue_table import PendingKind, PendingMessage
 from agentsvc.conversations.model_tokens import ModelTokens

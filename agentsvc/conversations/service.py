@@ -6,14 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from agentsvc.agentserver import AgentServer
-from agentsvc.base import (
-    AgentsvcError,
-    Conflict,
-    Gone,
-    NotFound,
-    QuotaExceeded,
-    parse_uuid,
-)
+from agentsvc.base import AgentsvcError, Conflict, Gone, NotFound, QuotaExceeded, parse_uuid
 from agentsvc.conversations.archives import Archive, Archives
 from agentsvc.conversations.deletion import ConversationDeletion, archive_of
 from agentsvc.conversations.event_ingestor import EventIngestor, refusal_event

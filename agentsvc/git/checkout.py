@@ -20,14 +20,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agentsvc.base import (
-    AgentsvcError,
-    BadRequest,
-    InvalidRequest,
-    NotFound,
-    Secret,
-    new_id,
-)
+from agentsvc.base import AgentsvcError, BadRequest, InvalidRequest, NotFound, Secret, new_id
 from agentsvc.domain import Provider, check_branch, credentials
 from agentsvc.git.client import refused, unavailable
 from agentsvc.settings import ProviderToken

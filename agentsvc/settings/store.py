@@ -11,22 +11,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET
 
-from agentsvc.base import (
-    MASK,
-    MAX_INT,
-    InvalidRequest,
-    Problems,
-    Secret,
-    has_control,
-    values,
-)
-from agentsvc.domain import (
-    Llm,
-    encode_revealed,
-    restore_secrets,
-    revealed_decoder,
-    show_mcp_config,
-)
+from agentsvc.base import MASK, MAX_INT, InvalidRequest, Problems, Secret, has_control, values
+from agentsvc.domain import Llm, encode_revealed, restore_secrets, revealed_decoder, show_mcp_config
 from agentsvc.settings.fields import (
     CHECKS,
     FLAT_FIELDS,

@@ -7,16 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from agentsvc.plugin import (
-    Capability,
-    Handle,
-    ImageBuild,
-    Order,
-    PausedAs,
-    Phase,
-    Report,
-    Usage,
-)
+from agentsvc.plugin import Capability, Handle, ImageBuild, Order, PausedAs, Phase, Report, Usage
 from agentsvc.testing.rig import LoopWatch, Rig, expect
 from agentsvc.testing.workload import WORK_SECONDS
 

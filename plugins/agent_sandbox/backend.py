@@ -6,13 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from agentsvc.base import (
-    Conflict,
-    HandleTooNew,
-    OrderRejected,
-    now,
-    parse_time,
-)
+from agentsvc.base import Conflict, HandleTooNew, OrderRejected, now, parse_time
 from agentsvc.plugin import (
     BackendContext,
     Capability,

@@ -8,12 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from agentsvc.base import NO_CONTROL, matching, stated
-from agentsvc.extension.conversations import (
-    PROFILE_PATTERN,
-    Provider,
-    SentBranch,
-    SentRepository,
-)
+from agentsvc.extension.conversations import PROFILE_PATTERN, Provider, SentBranch, SentRepository
 
 LONGEST_PROMPT: Final = 50_000
 _YEAR_SECONDS: Final = 366 * 86400

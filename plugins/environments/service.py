@@ -14,11 +14,7 @@ from agentsvc.base import (
     new_id,
     now,
 )
-from agentsvc.extension.conversations import (
-    StartOrder,
-    check_repository,
-    refuse_credentials,
-)
+from agentsvc.extension.conversations import StartOrder, check_repository, refuse_credentials
 from agentsvc.extension.environments import Environment as Prepared
 from agentsvc.extension.environments import Spec
 from agentsvc.extension.server import Server

@@ -19,15 +19,7 @@ from typing import BinaryIO, Final
 import msgspec
 
 from agentsvc.base import OrderRejected, copy_to, is_sandbox_id, now
-from agentsvc.plugin import (
-    Isolation,
-    Limits,
-    LogLine,
-    Network,
-    Order,
-    Port,
-    remove_directory,
-)
+from agentsvc.plugin import Isolation, Limits, LogLine, Network, Order, Port, remove_directory
 
 from .files import read_whole, write_anew
 from .reclaiming import Memory

@@ -23,14 +23,7 @@ from agentsvc.cli.extension import (
 )
 
 from .config import WebhooksConfig
-from .model import (
-    ChangeKind,
-    Delivery,
-    DeliveryState,
-    Subscription,
-    WebhookOrder,
-    WebhookUpdate,
-)
+from .model import ChangeKind, Delivery, DeliveryState, Subscription, WebhookOrder, WebhookUpdate
 from .service import Webhooks
 
 _LIST_HINT: Final = "run `agentsvc webhooks list` to see them"

@@ -24,14 +24,7 @@ from agentsvc.extension.web import (
 
 from .config import WebhooksConfig
 from .delivery_worker import DeliveryWorker
-from .model import (
-    ChangeKind,
-    Delivery,
-    DeliveryState,
-    Subscription,
-    WebhookOrder,
-    WebhookUpdate,
-)
+from .model import ChangeKind, Delivery, DeliveryState, Subscription, WebhookOrder, WebhookUpdate
 from .sender import Sender
 from .service import Webhooks
 

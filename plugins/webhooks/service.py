@@ -10,14 +10,7 @@ from agentsvc.base import Conflict, NotFound, Secret, values
 from agentsvc.extension.storage import Database, Transaction, Vault, cut, note_effect
 
 from .config import WebhooksConfig
-from .model import (
-    ChangeKind,
-    Delivery,
-    DeliveryState,
-    Subscription,
-    WebhookOrder,
-    WebhookUpdate,
-)
+from .model import ChangeKind, Delivery, DeliveryState, Subscription, WebhookOrder, WebhookUpdate
 from .signing import new_secret
 from .table import DeliveryTable, SubscriptionTable
 from .targets import check_url

@@ -8,11 +8,7 @@ import msgspec
 from agentsvc.base import AgentRefused, Conflict, NotFound, Secret, StartRefused
 from agentsvc.conversations.replay_script import recording_of
 from agentsvc.conversations.secret_lookup import LookupTokens, make_lookups
-from agentsvc.conversations.starting.agent_request import (
-    AgentInputs,
-    chosen_model,
-    make_agent_body,
-)
+from agentsvc.conversations.starting.agent_request import AgentInputs, chosen_model, make_agent_body
 from agentsvc.conversations.starting.parts import StartParts
 from agentsvc.conversations.starting.progress import Progress
 from agentsvc.conversations.starting.prompts import first_message

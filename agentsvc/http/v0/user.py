@@ -10,13 +10,7 @@ from msgspec import Meta
 
 from agentsvc.base import GitTokenMissing, NotAuthenticated, copy_to, now, stated, to_stored
 from agentsvc.domain import Provider
-from agentsvc.git import (
-    Branch,
-    BranchQuery,
-    Listing,
-    RepositoryQuery,
-    SortBy,
-)
+from agentsvc.git import Branch, BranchQuery, Listing, RepositoryQuery, SortBy
 from agentsvc.http.git_views import (
     Account,
     BranchFields,

@@ -11,12 +11,7 @@ from msgspec import Meta
 
 from agentsvc.base import BadRequest, decode_cursor, encode_cursor
 from agentsvc.domain import Provider
-from agentsvc.git import (
-    BranchQuery,
-    Listing,
-    RepositoryQuery,
-    SortBy,
-)
+from agentsvc.git import BranchQuery, Listing, RepositoryQuery, SortBy
 from agentsvc.http.git_views import (
     BranchFields,
     RepositoryFields,

@@ -7,14 +7,7 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from agentsvc.base import (
-    BadRequest,
-    Conflict,
-    NotFound,
-    Problems,
-    Secret,
-    checked_by,
-)
+from agentsvc.base import BadRequest, Conflict, NotFound, Problems, Secret, checked_by
 from agentsvc.domain import NamedServers, Provider, read_mcp_map
 from agentsvc.http.keys import GIT_PROVIDERS, SECRETS, SETTINGS, user_of
 from agentsvc.http.routes import Routes, shown_as

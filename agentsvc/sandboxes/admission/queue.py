@@ -17,12 +17,7 @@ from agentsvc.base import OrderRejected, SandboxLimitReached, Supervisor, now
 from agentsvc.config import CapacityConfig, SandboxesConfig
 from agentsvc.domain import WhenFull
 from agentsvc.sandboxes.admission import capacity
-from agentsvc.sandboxes.admission.capacity import (
-    AdmittedSandbox,
-    CapacityLimits,
-    Limits,
-    held_of,
-)
+from agentsvc.sandboxes.admission.capacity import AdmittedSandbox, CapacityLimits, Limits, held_of
 from agentsvc.sandboxes.last_used import ActivityTracker
 from agentsvc.sandboxes.state import Sandbox
 from agentsvc.sandboxes.stores import SandboxStores

@@ -35,10 +35,7 @@ from agentsvc.plugin import Endpoint, Handle, IdleRules, Network, Phase, Report,
 from agentsvc.sandboxes.admission.capacity import held_of
 from agentsvc.sandboxes.admission.placement import checked
 from agentsvc.sandboxes.admission.queue import AdmissionQueue
-from agentsvc.sandboxes.admission.warm_pool_table import (
-    WarmSandbox,
-    WarmSandboxState,
-)
+from agentsvc.sandboxes.admission.warm_pool_table import WarmSandbox, WarmSandboxState
 from agentsvc.sandboxes.backend_calls import BackendCalls, find_handle
 from agentsvc.sandboxes.identity import IdentityVerifier
 from agentsvc.sandboxes.orders import CallbackRules, make_dormant_order, make_identity
