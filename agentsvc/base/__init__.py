@@ -72,6 +72,7 @@ from agentsvc.base.python_holes import known_vulnerabilities as known_vulnerabil
 from agentsvc.base.supervisor import Supervisor as Supervisor
 from agentsvc.base.supervisor import back_off as back_off
 from agentsvc.base.supervisor import is_cancelled as is_cancelled
+from agentsvc.base.supervisor import wait_within as wait_within
 from agentsvc.base.texts import Source as Source
 from agentsvc.base.throttle import Throttle as Throttle
 from agentsvc.base.urls import CLONE_URL as CLONE_URL

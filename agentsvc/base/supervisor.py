@@ -5,6 +5,7 @@ whoever starts it.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
@@ -114,6 +115,13 @@ async def _repeat(succeeds: Callable[[], Awaitable[bool]], every_seconds: float)
         is_good = await succeeds()
         wait_seconds = every_seconds if is_good else back_off(wait_seconds, every_seconds)
         await asyncio.sleep(wait_seconds)
+
+
+async def wait_within(event: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, or for so long."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 def back_off(wait_seconds: float, every_seconds: float) -> float:

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base import AgentsvcError, QuotaExceeded, Supervisor, back_off, monotonic
+from agentsvc.base import AgentsvcError, QuotaExceeded, Supervisor, back_off, monotonic, wait_within
 from agentsvc.conversations.event_ingestor import EventIngestor
 from agentsvc.conversations.event_log import DELTA_KIND, EventLog, read_head
 from agentsvc.conversations.model import Conversation
@@ -82,8 +82,7 @@ class DeltaSubscriptions(msgspec.Struct, kw_only=True, eq=False):
                     "streaming deltas not available from the agent server",
                     extra={"conversation_id": conversation_id, "reason": str(exc)},
                 )
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), wait_seconds)
+            await wait_within(changed, wait_seconds)
             wait_seconds = back_off(wait_seconds, _FIRST_WAIT_SECONDS)
 
     async def _follow(self, conversation_id: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base import monotonic
+from agentsvc.base import monotonic, wait_within
 from agentsvc.domain import Llm
 from agentsvc.models import Upstream, upstream_of
 
@@ -37,8 +37,7 @@ class WatchedModel:
 
     async def wait(self, seconds: float) -> None:
         """Wait until something is told, or for so long."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), seconds)
+        await wait_within(self._news, seconds)
         self._news.clear()
 
 

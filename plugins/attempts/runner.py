@@ -22,6 +22,7 @@ from agentsvc.base import (
     SandboxLimitReached,
     monotonic,
     now,
+    wait_within,
 )
 from agentsvc.extension.agents import PendingKind, PendingMessage
 from agentsvc.extension.commands import stop_once, watch_once
@@ -99,9 +100,7 @@ class Runner:
 
     async def run_due(self) -> None:
         """Wait for news, and take on what it is about; call it again and again."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, self._sweep_at - monotonic())):
-                await self._wake.wait()
+        await wait_within(self._wake, max(0.0, self._sweep_at - monotonic()))
         self._wake.clear()
         if monotonic() < self._sweep_at:
             found = await AttemptTable.open(self._db, tuple(self._changed))

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base import AgentsvcError, monotonic, now
+from agentsvc.base import AgentsvcError, monotonic, now, wait_within
 from agentsvc.extension.conversations import ConversationQuery, ConversationView, EventQuery
 from agentsvc.extension.endings import AT_WORK, cost_of
 from agentsvc.extension.server import Notice, SandboxStatus, Server, Subject, Target
@@ -104,9 +104,7 @@ class Follower:
 
     async def follow_runs(self) -> None:
         """Wait for news, and look at what it is about; call it again and again."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, self._sweep_at - monotonic())):
-                await self._wake.wait()
+        await wait_within(self._wake, max(0.0, self._sweep_at - monotonic()))
         self._wake.clear()
         await self._shift_timeouts()
         changed, self._changed = self._changed, set()

@@ -6,7 +6,6 @@ steps loses nothing, and does nothing twice.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
@@ -23,6 +22,7 @@ from agentsvc.base import (
     SandboxLimitReached,
     now,
     to_stored,
+    wait_within,
 )
 from agentsvc.extension.conversations import StartOrder, StartTask, check_may_run
 from agentsvc.extension.server import Server
@@ -106,9 +106,7 @@ class Scheduler:
             pass
         waits = (await AutomationTable.next_at(self._db), await RunTable.next_at(self._db, moment))
         seconds = [(due - moment).total_seconds() for due in waits if due is not None]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, min([*seconds, POLL_SECONDS]))):
-                await self._wake.wait()
+        await wait_within(self._wake, max(0.0, min([*seconds, POLL_SECONDS])))
 
     async def _make_runs(self) -> bool:
         """Make runs of some due times, and say whether there were any."""

@@ -5,7 +5,6 @@ one, since the command line may have made it.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -15,7 +14,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from agentsvc.base import Secret, values
+from agentsvc.base import Secret, values, wait_within
 from agentsvc.extension.server import Notice, Server, Subject
 from agentsvc.extension.storage import Transaction
 
@@ -78,9 +77,7 @@ class DeliveryWorker:
             if due_seconds <= 0:
                 self._supervisor.spawn(name, partial(self._deliver_all, subscription.id))
             wait_seconds = min(wait_seconds, due_seconds) if due_seconds > 0 else wait_seconds
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_seconds):
-                await self._wake.wait()
+        await wait_within(self._wake, wait_seconds)
 
     async def forget_settled(self) -> None:
         """Delete what nobody asks for any more: old deliveries, and former secrets."""

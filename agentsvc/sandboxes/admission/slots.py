@@ -6,7 +6,6 @@ after a restart those that go on ask again, and `expect` keeps the oldest in fro
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 from collections import Counter
@@ -17,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base import now
+from agentsvc.base import now, wait_within
 from agentsvc.sandboxes.admission.capacity import (
     AdmittedSandbox,
     CapacityLimits,
@@ -155,8 +154,7 @@ class StartSlots:
         while not waiting.is_over.is_set():
             if waiting.place:
                 await report(waiting.place)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(waiting.is_over.wait(), _REPORT_SECONDS)
+            await wait_within(waiting.is_over, _REPORT_SECONDS)
         return True
 
     @property
