@@ -485,3 +485,22 @@ async def test_earlier_entries_that_come_late_are_not_those_of_another_question(
     await expect(page.locator("[aria-busy]")).to_have_count(0)
     await expect(entries).to_have_count(1)
     await expect(entries).to_contain_text(["wanted"])
+
+
+async def test_a_list_that_is_not_whole_says_so(quick_console: Console) -> None:
+    client = quick_console.client
+    known = await client.conversation(await finished(client))
+    page = await quick_console.page()
+    older = page.get_by_text("Older ones are found by searching.")
+    await expect(page.locator(".row")).to_have_count(1)
+    await expect(older).to_have_count(0)
+
+    async def answer(route: Route) -> None:
+        query = parse_qs(urlparse(route.request.url).query)
+        first = int(query.get("page_id", ["0"])[0])
+        many = [{**known, "id": f"{first + i:032x}"} for i in range(100)]
+        await route.fulfill(json={"items": many, "next_page_id": str(first + 100)})
+
+    await page.route("**/app-conversations/search?*", answer)
+    await page.reload()
+    await expect(older).to_be_visible()

@@ -9,6 +9,8 @@ import { Icon, Pill, Problem, Spinner, tell } from "./ui.js";
 import { t } from "./words.js";
 
 const SEARCH_WAIT_MS = 250;
+/** How many conversations the store lists; the search goes through all. */
+const MOST = 1000;
 /** Labels that say where a conversation is shown; all others are the user's own. */
 export const PINNED = "pinned";
 export const ARCHIVED = "archived";
@@ -99,6 +101,7 @@ export function ConversationList({ route }) {
           <li key=${name}><h2 class="row-group">${name}</h2><ul aria-label=${name}>
             ${members.map((one) => html`<${Row} key=${one.id} conversation=${one} route=${route} />`)}
           </ul></li>`)}
+        ${!found && known.length >= MOST && html`<li key="older"><p class="none">${t("Older ones are found by searching.")}</p></li>`}
         ${found?.messages.length > 0 && html`<li key="messages"><h2 class="row-group">${t("In messages")}</h2><ul aria-label=${t("In messages")}>
           ${found.messages.map((one) => html`<li key=${one.event_id}><a class="row" href=${`#/c/${one.conversation_id}?find=${encodeURIComponent(words.trim())}`}>
             <span class="row-title">${conversations.get(one.conversation_id)?.title || t("Untitled")}</span>

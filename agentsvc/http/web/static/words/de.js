@@ -473,6 +473,7 @@ export default {
   "One on each line": "Eines pro Zeile",
   "Only for a server of your own or a proxy; empty for the provider itself.": "Nur für einen eigenen Server oder einen Proxy; leer für den Anbieter selbst.",
   "Only for one of your own, such as git.example.org": "Nur für einen eigenen, etwa git.example.org",
+  "Older ones are found by searching.": "Ältere findet die Suche.",
   "only, not by": "und nicht durch",
   "Open the settings": "Einstellungen öffnen",
   "Opens": "Öffnet",
