@@ -113,12 +113,17 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
 
 
-def drop_unwritten() -> None:
-    """Have what standard output does not take go nowhere; Python tries it again at its end."""
+def drop_unwritten() -> bool:
+    """Have what standard output does not take go nowhere, and say whether there is such.
+
+    Python tries it again at its end.
+    """
     try:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 @contextlib.contextmanager
@@ -138,10 +143,11 @@ def _errors_told() -> Iterator[None]:
     except OSError as exc:
         if exc.filename is None and not is_no_room(exc):
             raise
-        drop_unwritten()
+        is_untaken = drop_unwritten()
+        place = exc.filename or ("standard output" if is_untaken else "")
         is_full = is_no_room(exc)
         why = "the disk is full" if is_full else exc.strerror or str(exc) or type(exc).__name__
-        where = f": {exc.filename}" if exc.filename else ""
+        where = f": {place}" if place else ""
         helps = is_full or isinstance(exc, PermissionError)
         raise CommandFailed(f"{why}{where}", hint_against(exc) if helps else "") from exc
 

@@ -89,7 +89,8 @@ def test_help_that_is_not_taken_has_no_traceback(words: str) -> None:
     buffered = os.environ | {"PYTHONUNBUFFERED": ""}
     script = ["bash", "-c", f"{command} >/dev/full"]
     full = subprocess.run(script, capture_output=True, text=True, check=False, env=buffered)
-    assert (full.returncode, full.stderr) == (1, f"error: the disk is full\nhint: {HINT_ROOM}\n")
+    told = f"error: the disk is full: standard output\nhint: {HINT_ROOM}\n"
+    assert (full.returncode, full.stderr) == (1, told)
     pipe = ["bash", "-c", f"{command} | true; exit ${{PIPESTATUS[0]}}"]
     assert subprocess.run(pipe, capture_output=True, check=True, env=buffered).stderr == b""
 

@@ -519,7 +519,7 @@ async def test_a_file_of_an_automation_may_have_moments_and_be_wrong(
     file = tmp_path / "a.toml"
     create = ("automations", "create", str(file))
     for line in ("trigger = { type = 'once', at = 2099-01-01T00:00:00Z }", "repos = ['a/b']"):
-        file.write_text(f"name = 'a'\nprompt = 'b'\n{line}")
+        file.write_text(f"name = 'a'\nprompt = 'b'\n{line}", "utf-8-sig")
         await commands.good(*create, "--repository", "a/b")
     for line in ("trigger = 'cron'", "repos = ['a/b']", "timeout = inf"):
         file.write_text(f"name = 'a'\nprompt = 'b'\n{line}")
