@@ -20,6 +20,16 @@ FILE: Final = click.Path(path_type=Path, dir_okay=False)
 """A file that is written, or need not be there."""
 EXISTING_FILE: Final = click.Path(path_type=Path, exists=True, dir_okay=False)
 
+
+def _check_not_empty(
+    _context: click.Context, _option: click.Parameter, text: str | None
+) -> str | None:
+    """Refuse what a variable of a shell that is not set leaves: it would mean another directory."""
+    if text == "":
+        raise click.BadParameter("it is empty")
+    return text
+
+
 config_option: Decorator = click.option(
     "--config",
     "config_file",
@@ -30,6 +40,7 @@ config_option: Decorator = click.option(
 data_dir_option: Decorator = click.option(
     "--data-dir",
     metavar="DIR",
+    callback=_check_not_empty,
     help="Directory for database, keys and sandboxes; otherwise ~/.local/share/agentsvc.",
 )
 json_option: Decorator = click.option(
