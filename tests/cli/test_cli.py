@@ -103,7 +103,12 @@ def test_an_empty_task_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["nothing"], ["serve", "--nothing"], ["keys", "revoke", "x"], ["keys", "list", "--data-dir", ""]],
+    [
+        ["nothing"],
+        ["serve", "--nothing"],
+        ["keys", "revoke", "x"],
+        ["keys", "list", "--data-dir", ""],
+    ],
 )
 def test_wrong_usage_is_exit_code_2_on_stderr(arguments: list[str]) -> None:
     result = CliRunner().invoke(cli, arguments)

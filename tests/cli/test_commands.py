@@ -509,7 +509,7 @@ async def test_a_secret_in_json_that_standard_output_does_not_take_is_in_a_file(
     command = f"{sys.executable} -m agentsvc {words}"
     made = await asyncio.create_subprocess_shell(command, cwd=tmp_path, env=known)
     assert await made.wait() == 1
-    [file] = tmp_path.glob("automation-secret-*")
+    [file] = [one for one in _files(tmp_path) if one.name.startswith("automation-secret-")]
     assert json.loads(file.read_text())["secret"].startswith("whsec_")
 
 
