@@ -21,7 +21,15 @@ from agentsvc.http.keys import CALLBACKS, PASS, REPLAYS
 from agentsvc.http.routes import EXAMPLE_ID, TEXT, Described, Routes, Scope
 from agentsvc.http.v1.events import EventsBody, to_raw_events
 from agentsvc.http.v1.sandboxes import calling_sandbox
-from agentsvc.http.wire import SUCCESS, Success, decode, path_id, read_apart, read_json, text_response
+from agentsvc.http.wire import (
+    SUCCESS,
+    Success,
+    decode,
+    path_id,
+    read_apart,
+    read_json,
+    text_response,
+)
 
 PREFIX: Final = "/api/v1/webhooks"
 
