@@ -13,9 +13,10 @@ Sandboxes are given that: what watches files by `select` can have no more than 1
 """
 
 
-def raise_open_files() -> None:
-    """Let this process have as many open as it may."""
+def raise_open_files() -> int:
+    """Let this process have as many open as it may, and return how many that is."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return max(soft, wanted)

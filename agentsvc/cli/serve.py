@@ -112,11 +112,11 @@ def command(
         masker.add(bootstrap_key)
     _warn_of_vulnerabilities()
     data_directory = data_dir_of(loaded)
-    raise_open_files()
+    open_files = raise_open_files()
     with bind(loaded.config.server.host, loaded.config.server.port) as listener:
         data_directory.prepare()
         with lock_data_dir(data_directory.path):
-            config = with_addresses(loaded.config, listener)
+            config = with_room(with_addresses(loaded.config, listener), open_files)
             greet = partial(_greet, loaded, listener, bootstrap_key, masker)
             reload = Reload(manager, loaded, read)
             _run(_serve(config, data_directory, listener, manager, reload=reload, greet=greet))
@@ -178,6 +178,22 @@ def with_addresses(config: Config, listener: socket.socket) -> Config:
     server = msgspec.structs.replace(
         config.server, port=listener.getsockname()[1], internal_url=url
     )
+    return msgspec.structs.replace(config, server=server)
+
+
+def with_room(config: Config, open_files: int) -> Config:
+    """Return the configuration with no more connections than a quarter of the files that may be open.
+
+    Each may have another one to a sandbox, and as many are held for a moment that are refused.
+    """
+    most = open_files // 4
+    if config.server.max_connections <= most:
+        return config
+    log.warning(
+        "fewer connections than server.max_connections, since few files may be open",
+        extra={"connections": most, "open_files": open_files},
+    )
+    server = msgspec.structs.replace(config.server, max_connections=most)
     return msgspec.structs.replace(config, server=server)
 
 

@@ -114,8 +114,9 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     stall_seconds: Annotated[float, Meta(gt=0)] = 30.0
     """Longest time a client may take nothing of an answer, or send nothing of a body"""
     max_connections: Annotated[int, Meta(ge=8, le=100_000)] = 2000
-    """Most connections at a time: up to half of them without a good key, up to three quarters with
-    keys of sandboxes, and as many of one user"""
+    """Most connections at a time, and at most a quarter of the files that the server may open: up to
+    half of them without a good key, up to three quarters with keys of sandboxes, and as many of one
+    user"""
     max_connections_per_address: Annotated[int, Meta(ge=0, le=100_000)] = 200
     """Most connections at a time of one address, or of one client that a trusted proxy names, which
     have shown no good key; 0 is no limit"""

@@ -1,5 +1,6 @@
 """`agentsvc serve` as its operator meets it: a process, its two output streams, its exit code."""
 
+import contextlib
 import json
 import os
 import pty
@@ -568,6 +569,17 @@ def test_sighup_reads_the_configuration_again(
     assert "configuration reloaded" in log
     assert re.search("settings changed that need a restart.*events.heartbeat_seconds", log)
     assert re.search("configuration not reloaded.*log.level", log)
+
+
+def test_clients_cannot_take_all_files_that_the_server_may_open(start: Start) -> None:
+    server = start(launcher=("sh", "-c", 'ulimit -n 200; exec "$@"', "sh"))
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    with contextlib.ExitStack() as held:
+        for _ in range(250):
+            held.enter_context(socket.create_connection((host, int(port))))
+        assert server.status_for(server.first_key) == 200
+    assert server.stop() == 0
+    assert "connections=50 open_files=200" in server.process.communicate()[1]
 
 
 def test_a_unit_for_systemd_names_what_the_server_is_started_with(tmp_path: Path) -> None:
