@@ -59,7 +59,8 @@ class Reload:
             changed = sorted(differences(self._last, loaded))
             need_restart = sorted({*differences(self._started, loaded)} - {_RELOADED})
         except (StartFailed, OSError) as exc:
-            log.error("configuration not reloaded", extra={"reason": str(exc)})  # noqa: TRY400  # it has no traceback
+            facts = {"reason": str(exc), "hint": getattr(exc, "hint", "")}
+            log.error("configuration not reloaded", extra=facts)  # noqa: TRY400  # it has no traceback
         else:
             logging.getLogger().setLevel(loaded.config.log.level.upper())
             log.info("configuration reloaded", extra={"keys": changed})

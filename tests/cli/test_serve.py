@@ -558,6 +558,7 @@ def test_sighup_reads_the_configuration_again(
     for text in (
         '[log]\nlevel = "debug"\n[events]\nheartbeat_seconds = 5.0\n',
         '[log]\nlevel = "loud"\n',
+        "[log]\nlevel =\n",
     ):
         file.write_text(text)
         server.process.send_signal(signal.SIGHUP)
@@ -569,6 +570,7 @@ def test_sighup_reads_the_configuration_again(
     assert "configuration reloaded" in log
     assert re.search("settings changed that need a restart.*events.heartbeat_seconds", log)
     assert re.search("configuration not reloaded.*log.level", log)
+    assert re.search("configuration not reloaded.*at line 2, column 8", log)
 
 
 def test_clients_cannot_take_all_files_that_the_server_may_open(start: Start) -> None:
