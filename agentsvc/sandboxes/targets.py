@@ -99,8 +99,9 @@ class Targets:
         if target.is_rest or target is Target.DELETED:
             await self._uses.clear_queued(tx, sandbox_id)
             return await self._announce(tx, before)
-        # To want it running is to use it.
+        # To want it running is to use it, which `agentsvc prune` beside the server has to know, too.
         self._usage.note(sandbox_id)
+        await self._uses.set_active(tx, {sandbox_id: now()})
         if not holds_room(before):
             await self._make_room(tx, before)
             await self._admission.enter(tx, before, when_full)

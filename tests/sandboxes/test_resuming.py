@@ -1,8 +1,12 @@
-"""Sandboxes that are resumed while their backend is away or no server runs: the wait counts for no start."""
+"""Sandboxes that are resumed: while their backend is away or no server runs, and beside `agentsvc prune`."""
+
+from datetime import timedelta
 
 import pytest
 
-from agentsvc.base.values import monotonic
+from agentsvc.base.values import monotonic, now
+from agentsvc.conversations.retention import give_up_idle
+from agentsvc.http.keys import DATABASE
 from tests.sandboxes.test_sandboxes import PATH, start
 from tests.service import Client, Service
 from tests.troubles import TroubledWorld, eventually, reconfigure
@@ -28,3 +32,19 @@ async def test_the_time_in_which_the_backend_is_away_does_not_count_for_a_resume
     await eventually(lambda: fake_world.count("inspect") > inspected + 1)
     fake_world.finish_start(sandbox_id)
     await client.wait_for_sandbox(sandbox_id, "RUNNING")
+
+
+async def test_one_that_is_resumed_is_used_for_what_is_pruned_at_the_same_moment(
+    client: Client, service: Service
+) -> None:
+    sandbox_id = await start(client)
+    assert (await client.post(f"{PATH}/{sandbox_id}/pause")).status == 200
+    await client.wait_for_sandbox(sandbox_id, "PAUSED")
+    # What the server remembers of uses is not stored meanwhile.
+    await reconfigure(service, sandboxes={"sweep_seconds": 3600.0})
+    database = service.app[DATABASE]
+    old = "UPDATE sandboxes SET created_at = '2025-01-01T00:00:00.000000Z'"
+    await database.write(lambda tx: tx.run(old))
+    await database.write(lambda tx: tx.run("UPDATE sandbox_uses SET active_at = NULL"))
+    assert (await client.post(f"{PATH}/{sandbox_id}/resume")).status == 200
+    assert await give_up_idle(database, now() - timedelta(hours=1)) == 0
