@@ -17,6 +17,7 @@ from agentsvc.storage import Database, Reader
 RECENTLY: Final = timedelta(hours=1)
 _NEWEST_EVENTS: Final = 200
 _MAX_STARTS: Final = 500
+_MAX_MODELS: Final = 100
 _FRESH: Final = timedelta(minutes=5)
 _stages = msgspec.json.Decoder(tuple[Stage, ...])
 
@@ -37,7 +38,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     event_lag_seconds: float
     """How long the slowest of the newest events took to get here."""
     cost_dollars: dict[str, float]
-    """What conversations that are kept have cost, by model."""
+    """What conversations that are kept have cost, by model; beyond the 100 dearest as `other`."""
     read_seconds: float
     """How long all of this took to read."""
 
@@ -61,7 +62,7 @@ async def _read(db: Reader) -> Figures:
     costs = await db.all(
         "SELECT COALESCE(llm_model, '') AS model,"
         " SUM(COALESCE(json_extract(CAST(metrics AS TEXT), '$.accumulated_cost'), 0)) AS cost"
-        " FROM conversations WHERE metrics IS NOT NULL GROUP BY 1"
+        " FROM conversations WHERE metrics IS NOT NULL GROUP BY 1 ORDER BY 2 DESC"
     )
     queues = await _queues(db)
     lag = await _event_lag(db)
@@ -74,9 +75,16 @@ async def _read(db: Reader) -> Figures:
         stage_seconds=stages,
         queues=queues,
         event_lag_seconds=lag,
-        cost_dollars={row["model"]: row["cost"] for row in costs},
+        cost_dollars=_few({row["model"]: row["cost"] for row in costs}),
         read_seconds=(now() - began).total_seconds(),
     )
+
+
+def _few(costs: dict[str, float]) -> dict[str, float]:
+    """Return the dearest models, and all others as one: users name them as they like."""
+    models = list(costs)
+    rest = sum(costs.pop(model) for model in models[_MAX_MODELS:])
+    return {**costs, "other": rest} if len(models) > _MAX_MODELS else costs
 
 
 async def _starts(db: Reader) -> tuple[dict[str, int], dict[str, list[float]]]:

@@ -73,7 +73,7 @@ def _stored(figures: Figures) -> Iterator[MetricFamily]:
     yield gauge("queue_depth", text, _by("queue", figures.queues))
     text = "How long the slowest of the newest events took to get here."
     yield gauge("event_lag_seconds", text, [({}, figures.event_lag_seconds)])
-    text = "What the conversations that are kept have cost, by model."
+    text = "What the conversations that are kept have cost, by model; all but the 100 dearest are `other`."
     yield gauge("model_cost_dollars", text, _by("model", figures.cost_dollars))
 
 

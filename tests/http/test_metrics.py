@@ -5,9 +5,11 @@ from datetime import UTC, datetime
 import pytest
 
 from agentsvc.accounts.keys import Role
-from agentsvc.conversations.statistics import lag_seconds, quantile
+from agentsvc.conversations.statistics import lag_seconds, quantile, read_figures
 from agentsvc.http.server.metrics_registry import RequestMetrics, gauge, to_text
+from agentsvc.storage.database import Database
 from agentsvc.testing.backend import FakeWorld
+from tests.conversations.test_events import ADD_CONVERSATION, ADD_USER
 from tests.service import WAIT_SECONDS, Client, Service
 
 _LINE = re.compile(r'^(agentsvc_\w+)(?:\{((?:\w+="[^"]*",?)*)\})? (\S+)$')
@@ -160,3 +162,19 @@ def test_an_event_took_from_when_it_is_told_to_have_happened(
 
 def test_a_quantile_is_one_of_the_values() -> None:
     assert [quantile([3.0, 1.0, 2.0], part) for part in (0.0, 0.5, 0.95, 1.0)] == [1, 2, 3, 3]
+
+
+async def test_models_that_cost_little_are_one_figure(db: Database) -> None:
+    """Users name models, so there may be any number of them."""
+    await db.write(lambda tx: tx.run(ADD_USER))
+    ids = [{"id": f"c{number}"} for number in range(102)]
+    await db.write(lambda tx: tx.run_many(ADD_CONVERSATION, ids))
+    await db.write(
+        lambda tx: tx.run(
+            "UPDATE conversations SET llm_model = 'm' || substr(id, 2),"
+            " metrics = CAST('{\"accumulated_cost\": ' || substr(id, 2) || '}' AS BLOB)"
+        )
+    )
+    costs = (await read_figures(db)).cost_dollars
+    assert len(costs) == 101
+    assert (costs["m101"], costs["m2"], costs["other"]) == (101, 2, 1)
