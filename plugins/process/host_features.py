@@ -21,6 +21,7 @@ _BY_PROCESS: Final = frozenset({"disk_bytes", "open_files"})
 """Limits that need no control group."""
 _BY_USER: Final = frozenset({"pids"})
 """Limits that need none where each sandbox has a user of its own."""
+_LISTEN: Final = "set server.internal_url to http://127.0.0.1 and the port, and listen there"
 
 
 class HostFeatures:
@@ -142,7 +143,8 @@ class HostFeatures:
         elif way_out is OutboundNetwork.PROXY:
             text = "sandboxes with the network `open` reach other hosts by HTTP and HTTPS through a proxy only"
             text = f"{text}: {self._why_no_uplink()}"
-            yield Advice(subject="network", text=text, remedy="apt-get install slirp4netns")
+            remedy = "apt-get install slirp4netns" if self._has_doors() else _LISTEN
+            yield Advice(subject="network", text=text, remedy=remedy)
 
     def _has_doors(self) -> bool:
         return not self.callback or proxy_sockets.is_loopback(self.callback)
@@ -151,7 +153,7 @@ class HostFeatures:
         return uplink.why_not() if self._has_doors() else self._why_no_doors()
 
     def _why_no_doors(self) -> str:
-        return f"`internal_url` is not on the loopback interface: {self.callback}"
+        return f"`internal_url` is not at 127.0.0.1 or localhost: {self.callback}"
 
     def _open_network(self) -> str:
         way_out = self.way_out()

@@ -64,6 +64,16 @@ def held(network: Network, target: Target, *listed: str, **fields: Any) -> dict[
     return {"network": network, "allow_hosts": hosts, **fields}
 
 
+async def test_what_keeps_sandboxes_from_a_way_out_is_said_with_what_helps(tmp_path: Path) -> None:
+    async with calling_back(tmp_path, "http://[::1]:4000") as bench:
+        advice = (await bench.backend.probe()).advice
+    [found] = [one for one in advice if one.subject == "network"]
+    assert found.text.endswith("`internal_url` is not at 127.0.0.1 or localhost: ::1:4000")
+    assert (
+        found.remedy == "set server.internal_url to http://127.0.0.1 and the port, and listen there"
+    )
+
+
 async def test_a_listed_host_is_reached_through_the_proxy_and_no_other(tmp_path: Path) -> None:
     async with calling_back(tmp_path, "") as bench, open_target(ANSWER) as target:
         handle = await bench.create(
