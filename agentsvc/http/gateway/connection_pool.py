@@ -24,7 +24,6 @@ from agentsvc.http.gateway.http_responses import (
     read_head,
 )
 from agentsvc.http.gateway.splice import splice
-from agentsvc.http.server.connections import read_less
 
 _HELD_BYTES: Final = 512 * 1024
 """How much of an answer may wait for its reader before the sandbox is stopped."""
@@ -95,7 +94,6 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take note of the way out."""
         self._transport = cast("asyncio.Transport", transport)
-        read_less(transport)
 
     def data_received(self, data: bytes) -> None:
         """Take in what the sandbox says."""

@@ -5,9 +5,8 @@ one too slowly or does not take its answer is let go, so that it does not hold u
 """
 
 import asyncio
-import contextlib
 import logging
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from aiohttp import hdrs, web
 
@@ -23,7 +22,6 @@ log = logging.getLogger(__name__)
 
 _LINGER_SECONDS: Final = 1.0
 """How long a connection that was refused stays open, for the answer to arrive."""
-_READ_BYTES: Final = 16 * 1024
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -62,15 +60,6 @@ def is_last(request: web.Request) -> bool:
     be that somebody else's: behind such a body no request is taken.
     """
     return hdrs.TRANSFER_ENCODING in request.headers
-
-
-def read_less(transport: asyncio.BaseTransport) -> None:
-    """Have a connection read in parts that take a moment, whatever is in them.
-
-    asyncio reads 256 KiB at once, which may be 40,000 chunks of one byte; uvloop cannot be told.
-    """
-    with contextlib.suppress(AttributeError):
-        cast("Any", transport).max_size = _READ_BYTES
 
 
 def connection_of(request: web.BaseRequest) -> "ClientConnection | None":
@@ -140,7 +129,6 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for requests, or refuse the connection if there are too many."""
         wire = self._transport = cast("asyncio.Transport", transport)
-        read_less(transport)
         peer = transport.get_extra_info("peername")
         self._address = peer[0] if isinstance(peer, tuple) else ""
         try:
