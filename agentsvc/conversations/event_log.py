@@ -125,8 +125,8 @@ class EventLog:
     async def copy(self, tx: Transaction, from_id: str, to_id: str, until: int | None) -> None:
         """Give a conversation without events those of another one, up to a number or all.
 
-        Raises NotFound where there is no other one. They are not announced: nobody can follow a conversation before it is stored, and
-        webhooks were told of them as those of the other one.
+        They are not announced: nobody can follow a conversation before it is stored, and
+        webhooks were told of them as those of the other one. Raises NotFound where that is gone.
         """
         await event_table.copy(tx, from_id, to_id, until)
         tx.after_commit(lambda: self._latest.forget(to_id))

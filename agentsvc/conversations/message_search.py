@@ -1,8 +1,6 @@
 """Search for words in what was said in a user's conversations: bounded, and without an index of its own."""
 
-import asyncio
 from typing import Final
-from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -12,10 +10,10 @@ _MAX_CONVERSATIONS: Final = 200
 _MAX_EVENTS: Final = 5000
 """How many messages, and how many steps that may hold an answer, are looked at."""
 _LARGEST_BYTES: Final = 64 * 1024
+_MAX_BYTES: Final = 32 * 1024 * 1024
+"""How much of either is looked through: half a second, of few that can read the database at once."""
 _MAX_CANDIDATES: Final = 500
 _AROUND: Final = 70
-_AT_WORK: Final[WeakValueDictionary[str, asyncio.Lock]] = WeakValueDictionary()
-"""Lets a user have one search at a time: it takes seconds, and few can read the database at once."""
 
 _SQL: Final = """
     WITH recent AS (
@@ -27,20 +25,19 @@ _SQL: Final = """
     ),
     said AS (
         SELECT * FROM (
-            SELECT e.* FROM recent CROSS JOIN events AS e ON e.conversation_id = recent.id
-            WHERE e.kind = 'MessageEvent'
+            SELECT e.rowid AS number, length(e.body) AS size
+            FROM recent CROSS JOIN events AS e ON e.conversation_id = recent.id
+            WHERE e.kind = :kind
             LIMIT :max_events
         )
-        UNION ALL
-        SELECT * FROM (
-            SELECT e.* FROM recent CROSS JOIN events AS e ON e.conversation_id = recent.id
-            WHERE e.kind = 'ActionEvent'
-            LIMIT :max_events
-        )
+        WHERE size < :largest
+    ),
+    near AS (
+        SELECT number, SUM(size) OVER (ROWS UNBOUNDED PRECEDING) AS read FROM said
     )
     SELECT conversation_id, id, source, timestamp, body
-    FROM said
-    WHERE length(body) < :largest AND instr(lower(CAST(body AS TEXT)), :words) > 0
+    FROM near CROSS JOIN events AS e ON e.rowid = near.number
+    WHERE read <= :max_bytes AND instr(lower(CAST(body AS TEXT)), :words) > 0
     LIMIT :max_candidates
 """
 
@@ -91,18 +88,20 @@ async def find_messages(
     Upper and lower case of the letters a to z are the same.
     """
     wanted = _lower(words)
-    async with _AT_WORK.setdefault(user_id, asyncio.Lock()):
-        rows = await reader.all(
-            _SQL,
-            {
-                "user_id": user_id,
-                "words": _lower(msgspec.json.encode(words)[1:-1].decode()),
-                "max_conversations": _MAX_CONVERSATIONS,
-                "max_events": _MAX_EVENTS,
-                "largest": _LARGEST_BYTES,
-                "max_candidates": _MAX_CANDIDATES,
-            },
-        )
+    params = {
+        "user_id": user_id,
+        "words": _lower(msgspec.json.encode(words)[1:-1].decode()),
+        "max_conversations": _MAX_CONVERSATIONS,
+        "max_events": _MAX_EVENTS,
+        "largest": _LARGEST_BYTES,
+        "max_bytes": _MAX_BYTES,
+        "max_candidates": _MAX_CANDIDATES,
+    }
+    rows = [
+        row
+        for kind in ("MessageEvent", "ActionEvent")
+        for row in await reader.all(_SQL, {**params, "kind": kind})
+    ]
     found = [
         record_of(row, FoundMessage, event_id=row["id"], excerpt=excerpt)
         for row in rows
