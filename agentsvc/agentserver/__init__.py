@@ -13,6 +13,7 @@ from agentsvc.agentserver.responses import ConversationStats as ConversationStat
 from agentsvc.agentserver.responses import GitChange as GitChange
 from agentsvc.agentserver.responses import GitDiff as GitDiff
 from agentsvc.agentserver.responses import InitState as InitState
+from agentsvc.agentserver.responses import KeyRefused as KeyRefused
 from agentsvc.agentserver.responses import Metrics as Metrics
 from agentsvc.agentserver.responses import ServerFault as ServerFault
 from agentsvc.agentserver.responses import convert_answer as convert_answer

@@ -275,6 +275,10 @@ def decode_conversation(raw: bytes) -> ConversationInfo:
     return decode(ConversationInfo, raw)
 
 
+class KeyRefused(AgentRefused):
+    """The agent server does not take the key of its sandbox: it is another one."""
+
+
 class ServerFault(AgentUnavailable):
     """The agent server answered 500: perhaps a moment's trouble, perhaps ours to mend."""
 
@@ -365,7 +369,7 @@ def to_error(status: int, body: bytes, where: str, hide: Sequence[Secret]) -> Ag
     if status == HTTPStatus.CONFLICT:
         return Conflict(reason or "The conversation is running", detail=detail)
     if status == HTTPStatus.UNAUTHORIZED:
-        return AgentRefused(
+        return KeyRefused(
             "The agent server does not accept the key of this sandbox: another server answers "
             "at its address",
             detail=detail,

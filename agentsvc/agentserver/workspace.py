@@ -26,7 +26,7 @@ from agentsvc.agentserver.responses import (
     decode,
     to_git_error,
 )
-from agentsvc.base import AgentRefused, AgentsvcError, BadRequest, NotFound, monotonic
+from agentsvc.base import AgentsvcError, BadRequest, NotFound, monotonic
 
 PAGE_SIZE: Final = 100
 
@@ -36,7 +36,7 @@ _LAST_POLL_SECONDS: Final = 0.5
 _READ_ON_SECONDS: Final = 5.0
 """How long what a command has written is still read after its time limit."""
 _GZIP: Final = 31
-_LISTING_BYTES: Final = 2 * MAX_OUTPUT_CHARS
+_LISTING_BYTES: Final = 16 * MAX_OUTPUT_CHARS
 
 
 class WorkspaceCalls(AgentCalls):
@@ -100,16 +100,16 @@ class WorkspaceCalls(AgentCalls):
     async def read_listing(self, command: str, *, time_limit: float) -> str:
         """Return what a shell command in the sandbox writes, names of files above all.
 
-        It comes packed: agent servers read output in pieces, which may end within a character.
+        It comes packed: agent servers read output in pieces, which may end within a character. Where
+        there is no gzip, no time, or too much even so, it comes as it is.
         """
-        packed = f"({command}) | gzip | base64"
-        result = await self.run_command(packed, time_limit=time_limit)
-        try:
-            data = base64.b64decode(result.stdout)
-            text = zlib.decompressobj(_GZIP).decompress(data, _LISTING_BYTES)
-        except (ValueError, zlib.error) as exc:
-            raise AgentRefused("The files cannot be listed", detail=str(exc)) from exc
-        return text.decode(errors="replace")
+        packed = await self.run_command(f"({command}) | gzip | base64", time_limit=time_limit)
+        unpacked = zlib.decompressobj(_GZIP)
+        with contextlib.suppress(ValueError, zlib.error):
+            text = unpacked.decompress(base64.b64decode(packed.stdout), _LISTING_BYTES)
+            if unpacked.eof:
+                return text.decode(errors="replace")
+        return (await self.run_command(command, time_limit=time_limit)).stdout
 
     async def _follow_command(self, command_id: str, end: float) -> CommandResult:
         output = Output()

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.agentserver import AgentServer, ServerFault
+from agentsvc.agentserver import AgentServer, KeyRefused, ServerFault
 from agentsvc.base import errors
 from agentsvc.storage import (
     SPARSE,
@@ -115,7 +115,7 @@ class Workspace:
     async def write(self, name: str, parts: AsyncIterable[bytes]) -> str | Skipped:
         """Write a file into the workspace as its parts come, and return its path.
 
-        A directory in the name is dropped. Raises AgentUnavailable.
+        A directory in the name is dropped. Raises AgentUnavailable or KeyRefused.
         """
         shown = name.replace("\\", "/").rsplit("/", 1)[-1]
         if shown in ("", ".", "..") or not shown.isprintable():
@@ -125,6 +125,8 @@ class Workspace:
         meter = _Meter(parts)
         try:
             await self._agent.upload(path, meter.parts())
+        except KeyRefused:
+            raise
         except (errors.AgentRefused, ServerFault) as exc:
             return Skipped(name=shown, reason=exc.message)
         except errors.AgentUnavailable:

@@ -157,7 +157,7 @@ async def test_names_are_whole_however_the_list_is_read(
     for one in names:
         (folder / one).touch()
     await client.get(f"{path}/files?path=/workspace/project/names")
-    command = re.sub(r"cd -- \S+", f"cd -- {folder}", sandbox.commands[-1])
+    command = re.sub(r"cd -- \S+", f"cd -- {folder}", sandbox.commands[-2])
     fake_agent.on_command("find .", run_in_pieces(command))
     assert (await client.get(f"{path}/files")).json() == names
 
