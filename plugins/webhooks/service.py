@@ -58,8 +58,8 @@ class Webhooks:
     ) -> Subscription:
         """Change what was sent; raises NotFound or InvalidRequest.
 
-        What is pending goes to a new URL, or to one that is enabled again, at once, as if it were not tried yet; what
-        a disabled subscription misses is not made up for.
+        What was put off goes to a new URL, or to one that is enabled again, at once, as if it were
+        not tried yet; what a disabled subscription misses is not made up for.
         """
 
         async def body(tx: Transaction) -> Subscription:
@@ -67,9 +67,8 @@ class Webhooks:
             before = _owned(found, user_id)
             changed = self._changed(before, wanted)
             await SubscriptionTable.update(tx, changed)
-            if changed.url != before.url or not before.is_enabled:
-                moment, state = changed.updated_at, DeliveryState.PENDING
-                await DeliveryTable.replay(tx, subscription_id, None, moment, state)
+            if changed.url != before.url or changed.is_enabled > before.is_enabled:
+                await DeliveryTable.hasten(tx, subscription_id, changed.updated_at)
             return changed
 
         return await self._db.write(body)

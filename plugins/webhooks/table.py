@@ -134,23 +134,29 @@ class DeliveryTable(Records[Delivery], table="webhook_deliveries"):
         return await tx.run(sql, params)
 
     @staticmethod
+    async def hasten(tx: Transaction, subscription_id: str, now: datetime) -> None:
+        """Make what was put off due, as if it were not tried yet."""
+        sql = """
+            UPDATE webhook_deliveries
+            SET attempts = 0, reason = '', status = NULL, begun_at = :now, due_at = :now
+            WHERE subscription_id = :subscription_id AND state = 'pending' AND due_at > :now
+        """
+        await tx.run(sql, {"subscription_id": subscription_id, "now": to_stored(now)})
+
+    @staticmethod
     async def replay(
-        tx: Transaction,
-        subscription_id: str,
-        delivery_id: str | None,
-        now: datetime,
-        state: DeliveryState = DeliveryState.FAILED,
+        tx: Transaction, subscription_id: str, delivery_id: str | None, now: datetime
     ) -> int:
-        """Make one delivery, or all in a state, due again; return how many."""
+        """Make one delivery, or all that were given up, due again; return how many."""
         sql = """
             UPDATE webhook_deliveries
             SET state = 'pending', attempts = 0, reason = '', status = NULL, begun_at = :now,
                 due_at = :now, settled_at = NULL
             WHERE subscription_id = :subscription_id
         """
-        which = "AND state = :which" if delivery_id is None else "AND id = :id"
+        which = "AND state = 'failed'" if delivery_id is None else "AND id = :id"
         params = {"subscription_id": subscription_id, "id": delivery_id, "now": to_stored(now)}
-        return await tx.run(f"{sql} {which}", {**params, "which": state})
+        return await tx.run(f"{sql} {which}", params)
 
     @classmethod
     async def find_of(

@@ -63,6 +63,7 @@ async def test_a_receiver_that_is_gone_has_its_webhook_disabled(
     path = f"{HOOKS}/{made['id']}"
     still = (await client.patch(path, json={"description": "gone"})).json()
     assert (still["is_enabled"], still["disabled_reason"]) == (False, shown["disabled_reason"])
+    assert any(one["attempts"] for one in await deliveries(client, made))
     again = (await client.patch(path, json={"is_enabled": True})).json()
     assert (again["is_enabled"], again["disabled_reason"]) == (True, "")
     await receiver.wait_for(lambda: len(receiver.taken) == 2)
