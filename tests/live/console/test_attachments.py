@@ -82,6 +82,29 @@ async def test_a_message_waits_for_files_on_their_way(quick_console: Console) ->
     await expect(said).to_contain_text("-notes.txt")
 
 
+async def test_files_that_arrive_once_the_page_is_left_are_attached(
+    quick_console: Console,
+) -> None:
+    page = await opened(quick_console)
+    may_go = asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        await may_go.wait()
+        await route.continue_()
+
+    await page.route(re.compile("/file/upload"), hold)
+    await choose(page, "notes.txt")
+    await expect(page.get_by_text("The files are put into the workspace")).to_be_visible()
+    await page.get_by_role("link", name="Settings").click()
+    async with page.expect_response(re.compile("/file/upload")):
+        may_go.set()
+    await page.wait_for_function(
+        "Object.keys(localStorage).some((key) => key.includes('draft files'))"
+    )
+    await page.go_back()
+    await expect(attached(page)).to_contain_text(["notes.txt"])
+
+
 async def test_files_whose_names_become_the_same_are_several(quick_console: Console) -> None:
     page = await opened(quick_console)
     paths: list[str] = []

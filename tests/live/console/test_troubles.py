@@ -203,11 +203,15 @@ async def test_a_login_leads_to_where_it_was_missing(console: Console) -> None:
     await page.wait_for_url("**/login")
     await log_in(page, client.key)
     await expect(page.get_by_role("link", name="Files")).to_have_attribute("aria-current", "page")
-    # Whoever has logged out begins anew, and may be somebody else.
+    other = await console.context.new_page()
+    await other.goto(page.url)
+    await expect(other.get_by_role("link", name="Files")).to_be_visible()
+    # Whoever has logged out, here or in another tab, begins anew, and may be somebody else.
     await page.get_by_role("button", name="Log out").click()
-    await page.wait_for_url("**/login")
-    await log_in(page, client.key)
-    await page.wait_for_url(f"{client.base_url}/")
+    for one in (page, other):
+        await one.wait_for_url("**/login")
+        await log_in(one, client.key)
+        await one.wait_for_url(f"{client.base_url}/")
 
 
 async def test_after_a_wrong_key_the_right_one_logs_in(console: Console, quick: Service) -> None:

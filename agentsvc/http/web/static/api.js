@@ -147,7 +147,8 @@ const PLACE = `agentsvc-place ${BASE.pathname}`;
 export function goToLogin() {
   if (isLeaving) return;
   isLeaving = true;
-  sessionStorage.setItem(PLACE, isEnding ? "" : location.hash);
+  // Another tab that logs out forgets whose the place is.
+  sessionStorage.setItem(PLACE, isEnding || (login && !kept("user")) ? "" : location.hash);
   location.assign(url("login"));
 }
 

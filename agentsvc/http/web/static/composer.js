@@ -6,7 +6,7 @@ import { refusal } from "./me.js";
 import { Markdown } from "./markdown.js";
 import { FAILED, SENDING } from "./outbox.js";
 import { RunWith } from "./runwith.js";
-import { Button, Icon, Spinner, go } from "./ui.js";
+import { Button, Icon, Spinner, go, useIsThere } from "./ui.js";
 import { t } from "./words.js";
 
 const ENDING_MS = 20_000;
@@ -109,13 +109,17 @@ export function Composer({ conversation, run, timeline, attempt, outbox, text, s
   useEffect(() => {
     if (isRejected) field.current?.focus();
   }, [isRejected]);
-  const [files, setFiles] = useDraft(`files ${conversation.id}`, []);
+  const filesName = `files ${conversation.id}`;
+  const [files, setFiles] = useDraft(filesName, []);
+  const isThere = useIsThere();
   const [adding, setAdding] = useState(0);
   const [isOver, setOver] = useState(false);
   const send = () => {
     const said = withFiles(text.trim(), files);
     // Files that are on their way into the workspace go with the message.
     if (!said || adding) return;
+    // Twice there may be no room for the images.
+    keep(`draft ${filesName}`, null);
     outbox.send(said, files.map(({ image }) => image).filter(Boolean));
     setText("");
     setFiles([]);
@@ -127,7 +131,8 @@ export function Composer({ conversation, run, timeline, attempt, outbox, text, s
       setAdding((count) => count + 1);
       try {
         const added = await attach(conversation, given);
-        setFiles((old) => [...old, ...added]);
+        if (isThere.current) setFiles((old) => [...old, ...added]);
+        else keep(`draft ${filesName}`, [...(kept(`draft ${filesName}`) ?? []), ...added]);
       } finally {
         setAdding((count) => count - 1);
       }
