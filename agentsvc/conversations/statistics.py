@@ -82,9 +82,10 @@ async def _read(db: Reader) -> Figures:
 
 def _few(costs: dict[str, float]) -> dict[str, float]:
     """Return the dearest models, and all others as one: users name them as they like."""
-    models = list(costs)
-    rest = sum(costs.pop(model) for model in models[_MAX_MODELS:])
-    return {**costs, "other": rest} if len(models) > _MAX_MODELS else costs
+    if len(costs) <= _MAX_MODELS:
+        return costs
+    rest = sum(costs.pop(model) for model in list(costs)[_MAX_MODELS:])
+    return {**costs, "other": rest + costs.get("other", 0)}
 
 
 async def _starts(db: Reader) -> tuple[dict[str, int], dict[str, list[float]]]:
