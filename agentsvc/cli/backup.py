@@ -26,7 +26,9 @@ ARCHIVES: Final = "archives"
 ARCHIVE: Final = re.compile(rf"{ARCHIVES}/[0-9a-f]{{32}}\.tar\.zst")
 """The name that a saved workspace has in a backup."""
 ABOUT: Final = "about.json"
-_IN_USE: Final = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", MASTER_KEY, INSTANCE_ID)
+_IN_USE: Final = re.compile(
+    rf"{DATABASE}(-wal|-shm)?|{MASTER_KEY}|{INSTANCE_ID}|lock|url|(first|command)-key|callback-addresses|{ARCHIVE.pattern}"
+)
 
 
 @click.command("backup", epilog=example("agentsvc backup /mnt/backups/agentsvc-monday.tar.gz"))
@@ -53,7 +55,7 @@ def command(*, file: Path, without_key: bool, archives: bool, where: ConfigOptio
         more = "; one called so is named by its whole path" if str(file) == "-" else ""
         raise click.UsageError(f"a backup goes to a file with a name: `{file}` is none{more}")
     data_directory = where.data_directory()
-    if place.name in _IN_USE and place.parent.samefile(data_directory.path):
+    if _IN_USE.fullmatch(os.path.relpath(place, os.path.realpath(data_directory.path))):
         raise click.UsageError(f"a backup does not go in the place of what it is of: `{file}`")
     draft = place.with_name(f".{place.name}.new")
     try:

@@ -294,7 +294,8 @@ def test_a_backup_takes_the_place_of_files_only(
     link.unlink()
     before = {one.name: one.read_bytes() for one in data_dir.iterdir() if one.is_file()}
     link.symlink_to(data_dir / "agentsvc.db")
-    for own in (link, data_dir / "master.key", data_dir / "agentsvc.db-wal"):
+    names = ("master.key", "agentsvc.db-wal", "lock", "url", f"archives/{'0' * 32}.tar.zst")
+    for own in (link, *map(data_dir.joinpath, names)):
         assert call("backup", own, "--data-dir", data_dir).exit_code == 2
     assert {one.name: one.read_bytes() for one in data_dir.iterdir() if one.is_file()} == before
     link.unlink()
