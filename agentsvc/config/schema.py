@@ -345,7 +345,7 @@ def find_file(named: Path | None, environ: Mapping[str, str]) -> Path | None:
     if variable := environ.get(CONFIG_VARIABLE):
         return _existing(Path(variable), CONFIG_VARIABLE)
     usual = config_dir(environ) / "config.toml"
-    return usual if usual.exists() else None
+    return usual if usual.is_file() or usual.is_dir() else None
 
 
 def config_dir(environ: Mapping[str, str]) -> Path:

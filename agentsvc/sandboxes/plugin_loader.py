@@ -111,7 +111,7 @@ class PluginHost:
                 host._add_entry_point(point)
         found = [*bundled(), *chain.from_iterable(map(plugins_in, dirs))]
         if unknown := {*disable} - {it.name for it in offered} - {it.name for it in found}:
-            log.warning("plugins.disable names no plugin", extra={"plugins": listed(unknown)})
+            log.warning("plugins.disable names no plugin: %s", listed(unknown))
         for file in found:
             if file.name not in disable and (
                 kinds is None

@@ -139,10 +139,7 @@ def test_a_disabled_plugin_that_there_is_not_is_told_of(caplog: pytest.LogCaptur
     names = {plugin.name for plugin in PluginHost.load(disable=["webhooks", "webhoks"]).plugins()}
     assert "webhooks" not in names
     [record] = caplog.records
-    assert (record.message, vars(record)["plugins"]) == (
-        "plugins.disable names no plugin",
-        "webhoks",
-    )
+    assert record.message == "plugins.disable names no plugin: webhoks"
 
 
 def test_a_disabled_plugin_is_not_even_imported(tmp_path: Path) -> None:
