@@ -59,7 +59,12 @@ def command(*, file: Path, without_key: bool, archives: bool, where: ConfigOptio
         raise click.UsageError(f"a backup does not go in the place of what it is of: `{file}`")
     draft = place.with_name(f".{place.name}.new")
     try:
-        with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
+        scratch_directory = tempfile.TemporaryDirectory(dir=place.parent)
+    except OSError as exc:
+        # Its own name says nothing to who gave another one.
+        raise CommandFailed(f"the backup cannot be written: {exc.strerror}: {file}") from exc
+    try:
+        with scratch_directory as scratch:
             copy = Path(scratch, DATABASE)
             copy_running(data_directory.database, copy)
             if problems := check_file(copy):

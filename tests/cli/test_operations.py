@@ -273,7 +273,8 @@ def test_what_is_no_backup_is_refused(data_dir: Path, tmp_path: Path) -> None:
         assert not there.exists()
     nowhere = call("backup", tmp_path / "no" / "b.tar.gz", "--data-dir", data_dir)
     assert nowhere.exit_code == 1
-    assert "cannot be written" in nowhere.stderr
+    why = "the backup cannot be written: No such file or directory"
+    assert nowhere.stderr == f"error: {why}: {tmp_path}/no/b.tar.gz\n"
     assert call("backup", "", "--data-dir", data_dir).exit_code == 2
 
 
