@@ -325,8 +325,10 @@ def is_no_room(failure: OSError) -> bool:
 
 
 def hint_against(failure: OSError) -> str:
-    """Return what helps where a file could not be read or made."""
-    return HINT_ROOM if is_no_room(failure) else HINT_ACCESS
+    """Return what helps where a file could not be read or made; "" where its reason says all."""
+    if is_no_room(failure):
+        return HINT_ROOM
+    return HINT_ACCESS if isinstance(failure, PermissionError) else ""
 
 
 REASON_CHARS: Final = 300

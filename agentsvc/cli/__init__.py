@@ -148,8 +148,7 @@ def _errors_told() -> Iterator[None]:
         is_full = is_no_room(exc)
         why = "the disk is full" if is_full else exc.strerror or str(exc) or type(exc).__name__
         where = f": {place}" if place else ""
-        helps = is_full or isinstance(exc, PermissionError)
-        raise CommandFailed(f"{why}{where}", hint_against(exc) if helps else "") from exc
+        raise CommandFailed(f"{why}{where}", hint_against(exc)) from exc
 
 
 @contextlib.contextmanager

@@ -22,7 +22,6 @@ from agentsvc import __version__
 from agentsvc.accounts import KEY_PREFIX, LINK_LIFETIME, SHORTEST_KEY, KeyRing, Role
 from agentsvc.app import build_app
 from agentsvc.base import (
-    HINT_ACCESS,
     Masker,
     NotAuthenticated,
     Secret,
@@ -165,7 +164,7 @@ def _read_key_file(file: Path) -> str:
     except OSError as exc:
         raise StartFailed(
             f"the file of {BOOTSTRAP_KEY_FILE_VARIABLE} cannot be read ({exc.strerror}): {file}",
-            hint=HINT_ACCESS,
+            hint=hint_against(exc),
         ) from exc
 
 

@@ -86,7 +86,7 @@ def prepare(path: Path, migrations: Path, busy_seconds: float) -> None:
             connection.execute("PRAGMA synchronous = FULL")
             _migrate(path, connection, migrations)
     except OSError as exc:
-        message = f"the database cannot be opened: {path}"
+        message = f"the database cannot be opened ({exc.strerror}): {path}"
         raise StartFailed(message, hint=hint_against(exc), detail=str(exc)) from exc
     except sqlite3.Error as exc:
         message = f"the database cannot be used ({exc}): {path}"
@@ -385,7 +385,7 @@ def lock_data_dir(path: Path) -> Iterator[None]:
     try:
         descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as exc:
-        message = f"the data directory cannot be used: {path}"
+        message = f"the data directory cannot be used ({exc.strerror}): {path}"
         raise StartFailed(message, hint=hint_against(exc), detail=str(exc)) from exc
     try:
         _take_lock(descriptor, path)

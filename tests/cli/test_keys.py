@@ -67,7 +67,7 @@ def test_a_key_goes_to_a_file_that_is_named_and_to_none_that_is_there(data_dir: 
     before = file.read_text()
     refused = call(data_dir, "create", "--user", "ann", "--output", str(file))
     assert (refused.exit_code, refused.stdout) == (1, "")
-    assert "error: the file cannot be made: File exists" in refused.stderr
+    assert refused.stderr == f"error: the file cannot be made: File exists: {file}\n"
     assert file.read_text() == before
     link = data_dir.parent / "link"
     link.symlink_to(data_dir.parent / "elsewhere")

@@ -90,9 +90,8 @@ def test_a_file_that_holds_no_key_stops_the_start(key_file: Path, text: bytes) -
 
 def test_a_key_file_that_cannot_be_read_stops_the_start(key_file: Path) -> None:
     key_file.mkdir()
-    with pytest.raises(StartFailed, match="cannot be read or made") as caught:
+    with pytest.raises(StartFailed, match=r"cannot be read or made \(Is a directory\)"):
         Vault.open(key_file)
-    assert caught.value.hint
 
 
 def test_a_key_file_that_cannot_be_made_stops_the_start(tmp_path: Path) -> None:
