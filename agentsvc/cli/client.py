@@ -74,7 +74,7 @@ class Api:
             is_url = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         except ValueError:
             parts, is_url = urlsplit(""), False
-        if not is_url:
+        if not is_url or parts.query or parts.fragment:
             raise CommandFailed(f"`{url}` is no URL of a server", "write it as http://HOST:PORT")
         self.url = url.rstrip("/")
         self._parts = parts

@@ -157,9 +157,9 @@ def find_api(chosen: ServerChoice) -> Api | None:
     if key:
         return Api(url or local, Secret(key))
     if url and url.rstrip("/") != local:
-        raise CommandFailed(
-            f"there is no key for {url}", f"name it with --key, or in {KEY_VARIABLE}"
-        )
+        where = Api(url, Secret("")).url
+        hint = f"name it with --key, or in {KEY_VARIABLE}"
+        raise CommandFailed(f"there is no key for {where}", hint)
     known = _read(data_directory.command_key)
     return Api(
         local,

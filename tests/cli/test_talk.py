@@ -125,11 +125,28 @@ def test_an_empty_key_does_not_ask_for_a_browser(key: str) -> None:
     assert (result.exit_code, result.stderr[:24]) == (1, "error: the key is empty\n")
 
 
-@pytest.mark.parametrize("url", ["http://[::1", "http://a:99999", "http://a:b", "http://a:0"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://[::1", "http://a:99999", "http://a:b", "http://a:0"),
+        *("http://127.0.0.1:1?a=b", "http://127.0.0.1:1#f"),
+    ],
+)
 def test_what_is_no_url_is_told(url: str) -> None:
     result = ask(url, "status")
     assert result.exit_code == 1
     assert result.stderr.startswith(f"error: `{url}` is no URL of a server\n")
+
+
+def test_what_is_no_url_is_told_before_its_key_is_missed(tmp_path: Path) -> None:
+    nobody = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": None, "AGENTSVC_API_KEY": None}
+    result = CliRunner(env=nobody | {"AGENTSVC_URL": "foo"}).invoke(
+        cli, ["status", "--data-dir", str(tmp_path)]
+    )
+    assert (result.exit_code, result.stderr.splitlines()[0]) == (
+        1,
+        "error: `foo` is no URL of a server",
+    )
 
 
 def test_no_server_is_denied_where_nobody_can_look(tmp_path: Path) -> None:
