@@ -95,6 +95,13 @@ def test_help_that_is_not_taken_has_no_traceback(words: str) -> None:
     assert subprocess.run(pipe, capture_output=True, check=True, env=buffered).stderr == b""
 
 
+def test_a_device_is_no_directory_to_work_on() -> None:
+    words = ["run", "task", "--dir", os.devnull, "--url", "http://127.0.0.1:1", "--key", "x"]
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 2
+    assert "it is no directory: /dev/null" in result.stderr
+
+
 def test_an_empty_task_is_refused() -> None:
     result = CliRunner().invoke(cli, ["run", " "])
     assert result.exit_code == 2

@@ -81,6 +81,9 @@ def command(
     """
     if options["repository"] and options["directory"]:
         raise click.UsageError("a repository and a directory cannot be worked on at a time")
+    if options["directory"] and not options["directory"].is_dir():
+        # Of what is no file either, click takes all, such as `/dev/null`.
+        raise click.UsageError(f"it is no directory: {options['directory']}")
     text = sys.stdin.read() if task == "-" else task
     if not text.strip():
         raise click.UsageError("the task is empty")
