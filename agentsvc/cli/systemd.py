@@ -1,6 +1,7 @@
 """`agentsvc systemd`: prints a unit with which systemd runs the server."""
 
 import getpass
+import json
 import shlex
 import sys
 from typing import Final
@@ -75,15 +76,22 @@ def command(user: str | None, where: ConfigOptions) -> None:
     parts = [sys.executable, "-m", "agentsvc", "serve", "--data-dir", directory]
     if loaded.path is not None:
         parts += ["--config", str(loaded.path.absolute())]
-    # In a unit, a percent sign begins a specifier.
+    program, *arguments = map(_quoted, parts)
     unit = _UNIT.format(
-        command=shlex.join(parts).replace("%", "%%"),
+        # Of variables, only arguments are taken to have some.
+        command=" ".join((program, *(one.replace("$", "$$") for one in arguments))),
         user=user or _own_name(),
         # It may have to be made at the first start.
-        data_dir='"-{}"'.format(directory.replace("%", "%%")),
+        data_dir=_quoted(f"-{directory}"),
         open_files=MAX_OPEN_FILES,
     )
     click.echo(unit, nl=False)
+
+
+def _quoted(text: str) -> str:
+    """Return a word of a unit, where a percent sign begins a specifier and escapes are those of C."""
+    is_plain = shlex.quote(text) == text
+    return (text if is_plain else json.dumps(text, ensure_ascii=False)).replace("%", "%%")
 
 
 def _own_name() -> str:

@@ -1,7 +1,8 @@
-"""What `agentsvc deploy` prints names keys, files and commands that there are."""
+"""What `agentsvc deploy` and `systemd` print names keys, files and commands that there are."""
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +91,14 @@ def test_the_routes_of_traefik_lead_to_what_is_there_with_the_alternatives_too()
         assert {router["service"] for router in found} <= http["services"].keys()
         named = {name for router in found for name in router.get("middlewares", ())}
         assert named == http.get("middlewares", {}).keys()
+
+
+def test_a_unit_for_systemd_names_what_the_server_is_started_with() -> None:
+    directory = r"""/srv/it's "a" $b \c %"""
+    words = ["systemd", "--user", "agents", "--data-dir", directory]
+    lines = set(CliRunner().invoke(cli, words).stdout.splitlines())
+    place = r"""/srv/it's \"a\" $b \\c %%"""
+    command = f'{sys.executable} -m agentsvc serve --data-dir "{place}"'.replace("$", "$$")
+    assert {f"ExecStart={command}", f'ReadWritePaths="-{place}"', "User=agents"} <= lines
+    assert {"ExecReload=/bin/kill -HUP $MAINPID", "TimeoutStartSec=infinity"} <= lines
+    assert "Type=notify" in lines

@@ -582,17 +582,3 @@ def test_clients_cannot_take_all_files_that_the_server_may_open(start: Start) ->
         assert server.status_for(server.first_key) == 200
     assert server.stop() == 0
     assert "connections=50 open_files=200" in server.process.communicate()[1]
-
-
-def test_a_unit_for_systemd_names_what_the_server_is_started_with(tmp_path: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "agentsvc", "systemd", "--user", "agents", "--data-dir", "/srv/a %"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment(tmp_path),
-    )
-    lines = result.stdout.splitlines()
-    assert f"ExecStart={sys.executable} -m agentsvc serve --data-dir '/srv/a %%'" in lines
-    assert {"Type=notify", "User=agents", 'ReadWritePaths="-/srv/a %%"'} <= set(lines)
-    assert {"ExecReload=/bin/kill -HUP $MAINPID", "TimeoutStartSec=infinity"} <= set(lines)
