@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from agentsvc.base import StartFailed
+from agentsvc.cli import CommandFailed
 from agentsvc.config import DataDirectory, Loaded
 from agentsvc.config import schema as config
 from agentsvc.plugin import sections
@@ -19,6 +20,7 @@ type Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 FILE: Final = click.Path(path_type=Path, dir_okay=False)
 """A file that is written, or need not be there."""
 EXISTING_FILE: Final = click.Path(path_type=Path, exists=True, dir_okay=False)
+_MOST_CHARACTERS: Final = 10 * 1024 * 1024
 
 
 def _check_not_empty(
@@ -59,6 +61,15 @@ yes_option: Decorator = click.option("--yes", is_flag=True, help="Do not ask.")
 def example(*lines: str) -> str:
     """Return the end of a help text: an example whose lines stay as they are."""
     return "\n".join(["\b", "Example:", *(f"  {line}" for line in lines)])
+
+
+def read_given(file: Path, *, errors: str = "replace") -> str:
+    """Return the text of a file that is named; raises CommandFailed where it has no end in sight."""
+    with file.open(encoding="utf-8-sig", errors=errors) as opened:
+        text = opened.read(_MOST_CHARACTERS + 1)
+    if len(text) > _MOST_CHARACTERS:
+        raise CommandFailed(f"the file has more than {_MOST_CHARACTERS} characters: {file}")
+    return text
 
 
 def load_config(

@@ -15,10 +15,17 @@ from typing import Final
 import click
 import msgspec
 
-from agentsvc.base import ArchiveRefused, StartFailed, create_private
+from agentsvc.base import ArchiveRefused, StartFailed, create_private, replace_private
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.backup import ABOUT, ARCHIVE, ARCHIVES, DATABASE, INSTANCE_ID, MASTER_KEY
-from agentsvc.cli.options import EXISTING_FILE, ConfigOptions, data_dir_of, example, where_options
+from agentsvc.cli.options import (
+    EXISTING_FILE,
+    ConfigOptions,
+    data_dir_of,
+    example,
+    read_given,
+    where_options,
+)
 from agentsvc.config import DataDirectory
 from agentsvc.conversations import UnpackLimits
 from agentsvc.conversations import check as check_archive
@@ -86,8 +93,7 @@ def command(*, file: Path, key_file: Path | None, where: ConfigOptions) -> None:
         restored = DataDirectory(path=Path(scratch))
         unpack(file, restored.path)
         if key_file is not None:
-            shutil.copyfile(key_file, restored.master_key)
-            restored.master_key.chmod(0o600)
+            replace_private(restored.master_key, read_given(key_file))
         _check(file, restored, bounds, key_file)
         _move_in(restored.path, data_directory.path)
     start = ["agentsvc", "serve"]

@@ -12,7 +12,7 @@ import click
 
 from agentsvc import __version__
 from agentsvc.base import dashed, new_id, now
-from agentsvc.cli.options import EXISTING_FILE, example, output_option
+from agentsvc.cli.options import EXISTING_FILE, example, output_option, read_given
 
 _SPEC: Final = "1.6"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
@@ -95,7 +95,7 @@ def _needs(one: Distribution, found: Mapping[str, Distribution]) -> Iterator[str
 def _read_hashes(lock: Path) -> _Hashes:
     return {
         (_canonical(name), version): _HASH.findall(rest)
-        for name, version, rest in _LOCKED.findall(lock.read_text())
+        for name, version, rest in _LOCKED.findall(read_given(lock))
     }
 
 

@@ -24,6 +24,7 @@ from agentsvc.cli.extension import (
     json_text,
     moment,
     print_found,
+    read_given,
     secret_output,
     server_options,
     short,
@@ -250,10 +251,7 @@ def github_app(
     Its key stays in the server. Again with another key replaces that.
     """
     api = get_api(server)
-    key, secret = (
-        one.read_text("utf-8", "replace").strip() if one else ""
-        for one in (private_key, hook_secret)
-    )
+    key, secret = (read_given(one).strip() if one else "" for one in (private_key, hook_secret))
     given = {"private_key": key, "webhook_secret": secret, "host": host}
     made = api.call("PUT", f"{_BASE}/github-app", body={"app_id": app_id, **given})
     click.echo(f"automations act as {made['slug']}[bot]", err=True)
@@ -262,7 +260,7 @@ def github_app(
 
 def _read(file: Path) -> Record:
     try:
-        known = tomllib.loads(file.read_text("utf-8-sig"))
+        known = tomllib.loads(read_given(file, errors="strict"))
         read: Record = json.loads(json.dumps(known, default=_written))
     except (OSError, ValueError) as exc:
         raise CommandFailed(f"the file cannot be read as TOML: {exc}: {file}") from exc

@@ -21,6 +21,7 @@ from agentsvc.cli.extension import (
     json_text,
     moment,
     print_found,
+    read_given,
     server_options,
     short,
     yes_option,
@@ -165,7 +166,7 @@ def create(
     """
     api = get_api(server)
     if setup_file:
-        options["setup_script"] = setup_file.read_text(errors="replace")
+        options["setup_script"] = read_given(setup_file)
     body = {**options, "watched": watched or None}
     made = api.call("POST", _BASE, body=body)
     _tell(api, made, wait=wait, as_json=as_json)

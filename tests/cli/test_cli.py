@@ -102,6 +102,26 @@ def test_a_device_is_no_directory_to_work_on() -> None:
     assert "it is no directory: /dev/null" in result.stderr
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "automations create",
+        "automations github-app 1 --private-key",
+        "environments create --name x --setup-file",
+        "sbom --lock",
+    ],
+)
+def test_a_file_is_not_read_without_end(words: str, tmp_path: Path) -> None:
+    # What has an end like this one, and is no danger as `/dev/zero` is.
+    file = tmp_path / "endless"
+    with file.open("wb") as opened:
+        opened.truncate(64 * 1024 * 1024)
+    server = {"AGENTSVC_URL": "http://127.0.0.1:1", "AGENTSVC_API_KEY": "key"}
+    result = CliRunner(env=server).invoke(cli, [*words.split(), str(file)])
+    assert result.exit_code == 1
+    assert result.stderr == f"error: the file has more than 10485760 characters: {file}\n"
+
+
 def test_an_empty_task_is_refused() -> None:
     result = CliRunner().invoke(cli, ["run", " "])
     assert result.exit_code == 2

@@ -254,6 +254,9 @@ def test_a_backup_without_the_key_needs_it_again_and_takes_no_other(
         other = call("restore", file, "--key-file", key, "--data-dir", there)
         assert (other.exit_code, wrong in other.stderr) == (1, True)
         assert other.stderr.endswith("\nhint: name the one of that installation with --key-file\n")
+    os.truncate(key, 11 * 1024 * 1024)
+    endless = call("restore", file, "--key-file", key, "--data-dir", there)
+    assert "the file has more than" in endless.stderr
     assert not (there / "agentsvc.db").exists()
     good("restore", file, "--key-file", data_dir / "master.key", "--data-dir", there)
     assert model_key(there) == "sk-sealed"

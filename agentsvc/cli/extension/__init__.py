@@ -17,6 +17,7 @@ from agentsvc.cli.options import example as example
 from agentsvc.cli.options import existing_data_dir as existing_data_dir
 from agentsvc.cli.options import json_option as json_option
 from agentsvc.cli.options import load_config as load_config
+from agentsvc.cli.options import read_given as read_given
 from agentsvc.cli.options import where_options as where_options
 from agentsvc.cli.options import yes_option as yes_option
 from agentsvc.cli.secretoutput import output_option as output_option
