@@ -3,8 +3,11 @@
 import contextlib
 import errno
 import socket
+from typing import Final
 
 from agentsvc.base import StartFailed
+
+_ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # only compared with
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -47,3 +50,10 @@ def cannot_listen(exc: OSError, host: str, port: int) -> StartFailed:
             )
         case _:
             return StartFailed(f"cannot listen on {host}:{port}: {exc.strerror}")
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return a URL at which the server is reached on this machine."""
+    host, port = listener.getsockname()[:2]
+    host = _ANY_ADDRESS.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

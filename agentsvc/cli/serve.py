@@ -34,7 +34,7 @@ from agentsvc.base import (
     replace_private,
 )
 from agentsvc.cli import callbacks
-from agentsvc.cli.listener import bind, cannot_listen
+from agentsvc.cli.listener import bind, cannot_listen, url_of
 from agentsvc.cli.manager import Manager, Reload
 from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, example, load_config
 from agentsvc.cli.secretoutput import is_terminal
@@ -65,7 +65,6 @@ log = logging.getLogger(__name__)
 FIRST_USER: Final = "admin"
 LINK_MINUTES: Final = round(LINK_LIFETIME.total_seconds() / 60)
 _LONGEST_FILE: Final = 10_000
-_ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # only compared with
 
 
 @click.command(
@@ -194,13 +193,6 @@ def with_room(config: Config, open_files: int) -> Config:
     )
     server = msgspec.structs.replace(config.server, max_connections=most)
     return msgspec.structs.replace(config, server=server)
-
-
-def url_of(listener: socket.socket) -> str:
-    """Return a URL at which the server is reached on this machine."""
-    host, port = listener.getsockname()[:2]
-    host = _ANY_ADDRESS.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def ensure_first_key(

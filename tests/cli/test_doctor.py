@@ -229,3 +229,11 @@ def test_the_network_of_the_host_is_noted(tmp_path: Path) -> None:
     grade, text, _ = found["network of `process`"]
     assert grade == "note"
     assert '`network = "host"`' in text
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="there is no IPv6 here")
+def test_an_address_where_sandboxes_do_not_find_the_server_is_noted(tmp_path: Path) -> None:
+    found = look(tmp_path, AGENTSVC_SERVER__HOST="::1")
+    grade, text, remedy = found["network of `process`"]
+    assert (grade, " is not at 127.0.0.1 or localhost: ::1:" in text) == ("note", True)
+    assert "server.internal_url" in remedy

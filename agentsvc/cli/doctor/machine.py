@@ -1,6 +1,7 @@
 """Checks of the machine itself: programs, packages, room, rights."""
 
 import asyncio
+import contextlib
 import os
 import shlex
 import shutil
@@ -8,14 +9,15 @@ import socket
 import stat
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from agentsvc.base import StartFailed, known_vulnerabilities
 from agentsvc.cli.doctor.finding import Finding, bad, fine, note
-from agentsvc.cli.listener import bind
+from agentsvc.cli.listener import bind, url_of
 from agentsvc.cli.plugins import load_plugins, opened
 from agentsvc.config import Config, DataDirectory
 from agentsvc.plugin import Health
@@ -88,11 +90,22 @@ async def _protections(
     config: Config,
 ) -> tuple[list[Protection], Mapping[str, Health], Mapping[str, tuple[str, str]]]:
     """Return how sandboxes are held, each backend's health, and why paused ones' memory stays."""
+    config = _with_internal_url(config)
     async with opened(load_plugins(config), config) as registry:
         health_of = await registry.probe()
         backends = [(name, registry.get(name)) for name in health_of]
         blocked = {name: (it.why_no_reclaim(), it.why_no_hibernate()) for name, it in backends}
         return find_protections(registry, config.sandboxes), health_of, blocked
+
+
+def _with_internal_url(config: Config) -> Config:
+    """Return the configuration with the URL that a server gives its sandboxes, where it can be known."""
+    url, server = config.server.internal_url, config.server
+    # Its own port may be taken, by the server itself.
+    with contextlib.suppress(StartFailed), bind(server.host, 0) as listener:
+        url = url or f"{url_of(listener).rpartition(':')[0]}:{server.port}"
+    server = msgspec.structs.replace(server, internal_url=url)
+    return msgspec.structs.replace(config, server=server)
 
 
 def _paused_memory(config: Config, backend: str, no_swap: str, no_disk: str) -> Iterator[Finding]:
@@ -151,7 +164,7 @@ def check_engine(_config: Config, _data_directory: DataDirectory) -> Iterator[Fi
         yield note("container engine", "none was found", remedy)
         return
     try:
-        with closing(socket.socket(socket.AF_UNIX)) as connection:
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as connection:
             connection.settimeout(_ANSWER_SECONDS)
             connection.connect(path)
             connection.sendall(b"GET /_ping HTTP/1.0\r\nHost: engine\r\n\r\n")
