@@ -311,7 +311,7 @@ class GitProviders:
         except AddressNotAllowed as exc:
             raise not_public(owner, exc) from exc
         except OSError as exc:
-            raise unavailable(owner, repr(exc)) from exc
+            raise unavailable(owner, f"{host}: {exc.strerror or exc}") from exc
         if self._directory is None:
             raise unavailable(owner, "the client is not open")
         addresses = () if host in found else (f"{host}:{port}:{','.join(map(_bracketed, found))}",)

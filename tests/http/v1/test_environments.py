@@ -89,6 +89,9 @@ async def test_what_cannot_be_prepared_says_why_and_leaves_nothing(
     assert unknown["detail"].startswith("There is no secret `NONE`: store it")
     nowhere = await create(client, repository="http://127.0.0.1:9/a/b.git")
     assert "127.0.0.1" in (await wait_for(client, nowhere, "failed"))["detail"]
+    unheard = await create(client, repository="https://git.invalid/a/b.git")
+    why = (await wait_for(client, unheard, "failed"))["detail"]
+    assert ("git.invalid" in why, "gaierror" in why) == (True, False), why
     await eventually(lambda: not fake_world.sandboxes)
     assert fake_world.layers == {}
     told = {"environments": {"prepare_seconds": 1.0}}
