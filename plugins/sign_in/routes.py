@@ -336,7 +336,7 @@ def _person_of(provider: Provider, claims: Claims) -> ExternalIdentity:
     config, subject = provider.config, _text(claims.get("sub"))
     if not subject:
         raise NotAuthenticated("The provider does not say who has signed in")
-    names = (_text(claims.get(one)) for one in (config.name_claim, "email"))
+    names = ((_text(claims.get(one)) or "").strip() for one in (config.name_claim, "email"))
     return ExternalIdentity(
         provider=provider.name,
         subject=subject,

@@ -82,7 +82,7 @@ async def test_a_user_is_made_at_the_first_sign_in_and_keys_still_work(
     await service.restart()
     issuer.claims = {"preferred_username": "renamed"}
     assert await name_of(browser, await sign_in(browser, issuer)) == "ann"
-    issuer.claims = {"sub": "43", "preferred_username": None, "email": "bob@example.com"}
+    issuer.claims = {"sub": "43", "preferred_username": "  ", "email": "bob@example.com"}
     assert await name_of(browser, await sign_in(browser, issuer)) == "bob@example.com"
     users = {one["name"]: one["role"] for one in (await client.get(USERS)).json()}
     assert users == {"admin": "admin", "ann": "member", "bob@example.com": "member"}
