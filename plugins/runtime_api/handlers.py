@@ -80,7 +80,8 @@ class RuntimeStart(msgspec.Struct, frozen=True, kw_only=True):
     """Image, or id of a spec; the spec of that id or image is followed, else the one the operator
     names for all others"""
     session_id: ClientId
-    """What the caller calls the sandbox: a start with the same one gives the runtime there is"""
+    """What the caller calls the sandbox: a start with the same one gives the runtime there is;
+    any but `batch`"""
     environment: Annotated[dict[EnvName, EnvValue], Meta(max_length=500)] = {}
     """Environment variables by name, beside those of the spec"""
     resource_factor: Factor = 1
@@ -221,6 +222,8 @@ async def post_start(request: web.Request, body: RuntimeStart) -> Runtime:
 
     The same session twice is the same runtime. It is `starting`; ask for it until it is `running`.
     """
+    if body.session_id == "batch":
+        raise BadRequest("A session cannot be called `batch`: that is a path of this API")
     sandboxes = request.app[SANDBOXES]
     fallback = request.app[CONFIG].spec
     spec = choose_spec(sandboxes.specs(), body.image, fallback=fallback)

@@ -223,6 +223,14 @@ async def test_a_batch_has_each_session_once_and_those_of_the_caller_only(
     assert [one["session_id"] for one in batch] == ["three", "one"]
 
 
+async def test_a_session_that_could_not_be_asked_for_is_refused(
+    service: Service, fake_world: FakeWorld
+) -> None:
+    answer = await (await make_plane(service)).post("/start", {**START, "session_id": "batch"})
+    assert (answer.status, answer.json()["code"]) == (400, "bad_request")
+    assert not fake_world.sandboxes
+
+
 async def test_too_many_sessions_at_once_are_refused(service: Service) -> None:
     plane = await make_plane(service)
     query = "&".join(f"ids={number}" for number in range(101))
