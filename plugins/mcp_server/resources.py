@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from agentsvc.base import NotFound, parse_uuid
+from agentsvc.base import BadRequest, NotFound, parse_uuid
 from agentsvc.extension.agents import FILES, ConversationQuery, Principal
 from agentsvc.extension.server import Server
 
@@ -97,7 +97,10 @@ async def _read(
         case "changes", False:
             return _JSON, _json(await files.git_changes(user_id, conversation_id, "."))
         case "diff", True:
-            return _JSON, _json(await files.git_diff(user_id, conversation_id, path))
+            try:
+                return _JSON, _json(await files.git_diff(user_id, conversation_id, path))
+            except BadRequest as exc:
+                raise NotFound(exc.message) from exc
         case _:
             raise NotFound("There is no such resource")
 

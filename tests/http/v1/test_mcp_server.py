@@ -159,7 +159,7 @@ async def test_resources_are_the_events_files_and_diffs_of_conversations(
         assert json.loads(await text_of("changes")) == sandbox.git_changes["/workspace/project"]
         assert json.loads(await text_of("diff/a%20b.txt")) == {"modified": "text", "original": None}
         assert await text_of("files/a%20b.txt") == "text"
-        for wrong in ("files/no/such.txt", "nothing", f"../{'0' * 32}/events"):
+        for wrong in ("files/no/such.txt", "diff/none", "nothing", f"../{'0' * 32}/events"):
             with pytest.raises(McpError) as refused:
                 await text_of(wrong)
             assert refused.value.error.code == -32002
