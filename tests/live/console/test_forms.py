@@ -272,6 +272,35 @@ async def test_a_start_that_failed_is_tried_again_in_its_mode(
     await expect(page.get_by_label("Mode", exact=True)).to_have_value("plan")
 
 
+async def test_a_start_that_failed_is_tried_again_with_its_spec(
+    quick_console: Console, agent: TroubledAgent
+) -> None:
+    client = quick_console.client
+    made = await client.post("/api/v1/sandboxes?sandbox_spec_id=fake")
+    agent.refusals.append((400, "not this one"))
+    task = await client.start_task("work", sandbox_id=made.json()["id"])
+    assert (await client.end_of_start(task["id"]))["status"] == "ERROR"
+    page = await quick_console.page(f"start/{task['id']}")
+    await page.get_by_role("button", name="Try again").click()
+    await expect(page.get_by_label("Message")).to_have_value("work")
+    kept = "Object.values(localStorage).filter((one) => one.includes('work')).join()"
+    assert '"spec":"fake"' in await page.evaluate(kept)
+
+
+async def test_what_was_planned_is_planned_where_it_is_started_again(
+    quick_console: Console,
+) -> None:
+    client = quick_console.client
+    conversation_id = await client.start_conversation("plan it", agent_type="plan")
+    seen = await client.wait_for_execution(conversation_id, "finished")
+    assert (await client.delete(f"/api/v1/sandboxes/{seen['sandbox_id']}")).status == 200
+    page = await quick_console.page(f"c/{conversation_id}")
+    await expect(page.locator(".asked")).to_have_text("plan it")
+    await page.get_by_role("button", name="Start again").click()
+    await expect(page.get_by_label("Message")).to_have_value("plan it")
+    await expect(page.get_by_label("Mode", exact=True)).to_have_value("plan")
+
+
 async def test_all_automations_are_shown_and_what_is_refused_is_in_sight(
     quick_console: Console,
 ) -> None:

@@ -6,7 +6,8 @@ import { refusal } from "./me.js";
 import { Markdown } from "./markdown.js";
 import { FAILED, SENDING } from "./outbox.js";
 import { RunWith } from "./runwith.js";
-import { Button, Icon, Spinner, go, useIsThere } from "./ui.js";
+import { askAgain } from "./start.js";
+import { Button, Icon, Spinner, useIsThere } from "./ui.js";
 import { t } from "./words.js";
 
 const ENDING_MS = 20_000;
@@ -203,10 +204,7 @@ function Gone({ conversation, timeline, outbox }) {
   }, [conversation.id]);
   const first = timeline.items.find(({ type }) => type === "user")?.text;
   const asked = first ?? task?.request.initial_message?.content?.find((part) => part.text)?.text ?? outbox.messages[0]?.text ?? "";
-  const again = () => {
-    keep("draft new", { message: asked, repository: conversation.selected_repository ?? "", branch: conversation.selected_branch ?? "", provider: conversation.git_provider ?? "" });
-    go("/new");
-  };
+  const again = () => askAgain(asked, { ...conversation, agent_type: task?.request.agent_type, sandbox_id: task?.request.sandbox_id });
   return html`
     ${!first && asked && html`<blockquote class="asked">${asked}</blockquote>`}
     <p class="banner" role="alert"><${Icon} name="box" /><span>${conversation.sandbox_status === "ERROR" ? t("The sandbox has failed.") : t("The sandbox is gone.")}

@@ -151,6 +151,16 @@ function Repository({ form, change, providers }) {
   `;
 }
 
+/** Show what was asked for once in the form. The sandbox that was named for it has followed a spec. */
+export async function askAgain(message, { selected_repository, selected_branch, git_provider, agent_type, sandbox_id }) {
+  const sandbox = sandbox_id && (await get(`${V1}/sandboxes/${sandbox_id}`).catch(() => null));
+  keep(DRAFT, {
+    message, repository: selected_repository ?? "", branch: selected_branch ?? "", provider: git_provider ?? "",
+    spec: sandbox?.sandbox_spec_id ?? "", mode: agent_type === "plan" ? agent_type : "",
+  });
+  go("/new");
+}
+
 export function StartProgress({ id }) {
   const { tasks } = useStore();
   const asked = useLoaded(async () => (await get(`${V1}/app-conversations/start-tasks`, { ids: id }))[0], [id]);
@@ -169,11 +179,7 @@ export function StartProgress({ id }) {
   const at = STAGES.findIndex(([name]) => name === task.status);
   if (at >= 0) reached.current = Math.max(reached.current, at);
   const isFailed = task.status === "ERROR";
-  const again = () => {
-    const { selected_repository, selected_branch, git_provider, agent_type } = task.request;
-    keep(DRAFT, { message: firstText(task), repository: selected_repository ?? "", branch: selected_branch ?? "", provider: git_provider ?? "", mode: agent_type === "plan" ? agent_type : "" });
-    go("/new");
-  };
+  const again = () => askAgain(firstText(task), task.request);
   return html`
     <${Head} title=${isFailed ? t("The start failed") : t("Starting")} />
     <div class="page">
