@@ -370,3 +370,17 @@ async def test_the_address_of_a_webhook_fills_its_card_and_not_more(
     assert address["width"] > 200
     await page.set_viewport_size({"width": 320, "height": 700})
     assert not await is_too_wide(page)
+
+
+@pytest.mark.parametrize("name", ["", ".."])
+async def test_a_model_is_saved_under_no_name_that_browsers_take_for_a_way(
+    quick_console: Console, name: str
+) -> None:
+    page = await quick_console.page("settings/model")
+    asked: list[str] = []
+    page.on("request", lambda one: asked.append(one.url) if one.method == "POST" else None)
+    await page.get_by_label("Name", exact=True).fill(name)
+    await page.get_by_role("button", name="Save the current model").click()
+    await expect(page.get_by_role("alert")).to_contain_text("A name has 1 to 64 letters")
+    await expect(page.get_by_label("Name", exact=True)).to_have_value(name)
+    assert asked == []

@@ -92,7 +92,11 @@ function Profiles({ onSettings }) {
       setError(problem);
     }
   };
-  const path = (one) => `${V1}/settings/profiles/${encodeURIComponent(one)}`;
+  const path = (one) => {
+    // Browsers take `..` for a step up, however it is written.
+    if (/^\.{0,2}$/.test(one)) throw new Error(t("A name has 1 to 64 letters, digits, dots, underscores and hyphens, and is neither . nor .."));
+    return `${V1}/settings/profiles/${encodeURIComponent(one)}`;
+  };
   return html`
     <${Group} title=${t("Saved models")} hint=${t("Models with their keys, by name, to change between them.")}>
       <ul class="entries">

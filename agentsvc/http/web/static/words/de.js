@@ -26,6 +26,7 @@ export default {
   "A JSON list of names.": "Eine JSON-Liste von Namen.",
   "A link ends": "Ein Link endet",
   "A message is": "Eine Nachricht ist",
+  "A name has 1 to 64 letters, digits, dots, underscores and hyphens, and is neither . nor ..": "Ein Name hat 1 bis 64 Buchstaben, Ziffern, Punkte, Unter- und Bindestriche und ist weder . noch ..",
   "A program in the sandbox": "Ein Programm in der Sandbox",
   "A tool server does not start": "Ein Werkzeugserver startet nicht",
   "A URL, or": "Eine URL, oder",
