@@ -435,3 +435,31 @@ async def test_a_message_that_has_come_is_not_shown_again_by_a_late_answer(
         may_come.set()
     await page.evaluate("new Promise((resolve) => setTimeout(resolve, 200))")
     await expect(page.locator(".pending")).to_have_count(0)
+
+
+async def test_what_one_tab_has_sent_is_not_left_in_another_to_be_sent_again(
+    console: Console,
+) -> None:
+    conversation_id = await console.client.start_conversation()
+    await console.client.wait_for_execution(conversation_id, "finished")
+    first = await console.page(f"c/{conversation_id}")
+    await first.get_by_label(FIELD).fill("only once")
+    same, own = [await console.page(f"c/{conversation_id}") for _ in range(2)]
+    await expect(same.get_by_label(FIELD)).to_have_value("only once")
+    await own.get_by_label(FIELD).fill("only once, and mine")
+    await first.get_by_label(FIELD).fill("only once")
+    await first.get_by_label(FIELD).type("!")
+    await expect(same.get_by_label(FIELD)).to_have_value("only once")
+    await same.reload()
+    await expect(same.get_by_label(FIELD)).to_have_value("only once!")
+    await first.get_by_label(FIELD).press("Enter")
+    await expect(same.get_by_label(FIELD)).to_have_value("")
+    await expect(own.get_by_label(FIELD)).to_have_value("only once, and mine")
+    await expect(first.locator(".bubble.user", has_text="only once!")).to_have_count(1)
+    await first.get_by_label(FIELD).fill("of the first")
+    await own.get_by_label(FIELD).fill("typed last")
+    await first.get_by_label(FIELD).press("Enter")
+    await expect(same.locator(".bubble.user", has_text="of the first")).to_have_count(1)
+    await expect(own.get_by_label(FIELD)).to_have_value("typed last")
+    await own.reload()
+    await expect(own.get_by_label(FIELD)).to_have_value("typed last")

@@ -110,13 +110,13 @@ const isStoredMine = () => login === localStorage.getItem(STORED_LOGIN);
 export function keep(name, value) {
   if (!isStoredMine()) return;
   unkept.delete(name);
-  localStorage.removeItem(KEPT + name);
-  if (value === null) return;
   try {
-    localStorage.setItem(KEPT + name, JSON.stringify(value));
+    // Other tabs are told of what is removed.
+    if (value !== null) return localStorage.setItem(KEPT + name, JSON.stringify(value));
   } catch {
     unkept.set(name, value);
   }
+  localStorage.removeItem(KEPT + name);
 }
 
 export function kept(name) {
@@ -129,9 +129,9 @@ export function kept(name) {
   }
 }
 
-/** Call a function with the name of each value that another tab keeps or removes; return what ends that. */
+/** Call a function with the name of each value that another tab keeps or removes, and the JSON of before; return what ends that. */
 export function onKept(tell) {
-  const heed = ({ key }) => key?.startsWith(KEPT) && tell(key.slice(KEPT.length));
+  const heed = ({ key, oldValue }) => key?.startsWith(KEPT) && isStoredMine() && tell(key.slice(KEPT.length), oldValue);
   addEventListener("storage", heed);
   return () => removeEventListener("storage", heed);
 }

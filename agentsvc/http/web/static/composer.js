@@ -1,5 +1,5 @@
 // What is said to an agent: the draft, what is on its way, and what can be done with the run.
-import { agentPath, call, get, keep, kept, post, remove, V1 } from "./api.js";
+import { agentPath, call, get, keep, kept, onKept, post, remove, V1 } from "./api.js";
 import { Attachments, attach, withFiles } from "./attachments.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { refusal } from "./me.js";
@@ -27,11 +27,22 @@ async function goOn(agent) {
   }
 }
 
+/** Forget a draft, unless another tab has kept its own since. */
+const forget = (name, value) => JSON.stringify(kept(`draft ${name}`)) === JSON.stringify(value) && keep(`draft ${name}`, null);
+
 /** Return a text or a list that is kept in this browser under a name, and a way to change it. */
 export function useDraft(name, empty = "") {
   const [value, setValue] = useState(() => kept(`draft ${name}`) ?? empty);
   // An effect that waits for a frame is lost with the page, or comes after the log-out.
-  useLayoutEffect(() => keep(`draft ${name}`, value.length ? value : null), [name, value]);
+  const last = useRef(value);
+  useLayoutEffect(() => {
+    if (value.length) keep(`draft ${name}`, value);
+    else forget(name, last.current);
+    last.current = value;
+  }, [name, value]);
+  // What another tab has sent is not left here to be sent again.
+  useEffect(() => onKept((one, old) => one === `draft ${name}` && kept(one) === null
+    && setValue((now) => (JSON.stringify(now) === old ? empty : now))), [name]);
   return [value, setValue];
 }
 
@@ -120,7 +131,7 @@ export function Composer({ conversation, run, timeline, attempt, outbox, text, s
     // Files that are on their way into the workspace go with the message.
     if (!said || adding) return;
     // Twice there may be no room for the images.
-    keep(`draft ${filesName}`, null);
+    forget(filesName, files);
     outbox.send(said, files.map(({ image }) => image).filter(Boolean));
     setText("");
     setFiles([]);
