@@ -40,8 +40,11 @@ _IN_THE_WAY = (errno.EEXIST, errno.ENOTDIR, errno.ELOOP, errno.EACCES)
 """What a sandbox that ran before may have made of a directory of its own."""
 _BLOCK = 65536
 _MAX_LINES = 50
-_ACCESS = re.compile(r'- \\?"[A-Z]{3,7}\s|HTTP/\d[.\d]*\\?" \d{3}\b')
-"""A request in an access log, or its beginning."""
+_NO_REMARK = re.compile(
+    r'- \\?"[A-Z]{3,7}\s|HTTP/\d[.\d]*\\?" \d{3}\b|Process exiting via atexit|Server terminated: SystemExit'
+    r"|Application (startup failed|shutdown complete)|Waiting for application shutdown"
+)
+"""A request in an access log, or its beginning; and what an agent server says at each end."""
 _REST = " " * 8
 """What goes before the rest of a line that was broken because it is long."""
 
@@ -289,7 +292,7 @@ class SandboxDirectory(msgspec.Struct, frozen=True, kw_only=True):
     def last_line(self) -> str:
         """Return the last line of output that says something, shortened.
 
-        What an agent server notes of each request says nothing of its end.
+        What an agent server notes of each request, and last of all, says nothing of why it ended.
         """
         # What cannot be read for a remark must not keep a sandbox from being looked at.
         with contextlib.suppress(OSError):
@@ -481,13 +484,13 @@ def _real(path: Path) -> Path:
 
 
 def _last_remark(lines: list[str]) -> str:
-    found, is_request = "", True
+    found, is_noise = "", True
     for line in lines:
         if not line.strip():
             continue
         if not line.startswith(_REST):
-            is_request = _ACCESS.search(line) is not None
-        found = found if is_request else line
+            is_noise = _NO_REMARK.search(line) is not None
+        found = found if is_noise else line
     return found.strip()
 
 

@@ -65,9 +65,27 @@ async def test_a_missing_module_is_failed_with_the_last_line_of_the_log(bench: C
             "ideas",
         ),
         ([r'{"message": "127.0.0.1:1 - \"GET /alive HTTP/1.1\" 200"}', "", "  "], ""),
+        (
+            [
+                f"ERROR{'':4}Traceback (most recent call last):",
+                f"{'':9}ModuleNotFoundError: No module named 'x'",
+                "ERROR Application startup failed. Exiting.  on.py:59",
+                "INFO Server terminated: SystemExit: 3",
+                "INFO Process exiting via atexit handler  __main__.py:229",
+            ],
+            "ModuleNotFoundError: No module named 'x'",
+        ),
+        (
+            [
+                "ERROR address already in use",
+                "INFO Waiting for application shutdown.",
+                "INFO Application shutdown complete.",
+            ],
+            "ERROR address already in use",
+        ),
     ],
 )
-async def test_requests_in_the_log_say_nothing_of_its_end(
+async def test_requests_and_goodbyes_in_the_log_say_nothing_of_its_end(
     bench: CoreRig, lines: list[str], said: str
 ) -> None:
     handle = await bench.create("printf", "%s\\n", *lines)
