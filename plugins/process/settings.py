@@ -51,7 +51,8 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     zygote_delay_seconds: Positive = 5.0
     """How long after the server that process is started, unless a sandbox asks for it before."""
     zygote_seconds: Positive = 30.0
-    """How long a sandbox waits for that process to have loaded before it is started without it."""
+    """How long a sandbox waits for that process to have loaded before it is started without it. Only one
+    is; others wait until it has loaded, and at most three times as long"""
     zygote_idle_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """After how long without a start that process ends, which frees its memory; the next start loads
     another one and takes some seconds longer. 0 to keep it."""

@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base import CapacityExceeded, monotonic, new_id
+from agentsvc.base import BackendUnavailable, CapacityExceeded, monotonic, new_id
 from agentsvc.plugin import PACKAGE_DIR, Advice
 
 from . import bubblewrap
@@ -42,6 +42,8 @@ _MESSAGE_MAX: Final = 4096
 _FAILURES_MAX: Final = 3
 _PAUSE_SECONDS: Final = 2.0
 _LONGEST_PAUSE_SECONDS: Final = 600.0
+_LONGEST_WAITS: Final = 3
+"""How many times as long as others the ones wait that are not to be loaded beside it."""
 _NICE: Final = 10
 _CONTROL: Final = 3
 """The number of its socket to the server."""
@@ -131,7 +133,11 @@ class Zygote:
             self._start_after(self._config.zygote_delay_seconds)
 
     async def lend(self) -> ForkHandle:
-        """Return a fork, loading what it is a fork of if need be, or say why there is none."""
+        """Return a fork, loading what it is a fork of if need be, or say why there is none.
+
+        Raises BackendUnavailable while it is better waited for: all that were loaded plainly beside it
+        would share the processors with it, and be ready later than their forks.
+        """
         if self._refusal:
             return ForkHandle(reason=self._refusal)
         await self._renew()
@@ -146,6 +152,8 @@ class Zygote:
             async with asyncio.timeout(self._config.zygote_seconds):
                 await run.settled.wait()
         except TimeoutError:
+            if not run.can_be_done_without(_LONGEST_WAITS * self._config.zygote_seconds):
+                raise BackendUnavailable("The fork server is still being loaded") from None
             return ForkHandle(reason="the zygote is still being loaded")
         return run.fork() or ForkHandle(reason=self._reason or ENDED)
 
@@ -318,6 +326,7 @@ class _Run:
         """The user namespace that it is in, if it is the server's own user."""
         self.settled = asyncio.Event()
         self._is_hurried = False
+        self._was_done_without = False
         self._began = monotonic()
         # A backend that nobody closes must not leave it behind.
         self._closing = [weakref.finalize(self, os.close, number)]
@@ -360,6 +369,11 @@ class _Run:
             self.let_others_first(0)
             with contextlib.suppress(OSError):  # it has ended, which is heard elsewhere
                 os.write(self.number, b"h")
+
+    def can_be_done_without(self, seconds: float) -> bool:
+        """Say whether to start without it: one does, and the others once it is older than that."""
+        is_first, self._was_done_without = not self._was_done_without, True
+        return is_first or self.age_ms() > seconds * 1000
 
     def fork(self) -> ForkHandle | None:
         """Return a socket to a new fork, or None if there can be none."""

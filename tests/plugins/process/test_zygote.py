@@ -18,8 +18,8 @@ from process.programs.shim import ZYGOTE
 from process.settings import ProcessConfig
 
 import tests
-from agentsvc.base.errors import Conflict, OrderRejected
-from agentsvc.base.values import Secret
+from agentsvc.base.errors import BackendUnavailable, Conflict, OrderRejected
+from agentsvc.base.values import Secret, new_id
 from agentsvc.plugin.backend import Handle, Order, Phase, Port, Report
 from agentsvc.testing.rig import ask, web_url
 from tests.plugins.process.rig import CoreRig, core_rig, no_save, until
@@ -269,6 +269,29 @@ async def test_a_zygote_that_somebody_waits_for_is_not_slowed_down(tmp_path: Pat
         handle = await bench.create("{python}", "-m", PatientBackend.program)
         report = await bench.wait(handle, Phase.RUNNING)
         assert report.facts["started by"] == ZYGOTE
+
+
+async def test_only_one_sandbox_is_started_plainly_beside_a_zygote_that_is_being_loaded(
+    tmp_path: Path,
+) -> None:
+    async with probes(tmp_path, EndlessBackend, zygote_seconds=1) as bench:
+        command = ("{python}", "-m", EndlessBackend.program)
+        orders = [Order(sandbox_id=new_id(), command=command) for _ in range(3)]
+        begun = [bench.backend.create(order, no_save) for order in orders]
+        found = await asyncio.gather(*begun, return_exceptions=True)
+        errors = [str(one) for one in found if not isinstance(one, Handle)]
+        assert errors == ["The fork server is still being loaded"] * 2
+        # It has hung by now, for all that anybody knows.
+        for order in orders:
+            report = await bench.backend.inspect(await created(bench, order))
+            assert report.facts["started by"] == "a plain start: the zygote is still being loaded"
+
+
+async def created(bench: Probes, order: Order) -> Handle:
+    """Ask for a sandbox until the backend makes it, as the server does."""
+    while True:
+        with contextlib.suppress(BackendUnavailable):
+            return await bench.backend.create(order, no_save)
 
 
 async def test_the_zygote_ends_with_the_backend_and_sandboxes_do_not(tmp_path: Path) -> None:
