@@ -193,8 +193,8 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     """What it is for, kept and shown only; null: nothing"""
     prompt: Prompt | None = None
     """What an agent is told; null where a command is the task. `{{payload}}` stands for what a webhook has sent, and
-    `{{payload.issue.title}}` for a part of it; `{{due_at}}` for the time it was due. What is put in
-    is marked as data"""
+    `{{payload.issue.title}}` for a part of it; `{{due_at}}` for the time it was due, or was put
+    off to. What is put in is marked as data"""
     command: Prompt | None = None
     """What a shell in the sandbox runs in the place of an agent, in the repository if there is one; null: an
     agent works"""
