@@ -208,10 +208,10 @@ export function Composer({ conversation, run, timeline, attempt, outbox, text, s
 
 /** Where the sandbox is gone: what was asked can be asked again. */
 function Gone({ conversation, timeline, outbox }) {
-  const [task, setTask] = useState(null);
+  const [task, setTask] = useState();
   useEffect(() => {
     get(`${V1}/app-conversations/start-tasks/search`, { conversation_id__eq: conversation.id, limit: 1 })
-      .then(({ items }) => setTask(items[0] ?? null), () => {});
+      .then(({ items }) => setTask(items[0] ?? null), () => setTask(null));
   }, [conversation.id]);
   const first = timeline.items.find(({ type }) => type === "user")?.text;
   const asked = first ?? task?.request.initial_message?.content?.find((part) => part.text)?.text ?? outbox.messages[0]?.text ?? "";
@@ -221,6 +221,6 @@ function Gone({ conversation, timeline, outbox }) {
     <p class="banner" role="alert"><${Icon} name="box" /><span>${conversation.sandbox_status === "ERROR" ? t("The sandbox has failed.") : t("The sandbox is gone.")}
       ${timeline.items.length ? t(" What happened stays here to be read.") : t(" It ended before the agent began.")}</span>
       <a class="button" href="#/sandboxes">${t("Look at the sandboxes")}</a>
-      <${Button} kind="primary" icon="refresh" onPress=${again} label=${t("Start again")} /></p>
+      ${task !== undefined && html`<${Button} kind="primary" icon="refresh" onPress=${again} label=${t("Start again")} />`}</p>
   `;
 }
