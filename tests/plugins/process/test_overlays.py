@@ -290,7 +290,7 @@ async def test_only_what_it_has_changed_counts_as_a_sandboxs(tmp_path: Path) -> 
         await whole(lambda: bench.backend.keep_layer(maker, "a", max_bytes=MANY))
         one = await bench.serve(layer="a", limits=limits)
         own = bench.directory(one) / "workspace"
-        await until(lambda: bench.state(one).get("disk_bytes"))
+        await until(lambda: bench.state(one).get("disk_bytes") is not None)
         assert bench.state(one)["disk_bytes"] < 2**20
         # What has no name any more counts, too.
         fill = (
