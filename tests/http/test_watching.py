@@ -76,7 +76,9 @@ def wrong(expression: str, texts: list[str], printed: Series) -> list[str]:
             continue
         labels |= known.keys()
         for label, how, value in _LABEL.findall(matchers):
-            if label not in known or (how in ("=", "!=") and value not in known[label]):
+            # All models are printed here, and none as `other`.
+            named = {*known.get(label, ()), "other"}
+            if label not in known or (how in ("=", "!=") and value not in named):
                 problems.append(f'{name} has no {label}="{value}": {expression}')
     asked = [name.strip() for group in _GROUPS.findall(expression) for name in group.split(",")]
     for text in texts:
