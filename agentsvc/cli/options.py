@@ -20,7 +20,7 @@ type Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 FILE: Final = click.Path(path_type=Path, dir_okay=False)
 """A file that is written, or need not be there."""
 EXISTING_FILE: Final = click.Path(path_type=Path, exists=True, dir_okay=False)
-_MOST_CHARACTERS: Final = 10 * 1024 * 1024
+_MAX_CHARACTERS: Final = 10 * 1024 * 1024
 
 
 def _check_not_empty(
@@ -66,9 +66,9 @@ def example(*lines: str) -> str:
 def read_given(file: Path, *, errors: str = "replace") -> str:
     """Return the text of a file that is named; raises CommandFailed where it has no end in sight."""
     with file.open(encoding="utf-8-sig", errors=errors) as opened:
-        text = opened.read(_MOST_CHARACTERS + 1)
-    if len(text) > _MOST_CHARACTERS:
-        raise CommandFailed(f"the file has more than {_MOST_CHARACTERS} characters: {file}")
+        text = opened.read(_MAX_CHARACTERS + 1)
+    if len(text) > _MAX_CHARACTERS:
+        raise CommandFailed(f"the file has more than {_MAX_CHARACTERS} characters: {file}")
     return text
 
 

@@ -172,7 +172,7 @@ async def test_models_that_cost_little_are_one_figure(db: Database) -> None:
     await db.write(
         lambda tx: tx.run(
             "UPDATE conversations"
-            " SET llm_model = iif(id = 'c50', 'other', 'm' || substr(id, 2)),"
+            " SET llm_model = CASE id WHEN 'c50' THEN 'other' ELSE 'm' || substr(id, 2) END,"
             " metrics = CAST('{\"accumulated_cost\": ' || substr(id, 2) || '}' AS BLOB)"
         )
     )

@@ -121,8 +121,8 @@ export function Composer({ conversation, run, timeline, attempt, outbox, text, s
   useEffect(() => {
     if (isRejected) field.current?.focus();
   }, [isRejected]);
-  const filesName = `files ${conversation.id}`;
-  const [files, setFiles] = useDraft(filesName, []);
+  const draftName = `files ${conversation.id}`;
+  const [files, setFiles] = useDraft(draftName, []);
   const isThere = useIsThere();
   const [adding, setAdding] = useState(0);
   const [isOver, setOver] = useState(false);
@@ -131,7 +131,7 @@ export function Composer({ conversation, run, timeline, attempt, outbox, text, s
     // Files that are on their way into the workspace go with the message.
     if (!said || adding) return;
     // Twice there may be no room for the images.
-    forget(filesName, files);
+    forget(draftName, files);
     outbox.send(said, files.map(({ image }) => image).filter(Boolean));
     setText("");
     setFiles([]);
@@ -144,7 +144,7 @@ export function Composer({ conversation, run, timeline, attempt, outbox, text, s
       try {
         const added = await attach(conversation, given);
         if (isThere.current) setFiles((old) => [...old, ...added]);
-        else keep(`draft ${filesName}`, [...(kept(`draft ${filesName}`) ?? []), ...added]);
+        else keep(`draft ${draftName}`, [...(kept(`draft ${draftName}`) ?? []), ...added]);
       } finally {
         setAdding((count) => count - 1);
       }
