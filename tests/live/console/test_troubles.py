@@ -210,6 +210,8 @@ async def test_a_login_leads_to_where_it_was_missing(console: Console) -> None:
     await page.get_by_role("button", name="Log out").click()
     for one in (page, other):
         await one.wait_for_url("**/login")
+        await expect(one.get_by_role("button", name="Log in")).to_be_visible()
+    for one in (page, other):
         await log_in(one, client.key)
         await one.wait_for_url(f"{client.base_url}/")
 
