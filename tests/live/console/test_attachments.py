@@ -33,6 +33,18 @@ async def choose(page: Page, *names: str) -> None:
     await (await asked.value).set_files(files)
 
 
+async def hold_uploads(page: Page) -> asyncio.Event:
+    """Keep files on their way until an event is set."""
+    may_go = asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        await may_go.wait()
+        await route.continue_()
+
+    await page.route(re.compile("/file/upload"), hold)
+    return may_go
+
+
 def attached(page: Page) -> Locator:
     return page.get_by_role("list", name="Attached files").get_by_role("listitem")
 
@@ -61,13 +73,7 @@ async def test_files_are_kept_with_the_message_until_it_is_sent(quick_console: C
 
 async def test_a_message_waits_for_files_on_their_way(quick_console: Console) -> None:
     page = await opened(quick_console)
-    may_go = asyncio.Event()
-
-    async def hold(route: Route) -> None:
-        await may_go.wait()
-        await route.continue_()
-
-    await page.route(re.compile("/file/upload"), hold)
+    may_go = await hold_uploads(page)
     await choose(page, "notes.txt")
     field = page.get_by_label(FIELD)
     await field.fill("read them")
@@ -88,13 +94,7 @@ async def test_files_that_arrive_once_the_page_is_left_are_attached(
     quick_console: Console,
 ) -> None:
     page = await opened(quick_console)
-    may_go = asyncio.Event()
-
-    async def hold(route: Route) -> None:
-        await may_go.wait()
-        await route.continue_()
-
-    await page.route(re.compile("/file/upload"), hold)
+    may_go = await hold_uploads(page)
     await choose(page, "notes.txt")
     await expect(page.get_by_text("The files are put into the workspace")).to_be_visible()
     await page.get_by_role("link", name="Settings").click()
