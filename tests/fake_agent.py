@@ -11,6 +11,7 @@ import gzip
 import re
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
@@ -41,6 +42,15 @@ def listed(text: str) -> CommandResult:
     """Return what a command that lists files has written, packed as it comes."""
     packed = base64.encodebytes(gzip.compress(text.encode())).decode()
     return CommandResult(exit_code=0, stdout=packed, stderr="")
+
+
+def make_long_names(folder: Path) -> list[str]:
+    """Make a folder whose names are too many bytes to be read at once, and return these in order."""
+    folder.mkdir()
+    names = [f"{number:03} {'文' * 20}.txt" for number in range(400)]
+    for one in names:
+        (folder / one).touch()
+    return names
 
 
 def run_in_pieces(command: str) -> CommandResult:

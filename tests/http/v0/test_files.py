@@ -17,7 +17,7 @@ from agentsvc.base.errors import Conflict
 from agentsvc.http.v0 import workspaces
 from agentsvc.http.v0.workspaces import sort_names, to_zip
 from agentsvc.testing.backend import FakeWorld
-from tests.fake_agent import FakeAgent, listed, run_in_pieces
+from tests.fake_agent import FakeAgent, listed, make_long_names, run_in_pieces
 from tests.fake_sandbox import FakeSandbox
 from tests.http.v0.steps import PATH, UNKNOWN_ID, start, start_running, wait_for_status
 from tests.service import Answer, Client, Service
@@ -80,11 +80,8 @@ async def test_names_are_whole_however_the_listing_is_read(
 ) -> None:
     name = await start_running(client)
     sandbox, root = await sandbox_of(client, fake_agent, name)
-    names = [f"{number:03} {'文' * 20}.txt" for number in range(400)]
     folder = tmp_path / "names"
-    folder.mkdir()
-    for one in names:
-        (folder / one).touch()
+    names = make_long_names(folder)
     await client.get(f"{PATH}/{name}/list-files")
     command = sandbox.commands[-2].replace(root, str(folder))
     fake_agent.on_command("ls -1Ap", run_in_pieces(command))

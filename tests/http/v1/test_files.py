@@ -11,7 +11,7 @@ from agentsvc.agentserver.responses import CommandResult
 from agentsvc.conversations.files import listing_command
 from agentsvc.http.keys import DATABASE, SETTINGS
 from agentsvc.settings.fields import SettingsPatch
-from tests.fake_agent import FakeAgent, listed, run_in_pieces
+from tests.fake_agent import FakeAgent, listed, make_long_names, run_in_pieces
 from tests.fake_sandbox import FakeSandbox
 from tests.service import Client, Service
 
@@ -151,11 +151,8 @@ async def test_the_files_of_a_project_are_listed(
 async def test_names_are_whole_however_the_list_is_read(
     client: Client, path: str, sandbox: FakeSandbox, fake_agent: FakeAgent, tmp_path: Path
 ) -> None:
-    names = [f"{number:03} {'文' * 20}.txt" for number in range(400)]
     folder = tmp_path / "names"
-    folder.mkdir()
-    for one in names:
-        (folder / one).touch()
+    names = make_long_names(folder)
     await client.get(f"{path}/files?path=/workspace/project/names")
     command = re.sub(r"cd -- \S+", f"cd -- {folder}", sandbox.commands[-2])
     fake_agent.on_command("find .", run_in_pieces(command))
