@@ -126,10 +126,15 @@ async def copy(tx: Transaction, from_id: str, to_id: str, until: int | None) -> 
     # The number comes first: webhooks are told of no event below it.
     sql = """
         UPDATE conversations
-        SET next_seq = (SELECT next_seq FROM conversations WHERE id = :from_id)
-        WHERE id = :to_id AND EXISTS (SELECT 1 FROM conversations WHERE id = :from_id)
+        SET next_seq = first.next_seq
+        FROM (
+            SELECT MIN(next_seq, COALESCE(:until + 1, next_seq)) AS next_seq
+            FROM conversations
+            WHERE id = :from_id
+        ) AS first
+        WHERE id = :to_id
     """
-    if not await tx.run(sql, {"from_id": from_id, "to_id": to_id}):
+    if not await tx.run(sql, {"from_id": from_id, "to_id": to_id, "until": until}):
         raise NotFound("The conversation to be forked does not exist any more")
     sql = """
         INSERT INTO events

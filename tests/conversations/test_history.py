@@ -220,6 +220,8 @@ async def test_a_fork_may_end_with_an_event_of_the_history(
     assert copied == set(kept)
     assert len(kept) < len(before)
     assert last in [one["id"] for one in known.events]
+    counted = await client.get(f"/api/v1/conversation/{fork_id}/events/count")
+    assert counted.json() == len(await events_of(client, fork_id))
 
 
 async def test_webhooks_are_told_what_is_new_in_a_fork_and_not_its_history(
