@@ -35,7 +35,7 @@ _MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 _TOOLS: Final = ("terminal", "file_editor", "task_tracker", "glob", "grep", "planning_file_editor")
 
 _SANDBOX: Final = web.RequestKey("sandbox", FakeSandbox)
-_BODY: Final = web.RequestKey("body", dict[str, Any])
+BODY: Final = web.RequestKey("body", dict[str, Any])
 
 
 def listed(text: str) -> CommandResult:
@@ -182,7 +182,7 @@ class FakeAgent(Listening):
         if request.content_type == "application/json" and request.can_read_body:
             body = msgspec.json.decode(await request.read(), type=dict[str, Any])
             sandbox.bodies.append((request.path, body))
-            request[_BODY] = body
+            request[BODY] = body
         request[_SANDBOX] = sandbox
         if sandbox.is_dormant and request.path not in ("/alive", _INIT_PATH):
             return _error(503, "server is dormant")
@@ -208,7 +208,7 @@ class FakeAgent(Listening):
             return _error(401, "Unauthorized")
         if not sandbox.is_dormant:
             return _error(400, "server already in state: ready")
-        body = request[_BODY]
+        body = request[BODY]
         sandbox.key = body["session_api_keys"][0]
         sandbox.webhook_url = body["webhooks"][0]["base_url"]
         sandbox.is_dormant = False
@@ -263,7 +263,7 @@ class FakeAgent(Listening):
 
     async def post_command(self, request: web.Request) -> web.Response:
         """POST /api/bash/start_bash_command."""
-        sandbox, body = request[_SANDBOX], request[_BODY]
+        sandbox, body = request[_SANDBOX], request[BODY]
         command_id = new_id()
         sandbox.commands.append(body["command"])
         result, seconds = self._find_answer(body["command"])
@@ -304,7 +304,7 @@ class FakeAgent(Listening):
 
     async def post_conversation(self, request: web.Request) -> web.Response:
         """POST /api/conversations."""
-        sandbox, body = request[_SANDBOX], request[_BODY]
+        sandbox, body = request[_SANDBOX], request[BODY]
         body.setdefault("conversation_id", new_id())
         hex_id = body["conversation_id"].replace("-", "")
         if hex_id in sandbox.conversations:
@@ -345,8 +345,8 @@ class FakeAgent(Listening):
         """PATCH /api/conversations/{id}."""
         conversation = _conversation(request)
         async with conversation.step_lock:
-            conversation.title = request[_BODY].get("title", conversation.title)
-            conversation.tags = request[_BODY].get("tags", conversation.tags)
+            conversation.title = request[BODY].get("title", conversation.title)
+            conversation.tags = request[BODY].get("tags", conversation.tags)
         self._tell(request[_SANDBOX], "conversations", conversation.info())
         return _done()
 
@@ -366,8 +366,8 @@ class FakeAgent(Listening):
             return _error(422, request[_SANDBOX].refused_messages.pop(0))
         stops = conversation.stops
         async with conversation.step_lock:
-            conversation.add_message(request[_BODY]["content"])
-        if request[_BODY].get("run") and conversation.stops == stops:
+            conversation.add_message(request[BODY]["content"])
+        if request[BODY].get("run") and conversation.stops == stops:
             self._run(conversation)
         return _done()
 
@@ -397,7 +397,7 @@ class FakeAgent(Listening):
 
     async def post_confirmation(self, request: web.Request) -> web.Response:
         """POST /api/conversations/{id}/events/respond_to_confirmation."""
-        conversation, body = _conversation(request), request[_BODY]
+        conversation, body = _conversation(request), request[BODY]
         reason = body.get("reason") or "User rejected the action."
         if conversation.confirm(accept=body["accept"], reason=reason):
             self._run(conversation)
@@ -405,19 +405,19 @@ class FakeAgent(Listening):
 
     async def post_policy(self, request: web.Request) -> web.Response:
         """POST /api/conversations/{id}/confirmation_policy."""
-        _conversation(request).policy = request[_BODY]["policy"]
+        _conversation(request).policy = request[BODY]["policy"]
         return _done()
 
     async def post_secrets(self, request: web.Request) -> web.Response:
         """POST /api/conversations/{id}/secrets."""
         conversation = _conversation(request)
         async with conversation.step_lock:
-            conversation.body.setdefault("secrets", {}).update(request[_BODY]["secrets"])
+            conversation.body.setdefault("secrets", {}).update(request[BODY]["secrets"])
         return _done()
 
     async def post_switch_llm(self, request: web.Request) -> web.Response:
         """POST /api/conversations/{id}/switch_llm."""
-        _conversation(request).body.setdefault("agent", {})["llm"] = request[_BODY]["llm"]
+        _conversation(request).body.setdefault("agent", {})["llm"] = request[BODY]["llm"]
         return _done()
 
     async def post_switch_acp_model(self, request: web.Request) -> web.Response:
@@ -425,13 +425,13 @@ class FakeAgent(Listening):
         settings = _conversation(request).body.get("agent_settings")
         if settings is None:
             return _error(400, "Agent is not ACP")
-        settings["acp_model"] = request[_BODY]["model"]
+        settings["acp_model"] = request[BODY]["model"]
         return _done()
 
     async def post_profile(self, request: web.Request) -> web.Response:
         """POST /api/profiles/{name}."""
         name = request.match_info["name"]
-        request[_SANDBOX].profiles[name] = request[_BODY]["llm"]
+        request[_SANDBOX].profiles[name] = request[BODY]["llm"]
         return web.json_response({"name": name, "message": "saved"}, status=201)
 
     async def get_events(self, request: web.Request) -> web.Response:

@@ -13,7 +13,7 @@ from agentsvc.config.conversations import ConversationsConfig
 from agentsvc.config.sandboxes import SandboxesConfig
 from agentsvc.plugin.backend import Capability, Found, Handle, LogLine, Order, Report, SaveHandle
 from agentsvc.testing.backend import FakeBackend, FakeWorld
-from tests.fake_agent import FakeAgent
+from tests.fake_agent import BODY, FakeAgent
 from tests.fake_conversation import FakeConversation
 from tests.service import WAIT_SECONDS, Service
 
@@ -195,6 +195,8 @@ class TroubledAgent(FakeAgent):
         """Statuses for the next interrupts, which then do nothing."""
         self.forgets_next = False
         """The next conversation is lost as soon as it was started."""
+        self.loses_message = False
+        """The next conversation is kept without its first message, and nobody hears of it."""
         self.is_born_down = False
         """The agent servers of new sandboxes do not answer."""
 
@@ -258,7 +260,12 @@ class TroubledAgent(FakeAgent):
         if self.refusals:
             status, detail = self.refusals.pop(0)
             return web.json_response({"detail": detail}, status=status)
+        if self.loses_message:
+            request[BODY].pop("initial_message")
         answer = await super().post_conversation(request)
+        if self.loses_message:
+            self.loses_message = False
+            return web.json_response({"detail": "it ended"}, status=503)
         if self.forgets_next:
             self.forgets_next = False
             for sandbox in self.sandboxes.values():

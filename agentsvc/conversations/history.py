@@ -8,6 +8,7 @@ with an end for each tool call that has none.
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
+from uuid import UUID, uuid5
 
 import msgspec
 
@@ -105,7 +106,14 @@ def without_parent(body: bytes) -> bytes:
     return msgspec.json.encode(event)
 
 
-def moved_event(timestamp: str, *, old_dir: str | None, new_dir: str) -> dict[str, Any]:
+def moved_id(conversation_id: str) -> str:
+    """Return the id of the last event of a copied history, by which it is found again."""
+    return str(uuid5(UUID(conversation_id), "moved"))
+
+
+def moved_event(
+    conversation_id: str, timestamp: str, *, old_dir: str | None, new_dir: str
+) -> dict[str, Any]:
     """Return the event that tells the agent of its new environment; None where no files came."""
     if old_dir is None:
         files = f"Its files are not here: look at what is in {new_dir} before you rely on any."
@@ -115,7 +123,7 @@ def moved_event(timestamp: str, *, old_dir: str | None, new_dir: str) -> dict[st
         files = f"The files that were in {old_dir} are in {new_dir} now."
     text = {"type": "text", "text": _MOVED.format(files=files), "cache_prompt": False}
     return {
-        "id": dashed(new_id()),
+        "id": moved_id(conversation_id),
         "timestamp": timestamp,
         "source": "environment",
         "llm_message": {"role": "user", "content": [text], "thinking_blocks": []},

@@ -23,6 +23,7 @@ from agentsvc.conversations.history import (
     Step,
     lines_of,
     moved_event,
+    moved_id,
     read_step,
     with_prompt,
     without_parent,
@@ -47,10 +48,10 @@ class HistoryTransfer:
 
     async def bring(
         self, conversation_id: str, agent: AgentServer, *, old_dir: str | None, new_dir: str
-    ) -> str | None:
-        """Lay the history down for the agent server, and return the id of its first event.
+    ) -> bool:
+        """Lay the history down for the agent server; say whether that was done.
 
-        Returns None where there is no history, or where the server has the conversation already.
+        It is not where there is no history, or where the server has the conversation already.
         Raises StartRefused where the sandbox does not take it.
         """
         steps: list[Step] = []
@@ -58,8 +59,8 @@ class HistoryTransfer:
             steps += filter(None, map(read_step, page))
         lines = with_prompt(lines_of(steps), steps)
         if not lines or await agent.find_conversation(conversation_id) is not None:
-            return None
-        moved = moved_event(event_time(), old_dir=old_dir, new_dir=new_dir)
+            return False
+        moved = moved_event(conversation_id, event_time(), old_dir=old_dir, new_dir=new_dir)
         lines.append(Line(id=moved["id"], made=moved))
         file = f"{await agent.home()}/.agentsvc-history-{conversation_id}.tar"
         async with aclosing(self._pack(conversation_id, lines)) as parts:
@@ -70,15 +71,19 @@ class HistoryTransfer:
             text = f"{result.stdout}\n{result.stderr}".strip()[-_SHOWN:]
             cause = "The history could not be brought into the sandbox"
             raise StartRefused(reason_of(cause, _REMEDY, text))
-        return lines[0].id
+        return True
 
-    async def check(self, conversation_id: str, agent: AgentServer, first_id: str | None) -> None:
-        """Raise StartRefused, and end the conversation there, where its history was not read."""
-        if first_id is None:
-            return
-        page: list[bytes] = await anext(aiter(agent.event_pages(conversation_id)), [])
-        if any(first_id.encode() in event for event in page):
-            return
+    async def find_end(self, conversation_id: str, agent: AgentServer, *, is_brought: bool) -> str:
+        """Return the id of the last event that was laid down, empty where the server has read none.
+
+        Raises StartRefused, and ends the conversation there, where it was to be read.
+        """
+        last = moved_id(conversation_id)
+        page: list[bytes] = await anext(aiter(agent.event_pages(conversation_id, first=last)), [])
+        if page and last.encode() in page[0]:
+            return last
+        if not is_brought:
+            return ""
         await agent.delete_conversation(conversation_id)
         raise StartRefused(
             "The agent server of this sandbox does not read the history of a copied conversation."

@@ -88,11 +88,11 @@ async def deliver_once(agent: AgentServer, pending: PendingMessage, begin: Begin
 
 
 async def check_first_message(
-    agent: AgentServer, info: ConversationInfo, message: Message | None
+    agent: AgentServer, info: ConversationInfo, message: Message | None, *, behind: str = ""
 ) -> None:
     """Tell an agent what its conversation began with, if that was lost on the way.
 
-    A conversation that was started by an earlier try may be stored without it, or not run.
+    It is looked for behind an event, in all of the log without one. A conversation that was started by an earlier try may be stored without it, or not run.
     """
     is_begun = info.last_user_message_id and info.execution_status != ExecutionStatus.IDLE
     if message is None or is_begun:
@@ -106,7 +106,7 @@ async def check_first_message(
         conversation_id=info.hex_id,
         kind=PendingKind.MESSAGE,
         message=message,
-        last_event="",
+        last_event=behind,
         is_tried=True,
     )
     await deliver_once(agent, pending, begin)

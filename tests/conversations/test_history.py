@@ -17,6 +17,7 @@ from agentsvc.conversations.history import (
     with_prompt,
     without_parent,
 )
+from agentsvc.testing.llm import Playbook, fail
 from tests.conversations.test_archives import PackingAgent, fake_agent, start
 from tests.http.v1.test_webhook_subscriptions import configure, subscribe
 from tests.receivers import Receiver
@@ -137,7 +138,7 @@ def test_an_event_loses_only_its_place() -> None:
 
 def test_the_agent_is_told_where_its_files_are() -> None:
     def text(old: str | None, new: str) -> str:
-        event = moved_event("2026-01-01T00:00:00", old_dir=old, new_dir=new)
+        event = moved_event("c" * 32, "2026-01-01T00:00:00", old_dir=old, new_dir=new)
         return str(event["llm_message"]["content"][0]["text"])
 
     assert "in /a are in /b now" in text("/a", "/b")
@@ -177,6 +178,38 @@ async def test_a_fork_goes_on_with_the_history(client: Client, fake_agent: Packi
     assert said[2] == "Which number?"
     assert not any("parent_id" in one for one in known.events[:3])
     assert b"Which number?" not in encode(await events_of(client, conversation_id))
+
+
+async def test_a_fork_whose_model_refuses_at_once_does_not_start(
+    client: Client, fake_agent: PackingAgent
+) -> None:
+    conversation_id, _ = await start(client)
+    await client.wait_for_execution(conversation_id, "finished")
+    fake_agent.playbook = Playbook([], {}, [fail(401)])
+    words = {"content": [{"type": "text", "text": "Which number?"}]}
+    order = {"initial_message": words, "llm_model": "openai/other"}
+    task = (await client.post(f"{PATH}/{conversation_id}/fork", json=order)).json()
+    ended = await client.end_of_start(task["id"])
+    assert ended["status"] == "ERROR"
+    assert "The language model refused the first request" in ended["detail"]
+
+
+async def test_what_a_fork_is_told_first_is_told_again_where_its_agent_server_has_lost_it(
+    client: Client, fake_agent: PackingAgent
+) -> None:
+    conversation_id, _ = await start(client)
+    await client.wait_for_execution(conversation_id, "finished")
+    fake_agent.loses_message = True
+    # It is in the history, too.
+    words = {"content": [{"type": "text", "text": "please work"}]}
+    answer = await client.post(f"{PATH}/{conversation_id}/fork", json={"initial_message": words})
+    ended = await client.end_of_start(answer.json()["id"])
+    assert ended["status"] == "READY", ended["detail"]
+    fork_id = str(ended["app_conversation_id"])
+    known = fake_agent.find_conversation(fork_id)
+    assert known is not None
+    assert [one["source"] for one in known.events].count("user") == 2
+    await client.wait_for_execution(fork_id, "finished")
 
 
 async def test_a_fork_goes_on_with_a_history_of_one_event(client: Client, service: Service) -> None:

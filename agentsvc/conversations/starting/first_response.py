@@ -66,10 +66,12 @@ async def watch_first_answer(
     time_limit: float,
     watched: WatchedModel,
     *,
+    behind: str = "",
     hide: Sequence[Secret] = (),
 ) -> bool:
     """Wait for the first sign of life, and say whether it came before the time limit.
 
+    What is before the event `behind`, if there is one, is of another conversation.
     Raises StartRefused where the model could not be asked, or on an error before any sign of life,
     without the values in `hide`, and AgentUnavailable when the agent server has lost the
     conversation.
@@ -88,7 +90,7 @@ async def watch_first_answer(
             raise AgentUnavailable("The agent server has lost the conversation")
         if info.execution_status not in _UNDECIDED:
             return True
-        sign = await _find_sign(agent, conversation_id, end)
+        sign = await _find_sign(agent, conversation_id, behind, end)
         if sign is not None and _is_alive(sign):
             return True
         if sign is not None and info.execution_status == ExecutionStatus.ERROR:
@@ -114,10 +116,12 @@ def _unreachable(trouble: str) -> StartRefused:
     return StartRefused(reason_of(f"The language model cannot be asked: {trouble}", _UNREACHABLE))
 
 
-async def _find_sign(agent: AgentServer, conversation_id: str, end: float) -> _Event | None:
+async def _find_sign(
+    agent: AgentServer, conversation_id: str, behind: str, end: float
+) -> _Event | None:
     """Return the first sign of life, else the last error, as far as events are there in time."""
     error = None
-    async for page in agent.event_pages(conversation_id):
+    async for page in agent.event_pages(conversation_id, first=behind):
         for event in decode_events(_event, page):
             if _is_alive(event):
                 return event

@@ -32,12 +32,11 @@ class ConversationOpener:
         start = host.asked.start
         await self._progress.show_agent_url(start, host.sandbox)
         request = await self._requests.make(files)
-        history = await self._bring_history(files)
+        is_brought = await self._bring_history(files)
         run_asked_at = "" if request.inputs.first_message is None else event_time()
-        info = await self._begin(host, request)
-        await self._transfer.check(start.conversation.id, host.agent, history)
+        info, history_end = await self._begin(host, request, is_brought=is_brought)
         if request.inputs.first_message is not None and not request.is_of_other:
-            await self._watch_first_answer(host, request)
+            await self._watch_first_answer(host, request, history_end)
         failures = await self._try_tool_servers(host, request.tool_servers)
         if request.steps:
             info = await play(
@@ -54,16 +53,26 @@ class ConversationOpener:
             run_asked_at=run_asked_at,
         )
 
-    async def _begin(self, host: StartWithSandbox, request: AgentRequest) -> ConversationInfo:
-        start, agent = host.asked.start, host.agent
+    async def _begin(
+        self, host: StartWithSandbox, request: AgentRequest, *, is_brought: bool
+    ) -> tuple[ConversationInfo, str]:
+        """Return the conversation as it is there, and the last event of a copied history in it."""
+        start, agent, behind = host.asked.start, host.agent, ""
         with timed(start, "conversation"):
-            is_known = await agent.find_conversation(start.conversation.id) is not None
+            conversation_id, message = start.conversation.id, request.inputs.first_message
+            is_known = await agent.find_conversation(conversation_id) is not None
             info = await agent.start_conversation(request.body, hide=request.hidden)
-            if is_known and start.task.request.fork_of is None:
-                await check_first_message(agent, info, request.inputs.first_message)
-        return info
+            if start.task.request.fork_of is not None:
+                behind = await self._transfer.find_end(
+                    conversation_id, agent, is_brought=is_brought
+                )
+            if is_known:
+                await check_first_message(agent, info, message, behind=behind)
+        return info, behind
 
-    async def _watch_first_answer(self, host: StartWithSandbox, request: AgentRequest) -> None:
+    async def _watch_first_answer(
+        self, host: StartWithSandbox, request: AgentRequest, history_end: str
+    ) -> None:
         """Find out whether the model answers, unless it has just done so for this user."""
         start, agent, model = host.asked.start, host.agent, request.model
         user_id, conversation_id = start.task.user_id, start.conversation.id
@@ -74,7 +83,9 @@ class ConversationOpener:
             timed(start, "first_answer"),
             self._health.watching(conversation_id, model) as watched,
         ):
-            if await watch_first_answer(agent, conversation_id, limit, watched, hide=hide):
+            if await watch_first_answer(
+                agent, conversation_id, limit, watched, behind=history_end, hide=hide
+            ):
                 self._health.trust(user_id, model)
             elif not request.is_lent:
                 # The agent would repeat what it asks for more than a minute before it says so.
@@ -95,11 +106,11 @@ class ConversationOpener:
         await self._progress.note(start, "\n".join(failures) or None)
         return failures
 
-    async def _bring_history(self, files: StartWithWorkspace) -> str | None:
+    async def _bring_history(self, files: StartWithWorkspace) -> bool:
         """Give the agent of a copied conversation its history; returns as `HistoryTransfer.bring`."""
         start = files.host.asked.start
         if start.task.request.fork_of is None:
-            return None
+            return False
         return await self._transfer.bring(
             start.conversation.id,
             files.host.agent,
