@@ -93,7 +93,7 @@ class Store:
         for copy in kept_checkpoints(self._directory):
             if checkpoint_id_of(copy) == wanted:
                 for directory in copy.path.iterdir():
-                    _put_back(Path(unquote(directory.name)), directory, copy.begun)
+                    _put_entry_back(Path(unquote(directory.name)), directory, copy.begun)
                 break
         else:
             raise FilesRefused("The checkpoint to which the sandbox is to go back is gone")
@@ -124,7 +124,7 @@ def _put_entry_back(path: Path, source: Path, begun: int) -> None:
     if stat.S_ISDIR(kept.st_mode):
         if info is None or not stat.S_ISDIR(info.st_mode):
             _remove(path)
-            path.mkdir()
+            path.mkdir(parents=True)
         _put_back(path, source, begun)
     elif info is None or not is_unchanged(info, kept, begun):
         _remove(path)

@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -55,6 +56,23 @@ class Inside:
 @pytest.fixture
 def inside(tmp_path: Path) -> Inside:
     return Inside(tmp_path)
+
+
+def test_a_working_directory_that_is_gone_or_led_elsewhere_comes_back(inside: Inside) -> None:
+    (inside.work / "notes").write_text("whole")
+    assert inside.take("one") == (0, "")
+    shutil.rmtree(inside.work)
+    inside.prepare("first one")
+    assert inside.start() == (0, "started\n")
+    assert (inside.work / "notes").read_text() == "whole"
+
+    elsewhere = inside.work.rename(inside.work.with_name("elsewhere"))
+    (elsewhere / "new").write_text("is nobody's")
+    inside.work.symlink_to(elsewhere)
+    inside.prepare("second one")
+    assert inside.start() == (0, "started\n")
+    assert [path.name for path in inside.work.iterdir()] == ["notes"]
+    assert (elsewhere / "new").exists()
 
 
 def test_files_are_at_the_next_start_what_they_were(inside: Inside, tmp_path: Path) -> None:
