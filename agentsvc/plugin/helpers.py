@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import agentsvc
-from agentsvc.base import OrderRejected
+from agentsvc.base import BackendUnavailable, OrderRejected
 from agentsvc.plugin.backend import Port, StillFetching
 
 PACKAGE_DIR: Final = Path(agentsvc.__file__).parent
@@ -57,7 +57,10 @@ class LongTasks:
         wait_seconds: float = _LONGEST_CALL_SECONDS,
         message: str = "The files are being copied",
     ) -> T:
-        """Begin something long, or go on with it; raises StillFetching if it is not over soon."""
+        """Begin something long, or go on with it; raises StillFetching if it is not over soon.
+
+        Raises BackendUnavailable where it is abandoned meanwhile.
+        """
         if (task := self._tasks.get(name)) is None:
             loop = asyncio.get_running_loop()
             task = self._tasks[name] = loop.create_task(begin(), name=f"work for {name}")
@@ -65,6 +68,9 @@ class LongTasks:
         if not task.done():
             raise StillFetching(message)
         self._tasks.pop(name, None)
+        if task.cancelled():
+            # Whoever waits for it was not: nobody would hear of an end of theirs.
+            raise BackendUnavailable("What was being done for the sandbox was broken off")
         done: T = task.result()
         return done
 

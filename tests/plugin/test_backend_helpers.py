@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from agentsvc.base.errors import OrderRejected
+from agentsvc.base.errors import BackendUnavailable, OrderRejected
 from agentsvc.plugin.backend import Port
-from agentsvc.plugin.helpers import choose_ports, finish, working_dir
+from agentsvc.plugin.helpers import LongTasks, choose_ports, finish, working_dir
 
 
 def test_ports_have_the_numbers_that_clients_know() -> None:
@@ -30,6 +30,19 @@ def test_the_working_directory_lies_in_the_workspace() -> None:
     for outside in ("..", "a/../../b", "/home/agent", "/home/agent/files2"):
         with pytest.raises(OrderRejected, match="must be below /home/agent/files"):
             working_dir(outside, top)
+
+
+async def test_who_waits_for_what_is_abandoned_hears_of_it_and_is_not_cancelled() -> None:
+    begun, tasks = asyncio.Event(), LongTasks()
+
+    async def work() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    waiting = asyncio.gather(tasks.go_on("a", work, wait_seconds=60), return_exceptions=True)
+    await begun.wait()
+    await tasks.abandon("a")
+    assert [type(outcome) for outcome in await waiting] == [BackendUnavailable]
 
 
 async def test_what_must_not_end_half_way_does_not() -> None:
