@@ -19,6 +19,7 @@ from aiohttp import web
 from agentsvc.accounts.keys import Role
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.conversations.archives import Archive, Archives, ArchiveState
+from agentsvc.conversations.archives.table import insert_archive
 from agentsvc.http import keys
 from agentsvc.http.keys import DATABASE, SANDBOXES, SUPERVISOR
 from agentsvc.plugin import Capability
@@ -439,6 +440,27 @@ async def test_an_id_that_leads_elsewhere_removes_no_file_there(
     await service.app[DATABASE].write(lambda tx: archives.insert(tx, archive))
     await archives.delete(row.user_id, archive.id)
     assert elsewhere.read_bytes() == b"kept"
+
+
+async def test_a_start_saves_an_archive_whose_end_the_database_did_not_take(
+    client: Client, service: Service
+) -> None:
+    conversation_id, sandbox_id = await start(client)
+    row = await service.app[SANDBOXES].find_any(sandbox_id)
+    assert row is not None
+    archive = Archive(
+        user_id=row.user_id,
+        conversation_id=conversation_id,
+        title="",
+        sandbox_id=sandbox_id,
+        working_dir="/workspace",
+        directory="",
+        releases=False,
+    )
+    await service.app[DATABASE].write(lambda tx: insert_archive(tx, archive))
+    task = await client.start_task(archive_id=archive.id)
+    ended = await client.end_of_start(task["id"])
+    assert ended["status"] == "READY", ended["detail"]
 
 
 async def test_an_archive_is_ready_though_its_sandbox_goes_at_the_end(

@@ -142,7 +142,8 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
 
     async def wait_ready(self, archive_id: str) -> Archive:
         """Return an archive once it is saved; raises StartRefused where that does not happen."""
-        # It ends by itself when its time is over.
+        # It ends by itself when its time is over, and is begun anew where its end was not stored.
+        self._save_soon(archive_id)
         await self.supervisor.join(_task_name(archive_id))
         archive = await self._find(archive_id)
         if archive is None:
