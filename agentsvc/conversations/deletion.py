@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from agentsvc.agentserver import AgentServer
 from agentsvc.base import AgentsvcError, NotFound, Supervisor, now, stored_or_none
 from agentsvc.conversations.archives import Archive, Archives
 from agentsvc.conversations.model import Conversation, StartTask
@@ -90,6 +91,16 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
         await self._set_told(conversation_id, None)
         self._tell_soon(conversation_id)
 
+    async def tell_before(self, conversation_id: str, sandbox_id: str, agent: AgentServer) -> None:
+        """Have an agent server forget a deleted conversation before another one has its id there.
+
+        Raises as the agent server does.
+        """
+        await self.supervisor.join(_task_name(conversation_id))
+        sql = "SELECT sandbox_id FROM removed_conversations WHERE id = :id AND told_at IS NULL"
+        if await self.stores.db.value(sql, {"id": conversation_id}) == sandbox_id:
+            await self._forget_at(agent, conversation_id)
+
     async def tell_all(self) -> None:
         """Tell the agent servers that could not be told so far."""
         for conversation_id in await self.stores.db.column(_UNTOLD):
@@ -146,7 +157,7 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
         await self.stores.db.write(lambda tx: tx.run(sql, row))
 
     def _tell_soon(self, conversation_id: str) -> None:
-        self.supervisor.spawn(f"forget {conversation_id}", lambda: self._tell(conversation_id))
+        self.supervisor.spawn(_task_name(conversation_id), lambda: self._tell(conversation_id))
 
     async def _tell(self, conversation_id: str) -> None:
         sandbox_id = await _find_sandbox(self.stores.db, conversation_id)
@@ -157,17 +168,23 @@ class ConversationDeletion(msgspec.Struct, kw_only=True, eq=False):
             # Started anew under the same id; the agent's is not the deleted one any more.
             return
         try:
-            # Deleting waits for the end of a step, and interrupting ends it.
-            with contextlib.suppress(NotFound):
-                await agent.interrupt(conversation_id)
-            await agent.delete_conversation(conversation_id)
+            await self._forget_at(agent, conversation_id)
         except AgentsvcError as exc:
             log.info(
                 "conversation not yet deleted at its agent server",
                 extra={"conversation_id": conversation_id, "reason": str(exc)},
             )
-            return
+
+    async def _forget_at(self, agent: AgentServer, conversation_id: str) -> None:
+        # Deleting waits for the end of a step, and interrupting ends it.
+        with contextlib.suppress(NotFound):
+            await agent.interrupt(conversation_id)
+        await agent.delete_conversation(conversation_id)
         await self._set_told(conversation_id, now())
+
+
+def _task_name(conversation_id: str) -> str:
+    return f"forget {conversation_id}"
 
 
 async def _find_sandbox(reader: Queryable, conversation_id: str) -> str | None:

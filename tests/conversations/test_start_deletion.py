@@ -34,6 +34,29 @@ async def test_a_conversation_deleted_while_it_starts_leaves_nothing(
     assert "conversation did not start" not in caplog.text
 
 
+async def test_one_that_has_the_id_of_a_deleted_one_in_a_sandbox_begins_anew(
+    client: Client, fake_agent: TroubledAgent
+) -> None:
+    conversation_id = "0f" * 16
+    other_id = await client.start_conversation()
+    sandbox_id = str((await client.conversation(other_id))["sandbox_id"])
+
+    async def begin(text: str) -> None:
+        task = await client.start_task(text, conversation_id=conversation_id, sandbox_id=sandbox_id)
+        assert (await client.end_of_start(task["id"]))["status"] == "READY"
+        await client.wait_for_execution(conversation_id, "finished")
+
+    await begin("first")
+    assert (await client.post(f"/api/v1/sandboxes/{sandbox_id}/pause")).status == 200
+    await client.wait_for_sandbox(sandbox_id, "PAUSED")
+    # Its agent server cannot be told now.
+    assert (await client.delete(f"{PATH}/{conversation_id}")).status == 200
+    await begin("second")
+    events = fake_agent.conversation_of(conversation_id).events
+    said = [one["llm_message"]["content"][0]["text"] for one in events if one["source"] == "user"]
+    assert said == ["second"]
+
+
 async def test_a_conversation_deleted_before_its_sandbox_is_made_makes_none(
     client: Client, fake_world: TroubledWorld
 ) -> None:

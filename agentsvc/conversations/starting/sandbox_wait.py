@@ -24,6 +24,7 @@ class SandboxWait:
         self._chooser = SandboxChooser(parts)
         self._checks = SandboxChecks(parts)
         self._progress = Progress(parts)
+        self._deletion = parts.deletion
         self._config = parts.config
 
     async def host(self, asked: CheckedStart) -> StartWithSandbox:
@@ -54,6 +55,7 @@ class SandboxWait:
             remedy = "Raise `conversations.agent_seconds` in the server's config"
             text = reason_of(exc.message, remedy)
             raise StartRefused(with_tail(text, await self._checks.log_tail(waited))) from exc
+        await self._deletion.tell_before(start.conversation.id, waited.id, agent)
         return StartWithSandbox(asked=asked, sandbox=waited, agent=agent)
 
     async def _wait_until_it_runs(self, start: Start, sandbox_id: str) -> Sandbox | None:
