@@ -17,10 +17,12 @@ _SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 10.0
 _SHOWN: Final = 1900
 """Bytes of the output's end."""
-LOOK: Final = """
-d="$HOME/.agentsvc-run-{id}"
-if mkdir "$d" 2>/dev/null && printf %s {command} >"$d/new" && mv "$d/new" "$d/command"; then
-  cd {place} && setsid sh -c 'sh "$1/command" >"$1/output" 2>&1; echo $? >"$1/new"; mv "$1/new" "$1/code"' \\
+# Once its sandbox was stopped and started, another process may have its number.
+_RUNS: Final = 'grep -qs agentsvc-run-{id} "/proc/$(cat "$d/pid" 2>/dev/null)/cmdline"'
+LOOK: Final = f"""
+d="$HOME/.agentsvc-run-{{id}}"
+if mkdir "$d" 2>/dev/null && printf %s {{command}} >"$d/new" && mv "$d/new" "$d/command"; then
+  cd {{place}} && setsid sh -c 'sh "$1/command" >"$1/output" 2>&1; echo $? >"$1/new"; mv "$1/new" "$1/code"' \\
     sh "$d" </dev/null >/dev/null 2>&1 &
   echo $! >"$d/pid"
 fi
@@ -28,19 +30,23 @@ n=0
 while [ ! -f "$d/code" ] && [ $n -lt 60 ]; do
   sleep 0.3
   n=$((n + 1))
-  kill -0 "$(cat "$d/pid")" 2>/dev/null || break
+  {_RUNS} || break
 done
 if [ -f "$d/code" ]; then
   cat "$d/code"
-elif kill -0 "$(cat "$d/pid")" 2>/dev/null; then
+elif {_RUNS}; then
   echo running
 else
   echo lost
 fi
-tail -c {shown} "$d/output"
+tail -c {{shown}} "$d/output"
 """
 """Begins a command, or waits a while for its end; says how it stands."""
-_STOP: Final = 'kill -TERM -- "-$(cat "$HOME/.agentsvc-run-{id}/pid")"'
+STOP: Final = f"""
+d="$HOME/.agentsvc-run-{{id}}"
+{_RUNS} && kill -s TERM -- "-$(cat "$d/pid")"
+"""
+"""Ends a command with all that it has begun, in whichever shell: `dash` knows no `-TERM --`."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,4 +77,4 @@ async def watch_once(
 
 async def stop_once(agent: AgentServer, run_id: str) -> None:
     """End a command that was begun; raises as `AgentServer.run_command`."""
-    await agent.run_command(_STOP.format(id=run_id), time_limit=_STOP_SECONDS)
+    await agent.run_command(STOP.format(id=run_id), time_limit=_STOP_SECONDS)

@@ -1,13 +1,51 @@
 """Commands that go on in a sandbox while nobody waits: begun whole, or not at all."""
 
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from shlex import quote
 
 from agentsvc.base.values import new_id
-from agentsvc.extension.commands import LOOK
+from agentsvc.extension.commands import LOOK, STOP
 
 FULL = 'mount -t tmpfs -o size=8k tmpfs "$HOME" && sh -c "$1"'
+
+
+def run(home: Path, script: str) -> str:
+    """Run a script as agent servers do, and return what it writes."""
+    env = {"HOME": str(home), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    ended = subprocess.run(
+        ["sh", "-c", script], env=env, capture_output=True, text=True, timeout=50, check=False
+    )
+    return ended.stdout
+
+
+def test_a_command_whose_number_another_process_has_is_lost(tmp_path: Path) -> None:
+    run_id = new_id()
+    folder = tmp_path / f".agentsvc-run-{run_id}"
+    folder.mkdir()
+    (folder / "output").write_text("half")
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as other:
+        (folder / "pid").write_text(str(other.pid))
+        said = run(tmp_path, LOOK.format(id=run_id, command="true", place="/", shown=100))
+        run(tmp_path, STOP.format(id=run_id))
+        is_stopped = other.poll() is not None
+        other.kill()
+    assert said == "lost\nhalf"
+    assert not is_stopped
+
+
+def test_a_command_is_stopped_with_what_it_has_begun(tmp_path: Path) -> None:
+    run_id, command = new_id(), quote("echo begun; sleep 20; echo ended")
+    begin = LOOK.format(id=run_id, command=command, place="/", shown=100)
+    with ThreadPoolExecutor(1) as others:
+        said = others.submit(run, tmp_path, begin)
+        output = tmp_path / f".agentsvc-run-{run_id}" / "output"
+        while not output.exists() or not output.read_text():
+            time.sleep(0.05)
+        run(tmp_path, STOP.format(id=run_id))
+        assert said.result() == "lost\nbegun\n"
 
 
 def test_a_command_that_the_disk_has_no_room_for_is_not_begun(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ async def test_a_command_that_goes_on_is_asked_again_and_stopped_in_time(
     [run] = await wait_for_runs(client, made["id"], are("FAILED"))
     assert "longer than" in run["error_detail"]
     [sandbox] = fake_agent.sandboxes.values()
-    assert any(one.startswith("kill -TERM") for one in sandbox.commands)
+    assert any("kill -s TERM" in one for one in sandbox.commands)
     wrong = {"name": "a", "trigger": {"type": "manual"}}
     for task in ({}, {"prompt": "a", "command": "b"}, {"command": ""}):
         assert (await client.post(BASE, json={**wrong, **task})).status == 422
