@@ -146,15 +146,6 @@ async def check_the_model_gives_the_title(rig: Rig) -> None:
     assert "conversation" in (await rig.until(title) or "")
 
 
-async def check_a_title_can_be_set(rig: Rig) -> None:
-    conversation_id = await rig.start("[script:say] go")
-    await rig.wait(conversation_id)
-    await rig.server.set_title(conversation_id, "Mine")
-    info = await rig.server.find_conversation(conversation_id)
-    assert info is not None
-    assert info.title == "Mine"
-
-
 async def check_words_alone_end_a_run(rig: Rig) -> None:
     conversation_id = await rig.start("[script:say] go")
     assert (await rig.wait(conversation_id)).execution_status == "finished"
@@ -276,14 +267,6 @@ async def check_a_message_before_a_pause_does_not_set_it_going_behind(rig: Rig) 
     assert (await rig.wait(conversation_id)).execution_status == "paused"
     story = await rig.story(conversation_id)
     assert [story.count(kind) for kind in ("MessageEvent", "PauseEvent")] == [2, 1]
-
-
-async def check_the_policy_can_change(rig: Rig) -> None:
-    conversation_id = (await rig.server.start_conversation(rig.body(None))).hex_id
-    await rig.server.set_confirmation_policy(conversation_id, {"kind": "AlwaysConfirm"})
-    content = [{"type": "text", "text": "[script:work] go"}]
-    await rig.server.send_message(conversation_id, content, run=True)
-    await rig.wait(conversation_id, "waiting_for_confirmation")
 
 
 async def check_the_model_can_be_switched(rig: Rig) -> None:

@@ -341,15 +341,6 @@ class FakeAgent(Listening):
         """GET /api/conversations/{id}."""
         return web.json_response(_conversation(request).info())
 
-    async def patch_conversation(self, request: web.Request) -> web.Response:
-        """PATCH /api/conversations/{id}."""
-        conversation = _conversation(request)
-        async with conversation.step_lock:
-            conversation.title = request[BODY].get("title", conversation.title)
-            conversation.tags = request[BODY].get("tags", conversation.tags)
-        self._tell(request[_SANDBOX], "conversations", conversation.info())
-        return _done()
-
     async def delete_conversation(self, request: web.Request) -> web.Response:
         """DELETE /api/conversations/{id}."""
         conversation = _conversation(request)
@@ -401,11 +392,6 @@ class FakeAgent(Listening):
         reason = body.get("reason") or "User rejected the action."
         if conversation.confirm(accept=body["accept"], reason=reason):
             self._run(conversation)
-        return _done()
-
-    async def post_policy(self, request: web.Request) -> web.Response:
-        """POST /api/conversations/{id}/confirmation_policy."""
-        _conversation(request).policy = request[BODY]["policy"]
         return _done()
 
     async def post_secrets(self, request: web.Request) -> web.Response:
@@ -548,14 +534,12 @@ def _add_routes(app: web.Application, agent: FakeAgent) -> None:
         ("GET", "/api/conversations", agent.get_conversations),
         ("GET", "/api/conversations/count", agent.count_conversations),
         ("GET", conversation, agent.get_conversation),
-        ("PATCH", conversation, agent.patch_conversation),
         ("DELETE", conversation, agent.delete_conversation),
         ("POST", f"{conversation}/events", agent.post_message),
         ("POST", f"{conversation}/run", agent.post_run),
         ("POST", f"{conversation}/pause", agent.post_pause),
         ("POST", f"{conversation}/interrupt", agent.post_interrupt),
         ("POST", f"{conversation}/events/respond_to_confirmation", agent.post_confirmation),
-        ("POST", f"{conversation}/confirmation_policy", agent.post_policy),
         ("POST", f"{conversation}/secrets", agent.post_secrets),
         ("POST", f"{conversation}/switch_llm", agent.post_switch_llm),
         ("POST", f"{conversation}/switch_acp_model", agent.post_switch_acp_model),

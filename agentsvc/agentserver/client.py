@@ -265,17 +265,6 @@ class AgentServer(WorkspaceCalls):
         path = _path(conversation_id, "events/respond_to_confirmation")
         await self._change("POST", path, json=order)
 
-    async def set_title(self, conversation_id: str, title: str) -> None:
-        """Give the conversation a title of 1 to 200 characters."""
-        await self._change("PATCH", _path(conversation_id), json={"title": title})
-
-    async def set_confirmation_policy(
-        self, conversation_id: str, policy: Mapping[str, Any]
-    ) -> None:
-        """Change when the agent asks before it acts."""
-        path = _path(conversation_id, "confirmation_policy")
-        await self._change("POST", path, json={"policy": dict(policy)})
-
     async def set_secrets(
         self,
         conversation_id: str,

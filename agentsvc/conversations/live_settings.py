@@ -37,7 +37,7 @@ class LiveSettings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Let a conversation go on with a saved language model.
 
         Raises NotFound for settings, profile or conversation, Conflict while the sandbox does not
-        run, and whatever else `Conversations.agent` raises, AgentUnavailable or AgentRefused.
+        run, and whatever else `Conversations.require_agent` raises, AgentUnavailable or AgentRefused.
         """
         settings = await self.settings.find(user_id)
         if settings is None:
@@ -45,8 +45,8 @@ class LiveSettings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         llm = get_profile(settings, name)
         llm = msgspec.structs.replace(llm, api_key=llm.api_key or settings.llm_api_key)
         hidden = secrets_of(llm)
-        agent = await self.conversations.agent(user_id, conversation_id)
-        view = await self.conversations.get(user_id, conversation_id)
+        view = await self.conversations.get(user_id, conversation_id, include_starting=True)
+        agent = self.conversations.require_agent(view)
         if view.sandbox is not None:
             hidden += secrets_of(
                 llm := await self.model_tokens.lend(view.sandbox, conversation_id, llm)
@@ -63,8 +63,8 @@ class LiveSettings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
         Raises BadRequest where it has no such agent, or that cannot; and as `switch_profile`.
         """
-        agent = await self.conversations.agent(user_id, conversation_id)
-        view = await self.conversations.get(user_id, conversation_id)
+        view = await self.conversations.get(user_id, conversation_id, include_starting=True)
+        agent = self.conversations.require_agent(view)
         if view.conversation.agent_kind != "acp":
             raise BadRequest("This conversation has no agent of the kind `acp`")
         await agent.switch_acp_model(conversation_id, model)

@@ -263,10 +263,6 @@ class Conversations(msgspec.Struct, kw_only=True, eq=False):
 
     # Talking to the agent
 
-    async def agent(self, user_id: str, conversation_id: str) -> AgentServer:
-        """Return the calls to the agent server of a conversation; raises as `require_agent`."""
-        return self.require_agent(await self.get(user_id, conversation_id, include_starting=True))
-
     async def interrupt(self, user_id: str, conversation_id: str) -> None:
         """Stop the run at once; raises as `require_agent`."""
         view = await self.get(user_id, conversation_id, include_starting=True)
