@@ -120,7 +120,7 @@ class EnginePool:
         fitting = [one for one in self.engines.values() if fits(labels, one.host.labels)]
         if not fitting:
             raise OrderRejected("No container engine has the labels that `host_labels` asks for")
-        if len(self.engines) == 1:
+        if len(self.engines) == 1 and not fitting[0].host.max_sandboxes:
             return fitting[0]
         note = self._placements / sandbox_id
         if (noted := await asyncio.to_thread(_read, note)) in self.engines:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import web
 
-from agentsvc.base.errors import BackendUnavailable
+from agentsvc.base.errors import BackendUnavailable, CapacityExceeded
 from agentsvc.base.values import new_id
 from agentsvc.plugin import ImageBuild, LongTasks, StillFetching
 from agentsvc.plugin.backend import BackendContext, Cause, Isolation, Limits, Network, Order, Phase
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         builds,
         engine,
         firewall,
+        fleet,
         images,
         inspection,
         layers,
@@ -42,7 +43,7 @@ else:
         part("docker.engine"),
         part("docker.firewall"),
     )
-    builds = part("docker.builds")
+    builds, fleet = part("docker.builds"), part("docker.fleet")
     images, inspection, plan = part("docker.images"), part("docker.inspection"), part("docker.plan")
     layers, names = part("docker.layers"), part("docker.names")
     settings, watch = part("docker.settings"), part("docker.watch")
@@ -332,3 +333,20 @@ async def test_an_exit_code_of_255_is_the_commands_own_where_the_engine_saw_its_
         [asked] = told.asked
         assert asked["filters"] == {"event": ["die"], "container": ["c1"]}
         assert float(asked["since"]) < float(asked["until"])
+
+
+async def test_an_engine_that_is_the_only_one_takes_no_more_than_it_may(tmp_path: Path) -> None:
+    own = {names.ROLE: "sandbox", names.SANDBOX: "first"}
+
+    async def listed(*_: object) -> list[dict[str, Any]]:
+        return [{"State": "running", "Labels": own}]
+
+    async def facts() -> SimpleNamespace:
+        return SimpleNamespace(cpus=2, memory_bytes=8)
+
+    host = settings.Host(max_sandboxes=1)
+    only: Any = SimpleNamespace(name=host.name, host=host, facts=facts, listed=listed)
+    pool = fleet.EnginePool([only], "here", tmp_path)
+    assert await pool.place("first", {}) is only
+    with pytest.raises(CapacityExceeded):
+        await pool.place("second", {})
