@@ -149,7 +149,7 @@ class Agent:
             self._catch_up(session)
             if session.is_cancelled:
                 return {"stopReason": "cancelled"}
-            session.status = ""
+            session.status = session.draft = ""
             session.open.clear()
             body = {"role": "user", "content": content, "run": True}
             self._api.call("POST", f"{_CONVERSATIONS}/{session.id}/send-message", body=body)

@@ -21,6 +21,7 @@ from websockets.exceptions import InvalidStatus
 
 from agentsvc.accounts.keys import Role
 from agentsvc.agentserver.responses import CommandResult
+from agentsvc.cli.client import StreamMessage
 from agentsvc.http.keys import KEYRING
 from agentsvc.testing.backend import FakeWorld
 from tests.fake_agent import FakeAgent
@@ -29,8 +30,14 @@ from tests.plugin_loading import part
 from tests.service import Client, Service
 
 if TYPE_CHECKING:
+    from acp_agent.agent import Agent
+    from acp_agent.config import OrderQuery
+    from acp_agent.connection import Connection
     from acp_agent.serving import Inbox, receive
 else:
+    Agent = part("acp_agent.agent").Agent
+    Connection = part("acp_agent.connection").Connection
+    OrderQuery = part("acp_agent.config").OrderQuery
     Inbox = part("acp_agent.serving").Inbox
     receive = part("acp_agent.serving").receive
 
@@ -360,3 +367,47 @@ async def test_no_more_of_an_editor_waits_than_there_is_room_for(size: int, most
     # What was taken is not counted any more.
     await receive(cast("web.WebSocketResponse", sending), inbox)
     assert sending.count == 2 * most
+
+
+class BrokenOff:
+    """Answers as a server does whose agent was interrupted within a message, and then says another."""
+
+    def __init__(self) -> None:
+        broken_off = [delta("Half of a"), state("paused")]
+        whole = [delta("Whole"), said("Whole"), state("finished")]
+        self.streams = [[READY], [READY], broken_off, [READY], whole]
+
+    def call(self, _method: str, _path: str, **_sent: Any) -> list[dict[str, str]]:
+        return [{"id": "0" * 32, "sandbox_id": "1", "sandbox_status": "RUNNING"}]
+
+    def stream(self, *_: object, **_more: object) -> list[StreamMessage]:
+        return self.streams.pop(0)
+
+
+READY = StreamMessage(type="ready", id=None, data={})
+
+
+def delta(text: str) -> StreamMessage:
+    return StreamMessage(type="delta", id=None, data={"content": text})
+
+
+def state(value: str) -> StreamMessage:
+    return StreamMessage(type="event", id=None, data={"key": "execution_status", "value": value})
+
+
+def said(text: str) -> StreamMessage:
+    message = {"content": [{"type": "text", "text": text}]}
+    event = {"kind": "MessageEvent", "source": "agent", "llm_message": message}
+    return StreamMessage(type="event", id=None, data=event)
+
+
+def test_a_message_after_one_that_was_broken_off_is_told_once() -> None:
+    api: Any = BrokenOff()
+    lines: list[bytes] = []
+    agent = Agent(api, Connection([], lines.append), OrderQuery())
+    agent.answer("session/load", {"sessionId": "0" * 32})
+    for text in ("one", "two"):
+        asked = [{"type": "text", "text": text}]
+        assert agent.answer("session/prompt", {"sessionId": "0" * 32, "prompt": asked})
+    told = [msgspec.json.decode(line)["params"]["update"]["content"]["text"] for line in lines]
+    assert told == ["Half of a", "Whole"]
