@@ -12,12 +12,27 @@ from tests.service import Service
 
 FIELD = "Message to the agent"
 
+WAITS: dict[str, Any] = {
+    "id": "waits",
+    "timestamp": "2099-01-01T00:00:00",
+    "kind": "ConversationStateUpdateEvent",
+    "key": "execution_status",
+    "value": "waiting_for_confirmation",
+}
+
 
 async def user_of(service: Service, name: str = "admin") -> LiveClient:
     """Return a client of a user with settings."""
     client = await service.make_client(name)
     await client.save_settings()
     return LiveClient(client.base_url, str(client.key), ScriptedModel())
+
+
+async def finished(client: LiveClient) -> str:
+    """Return a conversation whose agent has done its task."""
+    conversation_id = await client.start_conversation()
+    await client.wait_for_execution(conversation_id, "finished")
+    return conversation_id
 
 
 async def report(client: LiveClient, conversation_id: str, events: list[dict[str, Any]]) -> None:

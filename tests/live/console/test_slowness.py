@@ -8,10 +8,11 @@ import pytest
 from playwright.async_api import Page, Route, expect
 
 from tests.live.browser import Console
-from tests.live.client import LiveClient
 from tests.live.console.reports import (
     FIELD,
+    WAITS,
     command,
+    finished,
     forgive_lost_answers,
     report,
     said,
@@ -37,13 +38,6 @@ ENTRY: dict[str, Any] = {
     "address": "",
     "request_id": None,
 }
-
-
-async def finished(client: LiveClient) -> str:
-    """Return a conversation whose agent has done its task."""
-    conversation_id = await client.start_conversation()
-    await client.wait_for_execution(conversation_id, "finished")
-    return conversation_id
 
 
 async def held(page: Page, pattern: str, method: str = "POST") -> asyncio.Event:
@@ -132,15 +126,6 @@ async def test_long_lines_that_have_changed_do_not_keep_the_page_busy(
     await expect(page.locator(".diff-line.added").first).to_be_visible()
     await page.evaluate("new Promise((resolve) => setTimeout(resolve, 100))")
     assert await page.evaluate("window.longest") < 5000
-
-
-WAITS: dict[str, Any] = {
-    "id": "waits",
-    "timestamp": "2099-01-01T00:00:00",
-    "kind": "ConversationStateUpdateEvent",
-    "key": "execution_status",
-    "value": "waiting_for_confirmation",
-}
 
 
 async def test_a_reason_is_sent_once_and_when_it_is_written(quick_console: Console) -> None:

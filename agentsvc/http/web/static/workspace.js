@@ -21,12 +21,12 @@ export function Changes({ conversation, onComment }) {
     <div class="bar"><h2>${t("Changes since the last commit")}</h2><${Button} icon="refresh" isIcon kind="bare" label=${t("Look again")} onPress=${changes.again} /></div>
     <${Problem} error=${changes.error} onAgain=${changes.again} />
     ${changes.isLoading && !changes.value && html`<${Spinner} />`}
-    ${changes.value?.length === 0 && html`<${Empty} icon="diff" title=${t("No changes")}>${t("The files are as they were in the last commit.")}<//>`}
+    ${changes.value?.length === 0 && !changes.isLoading && html`<${Empty} icon="diff" title=${t("No changes")}>${t("The files are as they were in the last commit.")}<//>`}
     <${Tree} tree=${toTree(all)} isOpen=${all.length <= MAX_OPEN} show=${({ path, status }, name) => html`
       <button type="button" aria-expanded=${String(shown === path)} title=${path} onClick=${() => setShown(shown === path ? null : path)}>
         <span class="mark ${MARKS[status]?.[1] ?? ""}" aria-hidden="true">${MARKS[status]?.[0] ?? "?"}</span>${name}
         <span class="hidden">, ${MARKS[status]?.[2] ?? status}</span></button>
-      ${shown === path && html`<${FileDiff} conversation=${conversation} path=${path} onComment=${onComment} />`}`} />
+      ${shown === path && html`<${FileDiff} conversation=${conversation} path=${path} list=${all} onComment=${onComment} />`}`} />
   `;
 }
 
@@ -72,8 +72,8 @@ function Folder({ folder, isOpen, show }) {
   `;
 }
 
-function FileDiff({ conversation, path, onComment }) {
-  const diff = useLoaded(() => get(`${conversationPath(conversation.id)}/git/diff`, { path }), [path]);
+function FileDiff({ conversation, path, list, onComment }) {
+  const diff = useLoaded(() => get(`${conversationPath(conversation.id)}/git/diff`, { path }), [path, list]);
   // Files that are no text, or too large, are refused or come without any text on both sides.
   if (diff.error && ![400, 422, 502].includes(diff.error.status)) return html`<${Problem} error=${diff.error} />`;
   if (diff.isLoading) return html`<${Spinner} />`;

@@ -1,0 +1,55 @@
+"""The console shows what there is, and not what was there before, on a server with a fake agent."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from playwright.async_api import Route, expect
+
+from tests.live.browser import Console
+from tests.live.console.reports import finished
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+CHANGED: list[dict[str, Any]] = [{"path": "a.txt", "status": "UPDATED"}]
+
+
+async def test_an_open_difference_is_looked_at_again_with_its_list(quick_console: Console) -> None:
+    conversation_id = await finished(quick_console.client)
+    page = await quick_console.page(f"c/{conversation_id}")
+    texts = {"original": "old\n", "modified": "first\n"}
+    await page.route("**/git/changes*", lambda route: route.fulfill(json=CHANGED))
+    await page.route("**/git/diff*", lambda route: route.fulfill(json=texts))
+    await page.goto(f"{quick_console.client.base_url}/#/c/{conversation_id}/changes")
+    await page.locator(".files button", has_text="a.txt").click()
+    await expect(page.locator(".diff-line.added")).to_contain_text("first")
+    texts["modified"] = "second\n"
+    await page.get_by_role("button", name="Look again").click()
+    await expect(page.locator(".diff-line.added")).to_contain_text("second")
+
+
+async def test_nothing_is_said_of_changes_that_are_not_known_yet(quick_console: Console) -> None:
+    client = quick_console.client
+    conversation_id = await finished(client)
+    sandbox_id = (await client.conversation(conversation_id))["sandbox_id"]
+    page = await quick_console.page(f"c/{conversation_id}")
+    may_answer = asyncio.Event()
+
+    async def answer(route: Route) -> None:
+        await may_answer.wait()
+        await route.fulfill(json=CHANGED)
+
+    await page.route("**/git/changes*", answer)
+    assert (await client.post(f"/api/v1/sandboxes/{sandbox_id}/pause")).status == 200
+    await client.wait_for_sandbox(sandbox_id, "PAUSED")
+    await page.goto(f"{client.base_url}/#/c/{conversation_id}/changes")
+    await expect(page.get_by_text("The sandbox does not run")).to_be_visible()
+    async with page.expect_request("**/git/changes*"):
+        await page.get_by_role("button", name="Resume the sandbox").click()
+    await expect(page.get_by_text("No changes")).to_have_count(0)
+    may_answer.set()
+    await expect(page.locator(".files button", has_text="a.txt")).to_be_visible()
