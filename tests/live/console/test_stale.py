@@ -7,7 +7,7 @@ import pytest
 from playwright.async_api import Route, expect
 
 from tests.live.browser import Console
-from tests.live.console.reports import finished
+from tests.live.console.reports import finished, forgive_lost_answers
 
 pytestmark = [
     pytest.mark.live,
@@ -53,3 +53,23 @@ async def test_nothing_is_said_of_changes_that_are_not_known_yet(quick_console: 
     await expect(page.get_by_text("No changes")).to_have_count(0)
     may_answer.set()
     await expect(page.locator(".files button", has_text="a.txt")).to_be_visible()
+
+
+async def test_a_conversation_that_is_not_in_the_list_comes_when_the_server_answers(
+    quick_console: Console,
+) -> None:
+    client = quick_console.client
+    conversation_id = await finished(client)
+    page = await quick_console.page("sandboxes")
+    nothing: dict[str, Any] = {"items": [], "next_page_id": None}
+    await page.route("**/app-conversations/search*", lambda route: route.fulfill(json=nothing))
+    await page.reload()
+    await page.route("**/alive", lambda route: route.abort())
+    await page.route(
+        f"**/app-conversations/{conversation_id}", lambda route: route.abort(), times=1
+    )
+    await page.goto(f"{client.base_url}/#/c/{conversation_id}")
+    await expect(page.get_by_text("The server does not answer")).to_be_visible()
+    await page.unroute("**/alive")
+    await expect(page.locator("article").first).to_be_visible()
+    forgive_lost_answers(quick_console)

@@ -1,5 +1,5 @@
 // One conversation, live: what happened, what can be done now, and the workspace beside it.
-import { agentPath, conversationPath, download, get, isRefusal, newId, patch, post, remove, V1 } from "./api.js";
+import { agentPath, conversationPath, download, get, isRefusal, newId, patch, post, remove } from "./api.js";
 import { useHasAttempts } from "./attempts.js";
 import { useAttention } from "./attention.js";
 import { Call, Card, RISKS } from "./cards.js";
@@ -11,7 +11,7 @@ import { html, useCallback, useEffect, useMemo, useRef, useState } from "./html.
 import { Markdown } from "./markdown.js";
 import { useOutbox } from "./outbox.js";
 import { Share } from "./share.js";
-import { store, useStore } from "./store.js";
+import { store, useLoaded, useStore } from "./store.js";
 import { Stream, readEvents } from "./stream.js";
 import { Terminal } from "./terminal.js";
 import { Split } from "./split.js";
@@ -99,10 +99,7 @@ function useTimeline(id) {
 /** Return a conversation as the list has it; asked for by itself until that is there. */
 function useConversation(id) {
   const { conversations } = useStore();
-  const [asked, setAsked] = useState({});
-  useEffect(() => {
-    get(conversationPath(id)).then((value) => setAsked({ value }), (error) => setAsked({ error }));
-  }, [id]);
+  const asked = useLoaded(() => get(conversationPath(id)), [id]);
   return { conversation: conversations.get(id) ?? asked.value, error: asked.error };
 }
 
