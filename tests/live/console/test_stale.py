@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from playwright.async_api import Route, expect
+from playwright.async_api import Locator, Page, Route, expect
 
 from tests.live.browser import Console
 from tests.live.console.reports import finished, forgive_lost_answers
@@ -73,3 +73,22 @@ async def test_a_conversation_that_is_not_in_the_list_comes_when_the_server_answ
     await page.unroute("**/alive")
     await expect(page.locator("article").first).to_be_visible()
     forgive_lost_answers(quick_console)
+
+
+async def test_a_task_that_one_tab_has_started_is_not_left_in_another(
+    quick_console: Console,
+) -> None:
+    def field_of(page: Page) -> Locator:
+        return page.get_by_label("Message", exact=True)
+
+    first = await quick_console.page("new")
+    await field_of(first).fill("only once")
+    same, own = [await quick_console.page("new") for _ in range(2)]
+    await expect(field_of(same)).to_have_value("only once")
+    await field_of(own).fill("mine")
+    await field_of(first).fill("only once!")
+    await same.reload()
+    await expect(field_of(same)).to_have_value("only once!")
+    await first.get_by_role("button", name="Start").click()
+    await expect(field_of(same)).to_have_value("")
+    await expect(field_of(own)).to_have_value("mine")

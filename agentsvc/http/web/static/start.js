@@ -1,12 +1,12 @@
 // Starting a conversation: what to ask for, and how far the start has come.
-import { get, getAll, isRefusal, keep, kept, newId, post, textContent, V1 } from "./api.js";
+import { get, getAll, isRefusal, keep, kept, newId, onKept, post, textContent, V1 } from "./api.js";
 import { firstText } from "./conversations.js";
 import { STAGES, ago } from "./format.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { Picker } from "./picker.js";
 import { modelName, useProfiles } from "./runwith.js";
 import { store, useLoaded, useStore } from "./store.js";
-import { Button, Empty, Head, Icon, Problem, SelectField, Spinner, go, tell, useIsThere } from "./ui.js";
+import { Button, Empty, Head, Problem, SelectField, Spinner, go, tell, useIsThere } from "./ui.js";
 import { t } from "./words.js";
 
 const DRAFT = "draft new";
@@ -17,6 +17,7 @@ const EXAMPLES = [
   [t("Update dependencies"), t("Bring the dependencies up to date one by one. Run the tests after each, and leave out what breaks them, with the reason.")],
 ];
 const EMPTY = { message: "", repository: "", branch: "", spec: "", provider: "", mode: "" };
+const asText = (form) => JSON.stringify({ ...form, key: undefined });
 const MODES = [["", t("Do the task")], ["plan", t("Write a plan only, into PLAN.md")]];
 
 export function NewConversation({ settings, onSettings }) {
@@ -30,6 +31,9 @@ export function NewConversation({ settings, onSettings }) {
   useLayoutEffect(() => {
     if (!starting.current) keep(DRAFT, form);
   }, [form]);
+  // What another tab has started is not left here to be started again.
+  useEffect(() => onKept((name, old) => name === DRAFT && kept(name) === null
+    && setForm((now) => (asText(now) === asText(JSON.parse(old)) ? EMPTY : now))), []);
   /** Start once, however often this is called meanwhile: what nobody answered is asked again with the same key. */
   const begin = async () => {
     setError(null);
