@@ -7,7 +7,7 @@ import pytest
 from playwright.async_api import Locator, Page, Route, expect
 
 from tests.live.browser import Console
-from tests.live.console.reports import finished, forgive_lost_answers
+from tests.live.console.reports import command, finished, forgive_lost_answers, report
 
 pytestmark = [
     pytest.mark.live,
@@ -92,3 +92,19 @@ async def test_a_task_that_one_tab_has_started_is_not_left_in_another(
     await first.get_by_role("button", name="Start").click()
     await expect(field_of(same)).to_have_value("")
     await expect(field_of(own)).to_have_value("mine")
+
+
+async def test_a_terminal_that_could_not_be_loaded_is_asked_for_again(
+    quick_console: Console,
+) -> None:
+    client = quick_console.client
+    conversation_id = await finished(client)
+    await report(client, conversation_id, [command(1, "run-first")])
+    page = await quick_console.page(f"c/{conversation_id}")
+    await page.route("**/vendor/xterm.js", lambda route: route.abort(), times=1)
+    await page.goto(f"{client.base_url}/#/c/{conversation_id}/terminal")
+    await expect(page.get_by_role("alert")).to_be_visible()
+    await page.goto(f"{client.base_url}/#/c/{conversation_id}/files")
+    await page.goto(f"{client.base_url}/#/c/{conversation_id}/terminal")
+    await expect(page.locator(".terminal-box .xterm")).to_be_visible()
+    forgive_lost_answers(quick_console)

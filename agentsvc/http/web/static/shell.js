@@ -96,13 +96,9 @@ export function Shell({ conversation, place }) {
       close = opened.close;
       terminal.onData((text) => session.type(text));
       terminal.focus();
-      try {
-        await session.follow(terminal.cols, terminal.rows, (bytes) => terminal.write(bytes));
-        setState({ isOver: true });
-      } catch (error) {
-        setState({ error, isOver: true });
-      }
-    });
+      await session.follow(terminal.cols, terminal.rows, (bytes) => terminal.write(bytes));
+      setState({ isOver: true });
+    }).catch((error) => setState({ error, isOver: true }));
     return () => {
       session.end();
       close();

@@ -2,7 +2,7 @@
 import { html, useEffect, useRef, useState } from "./html.js";
 import { refusal } from "./me.js";
 import { Shell } from "./shell.js";
-import { Empty } from "./ui.js";
+import { Empty, Problem } from "./ui.js";
 import { openTerminal } from "./xterm.js";
 import { t } from "./words.js";
 
@@ -46,6 +46,7 @@ export function Terminal({ conversation, sandbox, timeline }) {
 
 function AgentTerminal({ commands }) {
   const box = useRef(null);
+  const [error, setError] = useState(null);
   /** The last command, the one of the last line, and those that are not over. */
   const shown = useRef({ terminal: null, last: null, line: null, open: new Set() }).current;
   const write = () => {
@@ -72,7 +73,7 @@ function AgentTerminal({ commands }) {
       close = opened.close;
       shown.terminal = opened.terminal;
       write();
-    });
+    }).catch(setError);
     return () => {
       isGone = true;
       close();
@@ -80,6 +81,7 @@ function AgentTerminal({ commands }) {
   }, []);
   useEffect(write);
   return html`
+    <${Problem} error=${error} />
     ${!commands.length && html`<${Empty} icon="terminal" title=${t("No commands")}>${t("The agent has run none so far.")}<//>`}
     <div class="terminal-box" ref=${box} role="group" aria-label=${t("The agent's commands")}></div>
   `;

@@ -10,7 +10,10 @@ export function loadTerminal() {
     sheet.href = new URL("vendor/xterm.css", import.meta.url).href;
     document.head.append(sheet);
     return import("./vendor/xterm.js");
-  })();
+  })().catch((error) => {
+    loaded = null;
+    throw error;
+  });
   return loaded;
 }
 
