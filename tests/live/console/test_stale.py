@@ -108,3 +108,21 @@ async def test_a_terminal_that_could_not_be_loaded_is_asked_for_again(
     await page.goto(f"{client.base_url}/#/c/{conversation_id}/terminal")
     await expect(page.locator(".terminal-box .xterm")).to_be_visible()
     forgive_lost_answers(quick_console)
+
+
+async def test_a_model_that_could_not_be_chosen_is_not_shown_as_chosen(
+    quick_console: Console,
+) -> None:
+    page = await quick_console.page("sandboxes")
+    profiles = [{"name": name, "model": f"test/{name}"} for name in ("one", "two")]
+    found = {"profiles": profiles, "active_profile": "one"}
+    await page.route("**/settings/profiles", lambda route: route.fulfill(json=found))
+    refusal = {"detail": "Not now"}
+    await page.route("**/activate", lambda route: route.fulfill(status=503, json=refusal))
+    await page.goto(f"{quick_console.client.base_url}/#/new")
+    model = page.get_by_label("Model")
+    await expect(model).to_have_value("=one")
+    await model.select_option("=two")
+    await expect(page.get_by_role("alert").filter(has_text="Not now")).to_be_visible()
+    await expect(model).to_have_value("=one")
+    forgive_lost_answers(quick_console)

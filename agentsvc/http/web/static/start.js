@@ -96,12 +96,14 @@ function Model({ settings, onSettings, onError }) {
   const [chosen, setChosen] = useState(null);
   const choose = async (name) => {
     if (name === OTHER) return go("/setup");
+    const before = chosen;
     setChosen(name);
     if (!name) return undefined;
     try {
       await post(`${V1}/settings/profiles/${encodeURIComponent(name.slice(1))}/activate`);
       await onSettings();
     } catch (problem) {
+      setChosen(before);
       onError(problem);
     }
   };
