@@ -7,7 +7,7 @@ import pytest
 from playwright.async_api import Locator, Page, Route, expect
 
 from tests.live.browser import Console
-from tests.live.console.reports import command, finished, forgive_lost_answers, report
+from tests.live.console.reports import WAITS, command, finished, forgive_lost_answers, report
 
 pytestmark = [
     pytest.mark.live,
@@ -126,3 +126,26 @@ async def test_a_model_that_could_not_be_chosen_is_not_shown_as_chosen(
     await expect(page.get_by_role("alert").filter(has_text="Not now")).to_be_visible()
     await expect(model).to_have_value("=one")
     forgive_lost_answers(quick_console)
+
+
+async def test_where_a_browser_makes_no_notifications_the_page_stays(
+    quick_console: Console,
+) -> None:
+    client = quick_console.client
+    conversation_id = await finished(client)
+    # As browsers on phones do.
+    await quick_console.context.add_init_script(
+        "Object.defineProperty(document, 'hidden', {get: () => globalThis.isHidden ?? false});"
+        " globalThis.Notification = class { static permission = 'granted';"
+        " constructor() { globalThis.asked = true; throw new TypeError('Illegal constructor'); } };"
+    )
+    page = await quick_console.page(f"c/{conversation_id}")
+    await expect(page.locator("article").first).to_be_visible()
+    await page.evaluate(
+        "localStorage.setItem(Object.keys(localStorage).find((one) => one.endsWith(' user'))"
+        ".replace(/user$/, 'notify'), 'true'); globalThis.isHidden = true"
+    )
+    await report(client, conversation_id, [command(1, "rm -r build"), WAITS])
+    await page.wait_for_function("globalThis.asked")
+    await expect(page.get_by_role("button", name="Confirm")).to_be_visible()
+    await expect(page.get_by_text("This cannot be shown")).to_have_count(0)

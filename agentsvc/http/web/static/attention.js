@@ -11,6 +11,18 @@ const ICON = document.querySelector("link[rel=icon]");
 const QUIET = ICON?.href;
 const LOUD = QUIET?.replace("icon.svg", "icon-attention.svg");
 
+function notify({ id, title }) {
+  try {
+    const shown = new Notification(t("The agent asks for your confirmation"), { body: title ?? "", tag: id, silent: true });
+    shown.onclick = () => {
+      window.focus();
+      location.hash = `/c/${id}`;
+    };
+  } catch {
+    // Browsers on phones allow them, and make none for a page.
+  }
+}
+
 /** Keep the title and the icon of the page, and tell of what has begun to need the user while nobody looks. */
 export function useAttention(title) {
   const { conversations, isLoaded } = useStore();
@@ -29,11 +41,7 @@ export function useAttention(title) {
     const isWanted = kept("notify") && document.hidden && globalThis.Notification?.permission === "granted";
     for (const one of isWanted ? waiting : []) {
       if (known.has(one.id)) continue;
-      const shown = new Notification(t("The agent asks for your confirmation"), { body: one.title ?? "", tag: one.id, silent: true });
-      shown.onclick = () => {
-        window.focus();
-        location.hash = `/c/${one.id}`;
-      };
+      notify(one);
     }
   }, [ids, isLoaded]);
   return waiting;
