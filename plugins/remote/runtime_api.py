@@ -66,7 +66,6 @@ _SERVICES: Final[Mapping[str, str]] = {
     "worker_2": "work-2",
 }
 """How a port that is not the agent server's is called in URLs."""
-_BATCH: Final = 50
 _FORGET_SECONDS: Final = 3600.0
 _GONE_POLL_SECONDS: Final = 0.1
 _GONE_POLL_SECONDS_MAX: Final = 2.0

@@ -1,5 +1,5 @@
 // What opens things to others: secrets, MCP servers, API keys, browsers, webhooks.
-import { findSettings, get, getAll, patch, post, put, remove, V1 } from "./api.js";
+import { findSettings, get, getAll, patch, post, remove, V1 } from "./api.js";
 import { ago, moment } from "./format.js";
 import { html, useState } from "./html.js";
 import { changesOf, useForm, useList } from "./store.js";

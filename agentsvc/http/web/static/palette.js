@@ -1,6 +1,6 @@
 // Every action by its name, and the keys that do some of them.
 import { setTheme } from "./browser.js";
-import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
+import { html, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
 import { isAdmin } from "./me.js";
 import { useStore } from "./store.js";
 import { Dialog, go } from "./ui.js";

@@ -128,14 +128,12 @@ export class Timeline {
     item.output = { ...observation, text: asText(observation.text) ?? textOf(observation.content) };
     item.answer = event.id;
     item.seconds = (Date.parse(event.timestamp) - Date.parse(item.at)) / 1000;
-    this.#touch(item);
   }
 
   onUserRejectObservation(event) {
     const item = this.#byAction.get(event.action_id) ?? this.#byCall.get(event.tool_call_id);
     if (!item) return;
     item.rejected = asText(event.rejection_reason) || t("Rejected");
-    this.#touch(item);
   }
 
   onAgentErrorEvent(event) {
@@ -143,7 +141,6 @@ export class Timeline {
     const error = asText(event.error);
     if (!item) return void this.#push(event, "error", t("Error"), { text: error });
     item.error = error;
-    this.#touch(item);
   }
 
   onConversationErrorEvent(event) {
@@ -226,15 +223,10 @@ export class Timeline {
     const output = event.raw_output == null ? undefined : { text: typeof event.raw_output === "string" ? event.raw_output : JSON.stringify(event.raw_output, null, 2) };
     if (known) {
       known.output = output ?? known.output;
-      return this.#touch(known);
+      return;
     }
     const item = this.#push(event, "tool", event.title ?? t("Tool"), { tool: event.title ?? "tool", action: event.raw_input ?? {}, output });
     this.#byCall.set(event.tool_call_id, item);
-  }
-
-  /** Items that change are other objects than before, so that they are drawn anew. */
-  #touch(item) {
-    item.version = (item.version ?? 0) + 1;
   }
 }
 
