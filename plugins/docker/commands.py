@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from agentsvc.base import AgentsvcError, Conflict, OrderRejected, new_id
+from agentsvc.base import AgentsvcError, BackendUnavailable, Conflict, OrderRejected, new_id
 from agentsvc.plugin import ExecResult
 
 from .engine import Engine
@@ -64,9 +64,9 @@ async def execute(
         async with asyncio.timeout(time_limit):
             await _attend(engine, exec_id, output)
             exit_code = await _exit_code(engine, exec_id)
-    except (TimeoutError, asyncio.CancelledError) as exc:
+    except (TimeoutError, asyncio.CancelledError, BackendUnavailable) as exc:
         await asyncio.shield(_end(engine, container_id, mark))
-        if isinstance(exc, asyncio.CancelledError):
+        if not isinstance(exc, TimeoutError):
             raise
     except OrderRejected as exc:
         return ExecResult(exit_code=_NOT_FOUND, stderr=exc.detail.encode())

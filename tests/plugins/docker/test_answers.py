@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from docker import (
         backend,
         builds,
+        commands,
         engine,
         firewall,
         fleet,
@@ -43,7 +44,8 @@ else:
         part("docker.engine"),
         part("docker.firewall"),
     )
-    builds, fleet = part("docker.builds"), part("docker.fleet")
+    builds, commands = part("docker.builds"), part("docker.commands")
+    fleet = part("docker.fleet")
     images, inspection, plan = part("docker.images"), part("docker.inspection"), part("docker.plan")
     layers, names = part("docker.layers"), part("docker.names")
     settings, watch = part("docker.settings"), part("docker.watch")
@@ -350,3 +352,31 @@ async def test_an_engine_that_is_the_only_one_takes_no_more_than_it_may(tmp_path
     assert await pool.place("first", {}) is only
     with pytest.raises(CapacityExceeded):
         await pool.place("second", {})
+
+
+class Lost:
+    """An engine that runs a command and is away when it is asked how that has ended."""
+
+    def __init__(self) -> None:
+        self.made: list[list[str]] = []
+
+    async def ask(self, *_: object, body: dict[str, Any], **_more: object) -> dict[str, Any]:
+        self.made.append(body["Cmd"])
+        return {"Id": str(len(self.made))}
+
+    async def get(self, _path: str) -> None:
+        raise BackendUnavailable("it gives no answer in time")
+
+    @contextlib.asynccontextmanager
+    async def stream(self, *_: object, **_more: object) -> AsyncIterator[Any]:
+        content = asyncio.StreamReader()
+        content.feed_eof()
+        yield SimpleNamespace(content=content)
+
+
+async def test_a_command_whose_end_cannot_be_asked_for_does_not_go_on() -> None:
+    lost: Any = Lost()
+    with pytest.raises(BackendUnavailable):
+        await commands.execute(lost, "box", ["x"], env={}, time_limit=60, max_output=9)
+    _, ending = lost.made
+    assert "kill -9" in ending[2]
