@@ -272,6 +272,21 @@ async def test_a_start_that_failed_is_tried_again_in_its_mode(
     await expect(page.get_by_label("Mode", exact=True)).to_have_value("plan")
 
 
+async def test_what_was_being_written_stays_where_a_task_is_tried_again(
+    quick_console: Console, agent: TroubledAgent
+) -> None:
+    client = quick_console.client
+    agent.refusals.append((400, "not this one"))
+    task = await client.start_task("failed")
+    assert (await client.end_of_start(task["id"]))["status"] == "ERROR"
+    page = await quick_console.page("new")
+    await page.get_by_label("Message").fill("half written")
+    for _ in range(2):
+        await page.goto(f"{client.base_url}/#/start/{task['id']}")
+        await page.get_by_role("button", name="Try again").click()
+        await expect(page.get_by_label("Message")).to_have_value("failed\n\nhalf written")
+
+
 async def test_a_start_that_failed_is_tried_again_with_its_spec(
     quick_console: Console, agent: TroubledAgent
 ) -> None:

@@ -160,8 +160,11 @@ function Repository({ form, change, providers }) {
 /** Show what was asked for once in the form. The sandbox that was named for it has followed a spec. */
 export async function askAgain(message, { selected_repository, selected_branch, git_provider, agent_type, sandbox_id }) {
   const sandbox = sandbox_id && (await get(`${V1}/sandboxes/${sandbox_id}`).catch(() => null));
+  // What is being written stays, and what is asked again is there once.
+  const draft = kept(DRAFT)?.message ?? "";
+  const rest = `${draft}\n\n`.startsWith(`${message}\n\n`) ? draft.slice(message.length) : draft;
   keep(DRAFT, {
-    message, repository: selected_repository ?? "", branch: selected_branch ?? "", provider: git_provider ?? "",
+    message: [message, rest.trim()].filter(Boolean).join("\n\n"), repository: selected_repository ?? "", branch: selected_branch ?? "", provider: git_provider ?? "",
     spec: sandbox?.sandbox_spec_id ?? "", mode: agent_type === "plan" ? agent_type : "",
   });
   go("/new");
