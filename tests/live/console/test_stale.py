@@ -7,7 +7,13 @@ import pytest
 from playwright.async_api import Locator, Page, Route, expect
 
 from tests.live.browser import Console
-from tests.live.console.reports import WAITS, command, finished, forgive_lost_answers, report
+from tests.live.console.reports import (
+    WAITS,
+    command,
+    finished,
+    forgive_lost_answers,
+    report,
+)
 
 pytestmark = [
     pytest.mark.live,
@@ -149,3 +155,24 @@ async def test_where_a_browser_makes_no_notifications_the_page_stays(
     await page.wait_for_function("globalThis.asked")
     await expect(page.get_by_role("button", name="Confirm")).to_be_visible()
     await expect(page.get_by_text("This cannot be shown")).to_have_count(0)
+
+
+async def test_a_message_of_a_tab_that_was_closed_is_sent_by_another(
+    quick_console: Console,
+) -> None:
+    conversation_id = await finished(quick_console.client)
+    first, second = [await quick_console.page(f"c/{conversation_id}") for _ in range(2)]
+    await expect(second.locator("article").first).to_be_visible()
+    left = {"key": "a key", "text": "of the first", "images": [], "state": "sending", "after": -1}
+    # As a tab leaves it that is closed before the server has all of it.
+    await first.evaluate(
+        "([id, left]) => localStorage.setItem(Object.keys(localStorage).find((one) => one.endsWith(' user'))"
+        ".replace(/user$/, `outbox ${id}`), JSON.stringify([{...left, at: new Date().toISOString()}]))",
+        [conversation_id, left],
+    )
+    await first.close()
+    await expect(second.locator(".pending", has_text="of the first")).to_be_visible()
+    # As whoever closes a tab sees the next one.
+    await second.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    await expect(second.locator("article", has_text="of the first")).to_have_count(1)
+    await expect(second.locator(".pending")).to_have_count(0)

@@ -1,7 +1,7 @@
 // Messages on their way to an agent: each is kept in the browser, shown at once, and sent once, until the conversation
 // has it.
 import { conversationPath, isRefusal, keep, kept, newId, onKept, post, textContent, V1 } from "./api.js";
-import { useCallback, useEffect, useMemo, useState } from "./html.js";
+import { useCallback, useEffect, useMemo, useRef, useState } from "./html.js";
 
 export const SENDING = "sending";
 export const TAKEN = "taken";
@@ -101,7 +101,15 @@ export function useOutbox(conversation, timeline, isLoaded) {
   const { id } = conversation;
   const outbox = useMemo(() => new Outbox(id, () => redraw((turn) => turn + 1)), [id]);
   useEffect(() => onKept((name) => name === outbox.name && outbox.redraw()), [outbox]);
-  useEffect(() => outbox.resume(conversation), [outbox]);
+  const now = useRef(conversation);
+  now.current = conversation;
+  useEffect(() => {
+    // Another tab may have been closed while it sent: whoever did that sees this one.
+    const resume = () => document.hidden || outbox.resume(now.current);
+    outbox.resume(now.current);
+    document.addEventListener("visibilitychange", resume);
+    return () => document.removeEventListener("visibilitychange", resume);
+  }, [outbox]);
   useEffect(() => {
     if (isLoaded) outbox.settle(timeline.items);
   }, [outbox, timeline.count, isLoaded]);
