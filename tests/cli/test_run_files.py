@@ -1,8 +1,10 @@
 """What comes back from a sandbox into a directory: all of it, and no repository."""
 
 import io
+import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,18 @@ import pytest
 
 from agentsvc.base.values import Secret
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.client import Api, Query
-from agentsvc.cli.run.files import apply_changes, download_changes, find_changes
-from agentsvc.cli.talk import SANDBOXES
+from agentsvc.cli.client import Api, Query, StreamMessage
+from agentsvc.cli.run.files import apply_changes, download_changes, find_changes, upload_directory
+from agentsvc.cli.talk import CONVERSATIONS, SANDBOXES
 
 DATA = (b"new", 0o644)
+CONVERSATION = {
+    "id": "c" * 32,
+    "sandbox_id": "s",
+    "sandbox_status": "RUNNING",
+    "execution_status": "finished",
+    "conversation_url": "/api/conversations/c",
+}
 
 
 def files_of(directory: Path) -> list[str]:
@@ -74,19 +83,47 @@ def test_names_that_no_file_can_have_are_changes_as_others(tmp_path: Path) -> No
     assert find_changes(tmp_path, found, {"gone": "its checksum"}) == (found, ["gone"])
 
 
+def packed_of(files: Mapping[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, content in files.items():
+            head = tarfile.TarInfo(name)
+            head.size = len(content)
+            archive.addfile(head, io.BytesIO(content))
+    return packed.getvalue()
+
+
 class Sandbox(Api):
     """A server whose sandbox has the same files each time, of which not all may be readable."""
 
-    def __init__(self, packed: bytes, *, is_whole: bool) -> None:
+    def __init__(self, packed: bytes, *, is_whole: bool = True, status: str = "finished") -> None:
         super().__init__("http://127.0.0.1:1", Secret("key"))
         self._packed = packed
         self._is_whole = is_whole
+        self._status = status
+        self.deleted: list[str] = []
+        self.sent = b""
 
     def call(self, method: str, path: str, *, query: Query | None = None, body: Any = None) -> Any:
-        del method, query
+        del query
+        if method == "DELETE":
+            self.deleted.append(path)
+        if path == CONVERSATIONS:
+            ready = {"status": "READY", "detail": None, "app_conversation_id": CONVERSATION["id"]}
+            return ready if method == "POST" else [CONVERSATION]
         failed = not self._is_whole and "tar " in str(body)
         done = {"exit_code": int(failed), "stderr": "Permission denied"}
         return [{"working_dir": "/w"}] if path == SANDBOXES else done
+
+    @contextmanager
+    def open(self, *_: Any, body: bytes | None = None, **__: Any) -> Iterator[Any]:
+        self.sent = body or b""
+        yield None
+
+    def stream(self, *_: Any, **__: Any) -> Iterator[StreamMessage]:
+        state = {"key": "execution_status", "value": self._status}
+        yield StreamMessage(type="event", id=0, data=state)
+        yield StreamMessage(type="ready", id=None, data={})
 
     def parts(self, *_: Any, **__: Any) -> Iterator[bytes]:
         if not self._packed:
@@ -105,20 +142,40 @@ def test_what_is_not_written_is_kept(
     there = tmp_path / "there"
     there.mkdir()
     (there / "unreadable").touch()
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        archive.addfile(tarfile.TarInfo("made"))
-    conversation = {"sandbox_id": "s", "conversation_url": "/api/conversations/c"}
-    api, sent = Sandbox(packed.getvalue(), is_whole=is_whole), {"unreadable": "its checksum"}
+    packed = packed_of({"made": b""})
+    api, sent = Sandbox(packed, is_whole=is_whole), {"unreadable": "its checksum"}
     with pytest.raises(CommandFailed, match=told) as raised:
-        download_changes(api, conversation, there, sent, agrees=not is_whole)
+        download_changes(api, CONVERSATION, there, sent, agrees=not is_whole)
     [kept] = tmp_path.glob("there.*.tar.gz")
     assert raised.value.hint.endswith(f"what the sandbox sent is in {kept}")
-    assert kept.read_bytes() == packed.getvalue()
+    assert kept.read_bytes() == packed
     assert files_of(there) == ["unreadable"]
 
 
 def test_why_nothing_was_packed_is_told(tmp_path: Path) -> None:
-    conversation = {"sandbox_id": "s", "conversation_url": "/api/conversations/c"}
     with pytest.raises(CommandFailed, match="cannot be copied: Permission denied"):
-        download_changes(Sandbox(b"", is_whole=False), conversation, tmp_path, {}, agrees=True)
+        download_changes(Sandbox(b"", is_whole=False), CONVERSATION, tmp_path, {}, agrees=True)
+
+
+def test_what_git_ignores_is_not_sent_where_git_does_not_say_what_that_is(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    (tmp_path / ".gitignore").write_text("ignored\n")
+    (tmp_path / "below").mkdir()
+    for directory in (tmp_path, tmp_path / "below"):
+        (directory / "ignored").write_text("secret")
+        (directory / "known").write_text("known")
+        assert {"known"} <= upload_directory(Sandbox(b""), CONVERSATION, directory).keys()
+    (tmp_path / ".git/index").write_text("no index")
+    for directory in (tmp_path, tmp_path / "below"):
+        api = Sandbox(b"")
+        with pytest.raises(CommandFailed, match="git does not say"):
+            upload_directory(api, CONVERSATION, directory)
+        assert api.sent == b""
+
+
+def test_a_directory_that_is_no_repository_needs_no_git(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "file").touch()
+    assert [*upload_directory(Sandbox(b""), CONVERSATION, tmp_path)] == ["file"]

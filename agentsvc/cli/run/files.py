@@ -36,7 +36,8 @@ type Checksums = dict[str, str]
 def upload_directory(api: Api, conversation: Record, directory: Path) -> Checksums:
     """Put a copy of a directory into the sandbox's, and return what it holds.
 
-    In a git repository only what git does not ignore is copied, and its history.
+    In a git repository only what git does not ignore is copied, and its history. Raises CommandFailed
+    where git does not say what that is.
     """
     names = sorted(_list_files(directory))
     if len(names) > _MAX_FILES:
@@ -227,6 +228,10 @@ def _is_git(name: str) -> bool:
 
 
 def _list_files(directory: Path) -> Iterator[str]:
+    place = directory.resolve()
+    if not any(os.path.lexists(path / _GIT) for path in (place, *place.parents)):
+        yield from _files_below(directory, directory)
+        return
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],  # noqa: S607  # the user's own git
         cwd=directory,
@@ -234,8 +239,9 @@ def _list_files(directory: Path) -> Iterator[str]:
         check=False,
     )
     if listed.returncode != 0:
-        yield from _files_below(directory, directory)
-        return
+        # Such as in one of another user: what it ignores, secrets among it, would be copied, too.
+        said = os.fsdecode(listed.stderr).strip()
+        raise CommandFailed(f"git does not say what to copy of {directory}", said)
     yield from (os.fsdecode(name) for name in listed.stdout.split(b"\0") if name)
     if (directory / _GIT).is_dir():
         yield from _files_below(directory / _GIT, directory)
