@@ -1,5 +1,6 @@
 """What comes back from a sandbox into a directory: all of it, and no repository."""
 
+import hashlib
 import io
 import subprocess
 import tarfile
@@ -13,7 +14,10 @@ import pytest
 from agentsvc.base.values import Secret
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import Api, Query, StreamMessage
+from agentsvc.cli.run import RunOptions
+from agentsvc.cli.run.conversation import run_task
 from agentsvc.cli.run.files import apply_changes, download_changes, find_changes, upload_directory
+from agentsvc.cli.run.watch import ConversationWatch, RunOutcome, View
 from agentsvc.cli.talk import CONVERSATIONS, SANDBOXES
 
 DATA = (b"new", 0o644)
@@ -152,9 +156,38 @@ def test_what_is_not_written_is_kept(
     assert files_of(there) == ["unreadable"]
 
 
+def test_what_is_not_wanted_is_kept_with_all_else(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    packed = packed_of({"made": b"", "../outside": b""})
+    with pytest.raises(CommandFailed, match="what is not wanted"):
+        download_changes(Sandbox(packed), CONVERSATION, there, {}, agrees=True)
+    [kept] = tmp_path.glob("there.*.tar.gz")
+    assert kept.read_bytes() == packed
+
+
 def test_why_nothing_was_packed_is_told(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="cannot be copied: Permission denied"):
         download_changes(Sandbox(b"", is_whole=False), CONVERSATION, tmp_path, {}, agrees=True)
+
+
+def test_what_was_not_sent_or_was_changed_here_since_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    for name in (".env", "changed", "deleted", "same"):
+        (there / name).write_text("of the user")
+    sum_of = {text: hashlib.sha256(text.encode()).hexdigest() for text in ("sent", "of the user")}
+    sent = dict.fromkeys(("changed", "deleted"), sum_of["sent"]) | {"same": sum_of["of the user"]}
+    made = dict.fromkeys((".env", "changed", "same", "new"), b"of the agent")
+    with pytest.raises(CommandFailed, match="changed was changed here meanwhile; deleted was"):
+        download_changes(Sandbox(packed_of(made)), CONVERSATION, there, sent, agrees=True)
+    assert "left as it is, since it was not copied: .env" in capsys.readouterr().err
+    texts = {name: (there / name).read_text() for name in files_of(there)}
+    kept = dict.fromkeys((".env", "changed", "deleted"), "of the user")
+    assert texts == kept | {"same": "of the agent", "new": "of the agent"}
+    assert len([*tmp_path.glob("there.*.tar.gz")]) == 1
 
 
 def test_what_git_ignores_is_not_sent_where_git_does_not_say_what_that_is(tmp_path: Path) -> None:
@@ -179,3 +212,28 @@ def test_a_directory_that_is_no_repository_needs_no_git(
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "file").touch()
     assert [*upload_directory(Sandbox(b""), CONVERSATION, tmp_path)] == ["file"]
+
+
+@pytest.mark.parametrize("is_brought", [True, False])
+def test_a_sandbox_is_deleted_once_what_it_made_is_brought_back(
+    tmp_path: Path, *, is_brought: bool
+) -> None:
+    api = Sandbox(packed_of({"made": b"x"}) if is_brought else b"")
+    options = RunOptions(task="x", directory=tmp_path, agrees=True, as_json=True)
+    if is_brought:
+        run_task(api, options, is_removed=True)
+    else:
+        with pytest.raises(CommandFailed, match="File not found"):
+            run_task(api, options, is_removed=True)
+    assert bool(api.deleted) == is_brought
+
+
+def test_who_answers_nothing_to_what_an_agent_asks_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("sys.stdin", Terminal())
+    api = Sandbox(b"", status="waiting_for_confirmation")
+    watch = ConversationWatch(api, CONVERSATION, View(as_json=True), agrees=False)
+    assert watch.follow() is RunOutcome.LEFT

@@ -18,11 +18,12 @@ def run_task(api: Api, options: RunOptions, *, is_removed: bool) -> None:
     view = View(as_json=options.as_json)
     conversation = start(api, options, view)
     watch = ConversationWatch(api, conversation, view, agrees=options.agrees)
+    sent, has_work = None, False
     try:
-        sent = None
         if options.directory is not None:
             view.busy(f"copying {options.directory}")
             sent = upload_directory(api, conversation, options.directory)
+            has_work = True
             send_message(api, conversation["id"], options.task)
         outcome = watch.follow()
         if options.directory is not None and sent is not None and outcome is not RunOutcome.DELETED:
@@ -30,10 +31,13 @@ def run_task(api: Api, options: RunOptions, *, is_removed: bool) -> None:
             download_changes(api, conversation, options.directory, sent, agrees=options.agrees)
         elif options.repository and outcome is RunOutcome.FINISHED:
             _show_changes(api, conversation, view)
+        has_work = False
         report_outcome(api, conversation, outcome, view)
     finally:
         view.busy("")
-        if is_removed:
+        if is_removed and has_work:
+            view.say("it is not deleted: what the agent did was not brought back")
+        elif is_removed:
             with suppress(CommandFailed):
                 api.call("DELETE", f"{CONVERSATIONS}/{conversation['id']}")
 

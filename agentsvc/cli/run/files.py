@@ -53,14 +53,18 @@ def download_changes(
 ) -> None:
     """Write what the agent changed into the directory, after asking.
 
-    A repository stays as it is here, also one within: git runs what its configuration names. Raises
-    CommandFailed where something cannot be written; all that the sandbox sent is kept then.
+    A repository stays as it is here, also one within: git runs what its configuration names. So does
+    what was not sent, or was changed here since. Raises CommandFailed where something cannot be
+    written; all that the sandbox sent is kept then.
     """
     packed, failure = _Workspace(api, conversation).download()
     if failure is not None:
         # What is missing in it is not to be taken for deleted.
         raise CommandFailed(failure.message, _keep(packed, directory)) if packed else failure
-    found = dict(read_files(packed))
+    try:
+        found = dict(read_files(packed))
+    except CommandFailed as exc:
+        raise CommandFailed(exc.message, _keep(packed, directory)) from exc
     changed, deleted = find_changes(directory, found, sent)
     if not changed and not deleted:
         click.echo("no file was changed", err=True)
@@ -75,7 +79,14 @@ def download_changes(
         hint = f"agree with --yes; {_keep(packed, directory)}"
         raise CommandFailed(f"{question.rstrip('?')}: nobody is there to ask", hint)
     confirm(question, is_agreed=agrees)
-    if failures := apply_changes(directory, changed, deleted):
+    others = {name for name in (*changed, *deleted) if _is_other(directory / name, sent.get(name))}
+    failures = [f"{clean(name)} was changed here meanwhile" for name in sorted(others)]
+    failures += apply_changes(
+        directory,
+        {name: file for name, file in changed.items() if name not in others},
+        [name for name in deleted if name not in others],
+    )
+    if failures:
         reason = f"not everything was written to {directory}: {'; '.join(failures[:_SHOWN])}"
         raise CommandFailed(reason, _keep(packed, directory))
     click.echo(f"written to {directory}", err=True)
@@ -124,9 +135,17 @@ def find_changes(
 ) -> tuple[dict[str, tuple[bytes, int]], list[str]]:
     """Return which files are new or other than they were sent, and which are deleted.
 
-    Those are left out that lie where git would take a directory for a bare repository, as in `.git`.
+    Those are left out that were not sent and are here, such as what git ignores, and those that lie
+    where git would take a directory for a bare repository, as in `.git`.
     """
-    changed = {name: file for name, file in found.items() if _checksum(file[0]) != sent.get(name)}
+    own = {name for name in found if name not in sent and _is_file(directory / name)}
+    for name in sorted(own):
+        click.echo(f"left as it is, since it was not copied: {clean(name)}", err=True)
+    changed = {
+        name: file
+        for name, file in found.items()
+        if _checksum(file[0]) != sent.get(name) and name not in own
+    }
     deleted = [name for name in sent if name not in found and not _is_git(name)]
     files = {name.lower() for name in (*found, *sent)}
     paths = files | {path for name in files for path in _parents(name)}
@@ -221,6 +240,21 @@ def _parents(name: str) -> list[str]:
 
 def _checksum(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def _is_file(path: Path) -> bool:
+    return os.path.lexists(path) and (path.is_symlink() or not path.is_dir())
+
+
+def _is_other(path: Path, checksum: str | None) -> bool:
+    """Tell whether there is a file, and it has another sum."""
+    if not _is_file(path):
+        return False
+    try:
+        with path.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest() != checksum
+    except OSError:
+        return True
 
 
 def _is_git(name: str) -> bool:
@@ -323,9 +357,10 @@ class _Workspace:
                     break
         except CommandFailed as exc:
             raise failure or exc from None
-        self._run(f"rm -f {what}")
+        with contextlib.suppress(CommandFailed):
+            self._run(f"rm -f {what}")
         if len(packed) > MAX_BYTES:
-            raise CommandFailed(f"the sandbox has more than {MAX_BYTES >> 20} MiB of files")
+            failure = CommandFailed(f"the sandbox has more than {MAX_BYTES >> 20} MiB of files")
         return bytes(packed), failure
 
     def _run(self, text: str) -> None:

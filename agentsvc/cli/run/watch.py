@@ -240,7 +240,10 @@ class ConversationWatch:
                 self._view.say("the agent asks for a confirmation, and nobody is there to ask")
                 return RunOutcome.LEFT
             names = clean(", ".join(str(one.get("tool_name")) for one in self._pending.values()))
-            agreed = click.confirm(f"Let the agent do this ({names})?", err=True)
+            try:
+                agreed = click.confirm(f"Let the agent do this ({names})?", err=True)
+            except click.Abort:
+                return RunOutcome.LEFT
         body = {"accept": agreed, **({} if agreed else {"reason": _REJECTED})}
         ask_agent(self._api, self._conversation, "events/respond_to_confirmation", body)
         return None if agreed else self._ask_for_message()
