@@ -57,7 +57,6 @@ def command(*, file: Path, without_key: bool, archives: bool, where: ConfigOptio
     data_directory = where.data_directory()
     if _IN_USE.fullmatch(os.path.relpath(place, os.path.realpath(data_directory.path))):
         raise click.UsageError(f"a backup does not go in the place of what it is of: `{file}`")
-    draft = place.with_name(f".{place.name}.new")
     try:
         scratch_directory = tempfile.TemporaryDirectory(dir=place.parent)
     except OSError as exc:
@@ -65,22 +64,19 @@ def command(*, file: Path, without_key: bool, archives: bool, where: ConfigOptio
         raise CommandFailed(f"the backup cannot be written: {exc.strerror}: {file}") from exc
     try:
         with scratch_directory as scratch:
-            copy = Path(scratch, DATABASE)
+            copy, draft = Path(scratch, DATABASE), Path(scratch, "draft")
             copy_running(data_directory.database, copy)
             if problems := check_file(copy):
                 hint = "run `agentsvc db check`; restore an older backup if that says the same"
                 raise CommandFailed(f"the database cannot be used: {problems[0]}", hint)
             if not without_key:
                 check_master_key(data_directory, copy)
-            draft.unlink(missing_ok=True)
             with os.fdopen(create_private(draft), "wb") as opened:
                 _pack(opened, copy, data_directory, has_key=not without_key, has_archives=archives)
                 opened.flush()
                 os.fsync(opened.fileno())
             draft.replace(place)
     except OSError as exc:
-        with contextlib.suppress(OSError):
-            draft.unlink()
         raise CommandFailed(f"the backup cannot be written: {exc}") from exc
     key = "without" if without_key else "with"
     click.echo(f"written {key} the master key, {file.stat().st_size} bytes: {file}", err=True)

@@ -1,12 +1,8 @@
 import asyncio
 import contextlib
 import os
-import signal
 import sqlite3
-import subprocess
-import sys
 import tarfile
-import time
 import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
@@ -19,7 +15,7 @@ from backports import zstd
 from click.testing import CliRunner, Result
 
 from agentsvc.base.bus import EventBus
-from agentsvc.base.values import Secret, monotonic, new_id, now, to_stored
+from agentsvc.base.values import Secret, new_id, now, to_stored
 from agentsvc.cli import cli
 from agentsvc.config.data_directory import DataDirectory
 from agentsvc.conversations.event_log import EventLog
@@ -306,26 +302,6 @@ def test_a_backup_takes_the_place_of_files_only(
     link.symlink_to(file)
     good("backup", link, "--data-dir", data_dir)
     assert (link.is_symlink(), file.stat().st_mode & 0o777) == (True, 0o600)
-
-
-def test_a_command_that_is_told_to_stop_leaves_no_copy(tmp_path: Path) -> None:
-    pipe, there = tmp_path / "pipe", tmp_path / "there"
-    os.mkfifo(pipe)
-    command = [sys.executable, "-m", "agentsvc", "restore", str(pipe), "--data-dir", str(there)]
-    with subprocess.Popen(command, env={"HOME": str(tmp_path)}) as restoring:
-        deadline = monotonic() + 30
-        while not list(there.glob("restore-*/archives")) and monotonic() < deadline:
-            time.sleep(0.02)
-        [scratch] = there.glob("restore-*/archives")
-        for number in range(5000):
-            (scratch / f"{number}").touch()
-        restoring.terminate()
-        while len(list(scratch.glob("*"))) == 5000 and monotonic() < deadline:
-            time.sleep(0.001)
-        # A shell tells its jobs, too, that the terminal is closed: it comes twice.
-        restoring.terminate()
-        assert restoring.wait(30) == -signal.SIGTERM
-    assert not there.exists()
 
 
 def test_a_database_of_a_newer_release_is_not_called_damaged(
