@@ -76,7 +76,9 @@ def secret_output(output: str | None, directory: Path, name: str) -> Iterator[Se
     try:
         yield SecretOutput(file, descriptor)
     except BaseException:
-        file.unlink(missing_ok=True)
+        # Once it is in there, there is already what it opens.
+        if not os.fstat(descriptor).st_size:
+            file.unlink(missing_ok=True)
         raise
     finally:
         os.close(descriptor)

@@ -111,6 +111,15 @@ def test_a_key_that_standard_output_does_not_take_is_in_a_file(
     assert identify(data_dir, file.read_text().strip()).user_name == "ann"
 
 
+def test_a_key_in_a_file_stays_there_where_standard_output_takes_nothing(data_dir: Path) -> None:
+    file = data_dir.parent / "ann.key"
+    words = ["keys", "create", "--user", "ann", "--output", str(file), "--data-dir", str(data_dir)]
+    with Path("/dev/full").open("w") as full:
+        made = subprocess.run([sys.executable, "-m", "agentsvc", *words], stdout=full, check=False)
+    assert made.returncode == 1
+    assert identify(data_dir, file.read_text().strip()).user_name == "ann"
+
+
 def test_a_service_key_is_an_administrators_and_ends_with_what_it_has_made(
     data_dir: Path,
 ) -> None:
