@@ -14,6 +14,8 @@ from typing import Final
 
 import msgspec
 
+from agentsvc.base import is_no_room
+
 from .model import Unreadable
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -67,8 +69,8 @@ class Tree:
             raise
 
     def copy(self, path: str, to: Path, *, max_bytes: int) -> None:
-        """Write what a file has to another one; raises as `read`."""
-        with self._file(path) as descriptor, to.open("xb") as copy:
+        """Write what a file has to another one; raises as `read`, and OSError where there is no room."""
+        with self._file(path) as descriptor, to.open("wb") as copy:
             for part in _pieces(descriptor, max_bytes):
                 copy.write(part)
 
@@ -80,6 +82,9 @@ class Tree:
                     raise Unreadable(_IRREGULAR)
                 yield descriptor
         except OSError as exc:
+            if is_no_room(exc):
+                # It is no fault of the file: without it, others are taken over for good.
+                raise
             raise Unreadable(_why(exc)) from exc
 
     @contextlib.contextmanager

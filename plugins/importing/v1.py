@@ -62,11 +62,7 @@ def find_v1(tree: Tree, user: str | None) -> Iterator[ImportedConversation | tup
 
 def v1_users(tree: Tree) -> list[str]:
     """Return the users that have conversations of their own there."""
-    return [
-        entry.name
-        for entry in tree.entries()
-        if entry.is_directory and any(one.name == EVENTS for one in tree.entries(entry.name))
-    ]
+    return [entry.name for entry in tree.entries() if entry.is_directory and _is_user(tree, entry)]
 
 
 def read_v1(tree: Tree, found: ImportedConversation) -> History:
@@ -96,6 +92,14 @@ def read_v1(tree: Tree, found: ImportedConversation) -> History:
         first_at=listed[0][0] if listed else None,
         last_at=listed[-1][0] if listed else None,
     )
+
+
+def _is_user(tree: Tree, entry: Entry) -> bool:
+    try:
+        return any(one.name == EVENTS for one in tree.entries(entry.name))
+    except Unreadable:
+        # What an engine has made there, such as a cache, may be another user's.
+        return False
 
 
 def _read_event(tree: Tree, directory: str, entry: Entry) -> tuple[datetime, bytes]:

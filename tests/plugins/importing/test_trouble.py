@@ -13,6 +13,7 @@ from tests.plugins.importing.test_importing import NEWER, Ours
 
 Tree = part("importing.files").Tree
 Unreadable = part("importing.model").Unreadable
+v1_users = part("importing.v1").v1_users
 
 MESSAGE = recorded("older-run-finish")[2]
 DEEP = "[" * 100_000
@@ -283,6 +284,26 @@ def test_a_place_that_cannot_be_listed_is_told_in_one_line(ours: Ours) -> None:
         told = ours.call("import", "openhands", str(path), code=1)
         why = "cannot be read: Not a directory"
         assert told == f"error: {path}, or a directory in it, {why}\n"
+
+
+def test_a_full_disk_is_no_fault_of_the_files(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"a" * 10)
+    with pytest.raises(OSError, match="No space left"):
+        Tree(tmp_path).copy("file", Path("/dev/full"), max_bytes=100)
+
+
+def test_a_directory_that_cannot_be_listed_is_no_users(tmp_path: Path) -> None:
+    class Locked:
+        """Has a directory of another user, which root would be let into."""
+
+        def entries(self, path: str = "") -> list[object]:
+            if path == "cache":
+                raise Unreadable("cannot be read: Permission denied")
+            return list(Tree(tmp_path).entries(path))
+
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "ann/v1_conversations").mkdir(parents=True)
+    assert v1_users(Locked()) == ["ann"]
 
 
 def test_ids_stay_what_they_are(ours: Ours) -> None:
