@@ -1,4 +1,5 @@
 import asyncio
+import base64
 import json
 import socket
 import threading
@@ -10,7 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agentsvc.cli import cli
+from agentsvc.cli.doctor.environment import check_models
 from agentsvc.config.data_directory import DataDirectory
+from agentsvc.config.schema import Config
 from agentsvc.storage.database_file import lock_data_dir
 from agentsvc.storage.installation import Installation
 
@@ -145,6 +148,28 @@ def test_a_model_whose_host_has_a_name_that_none_can_have_is_told(data_dir: Path
     assert text.startswith(f"{'a' * 70}.example:80 is not reached: ")
     environ = {"LLM_BASE_URL": "https://a.example/v1", "HTTPS_PROXY": "http://b:99999"}
     assert look(data_dir, **environ)["model"][0] == "error"
+
+
+@pytest.mark.parametrize(("direct", "is_asked"), [("localhost", True), (".example", False)])
+def test_a_model_is_asked_by_a_proxy_with_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: str, *, is_asked: bool
+) -> None:
+    asked = []
+
+    def answer(request: bytes) -> bytes:
+        asked.append(request)
+        return b"HTTP/1.1 200 OK\r\n\r\n"
+
+    with socket.create_server(("127.0.0.1", 0)) as proxy, answering(proxy, answer):
+        url = f"http://me:p%40ss@127.0.0.1:{proxy.getsockname()[1]}"
+        found = {"HTTPS_PROXY": url, "LLM_BASE_URL": "https://a.example/v1", "NO_PROXY": direct}
+        for name in CLEAN:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in found.items():
+            monkeypatch.setenv(name, value)
+        list(check_models(Config(), DataDirectory(path=tmp_path)))
+    login = b"Proxy-Authorization: Basic " + base64.b64encode(b"me:p@ss")
+    assert [login in one for one in asked] == [True] * is_asked
 
 
 def test_a_proxy_has_to_answer_and_to_leave_this_machine_out(data_dir: Path) -> None:

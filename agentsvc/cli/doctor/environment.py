@@ -1,6 +1,7 @@
 """Checks of what is around the machine: proxies, certificate authorities, models, the clock."""
 
 import asyncio
+import base64
 import http.client
 import os
 import socket
@@ -11,7 +12,8 @@ from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
+from urllib.request import proxy_bypass
 
 from agentsvc.accounts import KeyRing
 from agentsvc.base import AgentsvcError, StartFailed, now
@@ -101,14 +103,18 @@ def check_models(_config: Config, data_directory: DataDirectory) -> Iterator[Fin
         yield note("clock", text, "timedatectl")
 
 
-def _address_of(proxy: str) -> tuple[str, int]:
+def _parts_of(proxy: str) -> tuple[str, int, dict[str, str]]:
+    """Return host and port of a proxy, and the headers that let this machine through."""
     parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    return parts.hostname or "", parts.port or 8080
+    login = unquote(f"{parts.username or ''}:{parts.password or ''}")
+    basic = base64.b64encode(login.encode()).decode()
+    headers = {"Proxy-Authorization": f"Basic {basic}"} if parts.username else {}
+    return parts.hostname or "", parts.port or 8080, headers
 
 
 def _check_proxy(name: str, url: str) -> Finding:
     try:
-        host, port = _address_of(url)
+        host, port, _ = _parts_of(url)
         with closing(socket.create_connection((host, port), timeout=_ANSWER_SECONDS)):
             return fine(name, f"{host}:{port} answers")
     except (OSError, ValueError) as exc:
@@ -144,14 +150,14 @@ def _check_model(address: str) -> Iterator[Finding]:
 def _ask_time(host: str, port: int) -> str:
     """Return the time that a server says it is; whatever else it answers does not matter."""
     proxy = next((os.environ[name] for name in _PROXIES if os.environ.get(name)), "")
-    direct = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
     is_plain = port in _HTTP_PORTS or host == "localhost" or host.startswith("127.")
     connection: http.client.HTTPConnection
     if is_plain:
         connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_SECONDS)
-    elif proxy and host not in direct.split(","):
-        connection = http.client.HTTPSConnection(*_address_of(proxy), timeout=_ANSWER_SECONDS)
-        connection.set_tunnel(host, port)
+    elif proxy and not proxy_bypass(host):
+        through, at, headers = _parts_of(proxy)
+        connection = http.client.HTTPSConnection(through, at, timeout=_ANSWER_SECONDS)
+        connection.set_tunnel(host, port, headers)
     else:
         connection = http.client.HTTPSConnection(host, port, timeout=_ANSWER_SECONDS)
     with closing(connection):
