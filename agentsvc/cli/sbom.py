@@ -38,7 +38,9 @@ def command(lock: Path | None, output: BinaryIO) -> None:
 
 def document(hashes: _Hashes) -> dict[str, Any]:
     """Return the document on what is installed in this environment."""
-    found = {_canonical(one.name): one for one in distributions()}
+    # The first of a name is the one that is imported; what a broken installation leaves has none.
+    known = [one for one in distributions() if one.metadata.get("Name")]
+    found = {_canonical(one.name): one for one in reversed(known)}
     others = [found[name] for name in sorted(found.keys() - {"agentsvc"})]
     python = {"type": "platform", "bom-ref": "python", "name": platform.python_implementation()}
     return {

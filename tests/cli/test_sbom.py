@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import pytest
 from click.testing import CliRunner
 
 from agentsvc.cli import cli
@@ -43,6 +44,20 @@ def test_every_installed_package_is_in_it_in_its_version() -> None:
     for one in importlib.metadata.distributions():
         if one.name != "agentsvc":
             assert listed[canonical(one.name)] == one.version
+
+
+def test_of_two_versions_the_one_that_is_imported_is_in_it_and_nothing_of_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "~roken-1.0.dist-info").mkdir()
+    for number in (1, 2):
+        there = tmp_path / f"{number}"
+        (there / "twice-of.dist-info").mkdir(parents=True)
+        head = f"Metadata-Version: 2.1\nName: twice\nVersion: {number}\n"
+        (there / "twice-of.dist-info/METADATA").write_text(head)
+        monkeypatch.syspath_prepend(there)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [one["version"] for one in written()["components"] if one["name"] == "twice"] == ["2"]
 
 
 def test_the_hashes_of_the_lock_stand_beside_what_was_installed(tmp_path: Path) -> None:
