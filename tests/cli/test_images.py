@@ -144,6 +144,22 @@ def test_an_address_that_is_none_is_an_error_with_a_remedy() -> None:
     assert "error: no container engine was found\nhint: start Docker or Podman" in result.output
 
 
+def test_an_engine_that_ends_in_the_middle_is_an_error_with_a_remedy() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    known = b'{"ApiVersion": "1.44"}'
+
+    def answer(asked: bytes) -> bytes:
+        is_first = b"/version" in asked
+        return head + (
+            b"Content-Length: 22\r\n\r\n" + known if is_first else b"Content-Length: 9\r\n\r\n["
+        )
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, answering(listener, answer):
+        result = run("list", "--engine", f"http://127.0.0.1:{listener.getsockname()[1]}")
+    assert result.exit_code == 1
+    assert "error: the container engine does not answer" in result.output
+
+
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 404 No\r\n\r\n{}", b"\0"])
 def test_what_is_no_engine_is_an_error_with_a_remedy(answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:

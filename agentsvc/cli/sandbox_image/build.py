@@ -97,7 +97,7 @@ async def _connected(engine: str | None) -> AsyncIterator[Any]:
     try:
         await _check(docker)
         yield docker
-    except (OSError, aiodocker.DockerError) as exc:
+    except (OSError, ClientError, aiodocker.DockerError) as exc:
         raise StartFailed(f"the container engine does not answer: {exc}", hint=_HINT) from exc
     finally:
         await docker.close()
