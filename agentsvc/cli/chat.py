@@ -62,6 +62,8 @@ def command(
     Without TASK and --id the first line that is typed begins a conversation. `/help` lists what
     else can be typed. Several terminals may be in one conversation at a time.
     """
+    if conversation_id and repo:
+        raise click.UsageError("a conversation that is there gets no other repository")
     api = get_api(server)
     if conversation_id:
         found = wake(api, find_conversation(api, conversation_id))

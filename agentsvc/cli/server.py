@@ -146,7 +146,11 @@ def find_api(chosen: ServerChoice) -> Api | None:
     """Return the server to talk to, or None where none is named and none runs beside this command."""
     url = chosen.url or os.environ.get(URL_VARIABLE)
     key = chosen.key or os.environ.get(KEY_VARIABLE)
-    if not chosen.data_dir and (login := find_login()) and (not url or url == login.url):
+    if (
+        not chosen.data_dir
+        and (login := find_login())
+        and (not url or url.rstrip("/") == login.url)
+    ):
         url, key = login.url, key or login.key
     if url and key:
         return Api(url, Secret(key))

@@ -95,6 +95,11 @@ def test_help_that_is_not_taken_has_no_traceback(words: str) -> None:
     assert subprocess.run(pipe, capture_output=True, check=True, env=buffered).stderr == b""
 
 
+def test_a_chat_that_goes_on_takes_no_repository() -> None:
+    words = ["chat", "--id", "x", "--repo", "a/b", "--url", "http://127.0.0.1:1", "--key", "x"]
+    assert CliRunner().invoke(cli, words).exit_code == 2
+
+
 def test_a_device_is_no_directory_to_work_on() -> None:
     words = ["run", "task", "--dir", os.devnull, "--url", "http://127.0.0.1:1", "--key", "x"]
     result = CliRunner().invoke(cli, words)

@@ -147,8 +147,9 @@ async def test_settings_are_set_and_read_by_their_names(commands: Commands) -> N
     assert "conversation_settings.max_iterations = 77\n" in listed
     assert "llm_api_key_set = true\n" in listed
     assert "sk-123" not in listed
-    unknown = await commands("settings", "get", "llm_modle")
-    assert unknown.exit_code == 1
+    await commands.good("settings", "set", "llm_api_key", "null")
+    assert "llm_api_key_set = false\n" in await commands.good("settings", "get")
+    assert (await commands("settings", "get", "llm_modle")).exit_code == 1
     for key in ("llm_modle", "agent_settings.llm.temperature_"):
         unknown = await commands("settings", "set", key, "1")
         assert (unknown.exit_code, f"there is no setting `{key}`" in unknown.stderr) == (1, True)
@@ -582,8 +583,8 @@ async def test_a_login_is_kept_for_other_commands_and_shells_complete_ids(
     assert f"logged in at {client.base_url}" in done.stdout
     [kept] = _files(kept_in)
     assert kept.stat().st_mode & 0o077 == 0
-    listed = json.loads((await call("conversations", "list", "--json")).stdout)
-    assert [one["id"] for one in listed] == [conversation_id]
+    listed = await call("conversations", "list", "--json", AGENTSVC_URL=f"{client.base_url}/")
+    assert [one["id"] for one in json.loads(listed.stdout)] == [conversation_id]
     words = f"agentsvc conversations show {conversation_id[:2]}"
     asked = {"COMP_WORDS": words, "COMP_CWORD": "3", "_AGENTSVC_COMPLETE": "bash_complete"}
     program = await asyncio.create_subprocess_exec(
