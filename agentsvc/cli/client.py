@@ -37,7 +37,7 @@ _KEY_HINT: Final = "name a key that is valid with --key"
 
 
 class NoAnswer(CommandFailed):
-    """Nobody answers at the URL, as while a server restarts."""
+    """Nobody answers at the URL, or not to the end, as while a server restarts."""
 
 
 class StreamBroken(CommandFailed):
@@ -86,11 +86,8 @@ class Api:
         """Return what the server answers, decoded; raises RequestRefused for an error of its."""
         sent = None if body is None else json.dumps(body).encode()
         kind = {"Content-Type": "application/json"} if body is not None else {}
-        try:
-            with self.open(method, path, query=query, body=sent, headers=kind) as response:
-                text = response.read()
-        except OSError as exc:
-            raise CommandFailed(f"{exc}", _HINT) from exc
+        with self.open(method, path, query=query, body=sent, headers=kind) as response:
+            text = response.read()
         try:
             return json.loads(text) if text else None
         except (ValueError, RecursionError) as exc:
@@ -118,14 +115,11 @@ class Api:
         self, path: str, query: Mapping[str, str | int | Sequence[str]] | None = None
     ) -> Iterator[bytes]:
         """Yield the pieces of an answer that is no JSON; raises CommandFailed unless all of it comes."""
-        try:
-            with self.open("GET", path, query=query) as answer:
-                while part := answer.read(_PART_BYTES):
-                    yield part
-                if answer.length:
-                    raise ConnectionError(f"no whole answer comes from {self.url}")
-        except OSError as exc:
-            raise CommandFailed(f"{exc}", _HINT) from exc
+        with self.open("GET", path, query=query) as answer:
+            while part := answer.read(_PART_BYTES):
+                yield part
+            if answer.length:
+                raise NoAnswer(f"no whole answer comes from {self.url}", _HINT)
 
     def stream(self, path: str, *, after: int, beats: bool = False) -> Iterator[StreamMessage]:
         """Yield the messages of a stream behind an event, until the server ends it.
@@ -142,12 +136,10 @@ class Api:
                 for message in read_messages(iter(lines.readline, b"")):
                     if beats or message.type != BEAT:
                         yield message
-        except RequestRefused as exc:
-            if exc.status not in _AWAY:
+        except (NoAnswer, RequestRefused) as exc:
+            if isinstance(exc, RequestRefused) and exc.status not in _AWAY:
                 raise
             raise StreamBroken(exc.message, exc.hint) from exc
-        except (OSError, NoAnswer) as exc:
-            raise StreamBroken(f"{exc}", _HINT) from exc
         except (ValueError, RecursionError) as exc:
             raise self.no_server() from exc
 
@@ -164,7 +156,7 @@ class Api:
     ) -> Iterator[http.client.HTTPResponse]:
         """Give an answer that is right, to be read; raises CommandFailed for any other.
 
-        Raises OSError where it breaks off.
+        Raises NoAnswer where it breaks off, also while it is read.
         """
         target = quote(self._prefix + path, safe="/%") + (
             f"?{urlencode(query, doseq=True)}" if query else ""
@@ -180,8 +172,8 @@ class Api:
                     raise _refusal(response, response.read())
                 with response:
                     yield response
-        except http.client.HTTPException as exc:
-            raise ConnectionError(f"no whole answer comes from {self.url}: {exc}") from exc
+        except (OSError, http.client.HTTPException) as exc:
+            raise NoAnswer(f"no whole answer comes from {self.url}: {exc}", _HINT) from exc
 
     def _connect(self, silence: float) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port

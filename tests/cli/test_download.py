@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from agentsvc.base.values import new_id
-from agentsvc.cli import cli
+from agentsvc.base.values import Secret, new_id
+from agentsvc.cli import CommandFailed, cli
+from agentsvc.cli.client import Api
+from agentsvc.cli.run.files import upload_directory
 from tests.cli.test_doctor import answering
 
 ID = new_id()
@@ -48,6 +50,20 @@ def test_half_a_file_is_told_and_takes_no_place(group: str, sent: bytes, tmp_pat
         assert result.exit_code == 1
         assert result.stderr.startswith("error: no whole answer comes from http://127.0.0.1:")
         assert [one.read_bytes() for one in tmp_path.iterdir()] == ([former] if former else [])
+
+
+def test_half_a_refusal_of_files_that_are_sent_is_told(tmp_path: Path) -> None:
+    def answer(asked: bytes) -> bytes:
+        if b"/file/upload" in asked:
+            return b"HTTP/1.1 413 Large\r\nContent-Length: 9\r\n\r\n{"
+        found = [{"working_dir": "/w"}] if b"/sandboxes?" in asked else {}
+        return b"HTTP/1.1 200 OK\r\n\r\n" + json.dumps(found).encode()
+
+    conversation = {"sandbox_id": "s", "conversation_url": "/api/conversations/c"}
+    with socket.create_server(("127.0.0.1", 0)) as listener, answering(listener, answer):
+        api = Api(f"http://127.0.0.1:{listener.getsockname()[1]}", Secret("key"))
+        with pytest.raises(CommandFailed, match="no whole answer comes from"):
+            upload_directory(api, conversation, tmp_path)
 
 
 @pytest.mark.parametrize("sent", CUT)
