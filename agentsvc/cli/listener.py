@@ -15,8 +15,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as exc:
-        hint = "use --host 127.0.0.1, or --host 0.0.0.0 for every address"
-        raise StartFailed(f"`{host}` is not an address of this machine", hint=hint) from exc
+        raise _no_address(host) from exc
     # Where a name has addresses of both kinds, sandboxes and clients try the IPv4 one first.
     family, kind, protocol, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
     try:
@@ -44,12 +43,14 @@ def cannot_listen(exc: OSError, host: str, port: int) -> StartFailed:
                 hint="choose a port above 1023 with --port",
             )
         case errno.EADDRNOTAVAIL:
-            return StartFailed(
-                f"`{host}` is not an address of this machine",
-                hint="use --host 127.0.0.1, or --host 0.0.0.0 for every address",
-            )
+            return _no_address(host)
         case _:
             return StartFailed(f"cannot listen on {host}:{port}: {exc.strerror}")
+
+
+def _no_address(host: str) -> StartFailed:
+    hint = "use --host 127.0.0.1, or --host 0.0.0.0 for every address"
+    return StartFailed(f"`{host}` is not an address of this machine", hint=hint)
 
 
 def url_of(listener: socket.socket) -> str:

@@ -5,7 +5,6 @@ Landlock, which keeps the directory out of their reach, and that is said; with n
 started.
 """
 
-import asyncio
 import logging
 import os
 import re
@@ -57,7 +56,7 @@ class PrivateServer:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self, isolation: MinimumIsolation) -> None:
-        """Start the process; `wait_ready` tells when it answers.
+        """Start the process; `read_url` tells when it answers.
 
         Its sandboxes are isolated at least so far; see `choose_isolation`.
         """
@@ -75,13 +74,6 @@ class PrivateServer:
                 env=self._environment(isolation),
                 start_new_session=True,
             )
-
-    async def wait_ready(self) -> str:
-        """Return the URL at which it answers; raises CommandFailed if it ends instead."""
-        url = await asyncio.to_thread(self.read_url)
-        if url is None:
-            raise CommandFailed("the server did not start")
-        return url
 
     def last_log_lines(self) -> str:
         """Return the end of what it logged."""
@@ -103,14 +95,12 @@ class PrivateServer:
             self._process.stdout.close()
         self._process = None
 
-    def read_url(self) -> str | None:
-        """Return the URL at which it answers once it does, or None if it ends instead."""
-        if self._process is None or self._process.stdout is None:
-            return None
-        for line in self._process.stdout:
+    def read_url(self) -> str:
+        """Return the URL at which it answers once it does; raises CommandFailed if it ends instead."""
+        for line in (self._process and self._process.stdout) or ():
             if found := _READY.search(line):
                 return found[1]
-        return None
+        raise CommandFailed("the server did not start")
 
     def _environment(self, isolation: MinimumIsolation) -> dict[str, str]:
         """Return this process's environment without anything that configures another server."""

@@ -2,17 +2,10 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 from agentsvc.accounts import note_command
-from agentsvc.cli.options import ConfigOptions
 from agentsvc.config import DataDirectory
 from agentsvc.storage import Database
-
-
-def places_of(data_dir: str | None, config_file: Path | None) -> DataDirectory:
-    """Return the data directory that the options mean; raises StartFailed where there is none."""
-    return ConfigOptions(data_dir=data_dir, config_file=config_file).data_directory()
 
 
 def run_on[T](

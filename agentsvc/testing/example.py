@@ -81,7 +81,6 @@ class ExampleBackend(RuntimeBackend[ExampleConfig]):
     async def create(self, order: Order, save: SaveHandle) -> Handle:
         """Write down what is to be, save the handle, then start it unless it was started before."""
         self._check(order)
-        self.check_fences(order)
         directory = self._directory(order.sandbox_id)
         # The directory comes first: scan lists it, whatever happens next.
         ports = await asyncio.to_thread(_prepare, directory, order)

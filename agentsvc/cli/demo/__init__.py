@@ -8,7 +8,6 @@ import signal
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,11 +59,6 @@ def command(*, keep: bool, port: int) -> None:
     except asyncio.CancelledError:
         click.echo("stopped; everything is removed", err=True)
         raise SystemExit(0 if keep else 1) from None
-    except BrokenPipeError:
-        # That is who reads, and not the server.
-        raise
-    except (ConnectionError, HTTPException) as exc:
-        raise CommandFailed(f"the server went away: {exc}") from exc
     finally:
         shutil.rmtree(directory)
 
@@ -108,7 +102,7 @@ class _Demo:
         try:
             with self._measured("server"):
                 self._screen.busy("starting")
-                url = await server.wait_ready()
+                url = await asyncio.to_thread(server.read_url)
             self._screen.line(f"\n  {url}, everything it keeps is in {self._directory}\n")
             yield url
         except CommandFailed:

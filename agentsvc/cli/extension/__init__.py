@@ -26,7 +26,6 @@ from agentsvc.cli.server import ServerChoice as ServerChoice
 from agentsvc.cli.server import found_options as found_options
 from agentsvc.cli.server import get_api as get_api
 from agentsvc.cli.server import server_options as server_options
-from agentsvc.cli.stored import places_of as places_of
 from agentsvc.cli.talk import Record as Record
 from agentsvc.cli.talk import ask_agent as ask_agent
 from agentsvc.cli.talk import check_text as check_text

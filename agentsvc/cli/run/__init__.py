@@ -128,10 +128,11 @@ def _private_server() -> Iterator[Api]:
     try:
         click.echo("starting a server for this task …", err=True)
         server.start(asyncio.run(private.choose_isolation(directory)))
-        url = server.read_url()
-        if url is None:
+        try:
+            url = server.read_url()
+        except CommandFailed:
             click.echo(server.last_log_lines(), err=True)
-            raise CommandFailed("the server for this task did not start")
+            raise
         yield Api(url, key)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
