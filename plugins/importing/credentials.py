@@ -8,7 +8,7 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -53,7 +53,8 @@ class SecretOpener:
     @classmethod
     def of(cls, tree: Tree) -> "SecretOpener":
         """Return what opens the values of a server; a file of keys that is broken has none."""
-        return cls([*_listed(tree), *_single(tree)])
+        listed = _read(tree, ".keys", lambda data: [one.key for one in _keys.decode(data)])
+        return cls([*listed, *_read(tree, ".jwt_secret", lambda data: [data.decode().strip()])])
 
     def open(self, text: str) -> str:
         """Return a value as it was; raises Unreadable where it is hidden, or no key opens it."""
@@ -92,19 +93,11 @@ class SecretOpener:
         raise Unreadable("is encrypted, and its key is not there")
 
 
-def _listed(tree: Tree) -> list[str]:
+def _read(tree: Tree, name: str, secrets_in: Callable[[bytes], list[str]]) -> list[str]:
     try:
-        data = tree.find(".keys", max_bytes=_MAX_BYTES)
-        return [] if data is None else [one.key for one in _keys.decode(data)]
+        data = tree.find(name, max_bytes=_MAX_BYTES)
+        return [] if data is None else secrets_in(data)
     except (Unreadable, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return []
-
-
-def _single(tree: Tree) -> list[str]:
-    try:
-        data = tree.find(".jwt_secret", max_bytes=_MAX_BYTES)
-        return [] if data is None else [data.decode().strip()]
-    except (Unreadable, UnicodeDecodeError):
         return []
 
 

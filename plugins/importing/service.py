@@ -26,7 +26,6 @@ from .v0 import find_v0, read_v0, v0_users
 from .v1 import find_v1, read_v1, v1_users
 
 _CONVERSATION: Final = "conversation"
-_TOO_DEEP: Final = "is nested too deeply"
 
 
 class Importer:
@@ -74,10 +73,8 @@ class Importer:
     async def _settings(self, opener: SecretOpener) -> Item | None:
         try:
             read = await asyncio.to_thread(read_settings, self._tree, opener)
-        except Unreadable as exc:
-            return _skipped("settings", "settings.json", str(exc))
-        except RecursionError:
-            return _skipped("settings", "settings.json", _TOO_DEEP)
+        except (Unreadable, RecursionError) as exc:
+            return _skipped("settings", "settings.json", _why(exc))
         if read is None:
             return None
         changes, notes = read
@@ -99,11 +96,8 @@ class Importer:
     async def _secrets(self, opener: SecretOpener) -> AsyncIterator[Item]:
         try:
             found, left_out = await asyncio.to_thread(read_user_secrets, self._tree, opener)
-        except Unreadable as exc:
-            yield _skipped("secret", "secrets.json", str(exc))
-            return
-        except RecursionError:
-            yield _skipped("secret", "secrets.json", _TOO_DEEP)
+        except (Unreadable, RecursionError) as exc:
+            yield _skipped("secret", "secrets.json", _why(exc))
             return
         for kind, name, reason in left_out:
             yield _skipped(kind, name, reason)
@@ -208,6 +202,10 @@ class Importer:
             created_at=created_at,
             updated_at=max(created_at, found.updated_at or history.last_at or created_at),
         ), notes
+
+
+def _why(exc: Unreadable | RecursionError) -> str:
+    return str(exc) if isinstance(exc, Unreadable) else "is nested too deeply"
 
 
 def _skipped(kind: str, name: str, *notes: str) -> Item:

@@ -18,7 +18,6 @@ from agentsvc.cli.talk import (
     EventStream,
     Record,
     ask_agent,
-    check_text,
     find_conversation,
     send_message,
     spent,
@@ -280,7 +279,6 @@ class ConversationWatch:
 
 def send_and_follow(api: Api, conversation: Record, text: str, *, as_json: bool) -> None:
     """Send a message to a conversation and follow it; raises CommandFailed unless it succeeds."""
-    check_text(text, "message")
     view = View(as_json=as_json)
     conversation = wake(api, conversation)
     watch = ConversationWatch(api, conversation, view, agrees=False)
