@@ -6,7 +6,6 @@ is one.
 
 import http.client
 import json
-import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, ClassVar, Final
@@ -177,10 +176,9 @@ class Api:
 
     def _connect(self, silence: float) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port
-        if self._parts.scheme == "http":
-            return http.client.HTTPConnection(host, port, timeout=silence)
-        context = ssl.create_default_context()
-        return http.client.HTTPSConnection(host, port, timeout=silence, context=context)
+        is_plain = self._parts.scheme == "http"
+        kind = http.client.HTTPConnection if is_plain else http.client.HTTPSConnection
+        return kind(host, port, timeout=silence)
 
     def _ask(
         self,

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -159,10 +160,8 @@ def kill_users_of(directory: Path) -> None:
     deadline = monotonic() + 2
     while (found := _users_of(directory)) and monotonic() < deadline:
         for process_id in found:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(process_id, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         time.sleep(0.02)
 
 

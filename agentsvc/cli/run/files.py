@@ -127,7 +127,7 @@ def _noting(failures: list[str], name: str) -> Iterator[None]:
         failures.append(exc.message)
     except (OSError, ValueError, RuntimeError) as exc:
         # A name that no file can have, or a link to itself.
-        failures.append(f"{clean(name)}: {exc}")
+        failures.append(f"{clean(name)}: {getattr(exc, 'strerror', None) or exc}")
 
 
 def find_changes(
@@ -190,7 +190,7 @@ def is_inside(name: str) -> bool:
 
 
 def write_file(directory: Path, name: str, data: bytes, mode: int) -> None:
-    """Write one file below a directory, and never through a link; raises CommandFailed."""
+    """Write one file below a directory, and never through a link; raises CommandFailed or OSError."""
     file = _path_below(directory, name)
     draft = file.with_name(f".agentsvc-{new_id()}")
     try:
@@ -198,8 +198,6 @@ def write_file(directory: Path, name: str, data: bytes, mode: int) -> None:
         draft.write_bytes(data)
         draft.chmod((mode & 0o777) | 0o600)
         draft.replace(file)
-    except OSError as exc:
-        raise CommandFailed(f"the file cannot be written: {exc.strerror}: {file}") from exc
     finally:
         with contextlib.suppress(OSError):
             draft.unlink()
@@ -207,11 +205,7 @@ def write_file(directory: Path, name: str, data: bytes, mode: int) -> None:
 
 def remove_file(directory: Path, name: str) -> None:
     """Delete one file below a directory."""
-    file = _path_below(directory, name)
-    try:
-        file.unlink(missing_ok=True)
-    except OSError as exc:
-        raise CommandFailed(f"the file cannot be deleted: {exc.strerror}: {clean(name)}") from exc
+    _path_below(directory, name).unlink(missing_ok=True)
 
 
 def _path_below(directory: Path, name: str) -> Path:
@@ -293,11 +287,8 @@ def _pack(directory: Path, names: list[str]) -> tuple[bytes, Checksums]:
             file = directory / name
             if file.is_symlink() or not file.is_file():
                 continue
-            try:
-                with file.open("rb") as opened:
-                    data = opened.read(MAX_BYTES + 1 - total)
-            except OSError as exc:
-                raise CommandFailed(f"the file cannot be read: {exc.strerror}: {file}") from exc
+            with file.open("rb") as opened:
+                data = opened.read(MAX_BYTES + 1 - total)
             total += len(data)
             if total > MAX_BYTES:
                 raise CommandFailed(f"{directory} has more than {MAX_BYTES >> 20} MiB of files")

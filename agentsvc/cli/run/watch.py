@@ -194,11 +194,8 @@ class ConversationWatch:
             case "ready":
                 self._is_live = True
             case "end":
-                return (
-                    RunOutcome.DELETED
-                    if message.data.get("reason") == "deleted"
-                    else RunOutcome.LEFT
-                )
+                is_deleted = message.data.get("reason") == "deleted"
+                return RunOutcome.DELETED if is_deleted else RunOutcome.LEFT
             case _:
                 return None
         return self._handle_status() if self._is_live and not self._is_settled else None
@@ -228,7 +225,7 @@ class ConversationWatch:
                 self._is_interrupted = False
                 self._view.busy("working, Ctrl-C interrupts")
             case _:
-                return None
+                pass
         return None
 
     def _confirm(self) -> RunOutcome | None:
@@ -297,16 +294,13 @@ def follow_on(api: Api, conversation: Record, *, as_json: bool) -> None:
 def report_outcome(api: Api, conversation: Record, outcome: RunOutcome, view: View) -> None:
     """Say how it ended and what it has cost; raises CommandFailed unless the agent is done."""
     view.busy("")
-    latest = (
-        conversation
-        if outcome is RunOutcome.DELETED
-        else find_conversation(api, conversation["id"])
-    )
+    is_there = outcome is not RunOutcome.DELETED
+    latest = find_conversation(api, conversation["id"]) if is_there else conversation
     result = {"type": "result", "conversation_id": conversation["id"], "outcome": str(outcome)}
     view.line({**result, "metrics": latest.get("metrics")})
     used = spent(latest)
     click.echo(f"conversation {conversation['id']}" + (f", {used}" if used else ""), err=True)
-    if outcome is not RunOutcome.DELETED:
+    if is_there:
         click.echo(f"see it: {api.url}/#/c/{conversation['id']}", err=True)
     if outcome is RunOutcome.FINISHED:
         short_id = conversation["id"][:SHORT_ID]
