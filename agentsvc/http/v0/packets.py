@@ -7,6 +7,7 @@ in an event is left as it came, for whoever knows its type.
 from typing import Any, Final
 
 import msgspec
+from engineio.packet import Packet as EngineIoPacket
 from engineio.packet import packet_names
 from engineio.payload import Payload
 from socketio import packet
@@ -36,7 +37,14 @@ class _Json:
     def loads(text: str) -> Any:
         if has_many_values(text.encode()):
             raise ValueError("these are too many values")
-        return _items.decode(text) if text.startswith("[") else msgspec.json.decode(text)
+        try:
+            return _items.decode(text) if text.startswith("[") else msgspec.json.decode(text)
+        except msgspec.DecodeError as exc:
+            raise ValueError("this is no JSON") from exc
+
+
+# Engine.IO would read as JSON, by Python's own decoder, what no client of Socket.IO sends as that.
+EngineIoPacket.json = _Json
 
 
 class Packet(packet.Packet):  # type: ignore[misc]  # the package has no types

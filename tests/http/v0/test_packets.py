@@ -1,5 +1,7 @@
 """Packets of the event socket: what clients may send, and that everything else is a goodbye."""
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,3 +93,13 @@ def test_what_is_no_payload_is_refused(body: bytes) -> None:
 def test_a_packet_of_very_many_values_reads_as_a_goodbye() -> None:
     received = Packet(encoded_packet='2["oh_action",' + "[]," * 700_000 + "[]]")
     assert received.packet_type == packet.DISCONNECT
+
+
+def test_a_payload_of_very_many_values_is_checked_in_little_memory() -> None:
+    body = b"4[" + b"[]," * 1_000_000 + b"[]]"
+    tracemalloc.start()
+    try:
+        check_payload(body)
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(body)
+    finally:
+        tracemalloc.stop()
