@@ -1,5 +1,6 @@
 """Conversations in the words of the older generation: their types, their mapping, and handlers."""
 
+import asyncio
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Final, Literal
@@ -413,7 +414,8 @@ async def post_conversation(request: web.Request, body: StartBody) -> StartAnswe
     event socket, and by `status` of the conversation. With the id of a conversation there is,
     nothing is started, and the answer says how it is.
     """
-    order = to_order(body)
+    # A recording may be long, and others have their turn while it is read.
+    order = await asyncio.to_thread(to_order, body) if body.replay_json else to_order(body)
     known = await find_view(request, order.alias or order.conversation_id or "")
     if known:
         return await _known(request, order, known)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base import BadRequest
+from agentsvc.base import BadRequest, has_many_values
 from agentsvc.domain import RecordedStep, ToolUse, message_of
 from agentsvc.http.v0.replay_actions import (
     NO_EFFECT,
@@ -28,6 +28,7 @@ NO_TRAJECTORY: Final = (
 )
 NO_MESSAGE: Final = "replay_json cannot be replayed: it should begin with a message of the user"
 NO_TURN: Final = "replay_json cannot be replayed: the agent does nothing in it"
+TOO_MANY_VALUES: Final = "replay_json cannot be replayed: it has too many values"
 TOO_LONG: Final = "replay_json cannot be replayed: it has more than 2,000 steps"
 
 _EVENT_MARKS: Final = ("action", "observation", "kind")
@@ -37,9 +38,12 @@ _NOT_DONE: Final = frozenset({"rejected", "awaiting_confirmation"})
 
 def read_recording(text: str) -> tuple[RecordedStep, ...]:
     """Return the steps of a recording; raises BadRequest with what is wrong with it."""
+    body = text.encode()
+    if has_many_values(body):
+        raise _refusal(TOO_MANY_VALUES)
     try:
-        value = msgspec.json.decode(text)
-        check_extremes(text.encode())
+        value = msgspec.json.decode(body)
+        check_extremes(body)
     except (msgspec.DecodeError, RecursionError) as exc:
         raise _refusal(NOT_JSON) from exc
     events = value.get("trajectory") if isinstance(value, dict) else value

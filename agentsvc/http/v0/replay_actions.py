@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.domain import ToolUse
+from agentsvc.http.wire import check_extremes
 
 type Fields = dict[str, Any]
 
@@ -63,7 +64,8 @@ def uses_of_tool(tool: str, written: str, action: Fields) -> tuple[ToolUse, ...]
         raise NotReplayableError(f"uses `{tool}`, which cannot be done again as it was done")
     try:
         arguments = msgspec.json.decode(written, type=Fields) if written else action
-    except msgspec.DecodeError as exc:
+        check_extremes(written.encode())
+    except (msgspec.DecodeError, RecursionError) as exc:
         raise NotReplayableError("has arguments that are not JSON") from exc
     told = {
         key: value

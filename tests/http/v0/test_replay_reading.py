@@ -1,12 +1,16 @@
 """Recordings of both generations, read into steps."""
 
+import asyncio
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 from agentsvc.base.errors import BadRequest, InvalidRequest
 from agentsvc.domain.orders import RecordedStep
+from agentsvc.http.v0.conversations import StartBody, post_conversation
 from agentsvc.http.v0.replay import NO_MESSAGE, NO_TRAJECTORY, NO_TURN, NOT_JSON, read_recording
 
 type Fields = dict[str, Any]
@@ -70,6 +74,31 @@ def test_what_is_no_recording_is_refused_with_the_reason(text: str, message: str
 def test_extremes_inside_a_recording_are_refused(inner: Any) -> None:
     with pytest.raises((BadRequest, InvalidRequest)):
         read(HELLO, act("run", command="ls", cwd=inner))
+    with pytest.raises((BadRequest, InvalidRequest)):
+        read(speech("user", "hello"), tool("terminal", {"command": "ls", "more": inner}))
+
+
+async def test_others_have_their_turn_while_a_recording_is_read() -> None:
+    async def post() -> None:
+        with pytest.raises(BadRequest, match=NO_TRAJECTORY):
+            await post_conversation(request, StartBody(replay_json="3"))
+
+    request = make_mocked_request("POST", "/")
+    async with asyncio.TaskGroup() as group:
+        posting = group.create_task(post())
+        await asyncio.sleep(0)
+        assert not posting.done()
+
+
+def test_a_recording_of_very_many_values_is_refused_in_little_memory() -> None:
+    text = "[" + "[]," * 1_000_000 + "[]]"
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadRequest, match="too many values"):
+            read_recording(text)
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(text)
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
@@ -94,6 +123,7 @@ def test_extremes_inside_a_recording_are_refused(inner: Any) -> None:
         (tool("terminal", action=3), "action"),
         (tool("terminal", tool_call={"arguments": "{"}), "not JSON"),
         (tool("terminal", tool_call={"arguments": "[]"}), "not JSON"),
+        (tool("terminal", tool_call={"arguments": '{"a":' + "[" * 5000}), "not JSON"),
     ],
 )
 def test_what_cannot_be_done_again_is_refused_by_name(event: Fields, names: str) -> None:
