@@ -38,7 +38,7 @@ async def first_message_key(request: web.Request, message: Awaitable[bytes | str
     try:
         async with asyncio.timeout(request.app[CONFIG].server.first_message_seconds):
             key = _AUTH.decode(await message).session_api_key
-    except (TimeoutError, msgspec.MsgspecError, UnicodeError) as exc:
+    except (TimeoutError, msgspec.MsgspecError, UnicodeError, RecursionError) as exc:
         raise NotAuthenticated("The first message has no key") from exc
     if not key.isascii():
         raise NotAuthenticated

@@ -65,6 +65,7 @@ async def test_a_stream_opened_so_goes_on_behind_an_event(client: Client, servic
         auth("x", "login"),
         "{}",
         "[",
+        '{"more":' + "[" * 4000,
         "\ud7ff",
     ],
 )
