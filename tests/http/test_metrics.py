@@ -50,11 +50,13 @@ async def test_requests_are_counted_by_their_routes_and_times_add_up(client: Cli
     for name in ("a", "b"):
         await client.get(f"/api/v1/app-conversations/{name * 32}")
     await client.get("/made/up/by/a/client")
+    await client.get("/docs/", allow_redirects=False)
     found = await read(client)
     route = "/api/v1/app-conversations/{conversation_id}"
     counted = f'method="GET",route="{route}",status="404"'
     assert found["agentsvc_requests_total", counted] == 2
     assert found["agentsvc_requests_total", 'method="GET",route="none",status="404"'] >= 1
+    assert found["agentsvc_requests_total", 'method="GET",route="/docs",status="308"'] == 1
     assert found["agentsvc_request_seconds_count", f'route="{route}"'] == 2
     assert found["agentsvc_request_seconds_bucket", f'route="{route}",le="+Inf"'] == 2
     buckets = [

@@ -156,6 +156,9 @@ async def trace_request(request: web.Request, handler: Handler) -> web.StreamRes
     try:
         response = await handler(request)
         status = response.status
+    except web.HTTPException as exc:
+        status = exc.status
+        raise
     finally:
         measures.running -= 1
         _note_end(request, status, monotonic() - began)
