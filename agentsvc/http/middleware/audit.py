@@ -6,6 +6,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from agentsvc.accounts import of_caller
+from agentsvc.base import decode_or_none
 from agentsvc.http.keys import AUDIT, AUDITED, PRINCIPAL, REQUEST_ID, AuditNote
 from agentsvc.http.routes import route_of
 from agentsvc.http.urls import address_of
@@ -21,9 +22,6 @@ class _Made(msgspec.Struct, frozen=True, kw_only=True):
 
     conversation_id: str | None = None
     id: str | int | None = None
-
-
-_MADE = msgspec.json.Decoder(_Made)
 
 
 async def note_change(request: web.Request, response: web.StreamResponse | None) -> None:
@@ -53,9 +51,8 @@ def _made(response: web.StreamResponse) -> str:
     body = response.body if isinstance(response, web.Response) else None
     if not isinstance(body, bytes) or len(body) > _LARGEST_BYTES:
         return ""
-    try:
-        made = _MADE.decode(body)
-    except (msgspec.MsgspecError, UnicodeError):
+    made = decode_or_none(body, _Made)
+    if made is None:
         return ""
     if made.conversation_id is not None:
         return f"conversation_id={made.conversation_id}"
