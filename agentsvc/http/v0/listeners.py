@@ -141,12 +141,15 @@ class Listener:
         """Send what is stored and then what happens, until the listener is closed."""
         try:
             await self._stream_all()
-        except ConnectionError as exc:
+        except Exception as exc:
+            # Whatever it was, the client is told no more, and has to come back for that.
+            await self._line.drop()
+            if not isinstance(exc, ConnectionError):
+                raise
             log.info(
                 "event socket dropped",
                 extra={"conversation_id": self.conversation_id, "reason": str(exc)},
             )
-            await self._line.drop()
         finally:
             self.close()
 

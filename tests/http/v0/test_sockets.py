@@ -10,6 +10,7 @@ from engineio.payload import Payload
 
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.base.errors import OrderRejected
+from agentsvc.http.keys import DATABASE
 from agentsvc.testing.backend import FakeWorld
 from tests.fake_agent import FakeAgent
 from tests.http.v0.steps import (
@@ -284,6 +285,21 @@ async def wait_for_connections(client: Client, name: str, count: int) -> None:
             if [found["num_connections"] for found in [one, *same]] == [count, count]:
                 return
             await asyncio.sleep(0.02)
+
+
+async def test_a_client_that_can_be_told_no_more_has_to_come_back(
+    client: Client, service: Service
+) -> None:
+    name = await start_finished(client)
+    db = service.app[DATABASE]
+    async with follow(client.base_url, client.key, name) as follower:
+        await follower.until_state("finished")
+        await db.write(lambda tx: tx.run("ALTER TABLE events RENAME TO unreadable"))
+        await client.patch(f"{PATH}/{name}", json={"title": "News"})
+        await asyncio.wait_for(follower.is_over.wait(), client.patience)
+        await db.write(lambda tx: tx.run("ALTER TABLE unreadable RENAME TO events"))
+    async with follow(client.base_url, client.key, name) as follower:
+        await follower.until_state("finished")
 
 
 async def test_a_client_that_leaves_is_forgotten(client: Client) -> None:
