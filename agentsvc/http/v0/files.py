@@ -144,7 +144,9 @@ def from_skills(skills: list[dict[str, Any]]) -> Microagents:
             name=str(skill.get("name") or ""),
             type=str(skill.get("type") or ""),
             content=str(skill.get("content") or ""),
-            triggers=[str(word) for word in skill.get("triggers") or ()],
+            triggers=[str(word) for word in words]
+            if isinstance(words := skill.get("triggers"), list)
+            else [],
         )
         for skill in skills
     ]

@@ -341,10 +341,11 @@ async def test_what_the_agent_has_learned_is_listed(client: Client, fake_agent: 
     name = await start_running(client)
     sandbox, _ = await sandbox_of(client, fake_agent, name)
     skill: dict[str, Any] = {"name": "git", "type": "knowledge", "content": "Commit.", "more": 1}
-    sandbox.skills = [{**skill, "triggers": ["commit"]}, {**skill, "triggers": None}]
+    others = [{**skill, "triggers": odd} for odd in (None, 5)]
+    sandbox.skills = [{**skill, "triggers": ["commit"]}, *others]
     answer = await client.get(f"{PATH}/{name}/microagents")
     assert answer.status == 200
-    first, second = answer.json()["microagents"]
+    first, *rest = answer.json()["microagents"]
     assert first == {
         "name": "git",
         "type": "knowledge",
@@ -353,7 +354,7 @@ async def test_what_the_agent_has_learned_is_listed(client: Client, fake_agent: 
         "inputs": [],
         "tools": [],
     }
-    assert second["triggers"] == []
+    assert [one["triggers"] for one in rest] == [[], []]
 
 
 async def test_what_does_not_run_has_no_workspace(client: Client, fake_world: FakeWorld) -> None:
