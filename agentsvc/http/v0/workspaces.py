@@ -156,8 +156,8 @@ class Workspace:
 def sort_names(listing: str) -> list[str]:
     """Return the names of a listing as they are shown, without the ignored that follow them."""
     names, _, ignored = listing.partition(f"{_IGNORED_FOLLOW}\n")
-    left_out = _HIDDEN | set(ignored.splitlines())
-    shown = [name for name in names.splitlines() if name not in left_out]
+    left_out = _HIDDEN | {"", *ignored.split("\n")}
+    shown = [name for name in names.split("\n") if name not in left_out]
     return sorted(shown, key=lambda name: (not name.endswith("/"), name.lower(), name))
 
 

@@ -101,12 +101,12 @@ def test_the_command_that_lists_does_so(tmp_path: Path) -> None:
     (tmp_path / ".gitignore").write_text("*.log\nbuild/\n")
     for folder in ("src", "build", "with space"):
         (tmp_path / folder).mkdir()
-    for file in ("B.txt", "a.txt", "x.log", "ä.txt"):
+    for file in ("B.txt", "a.txt", "c\u2028.txt", "x.log", "ä.txt"):
         (tmp_path / file).touch()
     command = workspaces._LIST.format(folder=f"'{tmp_path}'")  # noqa: SLF001  # what a shell makes of it
     ran = subprocess.run(["/bin/sh", "-c", command], check=True, capture_output=True, text=True)
     shown = sort_names(ran.stdout)
-    assert shown == ["src/", "with space/", ".gitignore", "a.txt", "B.txt", "ä.txt"]
+    assert shown == ["src/", "with space/", ".gitignore", "a.txt", "B.txt", "c\u2028.txt", "ä.txt"]
 
 
 async def test_a_text_file_is_read(client: Client, fake_agent: FakeAgent) -> None:
