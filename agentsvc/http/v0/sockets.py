@@ -125,6 +125,8 @@ class Sockets:
         self._connections: dict[str, _Connection] = {}
         self._streams: dict[str, web.Request] = {}
         self._server = _make_server(config.max_body_bytes)
+        self._hear = self._server.eio.handlers["message"]
+        self._server.eio.on("message", self._hear_known)
         self._server.on("connect", self._connect)
         self._server.on("disconnect", self._disconnect)
         self._server.on("oh_user_action", self._take)
@@ -205,6 +207,11 @@ class Sockets:
         return [eio_sid for eio_sid, environ in opened if environ["aiohttp.request"] is request]
 
     # What happens on a connection
+
+    async def _hear_known(self, eio_sid: str, said: Any) -> None:
+        """Hear a client, unless it has said goodbye: python-socketio (5.18) would fail, and remember it."""
+        if eio_sid in self._server.environ:
+            await self._hear(eio_sid, said)
 
     async def _connect(self, sid: str, environ: dict[str, Any], _auth: Any = None) -> None:
         request: web.Request = environ["aiohttp.request"]

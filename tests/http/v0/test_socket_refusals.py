@@ -262,6 +262,18 @@ async def test_a_websocket_that_speaks_otherwise_hurts_only_itself(
     assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
 
 
+async def test_nobody_is_heard_after_a_goodbye(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    stranger = service.client_with("wrong")
+    assert (await stranger.post(await connect(stranger), data=b"1\x1e40")).status == 200
+    url = f"{service.url}/socket.io/?EIO=4&transport=websocket&session_api_key=wrong"
+    async with aiohttp.ClientSession() as session, session.ws_connect(url) as socket:
+        await socket.send_str("1")
+        await socket.send_str("40")
+    assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
+
+
 # What takes room
 
 
