@@ -197,7 +197,7 @@ async def _probe(name: str, backend: RuntimeBackend[Any], *, time_limit: float) 
 
 
 def _resources(activity: Activity) -> Resources:
-    disk = shutil.disk_usage(Path.cwd())
+    disk = shutil.disk_usage(".")
     return Resources(
         cpu_percent=_percent(activity.cpu_seconds, activity.uptime_seconds),
         memory=read_memory(),

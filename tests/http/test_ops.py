@@ -76,7 +76,13 @@ async def test_server_info_says_to_everybody_what_the_server_is(
         }
 
 
-async def test_server_info_says_to_users_what_the_server_uses(client: Client) -> None:
+async def test_server_info_says_to_users_what_the_server_uses(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As when the directory of a release is replaced by that of the next one.
+    (tmp_path / "release").mkdir()
+    monkeypatch.chdir(tmp_path / "release")
+    (tmp_path / "release").rmdir()
     info = (await client.get("/server_info")).json()
     resources = info["resources"]
     assert resources["memory"]["rss"] > 0
