@@ -2,6 +2,7 @@
 
 import logging
 import sqlite3
+from typing import TypeGuard
 
 from agentsvc.base import CapacityExceeded
 from agentsvc.storage.database_file import primary_code
@@ -17,16 +18,16 @@ _OF_DISK = (
 )
 
 
-def is_of_disk(failure: BaseException) -> bool:
+def is_of_disk(failure: BaseException) -> TypeGuard[sqlite3.Error]:
     """Say whether a failure is the disk's."""
     return isinstance(failure, sqlite3.Error) and primary_code(failure) in _OF_DISK
 
 
-def cannot_store(cause: BaseException) -> CapacityExceeded:
+def cannot_store(cause: sqlite3.Error) -> CapacityExceeded:
     """Return an error for a write; one for each caller, as tracebacks grow wherever they are raised."""
-    failure = CapacityExceeded(
-        "the server cannot store anything now: its disk is full", detail=str(cause)
-    )
+    is_locked = primary_code(cause) == sqlite3.SQLITE_BUSY
+    why = "another program has locked its database" if is_locked else "its disk is full"
+    failure = CapacityExceeded(f"the server cannot store anything now: {why}", detail=str(cause))
     failure.__cause__ = cause
     return failure
 

@@ -452,6 +452,7 @@ async def test_a_database_locked_by_another_program_is_heard_and_got_over(db_pat
     await db.write(adding("c"))
     assert await user_ids(db) == ["c"]
     await db.close()
+    assert all("another program has locked" in str(result) for result in results)
 
 
 async def test_a_body_that_failed_hears_why_though_the_next_one_finds_a_lock(db_path: Path) -> None:
