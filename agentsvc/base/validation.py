@@ -257,8 +257,12 @@ class _Search:
             elif field.required:
                 self._add("missing", "Field required", (*loc, name))
         if config.forbid_unknown_fields:
+            text = f"Extra inputs are not permitted, only {_listed(tuple(fields))}"
             for name in value.keys() - fields.keys() - {config.tag_field}:
-                text = f"Extra inputs are not permitted, only {_listed(tuple(fields))}"
+                self._looks += 1
+                if self._looks > _MAX_LOOKS:
+                    self.is_all = False
+                    break
                 self._add("extra_forbidden", text, (*loc, name))
 
     def _check_map(

@@ -8,8 +8,11 @@ import msgspec
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
+from agentsvc.base import convert
 from agentsvc.base.errors import InvalidRequest
+from agentsvc.http.v1.types_agent_settings import MAX_VALUES
 from agentsvc.http.wire import BODY, check_extremes, read_json
+from tests.service import Client
 
 BRACKETS = b"[" + b",".join([b"[]"] * 300) + b"]"
 TEXTS = b"[" + b",".join([rb'"a,[\\\"{99999999999999999999"'] * 20_000) + b"]"
@@ -82,3 +85,34 @@ async def test_a_large_body_is_decoded_while_others_have_their_turn(
     request[BODY] = b'{"thread":"","text":"' + b"," * length + b'"}'
     told = await read_json(request, decoder)
     assert (told.thread is threading.current_thread()) == keeps_loop
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("settings", "agent_settings_diff"),
+        ("settings", "conversation_settings_diff"),
+        ("settings", "mcp_config"),
+        ("settings/profiles/x", "llm"),
+        ("secrets/git-providers", "mcp_config"),
+    ],
+)
+async def test_a_change_of_settings_with_very_many_values_is_refused(
+    client: Client, path: str, name: str
+) -> None:
+    many = {"many": list(range(MAX_VALUES))}
+    answer = await client.post(f"/api/v1/{path}", json={name: many})
+    [problem] = answer.json()["detail"]
+    assert (answer.status, problem["type"]) == (422, "too_many_values")
+    assert problem["loc"] == ["body", name]
+
+
+class Few(msgspec.Struct, forbid_unknown_fields=True):
+    known: int = 0
+
+
+def test_of_very_many_unknown_fields_the_first_are_told() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        convert({str(number): number for number in range(10_000)}, Few, loc=())
+    assert not caught.value.is_all
+    assert 100 <= len(caught.value.problems) < 10_000

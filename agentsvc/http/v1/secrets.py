@@ -11,6 +11,7 @@ from agentsvc.base import BadRequest, Conflict, NotFound, Problems, Secret, chec
 from agentsvc.domain import NamedServers, Provider, read_mcp_map
 from agentsvc.http.keys import GIT_PROVIDERS, SECRETS, SETTINGS, user_of
 from agentsvc.http.routes import Routes, shown_as
+from agentsvc.http.v1.types_agent_settings import refuse_many
 from agentsvc.http.wire import PAGE_MAX, Limit, Page, page_by_name
 from agentsvc.settings import (
     ProviderTokenPatch,
@@ -195,6 +196,7 @@ def _changes(body: GitProviders) -> tuple[SettingsPatch | None, dict[Provider, P
     tokens: dict[Provider, ProviderTokenPatch] = {}
     with problems.noted():
         if body.mcp_config not in (UNSET, None):
+            refuse_many(body.mcp_config, loc=("body", "mcp_config"))
             servers = read_mcp_map(body.mcp_config, loc=("body", "mcp_config"))
             patch = SettingsPatch(mcp_config=servers)
     with problems.noted():

@@ -29,6 +29,7 @@ from agentsvc.http.v1.types_agent_settings import (
     ConversationBody,
     change_agent,
     change_conversation,
+    refuse_many,
     show_agent_settings,
     show_conversation_settings,
     show_llm,
@@ -194,6 +195,9 @@ def to_change(body: SettingsBody) -> Callable[[Settings], Settings]:
     The change, when it is made, raises BadRequest for nested values that do not fit.
     """
     _refuse_whole(body)
+    for name in ("agent_settings_diff", "conversation_settings_diff", "mcp_config"):
+        if (given := getattr(body, name)) is not UNSET:
+            refuse_many(given, loc=("body", name))
     patch, problems = patch_of(body), Problems()
     with problems.noted():
         check_patch(patch)

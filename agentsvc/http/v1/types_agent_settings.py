@@ -22,6 +22,7 @@ from agentsvc.base import (
     SentSecret,
     convert,
     copy_to,
+    has_many_values,
     in_text,
 )
 from agentsvc.conversations import DEFAULT_CONDENSER_SIZE, DEFAULT_MAX_ITERATIONS
@@ -40,6 +41,7 @@ from agentsvc.domain import (
     show_mcp_map,
 )
 from agentsvc.http.routes import shown_as
+from agentsvc.http.wire import encode
 from agentsvc.settings import (
     AgentName,
     BaseUrl,
@@ -54,6 +56,9 @@ from agentsvc.settings import (
 AGENT_SCHEMA_VERSION: Final = 5
 """The version of the nested agent settings that clients of today write themselves."""
 DEFAULT_AGENT: Final = "CodeActAgent"
+
+MAX_VALUES: Final = 20_000
+"""How many values a change may have: each is looked at before others have their turn."""
 
 _SECRETS: Final = SECRET_OPTIONS | {"api_key"}
 
@@ -224,7 +229,14 @@ def _kept(given: Secret | None, stored: Secret | None, *, is_kept: bool) -> Secr
 
 def read_llm(raw: Any, *, loc: Sequence[str | int] = ("body", "llm")) -> LlmBody:
     """Return a decoded language model; raises InvalidRequest, also for an unknown field."""
+    refuse_many(raw, loc=loc)
     return read_options(raw, StrictLlmBody, loc=loc)
+
+
+def refuse_many(raw: Any, *, loc: Sequence[str | int]) -> None:
+    """Raise InvalidRequest for decoded JSON with more than MAX_VALUES values."""
+    if has_many_values(encode(raw), MAX_VALUES):
+        raise InvalidRequest(f"More than {MAX_VALUES} values", loc=loc, kind="too_many_values")
 
 
 # As clients read it
