@@ -18,7 +18,7 @@ from agentsvc.http.gateway import websocket_frames as frames
 from agentsvc.http.gateway.address import connect
 from agentsvc.http.gateway.headers import to_client
 from agentsvc.http.gateway.http_proxy import CLIENT_GONE, unavailable
-from agentsvc.http.gateway.http_responses import Head, InvalidResponse, read_head
+from agentsvc.http.gateway.http_responses import HEAD_BYTES, Head, InvalidResponse, read_head
 from agentsvc.http.gateway.request_lifetime import until_stop, with_client
 from agentsvc.http.gateway.target import Target, head_of
 from agentsvc.http.keys import IS_FORWARDED
@@ -26,6 +26,8 @@ from agentsvc.http.sdk_versions import Reader
 
 _PART_BYTES: Final = 64 * 1024
 _REFUSAL_BYTES: Final = 64 * 1024
+_DIGITS: Final = len(str(_REFUSAL_BYTES))
+_NO_HTTP: Final = "The server in the sandbox does not answer in HTTP"
 _LAST_SECONDS: Final = 5.0
 """How long a client has to take the last frames and to close."""
 
@@ -102,21 +104,25 @@ class Upstream(NamedTuple):
         try:
             self.writer.write(head_of(hdrs.METH_GET, target, headers.items()))
             await self.writer.drain()
-            while True:
-                head = read_head((await self.reader.readuntil(b"\r\n\r\n"))[:-4])
+            left = HEAD_BYTES
+            while left > 0:
+                raw = await self.reader.readuntil(b"\r\n\r\n")
+                head = read_head(raw[:-4])
                 if not head.is_interim:
                     return head
+                left -= len(raw)
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError) as exc:
             raise unavailable(exc) from exc
         except InvalidResponse as exc:
-            raise PortUnavailable("The server in the sandbox does not answer in HTTP") from exc
+            raise PortUnavailable(_NO_HTTP) from exc
+        raise PortUnavailable(_NO_HTTP, detail="there are too many answers before the answer")
 
     async def refusal(self, head: Head, target: Target) -> web.Response:
         """Return the answer of a sandbox that did not agree, as the client is to get it."""
         headers = to_client(head.headers, target.confines)
         length = head.headers.get(hdrs.CONTENT_LENGTH, "")
         body = b""
-        if length.isdecimal() and int(length) <= _REFUSAL_BYTES:
+        if length.isdecimal() and len(length) <= _DIGITS and int(length) <= _REFUSAL_BYTES:
             with contextlib.suppress(asyncio.IncompleteReadError, OSError):
                 body = await self.reader.readexactly(int(length))
         return web.Response(status=head.status, reason=head.reason, headers=headers, body=body)

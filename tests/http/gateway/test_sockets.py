@@ -10,9 +10,11 @@ from aiohttp import WSMsgType
 
 from agentsvc.accounts.keys import Role
 from agentsvc.config.schema import GatewayConfig
+from agentsvc.testing.backend import FakeWorld
 from tests.http.gateway.conftest import StartGate
 from tests.http.gateway.steps import LONG_SECONDS, Box, Wire, head, session, until
 from tests.http.gateway.upstream import Upstream
+from tests.http.gateway.wire_upstream import wired
 
 HANDSHAKE = (
     "Connection: keep-alive, Upgrade",
@@ -139,6 +141,25 @@ async def test_a_sandbox_that_refuses_a_socket_is_heard(box: Box) -> None:
     assert (status, headers["x-why"]) == (403, "because")
     assert await wire.read(int(headers["content-length"])) == b"not for you"
     await wire.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        (b"HTTP/1.1 103 Early Hints\r\n\r\n" * 1000 + b"HTTP/1.1 403 No\r\n\r\n", 403),
+        (b"HTTP/1.1 103 Early Hints\r\n\r\n" * 5000 + b"HTTP/1.1 403 No\r\n\r\n", 502),
+        (b"HTTP/1.1 403 No\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", 403),
+    ],
+)
+async def test_an_answer_to_a_handshake_has_an_end(
+    answer: bytes, status: int, box: Box, world: FakeWorld
+) -> None:
+    async with wired(box, world) as (place, upstream):
+        upstream.answers = [answer]
+        wire = await Wire.open(place.service)
+        wire.send(head("GET", place.path("/ws"), f"X-Session-API-Key: {place.key}", *HANDSHAKE))
+        assert (await wire.read_head())[0] == status
+        await wire.close()
 
 
 async def test_a_socket_to_a_port_where_nothing_answers_is_refused(box: Box) -> None:
