@@ -215,7 +215,16 @@ async def test_the_first_message_may_have_the_users_key(box: Box) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [_auth("no-such-key"), _auth(""), _auth("schlüssel"), _auth(7), "{}", "no JSON", "x" * 5000],
+    [
+        _auth("no-such-key"),
+        _auth(""),
+        _auth("schlüssel"),
+        _auth(7),
+        "{}",
+        "no JSON",
+        "x" * 5000,
+        '{"x":' + "[" * 4000,
+    ],
 )
 async def test_a_first_message_without_a_good_key_ends_the_socket(message: str, box: Box) -> None:
     async with session() as client, client.ws_connect(box.url(SOCKET, "agent")) as socket:
