@@ -16,8 +16,8 @@ import msgspec
 from yarl import URL
 
 from agentsvc.agentserver import AddressNotAllowed, Lookup, SafeConnector, refusal_in
-from agentsvc.base import decode_or_none
-from agentsvc.domain import Llm
+from agentsvc.base import Secret, decode_or_none
+from agentsvc.domain import Llm, secrets_of
 from agentsvc.models.access import check_host, model_headers, reach_of_models
 from agentsvc.models.hosts import BASES, OWN_SERVERS, host_of_url, provider_of
 from agentsvc.plugin.egress import BadHost
@@ -124,13 +124,12 @@ def _to_url(base: str) -> URL | None:
 
 
 async def _ask(llm: Llm, url: URL, reach: SafeConnector) -> Checked:
-    key = llm.api_key.reveal() if llm.api_key else ""
     name = (llm.model or "").strip()
     body = {
         "model": name.partition("/")[2] or name,
         "messages": [{"role": "user", "content": _QUESTION}],
     }
-    headers = model_headers(llm.api_key, {})
+    headers = model_headers(llm.api_key, llm.options.extra_headers or {})
     async with (
         reach.session() as session,
         session.post(
@@ -138,7 +137,7 @@ async def _ask(llm: Llm, url: URL, reach: SafeConnector) -> Checked:
         ) as response,
     ):
         text = await _read(response)
-        return _judge(response.status, text, key)
+        return _judge(response.status, text, secrets_of(llm))
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
@@ -170,8 +169,8 @@ _answer: Final = msgspec.json.Decoder(_Answer)
 _failure: Final = msgspec.json.Decoder(_Failure)
 
 
-def _judge(status: int, body: bytes, key: str) -> Checked:
-    """Return what an answer means."""
+def _judge(status: int, body: bytes, secrets: list[Secret]) -> Checked:
+    """Return what an answer means to who has these secrets."""
     if status == HTTPStatus.OK:
         if _is_completion(body):
             return Checked(
@@ -183,10 +182,10 @@ def _judge(status: int, body: bytes, key: str) -> Checked:
             status=status,
         )
     said, code = _read_failure(body)
-    if key:
-        said = said.replace(key, "***")
+    for secret in secrets:
+        said = said.replace(secret.reveal(), "***")
     return _failed(
-        _explain(status, f"{code} {said}".lower(), has_key=bool(key)), status=status, said=said
+        _explain(status, f"{code} {said}".lower(), has_key=bool(secrets)), status=status, said=said
     )
 
 

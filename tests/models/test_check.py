@@ -9,7 +9,7 @@ import pytest
 
 from agentsvc.agentserver.safe_connector import Found
 from agentsvc.base.values import Secret
-from agentsvc.domain.agent_options import Llm
+from agentsvc.domain.agent_options import Llm, LlmOptions
 from agentsvc.models.check import CheckOutcome, check_model
 from agentsvc.testing.llm import ScriptedModel
 from tests.receivers import Receiver
@@ -91,6 +91,20 @@ async def test_what_a_provider_says_is_shown_short_and_without_the_key(provider:
     assert len(found.said) < 1000
     provider.answer_bytes = b" " * 1_000_000
     assert "Nothing answers" in (await check_model(at(provider), known(provider))).message
+
+
+async def test_a_model_is_asked_with_the_headers_that_its_user_has_stored(
+    provider: Receiver,
+) -> None:
+    provider.answer = lambda one: 200 if one.headers.get("X-Of-Gateway") == "a secret" else 401
+    provider.answer_bytes = msgspec.json.encode(ANSWER)
+    options = LlmOptions(extra_headers={"X-Of-Gateway": Secret("a secret")})
+    llm = at(provider, api_key=None, options=options)
+    assert (await check_model(llm, known(provider))).outcome is CheckOutcome.ANSWERS
+    provider.answer = lambda _: 401
+    provider.answer_bytes = msgspec.json.encode({"error": "not with a secret"})
+    found = await check_model(llm, known(provider))
+    assert (found.said, "does not accept the key" in found.message) == ("not with ***", True)
 
 
 async def test_a_model_that_does_not_answer_in_time_is_given_up(provider: Receiver) -> None:
