@@ -73,16 +73,20 @@ def delete_profile(settings: Settings, name: str) -> Settings:
 
 
 def rename_profile(settings: Settings, name: str, new_name: str) -> Settings:
-    """Rename a profile, which keeps its place; raises NotFound, Conflict if the name is taken."""
+    """Rename a profile, which keeps its place and its uses.
+
+    Raises NotFound, and Conflict if the name is taken.
+    """
     get_profile(settings, name)
     if new_name != name and new_name in settings.llm_profiles:
         raise Conflict(f"Profile '{new_name}' already exists")
-    renamed = {new_name if key == name else key: llm for key, llm in settings.llm_profiles.items()}
-    was_activated = settings.activated_profile == name
+    names = {key: key for key in settings.llm_profiles} | {name: new_name}
+    activated, of_titles = settings.activated_profile, settings.title_llm_profile
     return msgspec.structs.replace(
         settings,
-        llm_profiles=renamed,
-        activated_profile=new_name if was_activated else settings.activated_profile,
+        llm_profiles={names[key]: llm for key, llm in settings.llm_profiles.items()},
+        activated_profile=names.get(activated or "", activated),
+        title_llm_profile=names.get(of_titles or "", of_titles),
     )
 
 

@@ -203,7 +203,7 @@ async def post_activate(request: web.Request) -> ProfileActivated:
 async def post_rename(request: web.Request) -> Settings:
     """Rename a saved language model.
 
-    The settings stay as they are.
+    `title_llm_profile` goes with it where it names the model; all else stays as it is.
     """
     name = _path_name(request)
     body = await read_json(request, RenameProfile)

@@ -177,6 +177,16 @@ async def test_a_renamed_profile_keeps_its_place_and_stays_active(client: Client
     assert await active(client) == "c"
 
 
+async def test_a_renamed_profile_goes_on_making_titles(client: Client) -> None:
+    await save(client, "a")
+    for named, after in (("a", "b"), ("other", "other")):
+        await client.post("/api/v1/settings", json={"title_llm_profile": named})
+        await client.post(f"{PROFILES}/a/rename", json={"new_name": "b"})
+        settings = (await client.get("/api/v1/settings")).json()
+        assert settings["title_llm_profile"] == after
+        await client.post(f"{PROFILES}/b/rename", json={"new_name": "a"})
+
+
 async def test_a_profile_may_be_renamed_to_its_own_name(client: Client) -> None:
     await save(client, "a")
     assert (await client.post(f"{PROFILES}/a/rename", json={"new_name": "a"})).status == 200
