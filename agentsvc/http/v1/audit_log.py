@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import web
 
 from agentsvc.accounts import Entry, EntryQuery
-from agentsvc.base import copy_to, view_of
+from agentsvc.base import copy_to, parse_uuid, view_of
 from agentsvc.http.keys import AUDIT, user_of
 from agentsvc.http.routes import Routes, Scope
 from agentsvc.http.wire import PAGE_MAX, Limit, Page, Time, find_time
@@ -37,7 +37,8 @@ class AuditQuery(MyAuditQuery, frozen=True, kw_only=True):
     """Which entries to list, of which user."""
 
     user_id: str | None = None
-    """Only entries of this user; left out: of all users and of commands on the server's machine"""
+    """Only entries of this user, whose id may have dashes; left out: of all users and of commands on
+    the server's machine"""
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +81,8 @@ async def search_audit_log(request: web.Request, query: AuditQuery) -> Page[Audi
     Every request of a user that may change something, refused ones included, and every command on
     the server's machine that changes users or keys.
     """
-    return await _search(request, query, query.user_id)
+    wanted = query.user_id
+    return await _search(request, query, wanted and (parse_uuid(wanted) or wanted))
 
 
 @ROUTES.add("GET", "/api/v1/users/me/audit-log")

@@ -160,8 +160,11 @@ async def test_entries_of_one_user_are_found(service: Service) -> None:
     for client in (admin, bob, admin):
         await client.post("/api/settings", json={"language": "en"})
     users = {one["name"]: one["id"] for one in (await admin.get("/api/v1/users")).json()}
-    found = await entries(admin, user_id=users["bob"])
-    assert [one["user_name"] for one in found] == ["bob"]
+    shown = (await bob.get("/api/v1/users/me")).json()["id"]
+    assert shown != users["bob"]
+    for user_id in (users["bob"], shown):
+        found = await entries(admin, user_id=user_id)
+        assert [one["user_name"] for one in found] == ["bob"]
     assert await entries(admin, user_id="nobody") == []
     assert (await admin.get(LOG, params={"page_id": "x"})).status == 422
 
