@@ -23,6 +23,7 @@ from agentsvc.http.gateway.request_lifetime import until_stop, with_client
 from agentsvc.http.gateway.target import Target, head_of
 from agentsvc.http.keys import IS_FORWARDED
 from agentsvc.http.sdk_versions import Reader
+from agentsvc.http.wire import read_apart
 
 _PART_BYTES: Final = 64 * 1024
 _REFUSAL_BYTES: Final = 64 * 1024
@@ -233,7 +234,7 @@ async def _pump_events(source: asyncio.StreamReader, client: Client, reader: Rea
         messages = frames.ServerMessages(source)
         while True:
             frame = await messages.read()
-            body = reader.event(frame.data) if frame.is_text else None
+            body = await read_apart(frame.data, reader.event) if frame.is_text else None
             if not frame.is_text:
                 await client.send(frame.raw)
             elif body is not None:

@@ -24,6 +24,7 @@ from agentsvc.http.wire import (
     raw_array,
     raw_json_response,
     raw_page,
+    read_apart,
 )
 
 WEBHOOK_EVENTS_MAX: Final = 10_000
@@ -187,9 +188,10 @@ async def get_events(request: web.Request, conversation_id: str, query: Ids) -> 
     readable = await _readable(request, conversation_id)
     events = await request.app[EVENTS].find_many(readable, check_ids(query.ids))
     reader = reader_of(request.get(SDK_VERSION))
-    bodies = (event.body if event else None for event in events)
-    shown = (reader.event(body) if reader and body else body for body in bodies)
-    return raw_json_response(raw_array(shown))
+    bodies = [event.body if event else None for event in events]
+    if reader is not None:
+        bodies = [body and await read_apart(body, reader.event) for body in bodies]
+    return raw_json_response(raw_array(bodies))
 
 
 @ROUTES.add(

@@ -28,7 +28,7 @@ from agentsvc.http.v1.conversations import AppConversation, from_view
 from agentsvc.http.v1.events import StoredEvent as ShownEvent
 from agentsvc.http.v1.sandboxes import SandboxInfo, from_sandbox
 from agentsvc.http.v1.start_tasks import StartTaskView, from_start_task
-from agentsvc.http.wire import encode
+from agentsvc.http.wire import encode, read_apart
 from agentsvc.sandboxes import Sandbox
 
 
@@ -279,9 +279,10 @@ async def _events(stream: ConversationStream, reader: Reader | None) -> Items:
         async for item in items:
             match item:
                 case StoredEvent():
-                    body = item.body if reader is None else reader.event(item.body)
-                    if body is not None:
-                        yield Message(type="event", data=body, id=item.seq)
+                    body = item.body
+                    shown = body if reader is None else await read_apart(body, reader.event)
+                    if shown is not None:
+                        yield Message(type="event", data=shown, id=item.seq)
                 case Delta():
                     yield Message(type="delta", data=item.body)
                 case Mark():
