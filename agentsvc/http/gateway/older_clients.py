@@ -7,6 +7,7 @@ cookies, but the key in its query, as newer versions have not. All other traffic
 """
 
 import re
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
@@ -44,7 +45,7 @@ class OlderClients:
     """Finds out which clients are older, and has them get what they can read."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, Version] = {}
+        self._seen: OrderedDict[str, Version] = OrderedDict()
 
     def adapt(
         self, request: web.Request, place: PortRequest, sandbox_id: str, target: Target
@@ -78,7 +79,8 @@ class OlderClients:
     def _note(self, sandbox_id: str, version: Version) -> None:
         self._seen[sandbox_id] = version
         if len(self._seen) > _MAX_SANDBOXES:
-            del self._seen[next(iter(self._seen))]
+            # In one step: other threads do the same.
+            self._seen.popitem(last=False)
 
     def _version(self, request: web.Request, place: PortRequest, sandbox_id: str) -> Version | None:
         """Return which version reads the answer to a request; None where it is no older one's."""

@@ -11,6 +11,7 @@ from agentsvc.http.gateway.connection_pool import Connection, ConnectionBroken
 from agentsvc.http.gateway.headers import was_decoded
 from agentsvc.http.keys import AWAITS_CONTINUE
 from agentsvc.http.server.connections import ask_for_body
+from agentsvc.http.wire import read_apart
 
 LAST_CHUNK: Final = b"0\r\n"
 _WITH_BODY: Final = frozenset({hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_PATCH})
@@ -29,10 +30,13 @@ class RequestBody:
         """What is wrong with it, as far as it has come."""
 
     async def edit(self, change: Callable[[bytes], bytes]) -> None:
-        """Read the whole body and put another one in its place; raises MalformedBody."""
+        """Read the whole body and put another one in its place, in a thread where it is long.
+
+        Raises MalformedBody.
+        """
         ask_for_body(self._request)
         try:
-            self._edited = change(await self._request.content.read())
+            self._edited = await read_apart(await self._request.content.read(), change)
         except (web.RequestPayloadError, HttpProcessingError) as exc:
             raise self._malformed(exc) from exc
         self._length = len(self._edited)

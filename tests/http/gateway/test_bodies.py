@@ -1,11 +1,13 @@
 """Bodies that name a directory name the one where the sandbox has its projects."""
 
+import asyncio
 import gzip
 import json
 
 import pytest
 
 from tests.http.gateway.steps import Box, Wire, head, session
+from tests.noting_threads import NotingThreads
 
 START = "/api/conversations"
 GIVEN = b'{ "workspace": {"working_dir": "/workspace/project"}, "agent": {} }'
@@ -40,6 +42,15 @@ async def test_a_client_that_waits_to_be_asked_is_asked(moved: Box) -> None:
 @pytest.mark.parametrize("tail", ["/api/conversations/1/events", "/api/file/upload"])
 async def test_bodies_of_other_operations_pass_as_they_are(tail: str, moved: Box) -> None:
     assert (await moved.ask("POST", tail, "agent", data=GIVEN)).body == GIVEN
+
+
+async def test_a_large_body_is_changed_while_others_have_their_turn(moved: Box) -> None:
+    asyncio.get_running_loop().set_default_executor(threads := NotingThreads())
+    for length, times in ((100_000, 0), (300_000, 1)):
+        body = GIVEN[:-1] + b',"text":"' + b"x" * length + b'"}'
+        seen = await moved.ask("POST", START, "agent", data=body)
+        assert seen.body.startswith(MOVED[:-1])
+        assert threads.count("relocate_body") == times
 
 
 async def test_a_directory_that_is_there_stays(box: Box) -> None:

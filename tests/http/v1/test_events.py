@@ -3,8 +3,6 @@
 import asyncio
 import io
 import json
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 
 from agentsvc.accounts.keys import Role
 from agentsvc.config.schema import ServerConfig
+from tests.noting_threads import NotingThreads
 from tests.service import Client, Service
 from tests.streams import Stream, open_lines, open_socket, path_of
 
@@ -313,18 +312,6 @@ async def _since_2030(stream: Stream) -> list[Any]:
     return [one.data for one in told if one.type == "event" and one.data["timestamp"] >= "2030"]
 
 
-class Noting(ThreadPoolExecutor):
-    """Threads that note how often they were given events to put into another form."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.events = 0
-
-    def submit[**P, T](self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        self.events += "Reader.event " in repr(getattr(fn, "args", ())[:1])
-        return super().submit(fn, *args, **kwargs)
-
-
 async def test_a_large_event_is_put_into_another_form_while_others_have_their_turn(
     client: Client, service: Service
 ) -> None:
@@ -332,9 +319,9 @@ async def test_a_large_event_is_put_into_another_form_while_others_have_their_tu
     events = [_event(1, text="x" * 300_000, parent_id="x"), _event(2, parent_id="x")]
     assert (await sandbox.post(f"{HOOKS}/events/{conversation_id}", json=events)).status == 200
     old = service.client_with(f"{client.key}~sdk-1.30")
-    asyncio.get_running_loop().set_default_executor(threads := Noting())
+    asyncio.get_running_loop().set_default_executor(threads := NotingThreads())
     found = await old.get(f"{_path(conversation_id)}?id={events[0]['id']}&id={events[1]['id']}")
-    assert (len(found.json()), threads.events) == (2, 1)
+    assert (len(found.json()), threads.count("Reader.event ")) == (2, 1)
     async with open_lines(old, path_of(conversation_id)) as stream:
         assert len(await _since_2030(stream)) == 2
-    assert threads.events == 2
+    assert threads.count("Reader.event ") == 2
