@@ -108,16 +108,8 @@ def of_caller(
     caller: Principal, action: str, subject: str, *, status: int, address: str, request_id: str
 ) -> Entry:
     """Return the entry of what a user has done just now."""
-    return Entry(
-        user_id=caller.user_id,
-        user_name=caller.user_name,
-        key_id=caller.key_id,
-        action=action,
-        subject=subject,
-        status=status,
-        address=address,
-        request_id=request_id,
-    )
+    said = {"status": status, "address": address, "request_id": request_id}
+    return values.copy_to(Entry, caller, action=action, subject=subject, **said)
 
 
 async def note_command(db: Database, action: str, subject: str) -> None:

@@ -186,11 +186,8 @@ _question: Final = msgspec.json.Decoder(dict[str, Raw])
 
 
 def _with_usage(options: Raw | None) -> bytes:
-    try:
-        known = _question.decode(options) if options is not None else {}
-    except msgspec.DecodeError:
-        known = {}
-    return msgspec.json.encode({**known, "include_usage": True})
+    known = None if options is None else decode_or_none(options, _question)
+    return msgspec.json.encode({**(known or {}), "include_usage": True})
 
 
 def _price(upstream: Upstream, prompt: int, completion: int, told: float | None) -> float | None:

@@ -194,23 +194,16 @@ def _problem(name: str, given: object) -> str:
 
 def _problem_of_number(name: str, given: float) -> str:
     if name in LEAST:
-        least = LEAST[name]
-        return f"must be at least {least}" if given < least else _problem_of_size(given)
+        if given < LEAST[name]:
+            return f"must be at least {LEAST[name]}"
+        return "is too large" if given > MAX_INT else ""
     return "" if math.isfinite(given) and given > 0 else "must be a number greater than 0"
-
-
-def _problem_of_size(given: float) -> str:
-    return "is too large" if given > MAX_INT else ""
 
 
 def _problem_of_text(_name: str, given: str) -> str:
     if len(given) > MAX_TEXT:
         return f"must not be longer than {MAX_TEXT} characters"
     return "must not contain control characters" if has_control(given) else ""
-
-
-def _problem_of_secret(name: str, given: Secret) -> str:
-    return _problem_of_text(name, given.reveal())
 
 
 def _problem_of_list(name: str, given: tuple[str, ...]) -> str:
@@ -224,7 +217,7 @@ _PROBLEMS: Final[Mapping[type, Callable[[str, Any], str]]] = {
     int: _problem_of_number,
     float: _problem_of_number,
     str: _problem_of_text,
-    Secret: _problem_of_secret,
+    Secret: lambda name, given: _problem_of_text(name, given.reveal()),
     tuple: _problem_of_list,
 }
 

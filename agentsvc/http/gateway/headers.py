@@ -104,7 +104,6 @@ _NO_TRAILERS: Final = (
         "referer",
         "retry-after",
         "set-cookie",
-        "te",
         "vary",
         "www-authenticate",
         "x-access-token",

@@ -27,13 +27,8 @@ _OWN_SITES: Final = frozenset({"same-origin", "none"})
 
 def make_cookie(origin: WorkOrigin, key: str) -> str:
     """Return a Set-Cookie value that opens this origin, for this host only."""
-    rest = "Path=/; HttpOnly; SameSite=Strict"
-    token = port_token(origin, key)
-    return (
-        f"{_SECURE_NAME}={token}; {rest}; Secure"
-        if _is_secure(origin)
-        else f"{_NAME}={token}; {rest}"
-    )
+    name, more = (_SECURE_NAME, "; Secure") if _is_secure(origin) else (_NAME, "")
+    return f"{name}={port_token(origin, key)}; Path=/; HttpOnly; SameSite=Strict{more}"
 
 
 def port_token(origin: WorkOrigin, key: str) -> str:

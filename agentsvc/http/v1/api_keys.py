@@ -15,6 +15,7 @@ from agentsvc.base import (
     NotFound,
     Secret,
     ShownSecret,
+    copy_to,
     dashed,
     now,
     view_of,
@@ -167,16 +168,9 @@ async def get_current_key(request: web.Request) -> CurrentKey:
     """
     caller = request[PRINCIPAL]
     key = await request.app[KEYRING].get_key(caller.key_id)
-    return CurrentKey(
-        id=key.id,
-        name=key.name,
-        org_id=dashed(caller.user_id),
-        bound_org_id=None,
-        user_id=dashed(caller.user_id),
-        user_name=caller.user_name,
-        role=caller.role,
-        scope=key.scope,
-    )
+    user_id = dashed(caller.user_id)
+    user = {"user_id": user_id, "org_id": user_id, "role": caller.role}
+    return copy_to(CurrentKey, key, bound_org_id=None, **user)
 
 
 @ROUTES.add("GET", "/llm/byor")

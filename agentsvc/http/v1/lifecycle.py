@@ -108,18 +108,11 @@ async def get_removals(request: web.Request, query: RemovalQuery) -> Removals:
     Sandboxes whose removal has failed so far, with the backend's reason, the oldest first. Each is
     tried again by itself.
     """
-    found = await request.app[SANDBOXES].failed_removals(query.limit)
-    return Removals(
-        items=[
-            copy_to(
-                RemovalView,
-                one,
-                sandbox_spec_id=one.spec_id,
-                next_try_at=stored_or_none(one.due_at),
-            )
-            for one in found
-        ]
-    )
+    items = [
+        copy_to(RemovalView, it, sandbox_spec_id=it.spec_id, next_try_at=stored_or_none(it.due_at))
+        for it in await request.app[SANDBOXES].failed_removals(query.limit)
+    ]
+    return Removals(items=items)
 
 
 def _with_rules(old: Settings | None, rules: IdleRules) -> Settings:

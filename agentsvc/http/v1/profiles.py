@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.base import Conflict, NotFound, checked_by, stated
+from agentsvc.base import Conflict, NotFound, checked_by, copy_to, stated
 from agentsvc.domain import Llm
 from agentsvc.http.keys import SETTINGS, user_of
 from agentsvc.http.routes import Effect, Routes, shown_as
@@ -115,9 +115,7 @@ async def get_profiles(request: web.Request) -> ProfileList:
     """
     settings = await request.app[SETTINGS].get(user_of(request))
     found = [
-        ProfileInfo(
-            name=name, model=llm.model, base_url=llm.base_url, api_key_set=bool(llm.api_key)
-        )
+        copy_to(ProfileInfo, llm, name=name, api_key_set=bool(llm.api_key))
         for name, llm in settings.llm_profiles.items()
     ]
     return ProfileList(profiles=found, active_profile=profiles.active_profile(settings))
