@@ -12,7 +12,7 @@ from agentsvc.base import AgentsvcError, NotFound, new_id, now, sha256
 from agentsvc.extension.commands import stop_once
 from agentsvc.extension.conversations import ConversationView, error_event
 from agentsvc.extension.endings import AT_WORK, DONE, cost_of, find_end
-from agentsvc.extension.server import Conversations, EventLog
+from agentsvc.extension.server import EventLog, MessageQueue
 from agentsvc.extension.storage import Transaction
 
 from .model import Automation, Run, RunStatus, Source
@@ -133,15 +133,19 @@ def next_try(run: Run, automation: Automation) -> Run | None:
     return msgspec.structs.replace(retry, attempt=run.attempt + 1)
 
 
-async def stop_run(conversations: Conversations, run: Run) -> None:
+async def stop_run(messages: MessageQueue, run: Run) -> None:
     """Stop the agent of a run; a conversation that is still being started is deleted."""
     if run.conversation_id is None:
         return
+    conversations = messages.conversations
     with contextlib.suppress(NotFound):
         view = await conversations.get(run.user_id, run.conversation_id, include_starting=True)
         if not view.conversation.is_ready and not view.conversation.start_failed:
             await conversations.delete(run.user_id, run.conversation_id)
             return
+        # What it was not told yet would have it work when its sandbox has come back.
+        with contextlib.suppress(AgentsvcError):
+            await messages.cancel(run.user_id, run.conversation_id, run.id)
         # What does not run, or cannot be reached, is as good as stopped.
         with contextlib.suppress(AgentsvcError):
             await conversations.interrupt(run.user_id, run.conversation_id)

@@ -77,6 +77,7 @@ class Follower:
     def __init__(self, server: Server, publisher: Publisher, on_end: Callable[[], None]) -> None:
         self._db = server.database
         self._conversations = server.conversations
+        self._messages = server.messages
         self._sandboxes = server.sandboxes
         self._events = server.events
         self._supervisor = server.supervisor
@@ -187,7 +188,7 @@ class Follower:
             return
         seconds_left = (run.timeout_at - now()).total_seconds()
         if seconds_left <= 0:
-            await stop_run(self._conversations, run)
+            await stop_run(self._messages, run)
             detail = "It took longer than its automation allows"
             run_end = RunEnd(status=RunStatus.FAILED, detail=detail, cost=cost_of(view))
             await self._conclude(run, run_end, view)

@@ -61,6 +61,7 @@ class Publisher:
     def __init__(self, server: Server, hosts: IssueHosts) -> None:
         self._db = server.database
         self._conversations = server.conversations
+        self._messages = server.messages
         self._sandboxes = server.sandboxes
         self._supervisor = server.supervisor
         self._hosts = hosts
@@ -275,7 +276,7 @@ class Publisher:
     async def _close(self, automation: Automation, work: WorkItem, state: str) -> None:
         """End what is done about an issue, and free its sandbox."""
         for run in await RunTable.of_conversations(self._db, [work.conversation_id]):
-            await stop_run(self._conversations, run)
+            await stop_run(self._messages, run)
             end = RunEnd(status=RunStatus.CANCELLED, detail=f"Its pull request is {state}")
             await self._db.write(partial(RunTable.change, run=ended(run, end), since=run.status))
         try:

@@ -81,7 +81,8 @@ class Scheduler:
     ) -> None:
         self._db = server.database
         self._vault = server.vault
-        self._conversations = server.conversations
+        self._starts = server.conversations.starts
+        self._messages = server.messages
         self._events = server.events
         self._late = timedelta(seconds=config.late_seconds)
         self._starter = starter
@@ -192,7 +193,7 @@ class Scheduler:
         """Begin a run in the place of some others, or store why not."""
         try:
             for other in running:
-                await stop_run(self._conversations, other)
+                await stop_run(self._messages, other)
                 run_end = RunEnd(status=RunStatus.CANCELLED, detail="A later run has replaced it")
                 await self._end_run(other, run_end)
             await self._start(automation, run)
@@ -253,8 +254,8 @@ class Scheduler:
             begun = await self._starter.begin_changes(automation, run, payload, claim)
         else:
             order = _order_of(automation.definition, run, payload)
-            starts = self._conversations.starts
-            begun = (await starts.start(run.user_id, order, claim=claim_task)).conversation_id
+            task = await self._starts.start(run.user_id, order, claim=claim_task)
+            begun = task.conversation_id
         self._on_begin(begun)
 
     async def _payload(self, run: Run) -> Any:

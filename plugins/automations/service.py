@@ -76,7 +76,7 @@ class Automations:
         self._db = server.database
         self._apps = apps
         self._vault = server.vault
-        self._conversations = server.conversations
+        self._messages = server.messages
         self._max = config.most_per_user
         self._wake = wake
 
@@ -321,7 +321,7 @@ class Automations:
         if found.status not in (RunStatus.PENDING, RunStatus.RUNNING):
             raise Conflict("The run is over")
         if found.status is RunStatus.RUNNING:
-            await stop_run(self._conversations, found)
+            await stop_run(self._messages, found)
 
         async def body(tx: Transaction) -> Run:
             end = RunEnd(status=RunStatus.CANCELLED, detail="Its user has cancelled it")

@@ -19,7 +19,7 @@ from agentsvc.base import Supervisor as Supervisor
 from agentsvc.config import Config, settings_of
 from agentsvc.conversations import Conversations as Conversations
 from agentsvc.conversations import EventLog as EventLog
-from agentsvc.conversations import MessageQueue
+from agentsvc.conversations import MessageQueue as MessageQueue
 from agentsvc.conversations import StartTask as StartTask
 from agentsvc.domain import Provider
 from agentsvc.domain import StartStatus as StartStatus

@@ -1,4 +1,4 @@
-"""What an agent has committed for an issue while it cannot be fetched out of its sandbox."""
+"""Work on issues whose sandbox, or whose git host, keeps it waiting."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ from agentsvc.base.errors import QuotaExceeded
 from agentsvc.conversations.service import Conversations
 from tests.committing_agent import CommittingAgent
 from tests.http.gateway.steps import until
-from tests.http.v1.test_issues_to_pulls import fake_agent, host, open_loop
-from tests.issue_hosts import IssueHost
+from tests.http.v1.test_issues_to_pulls import BASE, fake_agent, host, open_loop
+from tests.issue_hosts import BOT, IssueHost
 from tests.plugin_loading import part
 from tests.service import Client
 from tests.troubles import TroubledWorld, eventually
@@ -57,3 +57,24 @@ async def test_the_work_in_a_sandbox_that_takes_long_to_go_on_is_published_when_
     let_go.set()
     await loop.wait("COMPLETED")
     assert len(host.pulls) == 1
+
+
+async def test_a_run_that_is_cancelled_before_its_agent_was_told_has_it_do_nothing(
+    client: Client, host: IssueHost, fake_agent: CommittingAgent, fake_world: TroubledWorld
+) -> None:
+    fake_agent.files = {"fix.txt": "1"}
+    loop = await open_loop(client, host)
+    await loop.begin()
+    [run] = await loop.wait("COMPLETED")
+    conversation_id = run["conversation_id"]
+    await client.wait_for_conversation(
+        conversation_id, lambda one: bool(one["sandbox_status"] == "PAUSED")
+    )
+    let_go = fake_world.hold("resume")
+    await loop.deliver("said", comment=host.say(f"@{BOT} rename it", "ada"))
+    [second, _] = await loop.wait("RUNNING", "COMPLETED")
+    waiting = f"/api/v1/conversations/{conversation_id}/pending-messages"
+    assert len((await client.get(waiting)).json()) == 1
+    assert (await client.post(f"{BASE}/runs/{second['id']}/cancel")).status == 200
+    assert (await client.get(waiting)).json() == []
+    let_go.set()
