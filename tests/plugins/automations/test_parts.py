@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from agentsvc.base import NotAuthenticated, Secret
 from agentsvc.extension.commands import LOOK
 from tests.plugin_loading import part
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from automations.prompt import LONGEST, fill
     from automations.scheduler import choose
     from automations.service import is_wanted
+    from automations.signature import key_of
 else:
     model, prompt = part("automations.model"), part("automations.prompt")
     Definition, ManualTrigger, Missed = model.Definition, model.ManualTrigger, model.Missed
@@ -25,6 +27,7 @@ else:
     WebhookTrigger = model.WebhookTrigger
     choose = part("automations.scheduler").choose
     is_wanted = part("automations.service").is_wanted
+    key_of = part("automations.signature").key_of
 
 DUE = datetime(2026, 5, 1, 6, 30, tzinfo=UTC)
 PAYLOAD = {"issue": {"title": "It breaks", "labels": [{"name": "bug"}], "number": 7}}
@@ -150,3 +153,10 @@ def test_a_command_that_was_killed_is_lost_and_is_not_begun_again(tmp_path: Path
     command = "echo begun >>log; kill -9 0"
     assert [look(tmp_path, command)[0] for _ in range(2)] == ["lost", "lost"]
     assert (tmp_path / "log").read_text() == "begun\n"
+
+
+@pytest.mark.parametrize("name", ["X-Hub-Signature-256", "X-Hub-Signature", "webhook-signature"])
+@pytest.mark.parametrize("given", ["", "sha256=\udcff", "sha256=\xe9"])
+def test_a_signature_that_is_no_text_is_a_wrong_one(name: str, given: str) -> None:
+    with pytest.raises(NotAuthenticated):
+        key_of({name: given}, b"{}", Secret("whsec_Zm9v"), DUE)
