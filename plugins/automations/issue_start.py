@@ -25,7 +25,7 @@ from .hosts import Kind
 from .issue_hosts import IssueHosts
 from .model import Automation, Definition, GitTrigger, Run, WorkItem
 from .prompt import fill, marked
-from .work_table import WorkTable
+from .work_table import WorkTable, find_meant
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class IssueStarter:
 
     async def _find_active(self, automation: Automation, event: HostEvent) -> WorkItem | None:
         """Return what an event is about, if its conversation has a sandbox to go on in."""
-        work = await WorkTable.find_open(self._db, automation.id, event)
+        work = find_meant(await WorkTable.all_open(self._db, automation.id), event)
         if work is None:
             return None
         [view] = await self._conversations.find_many(

@@ -51,7 +51,7 @@ from .model import (
 from .prompt import as_text, check_prompt, find_part
 from .signature import key_of, new_secret
 from .table import AutomationTable, RunTable, payload_context, secret_context
-from .work_table import Poll, PollTable, WorkTable
+from .work_table import Poll, PollTable, WorkTable, find_meant
 
 MAX_WAITING: Final = 1000
 """Runs of an automation that may wait; more deliveries are refused until some have begun."""
@@ -223,8 +223,8 @@ class Automations:
         if isinstance(trigger, GitTrigger):
             provider = automation.definition.host
             check_sender(provider, headers, body, secret, now())
-            events = events_in(provider, trigger, headers, payload)
-            return int(bool(events)), await self.record_events(automation.id, events)
+            counts = automation.is_enabled and events_in(provider, trigger, headers, payload)
+            return int(bool(counts)), await self.record_events(automation.id, counts or ())
         key = key_of(headers, body, secret, now())
         run = new_run(automation, key=f"delivery:{key}", source=Source.WEBHOOK)
         sealed = self._vault.seal(body, payload_context(automation_id))
@@ -283,9 +283,15 @@ class Automations:
             found = await AutomationTable.find(tx, automation_id)
             if found is None or not found.is_enabled:
                 return []
-            made = []
-            for event in events:
-                work = await WorkTable.find_open(tx, automation_id, event)
+            works, made = await WorkTable.all_open(tx, automation_id), []
+            runs = {
+                event: new_run(found, key=f"git:{event.key}", source=Source.WEBHOOK)
+                for event in events
+            }
+            # Who polls finds all that was said again each time.
+            known = await RunTable.known(tx, automation_id, [run.key for run in runs.values()])
+            for event, run in runs.items():
+                work = find_meant(works, event)
                 if event.kind is Kind.CLOSED and work is not None:
                     await WorkTable.schedule_check(tx, automation_id, now(), work_id=work.id)
                 is_ours = (
@@ -293,9 +299,8 @@ class Automations:
                     or event.kind is Kind.OPENED
                     or not (event.is_pull or event.kind is Kind.CHECK)
                 )
-                if event.kind is Kind.CLOSED or not is_ours:
+                if event.kind is Kind.CLOSED or not is_ours or run.key in known:
                     continue
-                run = new_run(found, key=f"git:{event.key}", source=Source.WEBHOOK)
                 sealed = self._vault.seal(
                     msgspec.json.encode(event), payload_context(automation_id)
                 )

@@ -256,6 +256,15 @@ class RunTable(_SealedRecords[Run], table="plugin_automations_runs"):
         otherwise = "ON CONFLICT (automation_id, key) DO NOTHING"
         return await tx.insert("plugin_automations_runs", row, otherwise) == 1
 
+    @staticmethod
+    async def known(source: Queryable, automation_id: str, keys: Sequence[str]) -> set[str]:
+        """Return which keys an automation has runs of."""
+        sql = """
+            SELECT key FROM plugin_automations_runs
+            WHERE automation_id = :id AND key IN (SELECT value FROM json_each(:keys))
+        """
+        return set(await source.column(sql, {"id": automation_id, "keys": _json(keys)}))
+
     @classmethod
     async def change(cls, tx: Transaction, run: Run, *, since: RunStatus) -> bool:
         """Store what a run is now, unless it has not the status any more that it had.

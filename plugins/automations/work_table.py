@@ -1,5 +1,6 @@
 """The SQL of what is done about issues, and of how far hosts were asked for them."""
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -66,19 +67,6 @@ class WorkTable(Records[WorkItem], table="plugin_automations_works"):
             source, "WHERE t.is_open AND t.automation_id = :id", id=automation_id
         )
 
-    @staticmethod
-    async def find_open(source: Queryable, automation_id: str, event: HostEvent) -> WorkItem | None:
-        """Return what an event is about, if that has not ended."""
-        for work in await WorkTable.all_open(source, automation_id):
-            if event.kind is Kind.CHECK:
-                is_meant = bool(work.head) and work.head == event.id
-            else:
-                number = work.issue if not work.is_pull else None
-                is_meant = event.number == (work.pull if event.is_pull else number)
-            if is_meant:
-                return work
-        return None
-
     @classmethod
     async def last_pull(cls, source: Queryable, automation_id: str) -> WorkItem | None:
         """Return what an automation has opened a pull request for last, about no issue."""
@@ -90,6 +78,19 @@ class WorkTable(Records[WorkItem], table="plugin_automations_works"):
         """Return those whose pull requests are to be looked at."""
         rest = "WHERE t.due_at IS NOT NULL AND t.due_at <= :now"
         return await cls.select(source, rest, now=to_stored(now))
+
+
+def find_meant(works: Iterable[WorkItem], event: HostEvent) -> WorkItem | None:
+    """Return what an event is about, of what has not ended."""
+    for work in works:
+        if event.kind is Kind.CHECK:
+            is_meant = bool(work.head) and work.head == event.id
+        else:
+            number = work.issue if not work.is_pull else None
+            is_meant = event.number == (work.pull if event.is_pull else number)
+        if is_meant:
+            return work
+    return None
 
 
 class PollTable:

@@ -27,8 +27,6 @@ from tests.plugin_loading import part
 
 if TYPE_CHECKING:
     from automations.github_app import AppTable
-    from automations.host_events import HostEvent
-    from automations.hosts import Kind
     from automations.table import MIGRATIONS, AutomationTable, RunTable
     from automations.work_table import PollTable, WorkTable
     from webhooks.model import DeliveryState
@@ -41,7 +39,6 @@ else:
         automations.RunTable,
     )
     AppTable = part("automations.github_app").AppTable
-    HostEvent, Kind = part("automations.host_events").HostEvent, part("automations.hosts").Kind
     works = part("automations.work_table")
     PollTable, WorkTable = works.PollTable, works.WorkTable
     DeliveryState = part("webhooks.model").DeliveryState
@@ -181,7 +178,8 @@ async def test_what_is_due_is_found_by_an_index(explained: Explained) -> None:
     await RunTable.running(explained, new_id())
     await RunTable.count_waiting(explained, new_id())
     await RunTable.search(explained, new_id(), limit=PAGE, offset=0)
-    await WorkTable.find_open(explained, new_id(), HostEvent(kind=Kind.LABEL, number="7"))
+    await WorkTable.all_open(explained, new_id())
+    await RunTable.known(explained, new_id(), [new_id()])
     await WorkTable.of_conversation(explained, new_id())
     await WorkTable.due(explained, MOMENT)
     assert len(explained.plans) >= 10
