@@ -284,6 +284,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     cost: float | None = None
     started_at: datetime | None = None
     timeout_at: datetime | None = None
+    """When it is stopped; of one that has not begun, until when its git host is asked again."""
     completed_at: datetime | None = None
     is_settled: bool = True
     """Whether nothing is left to be done with its sandbox, once it is over."""

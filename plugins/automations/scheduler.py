@@ -215,12 +215,19 @@ class Scheduler:
 
     async def _postpone(self, run: Run, exc: AgentsvcError) -> None:
         """Try a run again later; a git host is asked for so long only."""
-        moment = now()
-        if isinstance(exc, TRANSIENT) and moment - run.created_at > RETRIED_FOR:
+        moment, wait, until = now(), _LATER, None
+        if isinstance(exc, TRANSIENT):
+            # Not since it was made: it may have waited for its turn.
+            wait, until = (
+                timedelta(seconds=retry_seconds(exc)),
+                run.timeout_at or moment + RETRIED_FOR,
+            )
+        if until is not None and moment > until:
             await self._end_run(run, RunEnd(status=RunStatus.FAILED, detail=exc.message))
             return
-        wait = timedelta(seconds=retry_seconds(exc)) if isinstance(exc, TRANSIENT) else _LATER
-        later = msgspec.structs.replace(run, due_at=moment + wait, error_detail=exc.message)
+        later = msgspec.structs.replace(
+            run, due_at=moment + wait, error_detail=exc.message, timeout_at=until
+        )
         await self._db.write(lambda tx: RunTable.change(tx, later, since=RunStatus.PENDING))
         extra = {"automation_id": run.automation_id, "reason": exc.message}
         log.warning("automation run postponed", extra=extra)
@@ -239,6 +246,7 @@ class Scheduler:
                 conversation_id=conversation_id,
                 error_detail="",
                 started_at=now(),
+                timeout_at=None,
             )
             if not await RunTable.change(tx, begun, since=RunStatus.PENDING):
                 raise _AlreadyTaken

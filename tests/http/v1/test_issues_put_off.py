@@ -1,17 +1,23 @@
 """Work on issues whose sandbox, or whose git host, keeps it waiting."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from agentsvc.base.errors import QuotaExceeded
+from agentsvc.base.values import now, to_stored
 from agentsvc.conversations.service import Conversations
+from agentsvc.http.keys import DATABASE
+from agentsvc.testing.llm import Playbook
 from tests.committing_agent import CommittingAgent
 from tests.http.gateway.steps import until
 from tests.http.v1.test_issues_to_pulls import BASE, fake_agent, host, open_loop
 from tests.issue_hosts import BOT, IssueHost
 from tests.plugin_loading import part
-from tests.service import Client
+from tests.sandboxes.test_idle import BUSY
+from tests.service import Client, Service
 from tests.troubles import TroubledWorld, eventually
 
 __all__ = ["fake_agent", "host"]
@@ -78,3 +84,27 @@ async def test_a_run_that_is_cancelled_before_its_agent_was_told_has_it_do_nothi
     assert (await client.post(f"{BASE}/runs/{second['id']}/cancel")).status == 200
     assert (await client.get(waiting)).json() == []
     let_go.set()
+
+
+async def test_a_run_that_has_waited_long_for_its_turn_is_tried_again_as_any_other(
+    client: Client, host: IssueHost, fake_agent: CommittingAgent, service: Service
+) -> None:
+    fake_agent.playbook = Playbook((BUSY,))
+    loop = await open_loop(client, host)
+    await loop.begin()
+    [first] = await loop.wait("RUNNING")
+    await eventually(lambda: len(host.own_comments()) == 1)
+    await loop.deliver("said", comment=host.say(f"@{BOT} please", "ada"))
+    sql = "UPDATE plugin_automations_runs SET created_at = :at WHERE status = 'PENDING'"
+    at = to_stored(now() - timedelta(hours=2))
+    await service.app[DATABASE].write(lambda tx: tx.run(sql, {"at": at}))
+    host.fail = [web.Response(status=502)]
+    await client.delete(f"/api/v1/app-conversations/{first['conversation_id']}")
+    [run, _] = await loop.wait_until(lambda runs: bool(runs[0]["error_detail"]))
+    assert (run["status"], host.fail) == ("PENDING", [])
+    sql = (
+        "UPDATE plugin_automations_runs SET timeout_at = :at, due_at = :at WHERE status = 'PENDING'"
+    )
+    host.fail = [web.Response(status=502)]
+    await service.app[DATABASE].write(lambda tx: tx.run(sql, {"at": at}))
+    await loop.wait("FAILED", "CANCELLED")
