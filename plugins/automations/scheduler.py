@@ -47,6 +47,7 @@ from .model import (
     Source,
 )
 from .prompt import fill
+from .service import MAX_WAITING
 from .table import AutomationTable, RunTable, payload_context
 
 log = logging.getLogger(__name__)
@@ -141,12 +142,13 @@ class Scheduler:
             due = cron.find_latest(first, moment, _MAX_DUE)
             following = cron.find_next(max(moment, first))
         chosen, skipped = choose(automation.definition, due, moment - self._late)
-        for one in chosen:
-            await RunTable.add(tx, _scheduled(automation, one))
+        waiting = await RunTable.count_waiting(tx, automation.id)
+        for number, one in enumerate(chosen, waiting):
+            why_not = f"{MAX_WAITING} runs of it wait" if number >= MAX_WAITING else ""
+            await _add_scheduled(tx, automation, one, why_not)
         if skipped is not None:
             detail = "It was due while the server was down"
-            end = RunEnd(status=RunStatus.SKIPPED, detail=detail)
-            await RunTable.add(tx, ended(_scheduled(automation, skipped), end))
+            await _add_scheduled(tx, automation, skipped, detail)
         triggered_at = moment if chosen else automation.last_triggered_at
         await AutomationTable.update(
             tx,
@@ -298,9 +300,13 @@ def choose(
     return made_up + on_time, missed[-1] if missed and not made_up and not on_time else None
 
 
-def _scheduled(automation: Automation, due_at: datetime) -> Run:
+async def _add_scheduled(
+    tx: Transaction, automation: Automation, due_at: datetime, why_not: str
+) -> None:
     key = f"due:{to_stored(due_at)}"
-    return new_run(automation, key=key, source=Source.SCHEDULE, due_at=due_at)
+    run = new_run(automation, key=key, source=Source.SCHEDULE, due_at=due_at)
+    end = RunEnd(status=RunStatus.SKIPPED, detail=why_not)
+    await RunTable.add(tx, ended(run, end) if why_not else run)
 
 
 def _order_of(definition: Definition, run: Run, payload: Any) -> StartOrder:

@@ -54,7 +54,8 @@ from .table import AutomationTable, RunTable, payload_context, secret_context
 from .work_table import Poll, PollTable, WorkTable, find_meant
 
 MAX_WAITING: Final = 1000
-"""Runs of an automation that may wait; more deliveries are refused until some have begun."""
+"""Runs of an automation that may wait; until some have begun, more deliveries are refused, and what is
+due is skipped."""
 
 _SIGNED: Final = (WebhookTrigger, GitTrigger)
 """The triggers whose deliveries are signed with a secret."""
