@@ -98,11 +98,11 @@ class Cron(msgspec.Struct, frozen=True, kw_only=True):
         day, last = first.date(), (first + _LONGEST).date()
         while day <= last:
             if self._is_day(day):
+                least = first.time() if day == first.date() else time()
                 for hour in self.hours:
-                    for minute in self.minutes:
-                        local = datetime.combine(day, time(hour, minute))
-                        if local >= first:
-                            yield local
+                    if hour >= least.hour:
+                        times = (time(hour, minute) for minute in self.minutes)
+                        yield from (datetime.combine(day, one) for one in times if one >= least)
             day += timedelta(days=1)
 
     def _is_day(self, day: date) -> bool:

@@ -99,7 +99,7 @@ class Scheduler:
         self._wake.clear()
         jump = self._clock.jump()
         if jump is None or jump < -1:
-            await self._db.write(lambda tx: reset_future_times(tx, now()))
+            await reset_future_times(self._db, now())
         while await self._make_runs():
             pass
         # What falls due from here on is waited for.

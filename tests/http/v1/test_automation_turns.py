@@ -1,6 +1,7 @@
 """Which run of an automation begins when others wait for something."""
 
 import asyncio
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from tests.http.v1.test_issues_to_pulls import make_loop
 from tests.issue_hosts import GOOD, IssueHost
 from tests.plugin_loading import part
 from tests.service import Client, Service
+from tests.troubles import eventually
 
 if TYPE_CHECKING:
     from automations.host_calls import HostCalls
@@ -69,3 +71,22 @@ async def test_a_schedule_makes_no_more_runs_while_a_thousand_wait(
     await db.write(lambda tx: tx.run(due, {"at": sooner}))
     [run, *_] = await wait_for_runs(client, made["id"], lambda seen: seen[0]["id"] != "1000")
     assert (run["status"], run["error_detail"]) == ("SKIPPED", "1000 runs of it wait")
+
+
+async def test_the_schedules_that_are_looked_through_at_a_start_keep_nothing_waiting(
+    client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trigger = {"type": "cron", "schedule": "0 0 * * *"}
+    await create(client, trigger)
+    clock, is_stored, was_stored = part("automations.clock"), threading.Event(), []
+    parse = clock.parse_cron
+
+    def wait(*args: str) -> Any:
+        was_stored.append(is_stored.wait(5))
+        return parse(*args)
+
+    monkeypatch.setattr(clock, "parse_cron", wait)
+    await service.restart()
+    await create(client, trigger)
+    is_stored.set()
+    await eventually(lambda: was_stored == [True])
