@@ -45,7 +45,6 @@ from .model import (
     Run,
     RunStatus,
     Source,
-    Trigger,
     WebhookTrigger,
 )
 from .prompt import as_text, check_prompt, find_part
@@ -132,7 +131,7 @@ class Automations:
             before = _owned(await AutomationTable.find(tx, automation_id), user_id)
             definition = msgspec.structs.replace(before.definition, **changes)
             is_same = definition.trigger == before.definition.trigger
-            check_definition(definition, moment, may_be_past=is_same)
+            due = check_definition(definition, moment, may_be_past=is_same)
             after = msgspec.structs.replace(before, definition=definition, updated_at=moment)
             if is_enabled is not None and is_enabled != before.is_enabled:
                 after = msgspec.structs.replace(
@@ -142,9 +141,7 @@ class Automations:
                 after = msgspec.structs.replace(after, next_at=None)
                 await RunTable.cancel_waiting(tx, after.id, WAS_DISABLED, moment)
             elif not is_same or not before.is_enabled:
-                after = msgspec.structs.replace(
-                    after, next_at=first_due(definition.trigger, moment)
-                )
+                after = msgspec.structs.replace(after, next_at=due)
                 if isinstance(definition.trigger, GitTrigger):
                     since = f"{to_stored(moment)[:19]}Z"
                     poll = Poll(automation_id=after.id, user_id=user_id, since=since, etag="")
@@ -367,7 +364,7 @@ class Automations:
 def check_definition(
     definition: Definition, moment: datetime, *, may_be_past: bool = False
 ) -> datetime | None:
-    """Return when an automation is due first; raises InvalidRequest for one that cannot be."""
+    """Return when an automation is due next, None for no such time; raises InvalidRequest for one that cannot be."""
     if (definition.prompt is None) == (definition.command is None):
         raise InvalidRequest("The task is either a `prompt` or a `command`", loc=("body", "prompt"))
     check_prompt(definition.prompt or "")
@@ -380,10 +377,17 @@ def check_definition(
             check_branch(repository.ref, loc=("body", "repos", 0, "ref"))
     if definition.is_at_host:
         _check_git(definition)
-    due = first_due(definition.trigger, moment)
-    if isinstance(definition.trigger, OnceTrigger) and due is None and not may_be_past:
-        raise InvalidRequest("This time is past", loc=("body", "trigger", "at"))
-    return due
+    trigger = definition.trigger
+    if isinstance(trigger, CronTrigger):
+        return parse_cron(trigger.schedule, trigger.timezone).find_next(moment)
+    if not isinstance(trigger, OnceTrigger):
+        return None
+    due, at = parse_time(trigger.at), ("body", "trigger", "at")
+    if due is None:
+        raise InvalidRequest("Input should be a valid datetime", loc=at, kind="datetime_parsing")
+    if due <= moment and not may_be_past:
+        raise InvalidRequest("This time is past", loc=at)
+    return due if due > moment else None
 
 
 def _check_git(definition: Definition) -> None:
@@ -410,22 +414,6 @@ def _check_git(definition: Definition) -> None:
             "With a trigger `git`, the concurrency is `queue`: no issue is passed over",
             loc=("body", "concurrency"),
         )
-
-
-def first_due(trigger: Trigger, after: datetime) -> datetime | None:
-    """Return when a trigger is due next, None for one that has no such time."""
-    if isinstance(trigger, CronTrigger):
-        return parse_cron(trigger.schedule, trigger.timezone).find_next(after)
-    if isinstance(trigger, OnceTrigger):
-        moment = parse_time(trigger.at)
-        if moment is None:
-            raise InvalidRequest(
-                "Input should be a valid datetime",
-                loc=("body", "trigger", "at"),
-                kind="datetime_parsing",
-            )
-        return moment if moment > after else None
-    return None
 
 
 async def rename(tx: Transaction, automation: Automation, name: str) -> None:
