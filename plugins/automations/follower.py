@@ -222,6 +222,8 @@ class Follower:
 
     async def _settle(self, run: Run) -> None:
         """Do with the sandbox of a run that is over what its automation says, unless it is too early."""
+        if run.status is RunStatus.CANCELLED:
+            await self._publisher.say_stopped(run)
         automation = await AutomationTable.find(self._db, run.automation_id)
         if automation is None or await self._release_sandbox(run, automation.definition.keep_alive):
             await self._db.write(lambda tx: RunTable.settle(tx, run.id))

@@ -71,7 +71,16 @@ class Publisher:
     def announce_start(self, work: WorkItem) -> None:
         """Say soon, unless that is said, that work on an issue has begun."""
         if work.comment_id is None and self._may_retry(work.id):
-            self._supervisor.spawn(f"publication of work {work.id}", partial(self._say_begun, work))
+            begun = partial(self._say, work, "An agent has begun to work on this.")
+            self._supervisor.spawn(f"publication of work {work.id}", begun)
+
+    async def say_stopped(self, run: Run) -> None:
+        """Say below an issue, where it says that work has begun, that the run was stopped."""
+        name = f"publication of work {run.id}"
+        await self._supervisor.join(name)
+        work = await WorkTable.find(self._db, run.id)
+        if work is not None and work.comment_id and work.pull is None:
+            self._supervisor.spawn(name, partial(self._say, work, "The agent was stopped."))
 
     def publish_end(
         self, run: Run, work: WorkItem, view: ConversationView, run_end: RunEnd, end: EndRun
@@ -128,12 +137,12 @@ class Publisher:
     def _may_retry(self, key: str) -> bool:
         return monotonic() >= self._retry_at.get(key, 0.0)
 
-    async def _say_begun(self, work: WorkItem) -> None:
+    async def _say(self, work: WorkItem, text: str) -> None:
         automation = await AutomationTable.find(self._db, work.automation_id)
         if automation is None:
             return
         try:
-            await self._show(automation, work.id, "An agent has begun to work on this.")
+            await self._show(automation, work.id, text)
         except AgentsvcError as exc:
             wait = retry_seconds(exc) if exc.retryable else RETRIED_FOR.total_seconds()
             self._retry_at[work.id] = monotonic() + wait
@@ -305,8 +314,6 @@ def quoted(text: str) -> str:
 def _outcome(work: WorkItem, run_end: RunEnd) -> str:
     if run_end.status is RunStatus.FAILED:
         return f"The agent did not succeed{_cost(run_end)}:\n\n{quoted(run_end.detail)}"
-    if run_end.status is RunStatus.CANCELLED:
-        return "The agent was stopped."
     done = f"The agent has opened {work.pull_url}" if work.pull else "The agent says"
     return f"{done}{_cost(run_end)}:\n\n{quoted(run_end.result)}"
 

@@ -108,3 +108,21 @@ async def test_a_run_that_has_waited_long_for_its_turn_is_tried_again_as_any_oth
     host.fail = [web.Response(status=502)]
     await service.app[DATABASE].write(lambda tx: tx.run(sql, {"at": at}))
     await loop.wait("FAILED", "CANCELLED")
+
+
+@pytest.mark.parametrize("how", ["run", "conversation"])
+async def test_an_issue_whose_run_was_stopped_says_so(
+    client: Client, host: IssueHost, fake_agent: CommittingAgent, how: str
+) -> None:
+    fake_agent.playbook = Playbook((BUSY,))
+    loop = await open_loop(client, host)
+    await loop.begin()
+    await eventually(lambda: len(host.own_comments()) == 1)
+    [run] = await loop.runs()
+    if how == "run":
+        await client.post(f"{BASE}/runs/{run['id']}/cancel")
+    else:
+        await client.delete(f"/api/v1/app-conversations/{run['conversation_id']}")
+    await loop.wait("CANCELLED")
+    await eventually(lambda: "The agent was stopped." in host.own_comments()[0])
+    assert len(host.own_comments()) == 1
