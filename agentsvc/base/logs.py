@@ -151,11 +151,14 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
                 self.flush()
 
     def _write_due(self, before: float) -> None:
-        for cause, repeats in list(self._repeats.items()):
-            if repeats.since <= before:
-                del self._repeats[cause]
-                if repeats.last is not None:
-                    super().emit(repeats.summary())
+        # The oldest is first, so that what each record costs does not grow with how many are known.
+        while self._repeats:
+            cause, repeats = next(iter(self._repeats.items()))
+            if repeats.since > before:
+                return
+            del self._repeats[cause]
+            if repeats.last is not None:
+                super().emit(repeats.summary())
 
 
 class _Repeats:

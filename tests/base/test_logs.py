@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 from uuid import RFC_4122, UUID
 
@@ -244,6 +245,37 @@ def test_what_is_repeated_is_counted_and_said_once_more(monkeypatch: pytest.Monk
     assert counted["repeated"] == 995
     assert sorted(counted["sandbox_id"]) == [f"s{number}" for number in range(7)]
     assert following["message"] == "what comes next"
+
+
+def test_a_record_costs_no_more_where_many_causes_are_known() -> None:
+    logs.configure("info", "json", stream=io.StringIO())
+
+    def write(number: int) -> None:
+        log.info("egress denied", extra={"reason": f"add `host-{number}.example`"})
+
+    write(0)
+    once = steps_of(lambda: write(1))
+    for number in range(2, 500):
+        write(number)
+    assert steps_of(lambda: write(500)) == once
+
+
+def steps_of(act: Callable[[], None]) -> int:
+    """Return how many lines of Python run."""
+    steps = 0
+
+    def trace(_frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal steps
+        steps += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    finally:
+        sys.settrace(before)
+    return steps
 
 
 @pytest.mark.parametrize("write", [str, dashed])
