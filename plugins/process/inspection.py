@@ -61,7 +61,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     cause: Cause | None = None
     is_orphaned: bool = False
-    """Processes run without the shim that should hold them."""
+    """Processes may be left without the shim that should hold them, or beside one that rests."""
     is_half_paused: bool = False
     """A pause was begun and not finished."""
     memory: Memory | None = None
@@ -239,13 +239,15 @@ def _inspect_processes(
     seen = Inspection(folder=folder, exists=True, record=record, state=state, phase=Phase.RUNNING)
     if state.exit is not None:
         return _ended(seen, state.exit)
-    if not is_held:
-        lost = _failed(seen, None, "the process that holds the sandbox was killed", Cause.LOST)
-        return msgspec.structs.replace(lost, is_orphaned=True)
-    if is_running:
+    if is_held and is_running:
         return _paused_or_not(seen, state)
     # The shim will make a note of how the command ended in a moment, unless it is paused.
-    return _failed(seen, None, "the command was killed", Cause.SIGNALLED) if is_last else None
+    if is_held and not is_last:
+        return None
+    who = "command" if is_held else "process that holds the sandbox"
+    cause = Cause.SIGNALLED if is_held else Cause.LOST
+    failed = _failed(seen, None, f"the {who} was killed", cause)
+    return msgspec.structs.replace(failed, is_orphaned=True)
 
 
 def _ended(seen: Inspection, how: Exit) -> Inspection:

@@ -123,7 +123,8 @@ class OutboundLink:
             argv += [f"--ready-fd={tell}", f"--exit-fd={self._ended}", "--netns-type=path"]
             argv += [f"--userns-path=/proc/self/fd/{self._owner}"]
             argv += [f"/proc/self/fd/{self._network}", "tap0"]
-            os.execve(argv[0], argv, {})  # noqa: S606  # the program the operator has installed
+            # With the shim's environment, which is the mark: it may be stopped when the shim is killed.
+            os.execv(argv[0], argv)  # noqa: S606  # the program the operator has installed
         except OSError as exc:
             os.write(2, str(exc).encode())
         finally:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from process import uplink
+from process import tree, uplink
 from process.backend import ProcessBackend
 from process.inspection import MACHINES_NETWORK, OWN_NETWORK, PROXIED_NETWORK
 from process.settings import OpenNetwork, ProcessConfig
@@ -23,7 +23,7 @@ from process.specs import DEFAULT_SPEC
 from agentsvc.plugin.backend import Handle, Phase
 from tests.live.cables import Cable
 from tests.plugin.egress.rig import open_target
-from tests.plugins.process.rig import CoreRig, core_rig, is_there, no_save, until
+from tests.plugins.process.rig import BOTH_WAYS, CoreRig, core_rig, is_there, no_save, until
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("bwrap") is None, reason="there is no bubblewrap"),
@@ -233,6 +233,27 @@ async def test_what_carries_it_is_begun_again_and_ends_with_the_sandbox(tmp_path
                 pass
         await bench.backend.delete(handle)
         assert not is_there(f"/proc/{second}")
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("is_held", [True, False], ids=["with its shim", "without"])
+async def test_what_carries_it_ends_where_the_rest_was_killed_while_paused(
+    tmp_path: Path, use_cgroups: bool, is_held: bool
+) -> None:
+    async with core_rig(
+        tmp_path, use_bubblewrap=True, path="/usr/bin:/bin", use_cgroups=use_cgroups
+    ) as bench:
+        handle = await bench.create("sleep", "100")
+        await bench.wait(handle, Phase.RUNNING)
+        shim, command = (tuple(bench.state(handle)[name]) for name in ("shim", "command"))
+        (carrier,) = filter(None, map(tree.look_up, carriers_below(shim[0])))
+        await bench.backend.pause(handle)
+        for pid, _ in (command, *(() if is_held else (shim,))):
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: not tree.is_alive(command))
+        assert (await bench.backend.inspect(handle)).phase is Phase.FAILED
+        async with asyncio.timeout(10):
+            await until(lambda: not any(map(tree.is_alive, (shim, carrier.identity))))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can lay a cable")
