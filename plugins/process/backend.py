@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import sys
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -113,6 +114,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         self._layers = Layers(context.state_dir)
         self._meters: dict[str, Meter] = {}
         self._tries = reclaiming.Tries()
+        # What looks at a sandbox beside a pause, a stop or a resume does not take it for cut short.
+        self._pausing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         # Threads that read many small files at a time mostly wait for each other.
         self._measuring = asyncio.Semaphore(1)
         self._looking = asyncio.Semaphore(_LOOKS_AT_ONCE)
@@ -260,13 +263,16 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             await finish(lambda: self._remove(folder, inspection, handle))
         self._meters.pop(handle.sandbox_id, None)
         self._tries.forget(handle.sandbox_id)
+        self._pausing.pop(handle.sandbox_id, None)
 
     async def pause(self, handle: Handle) -> None:
         """Freeze or stop every process; finished by inspect if the server ends half-way."""
         inspection = await self._running(handle)
         tree = self._tree(inspection, handle)
         if not inspection.is_ended:
-            await finish(lambda: pausing.pause(inspection.folder, tree, self.config.pause_seconds))
+            seconds = self.config.pause_seconds
+            async with self._pausing[handle.sandbox_id]:
+                await finish(lambda: pausing.pause(inspection.folder, tree, seconds))
 
     async def reclaim(self, handle: Handle) -> None:
         """Push the memory of every process out; what is shared with the zygote stays.
@@ -291,15 +297,14 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     async def stop(self, handle: Handle) -> None:
         """End every process; finished by inspect if the server ends half-way."""
         inspection = await self._running(handle)
-        tree = self._tree(inspection, handle)
-        if not inspection.is_ended:
-            await finish(lambda: inspection.folder.write_pause(Pause(is_done=False, ends=True)))
-        elif not inspection.is_half_paused:
+        if inspection.is_ended and not inspection.is_half_paused:
             return
-        await self._end(
-            tree, grace_seconds=0 if inspection.phase is Phase.PAUSED else self.config.stop_seconds
-        )
-        await finish(lambda: inspection.folder.write_pause(Pause(is_done=True, ends=True)))
+        tree, note = self._tree(inspection, handle), inspection.folder.write_pause
+        grace_seconds = 0 if inspection.phase is Phase.PAUSED else self.config.stop_seconds
+        async with self._pausing[handle.sandbox_id]:
+            await finish(lambda: note(Pause(is_done=False, ends=True)))
+            await self._end(tree, grace_seconds=grace_seconds)
+            await finish(lambda: note(Pause(is_done=True, ends=True)))
 
     async def resume(self, handle: Handle) -> Handle:
         """Let every process run again; raises Conflict where the command has ended."""
@@ -307,7 +312,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         if inspection.is_ended:
             raise Conflict("The sandbox was stopped, and has to be started again")
         tree = self._tree(inspection, handle)
-        await finish(lambda: pausing.resume(inspection.folder, tree))
+        async with self._pausing[handle.sandbox_id]:
+            await finish(lambda: pausing.resume(inspection.folder, tree))
         self._tries.forget(handle.sandbox_id)
         return handle
 
@@ -552,7 +558,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
                     pausing.finish_pause(inspection.folder, tree, self.config.pause_seconds)
 
         if inspection.is_orphaned or inspection.is_half_paused:
-            await reach(catch_up)
+            async with self._pausing[handle.sandbox_id]:
+                await finish(catch_up)
         return inspection
 
     async def _running(self, handle: Handle) -> Inspection:

@@ -136,6 +136,35 @@ async def test_what_was_stopped_before_a_pause_stays_stopped_after_it(tmp_path: 
         await bench.wait(handle, Phase.RUNNING)
 
 
+SAVES_AT_THE_END = """
+import pathlib, signal, sys, time
+def end(*_):
+    time.sleep(1)
+    pathlib.Path("saved").touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+pathlib.Path("begun").touch()
+while True:
+    time.sleep(1)
+"""
+
+
+@BOTH_WAYS
+async def test_a_look_at_one_that_is_being_stopped_does_not_cut_its_end_short(
+    tmp_path: Path, use_cgroups: bool
+) -> None:
+    async with core_rig(tmp_path, use_cgroups=use_cgroups) as bench:
+        handle = await bench.create("{python}", "-Ic", SAVES_AT_THE_END)
+        agent = bench.directory(handle) / "agent"
+        await until((agent / "begun").exists)
+        place = sandbox_directory.SandboxDirectory(directory=bench.directory(handle))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(bench.backend.stop(handle))
+            await until(place.read_pause)
+            assert (await bench.backend.inspect(handle)).phase is Phase.PAUSED
+        assert (agent / "saved").exists()
+
+
 @BOTH_WAYS
 async def test_a_command_killed_while_paused_is_failed(tmp_path: Path, use_cgroups: bool) -> None:
     async with core_rig(tmp_path, use_cgroups=use_cgroups) as bench:
