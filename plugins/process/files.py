@@ -36,9 +36,14 @@ def read_whole(path: str, limit: int = sys.maxsize) -> bytes:
 def write_anew(path: Path, data: bytes) -> None:
     """Put a file, which only its owner may read, in the place of what there is, all at once."""
     new = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
-    new.touch(mode=0o600)
-    new.write_bytes(data)
-    new.replace(path)
+    try:
+        new.touch(mode=0o600)
+        new.write_bytes(data)
+        new.replace(path)
+    except OSError:
+        # On a full disk it is tried again and again, each time under another name.
+        new.unlink(missing_ok=True)
+        raise
 
 
 def read_field(path: str, name: str) -> int | None:

@@ -26,6 +26,14 @@ from tests.plugins.process.rig import (
 )
 
 
+def test_a_file_that_cannot_be_put_in_place_leaves_nothing(tmp_path: Path) -> None:
+    place = sandbox_directory.SandboxDirectory(directory=tmp_path)
+    (tmp_path / "pause.json").mkdir()
+    with pytest.raises(IsADirectoryError):
+        place.write_pause(sandbox_directory.Pause(is_done=False))
+    assert [path.name for path in tmp_path.iterdir()] == ["pause.json"]
+
+
 async def test_what_is_removed_while_all_is_listed_ends_no_list(bench: CoreRig) -> None:
     handle = await bench.serve()
     # As a link to nowhere a name is there, and what is behind it is not.
