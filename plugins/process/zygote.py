@@ -221,7 +221,8 @@ class Zygote:
         try:
             run = started.result()
         except (OSError, CapacityExceeded) as exc:
-            self._failures = _FAILURES_MAX
+            # The machine may be full only now: whoever asks later has it tried again.
+            self._rests_until = monotonic() + self._config.zygote_delay_seconds
             self._reason = f"the zygote cannot be started: {exc}"
             return
         self._run = run

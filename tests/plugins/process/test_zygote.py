@@ -16,6 +16,7 @@ from process import bubblewrap
 from process.backend import ProcessBackend
 from process.programs.shim import ZYGOTE
 from process.settings import ProcessConfig
+from process.zygote import Confinement, Zygote
 
 import tests
 from agentsvc.base.errors import BackendUnavailable, Conflict, OrderRejected
@@ -357,6 +358,19 @@ async def test_a_zygote_that_is_being_loaded_ends_with_a_server_that_is_killed(
         server.kill()
         await server.wait()
     await until(lambda: not any(map(is_alive, zygotes)))
+
+
+async def test_a_zygote_that_could_not_be_started_is_started_later(tmp_path: Path) -> None:
+    bwrap = tmp_path / "bwrap"
+    config = ProcessConfig(zygote_delay_seconds=0.01, zygote_seconds=0.1)
+    loaded = Zygote(config, ProbeBackend.program, ProbeBackend.preload, {})
+    loaded.confine(Confinement(program=str(bwrap)))
+    assert "cannot be started" in (await loaded.lend()).reason
+    bwrap.write_text("#!/bin/sh\nexec sleep 60")
+    bwrap.chmod(0o700)
+    await asyncio.sleep(config.zygote_delay_seconds)
+    assert (await loaded.lend()).reason == "the zygote is still being loaded"
+    await loaded.close()
 
 
 async def test_a_change_of_what_is_installed_replaces_the_zygote(
