@@ -239,12 +239,10 @@ class Zygote:
             self._begin_idling()
             run.settled.set()
             return
-        asyncio.get_running_loop().remove_reader(run.number)
         self._reason = (said.failed if said else "") or ENDED
         self._failures += 1
         log.warning("fork server ended", extra={"pid": run.pid, "reason": self._reason})
-        if self._run is run:
-            self._run = None
+        self._let_go(run)
         run.end()
         if self._may_start():
             self._start_after(_PAUSE_SECONDS * 2**self._failures)
@@ -295,6 +293,9 @@ class Zygote:
     def _let_go(self, run: "_Run") -> None:
         self._run = None
         asyncio.get_running_loop().remove_reader(run.number)
+        # Not by the thread that ends it: who waits for it waits in the event loop.
+        run.is_ready = False
+        run.settled.set()
 
     def _start_if_none(self) -> None:
         if self._run is None and self._may_start():
@@ -392,8 +393,6 @@ class _Run:
 
     def end(self) -> None:
         """Kill it and wait until it is gone; fine if it is."""
-        self.settled.set()
-        self.is_ready = False
         self.find()
         for close in self._closing:
             close()

@@ -390,6 +390,30 @@ async def test_a_change_of_what_is_installed_replaces_the_zygote(
         assert not is_alive(zygote)
 
 
+async def test_who_waits_for_a_zygote_that_is_dropped_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncio.get_running_loop().set_debug(True)  # it refuses to be used by other threads
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    monkeypatch.syspath_prepend(installed)
+    bwrap = tmp_path / "bwrap"
+    bwrap.write_text("#!/bin/sh\nexec sleep 60")
+    bwrap.chmod(0o700)
+    config = ProcessConfig(zygote_seconds=0.5)
+    loaded = Zygote(config, ProbeBackend.program, ProbeBackend.preload, {})
+    loaded.confine(Confinement(program=str(bwrap)))
+
+    async def lend_after_a_change() -> str:
+        await until(lambda: loaded.describe() == "being loaded")
+        (installed / "other").touch()
+        return (await loaded.lend()).reason
+
+    first, second = await asyncio.gather(loaded.lend(), lend_after_a_change())
+    assert (first.reason, second) == ("the zygote has ended", "the zygote is still being loaded")
+    await loaded.close()
+
+
 async def test_what_is_loaded_ahead_is_there_in_forks_only(tmp_path: Path) -> None:
     async with probes(tmp_path) as bench:
         fork = await bench.probe()
