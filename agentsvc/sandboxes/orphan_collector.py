@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base import AgentsvcError, BackendBroken, is_sandbox_id, now
+from agentsvc.base import AgentsvcError, BackendBroken, is_sandbox_id, now, steady_now
 from agentsvc.config import SandboxesConfig
 from agentsvc.plugin import Found, PartlyScanned
 from agentsvc.sandboxes.admission.table import Removal
@@ -132,9 +132,9 @@ class OrphanCollector:
                 del self._orphans[key]
                 self._failed.pop(key, None)
         for key in sorted(unknown):
-            since = self._orphans.setdefault(key, now())
+            since = self._orphans.setdefault(key, steady_now())
             # It may have been ordered after the table was read.
-            if now() - since >= self._grace and not await self._is_known(key[1]):
+            if steady_now() - since >= self._grace and not await self._is_known(key[1]):
                 await self._remove_orphan(key, found[key[1]])
 
     async def _is_known(self, sandbox_id: str) -> bool:
@@ -150,7 +150,7 @@ class OrphanCollector:
                 await backend.delete(orphan.handle)
         except AgentsvcError as exc:
             # Tried again after as long a time, not at each sweep.
-            self._orphans[key] = now()
+            self._orphans[key] = steady_now()
             earlier = self._failed.get(key)
             self._failed[key] = Removal(
                 sandbox_id=sandbox_id,

@@ -12,6 +12,7 @@ from agentsvc.base.values import Secret, monotonic, new_id, now, to_stored
 from agentsvc.config.data_directory import DataDirectory
 from agentsvc.config.sandboxes import OnShutdown
 from agentsvc.plugin.backend import Order, Phase, StillFetching
+from agentsvc.sandboxes import orphan_collector
 from agentsvc.testing.backend import FAKE_SPEC
 from tests.sandboxes.test_sandboxes import PATH, order, start
 from tests.service import Client, Service
@@ -283,6 +284,18 @@ async def test_an_orphan_is_removed_only_after_the_grace_time_and_never_anothers
     await eventually(lambda: orphan not in fake_world.sandboxes)
     await fake_world.sweeps(2)
     assert set(fake_world.sandboxes) == {foreign}
+
+
+async def test_an_orphan_keeps_its_grace_time_where_the_clock_is_put_forward(
+    service: Service, fake_world: TroubledWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await reconfigure(service, sandboxes={"orphan_grace_seconds": 3600})
+    ours = DataDirectory(path=service.data_dir).instance_id.read_text()
+    orphan = await make_orphan(fake_world, ours)
+    await fake_world.sweeps(2)
+    monkeypatch.setattr(orphan_collector, "now", lambda: now() + timedelta(days=1))
+    await fake_world.sweeps(2)
+    assert set(fake_world.sandboxes) == {orphan}
 
 
 async def test_a_removal_that_was_put_off_while_the_clock_was_wrong_is_tried_once_it_is_right(
