@@ -357,7 +357,9 @@ class Log:
         self.filled = self.file.tell()
         self.partial = {b"o": b"", b"e": b""}
         lines = {line for secret in secrets for line in secret.splitlines()}
-        self.secrets = [line.encode() for line in lines if len(line) >= _SECRET_LENGTH_MIN]
+        # The longest first: one may begin with another.
+        known = sorted(lines, key=len, reverse=True)
+        self.secrets = [line.encode() for line in known if len(line) >= _SECRET_LENGTH_MIN]
 
     def copy(self, descriptor: int, stream: bytes) -> bool:
         """Move what a pipe holds into the log; return False at the end of the stream."""

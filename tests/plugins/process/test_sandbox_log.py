@@ -63,6 +63,17 @@ def test_the_values_of_secrets_are_masked_line_by_line(tmp_path: Path, pipe: Pip
     ]
 
 
+def test_nothing_is_shown_of_a_secret_that_begins_with_others(tmp_path: Path, pipe: Pipe) -> None:
+    log = Log(
+        tmp_path / "log", 65536, ["a-long-secret" + "-and-more" * count for count in range(9)]
+    )
+    pipe.write(f"a-long-secret{'-and-more' * 8}\n")
+    log.copy(pipe.out, b"e")
+    log.close()
+    pipe.close()
+    assert texts(LogFile(tmp_path / "log")) == [("stderr", "**********")]
+
+
 def test_a_line_without_end_is_broken_up(tmp_path: Path, pipe: Pipe) -> None:
     log = Log(tmp_path / "log", 65536, [])
     pipe.write("x" * 20_000)
