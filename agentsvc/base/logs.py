@@ -72,9 +72,10 @@ class Masker:
 
     def mask(self, text: str) -> str:
         """Return the text with stars for every secret in it."""
-        for value in tuple(self._values):
-            if value in text:
-                text = text.replace(value, MASK)
+        # The longest first: one may begin with another.
+        found = [value for value in tuple(self._values) if value in text]
+        for value in sorted(found, key=len, reverse=True):
+            text = text.replace(value, MASK)
         # Looking for these is much faster than the expression, and most lines have none of them.
         for part in _PARTS_OF_KEYS:
             if part in text:

@@ -180,6 +180,13 @@ def test_a_named_secret_is_masked_from_then_on() -> None:
     assert line["fact"] == [MASK]
 
 
+def test_nothing_is_shown_of_a_secret_that_begins_with_another() -> None:
+    masker = Masker()
+    for value in ("a-long-secret", "a-long-secret-and-more"):
+        masker.add(Secret(value))
+    assert masker.mask("x a-long-secret-and-more y") == f"x {MASK} y"
+
+
 def test_a_short_secret_masks_no_plain_words() -> None:
     masker = Masker()
     masker.add(Secret("info"))
