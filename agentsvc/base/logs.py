@@ -6,6 +6,7 @@ texts that look like keys, and values that were named as secret.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import re
 import sys
@@ -153,10 +154,8 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
 
     def _write_due(self, before: float) -> None:
         # The oldest is first, so that what each record costs does not grow with how many are known.
-        while self._repeats:
-            cause, repeats = next(iter(self._repeats.items()))
-            if repeats.since > before:
-                return
+        due = itertools.takewhile(lambda one: one[1].since <= before, self._repeats.items())
+        for cause, repeats in list(due):
             del self._repeats[cause]
             if repeats.last is not None:
                 super().emit(repeats.summary())

@@ -40,10 +40,9 @@ def write_anew(path: Path, data: bytes) -> None:
         new.touch(mode=0o600)
         new.write_bytes(data)
         new.replace(path)
-    except OSError:
+    finally:
         # On a full disk it is tried again and again, each time under another name.
         new.unlink(missing_ok=True)
-        raise
 
 
 def read_field(path: str, name: str) -> int | None:

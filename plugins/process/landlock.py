@@ -152,16 +152,14 @@ def leave_processes() -> None:
     _scope(_SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS)
 
 
-def leave_abstract_sockets() -> bool:
-    """Keep this process from unix sockets without a path that are others'; say whether it is.
+def leave_abstract_sockets() -> None:
+    """Keep this process from unix sockets without a path that are others', where the kernel can.
 
     They belong to the network, which a sandbox may share, and are no files. Needs a process
     without a way to new privileges.
     """
-    if not can_scope():
-        return False
-    _scope(_SCOPE_ABSTRACT_SOCKETS)
-    return True
+    if can_scope():
+        _scope(_SCOPE_ABSTRACT_SOCKETS)
 
 
 def main(arguments: Sequence[str]) -> None:

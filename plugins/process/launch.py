@@ -218,10 +218,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         passed = {name: os.environ[name] for name in self.config.pass_env if name in os.environ}
         path = search_path(self.config.path)
         home, is_boxed = str(self.folder.home), bool(self.features.bubblewrap.program)
+        is_agent_server = AGENT_SERVER in (self.order.command or ())
         if is_boxed:
             home, temp = bubblewrap.HOME, Path(bubblewrap.TEMP)
         return {
-            **(self._of_agent_server(path, is_boxed=is_boxed) if self._is_agent_server else {}),
+            **(self._of_agent_server(path, is_boxed=is_boxed) if is_agent_server else {}),
             **passed,
             **proxy_sockets.environment(record),
             "PATH": path,
@@ -234,10 +235,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "TMUX_TMPDIR": str(temp),
             MARK: mark,
         }
-
-    @property
-    def _is_agent_server(self) -> bool:
-        return AGENT_SERVER in (self.order.command or ())
 
     def _of_agent_server(self, path: str, *, is_boxed: bool) -> dict[str, str]:
         """Return what an agent server is told of the machine."""

@@ -261,7 +261,7 @@ class Layers:
         )
 
         def work() -> None:
-            if other.is_leaving():
+            if other.is_to_go() or other.read_record() is None:
                 raise OrderRejected(_GONE)
             self._put(folder, copy.path, user)
             part.rmdir()

@@ -305,10 +305,6 @@ class SandboxDirectory(msgspec.Struct, frozen=True, kw_only=True):
             return (self.directory / "shim.log").read_text(errors="replace")[-2000:].strip()
         return ""
 
-    def is_leaving(self) -> bool:
-        """Say whether its files are being removed, or are gone."""
-        return self.is_to_go() or self.read_record() is None
-
     def is_to_go(self) -> bool:
         """Say whether its files are about to be removed."""
         return (self.directory / _LEAVING).exists()

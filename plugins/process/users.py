@@ -103,8 +103,7 @@ def find(text: str, held_by: Probe, taken: Mapping[str, int]) -> Users:
 
 def candidate(text: str) -> int:
     """Return one of the numbers, to be tried; 0 if there are none or this is not root."""
-    numbers = parse(text) if os.geteuid() == 0 else range(0)
-    return numbers[-1] if numbers else 0
+    return Users(parse(text)).any() if os.geteuid() == 0 else 0
 
 
 def give(directories: Iterable[Path], user: int) -> None:
