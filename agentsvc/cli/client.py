@@ -28,6 +28,7 @@ _SILENCE_SECONDS: Final = 60.0
 """Longer than the time between two signs of life on a stream."""
 _AWAY: Final = (502, 503, 504)
 """What a proxy answers in the place of a server that restarts."""
+_ADDRESS_HINT: Final = "write it as http://HOST:PORT, and name the key with --key"
 _HINT: Final = "see whether it runs, and whether --url is right"
 _MISSING_HINT: Final = (
     "it is not there, or the server's configuration switches it off; see whether --url is right"
@@ -73,6 +74,8 @@ class Api:
             is_url = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         except ValueError:
             parts, is_url = urlsplit(""), False
+        if "@" in parts.netloc:
+            raise CommandFailed("a URL takes no user name and no password", _ADDRESS_HINT)
         if not is_url or parts.query or parts.fragment:
             raise CommandFailed(f"`{url}` is no URL of a server", "write it as http://HOST:PORT")
         self.url = url.rstrip("/")

@@ -138,6 +138,13 @@ def test_what_is_no_url_is_told(url: str) -> None:
     assert result.stderr.startswith(f"error: `{url}` is no URL of a server\n")
 
 
+def test_a_password_in_a_url_is_refused_and_not_shown() -> None:
+    result = ask("http://me:hunter2@127.0.0.1:1", "status")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: a URL takes no user name and no password\n")
+    assert "hunter2" not in result.output
+
+
 def test_what_is_no_url_is_told_before_its_key_is_missed(tmp_path: Path) -> None:
     nobody = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": None, "AGENTSVC_API_KEY": None}
     result = CliRunner(env=nobody | {"AGENTSVC_URL": "foo"}).invoke(
