@@ -1,259 +1,61 @@
 """GitHub, at github.com, with data residency at ghe.com, or an Enterprise Server of one's own."""
 
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
-import msgspec
 from msgspec import Struct
 
 from agentsvc.base import InvalidRequest, NotAllowed, NotFound
 from agentsvc.domain import Provider, SuggestedTask, TaskType
-from agentsvc.git.client import Answer
-from agentsvc.git.hosting import (
-    INSTALLATION_LOC,
-    Hosting,
-    Places,
-    bad_cursor,
-    next_number,
-    number_of,
-    quoted_path,
-)
+from agentsvc.git.hosting import INSTALLATION_LOC, Places, bad_cursor
+from agentsvc.git.lookup import Lookup, case, find, parts
 from agentsvc.git.model import (
-    PAGE_MAX,
     Branch,
     BranchQuery,
-    File,
-    GitAccount,
     Listing,
-    Number,
     OwnerType,
     Repository,
     RepositoryQuery,
-    SortBy,
 )
-
-
-class User(Struct, frozen=True):
-    """A user with what only the user tells."""
-
-    id: int
-    login: str
-    avatar_url: str | None = None
-    company: str | None = None
-    name: str | None = None
-    email: str | None = None
-
-
-class Account(Struct, frozen=True):
-    """A user or an organization."""
-
-    login: str = ""
-    type: str = ""
-
-
-class RepositoryWire(Struct, frozen=True):
-    """A repository."""
-
-    id: int
-    full_name: str
-    private: bool = True
-    stargazers_count: Number | None = None
-    forks_count: Number | None = None
-    pushed_at: str | None = None
-    default_branch: str | None = None
-    owner: Account = Account()
-
-
-class Installation(Struct, frozen=True):
-    """An app that was installed for an account."""
-
-    id: int
-    account: Account | None = None
-
-
-class Installations(Struct, frozen=True):
-    """A page of installations."""
-
-    installations: list[Installation]
-    total_count: Number | None = None
-
-
-class InstalledRepositories(Struct, frozen=True):
-    """A page of what an installation opens."""
-
-    repositories: list[RepositoryWire]
-    total_count: Number | None = None
-
-
-class FoundRepositories(Struct, frozen=True):
-    """A page of what a search found."""
-
-    items: list[RepositoryWire]
-    total_count: Number | None = None
-
-
-class Commit(Struct, frozen=True):
-    """A commit by its hash."""
-
-    sha: str
-
-
-class BranchWire(Struct, frozen=True):
-    """A branch."""
-
-    name: str
-    commit: Commit
-    protected: bool = False
-
-
-class Entry(Struct, frozen=True):
-    """What a directory has."""
-
-    name: str
-    path: str
-    type: str
-
-
-class Content(Struct, frozen=True):
-    """What a file has."""
-
-    content: str = ""
-    encoding: str = ""
-
-
-class Author(Struct, frozen=True):
-    """When somebody did something."""
-
-    date: str | None = None
-
-
-class CommitBody(Struct, frozen=True):
-    """A commit as git keeps it."""
-
-    committer: Author | None = None
-
-
-class CommitDetail(Struct, frozen=True):
-    """A commit with what is in it."""
-
-    commit: CommitBody
-
-
-class PageInfo(Struct, frozen=True, rename="camel"):
-    """Where the next page begins."""
-
-    has_next_page: bool = False
-    end_cursor: str | None = None
-
-
-class Target(Struct, frozen=True, rename="camel"):
-    """What a branch points to."""
-
-    oid: str
-    committed_date: str | None = None
-
-
-class Ref(Struct, frozen=True, rename="camel"):
-    """A branch with its last commit."""
-
-    name: str
-    target: Target
-    branch_protection_rule: dict[str, str] | None = None
-
-
-class Refs(Struct, frozen=True, rename="camel"):
-    """A page of branches."""
-
-    nodes: list[Ref]
-    page_info: PageInfo = PageInfo()
-    total_count: Number | None = None
-
-
-class RefsHolder(Struct, frozen=True):
-    """A repository with some of its branches."""
-
-    refs: Refs | None = None
-
-
-class RefsAnswer(Struct, frozen=True):
-    """What `BRANCHES_QUERY` finds."""
-
-    repository: RefsHolder | None = None
-
-
-class Nodes[T](Struct, frozen=True):
-    """What a query in GraphQL finds of one kind."""
-
-    nodes: list[T] = []
-
-
-class RepositoryItem(Struct, frozen=True, rename="camel"):
-    """Where something is."""
-
-    name_with_owner: str
-
-
-class Rollup(Struct, frozen=True):
-    """What became of all checks."""
-
-    state: str | None = None
-
-
-class HeadCommit(Struct, frozen=True, rename="camel"):
-    """The last commit of a pull request."""
-
-    status_check_rollup: Rollup | None = None
-
-
-class Head(Struct, frozen=True):
-    """That commit, as pull requests have it."""
-
-    commit: HeadCommit
-
-
-class Review(Struct, frozen=True):
-    """A review."""
-
-    state: str = ""
-
-
-class Issue(Struct, frozen=True):
-    """An issue."""
-
-    number: Number
-    title: str
-    repository: RepositoryItem
-
-
-class PullRequest(Struct, frozen=True):
-    """A pull request with its state."""
-
-    number: Number
-    title: str
-    repository: RepositoryItem
-    mergeable: str = "UNKNOWN"
-    commits: Nodes[Head] = Nodes()
-    """The last one, if any"""
-    reviews: Nodes[Review] = Nodes()
-    """Those that want something"""
-
-
-class Viewer(Struct, frozen=True, rename="camel"):
-    """The user."""
-
-    pull_requests: Nodes[PullRequest | None] = Nodes()
-    """None for what the token may not see"""
-
-
-class TasksAnswer(Struct, frozen=True):
-    """What `TASKS_QUERY` finds."""
-
-    viewer: Viewer
-    search: Nodes[Issue | None] = Nodes()
-    """None for what the token may not see"""
-
-
-CONTENT: Final = msgspec.json.Decoder(Content | list[Entry])
+from agentsvc.git.table import Item, TableHosting
+
+_REPOSITORY: Final = parts(
+    "id full_name stars=stargazers_count forks=forks_count pushed_at main_branch=default_branch",
+    is_public=case("private", {"false": True}, False),
+    owner_type=case("owner.type", {"Organization": OwnerType.ORGANIZATION}, OwnerType.USER),
+)
+_FOUND: Final = Lookup(
+    "/search/repositories?q={words}&sort={sort}&order={order}", _REPOSITORY, items="items"
+)
+_ORGANIZATIONS: Final = Lookup("/user/orgs?per_page=100", parts("id=login"))
+_INSTALLATIONS: Final = Lookup(
+    "/user/installations?per_page=100", parts("id login=account.login"), items="installations"
+)
+_REFS: Final = Lookup(
+    "",
+    parts(
+        "name commit_sha=target.oid pushed_at=target.committedDate",
+        is_protected=lambda one: find(one, "branchProtectionRule") is not None,
+    ),
+    items="refs.nodes",
+)
+_ISSUES: Final = Lookup(
+    "", parts("number title repo=repository.nameWithOwner"), items="search.nodes"
+)
+_PULLS: Final = Lookup(
+    "",
+    parts(
+        "number title repo=repository.nameWithOwner",
+        conflicts=case("mergeable", {"CONFLICTING": True}, False),
+        fails=case(
+            "commits.nodes.0.commit.statusCheckRollup.state",
+            {"FAILURE": True, "ERROR": True},
+            False,
+        ),
+        threads=lambda one: len(find(one, "reviews.nodes") or ()),
+    ),
+    items="viewer.pullRequests.nodes",
+)
 
 BRANCHES_QUERY: Final = """
 query($owner: String!, $name: String!, $text: String!, $first: Int!, $after: String) {
@@ -296,10 +98,27 @@ ISSUES_SEARCH: Final = "is:issue is:open assignee:@me sort:updated-desc"
 
 _CURSOR_MAX: Final = 256
 _ORGANIZATIONS_MAX: Final = 20
+_SEARCH_SORTS: Final = parts("stars forks updated")
 
 
-class GitHub(Hosting):
+class _Installation(Struct, frozen=True):
+    id: str
+    login: str | None = None
+
+
+class GitHub(TableHosting):
     """GitHub as the token of one user opens it."""
+
+    total = "total_count"
+    sorts = "pushed updated created full_name"
+    usual_sort = "pushed"
+    user = Lookup("/user", parts("id login avatar_url company name email"))
+    owners = Lookup("/user/installations", parts("id"), items="installations")
+    listed = Lookup("/user/repos?sort={sort}&direction={order}", _REPOSITORY)
+    owned = Lookup("/user/installations/{owner}/repositories", _REPOSITORY, items="repositories")
+    branched = Lookup("{repo}/branches", parts("name commit_sha=commit.sha is_protected=protected"))
+    directory = Lookup("{repo}/contents/{+file}", parts("id=name"), when={"type": "file"})
+    changed = Lookup("{repo}/commits?path={file}&per_page=1", parts("at=commit.committer.date"))
 
     @staticmethod
     def places(base: str, *, is_usual: bool) -> Places:
@@ -310,158 +129,32 @@ class GitHub(Hosting):
             return Places(rest=api, graphql=f"{api}/graphql")
         return Places(rest=f"{base}/api/v3", graphql=f"{base}/api/graphql")
 
-    async def account(self) -> GitAccount:
-        """Return whose token it is."""
-        user = (await self._api.get("/user", User)).value
-        return GitAccount(
-            id=str(user.id),
-            login=user.login,
-            avatar_url=user.avatar_url or "",
-            company=user.company,
-            name=user.name,
-            email=user.email,
-        )
-
     async def installations(self, cursor: str | None, limit: int) -> Listing[str]:
         """Return the app's installations the token sees: none, unless an app got it."""
         try:
-            answer = await self._api.get(
-                "/user/installations", Installations, per_page=limit, page=number_of(cursor)
-            )
+            return await super().installations(cursor, limit)
         except NotAllowed:
             return Listing(items=[])
-        found = [str(one.id) for one in answer.value.installations]
-        return _listing(found, answer, answer.value.total_count)
 
     async def organizations(self) -> list[str]:
         """Return the organizations of the user."""
-        answer = await self._api.get("/user/orgs", list[Account], per_page=PAGE_MAX)
-        return [one.login for one in answer.value]
+        found = (await self._ask(_ORGANIZATIONS)).value
+        return [one.id for one in self._all(Item, _ORGANIZATIONS, found)]
 
     async def repositories(self, query: RepositoryQuery) -> Listing[Repository]:
         """Return what the user may push to or is a member of; a text is looked for in names."""
-        if query.text:
-            return await self._found(query)
-        if query.installation_id is not None:
-            return await self._installed(query, _installation(query.installation_id))
-        answer = await self._api.get(
-            "/user/repos",
-            list[RepositoryWire],
-            sort=_LIST_SORTS.get(query.sort, "pushed"),
-            direction=_direction(query),
-            per_page=query.limit,
-            page=number_of(query.cursor),
-        )
-        return _listing([_to_repository(one) for one in answer.value], answer)
-
-    async def repository(self, name: str) -> Repository:
-        """Return one repository."""
-        return _to_repository(
-            (await self._api.get(f"/repos/{self._path(name)}", RepositoryWire)).value
-        )
+        installation = query.installation_id
+        if installation is not None and not _is_number(installation):
+            raise InvalidRequest("An installation at GitHub is a number", loc=INSTALLATION_LOC)
+        if not query.text:
+            return await super().repositories(query)
+        words, sort = await self._words(query), _SEARCH_SORTS.get(query.sort.value, "")
+        return await self._page(Repository, _FOUND, query, words=words, sort=sort)
 
     async def branches(self, query: BranchQuery) -> Listing[Branch]:
         """Return branches; with a text, those whose names contain it."""
-        if query.text:
-            return await self._found_branches(query)
-        answer = await self._api.get(
-            f"/repos/{self._path(query.repository)}/branches",
-            list[BranchWire],
-            per_page=query.limit,
-            page=number_of(query.cursor),
-        )
-        items = [
-            Branch(name=one.name, commit_sha=one.commit.sha, is_protected=one.protected)
-            for one in answer.value
-        ]
-        return _listing(items, answer)
-
-    async def suggested_tasks(self) -> list[SuggestedTask]:
-        """Return open pull requests of the user that need something, and issues assigned to them."""
-        found = await self._api.query(TASKS_QUERY, TasksAnswer, {"issues": ISSUES_SEARCH})
-        needs: list[tuple[TaskType, PullRequest | Issue]] = [
-            (kind, one)
-            for one in found.viewer.pull_requests.nodes
-            if one is not None and (kind := _need(one)) is not None
-        ]
-        needs += [(TaskType.OPEN_ISSUE, one) for one in found.search.nodes if one is not None]
-        return [
-            self._task(kind, one.repository.name_with_owner, one.number, one.title)
-            for kind, one in needs
-        ]
-
-    async def files(self, repository: str, directory: str) -> list[File]:
-        """Return the files of a directory on the main branch."""
-        path = f"/repos/{self._path(repository)}/contents/{quoted_path(directory)}"
-        entries = (await self._api.get(path, list[Entry])).value
-        return [File(name=one.name, path=one.path) for one in entries if one.type == "file"]
-
-    async def content(self, repository: str, path: str) -> str:
-        """Return the text of a file on the main branch."""
-        where = f"/repos/{self._path(repository)}/contents/{quoted_path(path)}"
-        found = (await self._api.get(where, CONTENT)).value
-        if isinstance(found, list) or found.encoding != "base64":
-            raise NotFound("It is no file, or too large a one")
-        return self._decoded(found.content)
-
-    async def changed_at(self, repository: str, directory: str) -> str | None:
-        """Return when a directory was last changed on the main branch."""
-        path = f"/repos/{self._path(repository)}/commits"
-        changes = (await self._api.get(path, list[CommitDetail], path=directory, per_page=1)).value
-        return changes[0].commit.committer.date if changes and changes[0].commit.committer else None
-
-    async def _installed(self, query: RepositoryQuery, installation: int) -> Listing[Repository]:
-        answer = await self._api.get(
-            f"/user/installations/{installation}/repositories",
-            InstalledRepositories,
-            per_page=query.limit,
-            page=number_of(query.cursor),
-        )
-        found = [_to_repository(one) for one in answer.value.repositories]
-        return _listing(found, answer, answer.value.total_count)
-
-    async def _found(self, query: RepositoryQuery) -> Listing[Repository]:
-        answer = await self._api.get(
-            "/search/repositories",
-            FoundRepositories,
-            q=await self._search(query),
-            sort=_SEARCH_SORTS.get(query.sort),
-            order=_direction(query),
-            per_page=query.limit,
-            page=number_of(query.cursor),
-        )
-        found = [_to_repository(one) for one in answer.value.items]
-        return _listing(found, answer, answer.value.total_count)
-
-    async def _search(self, query: RepositoryQuery) -> str:
-        """Return what GitHub is to look for: a name among one owner's, or among the user's."""
-        owner, slash, name = query.text.partition("/")
-        if query.installation_id is not None:
-            owners = [await self._owner_of(_installation(query.installation_id))]
-            name = query.text
-        elif slash:
-            owners = [owner]
-        else:
-            name = owner
-            login = (await self._api.get("/user", User)).value.login
-            owners = [login, *(await self._seen_organizations())[:_ORGANIZATIONS_MAX]]
-        return " ".join([f"{name} in:name fork:true", *(f"user:{one}" for one in owners)]).strip()
-
-    async def _seen_organizations(self) -> list[str]:
-        """Return the organizations of the user, none if the token's scopes do not tell them."""
-        try:
-            return await self.organizations()
-        except NotAllowed:
-            return []
-
-    async def _owner_of(self, installation: int) -> str:
-        answer = await self._api.get("/user/installations", Installations, per_page=PAGE_MAX)
-        for one in answer.value.installations:
-            if one.id == installation and one.account is not None:
-                return one.account.login
-        raise NotFound("There is no such installation")
-
-    async def _found_branches(self, query: BranchQuery) -> Listing[Branch]:
+        if not query.text:
+            return await super().branches(query)
         if len(query.cursor or "") > _CURSOR_MAX:
             raise bad_cursor()
         owner, _, name = query.repository.removesuffix(".git").partition("/")
@@ -473,73 +166,48 @@ class GitHub(Hosting):
             "first": query.limit,
             "after": query.cursor,
         }
-        found = (await self._api.query(BRANCHES_QUERY, RefsAnswer, variables)).repository
-        if found is None or found.refs is None:
+        answer = await self._api.query(BRANCHES_QUERY, dict[str, Any], variables)
+        found = find(answer, "repository")
+        if find(found, "refs") is None:
             raise NotFound(f"Not found at the git provider `{Provider.GITHUB.value}`")
-        info = found.refs.page_info
+        has_more = find(found, "refs.pageInfo.hasNextPage") is True
         return Listing(
-            items=[_to_branch(one) for one in found.refs.nodes],
-            cursor=info.end_cursor if info.has_next_page else None,
-            total=found.refs.total_count,
+            items=self._all(Branch, _REFS, found),
+            cursor=find(found, "refs.pageInfo.endCursor") if has_more else None,
+            total=find(found, "refs.totalCount"),
         )
 
+    async def suggested_tasks(self) -> list[SuggestedTask]:
+        """Return open pull requests of the user that need something, and issues assigned to them."""
+        found = await self._api.query(TASKS_QUERY, dict[str, Any], {"issues": ISSUES_SEARCH})
+        return self._tasks(_PULLS, found) + self._tasks(_ISSUES, found, TaskType.OPEN_ISSUE)
 
-_LIST_SORTS: Final = {
-    SortBy.PUSHED: "pushed",
-    SortBy.UPDATED: "updated",
-    SortBy.CREATED: "created",
-    SortBy.NAME: "full_name",
-}
-_SEARCH_SORTS: Final = {
-    SortBy.STARS: "stars",
-    SortBy.FORKS: "forks",
-    SortBy.UPDATED: "updated",
-}
+    async def _words(self, query: RepositoryQuery) -> str:
+        """Return what GitHub is to look for: a name among one owner's, or among the user's."""
+        owner, slash, name = query.text.partition("/")
+        if query.installation_id is not None:
+            owners, name = [await self._owner_of(query.installation_id)], query.text
+        elif slash:
+            owners = [owner]
+        else:
+            name = owner
+            owners = [(await self.account()).login, *await self._seen_organizations()]
+        return " ".join([f"{name} in:name fork:true", *(f"user:{one}" for one in owners)]).strip()
 
+    async def _seen_organizations(self) -> list[str]:
+        """Return the organizations of the user, none if the token's scopes do not tell them."""
+        try:
+            return (await self.organizations())[:_ORGANIZATIONS_MAX]
+        except NotAllowed:
+            return []
 
-def _listing[T, S](items: list[T], answer: Answer[S], total: int | None = None) -> Listing[T]:
-    return Listing(items=items, cursor=next_number(answer.next_page()), total=total)
-
-
-def _direction(query: RepositoryQuery) -> str:
-    return "asc" if query.is_ascending else "desc"
-
-
-def _installation(text: str) -> int:
-    if text.isascii() and text.isdecimal() and len(text) < 20:  # noqa: PLR2004  # 64 bits
-        return int(text)
-    raise InvalidRequest("An installation at GitHub is a number", loc=INSTALLATION_LOC)
-
-
-def _to_repository(one: RepositoryWire) -> Repository:
-    is_organization = one.owner.type == "Organization"
-    return Repository(
-        id=str(one.id),
-        full_name=one.full_name,
-        provider=Provider.GITHUB,
-        is_public=not one.private,
-        stars=one.stargazers_count,
-        forks=one.forks_count,
-        pushed_at=one.pushed_at,
-        owner_type=OwnerType.ORGANIZATION if is_organization else OwnerType.USER,
-        main_branch=one.default_branch,
-    )
+    async def _owner_of(self, installation: str) -> str:
+        found = (await self._ask(_INSTALLATIONS)).value
+        for one in self._all(_Installation, _INSTALLATIONS, found):
+            if one.id == str(int(installation)) and one.login is not None:
+                return one.login
+        raise NotFound("There is no such installation")
 
 
-def _to_branch(ref: Ref) -> Branch:
-    return Branch(
-        name=ref.name,
-        commit_sha=ref.target.oid,
-        is_protected=ref.branch_protection_rule is not None,
-        pushed_at=ref.target.committed_date,
-    )
-
-
-def _need(one: PullRequest) -> TaskType | None:
-    """Return what a pull request needs most, if anything."""
-    rollups = [head.commit.status_check_rollup for head in one.commits.nodes]
-    if one.mergeable == "CONFLICTING":
-        return TaskType.MERGE_CONFLICTS
-    if any(rollup and rollup.state in ("FAILURE", "ERROR") for rollup in rollups):
-        return TaskType.FAILING_CHECKS
-    return TaskType.UNRESOLVED_COMMENTS if one.reviews.nodes else None
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 20  # noqa: PLR2004  # 64 bits

@@ -40,8 +40,8 @@ class Repository(Struct, frozen=True, kw_only=True):
     full_name: str
     provider: Provider
     is_public: bool
-    stars: int | None = None
-    forks: int | None = None
+    stars: Number | None = None
+    forks: Number | None = None
     pushed_at: str | None = None
     owner_type: OwnerType | None = None
     main_branch: str | None = None
