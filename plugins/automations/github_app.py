@@ -23,10 +23,8 @@ from agentsvc.base import (
     parse_time,
 )
 from agentsvc.extension.conversations import Provider, check_repository
-from agentsvc.extension.git import Api, GitProviders, ProviderToken
+from agentsvc.extension.git import Api, GitProviders, ProviderToken, part_of
 from agentsvc.extension.storage import Database, Queryable, Records, Transaction, Vault, row_of
-
-from .host_calls import part_of
 
 _MOVED: Final = re.compile(r"/repositories/([0-9]{1,15})/installation")
 """Where GitHub redirects to for a repository that was renamed."""

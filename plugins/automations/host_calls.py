@@ -1,6 +1,7 @@
 """Asks a git host of one repository about issues and pull requests, as the table of hosts says."""
 
 from collections.abc import Mapping
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import quote
@@ -9,10 +10,9 @@ import msgspec
 
 from agentsvc.base import NotFound
 from agentsvc.extension.conversations import Provider, check_repository
-from agentsvc.extension.git import Api
+from agentsvc.extension.git import Api, Lookup, find, part_of, resolve
 
-from .hosts import HOSTS, Call, Listing
-from .prompt import as_text, find_part
+from .hosts import HOSTS, Call
 
 type HostRecord = dict[str, str]
 """A thing at a host: the parts that the table names, as texts."""
@@ -44,26 +44,26 @@ class HostCalls:
 
         Of pull requests it returns all that are open.
         """
-        listing = self._host.updated
+        lookup = self._host.updated
         if pulls:
             path = f"{self._host.pulls.path.partition('?')[0]}?state={self._host.is_open}"
-            listing = msgspec.structs.replace(self._host.pulls, path=path)
-        path, query = self._resolve(listing, {"since": since})
+            lookup = msgspec.structs.replace(self._host.pulls, path=path)
+        path, query = self._resolve(lookup.path, {"since": since})
         query[self._host.size] = _SIZE
         answer = await self._api.call("GET", path, query=query, etag=etag)
         if answer.status == HTTPStatus.NOT_MODIFIED:
             return [], etag
-        found = self._records(listing, answer.value)
+        found = self._records(lookup, answer.value)
         if len(found) >= _SIZE:
-            found += await self._list_all(listing, {"since": since}, first=2)
+            found += await self._list_all(lookup, {"since": since}, first=2)
         etag = answer.headers.get("ETag", "")
         # Others cannot be stored or sent.
         return found, etag if etag.isascii() and etag.isprintable() else ""
 
     async def name(self) -> str:
         """Return what the host calls the repository now; it tells by a redirect of one that was renamed."""
-        listing = Listing("{repo}", {"name": self._host.full_name})
-        return (await self._get(listing, {}))["name"]
+        lookup = Lookup("{repo}", {"name": self._host.full_name})
+        return (await self._get(lookup, {}))["name"]
 
     async def issue(self, number: str) -> HostRecord:
         """Return an issue; raises NotFound."""
@@ -83,8 +83,8 @@ class HostCalls:
     async def pull_comments(self, number: str) -> list[HostRecord]:
         """Return what was said about a pull request, oldest first."""
         found: list[HostRecord] = []
-        for listing in self._host.pull_comments:
-            found += await self._list_all(listing, {"number": number})
+        for lookup in self._host.pull_comments:
+            found += await self._list_all(lookup, {"number": number})
         return sorted((one for one in found if one["text"]), key=lambda one: one["at"])
 
     async def who_labelled(self, number: str, label: str) -> str:
@@ -98,12 +98,12 @@ class HostCalls:
         """Tell whether somebody may write to the repository."""
         if not actor:
             return False
-        listing = self._host.access
+        lookup = self._host.access
         try:
-            if listing.items:
-                found = await self._list_all(listing, {"actor": actor})
+            if lookup.items:
+                found = await self._list_all(lookup, {"actor": actor})
             else:
-                found = [await self._get(listing, {"actor": actor})]
+                found = [await self._get(lookup, {"actor": actor})]
         except NotFound:
             return False
         return any(
@@ -120,7 +120,7 @@ class HostCalls:
         """Write a comment below an issue or a pull request, and return its id."""
         below = self._below(number, is_pull=is_pull)
         made = await self._send(self._host.comment, {**below, "text": text})
-        return as_text(find_part(made, ["id"]))
+        return part_of(made, "id")
 
     async def edit_comment(
         self, number: str, comment_id: str, text: str, *, is_pull: bool = False
@@ -148,8 +148,8 @@ class HostCalls:
     async def failed_checks(self, commit: str) -> list[str]:
         """Return the names of the checks of a commit that have failed."""
         found: list[HostRecord] = []
-        for listing in self._host.checks:
-            found += await self._list_all(listing, {"commit": commit})
+        for lookup in self._host.checks:
+            found += await self._list_all(lookup, {"commit": commit})
         return sorted({one["name"] for one in found})
 
     # Inside
@@ -157,14 +157,14 @@ class HostCalls:
     def _below(self, number: str, *, is_pull: bool) -> dict[str, str]:
         return {"number": number, "below": self._host.below_pulls if is_pull else "issues"}
 
-    async def _get(self, listing: Listing, values: Mapping[str, str]) -> HostRecord:
-        path, query = self._resolve(listing, values)
-        return self._record(listing, (await self._api.call("GET", path, query=query)).value)
+    async def _get(self, lookup: Lookup, values: Mapping[str, str]) -> HostRecord:
+        path, query = self._resolve(lookup.path, values)
+        return self._record(lookup, (await self._api.call("GET", path, query=query)).value)
 
     async def _list_all(
-        self, listing: Listing, values: Mapping[str, str], *, first: int = 1
+        self, lookup: Lookup, values: Mapping[str, str], *, first: int = 1
     ) -> list[HostRecord]:
-        path, query = self._resolve(listing, values)
+        path, query = self._resolve(lookup.path, values)
         found: list[HostRecord] = []
         value: Any = None
         for page in range(first, first + _MAX_PAGES):
@@ -172,59 +172,34 @@ class HostCalls:
             last, value = value, (await self._api.call("GET", path, query=sized)).value
             if value == last:  # Forgejo and Gitea have all comments on each page
                 break
-            found += self._records(listing, value)
-            if len(_items(listing, value)) < _SIZE:
+            found += self._records(lookup, value)
+            if len(_items(lookup, value)) < _SIZE:
                 break
         return found
 
     async def _send(self, call: Call, values: Mapping[str, str]) -> Any:
         body = _filled(call.body, values)
-        return (await self._api.call(call.method, self._path(call.path, values), body=body)).value
+        path, _ = self._resolve(call.path, values)
+        return (await self._api.call(call.method, path, body=body)).value
 
     def _resolve(
-        self, listing: Listing, values: Mapping[str, str]
+        self, path: str, values: Mapping[str, str]
     ) -> tuple[str, dict[str, str | int | bool | None]]:
         known = {**self._names, **values}
-        path, _, asked = listing.path.partition("?")
-        query: dict[str, str | int | bool | None] = {}
-        for pair in asked.split("&") if asked else ():
-            name, _, text = pair.partition("=")
-            query[name] = text.format_map(known)
-        return self._path(path, values), query
+        repo = resolve(self._host.repo, known)[0]
+        return resolve(path, known, repo, quoting=partial(quote, safe=""))
 
-    def _path(self, path: str, values: Mapping[str, str]) -> str:
-        known = {name: quote(text, safe="") for name, text in {**self._names, **values}.items()}
-        return path.format_map({**known, "repo": self._host.repo.format_map(known)})
+    def _records(self, lookup: Lookup, value: Any) -> list[HostRecord]:
+        return [self._record(lookup, one) for one in lookup.fitting(_items(lookup, value))]
 
-    def _records(self, listing: Listing, value: Any) -> list[HostRecord]:
-        return [
-            self._record(listing, one)
-            for one in _items(listing, value)
-            if all(part_of(one, name) == text for name, text in listing.when.items())
-        ]
-
-    def _record(self, listing: Listing, value: Any) -> HostRecord:
+    def _record(self, lookup: Lookup, value: Any) -> HostRecord:
         if not isinstance(value, dict):
             raise self._api.unavailable("unexpected answer")
-        return {name: part_of(value, place) for name, place in listing.parts.items()}
+        return {name: part_of(value, place) for name, place in lookup.parts.items()}
 
 
-def part_of(value: Any, name: str) -> str:
-    """Return a part of what a host says as a text; a list of named things as their names."""
-    found = find_part(value, name.split("."))
-    if isinstance(found, list):
-        return "\n".join(as_text(_name_of(one)) for one in found)
-    return as_text(found)
-
-
-def _name_of(one: Any) -> Any:
-    if isinstance(one, str):
-        return one
-    return find_part(one, ["name" if isinstance(one, dict) and "name" in one else "title"])
-
-
-def _items(listing: Listing, value: Any) -> list[Any]:
-    found = find_part(value, listing.items.split(".")) if listing.items else value
+def _items(lookup: Lookup, value: Any) -> list[Any]:
+    found = find(value, lookup.items) if lookup.items else value
     return found if isinstance(found, list) else []
 
 

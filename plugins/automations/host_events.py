@@ -11,8 +11,9 @@ import msgspec
 
 from agentsvc.base import NotAuthenticated, Secret
 from agentsvc.extension.conversations import Provider
+from agentsvc.extension.git import part_of
 
-from .host_calls import HostRecord, part_of
+from .host_calls import HostRecord
 from .hosts import HOSTS, Kind, Rule
 from .model import GitSubject, GitTrigger
 from .signature import key_of

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.extension.conversations import Provider
+from agentsvc.extension.git import Lookup, parts
 
 
 class Kind(StrEnum):
@@ -48,17 +49,6 @@ class Rule(msgspec.Struct, frozen=True):
     text: str = ""
 
 
-class Listing(msgspec.Struct, frozen=True):
-    """Where several things are listed, and what their parts are called."""
-
-    path: str
-    """With its query, whose values have places, too."""
-    parts: Mapping[str, str]
-    when: Mapping[str, str] = {}
-    """Values that parts have to have for a thing to count."""
-    items: str = ""
-
-
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """Something that is done at a host: `{text}` and the like stand in its body."""
 
@@ -78,47 +68,41 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     full_name: str = "full_name"
     """Part of what is there that is the name of the repository now."""
     size: str = "per_page"
-    updated: Listing
-    issue: Listing
-    comments: Listing
-    pull_comments: tuple[Listing, ...]
+    updated: Lookup
+    issue: Lookup
+    comments: Lookup
+    pull_comments: tuple[Lookup, ...]
     comment: Call
     edit: Call
-    labelled: Listing | None
-    access: Listing
+    labelled: Lookup | None
+    access: Lookup
     may_write: frozenset[str]
-    pulls: Listing
+    pulls: Lookup
     open_pull: Call
-    pull: Listing
+    pull: Lookup
     is_open: str
     """The state of a pull request that is open."""
     below_pulls: str = "issues"
     """What has the comments of a pull request, in a path."""
-    commit: Listing | None = None
+    commit: Lookup | None = None
     """Where the whole name of a commit is found; None if a pull request has it."""
-    checks: tuple[Listing, ...]
+    checks: tuple[Lookup, ...]
 
 
-def _parts(names: str) -> Mapping[str, str]:
-    """Return what parts are called here and at a host: `text=body`, or `title` if that is the same."""
-    pairs = (name.partition("=") for name in names.split())
-    return {name: place or name for name, _, place in pairs}
-
-
-_ISSUE: Final = _parts(
+_ISSUE: Final = parts(
     "number title text=body author=user.login labels at=updated_at created=created_at "
     "state pull=pull_request"
 )
-_COMMENT: Final = _parts("id text=body author=user.login actor=user.login at=created_at path")
-_PULL: Final = _parts(
+_COMMENT: Final = parts("id text=body author=user.login actor=user.login at=created_at path")
+_PULL: Final = parts(
     "number title text=body author=user.login created=created_at url=html_url state "
     "branch=head.ref commit=head.sha base=base.ref source=head.repo.full_name "
     "target=base.repo.full_name"
 )
 _BODY: Final = {"body": "{text}"}
 _OPENED_PULL: Final = {"head": "{branch}", "base": "{base}", **_BODY}
-_COMMENTS: Final = Listing("{repo}/issues/{number}/comments", _COMMENT)
-_REVIEWS: Final = Listing(
+_COMMENTS: Final = Lookup("{repo}/issues/{number}/comments", _COMMENT)
+_REVIEWS: Final = Lookup(
     "{repo}/pulls/{number}/reviews", {**_COMMENT, "at": "submitted_at", "review": "state"}
 )
 _OF_PULLS: Final = partial(Rule, number="pull_request.number", pull="*")
@@ -159,31 +143,31 @@ _GITHUB: Final = Host(
         ),
         _FAILED,
     ),
-    updated=Listing("{repo}/issues?state=open&since={since}&sort=updated&direction=asc", _ISSUE),
-    issue=Listing("{repo}/issues/{number}", _ISSUE),
+    updated=Lookup("{repo}/issues?state=open&since={since}&sort=updated&direction=asc", _ISSUE),
+    issue=Lookup("{repo}/issues/{number}", _ISSUE),
     comments=_COMMENTS,
-    pull_comments=(_COMMENTS, Listing("{repo}/pulls/{number}/comments", _COMMENT), _REVIEWS),
+    pull_comments=(_COMMENTS, Lookup("{repo}/pulls/{number}/comments", _COMMENT), _REVIEWS),
     comment=Call(path="{repo}/issues/{number}/comments", body=_BODY),
     edit=Call(method="PATCH", path="{repo}/issues/comments/{id}", body=_BODY),
-    labelled=Listing(
+    labelled=Lookup(
         "{repo}/issues/{number}/events",
         {"label": "label.name", "actor": "actor.login"},
         when={"event": "labeled"},
     ),
-    access=Listing("{repo}/collaborators/{actor}/permission", {"access": "permission"}),
+    access=Lookup("{repo}/collaborators/{actor}/permission", {"access": "permission"}),
     may_write=frozenset({"admin", "maintain", "write", "owner"}),
-    pulls=Listing("{repo}/pulls?head={owner}:{branch}&state=all", _PULL),
+    pulls=Lookup("{repo}/pulls?head={owner}:{branch}&state=all", _PULL),
     open_pull=Call(path="{repo}/pulls", body={**_OPENED_PULL, "title": "{title}", "draft": True}),
-    pull=Listing("{repo}/pulls/{number}", _PULL),
+    pull=Lookup("{repo}/pulls/{number}", _PULL),
     is_open="open",
     checks=(
-        Listing(
+        Lookup(
             "{repo}/commits/{commit}/check-runs",
             {"name": "name"},
             items="check_runs",
             when={"conclusion": "failure"},
         ),
-        Listing(
+        Lookup(
             "{repo}/commits/{commit}/status",
             {"name": "context"},
             items="statuses",
@@ -205,28 +189,26 @@ _FORGEJO: Final = msgspec.structs.replace(
         _FAILED,
     ),
     size="limit",
-    updated=Listing("{repo}/issues?state=open&type=issues&since={since}", _ISSUE),
-    labelled=Listing(
+    updated=Lookup("{repo}/issues?state=open&type=issues&since={since}", _ISSUE),
+    labelled=Lookup(
         "{repo}/issues/{number}/timeline",
         {"label": "label.name", "actor": "user.login"},
         when={"type": "label", "body": "1"},
     ),
     pull_comments=(_COMMENTS, _REVIEWS),
-    pulls=Listing("{repo}/pulls?state=all&sort=recentupdate", _PULL),
+    pulls=Lookup("{repo}/pulls?state=all&sort=recentupdate", _PULL),
     open_pull=Call(path="{repo}/pulls", body={**_OPENED_PULL, "title": "WIP: {title}"}),
     checks=(
-        Listing(
-            "{repo}/commits/{commit}/statuses", {"name": "context"}, when={"status": "failure"}
-        ),
+        Lookup("{repo}/commits/{commit}/statuses", {"name": "context"}, when={"status": "failure"}),
     ),
 )
 
-_NOTE: Final = _parts("id text=body author=author.username actor=author.id at=created_at")
-_GITLAB_ISSUE: Final = _parts(
+_NOTE: Final = parts("id text=body author=author.username actor=author.id at=created_at")
+_GITLAB_ISSUE: Final = parts(
     "number=iid title text=description author=author.username labels at=updated_at "
     "created=created_at state"
 )
-_MERGE: Final = _parts(
+_MERGE: Final = parts(
     "number=iid title text=description author=author.username created=created_at "
     "url=web_url state branch=source_branch commit=sha base=target_branch "
     "source=source_project_id target=target_project_id"
@@ -274,14 +256,14 @@ _GITLAB: Final = Host(
     ),
     repo="/projects/{path}",
     full_name="path_with_namespace",
-    updated=Listing(
+    updated=Lookup(
         "{repo}/issues?state=opened&updated_after={since}&order_by=updated_at&sort=asc",
         _GITLAB_ISSUE,
     ),
-    issue=Listing("{repo}/issues/{number}", _GITLAB_ISSUE),
-    comments=Listing("{repo}/{below}/{number}/notes?" + _OLDEST, _NOTE, when={"system": "false"}),
+    issue=Lookup("{repo}/issues/{number}", _GITLAB_ISSUE),
+    comments=Lookup("{repo}/{below}/{number}/notes?" + _OLDEST, _NOTE, when={"system": "false"}),
     pull_comments=(
-        Listing(
+        Lookup(
             "{repo}/merge_requests/{number}/notes?" + _OLDEST,
             {**_NOTE, "path": "position.new_path"},
             when={"system": "false"},
@@ -289,14 +271,14 @@ _GITLAB: Final = Host(
     ),
     comment=Call(path="{repo}/{below}/{number}/notes", body=_BODY),
     edit=Call(method="PUT", path="{repo}/{below}/{number}/notes/{id}", body=_BODY),
-    labelled=Listing(
+    labelled=Lookup(
         "{repo}/issues/{number}/resource_label_events",
         {"label": "label.name", "actor": "user.id"},
         when={"action": "add"},
     ),
-    access=Listing("{repo}/members/all/{actor}", {"access": "access_level"}),
+    access=Lookup("{repo}/members/all/{actor}", {"access": "access_level"}),
     may_write=frozenset({"30", "40", "50", "60"}),
-    pulls=Listing("{repo}/merge_requests?source_branch={branch}", _MERGE),
+    pulls=Lookup("{repo}/merge_requests?source_branch={branch}", _MERGE),
     open_pull=Call(
         path="{repo}/merge_requests",
         body={
@@ -306,11 +288,11 @@ _GITLAB: Final = Host(
             "description": "{text}",
         },
     ),
-    pull=Listing("{repo}/merge_requests/{number}", _MERGE),
+    pull=Lookup("{repo}/merge_requests/{number}", _MERGE),
     is_open="opened",
     below_pulls="merge_requests",
     checks=(
-        Listing(
+        Lookup(
             "{repo}/repository/commits/{commit}/statuses",
             {"name": "name"},
             when={"status": "failed"},
@@ -319,14 +301,14 @@ _GITLAB: Final = Host(
 )
 
 _RAW: Final = {"content": {"raw": "{text}"}}
-_SAID: Final = _parts(
+_SAID: Final = parts(
     "id text=content.raw author=user.display_name actor=user.uuid at=created_on path=inline.path"
 )
-_TICKET: Final = _parts(
+_TICKET: Final = parts(
     "number=id title text=content.raw author=reporter.display_name at=updated_on "
     "created=created_on state"
 )
-_REQUEST: Final = _parts(
+_REQUEST: Final = parts(
     "number=id title text=description author=author.display_name created=created_on "
     "url=links.html.href state branch=source.branch.name commit=source.commit.hash "
     "base=destination.branch.name source=source.repository.full_name "
@@ -373,24 +355,24 @@ _BITBUCKET: Final = Host(
     ),
     repo="/repositories/{owner}/{name}",
     size="pagelen",
-    updated=Listing(
+    updated=Lookup(
         '{repo}/issues?q=updated_on >= {since} AND state != "closed"&sort=updated_on',
         _TICKET,
         items="values",
     ),
-    issue=Listing("{repo}/issues/{number}", _TICKET),
-    comments=Listing("{repo}/{below}/{number}/comments", _SAID, items="values"),
-    pull_comments=(Listing("{repo}/pullrequests/{number}/comments", _SAID, items="values"),),
+    issue=Lookup("{repo}/issues/{number}", _TICKET),
+    comments=Lookup("{repo}/{below}/{number}/comments", _SAID, items="values"),
+    pull_comments=(Lookup("{repo}/pullrequests/{number}/comments", _SAID, items="values"),),
     comment=Call(path="{repo}/{below}/{number}/comments", body=_RAW),
     edit=Call(method="PUT", path="{repo}/{below}/{number}/comments/{id}", body=_RAW),
     labelled=None,
-    access=Listing(
+    access=Lookup(
         '/workspaces/{owner}/permissions/repositories/{name}?q=user.uuid="{actor}"',
         {"access": "permission", "actor": "user.uuid"},
         items="values",
     ),
     may_write=frozenset({"admin", "write"}),
-    pulls=Listing('{repo}/pullrequests?q=source.branch.name="{branch}"', _REQUEST, items="values"),
+    pulls=Lookup('{repo}/pullrequests?q=source.branch.name="{branch}"', _REQUEST, items="values"),
     open_pull=Call(
         path="{repo}/pullrequests",
         body={
@@ -401,12 +383,12 @@ _BITBUCKET: Final = Host(
             "draft": True,
         },
     ),
-    pull=Listing("{repo}/pullrequests/{number}", _REQUEST),
+    pull=Lookup("{repo}/pullrequests/{number}", _REQUEST),
     is_open="OPEN",
     below_pulls="pullrequests",
-    commit=Listing("{repo}/commit/{commit}", {"commit": "hash"}),
+    commit=Lookup("{repo}/commit/{commit}", {"commit": "hash"}),
     checks=(
-        Listing(
+        Lookup(
             "{repo}/commit/{commit}/statuses",
             {"name": "name"},
             items="values",

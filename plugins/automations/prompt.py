@@ -1,13 +1,11 @@
 """Fills in the prompt of an automation for the agent of a run. Pure."""
 
 import re
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-import msgspec
-
 from agentsvc.base import InvalidRequest
+from agentsvc.extension.git import as_text, find_part
 
 LONGEST: Final = 150_000
 """Characters of a filled-in prompt, without the marks: a first message may have few more."""
@@ -51,23 +49,3 @@ def marked(text: str, longest: int) -> str:
     # So that it cannot end its own mark. With brackets, nothing becomes one together with what is beside it.
     harmless = _MARKS.sub("[data]", text.replace("\0", "")[:longest])
     return f"<{_MARK}>{harmless}</{_MARK}>"
-
-
-def find_part(payload: Any, steps: list[str]) -> Any:
-    """Return a part of a payload by the names that lead to it, or None."""
-    found = payload
-    for step in steps:
-        if isinstance(found, Mapping):
-            found = found.get(step)
-        elif isinstance(found, list) and step.isdecimal() and int(step[:9]) < len(found):
-            found = found[int(step[:9])]
-        else:
-            return None
-    return found
-
-
-def as_text(value: Any) -> str:
-    """Return a part of a payload as a text: empty for none, JSON for what is no text."""
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

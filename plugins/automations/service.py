@@ -25,6 +25,7 @@ from agentsvc.extension.conversations import (
     check_repository,
     refuse_credentials,
 )
+from agentsvc.extension.git import as_text, find_part, part_of
 from agentsvc.extension.server import Server
 from agentsvc.extension.storage import Database, Transaction, note_by_server, note_effect
 
@@ -32,7 +33,6 @@ from .config import AutomationsConfig
 from .cron import parse_cron
 from .ending import WAS_DISABLED, RunEnd, ended, new_run, stop_run
 from .github_app import AppTable, GithubApps
-from .host_calls import part_of
 from .host_events import HostEvent, check_sender, events_in
 from .hosts import HOSTS, Kind
 from .model import (
@@ -47,7 +47,7 @@ from .model import (
     Source,
     WebhookTrigger,
 )
-from .prompt import as_text, check_prompt, find_part
+from .prompt import check_prompt
 from .signature import key_of, new_secret
 from .table import AutomationTable, RunTable, payload_context, secret_context
 from .work_table import Poll, PollTable, WorkTable, find_meant
