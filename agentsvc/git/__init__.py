@@ -16,11 +16,11 @@ from agentsvc.git.client import refused as refused
 from agentsvc.git.hosting import REPOSITORY_LOC as REPOSITORY_LOC
 from agentsvc.git.hosting import Hosting as Hosting
 from agentsvc.git.hosting import Places as Places
+from agentsvc.git.hosting import Task as Task
 from agentsvc.git.hosting import bad_cursor as bad_cursor
+from agentsvc.git.hosting import in_owner as in_owner
 from agentsvc.git.hosting import next_number as next_number
 from agentsvc.git.hosting import number_of as number_of
-from agentsvc.git.hosting import quoted as quoted
-from agentsvc.git.hosting import quoted_path as quoted_path
 from agentsvc.git.lookup import Lookup as Lookup
 from agentsvc.git.lookup import as_text as as_text
 from agentsvc.git.lookup import case as case
@@ -28,6 +28,8 @@ from agentsvc.git.lookup import find as find
 from agentsvc.git.lookup import find_part as find_part
 from agentsvc.git.lookup import part_of as part_of
 from agentsvc.git.lookup import parts as parts
+from agentsvc.git.lookup import quoted as quoted
+from agentsvc.git.lookup import quoted_path as quoted_path
 from agentsvc.git.lookup import resolve as resolve
 from agentsvc.git.microagents import Microagent as Microagent
 from agentsvc.git.model import PAGE_MAX as PAGE_MAX
@@ -42,6 +44,3 @@ from agentsvc.git.model import Repository as Repository
 from agentsvc.git.model import RepositoryQuery as RepositoryQuery
 from agentsvc.git.model import SortBy as SortBy
 from agentsvc.git.service import GitProviders as GitProviders
-from agentsvc.git.table import TableHosting as TableHosting
-from agentsvc.git.table import Task as Task
-from agentsvc.git.table import in_owner as in_owner

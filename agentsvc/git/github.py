@@ -7,8 +7,8 @@ from msgspec import Struct
 
 from agentsvc.base import InvalidRequest, NotAllowed, NotFound
 from agentsvc.domain import Provider, SuggestedTask, TaskType
-from agentsvc.git.hosting import INSTALLATION_LOC, Places, bad_cursor
-from agentsvc.git.lookup import Lookup, case, find, parts
+from agentsvc.git.hosting import Hosting, Item, Places, bad_cursor
+from agentsvc.git.lookup import INSTALLATION_LOC, Lookup, case, find, parts
 from agentsvc.git.model import (
     Branch,
     BranchQuery,
@@ -17,7 +17,6 @@ from agentsvc.git.model import (
     Repository,
     RepositoryQuery,
 )
-from agentsvc.git.table import Item, TableHosting
 
 _REPOSITORY: Final = parts(
     "id full_name stars=stargazers_count forks=forks_count pushed_at main_branch=default_branch",
@@ -106,7 +105,7 @@ class _Installation(Struct, frozen=True):
     login: str | None = None
 
 
-class GitHub(TableHosting):
+class GitHub(Hosting):
     """GitHub as the token of one user opens it."""
 
     total = "total_count"
@@ -120,8 +119,8 @@ class GitHub(TableHosting):
     directory = Lookup("{repo}/contents/{+file}", parts("id=name"), when={"type": "file"})
     changed = Lookup("{repo}/commits?path={file}&per_page=1", parts("at=commit.committer.date"))
 
-    @staticmethod
-    def places(base: str, *, is_usual: bool) -> Places:
+    @classmethod
+    def places(cls, base: str, *, is_usual: bool) -> Places:
         """Return the API's own host, or the paths of an Enterprise Server."""
         host = urlsplit(base).hostname or ""
         if is_usual or host.endswith(".ghe.com"):

@@ -3,10 +3,9 @@
 from typing import Any, Final
 
 from agentsvc.domain import SuggestedTask, TaskType
-from agentsvc.git.hosting import Places
+from agentsvc.git.hosting import Hosting
 from agentsvc.git.lookup import Lookup, case, part_of, parts
 from agentsvc.git.model import Listing, OwnerType, Repository, RepositoryQuery, SortBy
-from agentsvc.git.table import TableHosting
 
 _PROJECT: Final = parts(
     "id full_name=path_with_namespace stars=star_count forks=forks_count "
@@ -48,9 +47,11 @@ query {
 """
 
 
-class GitLab(TableHosting):
+class GitLab(Hosting):
     """GitLab as the token of one user opens it."""
 
+    rest = "/api/v4"
+    graphql = "/api/graphql"
     total = "X-Total"
     sorts = "updated=updated_at created=created_at full_name=path stars=star_count"
     usual_sort = "last_activity_at"
@@ -70,12 +71,6 @@ class GitLab(TableHosting):
     )
     raw = "{repo}/repository/files/{file}/raw?ref=HEAD"
     changed = Lookup("{repo}/repository/commits?path={file}&per_page=1", parts("at=committed_date"))
-
-    @staticmethod
-    def places(base: str, *, is_usual: bool) -> Places:
-        """Return the paths of the API, which are the same everywhere."""
-        del is_usual
-        return Places(rest=f"{base}/api/v4", graphql=f"{base}/api/graphql")
 
     async def repositories(self, query: RepositoryQuery) -> Listing[Repository]:
         """Return projects the user is a member of, or those of a group and below it."""

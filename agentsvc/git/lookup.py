@@ -5,18 +5,34 @@ where a repository is. In the query behind it values stand as they are, and what
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import quote
 
 import msgspec
 
+from agentsvc.base import InvalidRequest
 from agentsvc.git.client import Value
-from agentsvc.git.hosting import quoted, quoted_path
+
+INSTALLATION_LOC: Final = ("query", "installation_id")
+PATH_LOC: Final = ("query", "file_path")
 
 type Part = str | Callable[[Any], Any]
 """A part of an answer, `head.repo.full_name`, or the first there is of `nickname|name`; or what finds it."""
 
 _PLACE: Final = re.compile(r"\{(\+?)(\w+)\}")
+
+
+def quoted(text: str, loc: Sequence[str | int] = INSTALLATION_LOC) -> str:
+    """Return a text as one part of a path; raises InvalidRequest for one that leads elsewhere."""
+    if text in {"", ".", ".."}:
+        raise InvalidRequest("Input should be a name", loc=loc)
+    return quote(text, safe="")
+
+
+def quoted_path(path: str) -> str:
+    """Return the path of a file with its parts quoted; raises InvalidRequest."""
+    return "/".join(quoted(part, PATH_LOC) for part in path.split("/"))
 
 
 class Lookup(msgspec.Struct, frozen=True):

@@ -33,7 +33,8 @@ from agentsvc.git.checkout import Checkout, GitRemote, address_of
 from agentsvc.git.client import Api, Connection, not_public, unavailable
 from agentsvc.git.github import GitHub
 from agentsvc.git.gitlab import GitLab
-from agentsvc.git.hosting import PATH_LOC, Hosting
+from agentsvc.git.hosting import Hosting
+from agentsvc.git.lookup import PATH_LOC
 from agentsvc.git.microagents import (
     EXTENSION,
     MICROAGENT_MAX,

@@ -10,13 +10,12 @@ from agentsvc.extension.git import (
     Answer,
     Branch,
     BranchQuery,
+    Hosting,
     Listing,
     Lookup,
-    Places,
     Repository,
     RepositoryQuery,
     SuggestedTask,
-    TableHosting,
     bad_cursor,
     case,
     in_owner,
@@ -40,9 +39,11 @@ _PULLS: Final = Lookup(
 )
 
 
-class Bitbucket(TableHosting):
+class Bitbucket(Hosting):
     """Bitbucket Cloud as the token of one user opens it."""
 
+    rest = "/2.0"
+    usual_rest = "https://api.bitbucket.org/2.0"
     repos = "/repositories"
     size = "pagelen"
     total = "size"
@@ -72,11 +73,6 @@ class Bitbucket(TableHosting):
     changed = Lookup(
         "{repo}/commits/{head}?path={file}&pagelen=1", parts("at=date"), items="values"
     )
-
-    @staticmethod
-    def places(base: str, *, is_usual: bool) -> Places:
-        """Return the API's own host, or its path elsewhere."""
-        return Places(rest="https://api.bitbucket.org/2.0" if is_usual else f"{base}/2.0")
 
     async def repositories(self, query: RepositoryQuery) -> Listing[Repository]:
         """Return repositories of a workspace, or of one workspace of the user after the other.

@@ -8,14 +8,13 @@ from agentsvc.extension.git import (
     REPOSITORY_LOC,
     Answer,
     GitAccount,
+    Hosting,
     Listing,
     Lookup,
     OwnerType,
-    Places,
     Repository,
     RepositoryQuery,
     SuggestedTask,
-    TableHosting,
     case,
     check_repository,
     find,
@@ -53,7 +52,7 @@ _PULLS: Final = Lookup(
 )
 
 
-class DataCenter(TableHosting):
+class DataCenter(Hosting):
     """Bitbucket Data Center as the token of one user opens it."""
 
     size = "limit"
@@ -86,12 +85,6 @@ class DataCenter(TableHosting):
     )
     raw = "{repo}/raw/{+file}"
     changed = Lookup("{repo}/commits?path={file}&limit=1", {"at": _changed}, items="values")
-
-    @staticmethod
-    def places(base: str, *, is_usual: bool) -> Places:
-        """Return the address itself: not all that is asked for is below the path of the API."""
-        del is_usual
-        return Places(rest=base)
 
     async def account(self) -> GitAccount:
         """Return whose token it is."""

@@ -7,14 +7,13 @@ from msgspec import Struct
 from agentsvc.extension.git import (
     Branch,
     BranchQuery,
+    Hosting,
     Listing,
     Lookup,
     OwnerType,
-    Places,
     Repository,
     RepositoryQuery,
     SuggestedTask,
-    TableHosting,
     Task,
     TaskType,
     case,
@@ -57,9 +56,10 @@ class _Review(Struct, frozen=True):
 _REVIEWS: Final = Lookup("{repo}/pulls/{number}/reviews?limit=100", parts("state dismissed stale"))
 
 
-class Forgejo(TableHosting):
+class Forgejo(Hosting):
     """Forgejo as the token of one user opens it."""
 
+    rest = "/api/v1"
     size = "limit"
     total = "X-Total-Count"
     sorts = "stars forks created full_name=alpha"
@@ -80,12 +80,6 @@ class Forgejo(TableHosting):
         "{repo}/commits?path={file}&limit=1&stat=false&verification=false&files=false",
         parts("at=created"),
     )
-
-    @staticmethod
-    def places(base: str, *, is_usual: bool) -> Places:
-        """Return the path of the API, which is the same everywhere."""
-        del is_usual
-        return Places(rest=f"{base}/api/v1")
 
     async def repositories(self, query: RepositoryQuery) -> Listing[Repository]:
         """Return what the user owns or works on; a text is looked for in names."""

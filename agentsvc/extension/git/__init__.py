@@ -25,7 +25,6 @@ from agentsvc.git import Places as Places
 from agentsvc.git import Repository as Repository
 from agentsvc.git import RepositoryQuery as RepositoryQuery
 from agentsvc.git import SortBy as SortBy
-from agentsvc.git import TableHosting as TableHosting
 from agentsvc.git import Task as Task
 from agentsvc.git import as_text as as_text
 from agentsvc.git import bad_cursor as bad_cursor
