@@ -1,7 +1,8 @@
-"""Git hosting services: one module for each provider, behind one service.
+"""Git hosting services: a table for each provider, behind one service.
 
-Begin with `service`. `client` sends the requests, `checkout` fetches and pushes for the server itself, `hosting` is the interface of a provider, `model` what is
-answered; GitHub and GitLab are here, others are in the plugin `githosts`. Cloning into sandboxes is in
+Begin with `service`. `client` sends the requests, `checkout` fetches and pushes for the server itself. `hosting` is what all
+providers have in common, and reads their tables; `lookup` says how those name paths and parts of answers, also to automations.
+`model` is what is answered. GitHub and GitLab are here, others are in the plugin `githosts`. Cloning into sandboxes is in
 `conversations.starting.workspace`. Imports `settings`, `agentserver`, `domain` and `base`.
 """
 
@@ -15,6 +16,7 @@ from agentsvc.git.client import page_in as page_in
 from agentsvc.git.client import refused as refused
 from agentsvc.git.hosting import REPOSITORY_LOC as REPOSITORY_LOC
 from agentsvc.git.hosting import Hosting as Hosting
+from agentsvc.git.hosting import Item as Item
 from agentsvc.git.hosting import Places as Places
 from agentsvc.git.hosting import Task as Task
 from agentsvc.git.hosting import bad_cursor as bad_cursor

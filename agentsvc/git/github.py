@@ -8,7 +8,7 @@ from msgspec import Struct
 from agentsvc.base import InvalidRequest, NotAllowed, NotFound
 from agentsvc.domain import Provider, SuggestedTask, TaskType
 from agentsvc.git.hosting import Hosting, Item, Places, bad_cursor
-from agentsvc.git.lookup import INSTALLATION_LOC, Lookup, case, find, parts
+from agentsvc.git.lookup import INSTALLATION_LOC, Lookup, case, find, part_of, parts
 from agentsvc.git.model import (
     Branch,
     BranchQuery,
@@ -51,7 +51,7 @@ _PULLS: Final = Lookup(
             {"FAILURE": True, "ERROR": True},
             False,
         ),
-        threads=lambda one: len(find(one, "reviews.nodes") or ()),
+        threads=lambda one: int(find(one, "reviews.nodes.0") is not None),
     ),
     items="viewer.pullRequests.nodes",
 )
@@ -170,11 +170,8 @@ class GitHub(Hosting):
         if find(found, "refs") is None:
             raise NotFound(f"Not found at the git provider `{Provider.GITHUB.value}`")
         has_more = find(found, "refs.pageInfo.hasNextPage") is True
-        return Listing(
-            items=self._all(Branch, _REFS, found),
-            cursor=find(found, "refs.pageInfo.endCursor") if has_more else None,
-            total=find(found, "refs.totalCount"),
-        )
+        cursor = part_of(found, "refs.pageInfo.endCursor") or None if has_more else None
+        return self._listing(Branch, _REFS, found, cursor, find(found, "refs.totalCount"))
 
     async def suggested_tasks(self) -> list[SuggestedTask]:
         """Return open pull requests of the user that need something, and issues assigned to them."""

@@ -25,7 +25,10 @@ _MERGE_REQUESTS: Final = Lookup(
 )
 _ISSUES: Final = Lookup(
     "/issues?scope=assigned_to_me&state=opened&per_page=50",
-    parts("number=iid title", repo=lambda one: part_of(one, "references.full").partition("#")[0]),
+    parts(
+        "number=iid title",
+        repo=lambda one: part_of(one, "references.full").partition("#")[0] or None,
+    ),
 )
 
 TASKS_QUERY: Final = """

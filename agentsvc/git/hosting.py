@@ -238,12 +238,7 @@ class Hosting:
         total = answer.total(self.total)
         if total is None:
             total = find(answer.value, self.total)
-        is_known = isinstance(total, int) and abs(total) <= MAX_INT
-        return Listing(
-            items=self._all(kind, lookup, answer.value),
-            cursor=self._next(answer),
-            total=total if is_known else None,
-        )
+        return self._listing(kind, lookup, answer.value, self._next(answer), total)
 
     def _next(self, answer: Answer[Any]) -> str | None:
         """Return the cursor of the next page, None on the last one."""
@@ -262,6 +257,13 @@ class Hosting:
         repo = "" if repository is None else self._place(repository)
         where, query = resolve(lookup.path, values, repo)
         return await self._api.get(where, _ANY, **query, **more)
+
+    def _listing[T](
+        self, kind: type[T], lookup: Lookup, value: Any, cursor: str | None, total: Any
+    ) -> Listing[T]:
+        is_known = isinstance(total, int) and abs(total) <= MAX_INT
+        items = self._all(kind, lookup, value)
+        return Listing(items=items, cursor=cursor, total=total if is_known else None)
 
     def _all[T](self, kind: type[T], lookup: Lookup, value: Any) -> list[T]:
         found = find(value, lookup.items) if lookup.items else value

@@ -6,13 +6,11 @@ from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import quote
 
-import msgspec
-
 from agentsvc.base import NotFound
 from agentsvc.extension.conversations import Provider, check_repository
 from agentsvc.extension.git import Api, Lookup, find, part_of, resolve
 
-from .hosts import HOSTS, Call
+from .hosts import HOSTS, Body
 
 type HostRecord = dict[str, str]
 """A thing at a host: the parts that the table names, as texts."""
@@ -46,8 +44,7 @@ class HostCalls:
         """
         lookup = self._host.updated
         if pulls:
-            path = f"{self._host.pulls.path.partition('?')[0]}?state={self._host.is_open}"
-            lookup = msgspec.structs.replace(self._host.pulls, path=path)
+            lookup = self._below_pulls(f"?state={self._host.is_open}")
         path, query = self._resolve(lookup.path, {"since": since})
         query[self._host.size] = _SIZE
         answer = await self._api.call("GET", path, query=query, etag=etag)
@@ -67,11 +64,13 @@ class HostCalls:
 
     async def issue(self, number: str) -> HostRecord:
         """Return an issue; raises NotFound."""
-        return await self._get(self._host.issue, {"number": number})
+        return await self._get(
+            Lookup("{repo}/issues/{number}", self._host.updated.parts), {"number": number}
+        )
 
     async def pull(self, number: str) -> HostRecord:
         """Return a pull request; raises NotFound."""
-        found = await self._get(self._host.pull, {"number": number})
+        found = await self._get(self._below_pulls("/{number}"), {"number": number})
         if self._host.commit is not None:
             found |= await self._get(self._host.commit, {"commit": found["commit"]})
         return found
@@ -119,7 +118,8 @@ class HostCalls:
     async def write_comment(self, number: str, text: str, *, is_pull: bool = False) -> str:
         """Write a comment below an issue or a pull request, and return its id."""
         below = self._below(number, is_pull=is_pull)
-        made = await self._send(self._host.comment, {**below, "text": text})
+        path = self._host.comments.path.partition("?")[0]
+        made = await self._send(f"POST {path}", self._host.comment, {**below, "text": text})
         return part_of(made, "id")
 
     async def edit_comment(
@@ -127,7 +127,8 @@ class HostCalls:
     ) -> None:
         """Replace the text of a comment; raises NotFound."""
         below = self._below(number, is_pull=is_pull)
-        await self._send(self._host.edit, {**below, "id": comment_id, "text": text})
+        values = {**below, "id": comment_id, "text": text}
+        await self._send(self._host.edit, self._host.comment, values)
 
     async def find_pull(self, branch: str) -> HostRecord | None:
         """Return the pull request of a branch of the repository, and not of a fork's."""
@@ -138,11 +139,13 @@ class HostCalls:
     async def open_pull(self, *, branch: str, base: str, title: str, text: str) -> HostRecord:
         """Open a draft pull request."""
         values = {"branch": branch, "base": base, "title": title, "text": text}
-        return self._record(self._host.pull, await self._send(self._host.open_pull, values))
+        pulls = self._below_pulls()
+        made = await self._send(f"POST {pulls.path}", self._host.open_pull, values)
+        return self._record(pulls, made)
 
     async def pull_state(self, number: str) -> str:
         """Return what the host calls the state of a pull request, empty for an open one."""
-        state = (await self._get(self._host.pull, {"number": number}))["state"]
+        state = (await self._get(self._below_pulls("/{number}"), {"number": number}))["state"]
         return "" if state == self._host.is_open else state.lower()
 
     async def failed_checks(self, commit: str) -> list[str]:
@@ -177,10 +180,14 @@ class HostCalls:
                 break
         return found
 
-    async def _send(self, call: Call, values: Mapping[str, str]) -> Any:
-        body = _filled(call.body, values)
-        path, _ = self._resolve(call.path, values)
-        return (await self._api.call(call.method, path, body=body)).value
+    def _below_pulls(self, path: str = "") -> Lookup:
+        pulls = self._host.pulls
+        return Lookup(pulls.path.partition("?")[0] + path, pulls.parts, items=pulls.items)
+
+    async def _send(self, what: str, body: Body, values: Mapping[str, str]) -> Any:
+        method, _, path = what.partition(" ")
+        where, _ = self._resolve(path, values)
+        return (await self._api.call(method, where, body=body(values))).value
 
     def _resolve(
         self, path: str, values: Mapping[str, str]
@@ -201,16 +208,3 @@ class HostCalls:
 def _items(lookup: Lookup, value: Any) -> list[Any]:
     found = find(value, lookup.items) if lookup.items else value
     return found if isinstance(found, list) else []
-
-
-def _filled(body: Any, values: Mapping[str, str]) -> Any:
-    if isinstance(body, str):
-        for name, text in values.items():
-            # What is put in is not looked through again: it may have braces of its own.
-            before, mark, after = body.partition(f"{{{name}}}")
-            if mark:
-                return before + text + after
-        return body
-    if isinstance(body, Mapping):
-        return {name: _filled(one, values) for name, one in body.items()}
-    return body

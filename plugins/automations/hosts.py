@@ -4,7 +4,7 @@ A name of a part is that of a prompt's place, `issue.user.login`. In a path, `{r
 repository, `{number}` an issue or a pull request, and so on; what is put in is quoted.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import partial
 from typing import Any, Final
@@ -49,12 +49,20 @@ class Rule(msgspec.Struct, frozen=True):
     text: str = ""
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is done at a host: `{text}` and the like stand in its body."""
+type Body = Callable[[Mapping[str, str]], Mapping[str, Any]]
+"""Makes of values what is sent."""
 
-    method: str = "POST"
-    path: str
-    body: Mapping[str, Any]
+
+def _body(of: Mapping[str, str]) -> Mapping[str, Any]:
+    return {"body": of["text"]}
+
+
+def _raw_body(of: Mapping[str, str]) -> Mapping[str, Any]:
+    return {"content": {"raw": of["text"]}}
+
+
+def _pull_body(of: Mapping[str, str], **more: Any) -> Mapping[str, Any]:
+    return {"head": of["branch"], "base": of["base"], "title": of["title"], **_body(of), **more}
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,17 +77,19 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     """Part of what is there that is the name of the repository now."""
     size: str = "per_page"
     updated: Lookup
-    issue: Lookup
+    """The issues that have changed; each is where its number is below `issues`."""
     comments: Lookup
+    """The comments of one, where others are written, too."""
     pull_comments: tuple[Lookup, ...]
-    comment: Call
-    edit: Call
+    comment: Body = _body
+    edit: str = "PATCH {repo}/issues/comments/{id}"
+    """How a comment gets another text."""
     labelled: Lookup | None
     access: Lookup
     may_write: frozenset[str]
     pulls: Lookup
-    open_pull: Call
-    pull: Lookup
+    """The pull requests of a branch. Each is where its number is below them, and they are opened there."""
+    open_pull: Body
     is_open: str
     """The state of a pull request that is open."""
     below_pulls: str = "issues"
@@ -99,8 +109,6 @@ _PULL: Final = parts(
     "branch=head.ref commit=head.sha base=base.ref source=head.repo.full_name "
     "target=base.repo.full_name"
 )
-_BODY: Final = {"body": "{text}"}
-_OPENED_PULL: Final = {"head": "{branch}", "base": "{base}", **_BODY}
 _COMMENTS: Final = Lookup("{repo}/issues/{number}/comments", _COMMENT)
 _REVIEWS: Final = Lookup(
     "{repo}/pulls/{number}/reviews", {**_COMMENT, "at": "submitted_at", "review": "state"}
@@ -144,11 +152,8 @@ _GITHUB: Final = Host(
         _FAILED,
     ),
     updated=Lookup("{repo}/issues?state=open&since={since}&sort=updated&direction=asc", _ISSUE),
-    issue=Lookup("{repo}/issues/{number}", _ISSUE),
     comments=_COMMENTS,
     pull_comments=(_COMMENTS, Lookup("{repo}/pulls/{number}/comments", _COMMENT), _REVIEWS),
-    comment=Call(path="{repo}/issues/{number}/comments", body=_BODY),
-    edit=Call(method="PATCH", path="{repo}/issues/comments/{id}", body=_BODY),
     labelled=Lookup(
         "{repo}/issues/{number}/events",
         {"label": "label.name", "actor": "actor.login"},
@@ -157,8 +162,7 @@ _GITHUB: Final = Host(
     access=Lookup("{repo}/collaborators/{actor}/permission", {"access": "permission"}),
     may_write=frozenset({"admin", "maintain", "write", "owner"}),
     pulls=Lookup("{repo}/pulls?head={owner}:{branch}&state=all", _PULL),
-    open_pull=Call(path="{repo}/pulls", body={**_OPENED_PULL, "title": "{title}", "draft": True}),
-    pull=Lookup("{repo}/pulls/{number}", _PULL),
+    open_pull=partial(_pull_body, draft=True),
     is_open="open",
     checks=(
         Lookup(
@@ -197,7 +201,7 @@ _FORGEJO: Final = msgspec.structs.replace(
     ),
     pull_comments=(_COMMENTS, _REVIEWS),
     pulls=Lookup("{repo}/pulls?state=all&sort=recentupdate", _PULL),
-    open_pull=Call(path="{repo}/pulls", body={**_OPENED_PULL, "title": "WIP: {title}"}),
+    open_pull=lambda of: _pull_body(of, title=f"WIP: {of['title']}"),
     checks=(
         Lookup("{repo}/commits/{commit}/statuses", {"name": "context"}, when={"status": "failure"}),
     ),
@@ -260,7 +264,6 @@ _GITLAB: Final = Host(
         "{repo}/issues?state=opened&updated_after={since}&order_by=updated_at&sort=asc",
         _GITLAB_ISSUE,
     ),
-    issue=Lookup("{repo}/issues/{number}", _GITLAB_ISSUE),
     comments=Lookup("{repo}/{below}/{number}/notes?" + _OLDEST, _NOTE, when={"system": "false"}),
     pull_comments=(
         Lookup(
@@ -269,8 +272,7 @@ _GITLAB: Final = Host(
             when={"system": "false"},
         ),
     ),
-    comment=Call(path="{repo}/{below}/{number}/notes", body=_BODY),
-    edit=Call(method="PUT", path="{repo}/{below}/{number}/notes/{id}", body=_BODY),
+    edit="PUT {repo}/{below}/{number}/notes/{id}",
     labelled=Lookup(
         "{repo}/issues/{number}/resource_label_events",
         {"label": "label.name", "actor": "user.id"},
@@ -279,16 +281,12 @@ _GITLAB: Final = Host(
     access=Lookup("{repo}/members/all/{actor}", {"access": "access_level"}),
     may_write=frozenset({"30", "40", "50", "60"}),
     pulls=Lookup("{repo}/merge_requests?source_branch={branch}", _MERGE),
-    open_pull=Call(
-        path="{repo}/merge_requests",
-        body={
-            "title": "Draft: {title}",
-            "source_branch": "{branch}",
-            "target_branch": "{base}",
-            "description": "{text}",
-        },
-    ),
-    pull=Lookup("{repo}/merge_requests/{number}", _MERGE),
+    open_pull=lambda of: {
+        "title": f"Draft: {of['title']}",
+        "source_branch": of["branch"],
+        "target_branch": of["base"],
+        "description": of["text"],
+    },
     is_open="opened",
     below_pulls="merge_requests",
     checks=(
@@ -300,7 +298,6 @@ _GITLAB: Final = Host(
     ),
 )
 
-_RAW: Final = {"content": {"raw": "{text}"}}
 _SAID: Final = parts(
     "id text=content.raw author=user.display_name actor=user.uuid at=created_on path=inline.path"
 )
@@ -360,11 +357,10 @@ _BITBUCKET: Final = Host(
         _TICKET,
         items="values",
     ),
-    issue=Lookup("{repo}/issues/{number}", _TICKET),
     comments=Lookup("{repo}/{below}/{number}/comments", _SAID, items="values"),
     pull_comments=(Lookup("{repo}/pullrequests/{number}/comments", _SAID, items="values"),),
-    comment=Call(path="{repo}/{below}/{number}/comments", body=_RAW),
-    edit=Call(method="PUT", path="{repo}/{below}/{number}/comments/{id}", body=_RAW),
+    comment=_raw_body,
+    edit="PUT {repo}/{below}/{number}/comments/{id}",
     labelled=None,
     access=Lookup(
         '/workspaces/{owner}/permissions/repositories/{name}?q=user.uuid="{actor}"',
@@ -373,17 +369,13 @@ _BITBUCKET: Final = Host(
     ),
     may_write=frozenset({"admin", "write"}),
     pulls=Lookup('{repo}/pullrequests?q=source.branch.name="{branch}"', _REQUEST, items="values"),
-    open_pull=Call(
-        path="{repo}/pullrequests",
-        body={
-            "title": "{title}",
-            "source": {"branch": {"name": "{branch}"}},
-            "destination": {"branch": {"name": "{base}"}},
-            "description": "{text}",
-            "draft": True,
-        },
-    ),
-    pull=Lookup("{repo}/pullrequests/{number}", _REQUEST),
+    open_pull=lambda of: {
+        "title": of["title"],
+        "source": {"branch": {"name": of["branch"]}},
+        "destination": {"branch": {"name": of["base"]}},
+        "description": of["text"],
+        "draft": True,
+    },
     is_open="OPEN",
     below_pulls="pullrequests",
     commit=Lookup("{repo}/commit/{commit}", {"commit": "hash"}),

@@ -11,6 +11,7 @@ from agentsvc.extension.git import (
     Branch,
     BranchQuery,
     Hosting,
+    Item,
     Listing,
     Lookup,
     Repository,
@@ -106,7 +107,8 @@ class Bitbucket(Hosting):
 
     async def suggested_tasks(self) -> list[SuggestedTask]:
         """Return open pull requests of the user that have open tasks."""
-        author = part_of((await self._ask(self.user)).value, "uuid")
+        lookup = Lookup("/user", parts("id=uuid"))
+        author = self._one(Item, lookup, (await self._ask(lookup)).value).id
         tasks = []
         for workspace in (await self.installations(None, _WORKSPACES_MAX)).items:
             values = {"workspace": workspace, "author": author}

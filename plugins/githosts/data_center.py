@@ -30,8 +30,9 @@ _START_MAX: Final = 10_000_000
 _MILLISECONDS_MAX: Final = 10**14
 
 
-def _full_name(one: Any) -> str:
-    return f"{part_of(one, 'project.key')}/{part_of(one, 'slug')}"
+def _full_name(one: Any) -> str | None:
+    key, slug = part_of(one, "project.key"), part_of(one, "slug")
+    return f"{key}/{slug}" if key and slug else None
 
 
 def _changed(one: Any) -> str | None:

@@ -8,6 +8,7 @@ from agentsvc.extension.git import (
     Branch,
     BranchQuery,
     Hosting,
+    Item,
     Listing,
     Lookup,
     OwnerType,
@@ -41,10 +42,6 @@ _FOUND: Final = Lookup(
     _REPOSITORY,
     items="data",
 )
-
-
-class _Id(Struct, frozen=True):
-    id: str
 
 
 class _Review(Struct, frozen=True):
@@ -94,7 +91,7 @@ class Forgejo(Hosting):
         else:
             name = owner
         lookup = Lookup(path, parts("id"))
-        found = self._one(_Id, lookup, (await self._ask(lookup, None, values)).value)
+        found = self._one(Item, lookup, (await self._ask(lookup, None, values)).value)
         is_one = "true" if values else "false"
         return await self._page(Repository, _FOUND, query, name=name, id=found.id, is_one=is_one)
 

@@ -1,6 +1,7 @@
 """What requests to git hosting services may do, and what their failures become."""
 
 import base64
+import contextlib
 import gzip
 import json
 from typing import TYPE_CHECKING, Self
@@ -128,6 +129,48 @@ async def test_an_answer_of_another_form_is_a_fault_of_the_provider(
     user.hosts.body = body
     with pytest.raises(GitProviderUnavailable):
         await ask(user)
+
+
+_PULL = '{"number": 1, "title": "t", "repository": {"nameWithOwner": "a/b"}, %s}'
+_OF_USER = '{"data": {"viewer": {"pullRequests": {"nodes": [%s]}}, "search": {"nodes": []}}}'
+ODD_ANSWERS = (
+    "5",
+    "[5]",
+    "[[]]",
+    "[null, {}]",
+    '{"values": 5}',
+    '{"values": [5]}',
+    '{"values": [{"uuid": [], "full_name": 5, "id": {}}]}',
+    '{"data": {"viewer": 5, "currentUser": 5, "repository": {"refs": {"nodes": [[]]}}}}',
+    _OF_USER % (_PULL % '"reviews": {"nodes": 5}, "commits": {"nodes": {"0": 5}}'),
+    '[{"id": 1%s, "name": 5, "full_name": "a/b", "private": [{"name": {}}]}]' % ("0" * 400),
+)
+
+
+@pytest.mark.parametrize(
+    "provider", [one for one in Provider if one is not Provider.ENTERPRISE_SSO]
+)
+async def test_an_answer_of_any_form_is_no_fault_of_the_server(
+    user: GitUser, provider: Provider
+) -> None:
+    await user.connect(provider)
+    git, name = user.providers, "a/b/c" if provider is Provider.AZURE_DEVOPS else "a/b"
+    for body in ODD_ANSWERS:
+        user.hosts.body = body.encode()
+        for asked in (
+            git.get_account(user.id),
+            git.get_organizations(user.id),
+            git.suggested_tasks(user.id),
+            git.search_installations(user.id, provider, None, 10),
+            git.search_repositories(user.id, provider, RepositoryQuery()),
+            git.search_repositories(user.id, provider, RepositoryQuery(text="a/b")),
+            git.search_branches(user.id, provider, BranchQuery(repository=name)),
+            git.search_branches(user.id, provider, BranchQuery(repository=name, text="a")),
+            git.microagents(user.id, name),
+            git.get_microagent(user.id, name, "a.md"),
+        ):
+            with contextlib.suppress(AgentsvcError):
+                await asked
 
 
 async def test_an_answer_that_grows_when_unpacked_is_not_read_to_its_end(user: GitUser) -> None:

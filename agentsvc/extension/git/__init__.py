@@ -17,6 +17,7 @@ from agentsvc.git import GitAccount as GitAccount
 from agentsvc.git import GitProviders as GitProviders
 from agentsvc.git import Head as Head
 from agentsvc.git import Hosting as Hosting
+from agentsvc.git import Item as Item
 from agentsvc.git import Listing as Listing
 from agentsvc.git import Lookup as Lookup
 from agentsvc.git import Number as Number
