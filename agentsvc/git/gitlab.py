@@ -90,5 +90,6 @@ class GitLab(Hosting):
         merge_requests = self._tasks(_MERGE_REQUESTS, found) if found.get("currentUser") else []
         return merge_requests + self._tasks(_ISSUES, issues, TaskType.OPEN_ISSUE)
 
-    def _place(self, repository: str) -> str:
+    def place(self, repository: str) -> str:
+        """Return the path of a project."""
         return f"/projects/{self._path(repository).replace('/', '%2F')}"

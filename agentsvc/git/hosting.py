@@ -34,7 +34,6 @@ REPOSITORY_LOC: Final = ("query", "repository")
 CURSOR_LOC: Final = ("query", "page_id")
 
 _ANY: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder()
-_NONE: Final[Mapping[str, Value]] = {}
 
 
 class Places(NamedTuple):
@@ -130,7 +129,7 @@ class Hosting:
     """When the last change below a `{file}` was."""
 
     def __init__(self, api: Api, base: str) -> None:
-        self._api = api
+        self.api = self._api = api
         self._base = base
 
     def name_at(self, url: str) -> str | None:
@@ -188,7 +187,7 @@ class Hosting:
         """Return the text of a file on the main branch; raises NotFound."""
         values = await self._at(repository, path)
         if self.raw:
-            where, query = resolve(self.raw, values, self._place(repository))
+            where, query = resolve(self.raw, values, self.place(repository))
             return await self._api.get_text(where, **query)
         found = (await self._ask(self.directory, repository, values)).value
         content = find(found, "content")
@@ -201,6 +200,10 @@ class Hosting:
         answer = await self._ask(self.changed, repository, await self._at(repository, directory))
         found = self._all(_Change, self.changed, answer.value)
         return found[0].at if found else None
+
+    def place(self, repository: str) -> str:
+        """Return the path of a repository; raises InvalidRequest for what cannot be its name."""
+        return f"{self.repos}/{self._path(repository)}"
 
     def cursor_of(self, page: int, limit: int) -> str:
         """Return the cursor of a page by its number, if those before it are full."""
@@ -249,12 +252,12 @@ class Hosting:
         lookup: Lookup,
         repository: str | None = None,
         values: Mapping[str, str] = {},
-        more: Mapping[str, Value] = _NONE,
+        more: Mapping[str, Value] = {},
     ) -> Answer[Any]:
         if not lookup.path:
             name = self._api.provider.value
             raise BadRequest(f"The git provider `{name}` is not asked for {lookup.items}")
-        repo = "" if repository is None else self._place(repository)
+        repo = "" if repository is None else self.place(repository)
         where, query = resolve(lookup.path, values, repo)
         return await self._api.get(where, _ANY, **query, **more)
 
@@ -310,10 +313,6 @@ class Hosting:
         """Return the parts of a repository's name, checked and quoted, with slashes between."""
         segments = git.check_repository(repository, self._api.provider, loc=REPOSITORY_LOC)
         return "/".join(quoted(segment) for segment in segments)
-
-    def _place(self, repository: str) -> str:
-        """Return the path of a repository; raises InvalidRequest for what cannot be its name."""
-        return f"{self.repos}/{self._path(repository)}"
 
 
 def number_of(cursor: str | None, *, first: int = 1, last: int = PAGE_NUMBER_MAX) -> int:

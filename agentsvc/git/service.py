@@ -202,19 +202,19 @@ class GitProviders:
         self, user_id: str, provider: Provider, cursor: str | None, limit: int
     ) -> Listing[str]:
         """Return installations, workspaces, groups or organizations at a provider."""
-        hosting = await self._hosting_of(user_id, provider)
+        hosting = await self.hosting(user_id, provider)
         return await hosting.installations(cursor, limit)
 
     async def all_installations(self, user_id: str, provider: Provider) -> list[str]:
         """Return all of them, within reason."""
-        hosting = await self._hosting_of(user_id, provider)
+        hosting = await self.hosting(user_id, provider)
         return await _walk(lambda cursor: hosting.installations(cursor, PAGE_MAX))
 
     async def search_repositories(
         self, user_id: str, provider: Provider, query: RepositoryQuery
     ) -> Listing[Repository]:
         """Return repositories of a user at a provider."""
-        return await _repositories(await self._hosting_of(user_id, provider), query)
+        return await _repositories(await self.hosting(user_id, provider), query)
 
     async def repositories_page(
         self, user_id: str, provider: Provider | None, query: RepositoryQuery, page: int | None
@@ -290,8 +290,14 @@ class GitProviders:
         self, user_id: str, provider: Provider, token: ProviderToken | None = None
     ) -> Api:
         """Return the API of a service, as a token opens it; without one, that of a user."""
+        return (await self.hosting(user_id, provider, token)).api
+
+    async def hosting(
+        self, user_id: str, provider: Provider, token: ProviderToken | None = None
+    ) -> Hosting:
+        """Return a service, as a token opens it; without one, that of a user."""
         token = token or (await self._tokens(user_id, provider))[provider]
-        return self._open(provider, token, is_trusted=await self._trusts(user_id))[0]
+        return self._hosting(provider, token, is_trusted=await self._trusts(user_id))
 
     @contextlib.asynccontextmanager
     async def checkout(
@@ -323,12 +329,6 @@ class GitProviders:
     # Which service to ask
 
     def _hosting(self, provider: Provider, token: ProviderToken, *, is_trusted: bool) -> Hosting:
-        api, kind, base = self._open(provider, token, is_trusted=is_trusted)
-        return kind(api, base)
-
-    def _open(
-        self, provider: Provider, token: ProviderToken, *, is_trusted: bool
-    ) -> tuple[Api, type[Hosting], str]:
         session = self._anywhere if is_trusted else self._session
         if session is None:
             raise unavailable(provider, "the client is not open")
@@ -345,7 +345,7 @@ class GitProviders:
         places = kind.places(base, is_usual=base == f"https://{usual}")
         connection = Connection(session=session, time_limit=self._time_limit)
         api = Api(connection, provider, token, rest=places.rest, graphql=places.graphql)
-        return api, kind, base
+        return kind(api, base)
 
     def _check_literal(self, provider: Provider, base: str) -> None:
         """Look at a host that is an address, which no resolver is asked about."""
@@ -356,10 +356,6 @@ class GitProviders:
             raise not_public(provider, exc) from exc
         except ValueError as exc:
             raise unavailable(provider, str(exc)) from exc
-
-    async def _hosting_of(self, user_id: str, provider: Provider) -> Hosting:
-        token = (await self._tokens(user_id, provider))[provider]
-        return self._hosting(provider, token, is_trusted=await self._trusts(user_id))
 
     async def _tokens(
         self, user_id: str, provider: Provider | None

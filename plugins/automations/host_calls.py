@@ -7,8 +7,8 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from agentsvc.base import NotFound
-from agentsvc.extension.conversations import Provider, check_repository
-from agentsvc.extension.git import Api, Lookup, find, part_of, resolve
+from agentsvc.extension.conversations import check_repository
+from agentsvc.extension.git import Hosting, Lookup, find, part_of, resolve
 
 from .hosts import HOSTS, Body
 
@@ -25,15 +25,13 @@ _MAX_PAGES: Final = 10
 class HostCalls:
     """The calls about one repository, as the token of one user opens it; they raise as `Api`."""
 
-    def __init__(self, api: Api, provider: Provider, repository: str) -> None:
-        segments = check_repository(repository, provider)
-        self._api = api
-        self._host = HOSTS[provider]
-        self._names = {
-            "owner": segments[0],
-            "name": segments[-1],
-            "path": "/".join(segments),
-        }
+    def __init__(self, hosting: Hosting, repository: str) -> None:
+        self._api = hosting.api
+        segments = check_repository(repository, self._api.provider)
+        self._host = HOSTS[self._api.provider]
+        self._place = hosting.place(repository)
+        self._sized = {hosting.size: _SIZE}
+        self._names = {"owner": segments[0], "name": segments[-1]}
 
     async def changed(
         self, since: str, etag: str, *, pulls: bool = False
@@ -46,8 +44,7 @@ class HostCalls:
         if pulls:
             lookup = self._below_pulls(f"?state={self._host.is_open}")
         path, query = self._resolve(lookup.path, {"since": since})
-        query[self._host.size] = _SIZE
-        answer = await self._api.call("GET", path, query=query, etag=etag)
+        answer = await self._api.call("GET", path, query={**query, **self._sized}, etag=etag)
         if answer.status == HTTPStatus.NOT_MODIFIED:
             return [], etag
         found = self._records(lookup, answer.value)
@@ -171,7 +168,7 @@ class HostCalls:
         found: list[HostRecord] = []
         value: Any = None
         for page in range(first, first + _MAX_PAGES):
-            sized = {**query, self._host.size: _SIZE, "page": page}
+            sized = {**query, **self._sized, "page": page}
             last, value = value, (await self._api.call("GET", path, query=sized)).value
             if value == last:  # Forgejo and Gitea have all comments on each page
                 break
@@ -193,8 +190,7 @@ class HostCalls:
         self, path: str, values: Mapping[str, str]
     ) -> tuple[str, dict[str, str | int | bool | None]]:
         known = {**self._names, **values}
-        repo = resolve(self._host.repo, known)[0]
-        return resolve(path, known, repo, quoting=partial(quote, safe=""))
+        return resolve(path, known, self._place, quoting=partial(quote, safe=""))
 
     def _records(self, lookup: Lookup, value: Any) -> list[HostRecord]:
         return [self._record(lookup, one) for one in lookup.fitting(_items(lookup, value))]

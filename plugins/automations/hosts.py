@@ -72,10 +72,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     event: str = "action"
     """Part of a delivery that says what its action is."""
     rules: tuple[Rule, ...]
-    repo: str = "/repos/{owner}/{name}"
     full_name: str = "full_name"
     """Part of what is there that is the name of the repository now."""
-    size: str = "per_page"
     updated: Lookup
     """The issues that have changed; each is where its number is below `issues`."""
     comments: Lookup
@@ -192,7 +190,6 @@ _FORGEJO: Final = msgspec.structs.replace(
         _CLOSED,
         _FAILED,
     ),
-    size="limit",
     updated=Lookup("{repo}/issues?state=open&type=issues&since={since}", _ISSUE),
     labelled=Lookup(
         "{repo}/issues/{number}/timeline",
@@ -258,7 +255,6 @@ _GITLAB: Final = Host(
             id="object_attributes.sha",
         ),
     ),
-    repo="/projects/{path}",
     full_name="path_with_namespace",
     updated=Lookup(
         "{repo}/issues?state=opened&updated_after={since}&order_by=updated_at&sort=asc",
@@ -350,8 +346,6 @@ _BITBUCKET: Final = Host(
             id="commit_status.links.commit.href",
         ),
     ),
-    repo="/repositories/{owner}/{name}",
-    size="pagelen",
     updated=Lookup(
         '{repo}/issues?q=updated_on >= {since} AND state != "closed"&sort=updated_on',
         _TICKET,

@@ -63,9 +63,9 @@ class IssueHosts:
         repository = automation.repository_name
         try:
             token = await self._apps.lend(automation.user_id, provider, repository)
-            api = await self._git.api(automation.user_id, provider, token)
+            hosting = await self._git.hosting(automation.user_id, provider, token)
             async with self._recovering(automation, token):
-                yield HostCalls(api, provider, repository)
+                yield HostCalls(hosting, repository)
         except GitProviderRateLimited as exc:
             self._paused[key] = (monotonic() + retry_seconds(exc), exc)
             raise
@@ -99,8 +99,8 @@ class IssueHosts:
     async def _is_renamed(self, automation: Automation, token: ProviderToken | None) -> bool:
         provider, before = automation.definition.host, automation.repository_name
         try:
-            api = await self._git.api(automation.user_id, provider, token)
-            name = await HostCalls(api, provider, before).name()
+            hosting = await self._git.hosting(automation.user_id, provider, token)
+            name = await HostCalls(hosting, before).name()
             check_repository(name, provider)
         except AgentsvcError:
             # What was found out first is told.

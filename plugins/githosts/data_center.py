@@ -108,7 +108,8 @@ class DataCenter(Hosting):
         """Return where a page begins."""
         return str((page - 1) * limit)
 
-    def _place(self, repository: str) -> str:
+    def place(self, repository: str) -> str:
+        """Return the path of a repository, in its project."""
         project, name = check_repository(repository, self._api.provider, loc=REPOSITORY_LOC)
         return f"{_REST}/projects/{quoted(project)}/repos/{quoted(name)}"
 
