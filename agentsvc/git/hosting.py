@@ -165,7 +165,7 @@ class Hosting:
 
     async def repository(self, name: str) -> Repository:
         """Return one repository; raises NotFound."""
-        lookup = Lookup("{repo}", self.listed.parts)
+        lookup = msgspec.structs.replace(self.listed, path=self.listed.path and "{repo}")
         return self._one(Repository, lookup, (await self._ask(lookup, name)).value)
 
     async def branches(self, query: BranchQuery) -> Listing[Branch]:

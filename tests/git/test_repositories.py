@@ -293,6 +293,8 @@ async def test_what_a_provider_is_not_asked_for_is_said(user: GitUser, provider:
     with pytest.raises(BadRequest, match=provider.value):
         await search(user, provider)
     with pytest.raises(BadRequest, match=provider.value):
+        await search(user, provider, text=f"{user.hosts.url}/a/b/c")
+    with pytest.raises(BadRequest, match=provider.value):
         await user.providers.search_installations(user.id, provider, None, 10)
     query = BranchQuery(repository="a/b/c")
     with pytest.raises(BadRequest, match=provider.value):
