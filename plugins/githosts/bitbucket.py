@@ -53,8 +53,9 @@ class Bitbucket(Hosting):
     user = Lookup(
         "/user",
         parts(
-            "id=account_id|uuid login=username|nickname avatar_url=links.avatar.href "
-            "name=display_name"
+            "id=account_id|uuid avatar_url=links.avatar.href name=display_name",
+            # A token of a repository or a workspace has neither name.
+            login=lambda one: part_of(one, "username|nickname"),
         ),
     )
     owners = Lookup("/user/workspaces", parts("id=workspace.slug"), items="values")

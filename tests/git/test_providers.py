@@ -115,6 +115,14 @@ async def test_every_provider_tells_whose_token_it_is(
     assert await providers.identify(provider, token(hosts.url, value)) == account
 
 
+async def test_a_token_that_stands_for_nobody_with_a_name_is_known(
+    providers: GitProviders, hosts: GitHosts
+) -> None:
+    hosts.body = b'{"type": "app_user", "uuid": "{1}", "display_name": "Builds"}'
+    found = await providers.identify(Provider.BITBUCKET, token(hosts.url))
+    assert found == GitAccount(id="{1}", login="", name="Builds")
+
+
 WITH_API = [provider for provider in Provider if provider is not Provider.ENTERPRISE_SSO]
 
 
