@@ -293,7 +293,7 @@ def not_public(provider: Provider, exc: AddressNotAllowed) -> GitProviderUnavail
 
 def page_in(url: str) -> str | None:
     """Return the `page` in the query of a link."""
-    values = parse_qs(urlsplit(url).query).get("page", [])
+    values = parse_qs(url.partition("?")[2].partition("#")[0]).get("page", [])
     return values[-1] if values else None
 
 

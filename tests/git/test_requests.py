@@ -173,6 +173,14 @@ async def test_an_answer_of_any_form_is_no_fault_of_the_server(
                 await asked
 
 
+@pytest.mark.parametrize("provider", [Provider.GITHUB, Provider.GITLAB, Provider.FORGEJO])
+async def test_a_link_to_nowhere_leads_to_no_next_page(user: GitUser, provider: Provider) -> None:
+    await user.connect(provider)
+    user.hosts.body, user.hosts.headers = b"[]", {"Link": '<http://[/x>; rel="next"'}
+    found = await user.providers.search_repositories(user.id, provider, RepositoryQuery())
+    assert (found.items, found.cursor) == ([], None)
+
+
 async def test_an_answer_that_grows_when_unpacked_is_not_read_to_its_end(user: GitUser) -> None:
     await user.connect(Provider.GITHUB)
     user.hosts.body = gzip.compress(b" " * (ANSWER_MAX + 1) + b"[]")
