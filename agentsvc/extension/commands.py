@@ -19,10 +19,11 @@ _SHOWN: Final = 1900
 """Bytes of the output's end."""
 # Once its sandbox was stopped and started, another process may have its number.
 _RUNS: Final = 'grep -qs agentsvc-run-{id} "/proc/$(cat "$d/pid" 2>/dev/null)/cmdline"'
+# By `exec` the number is that of the command's own group: `bash` would wait for it in one more shell.
 LOOK: Final = f"""
 d="$HOME/.agentsvc-run-{{id}}"
 if mkdir "$d" 2>/dev/null && printf %s {{command}} >"$d/new" && mv "$d/new" "$d/command"; then
-  cd {{place}} && setsid sh -c 'sh "$1/command" >"$1/output" 2>&1; echo $? >"$1/new"; mv "$1/new" "$1/code"' \\
+  cd {{place}} && exec setsid sh -c 'sh "$1/command" >"$1/output" 2>&1; echo $? >"$1/new"; mv "$1/new" "$1/code"' \\
     sh "$d" </dev/null >/dev/null 2>&1 &
   echo $! >"$d/pid"
 fi

@@ -1,10 +1,13 @@
 """Commands that go on in a sandbox while nobody waits: begun whole, or not at all."""
 
+import shutil
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from shlex import quote
+
+import pytest
 
 from agentsvc.base.values import new_id
 from agentsvc.extension.commands import LOOK, STOP
@@ -12,11 +15,11 @@ from agentsvc.extension.commands import LOOK, STOP
 FULL = 'mount -t tmpfs -o size=8k tmpfs "$HOME" && sh -c "$1"'
 
 
-def run(home: Path, script: str) -> str:
+def run(home: Path, script: str, shell: str = "sh") -> str:
     """Run a script as agent servers do, and return what it writes."""
     env = {"HOME": str(home), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     ended = subprocess.run(
-        ["sh", "-c", script], env=env, capture_output=True, text=True, timeout=50, check=False
+        [shell, "-c", script], env=env, capture_output=True, text=True, timeout=50, check=False
     )
     return ended.stdout
 
@@ -36,15 +39,18 @@ def test_a_command_whose_number_another_process_has_is_lost(tmp_path: Path) -> N
     assert not is_stopped
 
 
-def test_a_command_is_stopped_with_what_it_has_begun(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shell", ["dash", "bash"])
+def test_a_command_is_stopped_with_what_it_has_begun(tmp_path: Path, shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell}")
     run_id, command = new_id(), quote("echo begun; sleep 20; echo ended")
     begin = LOOK.format(id=run_id, command=command, place="/", shown=100)
     with ThreadPoolExecutor(1) as others:
-        said = others.submit(run, tmp_path, begin)
+        said = others.submit(run, tmp_path, begin, shell)
         output = tmp_path / f".agentsvc-run-{run_id}" / "output"
         while not output.exists() or not output.read_text():
             time.sleep(0.05)
-        run(tmp_path, STOP.format(id=run_id))
+        run(tmp_path, STOP.format(id=run_id), shell)
         assert said.result() == "lost\nbegun\n"
 
 
