@@ -19,6 +19,7 @@ from agentsvc.base import (
     Secret,
     decoder_of,
     has_many_values,
+    without_secrets,
 )
 
 MAX_OUTPUT_CHARS: Final = 256 * 1024
@@ -404,9 +405,7 @@ def _explain(body: bytes, hide: Sequence[Secret]) -> str:
         text = trouble.exception or _describe(trouble.detail)
     except AgentRefused:
         text = body[: 4 * _MAX_DETAIL_CHARS].decode(errors="replace").strip()
-    for secret in hide:
-        if secret:
-            text = text.replace(secret.reveal(), str(secret))
+    text = without_secrets(text, hide)
     return text if len(text) <= _MAX_DETAIL_CHARS else text[:_MAX_DETAIL_CHARS] + "…"
 
 

@@ -117,3 +117,4 @@ from agentsvc.base.values import steady_now as steady_now
 from agentsvc.base.values import stored_or_none as stored_or_none
 from agentsvc.base.values import to_stored as to_stored
 from agentsvc.base.values import view_of as view_of
+from agentsvc.base.values import without_secrets as without_secrets

@@ -12,6 +12,7 @@ import re
 import secrets
 import time
 import uuid
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
 
@@ -65,6 +66,14 @@ class Secret:
 
     def __str__(self) -> str:
         return MASK
+
+
+def without_secrets(text: str, known: Iterable[Secret]) -> str:
+    """Return a text with stars for each of these secrets in it."""
+    # The longest first: one may begin with another.
+    for value in sorted({one.reveal() for one in known if one}, key=len, reverse=True):
+        text = text.replace(value, MASK)
+    return text
 
 
 def stated(**schema: object) -> msgspec.Meta:

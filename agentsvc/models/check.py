@@ -16,7 +16,7 @@ import msgspec
 from yarl import URL
 
 from agentsvc.agentserver import AddressNotAllowed, Lookup, SafeConnector, refusal_in
-from agentsvc.base import Secret, decode_or_none
+from agentsvc.base import decode_or_none, without_secrets
 from agentsvc.domain import Llm, secrets_of
 from agentsvc.models.access import check_host, model_headers, reach_of_models
 from agentsvc.models.hosts import BASES, OWN_SERVERS, host_of_url, provider_of
@@ -137,7 +137,7 @@ async def _ask(llm: Llm, url: URL, reach: SafeConnector) -> Checked:
         ) as response,
     ):
         text = await _read(response)
-        return _judge(response.status, text, secrets_of(llm))
+        return _judge(response.status, text, llm)
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
@@ -169,8 +169,8 @@ _answer: Final = msgspec.json.Decoder(_Answer)
 _failure: Final = msgspec.json.Decoder(_Failure)
 
 
-def _judge(status: int, body: bytes, secrets: list[Secret]) -> Checked:
-    """Return what an answer means to who has these secrets."""
+def _judge(status: int, body: bytes, llm: Llm) -> Checked:
+    """Return what an answer means."""
     if status == HTTPStatus.OK:
         if _is_completion(body):
             return Checked(
@@ -182,11 +182,8 @@ def _judge(status: int, body: bytes, secrets: list[Secret]) -> Checked:
             status=status,
         )
     said, code = _read_failure(body)
-    for secret in secrets:
-        said = said.replace(secret.reveal(), "***")
-    return _failed(
-        _explain(status, f"{code} {said}".lower(), has_key=bool(secrets)), status=status, said=said
-    )
+    said = without_secrets(said, secrets_of(llm))
+    return _failed(_explain(status, f"{code} {said}".lower(), llm), status=status, said=said)
 
 
 def _is_completion(body: bytes) -> bool:
@@ -213,6 +210,10 @@ _KEY_REFUSED: Final = (
     "The provider does not accept the key. Copy it once more, and check that it belongs to this"
     " provider."
 )
+_NO_KEY: Final = "The provider wants a key, and none is stored."
+_NO_KEY_IN_HEADERS: Final = (
+    "The provider wants a key. None is stored, and it takes no header in `extra_headers` for one."
+)
 _NO_CREDIT: Final = "The account at the provider has no credit left, or is over its quota."
 _EXPLAINED: Final = {
     402: _NO_CREDIT,
@@ -221,11 +222,12 @@ _EXPLAINED: Final = {
 }
 
 
-def _explain(status: int, said: str, *, has_key: bool) -> str:
+def _explain(status: int, said: str, llm: Llm) -> str:
     if "insufficient_quota" in said or "credit" in said:
         return _NO_CREDIT
     if status in (401, 403) or "api key" in said or "api_key" in said:
-        return _KEY_REFUSED if has_key else "The provider wants a key, and none is stored."
+        without_key = _NO_KEY_IN_HEADERS if llm.options.extra_headers else _NO_KEY
+        return _KEY_REFUSED if llm.api_key else without_key
     if status in (400, 422) and "model" in said:
         return _NO_MODEL
     return _EXPLAINED.get(status) or _explain_other(status)

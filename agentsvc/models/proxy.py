@@ -10,7 +10,7 @@ import aiohttp
 from yarl import URL
 
 from agentsvc.agentserver import Lookup, SafeConnector, refusal_in
-from agentsvc.base import BodyTooLarge, ModelUnavailable
+from agentsvc.base import BodyTooLarge, ModelUnavailable, without_secrets
 from agentsvc.models.access import check_host, may_ask, model_headers, reach_of_models
 from agentsvc.models.hosts import host_of_url
 from agentsvc.models.wire import CallUsage, Upstream, UsageReader
@@ -80,11 +80,9 @@ class Answer:
             read += data
             if len(read) > _LARGEST_FAILURE_BYTES:
                 break
-        body = bytes(read)
-        for secret in (self._upstream.api_key, *self._upstream.headers.values()):
-            if secret:
-                body = body.replace(secret.reveal().encode(), b"***")
-        return body[:_LARGEST_FAILURE_BYTES]
+        key, headers = self._upstream.api_key, self._upstream.headers.values()
+        text = without_secrets(read.decode(errors="surrogateescape"), filter(None, (key, *headers)))
+        return text.encode(errors="surrogateescape")[:_LARGEST_FAILURE_BYTES]
 
 
 class ModelProxy:

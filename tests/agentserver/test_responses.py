@@ -75,6 +75,9 @@ def test_secrets_do_not_appear_in_an_error() -> None:
     assert "the-session-key" not in message
     assert "sk-123" not in message
     assert "**********" in message
+    # One may begin with another.
+    known = Secret("sk-123"), Secret("sk-123-of-team")
+    assert "team" not in error(400, {"detail": "sk-123-of-team, sk-123"}, *known).message
 
 
 DEEP = b"[" * 100_000 + b"]" * 100_000

@@ -398,7 +398,7 @@ async def test_the_key_is_not_told_by_a_model_that_repeats_it() -> None:
         async with proxy.ask(upstream, "responses", b"{}") as answer:
             body = b"".join([part async for part in answer.parts()])
         assert answer.status == 401
-        assert body == b'{"error":"Bearer ***"}'
+        assert body == b'{"error":"Bearer **********"}'
         with pytest.raises(ModelUnavailable, match="public addresses only"):
             async with ModelProxy([], silence_seconds=5).ask(upstream, "responses", b"{}"):
                 pass

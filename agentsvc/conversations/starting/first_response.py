@@ -11,7 +11,14 @@ from typing import Final
 import msgspec
 
 from agentsvc.agentserver import AgentServer, decode_events
-from agentsvc.base import AgentUnavailable, Secret, StartRefused, monotonic, reason_of
+from agentsvc.base import (
+    AgentUnavailable,
+    Secret,
+    StartRefused,
+    monotonic,
+    reason_of,
+    without_secrets,
+)
 from agentsvc.conversations.model_health import WatchedModel
 from agentsvc.domain import ExecutionStatus, Llm
 from agentsvc.models import host_of
@@ -143,6 +150,4 @@ def _explain(error: _Event, hide: Sequence[Secret]) -> str:
     if not remedy and "auth" in error.code.lower():
         remedy = _REMEDIES["auth"]
     text = f"The language model refused the first request ({error.code}): {error.detail}"
-    for secret in hide:
-        text = text.replace(secret.reveal(), str(secret))
-    return reason_of(text, remedy or _OTHER_REMEDY)
+    return reason_of(without_secrets(text, hide), remedy or _OTHER_REMEDY)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.agentserver import AgentServer, decode_events
-from agentsvc.base import MASK, AgentsvcError
+from agentsvc.base import AgentsvcError, Secret, without_secrets
 
 log = logging.getLogger(__name__)
 
@@ -140,8 +140,5 @@ async def _last_lines(agent: AgentServer, output: str) -> str:
 
 
 def _hidden(text: str, server: Mapping[str, Any]) -> str:
-    for part in ("env", "headers"):
-        for value in server.get(part, {}).values():
-            if len(value) >= _SHORTEST_SECRET:
-                text = text.replace(value, MASK)
-    return text
+    values = [value for part in ("env", "headers") for value in server.get(part, {}).values()]
+    return without_secrets(text, [Secret(one) for one in values if len(one) >= _SHORTEST_SECRET])
