@@ -92,7 +92,8 @@ async def check_first_message(
 ) -> None:
     """Tell an agent what its conversation began with, if that was lost on the way.
 
-    It is looked for behind an event, in all of the log without one. A conversation that was started by an earlier try may be stored without it, or not run.
+    It is looked for behind an event, in all of the log without one. A conversation that was
+    started by an earlier try may be stored without it, or not run.
     """
     is_begun = info.last_user_message_id and info.execution_status != ExecutionStatus.IDLE
     if message is None or is_begun:
