@@ -182,7 +182,8 @@ def _judge(status: int, body: bytes, llm: Llm) -> Checked:
             status=status,
         )
     said, code = _read_failure(body)
-    said = without_secrets(said, secrets_of(llm))
+    # Masked before it is cut: of a key at the end a part would be left.
+    said = without_secrets(said, secrets_of(llm))[:_SAID_MAX]
     return _failed(_explain(status, f"{code} {said}".lower(), llm), status=status, said=said)
 
 
@@ -198,8 +199,8 @@ def _read_failure(body: bytes) -> tuple[str, str]:
         return "", ""
     error = found.error
     if isinstance(error, _Error):
-        return error.message[:_SAID_MAX], f"{error.code or ''} {error.type or ''}"
-    return (error or found.detail or found.message or "")[:_SAID_MAX], ""
+        return error.message, f"{error.code or ''} {error.type or ''}"
+    return error or found.detail or found.message or "", ""
 
 
 _NO_MODEL: Final = (

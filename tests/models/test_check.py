@@ -89,6 +89,8 @@ async def test_what_a_provider_says_is_shown_short_and_without_the_key(provider:
     found = await check_model(at(provider), known(provider))
     assert found.said.startswith("Incorrect API key provided: **********. x")
     assert len(found.said) < 1000
+    provider.answer_bytes = msgspec.json.encode({"error": {"message": "x" * 490 + KEY}})
+    assert KEY[:5] not in (await check_model(at(provider), known(provider))).said
     provider.answer_bytes = b" " * 1_000_000
     assert "Nothing answers" in (await check_model(at(provider), known(provider))).message
 
