@@ -46,6 +46,8 @@ _NOTHING: Final = 4
 _MAX_SAID: Final = 4000
 _AGAIN: Final = timedelta(seconds=60)
 _PAUSE_SECONDS: Final = 30.0
+_BEGUN: Final = "An agent has begun to work on this."
+_STOPPED: Final = "The agent was stopped."
 _PACK: Final = """
 cd {directory} || exit 3
 export GIT_TERMINAL_PROMPT=0 LC_ALL=C
@@ -70,17 +72,23 @@ class Publisher:
 
     def announce_start(self, work: WorkItem) -> None:
         """Say soon, unless that is said, that work on an issue has begun."""
-        if work.comment_id is None and self._may_retry(work.id):
-            begun = partial(self._say, work, "An agent has begun to work on this.")
+        is_new = work.comment_id is None or self._shows(work, _STOPPED)
+        if is_new and self._may_retry(work.id):
+            begun = partial(self._say, work, _BEGUN)
             self._supervisor.spawn(f"publication of work {work.id}", begun)
 
     async def say_stopped(self, run: Run) -> None:
         """Say below an issue, where it says that work has begun, that the run was stopped."""
-        name = f"publication of work {run.id}"
+        conversation_id = run.conversation_id or ""
+        work = await WorkTable.of_conversation(self._db, conversation_id)
+        if work is None:
+            return
+        name = f"publication of work {work.id}"
         await self._supervisor.join(name)
-        work = await WorkTable.find(self._db, run.id)
-        if work is not None and work.comment_id and work.pull is None:
-            self._supervisor.spawn(name, partial(self._say, work, "The agent was stopped."))
+        work = await WorkTable.find(self._db, work.id)
+        goes_on = await RunTable.of_conversations(self._db, [conversation_id])
+        if work is not None and self._shows(work, _BEGUN) and not goes_on:
+            self._supervisor.spawn(name, partial(self._say, work, _STOPPED))
 
     def publish_end(
         self, run: Run, work: WorkItem, view: ConversationView, run_end: RunEnd, end: EndRun
@@ -262,13 +270,18 @@ class Publisher:
         name = f"conversation {work.conversation_id[:8]}"
         return f"[{name}]({self._url}/#/c/{work.conversation_id})" if self._url else f"{name}"
 
+    def _comment(self, work: WorkItem, text: str) -> str:
+        return f"{MARK.format(id=work.id)}\n{text}\n\nBy {self._link(work)}."
+
+    def _shows(self, work: WorkItem, text: str) -> bool:
+        return work.shown == sha256(self._comment(work, text))
+
     async def _show(self, automation: Automation, work_id: str, text: str) -> None:
         """Have the one comment below the issue say something; raises as the host's `Api`."""
         work = await WorkTable.find(self._db, work_id)
         if work is None or work.comment_id == "":
             return
-        mark = MARK.format(id=work.id)
-        whole = f"{mark}\n{text}\n\nBy {self._link(work)}."
+        whole, mark = self._comment(work, text), MARK.format(id=work.id)
         shown, comment_id = sha256(whole), work.comment_id
         if work.shown == shown:
             return

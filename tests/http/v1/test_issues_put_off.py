@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from agentsvc.agentserver.responses import CommandResult
 from agentsvc.base.errors import QuotaExceeded
 from agentsvc.base.values import now, to_stored
 from agentsvc.conversations.service import Conversations
-from agentsvc.http.keys import DATABASE
-from agentsvc.testing.llm import Playbook
+from agentsvc.http.keys import DATABASE, SUPERVISOR
+from agentsvc.testing.llm import Playbook, say
 from tests.committing_agent import CommittingAgent
 from tests.http.gateway.steps import until
 from tests.http.v1.test_issues_to_pulls import BASE, fake_agent, host, open_loop
@@ -126,3 +127,33 @@ async def test_an_issue_whose_run_was_stopped_says_so(
     await loop.wait("CANCELLED")
     await eventually(lambda: "The agent was stopped." in host.own_comments()[0])
     assert len(host.own_comments()) == 1
+
+
+async def test_what_a_later_run_says_below_an_issue_stays_after_one_that_was_stopped(
+    client: Client, host: IssueHost, fake_agent: CommittingAgent, service: Service
+) -> None:
+    fake_agent.on_command("bundle create", CommandResult(exit_code=4, stdout="", stderr=""))
+    fake_agent.playbook = Playbook((BUSY,), follow_up=(say("In line 7."),))
+    loop = await open_loop(client, host, keep_alive=True)
+    await loop.begin()
+    await eventually(lambda: len(host.own_comments()) == 1)
+    [run] = await loop.runs()
+    await client.wait_for_conversation(
+        run["conversation_id"], lambda one: bool(one and one["execution_status"] == "running")
+    )
+    await loop.deliver("said", comment=host.say(f"@{BOT} where?", "ada"))
+    await client.post(f"{BASE}/runs/{run['id']}/cancel")
+    await loop.wait("COMPLETED", "CANCELLED")
+
+    # Its sandbox is still to be seen to, as where the server was killed.
+    sql = "UPDATE plugin_automations_runs SET is_settled = 0 WHERE status = 'CANCELLED'"
+    await service.app[DATABASE].write(lambda tx: tx.run(sql))
+    await service.restart()
+
+    async def is_settled() -> bool:
+        sql = "SELECT MIN(is_settled) FROM plugin_automations_runs"
+        return bool(await service.app[DATABASE].value(sql))
+
+    await until(is_settled)
+    await service.app[SUPERVISOR].join(f"publication of work {run['id']}")
+    assert "> In line 7." in host.own_comments()[0]
