@@ -62,10 +62,9 @@ def download_changes(
         # What is missing in it is not to be taken for deleted.
         raise CommandFailed(failure.message, _keep(packed, directory)) if packed else failure
     try:
-        found = dict(read_files(packed))
+        changed, deleted = find_changes(directory, dict(read_files(packed)), sent)
     except CommandFailed as exc:
         raise CommandFailed(exc.message, _keep(packed, directory)) from exc
-    changed, deleted = find_changes(directory, found, sent)
     if not changed and not deleted:
         click.echo("no file was changed", err=True)
         return
@@ -79,8 +78,15 @@ def download_changes(
         hint = f"agree with --yes; {_keep(packed, directory)}"
         raise CommandFailed(f"{question.rstrip('?')}: nobody is there to ask", hint)
     confirm(question, is_agreed=agrees)
-    others = {name for name in (*changed, *deleted) if _is_other(directory / name, sent.get(name))}
-    failures = [f"{clean(name)} was changed here meanwhile" for name in sorted(others)]
+    wanted = {name: _checksum(data) for name, (data, _) in changed.items()}
+    others = {
+        name
+        for name in (*changed, *deleted)
+        if _is_other(directory / name, {sent.get(name), wanted.get(name)})
+    }
+    for name in sorted(others):
+        click.echo(f"left as it is, since it was changed here meanwhile: {clean(name)}", err=True)
+    failures = [f"of its files, {len(others)} were changed here meanwhile"] if others else []
     failures += apply_changes(
         directory,
         {name: file for name, file in changed.items() if name not in others},
@@ -135,10 +141,13 @@ def find_changes(
 ) -> tuple[dict[str, tuple[bytes, int]], list[str]]:
     """Return which files are new or other than they were sent, and which are deleted.
 
-    Those are left out that were not sent and are here, such as what git ignores, and those that lie
-    where git would take a directory for a bare repository, as in `.git`.
+    Those are left out that are here and are not sent, such as what git ignores, and those that lie
+    where git would take a directory for a bare repository, as in `.git`. Raises CommandFailed where
+    git does not say what it ignores.
     """
     own = {name for name in found if name not in sent and _is_file(directory / name)}
+    # What was made here meanwhile would be sent by now.
+    own = own.difference(_list_files(directory) if own else ())
     for name in sorted(own):
         click.echo(f"left as it is, since it was not copied: {clean(name)}", err=True)
     changed = {
@@ -240,13 +249,13 @@ def _is_file(path: Path) -> bool:
     return os.path.lexists(path) and (path.is_symlink() or not path.is_dir())
 
 
-def _is_other(path: Path, checksum: str | None) -> bool:
-    """Tell whether there is a file, and it has another sum."""
-    if not _is_file(path):
-        return False
+def _is_other(path: Path, checksums: set[str | None]) -> bool:
+    """Tell whether there is a file, and it has another sum than these."""
+    if not path.is_file():
+        return _is_file(path)
     try:
         with path.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest() != checksum
+            return hashlib.file_digest(opened, "sha256").hexdigest() not in checksums
     except OSError:
         return True
 
