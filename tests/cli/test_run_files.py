@@ -243,3 +243,22 @@ def test_who_answers_nothing_to_what_an_agent_asks_leaves(monkeypatch: pytest.Mo
     api = Sandbox(b"", status="waiting_for_confirmation")
     watch = ConversationWatch(api, CONVERSATION, View(as_json=True), agrees=False)
     assert watch.follow() is RunOutcome.LEFT
+
+
+def test_an_agent_that_is_seen_to_work_after_an_interruption_is_interrupted_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    streams = iter((["running", "Ctrl-C"], ["ready"], ["paused", "ready"]))
+
+    class Interrupted(Sandbox):
+        def stream(self, *_: Any, **__: Any) -> Iterator[StreamMessage]:
+            for number, one in enumerate(next(streams)):
+                if one == "Ctrl-C":
+                    raise KeyboardInterrupt
+                state = {"key": "execution_status", "value": one}
+                kind = "ready" if one == "ready" else "event"
+                yield StreamMessage(type=kind, id=number, data=state)
+
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    watch = ConversationWatch(Interrupted(b""), CONVERSATION, View(as_json=True), agrees=False)
+    assert watch.follow() is RunOutcome.LEFT

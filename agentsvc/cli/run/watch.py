@@ -222,7 +222,6 @@ class ConversationWatch:
             case "paused":
                 self._view.say("paused; `agentsvc conversations resume` lets it go on")
             case "running":
-                self._is_interrupted = False
                 self._view.busy("working, Ctrl-C interrupts")
             case _:
                 pass
