@@ -152,7 +152,7 @@ async def test_where_a_browser_makes_no_notifications_the_page_stays(
         ".replace(/user$/, 'notify'), 'true'); globalThis.isHidden = true"
     )
     await report(client, conversation_id, [command(1, "rm -r build"), WAITS])
-    await page.wait_for_function("globalThis.asked")
+    await page.wait_for_function("() => globalThis.asked")
     await expect(page.get_by_role("button", name="Confirm")).to_be_visible()
     await expect(page.get_by_text("This cannot be shown")).to_have_count(0)
 
@@ -172,6 +172,11 @@ async def test_a_message_of_a_tab_that_was_closed_is_sent_by_another(
     )
     await first.close()
     await expect(second.locator(".pending", has_text="of the first")).to_be_visible()
+    # What the server still does for that tab it does for no other one.
+    busy = {"code": "request_in_progress", "detail": "It is being done"}
+    await second.route(
+        "**/send-message", lambda route: route.fulfill(status=409, json=busy), times=1
+    )
     # As whoever closes a tab sees the next one.
     await second.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     await expect(second.locator("article", has_text="of the first")).to_have_count(1)

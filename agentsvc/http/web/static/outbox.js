@@ -10,6 +10,7 @@ export const FAILED = "failed";
 const NOT_DELIVERED = "MessageNotDelivered";
 /** By how much the clocks of the browser and of a sandbox may differ. */
 const CLOCKS_MS = 60_000;
+const AGAIN_MS = 1000;
 
 class Outbox {
   constructor(id, redraw) {
@@ -71,6 +72,11 @@ class Outbox {
       else await post(`${path}/send-message`, { role: "user", content }, key);
       this.change(key, { state: TAKEN });
     } catch (error) {
+      if (error.code === "request_in_progress") {
+        // Another tab sends it, or did when it was closed: how that ends is asked for until it has.
+        setTimeout(() => this.messages.filter((one) => one.key === key && one.state === SENDING).forEach((one) => this.deliver(conversation, one)), AGAIN_MS);
+        return;
+      }
       // What was refused may be sent anew; what else was not answered may have been taken, and keeps its key.
       this.change(key, { state: FAILED, error: error.message, ...(isRefusal(error) ? { key: newId() } : {}) });
     } finally {
