@@ -13,7 +13,7 @@ import pytest
 
 from agentsvc.base.values import Secret
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.client import Api, Query, StreamMessage
+from agentsvc.cli.client import Api, Query, RequestRefused, StreamMessage
 from agentsvc.cli.run import RunOptions
 from agentsvc.cli.run.conversation import run_task
 from agentsvc.cli.run.files import apply_changes, download_changes, find_changes, upload_directory
@@ -262,3 +262,16 @@ def test_an_agent_that_is_seen_to_work_after_an_interruption_is_interrupted_stil
     monkeypatch.setattr("sys.stdin", io.StringIO())
     watch = ConversationWatch(Interrupted(b""), CONVERSATION, View(as_json=True), agrees=False)
     assert watch.follow() is RunOutcome.LEFT
+
+
+def test_a_sandbox_is_deleted_where_its_agent_was_told_nothing(tmp_path: Path) -> None:
+    class Refusing(Sandbox):
+        def call(self, method: str, path: str, **more: Any) -> Any:
+            if path.endswith("/send-message"):
+                raise RequestRefused(402, "You have spent what you may spend")
+            return super().call(method, path, **more)
+
+    api = Refusing(b"")
+    with pytest.raises(RequestRefused, match="what you may spend"):
+        run_task(api, RunOptions(task="x", directory=tmp_path, as_json=True), is_removed=True)
+    assert len(api.deleted) == 1

@@ -1,5 +1,6 @@
 """Carries out one task: starts its conversation, follows it, brings its files back."""
 
+import http.client
 from contextlib import suppress
 
 import click
@@ -24,7 +25,12 @@ def run_task(api: Api, options: RunOptions, *, is_removed: bool) -> None:
             view.busy(f"copying {options.directory}")
             sent = upload_directory(api, conversation, options.directory)
             has_work = True
-            send_message(api, conversation["id"], options.task)
+            try:
+                send_message(api, conversation["id"], options.task)
+            except RequestRefused as exc:
+                # A proxy that gives up says nothing of what the server does.
+                has_work = exc.status >= http.client.INTERNAL_SERVER_ERROR
+                raise
         outcome = watch.follow()
         if options.directory is not None and sent is not None and outcome is not RunOutcome.DELETED:
             view.busy("")
