@@ -219,14 +219,12 @@ class Scheduler:
         """Try a run again later; a git host is asked for so long only."""
         moment, wait, until = now(), _LATER, None
         if isinstance(exc, TRANSIENT):
+            wait = timedelta(seconds=retry_seconds(exc))
             # Not since it was made: it may have waited for its turn.
-            wait, until = (
-                timedelta(seconds=retry_seconds(exc)),
-                run.timeout_at or moment + RETRIED_FOR,
-            )
-        if until is not None and moment > until:
-            await self._end_run(run, RunEnd(status=RunStatus.FAILED, detail=exc.message))
-            return
+            until = run.timeout_at or moment + RETRIED_FOR
+            if moment > until:
+                await self._end_run(run, RunEnd(status=RunStatus.FAILED, detail=exc.message))
+                return
         later = msgspec.structs.replace(
             run, due_at=moment + wait, error_detail=exc.message, timeout_at=until
         )

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from agentsvc.base import Secret, values, wait_within
+from agentsvc.base import Secret, Supervisor, values, wait_within
 from agentsvc.extension.server import Notice, Server, Subject
 from agentsvc.extension.storage import Transaction
 
@@ -44,7 +44,7 @@ class DeliveryWorker:
         self._db = server.database
         self._vault = server.vault
         self._events = server.events
-        self._supervisor = server.supervisor
+        self._supervisor = Supervisor()
         self._sender = sender
         self._config = config
         self._slots = asyncio.Semaphore(config.concurrency)
@@ -53,6 +53,10 @@ class DeliveryWorker:
         self._wake = asyncio.Event()
         self._subscribers: set[str] = set()
         """The users with a subscription that is enabled."""
+
+    async def stop(self, grace_seconds: float) -> None:
+        """End what is under way, which is delivered again by the next start; nothing begins any more."""
+        await self._supervisor.stop(grace_seconds)
 
     def wake(self) -> None:
         """Have it look at once: a subscription has changed, or there is something to deliver."""

@@ -314,4 +314,5 @@ class WebhooksExtension(Extension[WebhooksConfig]):
         try:
             yield
         finally:
+            await worker.stop(server.config.server.shutdown_grace_seconds)
             await sender.close()

@@ -66,7 +66,6 @@ class Sender:
         """Close every connection; safe to call twice."""
         if self._session is not None:
             await self._session.close()
-            self._session = None
 
     async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> DeliveryResult:
         """Send one body and return how it went; never raises for what a receiver does."""

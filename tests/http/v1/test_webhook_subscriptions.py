@@ -196,6 +196,20 @@ async def test_what_was_stored_is_delivered_after_a_restart(
     assert all(one.is_signed_with(made["secret"]) for one in receiver.received)
 
 
+async def test_a_delivery_that_a_stop_breaks_off_counts_as_none(
+    client: Client, service: Service, receiver: Receiver, feed: Feeder
+) -> None:
+    made = await subscribe(client, receiver.url, event_kinds=["MessageEvent"])
+    receiver.may_answer.clear()
+    await feed.send(events(1))
+    await receiver.wait_for(lambda: bool(receiver.received))
+    await service.stop()
+    receiver.may_answer.set()
+    await service.start()
+    [told] = await wait_for(client, made, lambda seen: seen[0]["state"] == "delivered")
+    assert told["attempts"] == 1
+
+
 async def test_what_is_stored_while_nobody_delivers_is_delivered_by_the_next_start(
     client: Client, service: Service, receiver: Receiver, feed: Feeder
 ) -> None:
