@@ -176,23 +176,26 @@ def test_what_was_not_sent_or_was_changed_here_since_stays(
 ) -> None:
     there = tmp_path / "there"
     subprocess.run(["git", "init", "--quiet", there], check=True)
-    (there / ".gitignore").write_text(".env\n")
-    for name in (".env", "changed", "deleted", "like", "made", "same"):
+    (there / ".gitignore").write_text(".env\nbuilt\n")
+    for name in (".env", "changed", "deleted", "made", "same"):
         (there / name).write_text("of the user")
-    (there / "like").write_text("of the agent")
+    for name in ("built", "like"):
+        (there / name).write_text("of the agent")
     sum_of = {text: hashlib.sha256(text.encode()).hexdigest() for text in ("sent", "of the user")}
     sent = dict.fromkeys(("changed", "deleted", "like"), sum_of["sent"])
     sent |= {"same": sum_of["of the user"]}
-    made = dict.fromkeys((".env", "changed", "like", "made", "same", "new"), b"of the agent")
+    names = (".env", "built", "changed", "like", "made", "same", "new")
+    made = dict.fromkeys(names, b"of the agent")
     with pytest.raises(CommandFailed, match="of its files, 3 were changed here"):
         download_changes(Sandbox(packed_of(made)), CONVERSATION, there, sent, agrees=True)
     said = capsys.readouterr().err
     assert "left as it is, since it was not copied: .env" in said
+    assert "built" not in said
     kept = dict.fromkeys(("changed", "deleted", "made"), "of the user")
     assert said.count("left as it is, since it was changed here meanwhile: ") == len(kept)
-    written = dict.fromkeys(("like", "same", "new"), "of the agent")
+    written = dict.fromkeys(("built", "like", "same", "new"), "of the agent")
     texts = {one.name: one.read_text() for one in there.iterdir() if one.is_file()}
-    assert texts == kept | written | {".env": "of the user", ".gitignore": ".env\n"}
+    assert texts == kept | written | {".env": "of the user", ".gitignore": ".env\nbuilt\n"}
     assert len([*tmp_path.glob("there.*.tar.gz")]) == 1
 
 

@@ -43,8 +43,7 @@ def upload_directory(api: Api, conversation: Record, directory: Path) -> Checksu
     if len(names) > _MAX_FILES:
         raise CommandFailed(f"{directory} has more than {_MAX_FILES} files")
     packed, checksums = _pack(directory, names)
-    workspace = _Workspace(api, conversation)
-    workspace.upload(packed)
+    _Workspace(api, conversation).upload(packed)
     return checksums
 
 
@@ -148,7 +147,8 @@ def find_changes(
     own = {name for name in found if name not in sent and _is_file(directory / name)}
     # What was made here meanwhile would be sent by now.
     own = own.difference(_list_files(directory) if own else ())
-    for name in sorted(own):
+    differing = [name for name in own if _is_other(directory / name, {_checksum(found[name][0])})]
+    for name in sorted(differing):
         click.echo(f"left as it is, since it was not copied: {clean(name)}", err=True)
     changed = {
         name: file
