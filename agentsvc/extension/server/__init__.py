@@ -103,7 +103,7 @@ class Extension[Settings: msgspec.Struct]:
     def run(self, server: Server) -> AbstractAsyncContextManager[None]:
         """Return a context that is entered before the server listens, and left when it stops.
 
-        It may start loops; the supervisor stops them.
+        It may start loops with the supervisor, which stops them after the context is left.
         """
         return nullcontext()
 
