@@ -394,6 +394,11 @@ class FakeAgent(Listening):
             self._run(conversation)
         return _done()
 
+    async def post_policy(self, request: web.Request) -> web.Response:
+        """POST /api/conversations/{id}/confirmation_policy, which the console sends by the gateway."""
+        _conversation(request).policy = request[BODY]["policy"]
+        return _done()
+
     async def post_secrets(self, request: web.Request) -> web.Response:
         """POST /api/conversations/{id}/secrets."""
         conversation = _conversation(request)
@@ -540,6 +545,7 @@ def _add_routes(app: web.Application, agent: FakeAgent) -> None:
         ("POST", f"{conversation}/pause", agent.post_pause),
         ("POST", f"{conversation}/interrupt", agent.post_interrupt),
         ("POST", f"{conversation}/events/respond_to_confirmation", agent.post_confirmation),
+        ("POST", f"{conversation}/confirmation_policy", agent.post_policy),
         ("POST", f"{conversation}/secrets", agent.post_secrets),
         ("POST", f"{conversation}/switch_llm", agent.post_switch_llm),
         ("POST", f"{conversation}/switch_acp_model", agent.post_switch_acp_model),
