@@ -133,6 +133,21 @@ async def start(client: Client, **fields: Any) -> tuple[str, str]:
     return conversation_id, str((await client.conversation(conversation_id))["sandbox_id"])
 
 
+async def begun_archive(service: Service, conversation_id: str, sandbox_id: str) -> Archive:
+    """Return an archive of a conversation that is not stored and not saved yet."""
+    row = await service.app[SANDBOXES].find_any(sandbox_id)
+    assert row is not None
+    return Archive(
+        user_id=row.user_id,
+        conversation_id=conversation_id,
+        title="",
+        sandbox_id=sandbox_id,
+        working_dir="/workspace",
+        directory="",
+        releases=False,
+    )
+
+
 async def configure(service: Service, **fields: Any) -> None:
     service.config = msgspec.structs.replace(
         service.config, archives=msgspec.structs.replace(service.config.archives, **fields)
@@ -387,8 +402,6 @@ async def test_a_bug_while_a_workspace_is_saved_ends_in_a_failure(
         raise ZeroDivisionError(f"a bug at {sandbox.agent_url}")
 
     conversation_id, sandbox_id = await start(client)
-    row = await service.app[SANDBOXES].find_any(sandbox_id)
-    assert row is not None
     sandboxes = copy.copy(service.app[SANDBOXES])
     monkeypatch.setattr(sandboxes, "agent_of", reach)
     broken = Archives(
@@ -398,15 +411,7 @@ async def test_a_bug_while_a_workspace_is_saved_ends_in_a_failure(
         supervisor=service.app[SUPERVISOR],
         config=service.config.archives,
     )
-    archive = Archive(
-        user_id=row.user_id,
-        conversation_id=conversation_id,
-        title="",
-        sandbox_id=sandbox_id,
-        working_dir="/workspace",
-        directory="",
-        releases=False,
-    )
+    archive = await begun_archive(service, conversation_id, sandbox_id)
     await service.app[DATABASE].write(lambda tx: broken.insert(tx, archive))
     failed = await saved(client, archive.id)
     assert (failed["state"], failed["detail"]) == (
@@ -420,25 +425,15 @@ async def test_an_id_that_leads_elsewhere_removes_no_file_there(
 ) -> None:
     """As a database may have it that was restored from a backup made to harm."""
     conversation_id, sandbox_id = await start(client)
-    row = await service.app[SANDBOXES].find_any(sandbox_id)
-    assert row is not None
     elsewhere = service.data_dir / "elsewhere.tar.zst"
     elsewhere.write_bytes(b"kept")
     (service.data_dir / "archives").mkdir(exist_ok=True)
     archives = service.app[keys.ARCHIVES]
-    archive = Archive(
-        user_id=row.user_id,
-        conversation_id=conversation_id,
-        title="",
-        sandbox_id=sandbox_id,
-        working_dir="/workspace",
-        directory="",
-        releases=False,
-    )
+    archive = await begun_archive(service, conversation_id, sandbox_id)
     archive = msgspec.structs.replace(archive, id="../elsewhere", state=ArchiveState.FAILED)
 
     await service.app[DATABASE].write(lambda tx: archives.insert(tx, archive))
-    await archives.delete(row.user_id, archive.id)
+    await archives.delete(archive.user_id, archive.id)
     assert elsewhere.read_bytes() == b"kept"
 
 
@@ -446,17 +441,7 @@ async def test_a_start_saves_an_archive_whose_end_the_database_did_not_take(
     client: Client, service: Service
 ) -> None:
     conversation_id, sandbox_id = await start(client)
-    row = await service.app[SANDBOXES].find_any(sandbox_id)
-    assert row is not None
-    archive = Archive(
-        user_id=row.user_id,
-        conversation_id=conversation_id,
-        title="",
-        sandbox_id=sandbox_id,
-        working_dir="/workspace",
-        directory="",
-        releases=False,
-    )
+    archive = await begun_archive(service, conversation_id, sandbox_id)
     await service.app[DATABASE].write(lambda tx: insert_archive(tx, archive))
     task = await client.start_task(archive_id=archive.id)
     ended = await client.end_of_start(task["id"])
