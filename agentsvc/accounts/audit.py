@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from agentsvc.accounts.keys import Principal, get_user
-from agentsvc.base import MAX_INT, CapacityExceeded, decode_cursor, encode_cursor, values
+from agentsvc.base import MAX_INT, StorageFailed, decode_cursor, encode_cursor, values
 from agentsvc.storage import Database, Transaction, record_of, row_of
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class AuditLog:
         """Store an entry; a full disk only warns, since what it tells of is done."""
         try:
             await self._db.write_apart(lambda tx: _insert(tx, entry))
-        except CapacityExceeded as exc:
+        except StorageFailed as exc:
             log.warning(
                 "change not written to the audit log",
                 extra={"action": entry.action, "user_id": entry.user_id, "reason": exc.detail},

@@ -90,7 +90,7 @@ class IdempotencyStore:
         await self._require_room(self._db, user_id, 0)
 
     async def keep(self, slot: IdempotencySlot, kept: StoredAnswer) -> None:
-        """Store an answer; raises TooManyRequests, and CapacityExceeded for a full disk."""
+        """Store an answer; raises TooManyRequests, and DiskFull for a full disk."""
         await self._db.write(lambda tx: self.keep_in(tx, slot, kept))
 
     async def keep_in(self, tx: Transaction, slot: IdempotencySlot, kept: StoredAnswer) -> None:

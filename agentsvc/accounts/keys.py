@@ -16,12 +16,12 @@ import msgspec
 
 from agentsvc.base import (
     BadRequest,
-    CapacityExceeded,
     Conflict,
     NotAllowed,
     NotAuthenticated,
     NotFound,
     Secret,
+    StorageFailed,
     values,
 )
 from agentsvc.storage import Database, Queryable, Row, Transaction, note_effect, record_of, row_of
@@ -301,7 +301,7 @@ class KeyRing:
         params = {"id": key_id, "now": values.to_stored(now), "before": before}
         try:
             await self._db.write(lambda tx: tx.run(sql, params))
-        except CapacityExceeded as exc:
+        except StorageFailed as exc:
             # A full disk must not lock everybody out.
             log.warning("last use of a key not stored", extra={"reason": exc.detail})
 

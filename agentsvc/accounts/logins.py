@@ -14,7 +14,7 @@ import msgspec
 
 from agentsvc.accounts.device_logins import AttemptLimit
 from agentsvc.accounts.keys import USE_IS_NOTED_EVERY, KeyRing, Principal, find_key
-from agentsvc.base import CapacityExceeded, NotAuthenticated, NotFound, Secret, values
+from agentsvc.base import NotAuthenticated, NotFound, Secret, StorageFailed, values
 from agentsvc.storage import Database, Queryable, Row, Transaction, record_of, row_of
 
 log = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ class Logins:
         sql = "UPDATE logins SET last_used_at = :now WHERE id = :id"
         try:
             await self._db.write(lambda tx: tx.run(sql, {"id": login_id, "now": _now()}))
-        except CapacityExceeded as exc:
+        except StorageFailed as exc:
             # A full disk must not lock everybody out.
             log.warning("last use of a login not stored", extra={"reason": exc.detail})
 

@@ -22,6 +22,8 @@ from agentsvc.base.errors import BodyTooLarge as BodyTooLarge
 from agentsvc.base.errors import CapacityExceeded as CapacityExceeded
 from agentsvc.base.errors import Conflict as Conflict
 from agentsvc.base.errors import ConversationDeleted as ConversationDeleted
+from agentsvc.base.errors import DatabaseBusy as DatabaseBusy
+from agentsvc.base.errors import DiskFull as DiskFull
 from agentsvc.base.errors import ExportTooLarge as ExportTooLarge
 from agentsvc.base.errors import GitProviderRateLimited as GitProviderRateLimited
 from agentsvc.base.errors import GitProviderUnavailable as GitProviderUnavailable
@@ -49,6 +51,7 @@ from agentsvc.base.errors import ServiceLimitReached as ServiceLimitReached
 from agentsvc.base.errors import SignInUnavailable as SignInUnavailable
 from agentsvc.base.errors import StartFailed as StartFailed
 from agentsvc.base.errors import StartRefused as StartRefused
+from agentsvc.base.errors import StorageFailed as StorageFailed
 from agentsvc.base.errors import TimedOut as TimedOut
 from agentsvc.base.errors import TooManyRequests as TooManyRequests
 from agentsvc.base.errors import UnknownHost as UnknownHost

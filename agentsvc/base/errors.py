@@ -39,6 +39,9 @@ class AgentsvcError(Exception):
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
+    """Whether the caller may try the same again."""
+    may_pass: ClassVar[bool] = False
+    """Whether the server itself goes on trying: also where somebody has to do something first."""
     retry_after_seconds: int = 1
 
     def __init_subclass__(
@@ -48,6 +51,7 @@ class AgentsvcError(Exception):
         # What a subclass leaves out is as its parent has it.
         cls.code, cls.status = code or cls.code, status or cls.status
         cls.retryable = retryable or cls.retryable
+        cls.may_pass = cls.retryable or cls.may_pass
 
     def __init__(
         self,
@@ -234,6 +238,20 @@ class QuotaExceeded(AgentsvcError, code="quota_exceeded", status=429, retryable=
 
 class CapacityExceeded(AgentsvcError, code="capacity_exceeded", status=503, retryable=True):
     """Full now, may fit later."""
+
+
+class StorageFailed(AgentsvcError, code="storage_failed", status=503):
+    """The server cannot use its database: it is damaged, or its disk fails."""
+
+    may_pass = True
+
+
+class DiskFull(StorageFailed, code="disk_full", status=507):
+    """The server can store nothing: its disk is full."""
+
+
+class DatabaseBusy(StorageFailed, code="database_busy", status=503, retryable=True):
+    """Another program has locked the server's database, or the server is stopping."""
 
 
 class BackendUnavailable(AgentsvcError, code="backend_unavailable", status=503, retryable=True):

@@ -200,7 +200,7 @@ class Reconciler:
             return await self._put_off_removal(sandbox, exc)
         if isinstance(exc, StillFetching):
             return await self._wait_for_fetch(sandbox, exc.message)
-        if exc.retryable:
+        if exc.may_pass:
             return await self._put_off(sandbox, exc)
         return await self._give_up(sandbox, action, exc)
 
@@ -409,7 +409,7 @@ class Reconciler:
 
         tries = await self._db.write(change)
         is_news = exc.message != sandbox.reason
-        level = logging.WARNING if exc.retryable else logging.ERROR
+        level = logging.WARNING if exc.may_pass else logging.ERROR
         log.log(
             level if is_news else logging.DEBUG,
             "sandbox could not be removed, and will be tried again",
@@ -457,7 +457,7 @@ class Reconciler:
         if not is_final and exc.message == sandbox.reason:
             return
         log.log(
-            logging.WARNING if exc.retryable else logging.ERROR,
+            logging.WARNING if exc.may_pass else logging.ERROR,
             event,
             extra={
                 "sandbox_id": sandbox.id,

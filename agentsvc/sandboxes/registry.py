@@ -103,7 +103,7 @@ class BackendRegistry:
             try:
                 await backend.open()
             except AgentsvcError as exc:
-                if not exc.retryable:
+                if not exc.may_pass:
                     raise
                 log.warning(
                     "backend cannot be opened",

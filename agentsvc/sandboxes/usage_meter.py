@@ -82,7 +82,7 @@ class Meter:
                     "resource usage not available",
                     extra={"sandbox_id": sandbox.id, "reason": str(exc)},
                 )
-                if exc.retryable:
+                if exc.may_pass:
                     # What does not answer now is not asked about each sandbox.
                     queue.clear()
                 continue

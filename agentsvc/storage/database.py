@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Protocol
 import aiosqlite
 import msgspec
 
-from agentsvc.base import CapacityExceeded, NotFound, monotonic
+from agentsvc.base import DatabaseBusy, NotFound, monotonic
 from agentsvc.storage.database_file import (
     MIGRATIONS,
     connect,
@@ -356,9 +356,9 @@ class Database(Queryable):
 
         Bodies run one at a time in the order of their calls, and await nothing but the
         transaction. One that raises is undone alone. Once called, the body runs to its end
-        even if the caller is cancelled. Raises CapacityExceeded when the disk is full or the
-        transaction is lost to another fault of the storage, and NotFound where what a row belongs
-        to was deleted meanwhile.
+        even if the caller is cancelled. Raises DiskFull when the disk is full, another
+        StorageFailed when the transaction is lost to another fault of the storage, and NotFound
+        where what a row belongs to was deleted meanwhile.
         """
         if asyncio.current_task() is self._body:
             raise RuntimeError("a transaction cannot wait for another one")
@@ -376,7 +376,7 @@ class Database(Queryable):
         """Run queries that all see the same state; they never wait for writers.
 
         The body awaits nothing but the reader, and may be begun twice. Like every query, it raises
-        CapacityExceeded when the disk cannot be read.
+        StorageFailed when the disk cannot be read.
         """
         return await self._read(self._readers.read(body))
 
@@ -433,7 +433,7 @@ class Database(Queryable):
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise CapacityExceeded("the server is stopping", detail="the database is closed")
+            raise DatabaseBusy("The server is stopping", detail="the database is closed")
 
     async def _write_until_closed(self) -> None:
         while self._is_open or self._jobs:

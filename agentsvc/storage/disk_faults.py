@@ -4,18 +4,22 @@ import logging
 import sqlite3
 from typing import TypeGuard
 
-from agentsvc.base import CapacityExceeded
+from agentsvc.base import DatabaseBusy, DiskFull, StorageFailed
 from agentsvc.storage.database_file import primary_code
 
 log = logging.getLogger(__name__)
 
+_DAMAGED = "its database is damaged. Stop the server and restore a backup"
 # SQLite takes a disk that cannot be read for a damaged database, as it cannot tell.
-_OF_DISK = (
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_CORRUPT,
-)
+_OF_DISK = {
+    sqlite3.SQLITE_FULL: "its disk is full. Free some space there",
+    sqlite3.SQLITE_IOERR: "its disk fails, or has no room. Check the disk",
+    sqlite3.SQLITE_CANTOPEN: "its database cannot be opened. Check the disk and who owns the files",
+    sqlite3.SQLITE_CORRUPT: _DAMAGED,
+    sqlite3.SQLITE_NOTADB: _DAMAGED,
+}
+_LOCKED = "another program has locked its database. Close that program"
+_UNKNOWN = "its database refused it. The server's log has the reason"
 
 
 def is_of_disk(failure: BaseException) -> TypeGuard[sqlite3.Error]:
@@ -23,19 +27,23 @@ def is_of_disk(failure: BaseException) -> TypeGuard[sqlite3.Error]:
     return isinstance(failure, sqlite3.Error) and primary_code(failure) in _OF_DISK
 
 
-def cannot_store(cause: sqlite3.Error) -> CapacityExceeded:
+def cannot_store(cause: sqlite3.Error) -> StorageFailed:
     """Return an error for a write; one for each caller, as tracebacks grow wherever they are raised."""
-    is_locked = primary_code(cause) == sqlite3.SQLITE_BUSY
-    why = "another program has locked its database" if is_locked else "its disk is full"
-    failure = CapacityExceeded(f"the server cannot store anything now: {why}", detail=str(cause))
+    failure = _failure("store anything now", cause)
     failure.__cause__ = cause
     return failure
 
 
-def cannot_read(cause: sqlite3.Error) -> CapacityExceeded:
+def cannot_read(cause: sqlite3.Error) -> StorageFailed:
     """Log that nothing can be read, and return an error for whoever wanted to."""
     log.error("database not readable", extra={"reason": str(cause)})
-    return CapacityExceeded(
-        "the server cannot read what it has stored: its disk fails or is damaged",
-        detail=str(cause),
-    )
+    return _failure("read what it has stored", cause)
+
+
+def _failure(what: str, cause: sqlite3.Error) -> StorageFailed:
+    # What SQLite has undone by itself is told by the error that it did so for.
+    first = cause.__cause__ if isinstance(cause.__cause__, sqlite3.Error) else cause
+    code = primary_code(first)
+    kinds = {sqlite3.SQLITE_FULL: DiskFull, sqlite3.SQLITE_BUSY: DatabaseBusy}
+    why = {**_OF_DISK, sqlite3.SQLITE_BUSY: _LOCKED}.get(code, _UNKNOWN)
+    return kinds.get(code, StorageFailed)(f"The server cannot {what}: {why}.", detail=str(cause))

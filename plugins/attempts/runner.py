@@ -20,6 +20,7 @@ from agentsvc.base import (
     CapacityExceeded,
     NotFound,
     SandboxLimitReached,
+    StorageFailed,
     monotonic,
     now,
     wait_within,
@@ -56,7 +57,7 @@ _REST: Final = timedelta(seconds=1)
 _MAX_WAIT: Final = timedelta(minutes=10)
 """How long a sandbox is waited for that does not say what was changed in it."""
 _SEND_TIME: Final = timedelta(seconds=60)
-_PASSING: Final = (SandboxLimitReached, CapacityExceeded, BackendUnavailable)
+_PASSING: Final = (SandboxLimitReached, CapacityExceeded, StorageFailed, BackendUnavailable)
 """What says nothing of an attempt: it is tried again."""
 _TOO_LONG: Final = "The tests took longer than the server allows"
 _GONE: Final = "Its conversation was deleted"

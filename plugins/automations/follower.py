@@ -257,7 +257,7 @@ class Follower:
             # It is tried again, or left to the rules for idle ones.
             extra = {"sandbox_id": sandbox_id, "reason": exc.message}
             log.warning("sandbox of a run left as it is", extra=extra)
-            return not exc.retryable
+            return not exc.may_pass
         return True
 
 

@@ -152,7 +152,7 @@ class Publisher:
         try:
             await self._show(automation, work.id, text)
         except AgentsvcError as exc:
-            wait = retry_seconds(exc) if exc.retryable else RETRIED_FOR.total_seconds()
+            wait = retry_seconds(exc) if exc.may_pass else RETRIED_FOR.total_seconds()
             self._retry_at[work.id] = monotonic() + wait
             log.warning("comment of an issue not written yet", extra=_about(work, exc))
 
@@ -169,18 +169,18 @@ class Publisher:
                 try:
                     await self._publish(automation, run, work, view, run_end)
                 except AgentsvcError as exc:
-                    if exc.retryable:
+                    if exc.may_pass:
                         raise
                     run_end = _failed(run_end, exc)
             work = await WorkTable.find(self._db, work_id) or work
             await self._show(automation, work_id, _outcome(work, run_end))
         except AgentsvcError as exc:
-            if exc.retryable and now() - view.conversation.updated_at < RETRIED_FOR:
+            if exc.may_pass and now() - view.conversation.updated_at < RETRIED_FOR:
                 self._retry_at[run.id] = monotonic() + retry_seconds(exc)
                 log.warning("work on an issue not published yet", extra=_about(work, exc))
                 return
             log.warning("comment of an issue not written", extra=_about(work, exc))
-            if exc.retryable or work.pull is None:
+            if exc.may_pass or work.pull is None:
                 run_end = _failed(run_end, exc)
         is_over = (
             automation.definition.keep_alive is False

@@ -20,6 +20,7 @@ from agentsvc.base import (
     CapacityExceeded,
     InvalidRequest,
     SandboxLimitReached,
+    StorageFailed,
     now,
     to_stored,
     wait_within,
@@ -60,7 +61,7 @@ _AT_HOSTS: Final = 10
 """Runs of one user whose git hosts are asked at a time."""
 _MAX_DUE: Final = 100
 _LATER: Final = timedelta(seconds=10)
-_TRANSIENT: Final = (SandboxLimitReached, CapacityExceeded, BackendUnavailable)
+_TRANSIENT: Final = (SandboxLimitReached, CapacityExceeded, StorageFailed, BackendUnavailable)
 """What says nothing of the automation: it is tried again."""
 _UNEXPECTED: Final = "An unexpected error; the server's log has the details"
 

@@ -5,7 +5,7 @@ import os
 from signal import NSIG
 from typing import Final
 
-from agentsvc.base import AgentsvcError, CapacityExceeded
+from agentsvc.base import AgentsvcError, CapacityExceeded, DiskFull
 from agentsvc.extension.server import Sandbox
 from agentsvc.plugin import Cause
 
@@ -22,7 +22,7 @@ _WHO_KILLS: Final = (
 def explain_error(error: AgentsvcError) -> str:
     """Return why a step failed."""
     said = ": ".join(filter(None, (error.message, error.detail)))
-    is_full = isinstance(error, CapacityExceeded) and "disk is full" in error.message
+    is_full = isinstance(error, CapacityExceeded | DiskFull) and "disk is full" in error.message
     return _FULL if is_full or _says_full(said) else said
 
 

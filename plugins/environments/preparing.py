@@ -19,8 +19,8 @@ from agentsvc.base import (
     AgentsvcError,
     AgentUnavailable,
     BackendUnavailable,
-    CapacityExceeded,
     StartRefused,
+    StorageFailed,
     new_id,
     now,
 )
@@ -150,7 +150,7 @@ class Preparer:
 
             try:
                 await self._db.write(body)
-            except CapacityExceeded:
+            except StorageFailed:
                 # What its sandbox has written may be what leaves the database no room.
                 await self._sandboxes.remove_ahead(made.sandbox_id or "")
                 await self._db.write(body)

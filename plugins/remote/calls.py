@@ -36,6 +36,7 @@ _TEXT_MAX: Final = 300
 _BY_CODE: Final[dict[str, type[AgentsvcError]]] = {
     "capacity_exceeded": CapacityExceeded,
     "conflict": Conflict,
+    "disk_full": CapacityExceeded,
     "gone": Conflict,
     "order_rejected": OrderRejected,
     "sandbox_not_usable": Conflict,

@@ -48,7 +48,7 @@ async def test_a_server_whose_disk_is_full_says_so_loses_nothing_and_goes_on(
     disk.fill()
     for number in range(400):
         answer = await add_secret(client, f"S{number}")
-        if answer.status == 503:
+        if answer.status == 507:
             check_refusal(answer)
             refused.append(f"S{number}")
         else:
@@ -92,9 +92,9 @@ async def secrets_of(client: LiveClient) -> set[str]:
 
 
 def check_refusal(answer: Answer) -> None:
-    assert answer.status == 503, answer.text
-    assert answer.json()["code"] == "capacity_exceeded"
-    assert answer.headers["Retry-After"]
+    assert answer.status == 507, answer.text
+    assert answer.json()["code"] == "disk_full"
+    assert "Retry-After" not in answer.headers
 
 
 async def test_slow_clients_are_let_go_and_do_not_hold_up_others(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.base.errors import CapacityExceeded, NotFound
+from agentsvc.base.errors import DatabaseBusy, DiskFull, NotFound, StorageFailed
 from agentsvc.storage.database import Database, Reader, Transaction
 from agentsvc.storage.queries import Row
 from tests.storage.users import COUNT, INSERT, LONG, adding, user_ids
@@ -223,7 +223,7 @@ async def test_callbacks_of_a_lost_commit_do_not_run(db: Database) -> None:
         tx.after_commit(lambda: called.append(1))
         await break_commit(tx)
 
-    with pytest.raises(CapacityExceeded):
+    with pytest.raises(StorageFailed):
         await db.write(body)
     await db.write(adding("a"))
     assert called == []
@@ -306,7 +306,7 @@ async def test_a_full_disk_reaches_its_caller_and_later_writes_work(
 ) -> None:
     await set_page_limit(db, 1)
 
-    with pytest.raises(CapacityExceeded, match="cannot store anything now") as caught:
+    with pytest.raises(DiskFull, match="Free some space") as caught:
         await db.write(fill)
     assert caught.value.detail
     await set_page_limit(db, 1_000_000)
@@ -340,10 +340,30 @@ async def test_a_disk_that_cannot_be_read_reaches_its_caller_and_later_reads_wor
         raise disk_error()
 
     for _ in range(10):
-        with pytest.raises(CapacityExceeded, match="cannot read what it has stored"):
+        with pytest.raises(StorageFailed, match="cannot read what it has stored: its disk fails"):
             await db.read(fail)
     await db.write(adding("a"))
     assert await user_ids(db) == ["a"]
+
+
+async def test_a_damaged_database_is_called_that_and_not_a_full_disk(db_path: Path) -> None:
+    db = await Database.open(db_path)
+    await db.write(adding("a"))
+    await db.close()
+    with contextlib.closing(sqlite3.connect(db_path)) as raw:
+        [[page]] = raw.execute("SELECT rootpage FROM sqlite_master WHERE name = 'users'")
+        [[size]] = raw.execute("PRAGMA page_size")
+    with db_path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+
+    db = await Database.open(db_path)
+    with pytest.raises(StorageFailed, match=r"cannot store .* damaged.*restore a backup") as caught:
+        await db.write(adding("b"))
+    assert not isinstance(caught.value, DiskFull | DatabaseBusy)
+    with pytest.raises(StorageFailed, match=r"cannot read .* damaged.*restore a backup"):
+        await db.all("SELECT * FROM users")
+    await db.close()
 
 
 async def test_who_reads_is_not_kept_in_a_transaction_of_before(db: Database) -> None:
@@ -358,7 +378,7 @@ async def test_a_disk_that_cannot_be_read_in_a_transaction_undoes_it(db: Databas
         await adding("a")(tx)
         raise disk_error()
 
-    with pytest.raises(CapacityExceeded):
+    with pytest.raises(StorageFailed, match="its disk fails"):
         await db.write(fail)
     assert await user_ids(db) == []
 
@@ -378,8 +398,8 @@ async def test_a_full_disk_reaches_every_caller_of_the_batch(db: Database) -> No
         return_exceptions=True,
     )
 
-    assert isinstance(before, CapacityExceeded)
-    assert isinstance(full, CapacityExceeded)
+    assert isinstance(before, DiskFull)
+    assert isinstance(full, DiskFull)
     assert before is not full
     # It was not tried in that transaction, so it had another one.
     assert after is None
@@ -403,7 +423,7 @@ async def test_a_full_disk_that_undoes_one_statement_fails_one_body(db: Database
     )
 
     assert first is None
-    assert isinstance(second, CapacityExceeded)
+    assert isinstance(second, DiskFull)
     assert await user_ids(db) == ["a"]
 
 
@@ -417,7 +437,8 @@ async def test_a_failing_commit_reaches_every_caller_and_later_writes_work(db: D
         db.write(adding("a")), db.write(break_commit), return_exceptions=True
     )
 
-    assert [type(result) for result in results] == [CapacityExceeded, CapacityExceeded]
+    assert [type(result) for result in results] == [StorageFailed, StorageFailed]
+    assert all("refused it" in str(result) for result in results)
     await db.write(adding("b"))
     assert await user_ids(db) == ["b"]
 
@@ -429,7 +450,7 @@ async def test_a_lost_transaction_whose_caller_has_left_is_logged(
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])
-    with contextlib.suppress(CapacityExceeded):  # it may share the transaction that is lost
+    with contextlib.suppress(StorageFailed):  # it may share the transaction that is lost
         await db.write(adding("a"))
 
     [said] = [
@@ -448,7 +469,7 @@ async def test_a_database_locked_by_another_program_is_heard_and_got_over(db_pat
     other.execute("ROLLBACK")
     other.close()
 
-    assert [type(result) for result in results] == [CapacityExceeded, CapacityExceeded]
+    assert [type(result) for result in results] == [DatabaseBusy, DatabaseBusy]
     await db.write(adding("c"))
     assert await user_ids(db) == ["c"]
     await db.close()
@@ -477,7 +498,7 @@ async def test_a_body_that_failed_hears_why_though_the_next_one_finds_a_lock(db_
     stored = await user_ids(db)
     await db.close()
     assert str(results[0]) == "its own"
-    assert stored == ([] if isinstance(results[1], CapacityExceeded) else ["b"])
+    assert stored == ([] if isinstance(results[1], DatabaseBusy) else ["b"])
 
 
 async def test_more_writers_than_a_batch_holds_are_all_served(db: Database) -> None:
@@ -529,7 +550,7 @@ async def test_a_closed_database_answers_that_the_server_stops(db_path: Path) ->
         db.all("SELECT 1"),
         db.read(lambda reader: reader.all("SELECT 1")),
     ):
-        with pytest.raises(CapacityExceeded, match="stopping"):
+        with pytest.raises(DatabaseBusy, match="stopping"):
             await attempt
 
 

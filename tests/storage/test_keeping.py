@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.base.errors import CapacityExceeded
+from agentsvc.base.errors import DatabaseBusy
 from agentsvc.storage.database import Database, Transaction
 from tests.storage.users import adding
 
@@ -103,5 +103,5 @@ async def test_nothing_is_kept_once_the_database_is_closed(db: Database) -> None
     assert await reading.ids() == []
     await db.close()
     await asyncio.sleep(0)
-    with pytest.raises(CapacityExceeded):
+    with pytest.raises(DatabaseBusy):
         await reading.ids()

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from agentsvc.base.errors import CapacityExceeded
+from agentsvc.base.errors import DiskFull
 from agentsvc.storage.database import Database, Transaction
 from tests.storage.test_database import fill, set_page_limit
 from tests.storage.users import adding, user_ids
@@ -91,7 +91,7 @@ async def test_a_full_disk_reaches_those_that_were_tried(db: Database) -> None:
         return_exceptions=True,
     )
 
-    assert isinstance(before, CapacityExceeded)
-    assert isinstance(full, CapacityExceeded)
+    assert isinstance(before, DiskFull)
+    assert isinstance(full, DiskFull)
     assert after is None
     assert await user_ids(db) == ["after"]

@@ -289,7 +289,7 @@ class Archives(msgspec.Struct, kw_only=True, eq=False):
             try:
                 return await self._save_once(archive)
             except AgentsvcError as exc:
-                if not exc.retryable:
+                if not exc.may_pass:
                     raise
                 log.info(
                     "workspace cannot be archived now",

@@ -98,7 +98,7 @@ class StartPipeline:
             try:
                 return await step(state)
             except AgentsvcError as exc:
-                if not exc.retryable or steady_now() > start.deadline:
+                if not exc.may_pass or steady_now() > start.deadline:
                     raise
                 if exc.message != reason:
                     reason = exc.message

@@ -40,7 +40,7 @@ def find_fitting(registry: BackendRegistry, spec: Spec, config: SandboxesConfig)
                 raise BackendUnavailable(health.reason)
             found.append(checked(registry, registry.complete(spec, member), config))
         except AgentsvcError as exc:
-            is_down = is_down or exc.retryable
+            is_down = is_down or exc.may_pass
             refusals.append(f"`{member}`: {exc.message}")
     if found:
         return found

@@ -271,7 +271,7 @@ class WarmPool:
             # What cannot be reached now is looked at again.
             extra = {"sandbox_id": spare.id, "reason": exc.log_text}
             log.info("warm pool sandbox cannot be checked", extra=extra)
-            if not exc.retryable or (
+            if not exc.may_pass or (
                 spare.state is WarmSandboxState.MAKING and self._is_late(spare)
             ):
                 await self._discard(spare, exc.message)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agentsvc.base.errors import AgentsvcError, CapacityExceeded, StartRefused
+from agentsvc.base.errors import AgentsvcError, CapacityExceeded, DiskFull, StartRefused
 from tests.plugin_loading import part
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ FULL = (
     "error",
     [
         CapacityExceeded("This machine's disk is full", detail="cp: cannot write /srv/of/server"),
-        CapacityExceeded("the server cannot store anything now: its disk is full"),
+        DiskFull("The server cannot store anything now: its disk is full."),
         AgentsvcError("The agent server failed: [Errno 28] No space left on device"),
         AgentsvcError("The agent server failed: [Errno 122] Disk quota exceeded"),
     ],
