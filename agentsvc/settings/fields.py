@@ -1,7 +1,7 @@
 """The table of settings: each field, as it is kept, as clients send it, and as they read it.
 
 What both API generations send and read stands in one struct each, which their bodies extend. A new
-setting is a line in each struct here, with its description.
+setting is a line in each struct here; what `Settings` says of it is told of it in all of them.
 """
 
 import re
@@ -123,37 +123,78 @@ class Settings(Struct, frozen=True, kw_only=True):
     """What a user set, with defaults for the rest; None means not set."""
 
     language: str | None = None
+    """Language of the front end, as in `en`; the server does nothing with it. Null: not set"""
     agent: str | None = None
+    """Name of the agent; `CodeActAgent` is the only one there is, also for null"""
     max_iterations: int | None = None
+    """Steps of the agent after which a run ends; null: not set, which is 500"""
     security_analyzer: str | None = None
+    """What rates the risk of an action: `llm` the model, anything else, or null, nothing"""
     confirmation_mode: bool | None = None
+    """Whether the agent asks before it acts: where the analyzer `llm` sees a risk, and always
+    without it; null: not set, it does not"""
     llm_model: str | None = None
+    """Provider and name of the model, as in `anthropic/claude-sonnet-4-5`; without one no
+    conversation starts. An empty text clears it, null changes nothing"""
     llm_api_key: Secret | None = None
+    """Key of the model; shown as null. An empty text clears it, null and `**********` change
+    nothing"""
     llm_base_url: str | None = None
+    """URL of the model's API, for one that is not at its provider's usual place. An empty text
+    clears it, null changes nothing"""
     remote_runtime_resource_factor: int | None = None
+    """How many times the limits of its spec a new sandbox gets, as far as the server allows; null:
+    not set, which is once"""
     enable_default_condenser: bool = True
+    """Whether a long history is shortened; null: not set, which is true"""
     condenser_max_size: int | None = None
+    """Number of events from which the history is shortened; null: not set, which is 240"""
     enable_sound_notifications: bool = False
+    """Whether the front end plays sounds; the server does nothing with it. Null: not set, which is
+    false"""
     enable_proactive_conversation_starters: bool = True
+    """Whether the front end suggests tasks; the server does nothing with it. Null: not set, which
+    is true"""
     enable_solvability_analysis: bool = True
+    """Kept for front ends; the server does nothing with it. Null: not set, which is true"""
     user_consents_to_analytics: bool | None = None
+    """Kept for front ends; the server measures nothing about users. Null: not asked yet"""
     sandbox_base_container_image: str | None = None
+    """Kept for front ends; the spec says what a sandbox is made of. Null: not set"""
     sandbox_runtime_container_image: str | None = None
+    """Kept for front ends; the spec says what a sandbox is made of. Null: not set"""
     mcp_config: McpConfig | None = None
     search_api_key: Secret | None = None
+    """Key of Tavily, with which agents search the web; shown as null. An empty text clears it, null
+    and `**********` change nothing"""
     sandbox_api_key: Secret | None = None
+    """Key of the user at the service that runs sandboxes, for backends that need one; shown as
+    null. An empty text clears it, null and `**********` change nothing"""
     max_budget_per_task: float | None = None
+    """Kept for front ends, in US dollars; the server's quotas limit what is spent. Null: not set"""
     email: str | None = None
+    """E-mail address of the user; kept and shown only. Null: not set"""
     email_verified: bool | None = None
+    """Kept for front ends; the server does nothing with it. Null: not known"""
     git_user_name: str | None = None
+    """Author of the agent's commits; null: not set, and what the sandbox's git says"""
     git_user_email: str | None = None
+    """E-mail address of the agent's commits; null: not set, and what the sandbox's git says"""
     git_full_clone: bool = False
+    """Whether repositories are cloned with their whole history, else the last commit only; null:
+    not set, which is false"""
     disabled_skills: tuple[str, ...] | None = None
+    """Names of skills that agents do not get; null: not set, which is none"""
     v1_enabled: bool | None = None
+    """Kept for front ends; the server does nothing with it. Null: not set, which is true"""
     user_version: int | None = None
+    """Number a front end keeps here; the server does nothing with it. Null: not set"""
     sandbox_grouping_strategy: GroupingStrategy = GroupingStrategy.NO_GROUPING
+    """Which running sandbox a new conversation joins; null: not set, which is `NO_GROUPING`"""
     default_sandbox_spec_id: str | None = None
+    """Spec of new sandboxes; null, or unknown: the first one"""
     title_llm_profile: str | None = None
+    """Saved model that makes the titles of conversations; null: the model of the conversation"""
     llm_options: LlmOptions = LlmOptions()
     agent_options: AgentOptions = AgentOptions()
     llm_profiles: dict[str, Llm] = {}
