@@ -22,8 +22,6 @@ from agentsvc.http.v1.api_keys import (
 )
 from agentsvc.http.wire import SUCCESS, Success, Time, path_user
 
-PREFIX: Final = "/api/v1/users"
-
 type Name = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
 
 
@@ -97,7 +95,7 @@ class UserDeletion(msgspec.Struct, frozen=True, kw_only=True):
     """How much the user had when the deletion began"""
 
 
-ROUTES: Final = Routes(PREFIX)
+ROUTES: Final = Routes("/api/v1/users")
 
 
 @ROUTES.add("GET", "", scope=Scope.ADMIN_READ)

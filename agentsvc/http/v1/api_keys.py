@@ -24,8 +24,6 @@ from agentsvc.http.keys import KEYRING, OPEN_CONNECTIONS, PRINCIPAL, user_of
 from agentsvc.http.routes import Routes, Scope, effect_of
 from agentsvc.http.wire import Time, find_time
 
-PREFIX: Final = "/api/keys"
-
 _DEFAULT_NAME: Final = "API key"
 _LONGEST_ID: Final = len(str(MAX_INT))
 
@@ -112,7 +110,7 @@ class ModelKey(msgspec.Struct, frozen=True, kw_only=True):
     """Always null"""
 
 
-ROUTES: Final = Routes(PREFIX)
+ROUTES: Final = Routes("/api/keys")
 
 
 def show_new_key(made: tuple[ApiKey, Secret]) -> NewKeyInfo:

@@ -10,8 +10,6 @@ from agentsvc.http.routes import Routes
 from agentsvc.http.wire import Limit, Page, page_at, page_offset
 from agentsvc.models import Model, ModelProvider
 
-PREFIX: Final = "/api/v1/config"
-
 _LIMIT: Final = 50
 
 type Words = Annotated[str, msgspec.Meta(max_length=1000)]
@@ -59,7 +57,7 @@ class ProviderInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Whether any of its models is verified"""
 
 
-ROUTES: Final = Routes(PREFIX)
+ROUTES: Final = Routes("/api/v1/config")
 
 
 @ROUTES.add("GET", "/models/search", example={"provider__eq": "anthropic", "verified__eq": "true"})

@@ -115,9 +115,7 @@ def to_cursor(page_id: str | None) -> str | None:
     return None if page_id is None else decode_cursor(page_id, str)[0]
 
 
-PREFIX: Final = "/api/v1/git"
-
-ROUTES: Final = Routes(PREFIX, errors=OF_GIT_PROVIDERS)
+ROUTES: Final = Routes("/api/v1/git", errors=OF_GIT_PROVIDERS)
 
 
 @ROUTES.add("GET", "/installations/search", example={"provider": "gitlab"})

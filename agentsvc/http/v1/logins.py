@@ -27,8 +27,6 @@ from agentsvc.http.sdk_versions import unmark
 from agentsvc.http.urls import client_of, origin_of
 from agentsvc.http.wire import SUCCESS, Success, Time, json_response, read_json
 
-PREFIX: Final = "/api/v1/logins"
-
 type Text = Annotated[SentSecret, msgspec.Meta(min_length=1, max_length=1000)]
 
 
@@ -94,7 +92,7 @@ class LinkInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the user whom the link logs in"""
 
 
-ROUTES: Final = Routes(PREFIX)
+ROUTES: Final = Routes("/api/v1/logins")
 
 
 @ROUTES.add(

@@ -10,8 +10,6 @@ from agentsvc.http.keys import MODEL_HOSTS
 from agentsvc.http.routes import Routes, Scope
 from agentsvc.plugin.egress import BadHost, Mode, parse_policy
 
-PREFIX: Final = "/api/v1/model-hosts"
-
 
 class ModelHost(msgspec.Struct, frozen=True, kw_only=True):
     """A host that is to be allowed."""
@@ -29,7 +27,7 @@ class ModelHostList(msgspec.Struct, frozen=True, kw_only=True):
     """Those that administrators have added"""
 
 
-ROUTES: Final = Routes(PREFIX)
+ROUTES: Final = Routes("/api/v1/model-hosts")
 
 
 @ROUTES.add("GET", "", scope=Scope.ADMIN_READ)

@@ -15,8 +15,6 @@ from agentsvc.http.v1.types_agent_settings import StrictLlmBody, read_llm, show_
 from agentsvc.http.wire import json_response, path_text, read_json
 from agentsvc.settings import Settings, llm_of, profiles
 
-PREFIX: Final = "/api/v1/settings/profiles"
-
 
 class ProfileInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A profile in short."""
@@ -98,7 +96,7 @@ _NEW_NAME: Final[web.RequestKey[str]] = web.RequestKey("new_name", str)
 
 _SAVE = msgspec.json.Decoder(SaveProfile | None)
 
-ROUTES: Final = Routes(PREFIX)
+ROUTES: Final = Routes("/api/v1/settings/profiles")
 
 
 def _answer_renamed(request: web.Request, _settings: Settings) -> web.Response:

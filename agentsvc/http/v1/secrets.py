@@ -23,8 +23,6 @@ from agentsvc.settings import (
     to_token_patches,
 )
 
-PREFIX: Final = "/api/v1/secrets"
-
 type Description = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
@@ -94,7 +92,7 @@ class GitProvidersStored(msgspec.Struct, frozen=True, kw_only=True, omit_default
     Left out where all have answered"""
 
 
-ROUTES: Final = Routes(PREFIX)
+ROUTES: Final = Routes("/api/v1/secrets")
 
 
 @ROUTES.add("GET", "/search", example={"name__contains": "TOKEN", "limit": 10})

@@ -10,8 +10,6 @@ from agentsvc.base import BadRequest, NotAllowed, ShownSecret, dashed
 from agentsvc.http.keys import PRINCIPAL, SERVICE_KEYS
 from agentsvc.http.routes import SERVICE_HEADER, Routes, Scope
 
-PREFIX: Final = "/api/service/users"
-
 
 class ServiceKeyOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Which key of the user is wanted."""
@@ -33,7 +31,7 @@ class ServiceKeyInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the key is called"""
 
 
-ROUTES: Final = Routes(PREFIX)
+ROUTES: Final = Routes("/api/service/users")
 
 
 @ROUTES.add(

@@ -276,9 +276,7 @@ def _record(settings: Settings, *, is_revealed: bool) -> dict[str, Any]:
     }
 
 
-PREFIX: Final = "/api/v1/settings"
-
-ROUTES: Final = Routes(PREFIX)
+ROUTES: Final = Routes("/api/v1/settings")
 
 
 @ROUTES.add("GET", "", SettingsView, errors=(NotFound,))

@@ -31,12 +31,10 @@ from agentsvc.http.wire import (
     text_response,
 )
 
-PREFIX: Final = "/api/v1/webhooks"
-
 _INFO = msgspec.json.Decoder(ConversationInfo)
 _EVENTS = msgspec.json.Decoder(EventsBody)
 
-ROUTES: Final = Routes(PREFIX, scope=Scope.SANDBOX)
+ROUTES: Final = Routes("/api/v1/webhooks", scope=Scope.SANDBOX)
 
 _EVENT: Final = {
     "id": "0d2b5f0e-6c3f-4b8e-9d7a-2f1e5c8b7a6d",
