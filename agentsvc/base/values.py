@@ -94,13 +94,13 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def copy_to[T: msgspec.Struct](kind: type[T], source: Any, **given: Any) -> T:
+def copy_to[T: msgspec.Struct](kind: type[T], source: Any, /, **given: Any) -> T:
     """Return a struct with what a source calls as its fields are called; what is given counts instead."""
     names = [name for name in kind.__struct_fields__ if name not in given and hasattr(source, name)]
     return kind(**{name: getattr(source, name) for name in names}, **given)
 
 
-def view_of[T: msgspec.Struct](kind: type[T], record: Any, **given: Any) -> T:
+def view_of[T: msgspec.Struct](kind: type[T], record: Any, /, **given: Any) -> T:
     """Return the same of a record for clients, who get its times as texts."""
     names = [name for name in kind.__struct_fields__ if name not in given and hasattr(record, name)]
     shown = {name: getattr(record, name) for name in names}
