@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from agentsvc.http.v0.agent_events import ActionEvent, string_of, text_of
 from agentsvc.http.v0.event_types import Confirmation
@@ -21,7 +22,7 @@ class ShownAction(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     args: Fields
     message: str
-    time_limit: float | None = None
+    timeout: float | UnsetType = UNSET
 
     @property
     def needs_confirmation(self) -> bool:
@@ -69,7 +70,6 @@ def show_tool_call(event: ActionEvent) -> Fields:
 
 def _run(event: ActionEvent, fields: Fields) -> ShownAction:
     command = string_of(fields, "command")
-    time_limit = fields.get("timeout")
     return ShownAction(
         action="run",
         args={
@@ -83,15 +83,15 @@ def _run(event: ActionEvent, fields: Fields) -> ShownAction:
             **_guarded(event),
         },
         message=f"Running command: {command}",
-        time_limit=_number(time_limit),
+        timeout=_number(fields.get("timeout")),
     )
 
 
-def _number(value: object) -> float | None:
+def _number(value: object) -> float | UnsetType:
     try:
-        return float(value) if isinstance(value, int | float) else None
+        return float(value) if isinstance(value, int | float) else UNSET
     except OverflowError:
-        return None
+        return UNSET
 
 
 def _edit_file(event: ActionEvent, fields: Fields) -> ShownAction:

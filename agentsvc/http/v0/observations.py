@@ -1,11 +1,12 @@
 """Converts tool results to V0 observations. Pure."""
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from agentsvc.http.v0.actions import ShownAction
+from agentsvc.http.v0.actions import Fields, ShownAction
 from agentsvc.http.v0.agent_events import (
     Classification,
     ConversationErrorEvent,
@@ -15,7 +16,6 @@ from agentsvc.http.v0.agent_events import (
     text_of,
 )
 
-type Fields = dict[str, Any]
 type Build = Callable[[ObservationEvent, ShownAction | None], ShownObservation | None]
 
 _METADATA: Final = {
@@ -37,7 +37,7 @@ class ShownObservation(msgspec.Struct, frozen=True, kw_only=True):
     content: str
     message: str
     extras: Fields = {}
-    success: bool | None = None
+    success: bool | UnsetType = UNSET
 
 
 def show_observation(event: ObservationEvent, asked: ShownAction | None) -> ShownObservation | None:

@@ -17,13 +17,13 @@ runs again, although agent servers know of no such state.
 """
 
 from collections.abc import Iterable
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from agentsvc.agentserver import tokens_of
-from agentsvc.base import decode_or_none
+from agentsvc.base import copy_to, decode_or_none
 from agentsvc.conversations import IMPORTED_KEY, TOOL_SERVER_FAILED, WISH_KEY
 from agentsvc.http.v0 import agent_events as agent
 from agentsvc.http.v0.actions import UNKNOWN_RISK, Fields, ShownAction, show_action, show_tool_call
@@ -38,7 +38,6 @@ from agentsvc.http.v0.observations import (
 REJECTED_MESSAGE: Final = "Action has been rejected by the user! Waiting for further user input."
 AGENT_CLASS: Final = "CodeActAgent"
 
-_STATE_CHANGED: Final = "agent_state_changed"
 _STATES: Final = {
     "idle": AgentState.AWAITING_USER_INPUT,
     "running": AgentState.RUNNING,
@@ -85,7 +84,7 @@ class Translator:
         self._has_run = False
         self._ended_on_message = False
         self._reason = ""
-        self._metrics: Fields | None = None
+        self._metrics: Fields | UnsetType = UNSET
         self._rest: AgentState | None = None
         """How the user asked the agent to rest, until it runs again."""
         self._rest_asked_at = ""
@@ -160,8 +159,10 @@ class Translator:
     def _enter(self, event: agent.Reported, state: AgentState, reason: str = "") -> HistoryEvent:
         self._state = state
         extras = {"agent_state": state, "reason": reason}
-        shown = ShownObservation(observation=_STATE_CHANGED, content="", message="", extras=extras)
-        return self._observe(event, "environment", shown)
+        shown = ShownObservation(
+            observation="agent_state_changed", content="", message="", extras=extras
+        )
+        return self._make(event, "environment", shown)
 
     def _update(self, event: agent.ConversationStateUpdateEvent) -> Iterable[HistoryEvent]:
         if event.key == "stats":
@@ -232,9 +233,8 @@ class Translator:
             "security_risk": UNKNOWN_RISK,
         }
         shown = ShownAction(action="message", args=args, message=content)
-        yield self._publish(
-            event, _source(event), shown, metrics=self._metrics if is_agent else None
-        )
+        metrics = self._metrics if is_agent else UNSET
+        yield self._publish(event, _source(event), shown, llm_metrics=metrics)
         if is_agent:
             self._ended_on_message = True
             # The end of the run may be told before the message that ended it.
@@ -368,13 +368,13 @@ class Translator:
                 action = self._close(event.action_id)
                 shown = show_observation(event, action.shown if action else None)
                 if shown is not None:
-                    yield self._observe(event, "agent", shown, action)
+                    yield self._observe(event, shown, action)
             case agent.UserRejectObservation():
                 yield from self._reject(event)
             case agent.AgentErrorEvent():
                 key = self._find_by_tool_call(event.tool_call_id)
                 action = self._close(key) if key else None
-                yield self._observe(event, "agent", show_error(event.error), action)
+                yield self._observe(event, show_error(event.error), action)
 
     def _reject(self, event: agent.UserRejectObservation) -> Iterable[HistoryEvent]:
         before = self._state
@@ -384,14 +384,14 @@ class Translator:
         yield self._enter(event, AgentState.USER_REJECTED)
         content = event.rejection_reason or REJECTED_MESSAGE
         shown = ShownObservation(observation="user_rejected", content=content, message=content)
-        yield self._observe(event, "agent", shown, action)
+        yield self._observe(event, shown, action)
         # The next state was told before the rejection, and will not be told again.
         if before not in (None, AgentState.AWAITING_USER_CONFIRMATION, AgentState.USER_REJECTED):
             yield self._enter(event, before)
 
     def _fail(self, event: agent.ConversationErrorEvent) -> Iterable[HistoryEvent]:
         shown = show_run_error(event)
-        yield self._observe(event, "environment", shown)
+        yield self._publish(event, "environment", shown)
         if event.code == TOOL_SERVER_FAILED:
             # The run goes on without it.
             return
@@ -416,67 +416,39 @@ class Translator:
         args = dict(action.shown.args)
         if action.shown.needs_confirmation:
             args["confirmation_state"] = action.confirmation
-        return self._make_action(
-            event,
-            "agent",
-            msgspec.structs.replace(action.shown, args=args),
-            tool_call=action.tool_call,
-            metrics=self._metrics,
-        )
+        shown = msgspec.structs.replace(action.shown, args=args)
+        more = {"tool_call_metadata": action.tool_call, "llm_metrics": self._metrics}
+        return self._make(event, "agent", shown, **more)
+
+    def _observe(
+        self, event: agent.Reported, shown: ShownObservation, action: _OpenAction | None
+    ) -> HistoryEvent:
+        """Publish what came of an action, where that is known."""
+        if action is None:
+            return self._publish(event, "agent", shown)
+        answered = {"cause": action.number, "tool_call_metadata": action.tool_call}
+        return self._publish(event, "agent", shown, **answered)
 
     def _publish(
         self,
         event: agent.Reported,
         source: str,
-        shown: ShownAction,
-        *,
-        metrics: Fields | None = None,
+        shown: ShownAction | ShownObservation,
+        **more: Any,
     ) -> HistoryEvent:
+        """Make the event that stands for one of the agent's."""
         self._numbers.setdefault(event.id, self._next_number)
-        return self._make_action(event, source, shown, metrics=metrics)
+        return self._make(event, source, shown, **more)
 
-    def _make_action(
+    def _make(
         self,
         event: agent.Reported,
         source: str,
-        shown: ShownAction,
-        *,
-        tool_call: Fields | None = None,
-        metrics: Fields | None = None,
+        shown: ShownAction | ShownObservation,
+        **more: Any,
     ) -> HistoryEvent:
-        return HistoryEvent(
-            id=self._take_number(),
-            timestamp=event.timestamp,
-            source=source,
-            message=shown.message,
-            action=shown.action,
-            tool_call_metadata=UNSET if tool_call is None else tool_call,
-            llm_metrics=UNSET if metrics is None else metrics,
-            args=shown.args,
-            timeout=UNSET if shown.time_limit is None else shown.time_limit,
-        )
-
-    def _observe(
-        self,
-        event: agent.Reported,
-        source: str,
-        shown: ShownObservation,
-        action: _OpenAction | None = None,
-    ) -> HistoryEvent:
-        if shown.observation != _STATE_CHANGED:
-            self._numbers.setdefault(event.id, self._next_number)
-        return HistoryEvent(
-            id=self._take_number(),
-            timestamp=event.timestamp,
-            source=source,
-            message=shown.message,
-            cause=UNSET if action is None else action.number,
-            observation=shown.observation,
-            tool_call_metadata=UNSET if action is None else action.tool_call,
-            content=shown.content,
-            extras=shown.extras,
-            success=UNSET if shown.success is None else shown.success,
-        )
+        number, moment = self._take_number(), event.timestamp
+        return copy_to(HistoryEvent, shown, id=number, timestamp=moment, source=source, **more)
 
     def _take_number(self) -> int:
         number = self._next_number
