@@ -23,8 +23,12 @@ GUIDE_PATH: Final = "/docs/guide"
 
 _PACKAGE: Final = Path(agentsvc.__file__).parent
 _DOCS: Final = _PACKAGE / "docs"
-_PLUGINS: Final = (_PACKAGE / "_plugins", _PACKAGE.parent / "plugins")
-"""Where the plugins are in an installed package, and beside one that is worked on."""
+_ELSEWHERE: Final = {
+    "security": "agentsvc/SECURITY.md",
+    "changes": "agentsvc/CHANGES.md",
+    "plugins": "plugins/README.md",
+}
+"""The pages that are not among the others, and where they are in the repository."""
 _INDEX: Final = "index"
 _STYLE: Final = "guide.css"
 _SUFFIX: Final = ".md"
@@ -56,15 +60,17 @@ def mount_guide(app: web.Application) -> None:
     app.router.add_get(f"{GUIDE_PATH}/{{name:.*}}", get_page)
 
 
+@functools.cache
 def page_files() -> Mapping[str, Path]:
     """Return the file of each page by its name; what is written elsewhere has a name here, too."""
     pages = {
         file.relative_to(_DOCS).with_suffix("").as_posix(): file
         for file in sorted(_DOCS.rglob(f"*{_SUFFIX}"))
     }
-    pages |= {"security": _PACKAGE / "SECURITY.md", "changes": _PACKAGE / "CHANGES.md"}
-    guides = (folder / "README.md" for folder in _PLUGINS)
-    return pages | {"plugins": next(file for file in guides if file.exists())}
+    pages |= {name: _PACKAGE.parent / place for name, place in _ELSEWHERE.items()}
+    # In an installed package the plugins are elsewhere.
+    installed = _PACKAGE / "_plugins" / "README.md"
+    return pages | {"plugins": installed} if installed.exists() else pages
 
 
 async def get_page(request: web.Request) -> web.Response:
@@ -83,13 +89,8 @@ async def _to_index(request: web.Request) -> web.Response:
     raise web.HTTPPermanentRedirect("guide/")
 
 
-@functools.cache
-def _pages() -> Mapping[str, Path]:
-    return page_files()
-
-
 def _read_page(name: str) -> Document | None:
-    file = _pages().get(name)
+    file = page_files().get(name)
     if file is None:
         return None
     text = file.read_text("utf-8")
@@ -104,7 +105,7 @@ def _address(name: str, target: str) -> str | None:
         return target
     path, mark, fragment = target.partition("#")
     wanted = posixpath.normpath(posixpath.join(posixpath.dirname(_place_of(name)), path))
-    found = next((one for one in _pages() if _place_of(one) == wanted), None)
+    found = next((one for one in page_files() if _place_of(one) == wanted), None)
     if found is None:
         return None
     up = "../" * name.count("/")
@@ -113,9 +114,4 @@ def _address(name: str, target: str) -> str | None:
 
 def _place_of(name: str) -> str:
     """Return where a page is in the repository, from which its links start."""
-    elsewhere = {
-        "security": "agentsvc/SECURITY.md",
-        "changes": "agentsvc/CHANGES.md",
-        "plugins": "plugins/README.md",
-    }
-    return elsewhere.get(name, f"agentsvc/docs/{name}{_SUFFIX}")
+    return _ELSEWHERE.get(name, f"agentsvc/docs/{name}{_SUFFIX}")
