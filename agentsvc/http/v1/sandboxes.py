@@ -1,7 +1,6 @@
 """Sandboxes and sandbox specs: their types on the wire, and handlers."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Annotated, Final
 
 import msgspec
@@ -13,7 +12,6 @@ from agentsvc.base import (
     BackendBroken,
     BackendUnavailable,
     BadRequest,
-    InvalidRequest,
     NotAllowed,
     NotFound,
     OrderRejected,
@@ -24,8 +22,6 @@ from agentsvc.base import (
     ShownSecret,
     Unsupported,
     copy_to,
-    decode_cursor,
-    encode_cursor,
     stated,
     to_stored,
     view_of,
@@ -55,6 +51,8 @@ from agentsvc.http.wire import (
     Success,
     Time,
     json_response,
+    page_at,
+    page_offset,
     path_text,
     text_response,
 )
@@ -280,35 +278,6 @@ def from_measured(measured: UsageSample) -> UsageView:
     return copy_to(UsageView, measured.usage, measured_at=to_stored(measured.at))
 
 
-def from_spec(spec: Spec, created_at: datetime) -> SandboxSpecInfo:
-    """Return a template as clients see it."""
-    return SandboxSpecInfo(
-        id=spec.id,
-        command=list(spec.command) if spec.command is not None else None,
-        created_at=to_stored(created_at),
-        initial_env=spec.env,
-        working_dir=spec.working_dir or _DEFAULT_WORKING_DIR,
-    )
-
-
-def page_of_specs(
-    specs: Sequence[Spec], created_at: datetime, *, page_id: str | None, limit: int
-) -> Page[SandboxSpecInfo]:
-    """Return the page of templates after the one the page id names; raises InvalidRequest."""
-    rest = list(specs)
-    if page_id is not None:
-        (last,) = decode_cursor(page_id, str)
-        ids = [spec.id for spec in specs]
-        if last not in ids:
-            raise InvalidRequest("page_id is not one this server gave", loc=("query", "page_id"))
-        rest = rest[ids.index(last) + 1 :]
-    page = rest[:limit]
-    return Page(
-        items=[from_spec(spec, created_at) for spec in page],
-        next_page_id=encode_cursor(page[-1].id) if len(rest) > limit else None,
-    )
-
-
 def _expose(sandbox: Sandbox, links: Links) -> list[ExposedUrl]:
     return [
         ExposedUrl(
@@ -516,8 +485,7 @@ async def search_sandbox_specs(request: web.Request, query: PageQuery) -> Page[S
 
     As the operator has written them, the default one first.
     """
-    specs, created_at = request.app[SANDBOXES].specs(), request.app[ACTIVITY].started_at
-    return page_of_specs(specs, created_at, page_id=query.page_id, limit=query.limit)
+    return page_at(_specs(request), page_offset(query.page_id), query.limit)
 
 
 @ROUTES.add("GET", SPECS_PREFIX, errors=(BadRequest,), example={"id": ["process"]})
@@ -527,9 +495,22 @@ async def get_sandbox_specs(request: web.Request, query: Ids) -> list[SandboxSpe
     A list of as many items as `id` is given, in their order, null for each that is unknown.
     """
     ids = check_ids(query.ids)
-    specs, created_at = request.app[SANDBOXES].specs(), request.app[ACTIVITY].started_at
-    known = {spec.id: from_spec(spec, created_at) for spec in specs}
+    known = {spec.id: spec for spec in _specs(request)}
     return [known.get(spec_id) for spec_id in ids]
+
+
+def _specs(request: web.Request) -> list[SandboxSpecInfo]:
+    created_at = to_stored(request.app[ACTIVITY].started_at)
+    return [
+        SandboxSpecInfo(
+            id=spec.id,
+            command=list(spec.command) if spec.command is not None else None,
+            created_at=created_at,
+            initial_env=spec.env,
+            working_dir=spec.working_dir or _DEFAULT_WORKING_DIR,
+        )
+        for spec in request.app[SANDBOXES].specs()
+    ]
 
 
 def calling_sandbox(request: web.Request) -> Sandbox:

@@ -2,7 +2,10 @@
 
 import asyncio
 
+import msgspec
+
 from agentsvc.accounts.keys import Role
+from agentsvc.config.sandboxes import SpecConfig
 from agentsvc.testing.backend import FakeWorld
 from tests.service import Client, Service
 
@@ -163,6 +166,19 @@ async def test_the_specs_are_listed_and_got_by_id(client: Client) -> None:
     assert (spec["initial_env"], page["next_page_id"]) == ({}, None)
     assert (await client.get(f"{SPECS}?id=nothing&id=fake")).json() == [None, spec]
     assert (await client.get(SPECS)).status == 422
+
+
+async def test_specs_are_paged_in_their_order(client: Client, service: Service) -> None:
+    specs = {name: SpecConfig(id=name, backend="fake") for name in ("c", "a", "b")}
+    service.config = msgspec.structs.replace(service.config, specs=specs)
+    await service.restart()
+    whole = [spec["id"] for spec in (await client.get(f"{SPECS}/search")).json()["items"]]
+    first = (await client.get(f"{SPECS}/search?limit=2")).json()
+    rest = (await client.get(f"{SPECS}/search?page_id={first['next_page_id']}")).json()
+    assert [spec["id"] for spec in (*first["items"], *rest["items"])] == whole
+    assert (len(first["items"]), whole[:3]) == (2, ["c", "a", "b"])
+    assert rest["next_page_id"] is None
+    assert (await client.get(f"{SPECS}/search?page_id=gone")).status == 422
 
 
 async def test_a_sandbox_asks_for_secrets_with_its_own_key(

@@ -1,13 +1,10 @@
-"""The mapping of version 1 where no fake backend leads: many specs, further ports, public URLs."""
+"""The mapping of version 1 where no fake backend leads: further ports, public URLs."""
 
 from collections.abc import Sequence
 
-import pytest
-
-from agentsvc.base.errors import InvalidRequest
-from agentsvc.base.values import Secret, encode_cursor, now
+from agentsvc.base.values import Secret, now
 from agentsvc.http.urls import Links
-from agentsvc.http.v1.sandboxes import from_sandbox, page_of_specs
+from agentsvc.http.v1.sandboxes import from_sandbox
 from agentsvc.plugin.backend import Endpoint, Phase, Spec
 from agentsvc.sandboxes import Sandbox, Target
 
@@ -75,17 +72,3 @@ def test_a_client_is_sent_to_the_server_while_the_sandbox_runs() -> None:
     assert LINKS.conversation(_sandbox([agent], Phase.PAUSED), "c1") is None
     assert LINKS.conversation(None, "c1") is None
     assert LINKS.editor(sandbox, "/x") is None
-
-
-def test_specs_are_paged_in_their_order() -> None:
-    specs = [Spec(id=name) for name in ("c", "a", "b")]
-    moment = now()
-    first = page_of_specs(specs, moment, page_id=None, limit=2)
-    assert [spec.id for spec in first.items] == ["c", "a"]
-    rest = page_of_specs(specs, moment, page_id=first.next_page_id, limit=2)
-    assert ([spec.id for spec in rest.items], rest.next_page_id) == (["b"], None)
-
-
-def test_a_page_id_of_a_spec_that_is_gone_is_refused() -> None:
-    with pytest.raises(InvalidRequest):
-        page_of_specs([Spec(id="a")], now(), page_id=encode_cursor("gone"), limit=1)
