@@ -191,7 +191,6 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     llm_model: str | None = None
     llm_profile: str | None = None
     """A model the user has saved; it is read when the conversation starts."""
-    agent_profile_id: str | None = None
     repository: str | None = None
     branch: str | None = None
     provider: Provider | None = None

@@ -305,24 +305,18 @@ def to_order(body: StartBody) -> StartOrder:
     with problems.noted():
         secrets = _to_secrets(body.secrets or {})
     problems.refuse()
-    return StartOrder(
-        sandbox_id=body.sandbox_id,
+    return copy_to(
+        StartOrder,
+        body,
         conversation_id=chosen.hex if chosen else None,
         initial_message=message,
-        system_message_suffix=body.system_message_suffix,
-        llm_model=body.llm_model,
         repository=body.selected_repository,
         branch=body.selected_branch,
         provider=body.git_provider,
         suggested_task=copy_to(SuggestedTask, task, provider=task.git_provider) if task else None,
-        title=body.title,
-        trigger=body.trigger,
         pr_number=tuple(body.pr_number),
         parent_conversation_id=parent.hex if parent else None,
-        agent_type=body.agent_type,
-        public=body.public,
         plugins=tuple(copy_to(AgentPlugin, plugin) for plugin in body.plugins or ()),
-        when_full=body.when_full,
         archive_id=body.archive_id.hex if body.archive_id else None,
         environment_id=body.environment_id and body.environment_id.replace("-", "").lower(),
         secrets=secrets,
@@ -351,6 +345,7 @@ def _from_order(order: StartOrder) -> StartRequestView:
         order,
         initial_message=from_message(order.initial_message) if order.initial_message else None,
         processors=None,
+        agent_profile_id=None,
         selected_repository=order.repository,
         selected_branch=order.branch,
         git_provider=order.provider,
@@ -390,9 +385,7 @@ def _to_secrets(given: Mapping[str, str]) -> dict[str, Secret]:
     return {name: Secret(value) for name, value in given.items()}
 
 
-PREFIX: Final = "/api/v1/app-conversations/start-tasks"
-
-ROUTES: Final = Routes(PREFIX)
+ROUTES: Final = Routes("/api/v1/app-conversations/start-tasks")
 
 
 @ROUTES.add("GET", "", errors=(BadRequest,), example={"ids": [EXAMPLE_ID]})
