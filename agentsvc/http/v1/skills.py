@@ -5,7 +5,7 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.base import AgentRefused, AgentUnavailable, BadRequest
+from agentsvc.base import AgentRefused, AgentUnavailable, BadRequest, copy_to
 from agentsvc.http.keys import LIVE_SETTINGS, user_of
 from agentsvc.http.routes import OF_AGENTS, Routes
 from agentsvc.http.wire import SUCCESS, Page, PageQuery, Success, page_by_name
@@ -53,9 +53,7 @@ async def search_skills(request: web.Request, query: PageQuery) -> Page[SkillInf
     """
     skills = await request.app[LIVE_SETTINGS].user_skills(user_of(request))
     shown = [
-        SkillInfo(
-            name=one.name, type=one.type, source=one.source or "", triggers=one.triggers or None
-        )
+        copy_to(SkillInfo, one, source=one.source or "", triggers=one.triggers or None)
         for one in skills
     ]
     return page_by_name(shown, query.page_id, query.limit, lambda one: one.name)
