@@ -69,6 +69,9 @@ type EnvName = Annotated[
     ),
 ]
 type EnvValue = Annotated[str, matching(r"^[^\x00]*$", "without NUL", max_length=65536)]
+type ImageUrl = Annotated[
+    str, matching(r"\A(?i:https?://|data:)", "that begins with `http://`, `https://` or `data:`")
+]
 
 BODY_LIMIT: Final[web.RequestKey[int]] = web.RequestKey("body_limit", int)
 """How many bytes the body of a request may have, where it may have more than those of others."""

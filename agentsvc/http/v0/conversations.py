@@ -49,23 +49,13 @@ from agentsvc.http.routes import OF_STARTS, Routes, effect_of, shown_as
 from agentsvc.http.urls import Links, links_of
 from agentsvc.http.v0.replay import read_recording
 from agentsvc.http.v0.socket_opener import FOLLOWERS
-from agentsvc.http.wire import PAGE_MAX, Int64, Time, read_json
+from agentsvc.http.wire import PAGE_MAX, ImageUrl, Int64, Time, read_json
 from agentsvc.sandboxes import SandboxStatus
 
 TITLE_MAX: Final = 200
 
 type Name = Annotated[str, Meta(max_length=1024)]
-type ImageUrls = Annotated[
-    list[
-        Annotated[
-            str,
-            matching(
-                r"\A(?i:https?://|data:)", "that begins with `http://`, `https://` or `data:`"
-            ),
-        ]
-    ],
-    Meta(max_length=100),
-]
+type ImageUrls = Annotated[list[ImageUrl], Meta(max_length=100)]
 
 
 class ConversationStatus(StrEnum):

@@ -6,19 +6,15 @@ from typing import Annotated, Any, Final, Literal, assert_never
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from agentsvc.base import InvalidRequest, Problems, checked_by, matching, stated
+from agentsvc.base import InvalidRequest, Problems, checked_by, stated
 from agentsvc.domain import Content, ContentKind, Message
 from agentsvc.http.routes import shown_as
-from agentsvc.http.wire import decode, encode
+from agentsvc.http.wire import ImageUrl, decode, encode
 
 type Location = tuple[str | int, ...]
 
 _CONTENT_MAX: Final = 1000
 _IMAGES_MAX: Final = 100
-
-type ImageUrl = Annotated[
-    str, matching(r"\A(?i:https?://|data:)", "that begins with `http://`, `https://` or `data:`")
-]
 
 
 class Role(StrEnum):
