@@ -7,9 +7,7 @@ a tag made of what is in them, so that a browser may keep them for good and neve
 import functools
 import gzip
 import hashlib
-from importlib import resources
-from importlib.resources.abc import Traversable
-from pathlib import PurePosixPath
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -40,9 +38,10 @@ class Console(msgspec.Struct, frozen=True, kw_only=True):
 @functools.cache
 def read_console() -> Console:
     """Return the files of the console; they are read when somebody first asks for them."""
-    parts: dict[str, File] = {}
-    _collect(resources.files(__name__) / "static", "", parts)
-    page = (resources.files(__name__) / "static" / _PAGE).read_bytes()
+    root = Path(__file__).parent / "static"
+    files = [file for file in root.rglob("*") if file.suffix in _MEDIA]
+    parts = {file.relative_to(root).as_posix(): _packed(file) for file in files}
+    page = (root / _PAGE).read_bytes()
     digest = hashlib.sha256(page)
     for path, file in sorted(parts.items()):
         digest.update(b"%b\0%d\0%b" % (path.encode(), len(file.body), file.body))
@@ -50,12 +49,7 @@ def read_console() -> Console:
     return Console(page=page.replace(_TAG.encode(), tag.encode()), parts=parts, tag=tag)
 
 
-def _collect(directory: Traversable, prefix: str, parts: dict[str, File]) -> None:
-    for entry in directory.iterdir():
-        path = f"{prefix}{entry.name}"
-        if entry.is_dir():
-            _collect(entry, f"{path}/", parts)
-        elif media := _MEDIA.get(PurePosixPath(path).suffix):
-            body = entry.read_bytes()
-            # Without a time in it, so that the same file gives the same bytes.
-            parts[path] = File(body=body, packed=gzip.compress(body, mtime=0), media=media)
+def _packed(file: Path) -> File:
+    body = file.read_bytes()
+    # Without a time in it, so that the same file gives the same bytes.
+    return File(body=body, packed=gzip.compress(body, mtime=0), media=_MEDIA[file.suffix])
