@@ -294,27 +294,18 @@ async def _events(stream: ConversationStream, reader: Reader | None) -> Items:
 async def _changes(changes: AsyncGenerator[StreamedChange | Mark, None], links: Links) -> Items:
     async with aclosing(changes) as items:
         async for item in items:
-            match item:
-                case StreamedChange():
-                    yield _from_change(item, links)
-                case Mark():
-                    yield _from_mark(item, None)
-                case _:
-                    assert_never(item)
+            yield _from_mark(item, None) if isinstance(item, Mark) else _from_change(item, links)
 
 
 def _from_mark(mark: Mark, last: int | None) -> Item:
-    match mark:
-        case Mark.READY:
-            return Message(type="ready")
-        case Mark.BEAT:
-            return None
-        case Mark.RESYNC:
-            return resync(last)
-        case Mark.DELETED:
-            return DELETED
-        case _:
-            assert_never(mark)
+    return resync(last) if mark is Mark.RESYNC else _OF_MARKS[mark]
+
+
+_OF_MARKS: Final[dict[Mark, Item]] = {
+    Mark.READY: Message(type="ready"),
+    Mark.BEAT: None,
+    Mark.DELETED: DELETED,
+}
 
 
 def _from_change(change: StreamedChange, links: Links) -> Message:
