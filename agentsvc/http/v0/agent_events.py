@@ -15,7 +15,6 @@ from agentsvc.base import decode_or_none
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """One part of a message: a text, or images."""
 
-    type: str = "text"
     text: str | None = None
     image_urls: list[str] | None = None
 
@@ -23,15 +22,12 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message in the words of a language model."""
 
-    role: str = ""
     content: list[Part] = []
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """What the model wrote to have a tool used; the arguments are JSON text."""
 
-    id: str = ""
-    name: str = ""
     arguments: str = "{}"
 
 
