@@ -14,10 +14,13 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from aiohttp import web
 
+from agentsvc.accounts import Principal, of_caller
 from agentsvc.base import Notice, Overflow, Subject, errors
 from agentsvc.conversations import ConversationView
 from agentsvc.domain import ExecutionStatus, StartStatus
 from agentsvc.http import keys
+from agentsvc.http.routes import Scope, check_scope
+from agentsvc.http.urls import address_of
 from agentsvc.http.v0.conversations import ConversationStatus, status_of
 from agentsvc.http.v0.event_types import AgentState
 from agentsvc.http.v0.frames import (
@@ -37,6 +40,7 @@ from agentsvc.http.v0.user_actions import ACTION_BODY, ActionBody, perform, to_u
 log = logging.getLogger(__name__)
 
 _DONE: Final = 200
+_ACTION: Final = "SOCKET /socket.io"
 _BATCH_BYTES: Final = 64 * 1024
 """How much is sent before it is looked whether the client reads it."""
 _FRAME_BYTES: Final = _BATCH_BYTES // 14
@@ -107,25 +111,22 @@ class Listener:
 
     def __init__(
         self,
-        app: web.Application,
+        request: web.Request,
+        caller: Principal,
         line: Line,
         view: ConversationView,
-        *,
         latest_event_id: int,
-        check_key: Callable[[], Awaitable[None]],
-        note: Callable[[int], Awaitable[None]],
-        max_bytes: int,
     ) -> None:
         conversation = view.conversation
         self.conversation_id = conversation.id
         self._user_id = conversation.user_id
         self._created_at = conversation.created_at
-        self._app = app
+        self._request = request
+        self._app = request.app
+        self._caller = caller
         self._line = line
         self._latest_event_id = latest_event_id
-        self._check_key = check_key
-        self._note = note
-        self._max_bytes = max_bytes
+        self._max_bytes = self._app[keys.CONFIG].server.max_body_bytes
         self._sent = _SentFrames(status=READY, title=title_frame(view))
         self._position = 0
         self._has_run = False
@@ -135,7 +136,7 @@ class Listener:
         """The last state the client was told."""
         self._inbox: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._inbox_bytes = 0
-        self._news = app[keys.EVENT_BUS].subscribe(self._user_id, self._is_wanted)
+        self._news = self._app[keys.EVENT_BUS].subscribe(self._user_id, self._is_wanted)
 
     async def stream(self) -> None:
         """Send what is stored and then what happens, until the listener is closed."""
@@ -204,6 +205,25 @@ class Listener:
         self._inbox.put_nowait(None)
 
     # Inside
+
+    async def _check_key(self) -> None:
+        """Raise NotAuthenticated, or NotAllowed where the caller may only read."""
+        now = await self._app[keys.OPEN_CONNECTIONS].find(self._caller)
+        if now is None:
+            raise errors.NotAuthenticated
+        check_scope(Scope.RUN, now)
+
+    async def _note(self, status: int) -> None:
+        """Note in the audit log what the caller has asked for, with the status it would have in HTTP."""
+        entry = of_caller(
+            self._caller,
+            _ACTION,
+            f"conversation_id={self.conversation_id}",
+            status=status,
+            address=address_of(self._request),
+            request_id=self._request[keys.REQUEST_ID],
+        )
+        await self._app[keys.AUDIT].note(entry)
 
     def _is_wanted(self, news: Notice) -> bool:
         if news.subject is Subject.DELTA:

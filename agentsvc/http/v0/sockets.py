@@ -19,14 +19,13 @@ import socketio
 from aiohttp import hdrs, web
 from socketio.exceptions import ConnectionRefusedError as Refused
 
-from agentsvc.accounts import Principal, of_caller
+from agentsvc.accounts import Principal
 from agentsvc.base import errors, monotonic
 from agentsvc.http import keys
 from agentsvc.http.middleware.authentication import keys_of
 from agentsvc.http.middleware.login_cookie import login_token
-from agentsvc.http.routes import Scope, check_scope, query_keys
+from agentsvc.http.routes import query_keys
 from agentsvc.http.server.connections import show_key
-from agentsvc.http.urls import address_of
 from agentsvc.http.v0.conversations import find_named
 from agentsvc.http.v0.listeners import Line, Listener
 from agentsvc.http.v0.packets import Packet, check_payload
@@ -43,7 +42,6 @@ _KNOCK_SECONDS: Final = 10.0
 
 _FAREWELL_SECONDS: Final = 3.0
 _SHORT_FAREWELL_SECONDS: Final = 0.5
-_ACTION: Final = "SOCKET /socket.io"
 _WRONG_KEY: Final = "invalid_session_api_key"
 _NO_PACKET: Final = "Unknown receive error"
 """What the package logs, with a traceback, when a client sends a packet of no known type."""
@@ -87,27 +85,6 @@ async def _identify(request: web.Request) -> _Caller:
     return _Caller(principal=None, came_at=monotonic())
 
 
-async def _check(app: web.Application, caller: Principal) -> None:
-    """Raise NotAuthenticated, or NotAllowed where the caller may only read."""
-    now = await app[keys.OPEN_CONNECTIONS].find(caller)
-    if now is None:
-        raise errors.NotAuthenticated
-    check_scope(Scope.RUN, now)
-
-
-async def _note(request: web.Request, caller: Principal, conversation_id: str, status: int) -> None:
-    """Note in the audit log what a caller has asked for, with the status it would have in HTTP."""
-    entry = of_caller(
-        caller,
-        _ACTION,
-        f"conversation_id={conversation_id}",
-        status=status,
-        address=address_of(request),
-        request_id=request[keys.REQUEST_ID],
-    )
-    await request.app[keys.AUDIT].note(entry)
-
-
 class Sockets:
     """Every connection to the event socket of a server.
 
@@ -120,7 +97,6 @@ class Sockets:
         self._app = app
         self._followers = app[FOLLOWERS]
         self._supervisor = app[keys.SUPERVISOR]
-        self._max_bytes = config.max_body_bytes
         self._send_seconds = config.request_seconds
         self._connections: dict[str, _Connection] = {}
         self._streams: dict[str, web.Request] = {}
@@ -230,15 +206,7 @@ class Sockets:
                 self._end_soon(eio_sid)
             raise Refused(exc.message) from exc
         line = Line(self._server, sid, self._end, send_seconds=self._send_seconds)
-        listener = Listener(
-            self._app,
-            line,
-            view,
-            latest_event_id=latest_event_id,
-            check_key=lambda: _check(request.app, principal),
-            note=lambda status: _note(request, principal, view.conversation.id, status),
-            max_bytes=self._max_bytes,
-        )
+        listener = Listener(request, principal, line, view, latest_event_id)
         hold = request.app[keys.OPEN_CONNECTIONS].held(
             principal, lambda: self._supervisor.spawn(f"socket {sid} ends", line.hang_up)
         )
