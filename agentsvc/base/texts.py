@@ -31,7 +31,7 @@ class Source:
         own: Texts = {}
         for parent in reversed(getattr(kind, "__origin__", kind).__mro__):
             if issubclass(parent, msgspec.Struct) and parent is not msgspec.Struct:
-                own |= self._members(parent)
+                own |= self.members(parent)
         found = {
             field.encode_name: own.get(field.name) or self._shared.get(field.encode_name, "")
             for field in msgspec.structs.fields(kind)
@@ -40,14 +40,15 @@ class Source:
 
     def values(self, kind: type[Enum]) -> str:
         """Return a list in Markdown of what the values of an enum mean, as far as it says so."""
-        texts = self._members(kind)
+        texts = self.members(kind)
         return "\n".join(
             f"- `{member.value}`: {texts[name]}"
             for name, member in kind.__members__.items()
             if name in texts
         )
 
-    def _members(self, kind: type) -> Texts:
+    def members(self, kind: type) -> Texts:
+        """Return the text of each member of a class, by its Python name."""
         name = kind.__module__
         if name not in self._modules:
             self._modules[name] = dict(_classes(ast.parse(_source_of(name)), ""))

@@ -32,26 +32,26 @@ type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Scope(StrEnum):
-    """Whose key opens a route."""
+    """Whose key opens a route; the texts below are told in the description."""
 
     OPEN = "open"
-    """Nobody's: it answers without a key."""
+    """Needs no key."""
     READ = "read"
-    """Any user's: it only looks at what is the user's own."""
+    """Needs any key of a user."""
     RUN = "run"
-    """That of a user who may change what is their own, unless the key is for reading only."""
+    """Needs a key of the scope `run` or `admin`, of a user who is no viewer."""
     MANAGE = "manage"
-    """The same, unless the key is for less than everything: it makes keys, or ends logins."""
+    """Needs a key of the scope `admin`, of a user who is no viewer."""
     ADMIN_READ = "admin_read"
-    """An administrator's: it only looks."""
+    """Needs any key of an administrator."""
     ADMIN = "admin"
-    """An administrator's, unless the key is for less than everything."""
+    """Needs a key of the scope `admin`, of an administrator."""
     SANDBOX = "sandbox"
-    """That of a running sandbox which calls back."""
+    """Needs the session key of a running sandbox."""
     MODEL = "model"
-    """A token for the model of one conversation, which a running sandbox got from this server."""
+    """Needs the token for the model of a conversation, which its sandbox has."""
     PASS = "pass"  # noqa: S105  # the kind of key, not a key
-    """None but a signed pass for one secret, which a running sandbox got from this server."""
+    """Needs the signed pass for one secret, which a sandbox got from this server."""
 
 
 OF_USERS: Final = frozenset({Scope.READ, Scope.RUN, Scope.MANAGE, Scope.ADMIN_READ, Scope.ADMIN})

@@ -1,11 +1,14 @@
 """One route as one operation of the description."""
 
+import functools
 import inspect
 import re
+from collections.abc import Mapping
 from typing import Any, Final, get_args
 
 from msgspec import UNSET
 
+from agentsvc.base import Source
 from agentsvc.http.openapi.answers import about, accepted, error_answers, stream_answers, success
 from agentsvc.http.openapi.parameters import IDEMPOTENCY_KEY, path_parameters, query_parameters
 from agentsvc.http.openapi.schemas import Json, Schemas, without_null
@@ -45,18 +48,6 @@ _SECURITY: Final[dict[Scope, tuple[str, ...]]] = {
     Scope.SANDBOX: ("sandboxKey",),
     Scope.MODEL: ("modelToken",),
     Scope.PASS: ("pass",),
-}
-
-_KEYS: Final[dict[Scope, str]] = {
-    Scope.OPEN: "Needs no key.",
-    Scope.READ: "Needs any key of a user.",
-    Scope.RUN: "Needs a key of the scope `run` or `admin`, of a user who is no viewer.",
-    Scope.MANAGE: "Needs a key of the scope `admin`, of a user who is no viewer.",
-    Scope.ADMIN_READ: "Needs any key of an administrator.",
-    Scope.ADMIN: "Needs a key of the scope `admin`, of an administrator.",
-    Scope.SANDBOX: "Needs the session key of a running sandbox.",
-    Scope.MODEL: "Needs the token for the model of a conversation, which its sandbox has.",
-    Scope.PASS: "Needs the signed pass for one secret, which a sandbox got from this server.",
 }
 
 
@@ -114,7 +105,13 @@ def _description(route: Route) -> str:
     """Return what the docstring of the handler says below its first line, and who may ask."""
     _, _, text = (inspect.getdoc(route.handler) or "").partition("\n\n")
     paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
-    return "\n\n".join(filter(None, (*paragraphs, _KEYS[route.scope])))
+    return "\n\n".join(filter(None, (*paragraphs, _keys()[route.scope.name])))
+
+
+@functools.cache
+def _keys() -> Mapping[str, str]:
+    """Return which key each scope needs."""
+    return Source().members(Scope)
 
 
 def operation_id(route: Route, method: str) -> str:
