@@ -119,8 +119,8 @@ class GroupingStrategy(StrEnum):
     """The one made first"""
 
 
-class Settings(Struct, frozen=True, kw_only=True):
-    """What a user set, with defaults for the rest; None means not set."""
+class FlatSettings(Struct, frozen=True, kw_only=True):
+    """The settings that are shown as they are kept, with their defaults; None means not set."""
 
     language: str | None = None
     """Language of the front end, as in `en`; the server does nothing with it. Null: not set"""
@@ -136,9 +136,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     llm_model: str | None = None
     """Provider and name of the model, as in `anthropic/claude-sonnet-4-5`; without one no
     conversation starts. An empty text clears it, null changes nothing"""
-    llm_api_key: Secret | None = None
-    """Key of the model; shown as null. An empty text clears it, null and `**********` change
-    nothing"""
     llm_base_url: str | None = None
     """URL of the model's API, for one that is not at its provider's usual place. An empty text
     clears it, null changes nothing"""
@@ -163,13 +160,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Kept for front ends; the spec says what a sandbox is made of. Null: not set"""
     sandbox_runtime_container_image: str | None = None
     """Kept for front ends; the spec says what a sandbox is made of. Null: not set"""
-    mcp_config: McpConfig | None = None
-    search_api_key: Secret | None = None
-    """Key of Tavily, with which agents search the web; shown as null. An empty text clears it, null
-    and `**********` change nothing"""
-    sandbox_api_key: Secret | None = None
-    """Key of the user at the service that runs sandboxes, for backends that need one; shown as
-    null. An empty text clears it, null and `**********` change nothing"""
     max_budget_per_task: float | None = None
     """Kept for front ends, in US dollars; the server's quotas limit what is spent. Null: not set"""
     email: str | None = None
@@ -180,6 +170,21 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Author of the agent's commits; null: not set, and what the sandbox's git says"""
     git_user_email: str | None = None
     """E-mail address of the agent's commits; null: not set, and what the sandbox's git says"""
+
+
+class Settings(FlatSettings, frozen=True, kw_only=True):
+    """What a user set, with defaults for the rest; None means not set."""
+
+    llm_api_key: Secret | None = None
+    """Key of the model; shown as null. An empty text clears it, null and `**********` change
+    nothing"""
+    mcp_config: McpConfig | None = None
+    search_api_key: Secret | None = None
+    """Key of Tavily, with which agents search the web; shown as null. An empty text clears it, null
+    and `**********` change nothing"""
+    sandbox_api_key: Secret | None = None
+    """Key of the user at the service that runs sandboxes, for backends that need one; shown as
+    null. An empty text clears it, null and `**********` change nothing"""
     git_full_clone: bool = False
     """Whether repositories are cloned with their whole history, else the last commit only; null:
     not set, which is false"""
@@ -265,32 +270,11 @@ def patch_of(body: SentSettings) -> SettingsPatch:
     return copy_to(SettingsPatch, body, **keys, mcp_config=UNSET, secrets_store=UNSET)
 
 
-class ShownFields(Struct, frozen=True, kw_only=True):
+class ShownFields(FlatSettings, frozen=True, kw_only=True):
     """Settings as clients of both generations read them; null means not set."""
 
-    language: str | None
-    agent: str | None
-    max_iterations: int | None
-    security_analyzer: str | None
-    confirmation_mode: bool | None
-    llm_model: str | None
-    llm_base_url: str | None
-    remote_runtime_resource_factor: int | None
-    enable_default_condenser: bool
-    condenser_max_size: int | None
-    enable_sound_notifications: bool
-    enable_proactive_conversation_starters: bool
-    enable_solvability_analysis: bool
-    user_consents_to_analytics: bool | None
-    sandbox_base_container_image: str | None
-    sandbox_runtime_container_image: str | None
     mcp_config: dict[str, Any] | None
     """Tool servers as `McpConfig` describes them, secrets as stars; null: none"""
-    max_budget_per_task: float | None
-    email: str | None
-    email_verified: bool | None
-    git_user_name: str | None
-    git_user_email: str | None
     v1_enabled: bool
     secrets_store: dict[str, Any]
     """Always `{"provider_tokens": {}}`: secrets are listed by other operations"""
