@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from agentsvc.base import GitTokenMissing, NotAuthenticated, copy_to, now, stated, to_stored
 from agentsvc.domain import Provider
-from agentsvc.git import Branch, BranchQuery, Listing, RepositoryQuery, SortBy
+from agentsvc.git import BranchQuery, RepositoryQuery, SortBy
 from agentsvc.http.git_views import (
     Account,
     BranchFields,
@@ -156,32 +156,6 @@ class MicroagentContent(msgspec.Struct, frozen=True, kw_only=True):
     """Where the repository is"""
 
 
-def to_branch_query(query: BranchesQuery) -> tuple[BranchQuery, int | None]:
-    """Return whose branches to list, and which page of them if not all."""
-    if not _is_page(query):
-        return BranchQuery(repository=query.repository), None
-    limit = query.per_page or _SHORT_PAGE
-    return BranchQuery(repository=query.repository, limit=limit), query.page or 1
-
-
-def from_branches(found: Listing[Branch], query: BranchesQuery) -> BranchPage | list[BranchView]:
-    """Return branches as shown: as a page if one was asked for, as older clients do not."""
-    views = [show_branch(BranchView, one) for one in found.items]
-    if not _is_page(query):
-        return views
-    return BranchPage(
-        branches=views,
-        has_next_page=found.cursor is not None,
-        current_page=query.page or 1,
-        per_page=query.per_page or _SHORT_PAGE,
-        total_count=found.total,
-    )
-
-
-def _is_page(query: BranchesQuery) -> bool:
-    return query.page is not None or query.per_page is not None
-
-
 PREFIX: Final = "/api/user"
 
 _REPOSITORY: Final = f"{PREFIX}/repository/{{repository_name:.+}}"
@@ -288,10 +262,24 @@ async def get_branches(request: web.Request, query: BranchesQuery) -> list[Branc
 
     At the provider where the repository is.
     """
-    wanted, page = to_branch_query(query)
+    is_page = query.page is not None or query.per_page is not None
+    page, per_page = query.page or 1, query.per_page or _SHORT_PAGE
+    whole = BranchQuery(repository=query.repository)
+    wanted = msgspec.structs.replace(whole, limit=per_page) if is_page else whole
     with _in_words_of_clients():
-        found = await request.app[GIT_PROVIDERS].branches_page(user_of(request), wanted, page)
-    return from_branches(found, query)
+        found = await request.app[GIT_PROVIDERS].branches_page(
+            user_of(request), wanted, page if is_page else None
+        )
+    views = [show_branch(BranchView, one) for one in found.items]
+    if not is_page:
+        return views
+    return BranchPage(
+        branches=views,
+        has_next_page=found.cursor is not None,
+        current_page=page,
+        per_page=per_page,
+        total_count=found.total,
+    )
 
 
 @ROUTES.add("GET", f"{_REPOSITORY}/microagents")
