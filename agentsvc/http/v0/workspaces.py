@@ -133,7 +133,7 @@ class Workspace:
             if not meter.is_over:
                 raise
             reason = f"The file has more than {UPLOAD_MAX_BYTES} bytes"
-            return Skipped(name=name, reason=reason)
+            return Skipped(name=shown, reason=reason)
         return path
 
     async def pack(self) -> bytes:

@@ -254,6 +254,20 @@ async def test_a_name_that_is_no_text_is_told_as_far_as_it_is(client: Client) ->
     assert [one["name"] for one in answer.json()["skipped_files"]] == ["a?.txt"]
 
 
+async def test_a_file_that_is_too_large_is_told_by_its_name_alone(
+    client: Client, fake_agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = await start_running(client)
+    monkeypatch.setattr(workspaces, "UPLOAD_MAX_BYTES", 10)
+    # What is before the name is dropped, and is no text here.
+    head = _FILE.replace(b'"a"', b'"a\xff/large.txt"')
+    data = b"--x\r\n" + head + b"\r\n" + b"x" * 100_000 + b"\r\n--x--\r\n"
+    kind = {"Content-Type": "multipart/form-data; boundary=x"}
+    answer = await client.post(f"{PATH}/{name}/upload-files", data=data, headers=kind)
+    assert answer.status == 200, answer.text
+    assert [one["name"] for one in answer.json()["skipped_files"]] == ["large.txt"]
+
+
 def tar_of(folder: Path) -> bytes:
     """Return what the command that packs a workspace writes."""
     command = workspaces._PACK.format(folder=f"'{folder}'", limit=10**6)  # noqa: SLF001  # as above
