@@ -15,6 +15,7 @@ from agentsvc.base import (
     QuotaExceeded,
     ShownSecret,
     TooManyRequests,
+    copy_to,
     matching,
     parse_uuid,
     stated,
@@ -35,6 +36,7 @@ from agentsvc.http.keys import CONVERSATIONS, PENDING, user_of
 from agentsvc.http.routes import EXAMPLE_ID, OF_AGENTS, OF_STARTS, Effect, Example, Routes
 from agentsvc.http.urls import Links, links_of
 from agentsvc.http.v1.start_tasks import (
+    GIT_NAMES,
     LongText,
     StartBody,
     StartTaskView,
@@ -175,19 +177,21 @@ class ConversationIds(ConversationSearch, frozen=True, kw_only=True):
     for one that is unknown; left out: a page of all"""
 
 
-class PatchBody(msgspec.Struct, frozen=True, kw_only=True):
+class PatchBody(
+    msgspec.Struct, frozen=True, kw_only=True, rename={**GIT_NAMES, "is_public": "public"}
+):
     """What to change of a conversation; what is not sent stays, null clears."""
 
     title: LongText | UnsetType | None = UNSET
     """New title; null or left out as for all fields of a change: cleared, or unchanged"""
-    public: bool | UnsetType | None = UNSET
+    is_public: bool | UnsetType | None = UNSET
     """New value, which is kept and shown only, unless the operator has set `sharing.public_flag`: true
     shares the conversation then. Null: cleared, left out: unchanged"""
-    selected_repository: Repository | UnsetType | None = UNSET
+    repository: Repository | UnsetType | None = UNSET
     """Repository to show, as `owner/name`; nothing is cloned. Null: cleared, left out: unchanged"""
-    selected_branch: Branch | UnsetType | None = UNSET
+    branch: Branch | UnsetType | None = UNSET
     """Branch to show; nothing is checked out. Null: cleared, left out: unchanged"""
-    git_provider: Provider | UnsetType | None = UNSET
+    provider: Provider | UnsetType | None = UNSET
     """Git hosting service to show; null: cleared, left out: unchanged"""
     labels: Annotated[list[Label], msgspec.Meta(max_length=LABELS_MAX)] | UnsetType | None = UNSET
     """All labels it has from now on, at most 20; null: none, left out: unchanged"""
@@ -413,14 +417,7 @@ async def patch_app_conversation(
 
     Only what is sent is changed; null clears a field. The answer is the conversation as it is now.
     """
-    patch = ConversationPatch(
-        title=body.title,
-        is_public=body.public,
-        repository=body.selected_repository,
-        branch=body.selected_branch,
-        provider=body.git_provider,
-        labels=body.labels,
-    )
+    patch = copy_to(ConversationPatch, body)
     with _not_found_as("unknown_app_conversation"):
         view = await request.app[CONVERSATIONS].update(user_of(request), conversation_id, patch)
     return from_view(view, links_of(request))

@@ -43,6 +43,12 @@ from agentsvc.http.wire import PAGE_MAX, Int64, Limit, Page, Time, find_time
 from agentsvc.settings import check_secret_name
 
 SECRETS_MAX: Final = 50
+GIT_NAMES: Final = {
+    "repository": "selected_repository",
+    "branch": "selected_branch",
+    "provider": "git_provider",
+}
+"""How clients call what the core has under shorter names."""
 
 type Name = Annotated[str, matching(r"\A[^\0\r\n]*\Z", "on one line, without NUL", max_length=256)]
 type LongText = Annotated[str, msgspec.Meta(max_length=200_000)]
@@ -81,10 +87,10 @@ type NoProfile = Annotated[
 type SecretValue = Annotated[SentSecret, msgspec.Meta(max_length=65536)]
 
 
-class SuggestedTaskBody(msgspec.Struct, frozen=True, kw_only=True):
+class SuggestedTaskBody(msgspec.Struct, frozen=True, kw_only=True, rename=GIT_NAMES):
     """A piece of work found at a git provider."""
 
-    git_provider: Provider
+    provider: Provider
     """Where it was found"""
     task_type: TaskType
     """What there is to do"""
@@ -110,7 +116,7 @@ class PluginBody(msgspec.Struct, frozen=True, kw_only=True):
     """Kept and shown only; null: none"""
 
 
-class StartBody(msgspec.Struct, frozen=True, kw_only=True):
+class StartBody(msgspec.Struct, frozen=True, kw_only=True, rename=GIT_NAMES):
     """What POST /app-conversations reads; `processors` is read and has no effect.
 
     `when_full` says what to do where as many sandboxes run as may: reject, queue or pause_idle;
@@ -135,11 +141,11 @@ class StartBody(msgspec.Struct, frozen=True, kw_only=True):
     """Provider and name of the model; null: the one of the settings"""
     agent_profile_id: NoProfile | None = None
     """Saved agent to start with; there are none, so it is null, empty or left out"""
-    selected_repository: git.SentRepository | None = None
+    repository: git.SentRepository | None = None
     """Repository to clone into the workspace: `owner/name`, or a URL; null: an empty workspace"""
-    selected_branch: git.SentBranch | None = None
+    branch: git.SentBranch | None = None
     """Branch to check out; null: the default branch"""
-    git_provider: Provider | None = None
+    provider: Provider | None = None
     """Where the repository is; null: where the user has a token for and it is found"""
     suggested_task: SuggestedTaskBody | None = None
     """Something to do that was found at a git provider; it becomes the first message. Null: none"""
@@ -172,7 +178,7 @@ class StartBody(msgspec.Struct, frozen=True, kw_only=True):
     the user's own; null: none"""
 
 
-class StartRequestView(msgspec.Struct, frozen=True, kw_only=True):
+class StartRequestView(msgspec.Struct, frozen=True, kw_only=True, rename=GIT_NAMES):
     """A start request as a task echoes it: every field spelled out, secrets masked."""
 
     sandbox_id: str | None
@@ -189,11 +195,11 @@ class StartRequestView(msgspec.Struct, frozen=True, kw_only=True):
     """Model that was asked for; null: the one of the settings"""
     agent_profile_id: str | None
     """Saved agent that was asked for; null: none"""
-    selected_repository: str | None
+    repository: str | None
     """Repository that was asked for; null: none"""
-    selected_branch: str | None
+    branch: str | None
     """Branch that was asked for; null: the default branch"""
-    git_provider: Provider | None
+    provider: Provider | None
     """Where the repository is; null if that was not said"""
     suggested_task: SuggestedTaskBody | None
     """Task that was asked for; null: none"""
@@ -310,10 +316,7 @@ def to_order(body: StartBody) -> StartOrder:
         body,
         conversation_id=chosen.hex if chosen else None,
         initial_message=message,
-        repository=body.selected_repository,
-        branch=body.selected_branch,
-        provider=body.git_provider,
-        suggested_task=copy_to(SuggestedTask, task, provider=task.git_provider) if task else None,
+        suggested_task=copy_to(SuggestedTask, task) if task else None,
         pr_number=tuple(body.pr_number),
         parent_conversation_id=parent.hex if parent else None,
         plugins=tuple(copy_to(AgentPlugin, plugin) for plugin in body.plugins or ()),
@@ -346,12 +349,7 @@ def _from_order(order: StartOrder) -> StartRequestView:
         initial_message=from_message(order.initial_message) if order.initial_message else None,
         processors=None,
         agent_profile_id=None,
-        selected_repository=order.repository,
-        selected_branch=order.branch,
-        git_provider=order.provider,
-        suggested_task=(
-            copy_to(SuggestedTaskBody, task, git_provider=task.provider) if task else None
-        ),
+        suggested_task=copy_to(SuggestedTaskBody, task) if task else None,
         pr_number=list(order.pr_number),
         plugins=[copy_to(PluginBody, plugin) for plugin in order.plugins] or None,
         secrets=dict.fromkeys(order.secrets, MASK) or None,
