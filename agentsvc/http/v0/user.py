@@ -11,15 +11,7 @@ from msgspec import Meta
 from agentsvc.base import GitTokenMissing, NotAuthenticated, copy_to, now, stated, to_stored
 from agentsvc.domain import Provider
 from agentsvc.git import BranchQuery, RepositoryQuery, SortBy
-from agentsvc.http.git_views import (
-    Account,
-    BranchFields,
-    RepositoryFields,
-    TaskFields,
-    show_branch,
-    show_repository,
-    show_task,
-)
+from agentsvc.http.git_views import Account, BranchFields, RepositoryFields, TaskFields
 from agentsvc.http.keys import GIT_PROVIDERS, user_of
 from agentsvc.http.routes import OF_GIT_PROVIDERS, Routes
 
@@ -206,7 +198,7 @@ async def get_repositories(request: web.Request, query: RepositoriesQuery) -> li
             user_id, query.selected_provider, wanted, query.page
         )
     link = _link(request, query.page) if found.cursor is not None else None
-    return [show_repository(RepositoryView, one, link) for one in found.items]
+    return [copy_to(RepositoryView, one, link_header=link) for one in found.items]
 
 
 @ROUTES.add("GET", f"{PREFIX}/search/repositories", example={"query": "hello"})
@@ -222,7 +214,7 @@ async def search_repositories(request: web.Request, query: SearchQuery) -> list[
         found = await request.app[GIT_PROVIDERS].repositories_page(
             user_id, query.selected_provider, wanted, 1
         )
-    return [show_repository(RepositoryView, one) for one in found.items]
+    return [copy_to(RepositoryView, one) for one in found.items]
 
 
 @ROUTES.add(
@@ -241,7 +233,7 @@ async def search_branches(request: web.Request, query: BranchSearchQuery) -> lis
         found = await request.app[GIT_PROVIDERS].search_branches(
             user_id, query.selected_provider, wanted
         )
-    return [show_branch(BranchView, one) for one in found.items]
+    return [copy_to(BranchView, one) for one in found.items]
 
 
 @ROUTES.add("GET", f"{PREFIX}/suggested-tasks")
@@ -253,7 +245,7 @@ async def get_suggested_tasks(request: web.Request) -> list[SuggestedTaskView]:
     """
     with _in_words_of_clients():
         tasks = await request.app[GIT_PROVIDERS].suggested_tasks(user_of(request))
-    return [show_task(SuggestedTaskView, one) for one in tasks]
+    return [copy_to(SuggestedTaskView, one) for one in tasks]
 
 
 @ROUTES.add("GET", f"{PREFIX}/repository/branches", example={"repository": "octocat/hello-world"})
@@ -270,7 +262,7 @@ async def get_branches(request: web.Request, query: BranchesQuery) -> list[Branc
         found = await request.app[GIT_PROVIDERS].branches_page(
             user_of(request), wanted, page if is_page else None
         )
-    views = [show_branch(BranchView, one) for one in found.items]
+    views = [copy_to(BranchView, one) for one in found.items]
     if not is_page:
         return views
     return BranchPage(

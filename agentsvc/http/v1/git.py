@@ -9,17 +9,10 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from agentsvc.base import BadRequest, decode_cursor, encode_cursor
+from agentsvc.base import BadRequest, copy_to, decode_cursor, encode_cursor
 from agentsvc.domain import Provider
 from agentsvc.git import BranchQuery, Listing, RepositoryQuery, SortBy
-from agentsvc.http.git_views import (
-    BranchFields,
-    RepositoryFields,
-    TaskFields,
-    show_branch,
-    show_repository,
-    show_task,
-)
+from agentsvc.http.git_views import BranchFields, RepositoryFields, TaskFields
 from agentsvc.http.keys import GIT_PROVIDERS, user_of
 from agentsvc.http.routes import OF_GIT_PROVIDERS, Routes
 from agentsvc.http.wire import Limit, Page, PageQuery, page_at, page_offset
@@ -85,7 +78,7 @@ class RepositoryView(RepositoryFields, frozen=True, kw_only=True):
 
     full_name: str
     """`owner/name`, which `selected_repository` takes"""
-    link_header: None
+    link_header: None = None
     """Always null"""
 
 
@@ -148,7 +141,7 @@ async def search_repositories(
     found = await request.app[GIT_PROVIDERS].search_repositories(
         user_of(request), query.provider, to_query(query)
     )
-    return _page(found, partial(show_repository, RepositoryView))
+    return _page(found, partial(copy_to, RepositoryView))
 
 
 @ROUTES.add(
@@ -170,7 +163,7 @@ async def search_branches(request: web.Request, query: BranchesQuery) -> Page[Br
     found = await request.app[GIT_PROVIDERS].search_branches(
         user_of(request), query.provider, wanted
     )
-    return _page(found, partial(show_branch, BranchView))
+    return _page(found, partial(copy_to, BranchView))
 
 
 @ROUTES.add("GET", "/suggested-tasks/search", example={"limit": 10})
@@ -184,7 +177,7 @@ async def search_suggested_tasks(
     """
     offset = page_offset(query.page_id)
     tasks = await request.app[GIT_PROVIDERS].suggested_tasks(user_of(request))
-    return page_at([show_task(SuggestedTaskView, one) for one in tasks], offset, query.limit)
+    return page_at([copy_to(SuggestedTaskView, one) for one in tasks], offset, query.limit)
 
 
 def _page[T, S](found: Listing[T], show: Callable[[T], S]) -> Page[S]:
