@@ -5,12 +5,14 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
+from agentsvc.base import copy_to
 from agentsvc.http.keys import CATALOGUE
 from agentsvc.http.routes import Routes
 from agentsvc.http.wire import Limit, Page, page_at, page_offset
 from agentsvc.models import Model, ModelProvider
 
 _LIMIT: Final = 50
+_NAMES: Final = {"is_verified": "verified"}
 
 type Words = Annotated[str, msgspec.Meta(max_length=1000)]
 
@@ -33,14 +35,14 @@ class ModelQuery(ProviderQuery, frozen=True, kw_only=True):
     """Only models of this provider; left out: of all"""
 
 
-class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, rename=_NAMES):
     """A language model; `provider/name` is what goes into the settings."""
 
     provider: str | None
     """Who offers the model; null where its name says no provider"""
     name: str
     """Name of the model at its provider; `provider/name` is the value of `llm_model`"""
-    verified: bool
+    is_verified: bool
     """Whether agents are known to work well with the model"""
     hidden: bool = False
     """Always false: a front end shows every model"""
@@ -48,12 +50,12 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Always null: no model is listed under two names"""
 
 
-class ProviderInfo(msgspec.Struct, frozen=True, kw_only=True):
+class ProviderInfo(msgspec.Struct, frozen=True, kw_only=True, rename=_NAMES):
     """Who offers language models."""
 
     name: str
     """Name of the provider, the part of `llm_model` before the slash"""
-    verified: bool
+    is_verified: bool
     """Whether any of its models is verified"""
 
 
@@ -67,11 +69,7 @@ async def search_models(request: web.Request, query: ModelQuery) -> Page[ModelIn
     What this server knows; a model that is not here can be used as well.
     """
     models = (await request.app[CATALOGUE].get()).models
-    found = [
-        ModelInfo(provider=one.provider, name=one.name, verified=one.is_verified)
-        for one in models
-        if _fits(one, query)
-    ]
+    found = [copy_to(ModelInfo, one) for one in models if _fits(one, query)]
     return page_at(found, page_offset(query.page_id), query.limit)
 
 
@@ -82,8 +80,7 @@ async def search_providers(request: web.Request, query: ProviderQuery) -> Page[P
     What this server knows; a provider that is not here can be used as well.
     """
     providers = (await request.app[CATALOGUE].get()).providers
-    fitting = [one for one in providers if _fits(one, query)]
-    found = [ProviderInfo(name=one.name, verified=one.is_verified) for one in fitting]
+    found = [copy_to(ProviderInfo, one) for one in providers if _fits(one, query)]
     return page_at(found, page_offset(query.page_id), query.limit)
 
 

@@ -8,10 +8,12 @@ from typing import Any, Final
 
 import msgspec
 
+from agentsvc.base import copy_to
 from agentsvc.http.v1.types_agent_settings import show_agent_settings, show_conversation_settings
 from agentsvc.settings import Settings
 
 _VARIANT: Final = "openhands"
+_NAMES: Final = {"kind": "value_type", "needs": "depends_on", "is_secret": "secret"}
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +25,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """What a page shows"""
 
 
-class Field(msgspec.Struct, frozen=True, kw_only=True):
+class Field(msgspec.Struct, frozen=True, kw_only=True, rename=_NAMES):
     """One setting; its key is a path into the settings."""
 
     key: str
@@ -37,16 +39,16 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     """Key of the section it is in"""
     section_label: str
     """What a page calls that section"""
-    value_type: str
+    kind: str
     """JSON type of the value: `string`, `integer`, `number`, `boolean`, `array` or `object`"""
     default: Any
     """What counts while the setting is not set; null where that is the agent server's or the
     provider's choice"""
     prominence: str
     """How a page shows it: `critical` first, then `major`, `minor` folded away"""
-    depends_on: list[str]
+    needs: tuple[str, ...]
     """Keys of the settings that have to be true for this one to matter"""
-    secret: bool
+    is_secret: bool
     """Whether the value is a secret, which is never shown"""
     choices: list[Choice]
     """The values it takes; empty if there are more than can be listed"""
@@ -79,7 +81,7 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True):
 class _Entry(msgspec.Struct, frozen=True):
     key: str
     label: str
-    text: str = ""
+    description: str | None = None
     kind: str = "string"
     prominence: str = "minor"
     needs: tuple[str, ...] = ()
@@ -268,17 +270,12 @@ def _field(
     default: Any = defaults
     for step in entry.key.split("."):
         default = default[step]
-    return Field(
-        key=entry.key,
-        label=entry.label,
-        description=entry.text or None,
+    return copy_to(
+        Field,
+        entry,
         section=section,
         section_label=label,
-        value_type=entry.kind,
         default=default,
-        prominence=entry.prominence,
-        depends_on=list(entry.needs),
-        secret=entry.is_secret,
         choices=[Choice(value=value, label=value) for value in entry.choices],
         variant=variant,
     )
