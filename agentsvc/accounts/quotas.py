@@ -6,7 +6,7 @@ what agent servers say that models have cost.
 
 import math
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -19,21 +19,32 @@ _RUNNING_RETRY_SECONDS: Final = 60
 _MONTH_LETTERS: Final = len("2026-01")
 
 
+type Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+type Dollars = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+
+
 class Quotas(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of a user; None is no limit. Amounts are US dollars."""
 
-    running_sandboxes: int | None = None
-    conversations_per_hour: int | None = None
-    spend_per_day: float | None = None
-    spend_per_month: float | None = None
+    running_sandboxes: Count | None = None
+    """Most sandboxes that run at a time; null: no limit"""
+    conversations_per_hour: Count | None = None
+    """Most conversations started in 60 minutes; null: no limit"""
+    spend_per_day: Dollars | None = None
+    """Most US dollars spent on models in a day of UTC; null: no limit"""
+    spend_per_month: Dollars | None = None
+    """Most US dollars spent on models in a month of UTC; null: no limit"""
 
 
 class QuotaUse(msgspec.Struct, frozen=True, kw_only=True):
     """What a user has used of that."""
 
     conversations_last_hour: int
+    """Conversations started in the last 60 minutes"""
     spent_today: float
+    """US dollars spent on models since midnight UTC"""
     spent_this_month: float
+    """US dollars spent on models since the first of the month, UTC"""
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):

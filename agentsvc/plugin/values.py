@@ -306,12 +306,14 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """What a sandbox uses; None is not known."""
 
     cpu_seconds: float | None = None
-    """Time of processors since its command was last started."""
+    """Seconds of processor time since its command was last started; null: not known"""
+    # Without what the kernel only keeps for it.
     memory_bytes: int | None = None
-    """What it has of the memory now, without what the kernel only keeps for it."""
+    """Bytes of memory in use; null: not known"""
     processes: int | None = None
+    """Number of processes and threads; null: not known"""
     disk_bytes: int | None = None
-    """What its files take on the disk, as they were last counted."""
+    """Bytes its files take on the disk, as they were last counted; null: not known"""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,7 +56,7 @@ from agentsvc.http.wire import (
     path_text,
     text_response,
 )
-from agentsvc.plugin import Cause, Isolation, PausedAs, Spec
+from agentsvc.plugin import Cause, Isolation, PausedAs, Spec, Usage
 from agentsvc.sandboxes import (
     AGENT_PORT,
     ClientOrder,
@@ -84,20 +84,12 @@ class ExposedUrl(msgspec.Struct, frozen=True, kw_only=True):
     """Port it listens on inside the sandbox"""
 
 
-class UsageView(msgspec.Struct, frozen=True, kw_only=True):
+class UsageView(Usage, frozen=True, kw_only=True):
     """What a sandbox used at a moment; null is not known.
 
     `cpu_seconds` counts from when its command was last started.
     """
 
-    cpu_seconds: float | None
-    """Seconds of processor time since its command was last started; null: not known"""
-    memory_bytes: int | None
-    """Bytes of memory in use; null: not known"""
-    processes: int | None
-    """Number of processes and threads; null: not known"""
-    disk_bytes: int | None
-    """Bytes its files take on the disk, as they were last counted; null: not known"""
     measured_at: Time
     """When that was measured, in UTC"""
 

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.accounts import DayOfUse, Quotas
+from agentsvc.accounts import DayOfUse, Quotas, QuotaUse
 from agentsvc.base import NotAllowed, NotAuthenticated, copy_to
 from agentsvc.domain import Provider
 from agentsvc.http.git_views import Account
@@ -78,36 +78,17 @@ async def _require_sandbox(request: web.Request) -> None:
         raise NotAllowed("The sandbox belongs to another user")
 
 
-type Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
-type Dollars = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-
-
-class QuotaLimits(msgspec.Struct, frozen=True, kw_only=True):
+class QuotaLimits(Quotas, frozen=True, kw_only=True):
     """What a user may use at most: null, or what is left out, is no limit; amounts are US dollars."""
 
-    running_sandboxes: Count | None = None
-    """Most sandboxes that run at a time; null: no limit"""
-    conversations_per_hour: Count | None = None
-    """Most conversations started in 60 minutes; null: no limit"""
-    spend_per_day: Dollars | None = None
-    """Most US dollars spent on models in a day of UTC; null: no limit"""
-    spend_per_month: Dollars | None = None
-    """Most US dollars spent on models in a month of UTC; null: no limit"""
 
-
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class Usage(QuotaUse, frozen=True, kw_only=True):
     """What a user has used of the quotas, which are of UTC's days and months."""
 
     quotas: QuotaLimits
     """What the user may use at most"""
     running_sandboxes: int
     """Sandboxes that run or start at present"""
-    conversations_last_hour: int
-    """Conversations started in the last 60 minutes"""
-    spent_today: float
-    """US dollars spent on models since midnight UTC"""
-    spent_this_month: float
-    """US dollars spent on models since the first of the month, UTC"""
 
 
 class Days(msgspec.Struct, frozen=True, kw_only=True):
