@@ -275,8 +275,13 @@ def from_view(
     view: ConversationView, links: Links, followers: Mapping[str, int]
 ) -> ConversationInfo:
     """Return a conversation as clients see it."""
-    conversation = view.conversation
+    conversation, status = view.conversation, status_of(view)
     is_ours = conversation.generation is Generation.V0
+    is_running = status is ConversationStatus.RUNNING
+    health: RuntimeStatus = "STATUS$ERROR" if view.execution_status in _FAILED else "STATUS$READY"
+    url = links.conversation(view.sandbox, conversation.id)
+    if is_ours:
+        url = f"{links.prefix}/api/conversations/{shown_id(view)}" if is_running else None
     # Clients send this key to that URL, and ours answers their own key only.
     key = None if is_ours else view.session_api_key
     return view_of(
@@ -285,12 +290,10 @@ def from_view(
         conversation_id=shown_id(view),
         title=conversation.title or default_title(conversation.id),
         last_updated_at=to_stored(conversation.updated_at),
-        status=status_of(view),
-        runtime_status=_runtime_status(view),
+        status=status,
+        runtime_status=health if is_running else None,
         num_connections=followers.get(conversation.id, 0),
-        url=(
-            _own_url(view, links) if is_ours else links.conversation(view.sandbox, conversation.id)
-        ),
+        url=url,
         session_api_key=links.shown(key),
         pr_number=list(conversation.pr_number),
         conversation_version="V0" if is_ours else "V1",
@@ -326,35 +329,20 @@ def status_of(view: ConversationView) -> ConversationStatus:
     return ConversationStatus.STARTING if is_running and not view.conversation.is_ready else status
 
 
-def _runtime_status(view: ConversationView) -> RuntimeStatus | None:
-    if status_of(view) is not ConversationStatus.RUNNING:
-        return None
-    return "STATUS$ERROR" if view.execution_status in _FAILED else "STATUS$READY"
-
-
-def _own_url(view: ConversationView, links: Links) -> str | None:
-    is_running = status_of(view) is ConversationStatus.RUNNING
-    return f"{links.prefix}/api/conversations/{shown_id(view)}" if is_running else None
-
-
 def _first_message(body: StartBody) -> Message | None:
     if body.suggested_task is not None:
         # The task is turned into a message; what else was to be said gives way to it.
         return None
     text = body.initial_user_msg
     message = message_of(text or "", body.image_urls or ())
-    if message.is_empty and text is not None and not _says_why(body):
+    says_why = body.create_microagent or body.replay_json
+    if message.is_empty and text is not None and not says_why:
         raise InvalidRequest(
             "The message is empty: leave it out to start a conversation that waits for one",
             loc=("body", "initial_user_msg"),
             kind="too_short",
         )
     return None if message.is_empty else message
-
-
-def _says_why(body: StartBody) -> bool:
-    """Whether something else than a first message tells what a conversation is for."""
-    return bool(body.create_microagent or body.replay_json)
 
 
 def _trigger(body: StartBody) -> Trigger:
