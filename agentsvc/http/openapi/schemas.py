@@ -137,16 +137,12 @@ def _with_texts(components: dict[str, Json], kinds: Iterable[type]) -> dict[str,
         schema = components[name]
         if "properties" in schema:
             texts = source.fields(kind)
-            fields = {field: _with_text(one, texts.get(field)) for field, one in _fields(schema)}
-            told[name] = {**schema, "properties": fields}
+            fields: dict[str, Json] = schema["properties"]
+            shown = {field: _with_text(one, texts.get(field)) for field, one in fields.items()}
+            told[name] = {**schema, "properties": shown}
         elif values := source.values(kind):
             told[name] = {**schema, "description": f"{schema['description']}\n\n{values}"}
     return told
-
-
-def _fields(schema: Json) -> Iterable[tuple[str, Json]]:
-    fields: dict[str, Json] = schema["properties"]
-    return fields.items()
 
 
 def _with_text(schema: Json, text: str | None) -> Json:
@@ -160,16 +156,12 @@ def _with_text(schema: Json, text: str | None) -> Json:
 
 def _component_of(kind: Any, components: dict[str, Json]) -> str:
     """Return the name msgspec gives the schema of a class: short, or long where two would be alike."""
-    of = [one.__name__ if isinstance(one, type) else repr(one) for one in _arguments(kind)]
+    arguments = getattr(kind, "__args__", ())
+    of = [one.__name__ if isinstance(one, type) else repr(one) for one in arguments]
     inner = f"[{', '.join(of)}]" if of else ""
     short = _NOT_OF_NAMES.sub("_", kind.__name__ + inner)
     long = _NOT_OF_NAMES.sub("_", f"{kind.__module__}.{kind.__qualname__}")
     return short if short in components else long
-
-
-def _arguments(kind: Any) -> Sequence[Any]:
-    found: Sequence[Any] = getattr(kind, "__args__", ())
-    return found
 
 
 def _secret(kind: type) -> Json:
