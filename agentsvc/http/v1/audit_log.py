@@ -11,8 +11,6 @@ from agentsvc.http.keys import AUDIT, user_of
 from agentsvc.http.routes import Routes, Scope
 from agentsvc.http.wire import PAGE_MAX, Limit, Page, Time, find_time
 
-PREFIX: Final = "/api/v1/audit-log"
-
 
 class MyAuditQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which entries to list.
@@ -74,7 +72,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
 ROUTES: Final = Routes()
 
 
-@ROUTES.add("GET", PREFIX, scope=Scope.ADMIN_READ)
+@ROUTES.add("GET", "/api/v1/audit-log", scope=Scope.ADMIN_READ)
 async def search_audit_log(request: web.Request, query: AuditQuery) -> Page[AuditEntry]:
     """List who changed what, the newest first.
 
