@@ -9,10 +9,10 @@ from agentsvc.accounts import Entry, EntryQuery
 from agentsvc.base import copy_to, parse_uuid, view_of
 from agentsvc.http.keys import AUDIT, user_of
 from agentsvc.http.routes import Routes, Scope
-from agentsvc.http.wire import PAGE_MAX, Limit, Page, Time, find_time
+from agentsvc.http.wire import Page, PageQuery, Time, find_time
 
 
-class MyAuditQuery(msgspec.Struct, frozen=True, kw_only=True):
+class MyAuditQuery(PageQuery, frozen=True, kw_only=True):
     """Which entries to list.
 
     `text` is part of the action or the subject; `is_refused` tells what was answered by an error.
@@ -27,8 +27,6 @@ class MyAuditQuery(msgspec.Struct, frozen=True, kw_only=True):
     """
     at_lt: Time | None = msgspec.field(name="at__lt", default=None)
     """Only entries before this moment; ISO 8601, UTC where no offset is given. Left out: all"""
-    page_id: str | None = None
-    limit: Limit = PAGE_MAX
 
 
 class AuditQuery(MyAuditQuery, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from aiohttp import web
 from agentsvc.base import copy_to
 from agentsvc.http.keys import CATALOGUE
 from agentsvc.http.routes import Routes
-from agentsvc.http.wire import Limit, Page, page_at, page_offset
+from agentsvc.http.wire import Limit, Page, PageQuery, page_at, page_offset
 from agentsvc.models import Model, ModelProvider
 
 _LIMIT: Final = 50
@@ -17,14 +17,13 @@ _NAMES: Final = {"is_verified": "verified"}
 type Words = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
-class ProviderQuery(msgspec.Struct, frozen=True, kw_only=True):
+class ProviderQuery(PageQuery, frozen=True, kw_only=True):
     """Which providers are listed; `query` is a part of the name."""
 
     query: Words = ""
     """Part of the name, upper or lower case, at most 1000 characters; empty: all"""
     verified: bool | None = msgspec.field(default=None, name="verified__eq")
     """True lists only verified ones, false only the others; left out: both"""
-    page_id: str | None = None
     limit: Limit = _LIMIT
 
 

@@ -5,7 +5,6 @@ from enum import StrEnum
 from functools import partial
 from typing import Annotated, Final
 
-import msgspec
 from aiohttp import web
 from msgspec import Meta
 
@@ -54,16 +53,13 @@ class RepositoriesQuery(InstallationsQuery, frozen=True, kw_only=True):
     does"""
 
 
-class BranchesQuery(msgspec.Struct, frozen=True, kw_only=True):
+class BranchesQuery(InstallationsQuery, frozen=True, kw_only=True):
     """Which branches are listed; `query` is a part of the name, and may be empty."""
 
-    provider: Provider
-    """The git hosting service to ask, with the user's token"""
     repository: RepositoryName
     """The repository, as `owner/name`"""
     query: Words
     """Part of the name of a branch; empty: all branches"""
-    page_id: str | None = None
     limit: Limit = SHORT_PAGE
 
 

@@ -12,7 +12,7 @@ from agentsvc.domain import NamedServers, Provider, read_mcp_map
 from agentsvc.http.keys import GIT_PROVIDERS, SECRETS, SETTINGS, user_of
 from agentsvc.http.routes import Routes, shown_as
 from agentsvc.http.v1.types_agent_settings import refuse_many
-from agentsvc.http.wire import PAGE_MAX, Limit, Page, page_by_name
+from agentsvc.http.wire import Page, PageQuery, page_by_name
 from agentsvc.settings import (
     ProviderTokenPatch,
     ProviderTokens,
@@ -26,13 +26,11 @@ from agentsvc.settings import (
 type Description = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
-class SecretQuery(msgspec.Struct, frozen=True, kw_only=True):
+class SecretQuery(PageQuery, frozen=True, kw_only=True):
     """Which secrets are listed; `name__contains` is a part of the name."""
 
     name_contains: str = msgspec.field(default="", name="name__contains")
     """Part of the name, upper or lower case; empty: all secrets"""
-    page_id: str | None = None
-    limit: Limit = PAGE_MAX
 
 
 class NewSecret(msgspec.Struct, frozen=True, kw_only=True):

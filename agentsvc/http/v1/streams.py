@@ -94,13 +94,11 @@ class EndMessage(_OfStream, frozen=True, kw_only=True, tag="end"):
     """Why the stream is over"""
 
 
-class EventMessage(_Message, frozen=True, kw_only=True, tag="event"):
+class EventMessage(_OfStream, frozen=True, kw_only=True, tag="event"):
     """An event of the conversation."""
 
     id: int
     """Number of the event in its conversation, counted from 0; `after` takes it"""
-    stream: str | UnsetType = UNSET
-    """Which stream it belongs to, where several are in one WebSocket"""
     data: ShownEvent
     """The event"""
 

@@ -26,27 +26,24 @@ class Role(StrEnum):
     TOOL = "tool"
 
 
-class TextContent(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="type",
-    tag="text",
-):
+class _Part(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """What every part of a message has."""
+
+    cache_prompt: bool = False
+
+
+class TextContent(_Part, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="text"):
     """A text; the published description forbids anything else in it."""
 
     text: str
     """The text, in Markdown as far as a front end shows it"""
-    cache_prompt: bool = False
 
 
-class ImageContent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="image"):
+class ImageContent(_Part, frozen=True, kw_only=True, tag="image"):
     """Images, by http(s) or data URL."""
 
     image_urls: Annotated[list[ImageUrl], msgspec.Meta(max_length=_IMAGES_MAX)]
     """The images, by http(s) or data URL"""
-    cache_prompt: bool = False
 
 
 class OneUrl(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,12 +53,11 @@ class OneUrl(msgspec.Struct, frozen=True, kw_only=True):
     """http(s) or data URL of the image"""
 
 
-class ImageUrlContent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="image_url"):
+class ImageUrlContent(_Part, frozen=True, kw_only=True, tag="image_url"):
     """An image as one front end writes it."""
 
     image_url: OneUrl
     """The image"""
-    cache_prompt: bool = False
 
 
 type MessagePart = TextContent | ImageContent | ImageUrlContent
