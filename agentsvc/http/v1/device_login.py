@@ -92,15 +92,11 @@ class CodeQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Code to fill in on the page; empty: the user types it"""
 
 
-class PageForm(msgspec.Struct, frozen=True, kw_only=True):
+class PageForm(Decision, frozen=True, kw_only=True):
     """What the page sends."""
 
-    user_code: Code
-    """The code the program has told its user, at most 200 characters"""
     api_key: Annotated[SentSecret, msgspec.Meta(min_length=1, max_length=1000)]
     """API key of the user who lets the program in"""
-    approve: bool = True
-    """False refuses the login"""
 
 
 _BEGINNING = msgspec.json.Decoder(Beginning | None)
@@ -203,7 +199,7 @@ async def post_page(request: web.Request) -> web.Response:
         caller = await request.app[KEYRING].identify(key)
         request[PRINCIPAL] = caller
         check_scope(Scope.MANAGE, caller)
-        await _decide(request, caller, Decision(user_code=form.user_code, approve=form.approve))
+        await _decide(request, caller, form)
     except AgentsvcError as exc:
         message = "This API key is not valid" if exc.status == _UNAUTHORIZED else exc.message
         return _page(form.user_code, message, status=exc.status)

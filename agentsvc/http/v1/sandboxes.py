@@ -69,7 +69,6 @@ from agentsvc.sandboxes import (
 
 IDS_MAX: Final = 100
 
-_EXPOSED_NAMES: Final = {AGENT_PORT: "AGENT_SERVER"}
 _DEFAULT_WORKING_DIR: Final = "/workspace/project"
 
 
@@ -273,7 +272,7 @@ def from_measured(measured: UsageSample) -> UsageView:
 def _expose(sandbox: Sandbox, links: Links) -> list[ExposedUrl]:
     return [
         ExposedUrl(
-            name=_EXPOSED_NAMES.get(end.name, end.name.upper()),
+            name="AGENT_SERVER" if end.name == AGENT_PORT else end.name.upper(),
             url=_url_of(sandbox, end.name, links),
             port=end.port,
         )
