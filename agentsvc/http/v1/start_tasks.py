@@ -39,7 +39,7 @@ from agentsvc.http.routes import EXAMPLE_ID, Routes
 from agentsvc.http.urls import Links, links_of
 from agentsvc.http.v1.sandboxes import check_ids
 from agentsvc.http.v1.types_messages import MessageBody, MessageView, from_message, to_message
-from agentsvc.http.wire import PAGE_MAX, Int64, Limit, Page, Time, find_time
+from agentsvc.http.wire import PAGE_MAX, EnvName, Int64, Limit, Page, Time, find_time
 from agentsvc.settings import check_secret_name
 
 SECRETS_MAX: Final = 50
@@ -58,14 +58,6 @@ type EnvironmentId = Annotated[
         "^(none|[0-9A-Fa-f]{8}(-?[0-9A-Fa-f]{4}){3}-?[0-9A-Fa-f]{12})$",
         "a UUID, with or without dashes, or `none`",
         max_length=36,
-    ),
-]
-type SecretName = Annotated[
-    str,
-    matching(
-        "^[A-Za-z_][A-Za-z0-9_]*$",
-        "of letters, digits and `_`, without a digit in front",
-        max_length=256,
     ),
 ]
 
@@ -171,9 +163,9 @@ class StartBody(msgspec.Struct, frozen=True, kw_only=True, rename=GIT_NAMES):
     environment_id: EnvironmentId | None = None
     """Prepared environment to begin with a copy of, or `none`; null: the one of the repository that
     is prepared for the same sandbox spec, if the user has one"""
-    secrets: (
-        Annotated[dict[SecretName, SecretValue], msgspec.Meta(max_length=SECRETS_MAX)] | None
-    ) = None
+    secrets: Annotated[dict[EnvName, SecretValue], msgspec.Meta(max_length=SECRETS_MAX)] | None = (
+        None
+    )
     """Secrets of this conversation only, by name: at most 50, values up to 64 KiB. They win over
     the user's own; null: none"""
 
