@@ -119,12 +119,14 @@ class Listener:
     ) -> None:
         conversation = view.conversation
         self.conversation_id = conversation.id
+        self.holds = contextlib.ExitStack()
+        """What is let go of when it is closed."""
         self._user_id = conversation.user_id
         self._created_at = conversation.created_at
         self._request = request
         self._app = request.app
         self._caller = caller
-        self._line = line
+        self.line = line
         self._latest_event_id = latest_event_id
         self._max_bytes = self._app[keys.CONFIG].server.max_body_bytes
         self._sent = _SentFrames(status=READY, title=title_frame(view))
@@ -144,7 +146,7 @@ class Listener:
             await self._stream_all()
         except Exception as exc:
             # Whatever it was, the client is told no more, and has to come back for that.
-            await self._line.drop()
+            await self.line.drop()
             if not isinstance(exc, ConnectionError):
                 raise
             log.info(
@@ -173,7 +175,7 @@ class Listener:
                 await self._note(exc.status)
                 await self._send_error(exc.message)
                 if isinstance(exc, errors.NotAuthenticated):
-                    await self._line.hang_up()
+                    await self.line.hang_up()
             else:
                 await self._note(_DONE)
 
@@ -201,6 +203,7 @@ class Listener:
 
     def close(self) -> None:
         """End what is going on; safe to call twice."""
+        self.holds.close()
         self._news.close()
         self._inbox.put_nowait(None)
 
@@ -236,7 +239,7 @@ class Listener:
             if not await self._wait_for_news():
                 return
             await self._send_events()
-        await self._line.hang_up()
+        await self.line.hang_up()
 
     async def _wait_for_news(self) -> bool:
         """Wait until there may be something to tell; say whether anybody still listens."""
@@ -251,7 +254,7 @@ class Listener:
         self._state = last_state(history)
         self._told_state = last_state(history, self._latest_event_id)
         for event in replay(history[: self._position], self._latest_event_id):
-            await self._line.send(event)
+            await self.line.send(event)
 
     async def _send_events(self) -> None:
         history = await self._app[TRANSCRIPTS].read(self.conversation_id, self._created_at)
@@ -262,7 +265,7 @@ class Listener:
         for event in news:
             shown = live(event)
             if shown is not None:
-                await self._line.send(shown)
+                await self.line.send(shown)
 
     async def _send_status(self) -> bool:
         """Tell what has changed beside events; say whether the conversation still exists."""
@@ -275,11 +278,11 @@ class Listener:
         )
         for frame, before in zip(now, self._sent, strict=True):
             if frame is not None and frame != before:
-                await self._line.send(frame)
+                await self.line.send(frame)
         self._sent = now
         state = self._find_state(view)
         if state not in (None, self._told_state):
-            await self._line.send(state_frame(state))
+            await self.line.send(state_frame(state))
             self._told_state = state
         return True
 
@@ -317,7 +320,7 @@ class Listener:
 
     async def _send_error(self, message: str) -> None:
         try:
-            await self._line.send(error_frame(message))
+            await self.line.send(error_frame(message))
         except ConnectionError:
             # Whoever tells it what happens finds out too, and lets go of it.
             return

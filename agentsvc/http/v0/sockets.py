@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from contextlib import AbstractContextManager
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -59,15 +58,6 @@ class _Caller(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.principal is None else self.principal.user_id
 
 
-class _Connection(msgspec.Struct, kw_only=True):
-    """A connection that follows a conversation."""
-
-    listener: Listener
-    line: Line
-    hold: AbstractContextManager[None]
-    """Ends it when the key of its caller has lost its worth."""
-
-
 _CALLER: Final[web.RequestKey[_Caller]] = web.RequestKey("socket_caller", _Caller)
 
 
@@ -98,7 +88,7 @@ class Sockets:
         self._followers = app[FOLLOWERS]
         self._supervisor = app[keys.SUPERVISOR]
         self._send_seconds = config.request_seconds
-        self._connections: dict[str, _Connection] = {}
+        self._listeners: dict[str, Listener] = {}
         self._streams: dict[str, web.Request] = {}
         self._server = _make_server(config.max_body_bytes)
         self._hear = self._server.eio.handlers["message"]
@@ -207,11 +197,12 @@ class Sockets:
             raise Refused(exc.message) from exc
         line = Line(self._server, sid, self._end, send_seconds=self._send_seconds)
         listener = Listener(request, principal, line, view, latest_event_id)
+        # It ends when the key of its caller has lost its worth.
         hold = request.app[keys.OPEN_CONNECTIONS].held(
             principal, lambda: self._supervisor.spawn(f"socket {sid} ends", line.hang_up)
         )
-        hold.__enter__()
-        self._connections[sid] = _Connection(listener=listener, line=line, hold=hold)
+        listener.holds.enter_context(hold)
+        self._listeners[sid] = listener
         self._followers[listener.conversation_id] += 1
         self._supervisor.spawn(f"socket {sid} tells", listener.stream)
         self._supervisor.spawn(f"socket {sid} obeys", listener.process_actions)
@@ -219,35 +210,34 @@ class Sockets:
             self._supervisor.spawn(f"socket {sid} wakes", listener.resume)
 
     async def _disconnect(self, sid: str, reason: str) -> None:
-        connection = self._forget(sid)
-        if connection is not None and reason == self._server.reason.CLIENT_DISCONNECT:
+        listener = self._forget(sid)
+        if listener is not None and reason == self._server.reason.CLIENT_DISCONNECT:
             # A poll of its own may be waiting for an answer, and the client for that.
-            await connection.line.close()
+            await listener.line.close()
 
     async def _take(self, sid: str, *said: msgspec.Raw) -> None:
-        connection = self._connections.get(sid)
-        if connection is None or connection.listener.enqueue(bytes(said[0]) if said else b"null"):
+        listener = self._listeners.get(sid)
+        if listener is None or listener.enqueue(bytes(said[0]) if said else b"null"):
             return
         # Nothing more of it is taken, and what it is told is its last.
         self._forget(sid)
-        self._supervisor.spawn(f"socket {sid} floods", connection.line.turn_away)
+        self._supervisor.spawn(f"socket {sid} floods", listener.line.turn_away)
 
-    def _forget(self, sid: str) -> _Connection | None:
-        connection = self._connections.pop(sid, None)
-        if connection is not None:
-            connection.hold.__exit__(None, None, None)
-            connection.listener.close()
+    def _forget(self, sid: str) -> Listener | None:
+        listener = self._listeners.pop(sid, None)
+        if listener is not None:
+            listener.close()
             # A count that is zero is no count.
-            self._followers.subtract([connection.listener.conversation_id])
+            self._followers.subtract([listener.conversation_id])
             self._followers += Counter()
-        return connection
+        return listener
 
     # Ends
 
     async def tidy(self, *, at: float | None = None) -> None:
         """Let go of connections that follow nothing."""
         moment = monotonic() if at is None else at
-        following = {connection.line.eio_sid for connection in self._connections.values()}
+        following = {listener.line.eio_sid for listener in self._listeners.values()}
         for eio_sid, caller in self._callers().items():
             if eio_sid not in following and caller.came_at + _KNOCK_SECONDS < moment:
                 self._end_soon(eio_sid)
