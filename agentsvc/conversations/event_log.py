@@ -157,9 +157,10 @@ class EventLog:
         There may be fewer of them than asked for, and more behind them, where some are large.
         Raises InvalidRequest for a page id that this server did not give.
         """
-        after = None if page_id is None else values.decode_cursor(page_id, str, int)
-        page, end = await event_table.search(self._db, conversation_id, query, after, limit)
-        return page, end and values.encode_cursor(*end)
+        page, next_page_id = await event_table.read_page(
+            self._db, event_table.EVENTS, conversation_id, query, page_id=page_id, limit=limit
+        )
+        return [StoredEvent(*row) for row in page], next_page_id
 
     async def pages(
         self, conversation_id: str, query: EventQuery, *, limit: int
@@ -180,11 +181,10 @@ class EventLog:
         """Return the bodies of the events that `search` returns, and the id of the next page."""
 
         async def read() -> tuple[list[bytes], str | None]:
-            after = None if page_id is None else values.decode_cursor(page_id, str, int)
-            page, end = await event_table.search_bodies(
-                self._db, conversation_id, query, after, limit
+            page, next_page_id = await event_table.read_page(
+                self._db, event_table.BODIES, conversation_id, query, page_id=page_id, limit=limit
             )
-            return page, end and values.encode_cursor(*end)
+            return [row[-1] for row in page], next_page_id
 
         key = (EventLog.search_bodies, conversation_id, query, page_id, limit)
         return await self._db.keep(key, read, weigh=_weigh)
@@ -208,7 +208,8 @@ class EventLog:
             size = await event_table.size_of_many(self._db, conversation_id, forms)
             if size > _MANY * LARGEST_EVENT_BYTES:
                 raise ExportTooLarge("These events are too large together: ask for fewer at a time")
-        found = await event_table.find_many(self._db, conversation_id, forms)
+        params = {"conversation_id": conversation_id, "ids": event_table.to_json(forms)}
+        found = await event_table.read(self._db, event_table.OF_IDS, params)
         by_form = {form: event for event in found for form in _forms(event.id)}
         by_form |= {event.id: event for event in found}
         return [by_form.get(event_id) or by_form.get(event_id.lower()) for event_id in ids]
@@ -217,7 +218,8 @@ class EventLog:
         self, conversation_id: str, *, from_seq: int, limit: int
     ) -> list[StoredEvent]:
         """Return events in the order of their arrival, beginning with a number."""
-        return await event_table.read_range(self._db, conversation_id, from_seq, limit)
+        params = {"conversation_id": conversation_id, "from_seq": from_seq, "limit": limit}
+        return await event_table.read(self._db, event_table.RANGE, params)
 
     async def read_stretch(
         self,
@@ -235,18 +237,18 @@ class EventLog:
         latest = self._latest.find(conversation_id, from_seq, to_seq)
         if latest:
             return latest[:limit]
-        return await event_table.read_stretch(
-            self._db,
-            conversation_id,
-            from_seq=from_seq,
-            to_seq=values.MAX_INT if to_seq is None else to_seq,
-            limit=limit,
-            max_bytes=max_bytes,
-        )
+        params = {
+            "conversation_id": conversation_id,
+            "from_seq": from_seq,
+            "to_seq": values.MAX_INT if to_seq is None else to_seq,
+            "limit": limit,
+            "max_bytes": max_bytes,
+        }
+        return await event_table.read(self._db, event_table.STRETCH, params)
 
     async def find_first(self, conversation_id: str) -> int | None:
         """Return the number of the first event that is still there, None if there is none."""
-        return await event_table.find_first(self._db, conversation_id)
+        return await self._db.value(event_table.FIRST, {"conversation_id": conversation_id})
 
     async def find_last(self, conversation_id: str) -> int | None:
         """Return the number of the last event, -1 if there is none, None for no conversation."""

@@ -1,15 +1,12 @@
 """The SQL of events, and what is stored of each."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from agentsvc.base import NotFound, values
+from agentsvc.base import NotFound, decode_cursor, encode_cursor, values
 from agentsvc.storage import Queryable, Transaction, record_of
-
-type Key = tuple[str, int]
-"""The time and the number of an event, by which those of a page are sorted."""
 
 
 class StoredEvent(msgspec.Struct, frozen=True):
@@ -55,14 +52,16 @@ _LARGE_TOGETHER = 16 * 1024 * 1024
 """How many bytes those events of a page have together that are not small, but for the last one."""
 _COLUMNS = "SELECT conversation_id, seq, id, kind, timestamp, source, body FROM events"
 _SMALL = f"CASE WHEN LENGTH(body) <= {_SMALL_BYTES} THEN body END AS body FROM events"
-_EVENTS = f"SELECT conversation_id, seq, id, kind, timestamp, source, {_SMALL}"
-_BODIES = f"SELECT timestamp, seq, {_SMALL}"
+EVENTS = f"SELECT conversation_id, seq, id, kind, timestamp, source, {_SMALL}"
+BODIES = f"SELECT timestamp, seq, {_SMALL}"
 _WHERE = "WHERE conversation_id = :conversation_id"
-_OF_IDS = "AND id IN (SELECT value FROM json_each(:ids))"
+OF_IDS = "AND id IN (SELECT value FROM json_each(:ids))"
+RANGE = "AND seq >= :from_seq ORDER BY seq LIMIT :limit"
+FIRST = " ".join(["SELECT seq FROM events", _WHERE, "ORDER BY seq LIMIT 1"])
 _OLDEST_FIRST = "ORDER BY timestamp, seq LIMIT :limit"
 _NEWEST_FIRST = "ORDER BY timestamp DESC, seq DESC LIMIT :limit"
 _BODY = "SELECT body FROM events WHERE conversation_id = :conversation_id AND seq = :seq"
-_STRETCH = """
+STRETCH = """
     AND seq >= :from_seq
     AND seq <= (
         SELECT MAX(seq)
@@ -105,7 +104,7 @@ async def find_state(
         FROM conversations AS c
         WHERE c.id = :conversation_id
     """
-    row = await source.one(sql, {"conversation_id": conversation_id, "ids": _to_json(ids)})
+    row = await source.one(sql, {"conversation_id": conversation_id, "ids": to_json(ids)})
     return record_of(row, LogState) if row else None
 
 
@@ -155,37 +154,23 @@ async def set_next_seq(tx: Transaction, conversation_id: str, next_seq: int) -> 
     await tx.run(sql, {"conversation_id": conversation_id, "next_seq": next_seq})
 
 
-async def search(
+async def read_page(
     source: Queryable,
+    columns: str,
     conversation_id: str,
     query: EventQuery,
-    after: Key | None,
+    *,
+    page_id: str | None,
     limit: int,
-) -> tuple[list[StoredEvent], Key | None]:
-    """Return the first events behind a key, in the order of the query, and the key of what follows.
+) -> tuple[list[Sequence[Any]], str | None]:
+    """Return a page of rows with the body in the last column, and the id of the next page.
 
-    There may be fewer than asked for, where some are large.
+    There may be fewer than asked for, where some are large. Raises InvalidRequest for a foreign id.
     """
-    page, end = await _read_page(source, *_page(_EVENTS, conversation_id, query, after), limit)
-    return [StoredEvent(*row) for row in page], end
-
-
-async def search_bodies(
-    source: Queryable,
-    conversation_id: str,
-    query: EventQuery,
-    after: Key | None,
-    limit: int,
-) -> tuple[list[bytes], Key | None]:
-    """Return the same with the bodies of the events only."""
-    page, end = await _read_page(source, *_page(_BODIES, conversation_id, query, after), limit)
-    return [row[-1] for row in page], end
-
-
-async def _read_page(
-    source: Queryable, sql: str, params: dict[str, str | int], limit: int
-) -> tuple[list[Sequence[Any]], Key | None]:
-    """Return rows with the body in the last column, and the key behind which there are more."""
+    after = None if page_id is None else decode_cursor(page_id, str, int)
+    conditions, params = _narrow(conversation_id, query, after)
+    order = _NEWEST_FIRST if query.descending else _OLDEST_FIRST
+    sql = f"{columns} {conditions} {order}"
     rows = await source.all(sql, {**params, "limit": limit + 1})
     page: list[Sequence[Any]] = []
     looked_at, left = 0, _LARGE_TOGETHER
@@ -204,7 +189,7 @@ async def _read_page(
     if looked_at == len(rows):
         return page, None
     last = rows[looked_at - 1]
-    return page, (last["timestamp"], last["seq"])
+    return page, encode_cursor(last["timestamp"], last["seq"])
 
 
 async def count(source: Queryable, conversation_id: str, query: EventQuery) -> int:
@@ -212,12 +197,6 @@ async def count(source: Queryable, conversation_id: str, query: EventQuery) -> i
     conditions, params = _narrow(conversation_id, query, None)
     sql = " ".join(["SELECT COUNT(*) FROM events", conditions])
     return int(await source.value(sql, params) or 0)
-
-
-async def find_first(source: Queryable, conversation_id: str) -> int | None:
-    """Return the number of the first event that is still there."""
-    sql = " ".join(["SELECT seq FROM events", _WHERE, "ORDER BY seq LIMIT 1"])
-    return await source.value(sql, {"conversation_id": conversation_id})
 
 
 async def says_any(
@@ -231,66 +210,25 @@ async def says_any(
           AND +kind IN (SELECT value FROM json_each(:kinds))
         LIMIT 1
     """
-    params = {"conversation_id": conversation_id, "after": after, "kinds": _to_json(kinds)}
+    params = {"conversation_id": conversation_id, "after": after, "kinds": to_json(kinds)}
     return await source.one(sql, params) is not None
 
 
 async def size_of_many(source: Queryable, conversation_id: str, ids: Iterable[str]) -> int:
     """Return how many bytes the events of these ids have."""
-    sql = " ".join(["SELECT SUM(LENGTH(body)) FROM events", _WHERE, _OF_IDS])
-    params = {"conversation_id": conversation_id, "ids": _to_json(ids)}
+    sql = " ".join(["SELECT SUM(LENGTH(body)) FROM events", _WHERE, OF_IDS])
+    params = {"conversation_id": conversation_id, "ids": to_json(ids)}
     return int(await source.value(sql, params) or 0)
 
 
-async def find_many(
-    source: Queryable, conversation_id: str, ids: Iterable[str]
-) -> list[StoredEvent]:
-    """Return the events of these ids, in no order."""
-    sql = " ".join([_COLUMNS, _WHERE, _OF_IDS])
-    params = {"conversation_id": conversation_id, "ids": _to_json(ids)}
-    return [StoredEvent(*row) for row in await source.all(sql, params)]
-
-
-async def read_range(
-    source: Queryable, conversation_id: str, from_seq: int, limit: int
-) -> list[StoredEvent]:
-    """Return the first events from a number on."""
-    sql = " ".join([_COLUMNS, _WHERE, "AND seq >= :from_seq ORDER BY seq LIMIT :limit"])
-    params = {"conversation_id": conversation_id, "from_seq": from_seq, "limit": limit}
-    return [StoredEvent(*row) for row in await source.all(sql, params)]
-
-
-async def read_stretch(
-    source: Queryable,
-    conversation_id: str,
-    *,
-    from_seq: int,
-    to_seq: int,
-    limit: int,
-    max_bytes: int,
-) -> list[StoredEvent]:
-    """Return the first events between two numbers: one, and more while there are few bytes."""
-    sql = " ".join([_COLUMNS, _WHERE, _STRETCH])
-    params = {
-        "conversation_id": conversation_id,
-        "from_seq": from_seq,
-        "to_seq": to_seq,
-        "limit": limit,
-        "max_bytes": max_bytes,
-    }
-    return [StoredEvent(*row) for row in await source.all(sql, params)]
-
-
-def _page(
-    columns: str, conversation_id: str, query: EventQuery, after: Key | None
-) -> tuple[str, dict[str, str | int]]:
-    conditions, params = _narrow(conversation_id, query, after)
-    order = _NEWEST_FIRST if query.descending else _OLDEST_FIRST
-    return " ".join([columns, conditions, order]), params
+async def read(source: Queryable, which: str, params: Mapping[str, Any]) -> list[StoredEvent]:
+    """Return the events of a conversation that fit a condition."""
+    rows = await source.all(f"{_COLUMNS} {_WHERE} {which}", params)
+    return [StoredEvent(*row) for row in rows]
 
 
 def _narrow(
-    conversation_id: str, query: EventQuery, after: Key | None
+    conversation_id: str, query: EventQuery, after: tuple[str, int] | None
 ) -> tuple[str, dict[str, str | int]]:
     # One lower and one upper bound, both on what the indexes are sorted by, and only those that
     # are set: SQLite picks its index, and where in it to begin, by what the statement says.
@@ -307,7 +245,7 @@ def _narrow(
         params["kind"] = query.kind
     if query.kinds:
         sql.append("AND kind IN (SELECT value FROM json_each(:kinds))")
-        params["kinds"] = _to_json(query.kinds)
+        params["kinds"] = to_json(query.kinds)
     if query.logged:
         sql.append(_LOGGED)
     if low:
@@ -319,5 +257,6 @@ def _narrow(
     return " ".join(sql), params
 
 
-def _to_json(ids: Iterable[str]) -> str:
+def to_json(ids: Iterable[str]) -> str:
+    """Return ids as a statement takes them."""
     return msgspec.json.encode(list(ids)).decode()
