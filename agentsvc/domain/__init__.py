@@ -21,11 +21,11 @@ from agentsvc.domain.mcp import McpConfig as McpConfig
 from agentsvc.domain.mcp import McpListsBody as McpListsBody
 from agentsvc.domain.mcp import restore_secrets as restore_secrets
 from agentsvc.domain.mcp import show_mcp_config as show_mcp_config
-from agentsvc.domain.mcp import to_agent as to_agent
 from agentsvc.domain.mcp import to_mcp_config as to_mcp_config
 from agentsvc.domain.mcp_map import NamedServers as NamedServers
 from agentsvc.domain.mcp_map import read_mcp_map as read_mcp_map
 from agentsvc.domain.mcp_map import show_mcp_map as show_mcp_map
+from agentsvc.domain.mcp_map import to_agent as to_agent
 from agentsvc.domain.orders import AgentPlugin as AgentPlugin
 from agentsvc.domain.orders import AgentType as AgentType
 from agentsvc.domain.orders import Content as Content

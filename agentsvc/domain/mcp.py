@@ -6,7 +6,7 @@ Reading takes what published clients send: plain URLs, shell-like argument strin
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
@@ -213,20 +213,20 @@ def _to_config(given: McpListsBody, loc: Loc) -> McpConfig:
         shttp_servers=_each(given.shttp_servers, _to_shttp, (*loc, "shttp_servers"), problems),
     )
     problems.refuse()
-    _refuse_twice([server.url for server in config.sse_servers], "url", (*loc, "sse_servers"))
-    _refuse_twice([server.url for server in config.shttp_servers], "url", (*loc, "shttp_servers"))
-    _refuse_twice([server.name for server in config.stdio_servers], "name", (*loc, "stdio_servers"))
+    for name in McpConfig.__struct_fields__:
+        _refuse_twice(getattr(config, name), (*loc, name))
     return config
 
 
 def show_mcp_config(config: McpConfig, *, is_revealed: bool = False) -> dict[str, Any]:
     """Return the JSON value clients read, with stars in place of secrets unless asked for them."""
     shown = Secret.reveal if is_revealed else str
+
+    def remote(server: SseServer | ShttpServer) -> dict[str, Any]:
+        return {"url": server.url, "api_key": shown(server.api_key) if server.api_key else None}
+
     return {
-        "sse_servers": [
-            {"url": server.url, "api_key": shown(server.api_key) if server.api_key else None}
-            for server in config.sse_servers
-        ],
+        "sse_servers": [remote(server) for server in config.sse_servers],
         "stdio_servers": [
             {
                 "name": server.name,
@@ -237,12 +237,7 @@ def show_mcp_config(config: McpConfig, *, is_revealed: bool = False) -> dict[str
             for server in config.stdio_servers
         ],
         "shttp_servers": [
-            {
-                "url": server.url,
-                "api_key": shown(server.api_key) if server.api_key else None,
-                "timeout": server.timeout_seconds,
-            }
-            for server in config.shttp_servers
+            {**remote(server), "timeout": server.timeout_seconds} for server in config.shttp_servers
         ],
     }
 
@@ -254,89 +249,12 @@ def restore_secrets(config: McpConfig, stored: McpConfig | None) -> McpConfig:
     the form it came in cannot say. Raises InvalidRequest for stars that stand for nothing.
     """
     old = stored or McpConfig()
-    sse = {server.url: server for server in old.sse_servers}
-    shttp = {server.url: server for server in old.shttp_servers}
-    stdio = {server.name: server for server in old.stdio_servers}
     return McpConfig(
-        sse_servers=tuple(
-            _restored_remote(server, sse.get(server.url), (*_LOC, "sse_servers", index))
-            for index, server in enumerate(config.sse_servers)
-        ),
-        stdio_servers=tuple(
-            _restored_stdio(server, stdio.get(server.name), (*_LOC, "stdio_servers", index))
-            for index, server in enumerate(config.stdio_servers)
-        ),
-        shttp_servers=tuple(
-            _restored_remote(server, shttp.get(server.url), (*_LOC, "shttp_servers", index))
-            for index, server in enumerate(config.shttp_servers)
-        ),
+        **{
+            name: _restored_all(getattr(config, name), getattr(old, name), (*_LOC, name))
+            for name in McpConfig.__struct_fields__
+        }
     )
-
-
-def to_agent(config: McpConfig) -> dict[str, dict[str, Any]]:
-    """Return the map the agent server takes, secrets revealed; it goes nowhere else.
-
-    Servers that are switched off are not in it.
-    """
-    return {
-        name: _to_agent_server(server)
-        for name, server in named_servers(config).items()
-        if server.extras is None or server.extras.enabled
-    }
-
-
-def named_servers(config: McpConfig) -> dict[str, Server]:
-    """Return every server under its name; those without one are called by kind and place."""
-    named: dict[str, Server] = {stdio.name: stdio for stdio in config.stdio_servers}
-    remote: list[tuple[str, SseServer | ShttpServer]] = [
-        *((f"sse_{index}", sse) for index, sse in enumerate(config.sse_servers)),
-        *((f"shttp_{index}", shttp) for index, shttp in enumerate(config.shttp_servers)),
-    ]
-    for usual_name, server in remote:
-        name = server.extras.name if server.extras else ""
-        named[_free_name(name or usual_name, named)] = server
-    return named
-
-
-def server_headers(server: SseServer | ShttpServer) -> dict[str, Secret]:
-    """Return the headers a server is called with."""
-    headers = dict(server.extras.headers) if server.extras else {}
-    if server.api_key is not None:
-        headers["Authorization"] = Secret(f"Bearer {server.api_key.reveal()}")
-    return headers
-
-
-def _to_agent_server(server: Server) -> dict[str, Any]:
-    extras = server.extras or ToolServerExtras()
-    if isinstance(server, StdioServer):
-        body: dict[str, Any] = {
-            "command": server.command,
-            "args": list(server.args),
-            "env": {name: value.reveal() for name, value in server.env.items()},
-        }
-        optional = {"cwd": extras.cwd, "timeout": extras.timeout_seconds}
-    else:
-        body = {"url": server.url, "transport": transport_of(server), **_headers(server)}
-        optional = {
-            "timeout": timeout_of(server),
-            "sse_read_timeout": extras.sse_read_timeout_seconds,
-        }
-    optional["keep_alive"] = extras.keep_alive
-    return body | {name: value for name, value in optional.items() if value is not None}
-
-
-def transport_of(server: SseServer | ShttpServer) -> str:
-    """Return the name of the way a server is talked to."""
-    if isinstance(server, SseServer):
-        return "sse"
-    return (server.extras.transport if server.extras else None) or "streamable-http"
-
-
-def timeout_of(server: Server) -> float | None:
-    """Return how many seconds a call to a server may take, or None if that is not set."""
-    if isinstance(server, ShttpServer):
-        return server.timeout_seconds
-    return server.extras.timeout_seconds if server.extras else None
 
 
 def _each[B, T](
@@ -460,14 +378,33 @@ def _env_pairs(text: str, loc: Loc) -> dict[str, str]:
     return pairs
 
 
-def _refuse_twice(ids: list[str], field: str, loc: Loc) -> None:
+def _id_of(server: Server) -> tuple[str, str]:
+    """Return the field that tells a server from others of its list, and its value."""
+    if isinstance(server, StdioServer):
+        return "name", server.name
+    return "url", server.url
+
+
+def _refuse_twice(servers: Sequence[Server], loc: Loc) -> None:
     seen: set[str] = set()
-    for index, name in enumerate(ids):
-        if name in seen:
+    for index, server in enumerate(servers):
+        field, value = _id_of(server)
+        if value in seen:
             raise InvalidRequest(
                 f"Another server of this list has the same {field}", loc=(*loc, index, field)
             )
-        seen.add(name)
+        seen.add(value)
+
+
+def _restored_all(given: Sequence[Any], stored: Sequence[Any], loc: Loc) -> tuple[Any, ...]:
+    """Return servers of one kind with what is stored of them."""
+    known = {_id_of(server): server for server in stored}
+    return tuple(
+        (_restored_stdio if isinstance(server, StdioServer) else _restored_remote)(
+            server, known.get(_id_of(server)), (*loc, index)
+        )
+        for index, server in enumerate(given)
+    )
 
 
 def _restored_remote[T: (SseServer, ShttpServer)](server: T, stored: T | None, loc: Loc) -> T:
@@ -522,14 +459,3 @@ def _secret(value: str | None, loc: Loc) -> Secret | None:
     if value and has_control(value):
         raise InvalidRequest("Key must not contain control characters", loc=(*loc, "api_key"))
     return Secret(value) if value else None
-
-
-def _headers(server: SseServer | ShttpServer) -> dict[str, Any]:
-    headers = {name: value.reveal() for name, value in server_headers(server).items()}
-    return {"headers": headers} if headers else {}
-
-
-def _free_name(name: str, taken: dict[str, Server]) -> str:
-    while name in taken:
-        name += "_"
-    return name

@@ -42,18 +42,17 @@ from agentsvc.domain.mcp import (
     ToolServerExtras,
     Variables,
     checked_url,
-    named_servers,
     read_mcp_config,
-    server_headers,
-    timeout_of,
     to_stdio_server,
-    transport_of,
 )
 
 _SERVERS_MAX: Final = 100
 _BEARER: Final = "Bearer "
 _WRAPPER: Final = "mcpServers"
 _LISTS: Final = frozenset({"sse_servers", "stdio_servers", "shttp_servers"})
+_OF_PROCESS: Final = ("command", "args", "env", "cwd", "timeout", "keep_alive")
+_OF_REMOTE: Final = ("url", "transport", "headers", "timeout", "sse_read_timeout", "keep_alive")
+"""What agent servers are told of a tool server."""
 _NAME = re.compile(r"[^\0-\x1f\x7f]{1,100}")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
 
@@ -185,8 +184,25 @@ def read_mcp_map(raw: Any, *, loc: Sequence[str | int]) -> McpConfig | None:
 
 def show_mcp_map(config: McpConfig | None, *, is_revealed: bool = False) -> dict[str, Any]:
     """Return the map clients read, with stars in place of secrets unless they are to be seen."""
-    named = named_servers(config) if config else {}
+    named = _named_servers(config) if config else {}
     return {name: _from_server(server, is_revealed=is_revealed) for name, server in named.items()}
+
+
+def to_agent(config: McpConfig) -> dict[str, dict[str, Any]]:
+    """Return the map the agent server takes, secrets revealed; it goes nowhere else.
+
+    Servers that are switched off are not in it.
+    """
+    shown = show_mcp_map(config, is_revealed=True)
+    return {name: _sent(server) for name, server in shown.items() if server["enabled"]}
+
+
+def _sent(shown: dict[str, Any]) -> dict[str, Any]:
+    """Return what of a server its agent server takes, where that is set."""
+    names = _OF_PROCESS if "command" in shown else _OF_REMOTE
+    is_set = {name: shown[name] is not None for name in names}
+    is_set["headers"] = bool(shown.get("headers"))
+    return {name: shown[name] for name in names if is_set[name]}
 
 
 def _to_server(name: str, raw: Any, loc: Loc) -> Server:
@@ -319,13 +335,37 @@ def _from_server(server: Server, *, is_revealed: bool) -> dict[str, Any]:
             "cwd": extras.cwd,
         }
     else:
-        headers = {name: show(value) for name, value in server_headers(server).items()}
-        body = {"transport": transport_of(server), "url": server.url, "headers": headers}
+        headers = dict(extras.headers)
+        if server.api_key is not None:
+            headers["Authorization"] = Secret(f"{_BEARER}{server.api_key.reveal()}")
+        usual = "sse" if isinstance(server, SseServer) else "streamable-http"
+        body = {
+            "transport": extras.transport or usual,
+            "url": server.url,
+            "headers": {name: show(value) for name, value in headers.items()},
+        }
+    own = server.timeout_seconds if isinstance(server, ShttpServer) else extras.timeout_seconds
     return body | {
-        "timeout": timeout_of(server),
+        "timeout": own,
         "sse_read_timeout": extras.sse_read_timeout_seconds,
         "description": extras.description,
         "icon": extras.icon,
         "keep_alive": extras.keep_alive,
         "enabled": extras.enabled,
     }
+
+
+def _named_servers(config: McpConfig) -> dict[str, Server]:
+    """Return every server under its name; those without one are called by kind and place."""
+    named: dict[str, Server] = {stdio.name: stdio for stdio in config.stdio_servers}
+    lists: list[tuple[str, Sequence[SseServer | ShttpServer]]] = [
+        ("sse", config.sse_servers),
+        ("shttp", config.shttp_servers),
+    ]
+    for kind, servers in lists:
+        for index, server in enumerate(servers):
+            name = (server.extras.name if server.extras else "") or f"{kind}_{index}"
+            while name in named:
+                name += "_"
+            named[name] = server
+    return named

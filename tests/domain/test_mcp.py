@@ -12,8 +12,8 @@ from agentsvc.domain.mcp import (
     read_mcp_config,
     restore_secrets,
     show_mcp_config,
-    to_agent,
 )
+from agentsvc.domain.mcp_map import to_agent
 
 FULL = McpConfig(
     sse_servers=(

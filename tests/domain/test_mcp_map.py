@@ -16,9 +16,8 @@ from agentsvc.domain.mcp import (
     read_mcp_config,
     restore_secrets,
     show_mcp_config,
-    to_agent,
 )
-from agentsvc.domain.mcp_map import read_mcp_map, show_mcp_map
+from agentsvc.domain.mcp_map import read_mcp_map, show_mcp_map, to_agent
 
 LOC = ("body", "mcp_config")
 MAP: dict[str, Any] = {
