@@ -22,13 +22,9 @@ class FileSteps:
     """Prepares workspaces through their agent servers; see `Workspace`."""
 
     def __init__(self, parts: StartParts) -> None:
-        self._archives = parts.archives
+        self._parts = parts
         self._chooser = SandboxChooser(parts)
         self._progress = Progress(parts)
-        self._git = parts.git
-        self._config = parts.config
-        self._checkpoints = parts.sandboxes.checkpoints
-        self._environments = parts.environments
 
     async def prepare(self, host: StartWithSandbox) -> StartWithWorkspace:
         """Put the files there, and the user's git credentials and identity."""
@@ -54,11 +50,11 @@ class FileSteps:
         agent that is at work.
         """
         start, workspace = files.host.asked.start, files.workspace
-        seconds = self._config.setup_script_seconds
+        seconds = self._parts.config.setup_script_seconds
         order = start.task.request
         is_joined = order.sandbox_id or order.parent_conversation_id
         layer = "" if is_joined else files.host.sandbox.spec.layer
-        environment = await self._environments.find_by_layer(layer)
+        environment = await self._parts.environments.find_by_layer(layer)
         if environment is not None and await _has_begun(files.host):
             return
         if environment is not None:
@@ -79,8 +75,8 @@ class FileSteps:
             return
         if is_latest and start.conversation.selected_branch is None:
             # Another branch may well have others.
-            self._environments.renew(environment)
-        seconds = self._config.setup_script_seconds
+            self._parts.environments.renew(environment)
+        seconds = self._parts.config.setup_script_seconds
         script, what = environment.setup_script, "the set-up script of the environment"
         await self._progress.note(start, await workspace.run_script(script, what, seconds))
 
@@ -94,7 +90,7 @@ class FileSteps:
         Of what is there now, before its agent does anything, a checkpoint is kept.
         """
         hook_config = await files.workspace.load_hooks()
-        await self._checkpoints.take(files.host.sandbox)
+        await self._parts.sandboxes.checkpoints.take(files.host.sandbox)
         return msgspec.structs.replace(files, hook_config=hook_config)
 
     async def _make(self, host: StartWithSandbox, base: str) -> Workspace:
@@ -123,7 +119,7 @@ class FileSteps:
             branch=conversation.selected_branch,
             work_branch=f"openhands-workspace-{conversation.id[:8]}",
             is_full=host.asked.settings.git_full_clone,
-            time_limit=self._config.clone_seconds,
+            time_limit=self._parts.config.clone_seconds,
         )
         if host.sandbox.spec.layer:
             await workspace.update(clone)
@@ -134,9 +130,9 @@ class FileSteps:
         self, workspace: Workspace, start: Start, repository: str, commit: str
     ) -> None:
         """Bring a commit in that the server itself has fetched: no token gets into the sandbox."""
-        conversation, seconds = start.conversation, self._config.clone_seconds
+        conversation, seconds = start.conversation, self._parts.config.clone_seconds
         compared_to = start.task.request.compared_to
-        async with self._git.checkout(
+        async with self._parts.git.checkout(
             start.task.user_id, repository, conversation.git_provider, time_limit=seconds
         ) as checkout:
             await checkout.fetch(commit, compared_to)
@@ -154,11 +150,11 @@ class FileSteps:
         self, host: StartWithSandbox, archive_id: str, base: str
     ) -> StartWithWorkspace:
         """Begin with the files of an archive, in the directory they were in."""
-        archive = await self._archives.wait_ready(archive_id)
+        archive = await self._parts.archives.wait_ready(archive_id)
         directory = f"{base}/{archive.directory}" if archive.directory else base
         workspace = Workspace(host.agent, directory)
         await workspace.set_credentials(_given(host))
-        await self._archives.restore(archive, host.agent, directory)
+        await self._parts.archives.restore(archive, host.agent, directory)
         return StartWithWorkspace(host=host, workspace=workspace, old_dir=archive.working_dir)
 
 

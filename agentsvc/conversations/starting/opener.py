@@ -19,12 +19,11 @@ class ConversationOpener:
     """Has agent servers begin conversations."""
 
     def __init__(self, parts: StartParts) -> None:
+        self._parts = parts
         self._requests = AgentRequests(parts)
         self._transfer = HistoryTransfer(parts.events, time_limit=parts.config.start_seconds)
-        self._health = parts.model_tokens.health
         self._checks = SandboxChecks(parts)
         self._progress = Progress(parts)
-        self._first_answer_seconds = parts.config.first_answer_seconds
 
     async def open(self, files: StartWithWorkspace) -> None:
         """Begin the conversation, watch its first answer, and store that it is ready."""
@@ -76,17 +75,17 @@ class ConversationOpener:
         """Find out whether the model answers, unless it has just done so for this user."""
         start, agent, model = host.asked.start, host.agent, request.model
         user_id, conversation_id = start.task.user_id, start.conversation.id
-        if self._health.is_trusted(user_id, model):
+        if self._parts.model_tokens.health.is_trusted(user_id, model):
             return
-        limit, hide = self._first_answer_seconds, request.hidden
+        limit, hide = self._parts.config.first_answer_seconds, request.hidden
         with (
             timed(start, "first_answer"),
-            self._health.watching(conversation_id, model) as watched,
+            self._parts.model_tokens.health.watching(conversation_id, model) as watched,
         ):
             if await watch_first_answer(
                 agent, conversation_id, limit, watched, behind=history_end, hide=hide
             ):
-                self._health.trust(user_id, model)
+                self._parts.model_tokens.health.trust(user_id, model)
             elif not request.is_lent:
                 # The agent would repeat what it asks for more than a minute before it says so.
                 await check_address(agent, model)

@@ -34,8 +34,6 @@ class StartPipeline:
 
     def __init__(self, parts: StartParts) -> None:
         self._parts = parts
-        self._tasks = parts.stores.tasks
-        self._table = parts.stores.conversations
         self._sandboxes = parts.sandboxes
         self._hosting = SandboxWait(parts)
         self._files = FileSteps(parts)
@@ -46,8 +44,9 @@ class StartPipeline:
 
     async def run(self, task_id: str) -> None:
         """Take a start task to READY or ERROR; returns at once if it is there or gone."""
-        task = await self._tasks.find(task_id)
-        conversation = await self._table.find(task.conversation_id) if task else None
+        stores = self._parts.stores
+        task = await stores.tasks.find(task_id)
+        conversation = await stores.conversations.find(task.conversation_id) if task else None
         if task is None or conversation is None or task.status.is_final:
             return
         start = Start(

@@ -27,15 +27,8 @@ class Progress:
     """Stores each step that a start takes, and what becomes of it; a deleted conversation ends it."""
 
     def __init__(self, parts: StartParts) -> None:
-        self._db = parts.stores.db
-        self._table = parts.stores.conversations
-        self._tasks = parts.stores.tasks
-        self._followers = parts.followers
-        self._sandboxes = parts.sandboxes
-        self._events = parts.events
-        self._ingestor = parts.ingestor
-        self._deletion = parts.deletion
-        self._archives = parts.archives
+        self._parts = parts
+        self._stores = parts.stores
 
     async def enter(self, start: Start, status: StartStatus) -> None:
         """Store that a stage has begun, unless it was passed before a restart."""
@@ -45,7 +38,7 @@ class Progress:
 
     async def check_exists(self, start: Start) -> None:
         """Raise ConversationDeleted where it was deleted meanwhile."""
-        if await self._tasks.find(start.task.id) is None:
+        if await self._stores.tasks.find(start.task.id) is None:
             raise ConversationDeleted
 
     async def show_agent_url(self, start: Start, sandbox: Sandbox) -> None:
@@ -54,14 +47,14 @@ class Progress:
 
     async def link_sandbox(self, tx: Transaction, start: Start, sandbox_id: str) -> None:
         """Store in which sandbox the conversation lives; raises ConversationDeleted."""
-        conversation = await self._table.find(start.conversation.id, tx)
+        conversation = await self._stores.conversations.find(start.conversation.id, tx)
         if conversation is None:
             raise ConversationDeleted
         start.conversation = msgspec.structs.replace(conversation, sandbox_id=sandbox_id)
         start.task = msgspec.structs.replace(start.task, sandbox_id=sandbox_id, updated_at=now())
-        await self._table.update(tx, start.conversation)
+        await self._stores.conversations.update(tx, start.conversation)
         await self._update(tx, start.task)
-        await self._archives.forget_rest(tx, sandbox_id)
+        await self._parts.archives.forget_rest(tx, sandbox_id)
 
     async def set_position(
         self, start: Start, position: int | None, *, queue: str = "room", cause: str = ""
@@ -107,7 +100,7 @@ class Progress:
         """
 
         async def body(tx: Transaction) -> None:
-            conversation = await self._table.find(start.conversation.id, tx)
+            conversation = await self._stores.conversations.find(start.conversation.id, tx)
             if conversation is None:
                 raise ConversationDeleted
             start.conversation = msgspec.structs.replace(
@@ -117,15 +110,15 @@ class Progress:
                 llm_model=info.model or conversation.llm_model,
                 updated_at=now(),
             )
-            await self._table.update(tx, start.conversation)
+            await self._stores.conversations.update(tx, start.conversation)
             failures = [error_event(TOOL_SERVER_FAILED, text) for text in failed_servers]
-            await self._events.append(tx, conversation.id, failures)
+            await self._parts.events.append(tx, conversation.id, failures)
             detail = "\n".join(failed_servers) or None
             await self._end(tx, start, StartStatus.READY, detail)
 
-        await self._db.write(body)
-        self._sandboxes.usage.note(start.task.sandbox_id)
-        self._ingestor.sync_soon(start.conversation.id)
+        await self._stores.db.write(body)
+        self._parts.sandboxes.usage.note(start.task.sandbox_id)
+        self._parts.ingestor.sync_soon(start.conversation.id)
         log.info(
             "conversation started",
             extra={
@@ -141,16 +134,16 @@ class Progress:
         text = f"{message}\n(at stage {stage})"
 
         async def body(tx: Transaction) -> bool:
-            if await self._tasks.find(start.task.id, tx) is None:
+            if await self._stores.tasks.find(start.task.id, tx) is None:
                 return False
             await self._end(tx, start, StartStatus.ERROR, text)
             if stage is StartStatus.WORKING:
-                await self._deletion.give_back(tx, start.task)
+                await self._parts.deletion.give_back(tx, start.task)
             failure = error_event("StartFailed", text)
-            await self._events.append(tx, start.conversation.id, [failure])
+            await self._parts.events.append(tx, start.conversation.id, [failure])
             return True
 
-        if not await self._db.write(body):
+        if not await self._stores.db.write(body):
             await self.forget(start)
             return
         log.error(
@@ -168,7 +161,7 @@ class Progress:
         """Have the agent server forget a conversation that was deleted while it started."""
         log.info("conversation deleted while starting", extra={"task_id": start.task.id})
         # The agent server may have got it after it was told to forget it.
-        await self._deletion.tell_again(start.conversation.id)
+        await self._parts.deletion.tell_again(start.conversation.id)
 
     async def _end(
         self, tx: Transaction, start: Start, status: StartStatus, detail: str | None
@@ -186,15 +179,15 @@ class Progress:
         start.task = task
 
         async def body(tx: Transaction) -> None:
-            if await self._tasks.find(task.id, tx) is None:
+            if await self._stores.tasks.find(task.id, tx) is None:
                 raise ConversationDeleted
             await self._update(tx, task)
 
-        await self._db.write(body)
+        await self._stores.db.write(body)
 
     async def _update(self, tx: Transaction, task: StartTask) -> None:
-        await self._tasks.update(tx, task)
-        tx.after_commit(lambda: self._followers.announce(task))
+        await self._stores.tasks.update(tx, task)
+        tx.after_commit(lambda: self._parts.followers.announce(task))
 
 
 def entered(task: StartTask, status: StartStatus) -> StartTask:

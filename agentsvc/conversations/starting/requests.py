@@ -54,12 +54,9 @@ class AgentRequests:
     """Makes requests to agent servers out of starts."""
 
     def __init__(self, parts: StartParts) -> None:
-        self._sandboxes = parts.sandboxes
-        self._secrets = parts.secrets
+        self._parts = parts
         self._lookup_tokens = LookupTokens(parts.vault)
-        self._model_tokens = parts.model_tokens
         self._progress = Progress(parts)
-        self._has_public_skills = parts.config.public_skills
 
     async def make(self, files: StartWithWorkspace) -> AgentRequest:
         """Return what is asked; brings the model that makes titles into the sandbox."""
@@ -79,10 +76,10 @@ class AgentRequests:
         steps = recording_of(order)
         title_profile = await self._share_title_profile(host)
         model = chosen_model(order, settings)
-        lent = await self._model_tokens.lend(sandbox, conversation_id, model)
+        lent = await self._parts.model_tokens.lend(sandbox, conversation_id, model)
         if order.needs_lent_model and lent is model and secrets_of(model):
             raise StartRefused(_KEY_INSIDE)
-        server = self._sandboxes.inside_url(sandbox)
+        server = self._parts.sandboxes.inside_url(sandbox)
         replay_url = f"{server}/api/v1/webhooks/replays/{conversation_id}"
         inputs = AgentInputs(
             conversation_id=conversation_id,
@@ -92,9 +89,9 @@ class AgentRequests:
             first_message=steps[0].message if steps else first_message(order),
             lookups={}
             if withholds
-            else await make_lookups(sandbox, self._secrets, self._lookup_tokens, server),
+            else await make_lookups(sandbox, self._parts.secrets, self._lookup_tokens, server),
             usable_tools=await host.agent.usable_tools(),
-            has_public_skills=self._has_public_skills,
+            has_public_skills=self._parts.config.public_skills,
             hook_config=files.hook_config,
             model=None if lent is model else lent,
             title_profile=title_profile,
@@ -121,7 +118,7 @@ class AgentRequests:
             await self._progress.note(start, f"title_llm_profile: there is no profile `{name}`")
             return None
         saved = msgspec.structs.replace(saved, api_key=saved.api_key or settings.llm_api_key)
-        lent = await self._model_tokens.lend(host.sandbox, start.conversation.id, saved)
+        lent = await self._parts.model_tokens.lend(host.sandbox, start.conversation.id, saved)
         llm = llm_to_agent(lent, usage_id="title", stream=False)
         try:
             await host.agent.save_profile(name, llm, hide=[*secrets_of(saved), *secrets_of(lent)])

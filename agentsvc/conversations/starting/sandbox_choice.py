@@ -26,12 +26,11 @@ class SandboxChooser:
     """Finds a sandbox for each start, and a place in it."""
 
     def __init__(self, parts: StartParts) -> None:
-        self._db = parts.stores.db
-        self._table = parts.stores.conversations
+        self._parts = parts
+        self._stores = parts.stores
         self._sandboxes = parts.sandboxes
         self._progress = Progress(parts)
         self._checks = SandboxChecks(parts)
-        self._environments = parts.environments
 
     async def reserve(self, tx: Transaction, asked: CheckedStart) -> None:
         """Ask at once for the room a new start needs, where room is limited.
@@ -75,7 +74,7 @@ class SandboxChooser:
             # Where room is limited, the caller was told when the start was asked for.
             if (joined := await self._join_sandbox(asked)) is not None:
                 return joined
-            return await self._db.write(lambda tx: self._make(tx, asked, WhenFull.QUEUE))
+            return await self._stores.db.write(lambda tx: self._make(tx, asked, WhenFull.QUEUE))
         [sandbox] = await self._sandboxes.find_many(task.user_id, [wanted])
         if sandbox is None:
             is_lost = task.sandbox_id is not None
@@ -87,7 +86,7 @@ class SandboxChooser:
         if is_resumable or (sandbox.status is SandboxStatus.ERROR and not task.sandbox_id):
             await self._sandboxes.resume(task.user_id, wanted, when_full=WhenFull.QUEUE)
         if task.sandbox_id is None:
-            await self._db.write(lambda tx: self._progress.link_sandbox(tx, start, wanted))
+            await self._stores.db.write(lambda tx: self._progress.link_sandbox(tx, start, wanted))
         return sandbox
 
     async def _join_sandbox(self, asked: CheckedStart) -> Sandbox | None:
@@ -105,7 +104,7 @@ class SandboxChooser:
             await self._progress.link_sandbox(tx, start, sandbox_id)
             return found
 
-        return await self._db.write(join)
+        return await self._stores.db.write(join)
 
     async def _find_joinable(self, asked: CheckedStart) -> Sandbox | None:
         strategy, spec = asked.settings.sandbox_grouping_strategy, self._spec(asked)
@@ -122,7 +121,7 @@ class SandboxChooser:
             and not sandbox.spec.withholds_secrets
             and not sandbox.spec.layer
         ]
-        occupancy = await self._table.occupancy([sandbox.id for sandbox in running])
+        occupancy = await self._stores.conversations.occupancy([one.id for one in running])
         return choose_sandbox(strategy, running, occupancy)
 
     async def _make(
@@ -155,7 +154,7 @@ class SandboxChooser:
                 spec, copy_of=copied.sandbox_id, backend=copied.backend, base=copied.base
             )
         strategy = asked.settings.sandbox_grouping_strategy
-        found = await self._environments.choose(
+        found = await self._parts.environments.choose(
             tx,
             task.user_id,
             task.request,
@@ -187,13 +186,13 @@ class SandboxChooser:
         start, sandbox = host.asked.start, host.sandbox
         parent_id = start.task.request.parent_conversation_id
         if parent_id is not None:
-            parent = await self._table.find(parent_id)
+            parent = await self._stores.conversations.find(parent_id)
             if parent is not None and parent.working_dir:
                 return parent.working_dir
         base = sandbox.working_dir.rstrip("/") or f"{await host.agent.home()}/project"
         if (copied := start.task.request.copied) is not None:
             return f"{base}/{copied.directory}".rstrip("/")
-        mates = await self._table.of_sandbox(sandbox.id)
+        mates = await self._stores.conversations.of_sandbox(sandbox.id)
         # The first one must leave room for those that join it; nobody joins a prepared one.
         strategy = host.asked.settings.sandbox_grouping_strategy
         is_grouped = strategy is not GroupingStrategy.NO_GROUPING and not sandbox.spec.layer

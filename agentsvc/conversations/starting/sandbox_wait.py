@@ -20,12 +20,11 @@ class SandboxWait:
     """Waits until a sandbox runs; who may start, and when, is decided by the admission of sandboxes."""
 
     def __init__(self, parts: StartParts) -> None:
+        self._parts = parts
         self._sandboxes = parts.sandboxes
         self._chooser = SandboxChooser(parts)
         self._checks = SandboxChecks(parts)
         self._progress = Progress(parts)
-        self._deletion = parts.deletion
-        self._config = parts.config
 
     async def host(self, asked: CheckedStart) -> StartWithSandbox:
         """Return the start with its sandbox; raises StartRefused."""
@@ -48,14 +47,14 @@ class SandboxWait:
         start.seen = waited
         try:
             with timed(start, "agent"):
-                await agent.wait_ready(self._config.agent_seconds)
+                await agent.wait_ready(self._parts.config.agent_seconds)
         except AgentUnavailable as exc:
             # Each further try would take as long again.
             await self._checks.check(start)
             remedy = "Raise `conversations.agent_seconds` in the server's config"
             text = reason_of(exc.message, remedy)
             raise StartRefused(with_tail(text, await self._checks.log_tail(waited))) from exc
-        await self._deletion.tell_before(start.conversation.id, waited.id, agent)
+        await self._parts.deletion.tell_before(start.conversation.id, waited.id, agent)
         return StartWithSandbox(asked=asked, sandbox=waited, agent=agent)
 
     async def _wait_until_it_runs(self, start: Start, sandbox_id: str) -> Sandbox | None:
@@ -88,7 +87,7 @@ class SandboxWait:
             )
         await self._progress.set_position(start, None)
         if has_waited:
-            start.deadline = steady_now() + timedelta(seconds=self._config.start_seconds)
+            start.deadline = steady_now() + timedelta(seconds=self._parts.config.start_seconds)
 
     async def _wait_for_room(self, start: Start, sandbox_id: str) -> bool:
         """Wait until there is room for the sandbox; says whether there was none at first.
@@ -114,7 +113,7 @@ class SandboxWait:
             )
         if start.task.queue_position is not None:
             await self._progress.set_position(start, None)
-            start.deadline = steady_now() + timedelta(seconds=self._config.start_seconds)
+            start.deadline = steady_now() + timedelta(seconds=self._parts.config.start_seconds)
         return has_waited
 
 

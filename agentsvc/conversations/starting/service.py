@@ -29,18 +29,16 @@ class StartOrders:
     """Checks orders before anything of them is stored."""
 
     def __init__(self, parts: StartParts) -> None:
+        self._parts = parts
         self._table = parts.stores.conversations
         self._tasks = parts.stores.tasks
-        self._sandboxes = parts.sandboxes
-        self._settings = parts.settings
-        self._archives = parts.archives
 
     async def complete(self, user_id: str, order: StartOrder) -> tuple[StartOrder, Settings]:
         """Return the order with the secrets that it leaves out, and the settings of its user.
 
         Raises BadRequest, Conflict or NotFound where there are settings or an archive missing.
         """
-        settings = await self._settings.find(user_id)
+        settings = await self._parts.settings.find(user_id)
         if order.settings_required:
             require_settings(order, settings)
         if order.mcp_config is not None:
@@ -58,7 +56,7 @@ class StartOrders:
     def check(self, order: StartOrder) -> None:
         """Raise BadRequest or NotFound for what can never be started."""
         first_message(order)
-        self._sandboxes.get_spec(order.spec_id)
+        self._parts.sandboxes.get_spec(order.spec_id)
         if order.repository is not None and "://" not in order.repository:
             check_repository(order.repository, order.provider)
         if order.branch is not None:
@@ -120,7 +118,7 @@ class StartOrders:
         return msgspec.structs.replace(order, llm_model=wanted)
 
     async def _check_archive(self, user_id: str, order: StartOrder) -> None:
-        archive = await self._archives.get(user_id, order.archive_id or "")
+        archive = await self._parts.archives.get(user_id, order.archive_id or "")
         if archive.state is ArchiveState.FAILED:
             raise Conflict(f"The workspace is not saved: {archive.reason}")
         if order.repository or order.parent_conversation_id or order.sandbox_id:
@@ -132,7 +130,7 @@ class Starts:
 
     def __init__(self, parts: StartParts) -> None:
         self.environments = parts.environments
-        self._db = parts.stores.db
+        self._parts = parts
         self._table = parts.stores.conversations
         self._tasks = parts.stores.tasks
         self.search, self.count = self._tasks.search, self._tasks.count
@@ -140,11 +138,6 @@ class Starts:
         self._orders = StartOrders(parts)
         self._chooser = SandboxChooser(parts)
         self._pipeline = StartPipeline(parts)
-        self._followers = parts.followers
-        self._events = parts.events
-        self._archives = parts.archives
-        self._supervisor = parts.supervisor
-        self._slots = parts.sandboxes.slots
 
     async def start(
         self,
@@ -189,10 +182,10 @@ class Starts:
             await quotas.note_start(tx, user_id)
             await self._table.insert(tx, conversation)
             if order.fork_of is not None:
-                await self._events.copy(tx, order.fork_of, conversation_id, order.fork_until)
+                await self._parts.events.copy(tx, order.fork_of, conversation_id, order.fork_until)
             await self._tasks.insert(tx, task)
             if archive is not None:
-                await self._archives.insert(tx, archive)
+                await self._parts.archives.insert(tx, archive)
             start = Start(task=task, conversation=conversation, deadline=steady_now())
             await self._chooser.reserve(tx, CheckedStart(start=start, settings=settings))
             if claim is not None:
@@ -201,7 +194,7 @@ class Starts:
             tx.after_commit(lambda: self._run(task.id))
             return start.task
 
-        return await self._db.write(body)
+        return await self._parts.stores.db.write(body)
 
     async def check(self, user_id: str, order: StartOrder) -> None:
         """Raise as `start` does for what can never be started; nothing is stored."""
@@ -219,7 +212,7 @@ class Starts:
 
         Ends early if the conversation is deleted. Raises NotFound.
         """
-        queue = self._followers.join(task_id)
+        queue = self._parts.followers.join(task_id)
         try:
             [task] = await self.find_many(user_id, [task_id])
             if task is None:
@@ -233,25 +226,27 @@ class Starts:
                     task = changed
                     yield task
         finally:
-            self._followers.leave(task_id, queue)
+            self._parts.followers.leave(task_id, queue)
 
     def forget(self, task_ids: Iterable[str]) -> None:
         """End starts that were deleted."""
         for task_id in task_ids:
-            self._slots.remove(task_id)
-            self._followers.end(task_id)
+            self._parts.sandboxes.slots.remove(task_id)
+            self._parts.followers.end(task_id)
 
     async def go_on(self) -> None:
         """Go on with the starts that a stop, a crash or a full disk interrupted."""
         unfinished = await self._tasks.unfinished()
-        waiting = [one for one in unfinished if not self._supervisor.is_running(_start_name(one))]
-        self._slots.expect(waiting)
+        waiting = [
+            one for one in unfinished if not self._parts.supervisor.is_running(_start_name(one))
+        ]
+        self._parts.sandboxes.slots.expect(waiting)
         for task_id in waiting:
             log.info("conversation start resumed", extra={"task_id": task_id})
             self._run(task_id)
 
     def _run(self, task_id: str) -> None:
-        self._supervisor.spawn(_start_name(task_id), lambda: self._pipeline.run(task_id))
+        self._parts.supervisor.spawn(_start_name(task_id), lambda: self._pipeline.run(task_id))
 
 
 def _start_name(task_id: str) -> str:
