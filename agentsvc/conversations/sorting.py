@@ -1,26 +1,15 @@
 """In which order conversations and their starts are listed, and where a page begins. Pure."""
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Sequence
 
 from agentsvc.base import InvalidRequest, decode_cursor
 from agentsvc.domain import ConversationSort, StartSort
-from agentsvc.storage import Page
-
-_SORTS: Final[Mapping[str, tuple[str, bool]]] = {
-    "CREATED_AT": ("created_at", False),
-    "CREATED_AT_DESC": ("created_at", True),
-    "UPDATED_AT": ("updated_at", False),
-    "UPDATED_AT_DESC": ("updated_at", True),
-    "TITLE": ("coalesce(title, '')", False),
-    "TITLE_DESC": ("coalesce(title, '')", True),
-}
+from agentsvc.storage import Page, Row, cut
 
 
 def page_of(sort: ConversationSort | StartSort, page_id: str | None) -> Page:
     """Return the page behind a page id; raises InvalidRequest for a foreign one."""
-    expression, descending = _SORTS[sort]
-    after: tuple[str, str] | None = None
+    column, after = _column_of(sort), None
     if page_id is not None:
         order, key, last = decode_cursor(page_id, str, str, str)
         if order != sort:
@@ -28,4 +17,17 @@ def page_of(sort: ConversationSort | StartSort, page_id: str | None) -> Page:
                 "page_id was given for another sort order", loc=("query", "page_id")
             )
         after = (key, last)
-    return Page(expression=expression, descending=descending, after=after)
+    expression = "coalesce(title, '')" if column == "title" else column
+    return Page(expression=expression, descending=sort.endswith("_DESC"), after=after)
+
+
+def cut_sorted(
+    rows: Sequence[Row], sort: ConversationSort | StartSort, limit: int
+) -> tuple[list[Row], str | None]:
+    """Return the rows of such a page, of which one too many was read, and the id of the next page."""
+    column = _column_of(sort)
+    return cut(rows, limit, lambda last: (sort.value, last[column] or "", last["id"]))
+
+
+def _column_of(sort: ConversationSort | StartSort) -> str:
+    return sort.removesuffix("_DESC").lower()

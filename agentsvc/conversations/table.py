@@ -9,10 +9,10 @@ import msgspec
 
 from agentsvc.base import EventBus, Notice, Subject, from_stored, now, stored_or_none, to_stored
 from agentsvc.conversations.model import Conversation, ConversationQuery, Generation
-from agentsvc.conversations.sorting import page_of
+from agentsvc.conversations.sorting import cut_sorted, page_of
 from agentsvc.conversations.starting.grouping import Occupancy
 from agentsvc.plugin import NOT_CALLING
-from agentsvc.storage import Database, Queryable, Row, Transaction, cut, record_of, row_of
+from agentsvc.storage import Database, Queryable, Row, Transaction, record_of, row_of
 
 _SELECT: Final = """SELECT c.id, c.user_id, c.alias, c.sandbox_id, c.title, c.title_source,
     c.selected_repository, c.selected_branch, c.git_provider, c.trigger, c.pr_number, c.llm_model,
@@ -168,15 +168,8 @@ class ConversationTable:
         where, params = _conditions(user_id, query)
         end = page.sql("c.", where, params, limit + 1)
         rows = await self._db.all(_SELECT + end, params)
-
-        def key_of(last: Conversation) -> tuple[str, str, str]:
-            key = {
-                "created_at": to_stored(last.created_at),
-                "updated_at": to_stored(last.updated_at),
-            }.get(page.expression, last.title or "")
-            return str(query.sort), key, last.id
-
-        return cut([_from_row(row) for row in rows], limit, key_of)
+        found, next_page_id = cut_sorted(rows, query.sort, limit)
+        return [_from_row(row) for row in found], next_page_id
 
     async def count(self, user_id: str, query: ConversationQuery) -> int:
         """Return how many of a user's conversations a query finds."""

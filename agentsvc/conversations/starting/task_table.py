@@ -12,9 +12,9 @@ import msgspec
 
 from agentsvc.base import EventBus, Notice, Subject, to_stored
 from agentsvc.conversations.model import StartTask
-from agentsvc.conversations.sorting import page_of
+from agentsvc.conversations.sorting import cut_sorted, page_of
 from agentsvc.domain import StartOrder, StartSort, encode_revealed, revealed_decoder
-from agentsvc.storage import Database, Queryable, Row, Transaction, Vault, cut, record_of, row_of
+from agentsvc.storage import Database, Queryable, Row, Transaction, Vault, record_of, row_of
 
 _SELECT_TASK: Final = """SELECT id, user_id, conversation_id, status, detail, sandbox_id, agent_server_url,
     sealed, generation, stages, created_at, updated_at, queue_position,
@@ -120,12 +120,8 @@ class StartTaskTable:
         where, params = _task_conditions(user_id, conversation_id, created_at_gte)
         end = page.sql("", where, params, limit + 1)
         rows = await self._db.all(_SELECT_TASK + end, params)
-
-        def key_of(last: StartTask) -> tuple[str, str, str]:
-            moment = last.created_at if page.expression == "created_at" else last.updated_at
-            return str(sort), to_stored(moment), last.id
-
-        return cut([self._from_row(row) for row in rows], limit, key_of)
+        found, next_page_id = cut_sorted(rows, sort, limit)
+        return [self._from_row(row) for row in found], next_page_id
 
     async def count(
         self,
