@@ -32,14 +32,6 @@ SECRET_FIELDS: Final = frozenset({"llm_api_key", "search_api_key", "sandbox_api_
 KEPT_ON_NULL: Final = SECRET_FIELDS | {"llm_model", "llm_base_url"}
 """Fields that null leaves alone: clients send back what they read, and that has no secrets."""
 
-LEAST: Final = {
-    "max_iterations": 1,
-    "condenser_max_size": 20,
-    "remote_runtime_resource_factor": 1,
-    "user_version": 0,
-}
-"""The smallest value of every whole number."""
-
 AGENTS: Final = ("CodeActAgent",)
 """The agents there are."""
 
@@ -47,7 +39,6 @@ SECURITY_ANALYZERS: Final = ("llm", "none")
 """Who can rate the risk of an action; `none` is nobody."""
 
 MAX_TEXT: Final = 4096
-MAX_SKILLS: Final = 1000
 _BASE_URL: Final = re.compile(HTTP_URL)
 
 
@@ -61,23 +52,20 @@ def check_base_url(url: str | None, *, loc: Sequence[str | int]) -> None:
         )
 
 
-def _check_agent(name: str | None, *, loc: Sequence[str | int]) -> None:
-    _check_choice(name, AGENTS, loc)
+def _one_of(choices: tuple[str, ...]) -> Callable[..., None]:
+    """Return what raises InvalidRequest for a name that is none of these; none is fine."""
 
+    def check(name: str | None, *, loc: Sequence[str | int]) -> None:
+        if name and name not in choices:
+            known = " or ".join(f"`{one}`" for one in choices)
+            raise InvalidRequest(f"Input should be {known}", loc=loc, kind="enum")
 
-def _check_analyzer(name: str | None, *, loc: Sequence[str | int]) -> None:
-    _check_choice(name, SECURITY_ANALYZERS, loc)
-
-
-def _check_choice(name: str | None, choices: tuple[str, ...], loc: Sequence[str | int]) -> None:
-    if name and name not in choices:
-        known = " or ".join(f"`{one}`" for one in choices)
-        raise InvalidRequest(f"Input should be {known}", loc=loc, kind="enum")
+    return check
 
 
 CHECKS: Final[dict[str, Callable[..., None]]] = {
-    "agent": _check_agent,
-    "security_analyzer": _check_analyzer,
+    "agent": _one_of(AGENTS),
+    "security_analyzer": _one_of(SECURITY_ANALYZERS),
     "llm_base_url": check_base_url,
 }
 """By field, what raises InvalidRequest for a value that fits, and that nothing could be done with."""
@@ -92,16 +80,16 @@ type BaseUrl = Annotated[
     stated(pattern=rf"\A(?:{HTTP_URL})?\Z"),
     checked_by(check_base_url),
 ]
-type AgentName = Annotated[str, stated(enum=[*AGENTS, ""]), checked_by(_check_agent)]
+type AgentName = Annotated[str, stated(enum=[*AGENTS, ""]), checked_by(CHECKS["agent"])]
 type AnalyzerName = Annotated[
-    str, stated(enum=[*SECURITY_ANALYZERS, ""]), checked_by(_check_analyzer)
+    str, stated(enum=[*SECURITY_ANALYZERS, ""]), checked_by(CHECKS["security_analyzer"])
 ]
-type Iterations = Annotated[int, Meta(ge=LEAST["max_iterations"], le=MAX_INT)]
-type CondenserSize = Annotated[int, Meta(ge=LEAST["condenser_max_size"], le=MAX_INT)]
-type ResourceFactor = Annotated[int, Meta(ge=LEAST["remote_runtime_resource_factor"], le=MAX_INT)]
-type UserVersion = Annotated[int, Meta(ge=LEAST["user_version"], le=MAX_INT)]
+type Iterations = Annotated[int, Meta(ge=1, le=MAX_INT)]
+type CondenserSize = Annotated[int, Meta(ge=20, le=MAX_INT)]
+type ResourceFactor = Annotated[int, Meta(ge=1, le=MAX_INT)]
+type UserVersion = Annotated[int, Meta(ge=0, le=MAX_INT)]
 type Budget = Annotated[float, Meta(gt=0)]
-type Skills = Annotated[tuple[FlatText, ...], Meta(max_length=MAX_SKILLS)]
+type Skills = Annotated[tuple[FlatText, ...], Meta(max_length=1000)]
 
 
 class GroupingStrategy(StrEnum):

@@ -4,21 +4,18 @@ A change never loses what it does not mention. One record serves both API genera
 under the names of the first one, and holds beside them what only the second one can say.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET
 
-from agentsvc.base import MASK, MAX_INT, InvalidRequest, Problems, Secret, has_control, values
+from agentsvc.base import MASK, InvalidRequest, Problems, Secret, has_control, values
 from agentsvc.domain import Llm, encode_revealed, restore_secrets, revealed_decoder, show_mcp_config
 from agentsvc.settings.fields import (
     CHECKS,
     FLAT_FIELDS,
     KEPT_ON_NULL,
-    LEAST,
-    MAX_SKILLS,
     MAX_TEXT,
     SECRET_FIELDS,
     Settings,
@@ -62,11 +59,14 @@ def merge(old: Settings, patch: SettingsPatch) -> Settings:
 
 
 def check_patch(patch: SettingsPatch, *, loc: Sequence[str | int] = ("body",)) -> None:
-    """Raise InvalidRequest, located at the fields, for values out of their bounds."""
+    """Raise InvalidRequest, located at the fields, for texts that cannot be kept.
+
+    What else bounds a value is in its type.
+    """
     problems = Problems()
     for name in FLAT_FIELDS:
-        given = getattr(patch, name)
-        if given is not UNSET and (problem := _problem(name, given)):
+        found = (_problem(text) for text in _texts(getattr(patch, name)))
+        if problem := next(filter(None, found), ""):
             problems.note(f"{name} {problem}", loc=(*loc, name))
     problems.refuse()
 
@@ -113,7 +113,7 @@ class SettingsStore:
     async def patch(self, user_id: str, patch: SettingsPatch) -> Settings:
         """Apply a change, secrets included, in one transaction, and return what is stored now.
 
-        Raises InvalidRequest for a value out of bounds, stars that hide nothing and a record that
+        Raises InvalidRequest for a text that cannot be kept, stars that hide nothing and a record that
         is too large.
         """
         check_patch(patch)
@@ -186,40 +186,24 @@ def _keeps(given: object) -> bool:
     return given is None or (isinstance(given, Secret) and given.reveal() == MASK)
 
 
-def _problem(name: str, given: object) -> str:
-    """Return what is wrong with the value of a field, or nothing."""
-    check = _PROBLEMS.get(type(given))
-    return check(name, given) if check else ""
+def _texts(given: object) -> Sequence[str]:
+    """Return the texts in the value of a field."""
+    match given:
+        case str():
+            return (given,)
+        case Secret():
+            return (given.reveal(),)
+        case tuple():
+            return given
+        case _:
+            return ()
 
 
-def _problem_of_number(name: str, given: float) -> str:
-    if name in LEAST:
-        if given < LEAST[name]:
-            return f"must be at least {LEAST[name]}"
-        return "is too large" if given > MAX_INT else ""
-    return "" if math.isfinite(given) and given > 0 else "must be a number greater than 0"
-
-
-def _problem_of_text(_name: str, given: str) -> str:
-    if len(given) > MAX_TEXT:
+def _problem(text: str) -> str:
+    """Return what is wrong with a text, or nothing."""
+    if len(text) > MAX_TEXT:
         return f"must not be longer than {MAX_TEXT} characters"
-    return "must not contain control characters" if has_control(given) else ""
-
-
-def _problem_of_list(name: str, given: tuple[str, ...]) -> str:
-    if len(given) > MAX_SKILLS:
-        return f"must not have more than {MAX_SKILLS} items"
-    problems = (_problem_of_text(name, item) for item in given)
-    return next(filter(None, problems), "")
-
-
-_PROBLEMS: Final[Mapping[type, Callable[[str, Any], str]]] = {
-    int: _problem_of_number,
-    float: _problem_of_number,
-    str: _problem_of_text,
-    Secret: lambda name, given: _problem_of_text(name, given.reveal()),
-    tuple: _problem_of_list,
-}
+    return "must not contain control characters" if has_control(text) else ""
 
 
 _DECODER = revealed_decoder(Settings)
