@@ -324,14 +324,7 @@ def _bounded(head: Head, item: bytes, conversation_id: str) -> bytes:
         "event truncated",
         extra={"conversation_id": conversation_id, "event_id": head.id, "size": len(item)},
     )
-    stub = _Stub(
-        id=head.id,
-        kind=head.kind,
-        timestamp=head.timestamp,
-        source=head.source,
-        size=len(item),
-    )
-    return msgspec.json.encode(stub)
+    return msgspec.json.encode(values.copy_to(_Stub, head, size=len(item)))
 
 
 def _number(
@@ -339,13 +332,7 @@ def _number(
 ) -> list[StoredEvent]:
     return [
         StoredEvent(
-            conversation_id=conversation_id,
-            seq=seq,
-            id=head.id,
-            kind=head.kind,
-            timestamp=head.timestamp,
-            source=head.source or "",
-            body=item,
+            conversation_id, seq, head.id, head.kind, head.timestamp, head.source or "", item
         )
         for seq, (head, item) in enumerate(new, next_seq)
     ]
@@ -357,26 +344,16 @@ def _news(
     """Return what to announce: each delta, with what was stored before it, and the last event."""
     last = state.next_seq - 1
     numbers = {event.id: event.seq for event in events}
+    notice = partial(
+        Notice, user_id=state.user_id, id=conversation_id, conversation_id=conversation_id
+    )
     for item in order:
         if isinstance(item, str):
             last = numbers.get(item, last)
         else:
-            yield Notice(
-                subject=Subject.DELTA,
-                user_id=state.user_id,
-                id=conversation_id,
-                conversation_id=conversation_id,
-                seq=last,
-                delta=item,
-            )
+            yield notice(subject=Subject.DELTA, seq=last, delta=item)
     if events:
-        yield Notice(
-            subject=Subject.EVENTS,
-            user_id=state.user_id,
-            id=conversation_id,
-            conversation_id=conversation_id,
-            seq=last,
-        )
+        yield notice(subject=Subject.EVENTS, seq=last)
 
 
 class _Latest:

@@ -4,7 +4,6 @@ Agent servers read the events that lie in a conversation's directory when they a
 the first time; there they are put before that, as files named as those the servers write.
 """
 
-import io
 import shlex
 import tarfile
 from collections.abc import AsyncGenerator
@@ -106,8 +105,5 @@ class HistoryTransfer:
 def _member(name: str, data: bytes) -> bytes:
     info = tarfile.TarInfo(name)
     info.size, info.mode = len(data), 0o600
-    whole = io.BytesIO()
-    whole.write(info.tobuf(format=tarfile.PAX_FORMAT))
-    whole.write(data)
-    whole.write(bytes(-len(data) % tarfile.BLOCKSIZE))
-    return whole.getvalue()
+    padding = bytes(-len(data) % tarfile.BLOCKSIZE)
+    return b"".join((info.tobuf(format=tarfile.PAX_FORMAT), data, padding))
